@@ -1,0 +1,66 @@
+"""The command line: `graphsplit demo`, `graphsplit devices`."""
+
+from __future__ import annotations
+
+import os
+from typing import Annotated
+
+import typer
+
+# TensorFlow reports its build and missing drivers on every start; a newcomer would read that as failure.
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+app = typer.Typer(help="Run TensorFlow functions on several devices, with exactly one device's results.", no_args_is_help=True)
+demo = typer.Typer(help="See it work, on GPUs if there are any, else on logical CPU devices.", no_args_is_help=True)
+app.add_typer(demo, name="demo")
+
+Devices = Annotated[int, typer.Option("--devices", min=1, help="How many devices.")]
+Batch = Annotated[int, typer.Option("--batch", min=1, help="Rows in each step's batch.")]
+
+
+@demo.command()
+def polyfit(
+    devices: Devices = 4,
+    batch: Batch = 100,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps.")] = 1000,
+) -> None:
+    """Fit 5x^2 + 0x + 3 on one device and on several, and compare."""
+    from graphsplit.demos.polyfit import run
+
+    _run(lambda: run(devices, batch, steps))
+
+
+@demo.command()
+def digits(
+    devices: Devices = 4,
+    batch: Batch = 100,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the training data.")] = 3,
+) -> None:
+    """Train a convolutional network with BatchNormalization on handwritten digits, on one device and on several."""
+    from graphsplit.demos.digits import run
+
+    _run(lambda: run(devices, batch, epochs))
+
+
+@app.command()
+def devices() -> None:
+    """List the devices that TensorFlow has here."""
+    from graphsplit.demos.display import show_devices
+
+    show_devices()
+
+
+def _run(action: object) -> None:
+    """Run a demo; a graphsplit error is a message for the user, not a traceback."""
+    from graphsplit.errors import GraphsplitError
+
+    assert callable(action)
+    try:
+        action()
+    except GraphsplitError as error:
+        typer.secho(f"Error: {error}", err=True, fg="red")
+        raise typer.Exit(code=2) from error
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,1 @@
+"""What `graphsplit demo` runs."""

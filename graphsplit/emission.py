@@ -1,0 +1,270 @@
+"""Emission: Plan -> nodes, each with its device. Straight-line: every decision is already in the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from graphsplit import communication
+from graphsplit.errors import CheckError
+from graphsplit.graphdefs import GraphDef, NodeDef, constant_node, constant_value, make_node, split_reference
+from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
+from graphsplit.plans import Plan
+from graphsplit.programs import Op, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class EmittedGraph:
+    """The multi-device graph.
+
+    Attributes:
+      nodes: every node with its device; placeholders of arguments and captures included.
+      inputs, captures: names of those placeholders.
+      outputs: references of the returned tensors.
+      effects: names of nodes that must run.
+      shard_of: the shard of every node that runs on the shards; home nodes are absent.
+    """
+
+    nodes: tuple[Any, ...] = field(repr=False)
+    inputs: tuple[str, ...]
+    captures: tuple[str, ...]
+    outputs: tuple[str, ...]
+    effects: tuple[str, ...]
+    shard_of: Mapping[str, int] = field(repr=False)
+    library: Any = field(repr=False)
+    versions: Any = field(repr=False)
+
+    def graph_def(self) -> Any:
+        """Return the graph as a `GraphDef`."""
+        graph = GraphDef(versions=self.versions, library=self.library)
+        graph.node.extend(self.nodes)
+        return graph
+
+    def check(self) -> None:
+        """Raise `CheckError` unless names are unique, references exist and every node has a device."""
+        names = {node.name for node in self.nodes}
+        if len(names) != len(self.nodes):
+            raise CheckError("Two emitted nodes have the same name.")
+        for node in self.nodes:
+            if not node.device:
+                raise CheckError(f"Emitted node {node.name!r} has no device.")
+            for reference in node.input:
+                if split_reference(reference.lstrip("^"))[0] not in names:
+                    raise CheckError(f"Emitted node {node.name!r} reads {reference!r}, which does not exist.")
+        for reference in (*self.outputs, *self.effects, *self.inputs, *self.captures):
+            if split_reference(reference)[0] not in names:
+                raise CheckError(f"The emitted graph names {reference!r}, which does not exist.")
+
+
+def emit(plan: Plan, resource_devices: Mapping[str, str] | None = None) -> EmittedGraph:
+    """Return the graph that carries out `plan`.
+
+    Args:
+      plan: the decisions.
+      resource_devices: where captured variables live, by placeholder name. Ops that touch a variable must run where
+        it is; home is used for those not named.
+    """
+    return _Emitter(plan, resource_devices or {}).emit()
+
+
+class _Emitter:
+    def __init__(self, plan: Plan, resource_devices: Mapping[str, str]):
+        self.plan = plan
+        self.program = plan.program
+        self.nodes: list[Any] = []
+        self.shard_of: dict[str, int] = {}
+        self._resource_devices = resource_devices
+        self._resharded: dict[tuple[Tensor, Layout], list[str]] = {}
+        self._constants: dict[tuple[int, Layout, int], str] = {}
+        self._prefixes = _shard_prefixes(plan)
+
+    def emit(self) -> EmittedGraph:
+        for op, step in zip(self.program.ops, self.plan.steps, strict=True):
+            if step.home:
+                self._emit_home(op)
+            if step.shards:
+                for d in range(len(self.plan.devices)):
+                    self._emit_shard(op, d)
+        ops, steps = self.program.ops, self.plan.steps
+        return EmittedGraph(
+            outputs=tuple(self._read(tensor, REPLICATE) for tensor in self.program.outputs),
+            nodes=tuple(self.nodes),
+            inputs=tuple(ops[i].name for i in self.program.inputs),
+            captures=tuple(ops[i].name for i in self.program.captures),
+            effects=tuple(name for i in self.program.effects for name in self._names(i) if steps[i].home or steps[i].shards),
+            shard_of=self.shard_of,
+            library=self.program.library,
+            versions=self.program.versions,
+        )
+
+    def _names(self, position: int) -> list[str]:
+        """Return the names of the nodes that an op became."""
+        name = self.program.ops[position].name
+        if self.plan.steps[position].home:
+            return [name]
+        return [prefix + name for prefix in self._prefixes]
+
+    def _copy(self, op: Op, name: str, device: str, inputs: list[str]) -> Any:
+        node = NodeDef()
+        node.CopyFrom(op.node)
+        node.name = name
+        node.device = device
+        del node.input[:]
+        node.input.extend(inputs)
+        if "_class" in node.attr:  # colocation with nodes that have other names now
+            del node.attr["_class"]
+        self.nodes.append(node)
+        return node
+
+    def _emit_home(self, op: Op) -> None:
+        inputs = [self._read(tensor, REPLICATE) for tensor in op.inputs]
+        controls = [f"^{name}" for c in op.controls for name in self._names(c) if not self._is_argument(c)]
+        device = self.plan.home
+        for tensor in op.inputs:
+            device = self._resource_devices.get(self.program.ops[tensor.op].name, device)
+        self._copy(op, op.name, self._resource_devices.get(op.name, device), inputs + controls)
+
+    def _is_argument(self, position: int) -> bool:
+        return self.program.ops[position].type == "Placeholder"
+
+    def _emit_shard(self, op: Op, d: int) -> None:
+        sharded = self.plan.steps[op.index].shards
+        assert sharded is not None
+        prefix, device = self._prefixes[d], self.plan.devices[d]
+        name = prefix + op.name
+        inputs = [self._read(tensor, want, d) for tensor, want in zip(op.inputs, sharded.wants, strict=True)]
+        for operand, value, dtype in self._resized(op, d):
+            inputs[operand] = f"{name}/operand_{operand}"
+            self._add(constant_node(inputs[operand], value, dtype, device), d)
+        for c in op.controls:
+            if not self._is_argument(c):
+                inputs += [f"^{n}" for n in ([prefix + self.program.ops[c].name] if self._is_sharded(c) else self._names(c))]
+        if not sharded.rescale:
+            self._copy(op, name, device, inputs)
+        else:
+            share = self.plan.rows[d] / self.plan.batch
+            dtype = op.out_dtypes[0]
+            self._add(constant_node(f"{name}/share", np.array(share, dtype.as_numpy_dtype), dtype, device), d)
+            self._copy(op, f"{name}/local", device, inputs)
+            self.shard_of[f"{name}/local"] = d
+            self.nodes.append(make_node(name, "Mul", [f"{name}/local", f"{name}/share"], device, T=dtype))
+        self.shard_of[name] = d
+
+    def _is_sharded(self, position: int) -> bool:
+        return self.plan.steps[position].shards is not None and not self.plan.steps[position].home
+
+    def _add(self, node: Any, d: int) -> None:
+        self.nodes.append(node)
+        self.shard_of[node.name] = d
+
+    def _resized(self, op: Op, d: int) -> list[tuple[int, np.ndarray, Any]]:
+        """Return the shape operands that hold the size of a sharded axis, with this device's size in its place."""
+        sharded = self.plan.steps[op.index].shards
+        assert sharded is not None
+        values: dict[int, np.ndarray] = {}
+        for operand, position, value in sharded.resize:
+            layout = sharded.gives[0]
+            assert isinstance(layout, Shard)
+            values.setdefault(operand, np.array(value))[position] = layout.size(self.plan.rows[d])
+        return [(operand, value, self._dtype(op.inputs[operand])) for operand, value in values.items()]
+
+    def _dtype(self, tensor: Tensor) -> Any:
+        return self.program.ops[tensor.op].out_dtypes[tensor.index]
+
+    def _read(self, tensor: Tensor, layout: Layout, d: int | None = None) -> str:
+        """Return the reference of `tensor` in `layout`, on device `d` or (None) at home; make it if need be."""
+        op, step = self.program.ops[tensor.op], self.plan.steps[tensor.op]
+        if step.shards and step.shards.gives[tensor.index] == layout and (d is not None or not step.home):
+            return _reference(self._prefixes[d or 0] + op.name, tensor.index)
+        if op.type == "Const" and d is not None:
+            return self._constant(op, layout, d)
+        if isinstance(layout, Replicate):
+            if step.home:
+                return _reference(op.name, tensor.index)
+            return self._make_whole(tensor)
+        key = (tensor, layout)
+        if key not in self._resharded:
+            assert isinstance(layout, Shard)
+            nodes, references = communication.split(
+                self._communication_name(tensor, f"split_{layout.axis}"),
+                self._read(tensor, REPLICATE),
+                layout,
+                self.plan.rows,
+                self._dtype(tensor),
+                self.plan.home,
+                self.plan.devices,
+            )
+            self.nodes += nodes
+            self._resharded[key] = references
+        return self._resharded[key][d or 0]
+
+    def _make_whole(self, tensor: Tensor) -> str:
+        key = (tensor, REPLICATE)
+        if key not in self._resharded:
+            step = self.plan.steps[tensor.op]
+            assert step.shards is not None
+            given = step.shards.gives[tensor.index]
+            parts = [self._read(tensor, given, d) for d in range(len(self.plan.devices))]
+            dtype, home = self._dtype(tensor), self.plan.home
+            if isinstance(given, Partial):
+                name = self._communication_name(tensor, "all_reduce")
+                nodes, reference = communication.all_reduce(name, parts, given.reduction, dtype, home)
+            else:
+                assert isinstance(given, Shard)
+                name = self._communication_name(tensor, "all_gather")
+                nodes, reference = communication.all_gather(
+                    name, parts, given, self.plan.rows, dtype, home, self.plan.devices
+                )
+            self.nodes += nodes
+            self._resharded[key] = [reference]
+        return self._resharded[key][0]
+
+    def _communication_name(self, tensor: Tensor, kind: str) -> str:
+        name = self.program.ops[tensor.op].name
+        suffix = f"_{tensor.index}" if tensor.index else ""
+        blocks = sum(key[0] == tensor for key in self._resharded)
+        return f"graphsplit/{kind}/{name}{suffix}" + (f"_{blocks}" if blocks else "")
+
+    def _constant(self, op: Op, layout: Layout, d: int) -> str:
+        """Return device `d`'s own copy, whole or cut, of a constant: constants are re-made, not sent."""
+        key = (op.index, layout, d)
+        if key not in self._constants:
+            cut = f"/{layout.axis}" + "".join(f"_{b}" for b in layout.blocks[:8]) if isinstance(layout, Shard) else ""
+            name = f"{self._prefixes[d]}{op.name}{cut}"
+            if isinstance(layout, Shard):
+                value = _own_rows(constant_value(op.node), layout, self.plan.rows, d)
+                self._add(constant_node(name, value, op.out_dtypes[0], self.plan.devices[d]), d)
+            else:
+                self._copy(op, name, self.plan.devices[d], [])
+                self.shard_of[name] = d
+            self._constants[key] = name
+        return self._constants[key]
+
+
+def _own_rows(value: np.ndarray, layout: Shard, rows: tuple[int, ...], d: int) -> np.ndarray:
+    """Return device `d`'s piece of every block of `value`."""
+    if not any(value.strides):  # one number repeated: nothing to pick, and it stays one number
+        shape = list(value.shape)
+        shape[layout.axis] = layout.size(rows[d])
+        return np.broadcast_to(value.reshape(-1)[0], shape)
+    chosen, start = [], 0
+    for block in layout.pieces(rows):
+        first = start + sum(block[:d])
+        chosen.append(np.arange(first, first + block[d]))
+        start += sum(block)
+    return np.take(value, np.concatenate(chosen), layout.axis)
+
+
+def _reference(name: str, index: int) -> str:
+    return f"{name}:{index}" if index else name
+
+
+def _shard_prefixes(plan: Plan) -> list[str]:
+    """Return a name prefix for each shard that no name of the program begins with."""
+    base = "shard"
+    while any(op.name.startswith(f"{base}_") for op in plan.program.ops):
+        base += "_"
+    return [f"{base}_{d}/" for d in range(len(plan.devices))]

@@ -1,0 +1,193 @@
+"""Plan: where every operation of a program runs, and what has to travel. Made once, checked, printed, then emitted."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from graphsplit.errors import CheckError
+from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
+from graphsplit.programs import Op, Program, Tensor
+from graphsplit.rules import Sharded
+
+
+@dataclass(frozen=True)
+class Step:
+    """What becomes of one operation: it may run at home, on the shards, on both, or (dead code) nowhere.
+
+    Attributes:
+      home: whether it runs once, at home, on whole tensors.
+      shards: how it runs on every shard, or None.
+      reason: why it runs at home although it carries rows of the batch; "" where it carries none.
+    """
+
+    home: bool = False
+    shards: Sharded | None = None
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Reshard:
+    """A tensor that changes its layout. Happens once, however many operations read the result."""
+
+    tensor: Tensor
+    source: Layout
+    target: Layout
+
+    @property
+    def kind(self) -> str:
+        """Return the field's name for it."""
+        if isinstance(self.source, Replicate):
+            return "split"
+        if isinstance(self.source, Partial):
+            return "all-reduce" if isinstance(self.target, Replicate) else "reduce-scatter"
+        return "all-gather" if isinstance(self.target, Replicate) else "all-to-all"
+
+
+@dataclass(frozen=True, eq=False)
+class Plan:
+    """The single decision from which the multi-device graph follows.
+
+    Attributes:
+      program: the single-device program.
+      devices: the device of each shard; only devices that have rows.
+      rows: how many rows of the batch each of them has.
+      home: the device of whole operations and of variables' updates.
+      input_layouts: the layout of each argument.
+      steps: one per operation.
+      reshards: every change of layout that the live operations need.
+      notes: one sentence for each thing a user would not expect.
+    """
+
+    program: Program = field(repr=False)
+    devices: tuple[str, ...]
+    rows: tuple[int, ...]
+    home: str
+    input_layouts: tuple[Layout, ...]
+    steps: tuple[Step, ...] = field(repr=False)
+    reshards: tuple[Reshard, ...] = field(repr=False)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def batch(self) -> int:
+        """Return the number of rows of the whole batch, 0 if nothing is split."""
+        return sum(self.rows)
+
+    @property
+    def sharded_ops(self) -> tuple[Op, ...]:
+        """Return the operations that run on the shards."""
+        return tuple(op for op, step in zip(self.program.ops, self.steps, strict=True) if step.shards)
+
+    @property
+    def home_ops(self) -> tuple[Op, ...]:
+        """Return the operations that run once, at home."""
+        return tuple(op for op, step in zip(self.program.ops, self.steps, strict=True) if step.home)
+
+    @property
+    def stayed_home(self) -> tuple[tuple[Op, str], ...]:
+        """Return the operations that carry rows of the batch and run at home all the same, with the reason."""
+        pairs = zip(self.program.ops, self.steps, strict=True)
+        return tuple((op, step.reason) for op, step in pairs if step.home and step.reason)
+
+    def gathered_bytes(self, op: Op) -> int:
+        """Return how many bytes are gathered or reduced to run `op` at home."""
+        moved = {r.tensor for r in self.reshards if isinstance(r.target, Replicate)}
+        return sum(self.program.bytes(tensor) for tensor in dict.fromkeys(op.inputs) if tensor in moved)
+
+    def check(self) -> None:
+        """Raise `CheckError` unless every tensor that is read exists in the layout in which it is read."""
+        if self.rows and (min(self.rows) < 1 or len(self.rows) != len(self.devices)):
+            raise CheckError(f"Shards of {self.rows} rows on {len(self.devices)} devices.")
+        moves = {(r.tensor, r.target) for r in self.reshards}
+        for op, step in zip(self.program.ops, self.steps, strict=True):
+            reads: list[tuple[Tensor, Layout]] = [(t, REPLICATE) for t in op.inputs] if step.home else []
+            if step.shards:
+                if op.stateful:
+                    raise CheckError(f"{op.name!r} has side effects and would run {len(self.devices)} times.")
+                if len(step.shards.wants) != len(op.inputs) or len(step.shards.gives) != len(op.out_shapes):
+                    raise CheckError(f"{op.name!r} wants {step.shards.wants} and gives {step.shards.gives}.")
+                reads += zip(op.inputs, step.shards.wants, strict=True)
+                for k, layout in enumerate(step.shards.gives):
+                    self._check_size(Tensor(op.index, k), layout)
+            for tensor, layout in reads:
+                self._check_size(tensor, layout)
+                if not self._exists(tensor, layout, moves):
+                    raise CheckError(f"{op.name!r} reads {self.program.ops[tensor.op].name!r} as {layout}, which is not made.")
+        for tensor in self.program.outputs:
+            if not self._exists(tensor, REPLICATE, moves):
+                raise CheckError(f"Output {self.program.ops[tensor.op].name!r} is never made whole.")
+
+    def _check_size(self, tensor: Tensor, layout: Layout) -> None:
+        if not isinstance(layout, Shard):
+            return
+        shape = self.program.shape(tensor)
+        if shape is None or layout.axis >= len(shape) or shape[layout.axis] != layout.size(self.batch):
+            name = self.program.ops[tensor.op].name
+            raise CheckError(f"{name!r} of shape {shape} cannot be {layout} over {self.batch} rows.")
+
+    def _exists(self, tensor: Tensor, layout: Layout, moves: set[tuple[Tensor, Layout]]) -> bool:
+        step = self.steps[tensor.op]
+        if (tensor, layout) in moves or (step.shards and step.shards.gives[tensor.index] == layout):
+            return True
+        is_constant = self.program.ops[tensor.op].type == "Const"
+        return is_constant or (step.home and isinstance(layout, Replicate))
+
+    def __str__(self) -> str:
+        return "\n".join([*self._header(), *self._communication(), *self._at_home(), *self._note_lines()])
+
+    def _header(self) -> list[str]:
+        ops, steps = self.program.ops, self.steps
+        dead = sum(not (s.home or s.shards) for s in steps)
+        lines = [f"Plan: {len(ops) - dead} operations, {len(self.devices)} shards, home {_short_device(self.home)}"]
+        lines += [f"  shard {d}: {_short_device(name)}, {n} rows" for d, (name, n) in enumerate(zip(self.devices, self.rows, strict=True))]
+        for name, position, layout in zip(self.program.input_names, self.program.inputs, self.input_layouts, strict=True):
+            shape = ops[position].out_shapes[0]
+            lines.append(f"  argument {name}: {ops[position].out_dtypes[0].name}{list(shape) if shape is not None else ''} {layout}")
+        lines.append(f"  on every shard: {_count(self.sharded_ops)}")
+        lines.append(f"  once, at home:  {_count(self.home_ops)}")
+        return lines
+
+    def _communication(self) -> list[str]:
+        lines = []
+        for kind in ("split", "all-gather", "all-to-all", "all-reduce", "reduce-scatter"):
+            tensors = [r.tensor for r in self.reshards if r.kind == kind]
+            if tensors:
+                total = sum(self.program.bytes(t) for t in tensors)
+                lines.append(f"  {kind}: {len(tensors)} tensors, {format_bytes(total)}")
+        return lines
+
+    def _at_home(self, most: int = 12) -> list[str]:
+        stayed = sorted(self.stayed_home, key=lambda pair: -self.gathered_bytes(pair[0]))
+        if not stayed:
+            return ["  nothing that carries the batch runs at home"]
+        lines = [f"  carry the batch and run at home: {len(stayed)}"]
+        for op, reason in stayed[:most]:
+            where = self.program.locate(op.name)
+            gathered = format_bytes(self.gathered_bytes(op))
+            lines.append(f"    {op.type} {op.name!r}: {gathered} gathered; {reason}" + (f" ({where})" if where else ""))
+        return lines + ([f"    ... and {len(stayed) - most} more"] if len(stayed) > most else [])
+
+    def _note_lines(self) -> list[str]:
+        return [f"  note: {note}" for note in (*self.program.notes, *self.notes)]
+
+
+def format_bytes(count: int) -> str:
+    """Return a number of bytes for people.
+
+    >>> format_bytes(2_500_000)
+    '2.5 MB'
+    """
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def _count(ops: tuple[Op, ...]) -> str:
+    kinds = Counter(op.type for op in ops if op.type not in ("Const", "Placeholder"))
+    common = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common(6))
+    return f"{sum(kinds.values())} operations" + (f" ({common}{', ...' if len(kinds) > 6 else ''})" if kinds else "")
+
+
+def _short_device(name: str) -> str:
+    return name.split("device:")[-1]

@@ -1,0 +1,271 @@
+"""Program: the single-device function as a flat list of operations. The planner reads it, nothing edits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.errors import CheckError
+from graphsplit.folding import FOLDABLE, fold
+from graphsplit.graphdefs import constant_node, constant_value, make_node, split_reference
+from graphsplit.tensorflow_internals import op_definition
+
+Shape = tuple[int | None, ...]
+
+
+_NO_ATTRIBUTE = tf.compat.v1.AttrValue()
+
+
+class Tensor(NamedTuple):
+    """One output of one operation: the operation's position in the program and the output's number."""
+
+    op: int
+    index: int
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Op:
+    """One operation with everything a rule may look at.
+
+    Attributes:
+      inputs: the tensors it reads; every one is an output of an earlier operation.
+      controls: positions of the operations that must have run before it.
+      node: the `NodeDef`, for its attributes. Not to be changed.
+      in_shapes, out_shapes: static shapes; `None` for an unknown size, and for an unknown rank.
+      out_bytes: sizes in bytes; 0 where a size is unknown.
+      constants: values of the operands that are known integers: axes, shapes, permutations.
+      stateful: whether running it twice differs from running it once.
+    """
+
+    index: int
+    name: str
+    type: str
+    inputs: tuple[Tensor, ...]
+    controls: tuple[int, ...]
+    node: Any
+    in_shapes: tuple[Shape | None, ...]
+    out_shapes: tuple[Shape | None, ...]
+    out_dtypes: tuple[tf.DType, ...]
+    out_bytes: tuple[int, ...]
+    constants: Mapping[int, np.ndarray]
+    stateful: bool
+
+    def attr(self, name: str) -> Any:
+        """Return an attribute as `AttrValue`, an empty one if the node has none of that name.
+
+        (Indexing the proto's map would add the missing entry to the node.)
+        """
+        return self.node.attr[name] if name in self.node.attr else _NO_ATTRIBUTE
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A traced function: operations in an order in which every one follows its inputs.
+
+    Attributes:
+      inputs: positions of the placeholders of the arguments, in the order of the flattened arguments.
+      input_names: how the user calls each argument: `x`, `batch['image']`.
+      captures: positions of the placeholders of captured tensors (variables, tables), after the inputs.
+      outputs: what the function returns, flattened.
+      effects: positions of operations that must run even if no output depends on them.
+      library: functions that `While`, `If` and the like refer to.
+      notes: one sentence for each thing that tracing changed.
+      locate: operation name -> the user's source line, or "" where it is not known.
+    """
+
+    ops: tuple[Op, ...]
+    inputs: tuple[int, ...]
+    input_names: tuple[str, ...]
+    captures: tuple[int, ...]
+    outputs: tuple[Tensor, ...]
+    effects: tuple[int, ...]
+    library: Any = field(repr=False)
+    versions: Any = field(repr=False)
+    notes: tuple[str, ...] = ()
+    locate: Callable[[str], str] = field(default=lambda name: "", repr=False)
+
+    def shape(self, tensor: Tensor) -> Shape | None:
+        """Return the static shape of `tensor`."""
+        return self.ops[tensor.op].out_shapes[tensor.index]
+
+    def bytes(self, tensor: Tensor) -> int:
+        """Return the size of `tensor` in bytes, 0 where its shape is not known."""
+        return self.ops[tensor.op].out_bytes[tensor.index]
+
+    def check(self) -> None:
+        """Raise `CheckError` unless the operations are in order and every reference exists."""
+        for position, op in enumerate(self.ops):
+            if op.index != position:
+                raise CheckError(f"Operation {op.name!r} stands at {position} and says {op.index}.")
+            for tensor in op.inputs:
+                if not 0 <= tensor.op < position:
+                    raise CheckError(f"Operation {op.name!r} reads {tensor}, which does not come before it.")
+                if tensor.index >= len(self.ops[tensor.op].out_shapes):
+                    raise CheckError(f"Operation {op.name!r} reads {tensor}, which has no such output.")
+            if any(not 0 <= control < position for control in op.controls):
+                raise CheckError(f"Operation {op.name!r} waits for an operation that does not come before it.")
+        for tensor in self.outputs:
+            if not 0 <= tensor.op < len(self.ops) or tensor.index >= len(self.ops[tensor.op].out_shapes):
+                raise CheckError(f"The program returns {tensor}, which does not exist.")
+
+    def __str__(self) -> str:
+        lines = [f"Program: {len(self.ops)} operations, arguments {', '.join(self.input_names) or 'none'}"]
+        for op in self.ops:
+            shapes = ", ".join(str(list(s)) if s is not None else "?" for s in op.out_shapes)
+            reads = ", ".join(f"%{t.op}" + (f":{t.index}" if t.index else "") for t in op.inputs)
+            lines.append(f"  %{op.index} = {op.type}({reads}) -> {shapes}  # {op.name}")
+        return "\n".join(lines)
+
+
+def build_program(
+    nodes: Sequence[Any],
+    *,
+    inputs: Sequence[str],
+    input_names: Sequence[str],
+    captures: Sequence[str],
+    outputs: Sequence[str],
+    effects: Sequence[str],
+    library: Any,
+    versions: Any,
+    resources: Mapping[str, tuple[tf.DType, tf.TensorShape]],
+    notes: Sequence[str] = (),
+    locate: Callable[[str], str] = lambda name: "",
+) -> Program:
+    """Return the program of a flat graph: shapes inferred, integer arithmetic on shapes folded to constants.
+
+    Args:
+      nodes: the `NodeDef`s, calls inlined, in any order.
+      inputs, captures: names of placeholder nodes.
+      outputs: references (`node:0`) of the returned tensors.
+      effects: names of nodes that must run.
+      resources: for captured variables, what they hold, without which no shape behind a read is known.
+    """
+    reader = _Reader({node.name: node for node in nodes})
+    for operation in _import_for_shapes(nodes, library, versions, resources).get_operations():
+        reader.read(operation)
+    return Program(
+        ops=tuple(reader.ops),
+        inputs=tuple(reader.positions[name] for name in inputs),
+        input_names=tuple(input_names),
+        captures=tuple(reader.positions[name] for name in captures),
+        outputs=tuple(reader.tensor(reference) for reference in outputs),
+        effects=tuple(dict.fromkeys(reader.positions[name] for name in effects)),
+        library=library,
+        versions=versions,
+        notes=tuple(notes),
+        locate=locate,
+    )
+
+
+def _import_for_shapes(nodes: Sequence[Any], library: Any, versions: Any, resources: Mapping[str, Any]) -> tf.Graph:
+    """Import the nodes into a fresh graph, where TensorFlow infers all shapes again, now that calls are inlined."""
+    graph_def = tf.compat.v1.GraphDef(versions=versions, library=library)
+    for node in nodes:
+        if node.name in resources:
+            dtype, shape = resources[node.name]
+            value = tf.compat.v1.AttrValue(shape=shape.as_proto())
+            node = make_node(node.name, "VarHandleOp", [], dtype=dtype, shape=value)
+        copy = graph_def.node.add()
+        copy.CopyFrom(node)
+        copy.device = ""
+        if "_class" in copy.attr:
+            del copy.attr["_class"]
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(graph_def, name="")
+    return graph
+
+
+_STATEFUL: dict[str, bool] = {}
+_ITEM_BYTES: dict[tf.DType, int] = {}
+
+
+def _is_stateful(op_type: str) -> bool:
+    if op_type not in _STATEFUL:
+        _STATEFUL[op_type] = op_type != "Placeholder" and bool(op_definition(op_type).is_stateful)
+    return _STATEFUL[op_type]
+
+
+def _item_bytes(dtype: tf.DType) -> int:
+    if dtype not in _ITEM_BYTES:
+        sized = dtype not in (tf.string, tf.resource, tf.variant)
+        _ITEM_BYTES[dtype] = int(dtype.size) if sized else (0 if dtype != tf.string else 16)
+    return _ITEM_BYTES[dtype]
+
+
+class _Reader:
+    """Reads operations one by one, in order, and replaces those whose integer values are known by constants."""
+
+    def __init__(self, nodes: Mapping[str, Any]):
+        self.ops: list[Op] = []
+        self.positions: dict[str, int] = {}
+        self._nodes = nodes
+        self._known: dict[Tensor, np.ndarray] = {}
+        self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
+
+    def tensor(self, reference: str) -> Tensor:
+        """Return the tensor that a reference of the original graph means."""
+        name, index = split_reference(reference)
+        tensor = Tensor(self.positions[name], index)
+        return self._replaced.get(tensor, tensor)
+
+    def read(self, operation: tf.Operation) -> None:
+        """Append an operation to the program."""
+        node = self._nodes[operation.name]
+        inputs = tuple([self.tensor(reference) for reference in node.input if reference[0] != "^"])
+        shapes, dtypes, sizes = [], [], []
+        for output in operation.outputs:
+            dims = output.shape.dims
+            shape = None if dims is None else tuple([dim if isinstance(dim, int) else dim.value for dim in dims])
+            shapes.append(shape)
+            dtypes.append(output.dtype)
+            sizes.append(_bytes(output.dtype, shape))
+        op = Op(
+            index=len(self.ops),
+            name=operation.name,
+            type=node.op,
+            inputs=inputs,
+            controls=tuple([self.positions[reference[1:]] for reference in node.input if reference[0] == "^"]),
+            node=node,
+            in_shapes=tuple([self.ops[t.op].out_shapes[t.index] for t in inputs]),
+            out_shapes=tuple(shapes),
+            out_dtypes=tuple(dtypes),
+            out_bytes=tuple(sizes),
+            constants={i: self._known[t] for i, t in enumerate(inputs) if t in self._known},
+            stateful=_is_stateful(node.op),
+        )
+        self.positions[op.name] = op.index
+        values = fold(op) if op.type in FOLDABLE and not op.controls else None
+        if values is None:
+            self.ops.append(op)
+            if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
+                self._known[Tensor(op.index, 0)] = constant_value(op.node)
+        elif len(values) == 1:
+            self._append_constant(op.name, values[0], op, 0)
+        else:
+            self.ops.append(op)  # keeps its place for whoever waits for it; nobody reads it
+            for index, value in enumerate(values):
+                self._replaced[Tensor(op.index, index)] = Tensor(len(self.ops), 0)
+                self._append_constant(f"{op.name}/value_{index}", value, op, index)
+
+    def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:
+        dtype, size = op.out_dtypes[output], op.out_bytes[output]
+        position = len(self.ops)
+        node = constant_node(name, value, dtype)
+        self.ops.append(
+            Op(position, name, "Const", (), (), node, (), (value.shape,), (dtype,), (size,), {}, stateful=False)
+        )
+        self._known[Tensor(position, 0)] = value
+
+
+def _bytes(dtype: tf.DType, shape: Shape | None) -> int:
+    if shape is None or None in shape:
+        return 0
+    size = _item_bytes(dtype)
+    for dim in shape:
+        size *= dim or 0
+    return size

@@ -1,0 +1,151 @@
+"""Contractions: matrix products, einsum, convolutions and their gradients.
+
+A contracted batch axis gives a partial sum: that is every weight gradient of a dense or convolutional layer.
+"""
+
+from __future__ import annotations
+
+import string
+
+import numpy as np
+
+from graphsplit.programs import Op
+from graphsplit.rules.registry import Declined, Dims, Factors, Resize, register
+
+_M, _N, _K = 0, 1, 2
+
+
+@register("MatMul", linear=(0, 1))
+def matmul(op: Op) -> Factors | Declined:
+    """`mk, kn -> mn`, with either operand transposed."""
+    left: Dims = (_K, _M) if op.attr("transpose_a").b else (_M, _K)
+    right: Dims = (_N, _K) if op.attr("transpose_b").b else (_K, _N)
+    return Factors((left, right), ((_M, _N),), {_K: "sum"})
+
+
+@register("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", linear=(0, 1))
+def batch_matmul(op: Op) -> Factors | Declined:
+    """`...mk, ...kn -> ...mn`, leading axes broadcast; `adj_x` and `adj_y` transpose."""
+    result = op.out_shapes[0]
+    if result is None or None in op.in_shapes:
+        return Declined("the rank of an operand is not known")
+    lead = len(result) - 2
+
+    def dims(operand: int, last: tuple[int, int], transposed: bool) -> Dims:
+        shape = op.in_shapes[operand] or ()
+        skip = lead - (len(shape) - 2)
+        leading = [3 + skip + i if s == result[skip + i] else None for i, s in enumerate(shape[:-2])]
+        return (*leading, *(reversed(last) if transposed else last))
+
+    inputs = (dims(0, (_M, _K), op.attr("adj_x").b), dims(1, (_K, _N), op.attr("adj_y").b))
+    return Factors(inputs, ((*range(3, 3 + lead), _M, _N),), {_K: "sum"})
+
+
+@register("Einsum", linear=(0, 1))
+def einsum(op: Op) -> Factors | Declined:
+    """The equation is the rule. An ellipsis stands for broadcast axes; a repeated letter (a diagonal) is declined."""
+    if None in op.in_shapes or op.out_shapes[0] is None:
+        return Declined("the rank of an operand is not known")
+    operands, _, result = op.attr("equation").s.decode().partition("->")
+    terms = operands.split(",")
+    if any(len(set(t.replace(".", ""))) != len(t.replace(".", "")) for t in [*terms, result]):
+        return Declined("its equation takes a diagonal")
+    letters = {letter: i for i, letter in enumerate(string.ascii_letters)}
+    result_rank = len(op.out_shapes[0])
+
+    def dims(term: str, shape: tuple[int | None, ...], full: tuple[int | None, ...] | None) -> Dims:
+        head, dots, tail = term.partition("...")
+        count = len(shape) - len(head) - len(tail) if dots else 0
+        middle = []
+        for i in range(count):
+            from_right = count - i  # ellipses align at their right end
+            broadcast = full is not None and shape[len(head) + i] != full[len(full) - from_right]
+            middle.append(None if broadcast else 100 + from_right)
+        return (*[letters[c] for c in head], *middle, *[letters[c] for c in tail])
+
+    head, dots, tail = result.partition("...")
+    shared = op.out_shapes[0][len(head) : result_rank - len(tail)] if dots else None
+    inputs = tuple([dims(term, shape, shared) for term, shape in zip(terms, op.in_shapes, strict=True) if shape is not None])
+    output = dims(result, op.out_shapes[0], None)
+    kept = set(output or ())
+    contracted = {f: "sum" for d in inputs for f in d or () if isinstance(f, int) and f not in kept}
+    return Factors(inputs, (output,), contracted)
+
+
+def _samples(rank: int) -> Dims:
+    """Return the dims of images or signals: the first axis is the sample, the others must be whole."""
+    return (0, *[None] * (rank - 1))
+
+
+def _rank(op: Op) -> int:
+    return 5 if "3D" in op.type or "3d" in op.type else 4
+
+
+@register("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D", "Conv", linear=(0, 1))
+def convolution(op: Op) -> Factors | Declined:
+    """Samples are independent; the filter is whole. (The batch is the first axis in NHWC and in NCHW.)"""
+    rank = _rank(op) if op.type != "Conv" else len(op.out_shapes[0] or (0,) * 4)
+    return Factors((_samples(rank), None), (_samples(rank),))
+
+
+@register(
+    "Conv2DBackpropInput",
+    "Conv3DBackpropInputV2",
+    "DepthwiseConv2dNativeBackpropInput",
+    linear=(1, 2),
+)
+def convolution_input_gradient(op: Op) -> Factors | Declined:
+    """`(input_sizes, filter, dy) -> dx`: sample by sample; `input_sizes[0]` is the number of samples."""
+    sizes = shape_operand(op, 0)
+    if sizes is None:
+        return Declined("its input_sizes are not known when planning")
+    rank = _rank(op)
+    resize = {0: (Resize(0, 0, sizes),)}
+    return Factors((None, None, _samples(rank)), (_samples(rank),), resize=resize)
+
+
+@register(
+    "Conv2DBackpropFilter",
+    "Conv3DBackpropFilterV2",
+    "DepthwiseConv2dNativeBackpropFilter",
+    linear=(0, 2),
+)
+def convolution_filter_gradient(op: Op) -> Factors | Declined:
+    """`(x, filter_sizes, dy) -> dw`: a sum over the samples, so one addend per device."""
+    rank = _rank(op)
+    return Factors((_samples(rank), None, _samples(rank)), ((None,) * rank,), {0: "sum"})
+
+
+@register("BiasAdd")
+def bias_add(op: Op) -> Factors | Declined:
+    """`a..c, c -> a..c`; in NCHW the channel is axis 1."""
+    shape = op.out_shapes[0]
+    if shape is None:
+        return Declined("the rank of an operand is not known")
+    dims = tuple(range(len(shape)))
+    return Factors((dims, (_channel_axis(op, len(shape)),)), (dims,))
+
+
+@register("BiasAddGrad", linear=(0,))
+def bias_add_gradient(op: Op) -> Factors | Declined:
+    """`a..c -> c`: the sum over everything but the channel."""
+    shape = op.in_shapes[0]
+    if shape is None:
+        return Declined("the rank of an operand is not known")
+    channel = _channel_axis(op, len(shape))
+    return Factors(
+        (tuple(range(len(shape))),), ((channel,),), {i: "sum" for i in range(len(shape)) if i != channel}
+    )
+
+
+def _channel_axis(op: Op, rank: int) -> int:
+    return 1 if op.attr("data_format").s == b"NCHW" else rank - 1
+
+
+def shape_operand(op: Op, operand: int, output: int = 0) -> np.ndarray | None:
+    """Return the value of a shape operand: the constant itself, or what the static output shape says it must be."""
+    value = op.constants.get(operand)
+    if value is not None:
+        return value
+    shape = op.out_shapes[output]
+    return None if shape is None or None in shape else np.array(shape, np.int32)

@@ -1,0 +1,67 @@
+"""Elementwise ops with numpy broadcasting, and ops that return what they read."""
+
+from __future__ import annotations
+
+from graphsplit.programs import Op, Shape
+from graphsplit.rules.registry import Declined, Dims, Factors, pass_through, register
+
+UNARY = """
+    Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Ceil CheckNumerics Conj Cos Cosh Digamma Elu Erf Erfc
+    Erfinv Exp Expm1 Floor Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri OnesLike
+    Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square Tan Tanh
+    ComplexAbs Angle
+""".split()
+UNARY_LINEAR = ["Cast", "Imag", "Neg", "Real", "ZerosLike"]
+BINARY = """
+    ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex EluGrad Equal FloorDiv FloorMod Greater GreaterEqual
+    Igamma Igammac InvGrad LeakyReluGrad LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod NextAfter
+    NotEqual Polygamma Pow ReciprocalGrad Relu6Grad ReluGrad RightShift RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad
+    SoftsignGrad SqrtGrad SquaredDifference TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta
+""".split()
+BINARY_LINEAR_IN_FIRST = ["Div", "DivNoNan", "RealDiv"]
+BILINEAR = ["Mul", "MulNoNan"]
+SUMS = ["Add", "AddV2", "Sub"]
+TERNARY = ["Betainc", "ClipByValue", "SelectV2"]
+
+
+def broadcast_dims(shape: Shape, result: Shape, first_axis: int = 0) -> Dims:
+    """Return the factors of an operand that is broadcast to `result`, whose axes are factors 0, 1, 2, ..."""
+    skip = len(result) - len(shape)
+    return tuple([first_axis + skip + i if size == result[skip + i] else None for i, size in enumerate(shape)])
+
+
+def elementwise(op: Op) -> Factors | Declined:
+    """`ab, ab -> ab`; an axis of size 1 that is broadcast carries no factor."""
+    result = op.out_shapes[0]
+    if result is None or None in op.in_shapes:
+        return Declined("the rank of an operand is not known")
+    inputs = tuple([broadcast_dims(shape, result) for shape in op.in_shapes if shape is not None])
+    return Factors(inputs, (tuple(range(len(result))),))
+
+
+register(*UNARY)(elementwise)
+register(*UNARY_LINEAR, linear=(0,))(elementwise)
+register(*BINARY, *TERNARY)(elementwise)
+register(*BINARY_LINEAR_IN_FIRST, linear=(0,))(elementwise)
+register(*BILINEAR, linear=(0, 1))(elementwise)
+register(*SUMS, "AddN", joint=True)(elementwise)
+register("Bitcast")(
+    lambda op: elementwise(op) if op.in_shapes[0] == op.out_shapes[0] else Declined("it changes the shape")
+)
+register("Identity", "StopGradient", "PreventGradient", "Snapshot", layouts=pass_through)(elementwise)
+
+
+@register("IdentityN", layouts=pass_through)
+def identity_n(op: Op) -> Factors | Declined:
+    """Never split on demand: its operands have nothing to do with each other."""
+    return Declined("it returns several unrelated tensors")
+
+
+@register("Select")
+def select(op: Op) -> Factors | Declined:
+    """`Select` with a vector condition picks rows: `a, ab, ab -> ab`; otherwise it is elementwise."""
+    condition, chosen = op.in_shapes[0], op.out_shapes[0]
+    if condition is not None and chosen is not None and len(condition) == 1 < len(chosen):
+        dims = tuple(range(len(chosen)))
+        return Factors(((0,), dims, dims), (dims,))
+    return elementwise(op)

@@ -1,0 +1,123 @@
+"""Picking entries: slices with strides, gathers, one-hot, band parts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import numpy as np
+
+from graphsplit.programs import Op, Shape
+from graphsplit.rules.contractions import shape_operand
+from graphsplit.rules.registry import Declined, Dim, Factors, Resize, register
+
+
+class _Spec(NamedTuple):
+    """One entry of a strided slice: `axis` of the operand, `result` axis (or None), and whether it takes all."""
+
+    position: int
+    axis: int | None
+    result: int | None
+    whole: bool
+
+
+def _strided_specs(op: Op, shape: Shape, begin: np.ndarray, end: np.ndarray, strides: np.ndarray) -> Iterator[_Spec]:
+    """Yield what each entry of a `StridedSlice` does, ellipsis expanded (`begin` and `end` may be masked)."""
+    masks = {name: op.attr(f"{name}_mask").i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
+    count = len(begin)
+    new_axes = sum(masks["new_axis"] >> i & 1 for i in range(count) if not masks["ellipsis"] >> i & 1)
+    has_ellipsis = bool(masks["ellipsis"])
+    spare = len(shape) - (count - new_axes - has_ellipsis)
+    axis = result = 0
+    for i in range(count):
+        if masks["ellipsis"] >> i & 1:
+            for _ in range(spare):
+                yield _Spec(i, axis, result, True)
+                axis, result = axis + 1, result + 1
+        elif masks["new_axis"] >> i & 1:
+            yield _Spec(i, None, result, False)
+            result += 1
+        elif masks["shrink_axis"] >> i & 1:
+            yield _Spec(i, axis, None, False)
+            axis += 1
+        else:
+            size = shape[axis]
+            starts = bool(masks["begin"] >> i & 1) or begin[i] == 0
+            stops = bool(masks["end"] >> i & 1) or (size is not None and end[i] >= size)
+            yield _Spec(i, axis, result, bool(starts and stops and strides[i] == 1))
+            axis, result = axis + 1, result + 1
+    for _ in range(len(shape) - axis):
+        yield _Spec(-1, axis, result, True)
+        axis, result = axis + 1, result + 1
+
+
+@register("StridedSlice", linear=(0,))
+def strided_slice(op: Op) -> Factors | Declined:
+    """Axes taken whole keep their factor. (An end beyond the local size is harmless: slices are clipped.)"""
+    shape, result = op.in_shapes[0], op.out_shapes[0]
+    bounds = [op.constants.get(i) for i in (1, 2, 3)]
+    if shape is None or result is None or bounds[0] is None or bounds[1] is None or bounds[2] is None:
+        return Declined("its bounds are not known when planning")
+    inputs: list[Dim] = [None] * len(shape)
+    output: list[Dim] = [None] * len(result)
+    for spec in _strided_specs(op, shape, bounds[0], bounds[1], bounds[2]):
+        if spec.whole and spec.axis is not None and spec.result is not None:
+            inputs[spec.axis] = output[spec.result] = spec.axis
+    return Factors((tuple(inputs), None, None, None), (tuple(output),))
+
+
+@register("StridedSliceGrad", linear=(4,))
+def strided_slice_gradient(op: Op) -> Factors | Declined:
+    """`(shape, begin, end, strides, dy) -> dx`: the inverse; `shape` holds the batch size."""
+    gradient, shape = op.in_shapes[4], shape_operand(op, 0)
+    bounds = [op.constants.get(i) for i in (1, 2, 3)]
+    if gradient is None or shape is None or bounds[0] is None or bounds[1] is None or bounds[2] is None:
+        return Declined("its bounds are not known when planning")
+    inputs: list[Dim] = [None] * len(gradient)
+    output: list[Dim] = [None] * len(shape)
+    resize: dict[int, tuple[Resize, ...]] = {}
+    static = tuple(int(size) for size in shape)
+    for spec in _strided_specs(op, static, bounds[0], bounds[1], bounds[2]):
+        if spec.whole and spec.axis is not None and spec.result is not None:
+            inputs[spec.result] = output[spec.axis] = spec.axis
+            resize[spec.axis] = (Resize(0, spec.axis, shape),)
+            if spec.position >= 0 and not op.attr("ellipsis_mask").i >> spec.position & 1:
+                resize[spec.axis] += (Resize(2, spec.position, bounds[1]),)
+    return Factors((None, None, None, None, tuple(inputs)), (tuple(output),), resize=resize)
+
+
+@register("GatherV2", linear=(0,))
+def gather(op: Op) -> Factors | Declined:
+    """Sharded indices into a table that every device reads, or rows taken from each sample (`batch_dims`)."""
+    params, indices, axis = op.in_shapes[0], op.in_shapes[1], op.constants.get(2)
+    if params is None or indices is None or axis is None:
+        return Declined("its axis is not known when planning")
+    batch = op.attr("batch_dims").i % (len(indices) + 1)
+    at = int(axis) % len(params)
+    params_dims: list[Dim] = [None if i == at else i for i in range(len(params))]
+    index_dims: list[Dim] = [i if i < batch else 100 + i for i in range(len(indices))]
+    output = (*params_dims[:at], *index_dims[batch:], *params_dims[at + 1 :])
+    return Factors((tuple(params_dims), tuple(index_dims), None), (output,))
+
+
+@register("GatherNd", linear=(0,))
+def gather_nd(op: Op) -> Factors | Declined:
+    """Sharded indices into a value that every device reads."""
+    params, indices = op.in_shapes
+    if params is None or indices is None or indices[-1] is None:
+        return Declined("the shape of its indices is not known when planning")
+    rows: tuple[Dim, ...] = tuple(range(len(indices) - 1))
+    rest: tuple[Dim, ...] = tuple(100 + i for i in range(indices[-1], len(params)))
+    return Factors((((None,) * indices[-1] + rest), (*rows, None)), ((*rows, *rest),))
+
+
+@register("OneHot")
+def one_hot(op: Op) -> Factors | Declined:
+    """`ab -> abn`; the new axis (the last, or `axis`) is whole."""
+    shape = op.in_shapes[0]
+    if shape is None:
+        return Declined("the rank of its indices is not known")
+    dims: list[Dim] = list(range(len(shape)))
+    axis = op.attr("axis").i
+    axis = len(shape) if axis == -1 else axis
+    return Factors((tuple(dims), None, None, None), ((*dims[:axis], None, *dims[axis:]),))

@@ -1,0 +1,204 @@
+"""Ops that move, join, cut, repeat or make entries without computing on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from graphsplit.layouts import REPLICATE, Layout, Shard
+from graphsplit.programs import Op
+from graphsplit.rules.contractions import shape_operand
+from graphsplit.rules.registry import Answer, Declined, Dim, Dims, Factors, Resize, Sharded, register
+
+
+@register("Transpose", "ConjugateTranspose", linear=(0,))
+def transpose(op: Op) -> Factors | Declined:
+    """`abc -> cab`, by the permutation."""
+    permutation = op.constants.get(1)
+    if permutation is None:
+        return Declined("its permutation is not known when planning")
+    return Factors((tuple(range(len(permutation))), None), (tuple(int(p) for p in permutation),))
+
+
+@register("ExpandDims", linear=(0,))
+def expand_dims(op: Op) -> Factors | Declined:
+    """`ab -> a1b`."""
+    shape, axis = op.in_shapes[0], op.constants.get(1)
+    if shape is None or axis is None:
+        return Declined("its axis is not known when planning")
+    dims: list[Dim] = list(range(len(shape)))
+    position = int(np.reshape(axis, -1)[0]) % (len(shape) + 1)
+    return Factors((tuple(dims), None), ((*dims[:position], None, *dims[position:]),))
+
+
+@register("Squeeze", linear=(0,))
+def squeeze(op: Op) -> Factors | Declined:
+    """`a1b -> ab`."""
+    shape, result = op.in_shapes[0], op.out_shapes[0]
+    if shape is None or result is None:
+        return Declined("the rank of its operand is not known")
+    axes = {axis % len(shape) for axis in op.attr("squeeze_dims").list.i}
+    axes = axes or {i for i, size in enumerate(shape) if size == 1}
+    dims: Dims = tuple([None if i in axes else i for i in range(len(shape))])
+    return Factors((dims,), (tuple([i for i in range(len(shape)) if i not in axes]),))
+
+
+def join_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
+    """Answer for a concatenation along the sharded axis: the joined axis has the blocks of all operands."""
+    axis, shape = op.constants.get(len(layouts) - 1), op.out_shapes[0]
+    if axis is None or shape is None:
+        return None
+    axis = int(axis) % len(shape)
+    data = layouts[:-1]
+    if not any(isinstance(layout, Shard) and layout.axis == axis for layout in data):
+        return None
+    known = [layout for layout in data if isinstance(layout, Shard) and layout.axis == axis]
+    if len(known) < len(data):
+        return Declined("it joins sharded rows with rows that every device has")
+    blocks = tuple(block for layout in known for block in layout.blocks)
+    return Sharded((*known, REPLICATE), (Shard(axis, blocks),))
+
+
+@register("ConcatV2", joint=True, layouts=join_blocks)
+def concat(op: Op) -> Factors | Declined:
+    """`ab, ab -> ab`, the joined axis whole; joined along the sharded axis, see `join_blocks`."""
+    shape, axis = op.out_shapes[0], op.constants.get(len(op.inputs) - 1)
+    if shape is None or axis is None:
+        return Declined("its axis is not known when planning")
+    dims: Dims = tuple([None if i == int(axis) % len(shape) else i for i in range(len(shape))])
+    return Factors((*[dims] * (len(op.inputs) - 1), None), (dims,))
+
+
+@register("Pack", joint=True)
+def pack(op: Op) -> Factors | Declined:
+    """`ab, ab -> a2b`."""
+    shape = op.in_shapes[0]
+    if shape is None:
+        return Declined("the rank of its operands is not known")
+    dims: list[Dim] = list(range(len(shape)))
+    axis = op.attr("axis").i % (len(shape) + 1)
+    return Factors((tuple(dims),) * len(op.inputs), ((*dims[:axis], None, *dims[axis:]),))
+
+
+@register("Unpack", linear=(0,))
+def unpack(op: Op) -> Factors | Declined:
+    """`a2b -> ab, ab`; the unpacked axis must be whole."""
+    shape = op.in_shapes[0]
+    if shape is None:
+        return Declined("the rank of its operand is not known")
+    axis = op.attr("axis").i % len(shape)
+    dims: Dims = tuple([None if i == axis else i for i in range(len(shape))])
+    return Factors((dims,), (tuple([i for i in range(len(shape)) if i != axis]),) * len(op.out_shapes))
+
+
+@register("Split", linear=(1,))
+def split(op: Op) -> Factors | Declined:
+    """`(axis, ab) -> ab, ab`; the split axis must be whole."""
+    return _split(op, data=1, axis=op.constants.get(0))
+
+
+@register("SplitV", linear=(0,))
+def split_v(op: Op) -> Factors | Declined:
+    """`(ab, sizes, axis) -> ab, ab`; the split axis must be whole."""
+    return _split(op, data=0, axis=op.constants.get(2))
+
+
+def _split(op: Op, data: int, axis: np.ndarray | None) -> Factors | Declined:
+    shape = op.in_shapes[data]
+    if shape is None or axis is None:
+        return Declined("its axis is not known when planning")
+    dims: Dims = tuple([None if i == int(axis) % len(shape) else i for i in range(len(shape))])
+    return Factors(tuple([dims if i == data else None for i in range(len(op.inputs))]), (dims,) * len(op.out_shapes))
+
+
+@register("Reverse", "ReverseV2", linear=(0,))
+def reverse(op: Op) -> Factors | Declined:
+    """The reversed axes must be whole."""
+    shape, axes = op.in_shapes[0], op.constants.get(1)
+    if shape is None or axes is None:
+        return Declined("its axes are not known when planning")
+    reversed_axes = {int(a) % len(shape) for a in np.reshape(axes, -1)}
+    dims: Dims = tuple([None if i in reversed_axes else i for i in range(len(shape))])
+    return Factors((dims, None), (dims,))
+
+
+@register("Cumsum", "Cumprod", "CumulativeLogsumexp")
+def cumulate(op: Op) -> Factors | Declined:
+    """The cumulated axis must be whole."""
+    return reverse(op)
+
+
+@register("Pad", linear=(0,))
+@register("PadV2", "MirrorPad")
+def pad(op: Op) -> Factors | Declined:
+    """Axes that are padded must be whole."""
+    paddings = op.constants.get(1)
+    if paddings is None:
+        return Declined("its paddings are not known when planning")
+    dims: Dims = tuple([None if before or after else i for i, (before, after) in enumerate(paddings)])
+    return Factors((dims, None, None)[: len(op.inputs)], (dims,))
+
+
+@register("MirrorPadGrad", linear=(0,))
+def mirror_pad_gradient(op: Op) -> Factors | Declined:
+    """The inverse of `MirrorPad`: padded axes must be whole."""
+    return pad(op)
+
+
+@register("Tile", linear=(0,))
+def tile(op: Op) -> Factors | Declined:
+    """An axis that is not repeated keeps its factor; a repeated axis of size 1 is a new factor of the result."""
+    shape, multiples = op.in_shapes[0], op.constants.get(1)
+    if shape is None or multiples is None:
+        return Declined("its multiples are not known when planning")
+    inputs: list[Dim] = [i if m == 1 else None for i, m in enumerate(multiples)]
+    output: list[Dim] = [i if m == 1 or shape[i] == 1 else None for i, m in enumerate(multiples)]
+    resize = {i: (Resize(1, i, multiples),) for i, m in enumerate(multiples) if m != 1 and shape[i] == 1}
+    return Factors((tuple(inputs), None), (tuple(output),), resize=resize)
+
+
+@register("BroadcastTo", linear=(0,))
+def broadcast_to(op: Op) -> Factors | Declined:
+    """Axes that are broadcast are new factors of the result."""
+    shape, result, target = op.in_shapes[0], op.out_shapes[0], shape_operand(op, 1)
+    if shape is None or result is None or target is None:
+        return Declined("its target shape is not known when planning")
+    skip = len(result) - len(shape)
+    dims: Dims = tuple([skip + i if size == result[skip + i] else None for i, size in enumerate(shape)])
+    resize = {i: (Resize(1, i, target),) for i in range(len(result))}
+    return Factors((dims, None), (tuple(range(len(result))),), resize=resize)
+
+
+@register("Fill", linear=(1,))
+def fill(op: Op) -> Factors | Declined:
+    """`(sizes, value)`: every axis is a factor, made at the size each device needs."""
+    sizes, result = shape_operand(op, 0), op.out_shapes[0]
+    if sizes is None or result is None:
+        return Declined("its shape is not known when planning")
+    resize = {i: (Resize(0, i, sizes),) for i in range(len(result))}
+    return Factors((None, None), (tuple(range(len(result))),), resize=resize)
+
+
+@register("Slice", linear=(0,))
+def slice_(op: Op) -> Factors | Declined:
+    """Axes that are taken whole keep their factor."""
+    shape, result, sizes = op.in_shapes[0], op.out_shapes[0], shape_operand(op, 2)
+    if shape is None or result is None or sizes is None:
+        return Declined("its sizes are not known when planning")
+    dims: Dims = tuple([i if size is not None and size == result[i] else None for i, size in enumerate(shape)])
+    resize = {i: (Resize(2, i, sizes),) for i in range(len(shape)) if sizes[i] != -1}
+    return Factors((dims, None, None), (dims,), resize=resize)
+
+
+@register("Roll")
+def roll(op: Op) -> Factors | Declined:
+    """The rolled axes must be whole."""
+    shape, axes = op.in_shapes[0], op.constants.get(2)
+    if shape is None or axes is None:
+        return Declined("its axes are not known when planning")
+    rolled = {int(a) % len(shape) for a in np.reshape(axes, -1)}
+    dims: Dims = tuple([None if i in rolled else i for i in range(len(shape))])
+    return Factors((dims, None, None), (dims,))
+
+

@@ -1,0 +1,82 @@
+"""Reductions over axes, segments and everything. Over the batch axis they give one part per device."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphsplit.programs import Op
+from graphsplit.rules.registry import Declined, Dims, Factors, register
+
+_REDUCTION = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
+
+
+@register("Sum", "Mean", linear=(0,))
+@register("Max", "Min", "Prod", "All", "Any")
+def reduce(op: Op) -> Factors | Declined:
+    """`ab -> b`: the factor of a reduced axis is contracted. A mean is the mean of each shard times its share.
+
+    Not `sum / count`: in float16 a sum over the batch overflows long before its mean does.
+    """
+    axes = reduced_axes(op)
+    if axes is None:
+        return Declined("its axes are not known when planning")
+    if op.type == "Mean" and not op.out_dtypes[0].is_floating and not op.out_dtypes[0].is_complex:
+        return Declined("a mean of integers rounds, and so does not follow from the means of the shards")
+    rank = len(op.in_shapes[0] or ())
+    keep = op.attr("keep_dims").b
+    output: Dims = tuple([None if i in axes else i for i in range(rank) if keep or i not in axes])
+    return Factors(
+        (tuple(range(rank)), None),
+        (output,),
+        {axis: _REDUCTION[op.type] for axis in axes},
+        rescale=op.type == "Mean",
+    )
+
+
+def reduced_axes(op: Op, operand: int = 1) -> set[int] | None:
+    """Return the axes that `op` reduces, counted from the front, or None if they are not known."""
+    axes, shape = op.constants.get(operand), op.in_shapes[0]
+    if axes is None or shape is None:
+        return None
+    return {int(axis) % len(shape) for axis in np.reshape(axes, -1)} if shape else set()
+
+
+@register("EuclideanNorm")
+def whole_axis_reduction(op: Op) -> Factors | Declined:
+    """Reductions whose parts do not simply add: the reduced axes must be whole."""
+    axes = reduced_axes(op)
+    if axes is None:
+        return Declined("its axes are not known when planning")
+    rank = len(op.in_shapes[0] or ())
+    keep = op.attr("keep_dims").b
+    inputs: Dims = tuple([None if i in axes else i for i in range(rank)])
+    output: Dims = tuple([None if i in axes else i for i in range(rank) if keep or i not in axes])
+    return Factors((inputs, None), (output,))
+
+
+@register("ArgMax", "ArgMin")
+def arg_reduce(op: Op) -> Factors | Declined:
+    """The position of the largest entry along one axis, which must be whole."""
+    axes = reduced_axes(op)
+    if axes is None:
+        return Declined("its axis is not known when planning")
+    rank = len(op.in_shapes[0] or ())
+    inputs: Dims = tuple([None if i in axes else i for i in range(rank)])
+    return Factors((inputs, None), (tuple([i for i in range(rank) if i not in axes]),))
+
+
+@register("L2Loss")
+def l2_loss(op: Op) -> Factors | Declined:
+    """Half the sum of squares of everything."""
+    rank = len(op.in_shapes[0] or ())
+    return Factors((tuple(range(rank)),), ((),), {axis: "sum" for axis in range(rank)})
+
+
+@register("UnsortedSegmentSum")
+def unsorted_segment_sum(op: Op) -> Factors | Declined:
+    """Rows summed by their segment: every device sums its own rows. This is an embedding's dense gradient."""
+    data, ids = op.in_shapes[0], op.in_shapes[1]
+    if data is None or ids is None:
+        return Declined("the rank of an operand is not known")
+    rows, rest = tuple(range(len(ids))), tuple(range(len(ids), len(data)))
+    return Factors((rows + rest, rows, None), ((None, *rest),), {f: "sum" for f in rows})

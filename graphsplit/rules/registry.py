@@ -1,0 +1,246 @@
+"""Op rules: what a rule says, how it is registered, and how the planner asks it.
+
+A rule names the *factors* of an op, as einsum letters name the axes of a contraction, or as Shardy's
+`op_sharding_rule` does. `MatMul` is `mk, kn -> mn`: shard `m` or `n` and the output is sharded, shard `k`, which the
+output lacks, and every device holds an addend of the sum. Nothing in a rule depends on which axis is the batch, on how
+many devices there are or how many rows each has; all of that follows here, in one place, for every op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
+from graphsplit.programs import Op
+
+
+class Part(NamedTuple):
+    """A factor inside a merged axis: `outer * factor * inner` entries, the factor being number `factor`."""
+
+    factor: int
+    outer: int
+    inner: int
+
+
+Dim = int | None | tuple[Part, ...]
+"""What one axis of an operand is: a factor, None (it must be whole), or several factors merged (`Reshape`)."""
+
+Dims = tuple[Dim, ...] | None
+"""The axes of one operand; None if every shard reads the whole value, or yields the whole value as all others do."""
+
+
+class Resize(NamedTuple):
+    """A shape operand holds the size of the output's sharded axis: element `position` becomes each device's own.
+
+    `value` is the operand as the single device has it.
+    """
+
+    operand: int
+    position: int
+    value: np.ndarray
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors of one op: of each input axis, of each output axis, and of what the shape operands hold.
+
+    Attributes:
+      inputs, outputs: one `Dims` per operand and result.
+      contracted: factors that the outputs lack, and the reduction that joins the devices' parts (`sum`, `max`, ...).
+      resize: per factor, the elements of shape operands that hold its size.
+      rescale: whether a contracted result is an average: each part is weighted with its share of the rows.
+    """
+
+    inputs: tuple[Dims, ...]
+    outputs: tuple[Dims, ...]
+    contracted: Mapping[int, str] = field(default_factory=dict)
+    resize: Mapping[int, tuple[Resize, ...]] = field(default_factory=dict)
+    rescale: bool = False
+
+
+@dataclass(frozen=True)
+class Sharded:
+    """How an op runs on the shards.
+
+    Attributes:
+      wants: the layout in which each input is read. `Replicate` means each device reads the whole value.
+      gives: the layout of each output.
+      resize: the shape operands in which each device has the size of its own shard of the first output.
+      rescale: whether each copy's result is multiplied by its device's share of the rows.
+    """
+
+    wants: tuple[Layout, ...]
+    gives: tuple[Layout, ...]
+    resize: tuple[Resize, ...] = ()
+    rescale: bool = False
+
+
+@dataclass(frozen=True)
+class Declined:
+    """The op cannot run on the shards with these layouts; `reason` completes "runs at home because ..."."""
+
+    reason: str
+
+
+Answer = Sharded | Declined
+FactorRule = Callable[[Op], Factors | Declined]
+LayoutRule = Callable[[Op, Sequence[Layout]], Answer | None]
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What is known of an op type.
+
+    Attributes:
+      factors: its factors, independent of layouts.
+      layouts: an answer that factors cannot give (joining blocks, passing anything through), asked first; may pass.
+      linear: operands in each of which the op is linear while the others are whole.
+      joint: whether the op is linear in all its data operands together (sums, concatenation).
+    """
+
+    factors: FactorRule
+    layouts: LayoutRule | None = None
+    linear: tuple[int, ...] = ()
+    joint: bool = False
+
+    @property
+    def keeps_partial(self) -> bool:
+        """Return whether a partial sum can stay partial through this op."""
+        return bool(self.linear) or self.joint or self.layouts is pass_through
+
+
+_RULES: dict[str, Rule] = {}
+
+
+def register(
+    *op_types: str, linear: tuple[int, ...] = (), joint: bool = False, layouts: LayoutRule | None = None
+) -> Callable[[FactorRule], FactorRule]:
+    """Register the decorated function as the factor rule of `op_types`."""
+
+    def decorate(function: FactorRule) -> FactorRule:
+        for op_type in op_types:
+            if op_type in _RULES:
+                raise ValueError(f"{op_type} has two rules.")
+            _RULES[op_type] = Rule(function, layouts, linear, joint)
+        return function
+
+    return decorate
+
+
+def rule_of(op_type: str) -> Rule | None:
+    """Return the rule of an op type, or None: such ops run at home."""
+    return _RULES.get(op_type)
+
+
+def ruled_types() -> frozenset[str]:
+    """Return all op types that have a rule."""
+    return frozenset(_RULES)
+
+
+def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int]) -> Answer:
+    """Return how `op` runs on the shards, given the layouts (and sizes in bytes) of its inputs.
+
+    Partial sums stay partial where the op is linear in them; elsewhere they are wanted whole. Among sharded inputs
+    the factor that keeps most bytes where they are wins; the other inputs are resharded to fit.
+    """
+    if rule.layouts is not None:
+        special = rule.layouts(op, layouts)
+        if special is not None:
+            return special
+    partial = [i for i, layout in enumerate(layouts) if layout == PARTIAL_SUM]
+    others_whole = not any(isinstance(layout, Shard) for layout in layouts)
+    if partial and others_whole and _is_linear_in(rule, op, partial):
+        wants = tuple(PARTIAL_SUM if i in partial else REPLICATE for i in range(len(layouts)))
+        return Sharded(wants, (PARTIAL_SUM,) * len(op.out_shapes))
+    factors = rule.factors(op)
+    if isinstance(factors, Declined):
+        return factors
+    votes: dict[tuple[int, tuple[int, ...]], int] = {}
+    for layout, dims, size in zip(layouts, factors.inputs, sizes, strict=True):
+        if isinstance(layout, Shard) and dims is not None:
+            found = _factor_at(dims[layout.axis], layout.blocks)
+            if found is not None:
+                votes[found] = votes.get(found, 0) + size + 1
+    for factor, blocks in sorted(votes, key=lambda key: -votes[key]):
+        sharded = _along(factors, factor, blocks)
+        if sharded is not None:
+            return sharded
+    return Declined("it needs all rows at once")
+
+
+def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded | None:
+    """Return how `op` can yield `output` in `layout`, or None: the demand that runs against the dataflow.
+
+    This is how what would be computed whole and then cut (a gradient tiled over the batch, a mask from a constant) is
+    made in pieces from the start.
+    """
+    factors = rule.factors(op)
+    if isinstance(factors, Declined):
+        return None
+    dims = factors.outputs[output]
+    found = _factor_at(dims[layout.axis], layout.blocks) if dims is not None else None
+    if found is None:
+        return None
+    sharded = _along(factors, *found)
+    return sharded if sharded is not None and sharded.gives[output] == layout else None
+
+
+def pass_through(op: Op, layouts: Sequence[Layout]) -> Answer:
+    """Answer for ops that return their inputs: every output has the layout of its input, whatever that is."""
+    return Sharded(tuple(layouts), tuple(layouts[: len(op.out_shapes)]))
+
+
+def _is_linear_in(rule: Rule, op: Op, partial: list[int]) -> bool:
+    if not all(dtype.is_floating or dtype.is_complex for dtype in op.out_dtypes):
+        return False
+    if rule.joint:
+        data = [i for i in range(len(op.inputs)) if i not in op.constants]
+        return partial == data
+    return len(partial) == 1 and partial[0] in rule.linear
+
+
+def _factor_at(dim: Dim, blocks: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
+    """Return the factor that is cut when an axis is cut into `blocks`, and the blocks of the factor itself."""
+    if dim is None:
+        return None
+    if isinstance(dim, int):
+        return dim, blocks
+    for factor, outer, inner in dim:
+        count, rest = divmod(len(blocks), outer)
+        unit = blocks[:count]
+        if not rest and unit * outer == blocks and all(block % inner == 0 for block in unit):
+            return factor, tuple(block // inner for block in unit)
+    return None
+
+
+def _axis_of(dims: Dims, factor: int, blocks: tuple[int, ...]) -> Shard | None:
+    for axis, dim in enumerate(dims or ()):
+        if dim == factor:
+            return Shard(axis, blocks)
+        if isinstance(dim, tuple):
+            for part in dim:
+                if part.factor == factor:
+                    return Shard(axis, tuple(block * part.inner for block in blocks) * part.outer)
+    return None
+
+
+def _along(factors: Factors, factor: int, blocks: tuple[int, ...]) -> Sharded | None:
+    wants = tuple([_axis_of(dims, factor, blocks) or REPLICATE for dims in factors.inputs])
+    gives: list[Layout] = []
+    rescale = False
+    for dims in factors.outputs:
+        shard = _axis_of(dims, factor, blocks)
+        if shard is not None:
+            gives.append(shard)
+        elif dims is None:
+            gives.append(REPLICATE)
+        elif factor in factors.contracted:
+            rescale = factors.rescale
+            gives.append(Partial(factors.contracted[factor]))
+        else:
+            return None
+    return Sharded(wants, tuple(gives), factors.resize.get(factor, ()), rescale)

@@ -1,0 +1,183 @@
+"""Splitting: from the user's `split` and the shapes of a call to a layout for each argument and rows for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.errors import ArgumentError, bullet_list
+from graphsplit.layouts import REPLICATE, Layout, Shard, apportion
+from graphsplit.structures import Branch, CompositeLeaf, StaticLeaf, TensorLeaf, Tree, paths, step_path
+
+Split = Any  # int | None | Mapping | Sequence, nested as the arguments are
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How one call is split.
+
+    Attributes:
+      layouts: the layout of each flat argument.
+      batch: the number of rows; 0 if nothing is split.
+      notes: what a user might not expect.
+    """
+
+    layouts: tuple[Layout, ...]
+    batch: int
+    notes: tuple[str, ...] = ()
+
+    def rows(self, weights: Sequence[float]) -> tuple[int, ...]:
+        """Return the rows of each device."""
+        return apportion(self.batch, weights)
+
+
+@dataclass(frozen=True)
+class _Argument:
+    path: str
+    leaf: TensorLeaf
+    axis: int | None
+    explicit: bool
+
+
+def check_split(split: Split, parameters: Sequence[str] | None) -> None:
+    """Raise `ArgumentError` if `split` cannot be meant for a function with these parameters (None: any)."""
+    if isinstance(split, Mapping):
+        unknown = [name for name in split if parameters is not None and name not in parameters]
+        if unknown:
+            raise ArgumentError(
+                f"split names {_quoted(unknown)}, which the function does not take. It takes {_quoted(parameters or ())}."
+            )
+    elif isinstance(split, (list, tuple)):
+        if parameters is not None and len(split) > len(parameters):
+            raise ArgumentError(
+                f"split has {len(split)} entries, but the function takes {len(parameters)} arguments: "
+                f"{_quoted(parameters)}."
+            )
+    elif split is not None and (isinstance(split, bool) or not isinstance(split, int)):
+        raise ArgumentError(
+            f"split takes an axis, or a mapping from argument names to an axis or None, got {split!r}."
+        )
+
+
+def resolve_split(split: Split, arguments: Branch) -> Splitting:
+    """Return how the arguments are split.
+
+    Args:
+      split: an axis for every batched argument; or a mapping (or sequence) that is a tree prefix of the arguments
+        with an axis or None ("keep whole") at its leaves. Arguments that a mapping does not name follow axis 0.
+      arguments: the structure of the call's arguments by name.
+
+    Raises:
+      ArgumentError: if `split` does not fit the arguments; names all offenders.
+    """
+    named = _by_name(split, arguments)
+    found: list[_Argument] = []
+    for name, tree in zip(arguments.keys, arguments.entries, strict=True):
+        spec, explicit = named.get(name, (split if isinstance(split, int) else 0, False))
+        _collect(spec, explicit, tree, name, found)
+    _check_ranks(found, split)
+    batch, deciding = _batch_size(found)
+    layouts: list[Layout] = []
+    for argument in found:
+        axis = _axis(argument)
+        fits = axis is not None and argument.leaf.shape is not None and argument.leaf.shape[axis] == batch
+        layouts.append(Shard(axis) if batch and fits and axis is not None else REPLICATE)
+    return Splitting(tuple(layouts), batch or 0, _notes(found, batch, deciding))
+
+
+def argument_paths(arguments: Branch) -> list[tuple[str, TensorLeaf]]:
+    """Return the flat arguments, each with the expression by which a user would reach it."""
+    return [
+        found
+        for name, tree in zip(arguments.keys, arguments.entries, strict=True)
+        for found in paths(tree, name)
+    ]
+
+
+def _by_name(split: Split, arguments: Branch) -> dict[str, tuple[Split, bool]]:
+    if isinstance(split, Mapping):
+        return {name: (spec, True) for name, spec in split.items()}
+    if isinstance(split, (list, tuple)):
+        return {name: (spec, True) for name, spec in zip(arguments.keys, split, strict=False)}
+    return dict.fromkeys(arguments.keys, (None, True)) if split is None else {}
+
+
+def _collect(spec: Split, explicit: bool, tree: Tree, path: str, found: list[_Argument]) -> None:
+    """Walk `spec`, a tree prefix, down the structure."""
+    if isinstance(tree, StaticLeaf):
+        return
+    if isinstance(tree, CompositeLeaf):
+        if explicit and spec is not None:
+            raise ArgumentError(
+                f"split asks to split {path}, a {tree.spec.value_type.__name__}; composite tensors are kept whole. "
+                "Leave it out of split, or pass its parts as ordinary tensors."
+            )
+        found += [_Argument(p, leaf, None, False) for p, leaf in paths(tree, path)]
+    elif isinstance(tree, TensorLeaf):
+        if spec is not None and (isinstance(spec, bool) or not isinstance(spec, int)):
+            raise ArgumentError(f"split gives {spec!r} for {path}, which is a single tensor; give an axis or None.")
+        found.append(_Argument(path, tree, spec, explicit))
+    elif isinstance(spec, (Mapping, list, tuple)):
+        entries = dict(zip(tree.keys, tree.entries, strict=True))
+        chosen = dict(spec.items() if isinstance(spec, Mapping) else zip(tree.keys, spec, strict=False))
+        unknown = [key for key in chosen if key not in entries]
+        if unknown or (not isinstance(spec, Mapping) and len(spec) != len(entries)):
+            raise ArgumentError(
+                f"split for {path} has entries {_quoted(chosen)}, but {path} has {_quoted(tree.keys)}."
+            )
+        for key, entry in entries.items():
+            _collect(chosen.get(key, 0), key in chosen, entry, step_path(tree.kind, path, key), found)
+    else:
+        for key, entry in zip(tree.keys, tree.entries, strict=True):
+            _collect(spec, explicit, entry, step_path(tree.kind, path, key), found)
+
+
+def _axis(argument: _Argument) -> int | None:
+    """Return the axis counted from the front, or None if the argument has no such axis or cannot be cut."""
+    shape, axis = argument.leaf.shape, argument.axis
+    if shape is None or axis is None or argument.leaf.dtype in (tf.resource, tf.variant):
+        return None
+    return axis % len(shape) if -len(shape) <= axis < len(shape) else None
+
+
+def _check_ranks(found: Sequence[_Argument], split: Split) -> None:
+    wrong = [a for a in found if a.explicit and a.axis is not None and a.leaf.shape is not None and _axis(a) is None]
+    if wrong:
+        lines = [f"{a.path} has shape {list(a.leaf.shape or ())}, which has no axis {a.axis}" for a in wrong]
+        raise ArgumentError(f"split names axes that do not exist:\n{bullet_list(lines)}")
+    if isinstance(split, int) and split not in (0, -1) and found and all(_axis(a) is None for a in found):
+        lines = [f"{a.path} has shape {list(a.leaf.shape or ())}" for a in found]
+        raise ArgumentError(f"split={split}, but no argument has an axis {split}:\n{bullet_list(lines)}")
+
+
+def _batch_size(found: Sequence[_Argument]) -> tuple[int | None, str]:
+    """Return the size that counts as the batch and the argument that decided it."""
+    sized = [(a, a.leaf.shape[axis]) for a in found if (axis := _axis(a)) is not None and a.leaf.shape]
+    explicit = [(a, size) for a, size in sized if a.explicit]
+    if len({size for _, size in explicit}) > 1:
+        lines = [f"{a.path}: {size} along axis {a.axis} (shape {list(a.leaf.shape or ())})" for a, size in explicit]
+        raise ArgumentError(
+            "The arguments named in split have different batch sizes:\n"
+            f"{bullet_list(lines)}\n"
+            "Rows are split alike over the devices; give None to those that are not batches."
+        )
+    for argument, size in explicit or sized:
+        return size, argument.path
+    return None, ""
+
+
+def _notes(found: Sequence[_Argument], batch: int | None, deciding: str) -> tuple[str, ...]:
+    if batch is None and deciding:
+        return (f"the batch size of {deciding} is not known when tracing; everything runs at home",)
+    if batch == 0:
+        return (f"{deciding} has no rows; everything runs at home",)
+    if not deciding:
+        return ("no argument has an axis to split; everything runs at home",)
+    return ()
+
+
+def _quoted(names: Any) -> str:
+    return ", ".join(repr(name) for name in names) or "nothing"

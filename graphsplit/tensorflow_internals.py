@@ -1,0 +1,107 @@
+"""The only file that imports private TensorFlow modules. Each import says why no public name serves.
+
+Everything here is a thin function with a plain meaning, so that a change in TensorFlow is mended in one place.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+# `tf.types` exposes no way to describe a function of flat tensors; AtomicFunction needs one.
+from tensorflow.core.function.polymorphism import function_type
+from tensorflow.core.function.trace_type import default_types
+
+# The eager context owns the runtime's function library; the public way into it, tracing, would rebuild in Python
+# every node that is already a finished proto (70 us a node; measured: seconds at 8 devices).
+from tensorflow.python.eager import context, record
+from tensorflow.python.eager.polymorphic_function import atomic_function
+
+# Names and counts of an op type's outputs: function bodies refer to tensors as `node:output_name:index`.
+from tensorflow.python.framework import op_def_registry
+
+# What a captured resource holds (a variable's dtype and shape); the public handle does not say.
+from tensorflow.python.ops import handle_data_util
+
+# Whether the graph being built is to be compiled by XLA as a whole, which would erase all placement.
+from tensorflow.python.ops import control_flow_util
+
+
+def op_definition(op_type: str) -> Any | None:
+    """Return the registered `OpDef` of an op type, or None if this process does not know the type."""
+    return op_def_registry.get(op_type)
+
+
+def resource_value(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
+    """Return dtype and shape of the variable behind a function's resource argument, or None for other resources."""
+    data = handle_data_util.get_resource_handle_data(handle)
+    if data is None or not data.is_set or len(data.shape_and_type) != 1:
+        return None
+    return tf.as_dtype(data.shape_and_type[0].dtype), tf.TensorShape(data.shape_and_type[0].shape)
+
+
+def in_xla_context() -> bool:
+    """Return whether the code that runs now is being traced for `jit_compile=True`."""
+    if tf.executing_eagerly():
+        return False
+    return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
+
+
+def tape_may_record() -> bool:
+    """Return whether a `GradientTape` or a forward accumulator is active around the code that runs now."""
+    return bool(record.could_possibly_record())
+
+
+def eager_context_started() -> bool:
+    """Return whether TensorFlow has started its eager runtime, after which devices cannot be made any more."""
+    return context.context()._initialized
+
+
+class RuntimeFunction:
+    """A `FunctionDef` registered with TensorFlow's runtime, callable on flat tensors eagerly and in graphs.
+
+    The runtime forgets the function and its library when the last reference to this object is gone.
+    """
+
+    def __init__(self, definition: Any, library: Sequence[Any], specs: Sequence[tf.TypeSpec], outs: Sequence[Any]):
+        children = [
+            atomic_function.from_function_def(child, _flat_type([], []))
+            for child in library
+            if not context.context().has_function(child.signature.name)
+        ]
+        self._function = atomic_function.from_function_def(definition, _flat_type(specs, outs))
+        self._function.children.extend(children)
+
+    def __call__(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Run the function on `arguments`, one tensor for each input of the definition."""
+        return list(self._function.call_flat(*arguments))
+
+
+def _flat_type(specs: Sequence[tf.TypeSpec], outs: Sequence[tf.TypeSpec]) -> Any:
+    parameters = [
+        function_type.Parameter(f"a{i}", function_type.Parameter.POSITIONAL_ONLY, False, spec)
+        for i, spec in enumerate(specs)
+    ]
+    return function_type.FunctionType(parameters, collections.OrderedDict(), return_annotation=default_types.Tuple(*outs))
+
+
+@contextlib.contextmanager
+def partition_graphs() -> Iterator[list[Any]]:
+    """Collect the graphs that TensorFlow runs inside the `with` block, one `GraphDef` per device and function.
+
+    They are what is left after TensorFlow's placer and optimizer, with full device names. A function that was called
+    before the block is not reported: the runtime hands its graphs out when it first instantiates the function.
+    """
+    collected: list[Any] = []
+    context.context().enable_run_metadata()
+    try:
+        yield collected
+        metadata = context.context().export_run_metadata()
+        for function_graphs in metadata.function_graphs:
+            collected.extend(function_graphs.partition_graphs)
+    finally:
+        context.context().disable_run_metadata()
