@@ -1,20 +1,47 @@
-"""graphsplit: a TensorFlow function written for one device, run on several, with exactly one device's results."""
+"""graphsplit: a TensorFlow function written for one device, run on several, with exactly one device's results.
 
-from graphsplit.devices import available_devices, use_logical_devices
-from graphsplit.errors import (
-    ArgumentError,
-    CheckError,
-    DeviceError,
-    GraphsplitError,
-    OutputError,
-    StrictError,
-    UnsupportedError,
-)
-from graphsplit.functions import ParallelFunction, make_parallel, parallelize
-from graphsplit.plans import Plan
-from graphsplit.verification import Difference, Report, verify
+The names below are imported on first use, so that `import graphsplit` (and `graphsplit --help`) does not wait for
+TensorFlow.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from graphsplit.devices import available_devices, use_logical_devices
+    from graphsplit.errors import (
+        ArgumentError,
+        CheckError,
+        DeviceError,
+        GraphsplitError,
+        OutputError,
+        StrictError,
+        UnsupportedError,
+    )
+    from graphsplit.functions import ParallelFunction, make_parallel, parallelize
+    from graphsplit.plans import Plan
+    from graphsplit.verification import Difference, Report, verify
 
 __version__ = "0.1.0"
+
+_MODULES = {
+    "devices": ["available_devices", "use_logical_devices"],
+    "errors": [
+        "ArgumentError",
+        "CheckError",
+        "DeviceError",
+        "GraphsplitError",
+        "OutputError",
+        "StrictError",
+        "UnsupportedError",
+    ],
+    "functions": ["ParallelFunction", "make_parallel", "parallelize"],
+    "plans": ["Plan"],
+    "verification": ["Difference", "Report", "verify"],
+}
+_MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 
 __all__ = [
     "ArgumentError",
@@ -34,3 +61,13 @@ __all__ = [
     "use_logical_devices",
     "verify",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULE_OF:
+        raise AttributeError(f"module 'graphsplit' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"graphsplit.{_MODULE_OF[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *__all__])

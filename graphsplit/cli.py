@@ -10,7 +10,9 @@ import typer
 # TensorFlow reports its build and missing drivers on every start; a newcomer would read that as failure.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-app = typer.Typer(help="Run TensorFlow functions on several devices, with exactly one device's results.", no_args_is_help=True)
+app = typer.Typer(
+    help="Run TensorFlow functions on several devices, with exactly one device's results.", no_args_is_help=True
+)
 demo = typer.Typer(help="See it work, on GPUs if there are any, else on logical CPU devices.", no_args_is_help=True)
 app.add_typer(demo, name="demo")
 
@@ -22,7 +24,7 @@ Batch = Annotated[int, typer.Option("--batch", min=1, help="Rows in each step's 
 def polyfit(
     devices: Devices = 4,
     batch: Batch = 100,
-    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps.")] = 1000,
+    steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps.")] = 2000,
 ) -> None:
     """Fit 5x^2 + 0x + 3 on one device and on several, and compare."""
     from graphsplit.demos.polyfit import run

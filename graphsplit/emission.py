@@ -94,7 +94,9 @@ class _Emitter:
             nodes=tuple(self.nodes),
             inputs=tuple(ops[i].name for i in self.program.inputs),
             captures=tuple(ops[i].name for i in self.program.captures),
-            effects=tuple(name for i in self.program.effects for name in self._names(i) if steps[i].home or steps[i].shards),
+            effects=tuple(
+                name for i in self.program.effects for name in self._names(i) if steps[i].home or steps[i].shards
+            ),
             shard_of=self.shard_of,
             library=self.program.library,
             versions=self.program.versions,
@@ -141,7 +143,9 @@ class _Emitter:
             self._add(constant_node(inputs[operand], value, dtype, device), d)
         for c in op.controls:
             if not self._is_argument(c):
-                inputs += [f"^{n}" for n in ([prefix + self.program.ops[c].name] if self._is_sharded(c) else self._names(c))]
+                inputs += [
+                    f"^{n}" for n in ([prefix + self.program.ops[c].name] if self._is_sharded(c) else self._names(c))
+                ]
         if not sharded.rescale:
             self._copy(op, name, device, inputs)
         else:

@@ -58,5 +58,3 @@ def _resource_devices(trace: Trace, plan: Plan) -> dict[str, str]:
         if handle.dtype == tf.resource and handle.device:
             devices[plan.program.ops[position].name] = handle.device
     return devices
-
-

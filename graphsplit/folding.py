@@ -101,13 +101,11 @@ _FOLD: dict[str, Callable[[Any, Values], list[np.ndarray] | None]] = {
     "Neg": _elementwise(np.negative),
     "Pack": lambda op, v: [np.stack(v, op.attr("axis").i)],
     "Prod": _reduce(np.prod),
-    "Range": lambda op, v: [np.arange(v[0], v[1], v[2], v[0].dtype)],
+    "Range": lambda op, v: [np.arange(int(v[0]), int(v[1]), int(v[2]))],
     "Reshape": lambda op, v: [np.reshape(v[0], v[1])],
     "Select": _elementwise(np.where),
     "SelectV2": _elementwise(np.where),
-    "Slice": lambda op, v: [
-        v[0][tuple(slice(b, None if s < 0 else b + s) for b, s in zip(v[1], v[2], strict=True))]
-    ],
+    "Slice": lambda op, v: [v[0][tuple(slice(b, None if s < 0 else b + s) for b, s in zip(v[1], v[2], strict=True))]],
     "Squeeze": lambda op, v: [np.reshape(v[0], op.out_shapes[0])],
     "StridedSlice": _strided_slice,
     "Sub": _elementwise(np.subtract),

@@ -8,7 +8,7 @@ import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, overload
+from typing import Any
 
 import tensorflow as tf
 
@@ -165,10 +165,6 @@ class ParallelFunction:
         return str(getattr(self, "__name__", type(self._fn).__name__))
 
 
-@overload
-def parallelize(fn: Callable[..., Any], **options: Any) -> ParallelFunction: ...
-@overload
-def parallelize(fn: None = None, **options: Any) -> Callable[[Callable[..., Any]], ParallelFunction]: ...
 def parallelize(
     fn: Callable[..., Any] | None = None,
     *,
@@ -267,7 +263,7 @@ def _check_devices(options: Options) -> None:
         canonical = [canonical_name(name) for name in names]
         if not canonical or len(set(canonical)) != len(canonical):
             resolve_devices(names)
-    elif devices is not None and (isinstance(devices, bool) or devices < 1):
+    elif isinstance(devices, int) and (isinstance(devices, bool) or devices < 1):
         resolve_devices(devices)
     if home is not None:
         canonical_name(home, "home")
@@ -318,7 +314,9 @@ def _spread(arguments: structures.Branch, signature: inspect.Signature) -> struc
 
 def _as_call(arguments: structures.Branch) -> structures.Branch:
     """Return the structure of `(args, kwargs)` for a function of the bound arguments."""
-    return structures.Branch(tuple, (0, 1), (structures.Branch(tuple, (0,), (arguments,)), structures.Branch(dict, (), ())))
+    return structures.Branch(
+        tuple, (0, 1), (structures.Branch(tuple, (0,), (arguments,)), structures.Branch(dict, (), ()))
+    )
 
 
 def _by_bound_arguments(fn: Callable[..., Any], signature: inspect.Signature) -> Callable[[Mapping[str, Any]], Any]:

@@ -118,7 +118,8 @@ def inline_calls(graph: Any, results: Sequence[str]) -> tuple[list[Any], list[st
     library = {function.signature.name: function for function in graph.library.function}
     sink = NodeDef(name="", op="")
     sink.input.extend(results)
-    nodes, lost = [*graph.node, sink], []
+    nodes: list[Any] = [*graph.node, sink]
+    lost: list[str] = []
     while any(_called_function(node, library) for node in nodes):
         nodes = _inline_one_level(nodes, library, lost)
     return nodes[:-1], list(sink.input), lost
@@ -184,7 +185,7 @@ def _body_of_call(call: Any, function: Any) -> tuple[list[Any], list[str], list[
             name = reference[1:]
             return f"^{split_reference(arguments[name])[0]}" if name in arguments else f"^{prefix}{name}"
         if reference in arguments:
-            return arguments[reference]
+            return str(arguments[reference])
         name, _, output = reference.partition(":")
         return f"{prefix}{name}:{flat[name].index(output)}"
 

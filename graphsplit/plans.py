@@ -112,7 +112,9 @@ class Plan:
             for tensor, layout in reads:
                 self._check_size(tensor, layout)
                 if not self._exists(tensor, layout, moves):
-                    raise CheckError(f"{op.name!r} reads {self.program.ops[tensor.op].name!r} as {layout}, which is not made.")
+                    raise CheckError(
+                        f"{op.name!r} reads {self.program.ops[tensor.op].name!r} as {layout}, which is not made."
+                    )
         for tensor in self.program.outputs:
             if not self._exists(tensor, REPLICATE, moves):
                 raise CheckError(f"Output {self.program.ops[tensor.op].name!r} is never made whole.")
@@ -139,10 +141,17 @@ class Plan:
         ops, steps = self.program.ops, self.steps
         dead = sum(not (s.home or s.shards) for s in steps)
         lines = [f"Plan: {len(ops) - dead} operations, {len(self.devices)} shards, home {_short_device(self.home)}"]
-        lines += [f"  shard {d}: {_short_device(name)}, {n} rows" for d, (name, n) in enumerate(zip(self.devices, self.rows, strict=True))]
-        for name, position, layout in zip(self.program.input_names, self.program.inputs, self.input_layouts, strict=True):
+        lines += [
+            f"  shard {d}: {_short_device(name)}, {n} rows"
+            for d, (name, n) in enumerate(zip(self.devices, self.rows, strict=True))
+        ]
+        for name, position, layout in zip(
+            self.program.input_names, self.program.inputs, self.input_layouts, strict=True
+        ):
             shape = ops[position].out_shapes[0]
-            lines.append(f"  argument {name}: {ops[position].out_dtypes[0].name}{list(shape) if shape is not None else ''} {layout}")
+            lines.append(
+                f"  argument {name}: {ops[position].out_dtypes[0].name}{list(shape) if shape is not None else ''} {layout}"
+            )
         lines.append(f"  on every shard: {_count(self.sharded_ops)}")
         lines.append(f"  once, at home:  {_count(self.home_ops)}")
         return lines

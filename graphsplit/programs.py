@@ -24,7 +24,7 @@ class Tensor(NamedTuple):
     """One output of one operation: the operation's position in the program and the output's number."""
 
     op: int
-    index: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls on these
 
 
 @dataclass(frozen=True, eq=False, slots=True)

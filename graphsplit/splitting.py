@@ -1,4 +1,4 @@
-"""Splitting: from the user's `split` and the shapes of a call to a layout for each argument and rows for each device."""
+"""Splitting: from `split` and the shapes of a call to a layout for each argument and rows for each device."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ def check_split(split: Split, parameters: Sequence[str] | None) -> None:
         unknown = [name for name in split if parameters is not None and name not in parameters]
         if unknown:
             raise ArgumentError(
-                f"split names {_quoted(unknown)}, which the function does not take. It takes {_quoted(parameters or ())}."
+                f"split names {_quoted(unknown)}, which the function does not take. "
+                f"It takes {_quoted(parameters or ())}."
             )
     elif isinstance(split, (list, tuple)):
         if parameters is not None and len(split) > len(parameters):
@@ -57,9 +58,7 @@ def check_split(split: Split, parameters: Sequence[str] | None) -> None:
                 f"{_quoted(parameters)}."
             )
     elif split is not None and (isinstance(split, bool) or not isinstance(split, int)):
-        raise ArgumentError(
-            f"split takes an axis, or a mapping from argument names to an axis or None, got {split!r}."
-        )
+        raise ArgumentError(f"split takes an axis, or a mapping from argument names to an axis or None, got {split!r}.")
 
 
 def resolve_split(split: Split, arguments: Branch) -> Splitting:
@@ -85,16 +84,12 @@ def resolve_split(split: Split, arguments: Branch) -> Splitting:
         axis = _axis(argument)
         fits = axis is not None and argument.leaf.shape is not None and argument.leaf.shape[axis] == batch
         layouts.append(Shard(axis) if batch and fits and axis is not None else REPLICATE)
-    return Splitting(tuple(layouts), batch or 0, _notes(found, batch, deciding))
+    return Splitting(tuple(layouts), batch or 0, _notes(batch, deciding))
 
 
 def argument_paths(arguments: Branch) -> list[tuple[str, TensorLeaf]]:
     """Return the flat arguments, each with the expression by which a user would reach it."""
-    return [
-        found
-        for name, tree in zip(arguments.keys, arguments.entries, strict=True)
-        for found in paths(tree, name)
-    ]
+    return [found for name, tree in zip(arguments.keys, arguments.entries, strict=True) for found in paths(tree, name)]
 
 
 def _by_name(split: Split, arguments: Branch) -> dict[str, tuple[Split, bool]]:
@@ -125,9 +120,7 @@ def _collect(spec: Split, explicit: bool, tree: Tree, path: str, found: list[_Ar
         chosen = dict(spec.items() if isinstance(spec, Mapping) else zip(tree.keys, spec, strict=False))
         unknown = [key for key in chosen if key not in entries]
         if unknown or (not isinstance(spec, Mapping) and len(spec) != len(entries)):
-            raise ArgumentError(
-                f"split for {path} has entries {_quoted(chosen)}, but {path} has {_quoted(tree.keys)}."
-            )
+            raise ArgumentError(f"split for {path} has entries {_quoted(chosen)}, but {path} has {_quoted(tree.keys)}.")
         for key, entry in entries.items():
             _collect(chosen.get(key, 0), key in chosen, entry, step_path(tree.kind, path, key), found)
     else:
@@ -169,7 +162,7 @@ def _batch_size(found: Sequence[_Argument]) -> tuple[int | None, str]:
     return None, ""
 
 
-def _notes(found: Sequence[_Argument], batch: int | None, deciding: str) -> tuple[str, ...]:
+def _notes(batch: int | None, deciding: str) -> tuple[str, ...]:
     if batch is None and deciding:
         return (f"the batch size of {deciding} is not known when tracing; everything runs at home",)
     if batch == 0:

@@ -25,13 +25,11 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import op_def_registry
 
 # What a captured resource holds (a variable's dtype and shape); the public handle does not say.
-from tensorflow.python.ops import handle_data_util
-
 # Whether the graph being built is to be compiled by XLA as a whole, which would erase all placement.
-from tensorflow.python.ops import control_flow_util
+from tensorflow.python.ops import control_flow_util, handle_data_util
 
 
-def op_definition(op_type: str) -> Any | None:
+def op_definition(op_type: str) -> Any:
     """Return the registered `OpDef` of an op type, or None if this process does not know the type."""
     return op_def_registry.get(op_type)
 
@@ -58,7 +56,7 @@ def tape_may_record() -> bool:
 
 def eager_context_started() -> bool:
     """Return whether TensorFlow has started its eager runtime, after which devices cannot be made any more."""
-    return context.context()._initialized
+    return bool(context.context()._initialized)
 
 
 class RuntimeFunction:
@@ -86,7 +84,9 @@ def _flat_type(specs: Sequence[tf.TypeSpec], outs: Sequence[tf.TypeSpec]) -> Any
         function_type.Parameter(f"a{i}", function_type.Parameter.POSITIONAL_ONLY, False, spec)
         for i, spec in enumerate(specs)
     ]
-    return function_type.FunctionType(parameters, collections.OrderedDict(), return_annotation=default_types.Tuple(*outs))
+    return function_type.FunctionType(
+        parameters, collections.OrderedDict(), return_annotation=default_types.Tuple(*outs)
+    )
 
 
 @contextlib.contextmanager

@@ -154,5 +154,3 @@ def _user_line(frames: Any) -> str:
         if not any(part in frame.filename for part in skipped) and "__autograph_generated_file" not in frame.filename:
             return f"{os.path.basename(frame.filename)}:{frame.lineno}"
     return ""
-
-

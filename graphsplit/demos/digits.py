@@ -37,11 +37,11 @@ def network() -> keras.Model:
         [
             layers.Input((8, 8, 1)),
             layers.Conv2D(16, 3, padding="same", use_bias=False),
-            layers.BatchNormalization(),
+            layers.BatchNormalization(momentum=0.9),
             layers.Activation("relu"),
             layers.MaxPooling2D(),
             layers.Conv2D(32, 3, padding="same", use_bias=False),
-            layers.BatchNormalization(),
+            layers.BatchNormalization(momentum=0.9),
             layers.Activation("relu"),
             layers.GlobalAveragePooling2D(),
             layers.Dense(10),
@@ -89,7 +89,13 @@ def run(devices: int, batch: int, epochs: int) -> float:
         difference = max(difference, float(np.max(np.abs(np.subtract(*zip(*losses, strict=True))))))
         accuracies = [f"{n / TEST_IMAGES:.1%}" for n in right]
         rows.append([epoch + 1, f"{means[0]:.5f}", f"{means[1]:.5f}", *accuracies])
-    columns = ["epoch", "loss, 1 device", f"loss, {len(names)} devices", "test, 1 device", f"test, {len(names)} devices"]
+    columns = [
+        "epoch",
+        "loss, 1 device",
+        f"loss, {len(names)} devices",
+        "test, 1 device",
+        f"test, {len(names)} devices",
+    ]
     table("Handwritten digits", columns, rows)
     console.print(str(many[0].plan(*data)), highlight=False, markup=False, soft_wrap=True)
     console.print(f"Largest difference of the loss at any step: {difference:.2g}", highlight=False)

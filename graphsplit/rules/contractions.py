@@ -65,7 +65,9 @@ def einsum(op: Op) -> Factors | Declined:
 
     head, dots, tail = result.partition("...")
     shared = op.out_shapes[0][len(head) : result_rank - len(tail)] if dots else None
-    inputs = tuple([dims(term, shape, shared) for term, shape in zip(terms, op.in_shapes, strict=True) if shape is not None])
+    inputs = tuple(
+        [dims(term, shape, shared) for term, shape in zip(terms, op.in_shapes, strict=True) if shape is not None]
+    )
     output = dims(result, op.out_shapes[0], None)
     kept = set(output or ())
     contracted = {f: "sum" for d in inputs for f in d or () if isinstance(f, int) and f not in kept}
@@ -133,9 +135,7 @@ def bias_add_gradient(op: Op) -> Factors | Declined:
     if shape is None:
         return Declined("the rank of an operand is not known")
     channel = _channel_axis(op, len(shape))
-    return Factors(
-        (tuple(range(len(shape))),), ((channel,),), {i: "sum" for i in range(len(shape)) if i != channel}
-    )
+    return Factors((tuple(range(len(shape))),), ((channel,),), {i: "sum" for i in range(len(shape)) if i != channel})
 
 
 def _channel_axis(op: Op, rank: int) -> int:

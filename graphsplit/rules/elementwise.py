@@ -5,19 +5,110 @@ from __future__ import annotations
 from graphsplit.programs import Op, Shape
 from graphsplit.rules.registry import Declined, Dims, Factors, pass_through, register
 
-UNARY = """
-    Abs Acos Acosh Asin Asinh Atan Atanh BesselI0e BesselI1e Ceil CheckNumerics Conj Cos Cosh Digamma Elu Erf Erfc
-    Erfinv Exp Expm1 Floor Inv Invert IsFinite IsInf IsNan LeakyRelu Lgamma Log Log1p LogicalNot Ndtri OnesLike
-    Reciprocal Relu Relu6 Rint Round Rsqrt Selu Sigmoid Sign Sin Sinh Softplus Softsign Sqrt Square Tan Tanh
-    ComplexAbs Angle
-""".split()
+UNARY = [
+    "Abs",
+    "Acos",
+    "Acosh",
+    "Asin",
+    "Asinh",
+    "Atan",
+    "Atanh",
+    "BesselI0e",
+    "BesselI1e",
+    "Ceil",
+    "CheckNumerics",
+    "Conj",
+    "Cos",
+    "Cosh",
+    "Digamma",
+    "Elu",
+    "Erf",
+    "Erfc",
+    "Erfinv",
+    "Exp",
+    "Expm1",
+    "Floor",
+    "Inv",
+    "Invert",
+    "IsFinite",
+    "IsInf",
+    "IsNan",
+    "LeakyRelu",
+    "Lgamma",
+    "Log",
+    "Log1p",
+    "LogicalNot",
+    "Ndtri",
+    "OnesLike",
+    "Reciprocal",
+    "Relu",
+    "Relu6",
+    "Rint",
+    "Round",
+    "Rsqrt",
+    "Selu",
+    "Sigmoid",
+    "Sign",
+    "Sin",
+    "Sinh",
+    "Softplus",
+    "Softsign",
+    "Sqrt",
+    "Square",
+    "Tan",
+    "Tanh",
+    "ComplexAbs",
+    "Angle",
+]
 UNARY_LINEAR = ["Cast", "Imag", "Neg", "Real", "ZerosLike"]
-BINARY = """
-    ApproximateEqual Atan2 BitwiseAnd BitwiseOr BitwiseXor Complex EluGrad Equal FloorDiv FloorMod Greater GreaterEqual
-    Igamma Igammac InvGrad LeakyReluGrad LeftShift Less LessEqual LogicalAnd LogicalOr Maximum Minimum Mod NextAfter
-    NotEqual Polygamma Pow ReciprocalGrad Relu6Grad ReluGrad RightShift RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad
-    SoftsignGrad SqrtGrad SquaredDifference TanhGrad TruncateDiv TruncateMod Xdivy Xlog1py Xlogy Zeta
-""".split()
+BINARY = [
+    "ApproximateEqual",
+    "Atan2",
+    "BitwiseAnd",
+    "BitwiseOr",
+    "BitwiseXor",
+    "Complex",
+    "EluGrad",
+    "Equal",
+    "FloorDiv",
+    "FloorMod",
+    "Greater",
+    "GreaterEqual",
+    "Igamma",
+    "Igammac",
+    "InvGrad",
+    "LeakyReluGrad",
+    "LeftShift",
+    "Less",
+    "LessEqual",
+    "LogicalAnd",
+    "LogicalOr",
+    "Maximum",
+    "Minimum",
+    "Mod",
+    "NextAfter",
+    "NotEqual",
+    "Polygamma",
+    "Pow",
+    "ReciprocalGrad",
+    "Relu6Grad",
+    "ReluGrad",
+    "RightShift",
+    "RsqrtGrad",
+    "SeluGrad",
+    "SigmoidGrad",
+    "SoftplusGrad",
+    "SoftsignGrad",
+    "SqrtGrad",
+    "SquaredDifference",
+    "TanhGrad",
+    "TruncateDiv",
+    "TruncateMod",
+    "Xdivy",
+    "Xlog1py",
+    "Xlogy",
+    "Zeta",
+]
 BINARY_LINEAR_IN_FIRST = ["Div", "DivNoNan", "RealDiv"]
 BILINEAR = ["Mul", "MulNoNan"]
 SUMS = ["Add", "AddV2", "Sub"]

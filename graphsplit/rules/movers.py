@@ -46,10 +46,10 @@ def squeeze(op: Op) -> Factors | Declined:
 
 def join_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     """Answer for a concatenation along the sharded axis: the joined axis has the blocks of all operands."""
-    axis, shape = op.constants.get(len(layouts) - 1), op.out_shapes[0]
-    if axis is None or shape is None:
+    known_axis, shape = op.constants.get(len(layouts) - 1), op.out_shapes[0]
+    if known_axis is None or shape is None:
         return None
-    axis = int(axis) % len(shape)
+    axis = int(known_axis) % len(shape)
     data = layouts[:-1]
     if not any(isinstance(layout, Shard) and layout.axis == axis for layout in data):
         return None
@@ -200,5 +200,3 @@ def roll(op: Op) -> Factors | Declined:
     rolled = {int(a) % len(shape) for a in np.reshape(axes, -1)}
     dims: Dims = tuple([None if i in rolled else i for i in range(len(shape))])
     return Factors((dims, None, None), (dims,))
-
-

@@ -28,7 +28,7 @@ def reduce(op: Op) -> Factors | Declined:
     return Factors(
         (tuple(range(rank)), None),
         (output,),
-        {axis: _REDUCTION[op.type] for axis in axes},
+        dict.fromkeys(axes, _REDUCTION[op.type]),
         rescale=op.type == "Mean",
     )
 
@@ -69,7 +69,7 @@ def arg_reduce(op: Op) -> Factors | Declined:
 def l2_loss(op: Op) -> Factors | Declined:
     """Half the sum of squares of everything."""
     rank = len(op.in_shapes[0] or ())
-    return Factors((tuple(range(rank)),), ((),), {axis: "sum" for axis in range(rank)})
+    return Factors((tuple(range(rank)),), ((),), dict.fromkeys(range(rank), "sum"))
 
 
 @register("UnsortedSegmentSum")
@@ -79,4 +79,4 @@ def unsorted_segment_sum(op: Op) -> Factors | Declined:
     if data is None or ids is None:
         return Declined("the rank of an operand is not known")
     rows, rest = tuple(range(len(ids))), tuple(range(len(ids), len(data)))
-    return Factors((rows + rest, rows, None), ((None, *rest),), {f: "sum" for f in rows})
+    return Factors((rows + rest, rows, None), ((None, *rest),), dict.fromkeys(rows, "sum"))

@@ -59,7 +59,8 @@ def factor_shapes(before: Shape, after: Shape) -> tuple[Dims, Dims]:
 
 def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
     """Return the smallest runs of axes with equal products, from the left. An unknown size matches only itself."""
-    groups, i, j = [], 0, 0
+    groups: list[tuple[list[int], list[int]]] = []
+    i = j = 0
     while i < len(before) and j < len(after):
         left, right = [i], [j]
         if before[i] is None or after[j] is None:
