@@ -86,24 +86,24 @@ class ParallelFunction:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices."""
         tensors, arguments = self._flatten(args, kwargs)
-        compiled = self._get(arguments, tensors)
+        compiled = self._get(arguments)
         results = compiled.executable(tensors)
         return structures.unflatten(compiled.trace.result, results)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return what would run where for these arguments, without running it. `print` it."""
-        tensors, arguments = self._flatten(args, kwargs)
-        return self._get(arguments, tensors).executable.plan
+        _, arguments = self._flatten(args, kwargs)
+        return self._get(arguments).executable.plan
 
     def graph_def(self, *args: Any, **kwargs: Any) -> Any:
         """Return the multi-device graph for these arguments as a `GraphDef`; every node has a device."""
-        tensors, arguments = self._flatten(args, kwargs)
-        return self._get(arguments, tensors).executable.emitted.graph_def()
+        _, arguments = self._flatten(args, kwargs)
+        return self._get(arguments).executable.emitted.graph_def()
 
     def variables(self, *args: Any, **kwargs: Any) -> tuple[tf.Variable, ...]:
         """Return the variables that a call with these arguments reads or changes."""
-        tensors, arguments = self._flatten(args, kwargs)
-        return self._get(arguments, tensors).trace.variables
+        _, arguments = self._flatten(args, kwargs)
+        return self._get(arguments).trace.variables
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
@@ -127,7 +127,7 @@ class ParallelFunction:
         assert isinstance(tree, structures.Branch)
         return tensors, tree
 
-    def _get(self, arguments: structures.Branch, tensors: Sequence[tf.Tensor]) -> _Compiled:
+    def _get(self, arguments: structures.Branch) -> _Compiled:
         """Return the compiled form for this signature, making it on first use."""
         if in_xla_context():
             raise UnsupportedError(
@@ -288,7 +288,7 @@ def _signature(fn: Callable[..., Any]) -> inspect.Signature:
     try:
         signature = inspect.signature(fn)
     except (TypeError, ValueError):  # builtins and some callables do not say
-        return inspect.signature(lambda *args, **kwargs: None)
+        return inspect.signature(lambda *args, **kwargs: (args, kwargs))
     return signature.replace(return_annotation=inspect.Signature.empty)
 
 

@@ -59,7 +59,7 @@ class Op:
 
         (Indexing the proto's map would add the missing entry to the node.)
         """
-        return self.node.attr[name] if name in self.node.attr else _NO_ATTRIBUTE
+        return self.node.attr.get(name, _NO_ATTRIBUTE)
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,7 +86,7 @@ class Program:
     library: Any = field(repr=False)
     versions: Any = field(repr=False)
     notes: tuple[str, ...] = ()
-    locate: Callable[[str], str] = field(default=lambda name: "", repr=False)
+    locate: Callable[[str], str] = field(default=lambda _: "", repr=False)
 
     def shape(self, tensor: Tensor) -> Shape | None:
         """Return the static shape of `tensor`."""
@@ -133,7 +133,7 @@ def build_program(
     versions: Any,
     resources: Mapping[str, tuple[tf.DType, tf.TensorShape]],
     notes: Sequence[str] = (),
-    locate: Callable[[str], str] = lambda name: "",
+    locate: Callable[[str], str] = lambda _: "",
 ) -> Program:
     """Return the program of a flat graph: shapes inferred, integer arithmetic on shapes folded to constants.
 

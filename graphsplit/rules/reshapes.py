@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from graphsplit.programs import Op, Shape
@@ -84,9 +85,9 @@ def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
 
 def _common_factors(before: Sequence[int | None], after: Sequence[int | None]) -> list[int] | None:
     cuts = sorted(_running_products(before) | _running_products(after))
-    if any(later % earlier for earlier, later in zip(cuts, cuts[1:], strict=False)):
+    if any(later % earlier for earlier, later in itertools.pairwise(cuts)):
         return None
-    return [later // earlier for earlier, later in zip([1, *cuts], cuts, strict=False)]
+    return [later // earlier for earlier, later in itertools.pairwise([1, *cuts])]
 
 
 def _running_products(sizes: Sequence[int | None]) -> set[int]:
