@@ -1,0 +1,205 @@
+"""Wrapped models: a second object that shares the template's whole state and only runs batches differently.
+
+The wrapper and its template have one `__dict__`. So layers, optimizer, metrics, compile state and checkpoint
+dependencies cannot differ, and whatever Keras does to one it does to both. The wrapper's own few attributes lie in
+slots, beside that dictionary. It says that its `__class__` is the template's, so that Keras writes the template's own
+name into files and makes the template's own class from them.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import types
+import warnings
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.devices import short_name
+from graphsplit.errors import UnsupportedError
+from graphsplit.functions import ParallelFunction, parallelize
+from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last_logs
+from graphsplit.keras_models.flavors import KERAS_3, Flavor
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a wrapped model runs.
+
+    Attributes:
+      devices: the device of each shard.
+      home: where whole operations run in training and evaluation.
+      predict_home: where predictions are merged.
+    """
+
+    devices: tuple[str, ...]
+    home: str
+    predict_home: str
+
+
+class ParallelModel:
+    """What both kinds of wrapped models have in common; stands before the template's class among the bases.
+
+    Attributes:
+      template: the model that was wrapped.
+      placement: where this one runs.
+    """
+
+    __slots__ = ("_functions", "placement", "template")
+
+    template: Any
+    placement: Placement
+    _functions: dict[str, tuple[Any, Any]]
+
+    @classmethod
+    def _wrap(cls, template: Any, placement: Placement) -> ParallelModel:
+        model: ParallelModel = object.__new__(cls)  # Keras' own constructors would make new state
+        object.__setattr__(model, "__dict__", template.__dict__)
+        for name, value in (("template", template), ("placement", placement), ("_functions", {})):
+            object.__setattr__(model, name, value)
+        return model
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]
+        return type(self.template)
+
+    def __repr__(self) -> str:
+        names = ", ".join(map(short_name, self.placement.devices))
+        return f"<{type(self.template).__name__} name={self.template.name} on {names}>"
+
+    def compile(self, *args: Any, **kwargs: Any) -> Any:
+        """Compile the template, which compiles this model too: they share what it makes."""
+        bound = _bind(self.template.compile, args, kwargs)
+        if bound.get("jit_compile") is True:
+            raise UnsupportedError(
+                f"compile(jit_compile=True) on {self.template.name!r}, which runs on {len(self.placement.devices)} "
+                "devices: XLA compiles a step for one device and would erase the placement. Leave jit_compile out; "
+                "'auto' does not turn XLA on here. To use XLA inside the step, put @tf.function(jit_compile=True) on "
+                "a function that a layer calls."
+            )
+        if tf.distribute.has_strategy():
+            raise UnsupportedError(
+                f"compile() on {self.template.name!r}, which runs on {len(self.placement.devices)} devices, is called "
+                "under a tf.distribute strategy's scope, which would mirror the optimizer's variables. Call it "
+                "outside of `with strategy.scope():`."
+            )
+        return self.template.compile(*args, **kwargs)
+
+    def _function(self, kind: str) -> Any:
+        """Return the function made for `kind` since the last `compile`, or None."""
+        compiled, function = self._functions.get(kind, (None, None))
+        return function if compiled is _compilation(self.template) else None
+
+    def _set_function(self, kind: str, function: Any) -> None:
+        self._functions[kind] = (_compilation(self.template), function)
+
+    def _make(self, kind: str, force: bool) -> Any:
+        if force or self._function(kind) is None:
+            self._set_function(kind, self._eager(kind) if self.template.run_eagerly else self._batch_function(kind))
+        return self._function(kind)
+
+    def _eager(self, kind: str) -> Any:
+        """Return the template's own function after a word on what that costs."""
+        warnings.warn(
+            f"{self.template.name!r} was compiled with run_eagerly=True: it runs operation by operation, on one device "
+            f"instead of {len(self.placement.devices)}, many times slower. The numbers are the same. To use the "
+            "devices, compile without run_eagerly.",
+            stacklevel=4,
+        )
+        getattr(self.template, f"make_{kind}_function")(force=True)
+        return getattr(self.template, f"{kind}_function")
+
+    def _step(self, kind: str) -> ParallelFunction:
+        step = tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step"))
+        home = self.placement.predict_home if kind == "predict" else self.placement.home
+        made: ParallelFunction = parallelize(step, devices=self.placement.devices, home=home)
+        return made
+
+    def _batch_function(self, kind: str) -> Any:
+        raise NotImplementedError
+
+    def make_train_function(self, force: bool = False) -> Any:
+        """Make the function that `fit` and `train_on_batch` call; the template's `train_step` on all devices."""
+        return self._make("train", force)
+
+    def make_test_function(self, force: bool = False) -> Any:
+        """Make the function that `evaluate` and `test_on_batch` call; the template's `test_step` on all devices."""
+        return self._make("test", force)
+
+    def make_predict_function(self, force: bool = False) -> Any:
+        """Make the function that `predict` and `predict_on_batch` call; `predict_step` on all devices."""
+        return self._make("predict", force)
+
+    train_function = property(lambda s: s._function("train"), lambda s, value: s._set_function("train", value))
+    test_function = property(lambda s: s._function("test"), lambda s, value: s._set_function("test", value))
+    predict_function = property(lambda s: s._function("predict"), lambda s, value: s._set_function("predict", value))
+
+
+class ParallelKeras3Model(ParallelModel):
+    """A wrapped Keras 3 model."""
+
+    __slots__ = ()
+
+    def _batch_function(self, kind: str) -> Any:
+        steps = lambda: int(self.template.steps_per_execution)  # noqa: E731
+        if kind != "predict":
+            return BatchFunction(self._step(kind), steps, last_logs)
+        return _OnLists(self._step(kind), steps, joined_predictions)
+
+
+class _OnLists(BatchFunction):
+    """Keras 3 hands `predict_function` a list of batches."""
+
+    def __call__(self, iterator: Any) -> Any:
+        return self.run(iterator)
+
+
+class ParallelKeras2Model(ParallelModel):
+    """A wrapped tf_keras model. Keras 2 counts steps in a variable of the model; its callbacks read that."""
+
+    __slots__ = ()
+
+    def _batch_function(self, kind: str) -> Any:
+        finish = joined_predictions if kind == "predict" else last_logs
+
+        def finish_and_count(outputs: list[Any]) -> Any:
+            getattr(self.template, f"_{kind}_counter").assign_add(len(outputs))
+            return finish(outputs)
+
+        def steps() -> int:
+            variable = self.template.steps_per_execution
+            return 1 if variable is None else int(variable.numpy())
+
+        return BatchFunction(self._step(kind), steps, finish_and_count)
+
+
+def is_wrapped(model: Any) -> bool:
+    """Return whether `model` was made by `multi_gpu_model`."""
+    return issubclass(type(model), ParallelModel)
+
+
+@functools.cache
+def parallel_class(template_class: type, flavor: Flavor) -> type[ParallelModel]:
+    """Return the class of wrapped models of a template's class."""
+    base = ParallelKeras3Model if flavor is KERAS_3 else ParallelKeras2Model
+    namespace = {"__slots__": (), "__module__": template_class.__module__, "__doc__": template_class.__doc__}
+    made: type[ParallelModel] = types.new_class(
+        f"Parallel{template_class.__name__}", (base, template_class), exec_body=lambda ns: ns.update(namespace)
+    )
+    return made
+
+
+def _compilation(template: Any) -> Any:
+    """Return an object that is another one after each `compile`; Keras keeps its arguments in it."""
+    return getattr(template, "_compile_config", None)
+
+
+def _bind(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments by name; those that do not fit are left for the function itself to refuse."""
+    try:
+        bound = inspect.signature(function).bind_partial(*args, **kwargs).arguments
+    except TypeError:
+        return dict(kwargs)
+    return {**bound.pop("kwargs", {}), **bound}

@@ -1,0 +1,135 @@
+"""`multi_gpu_model`: the one-line wrap of a built Keras model, and the checks that come before it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.devices import canonical_name, resolve_devices, short_name
+from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
+from graphsplit.keras_models.models import Placement, is_wrapped, parallel_class
+
+_CPU = "/device:CPU:0"
+
+
+def multi_gpu_model(
+    model: Any, gpus: int | Sequence[int | str] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
+) -> Any:
+    """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
+
+    The returned model is the template seen a second time: same class, layers, variables, optimizer, metrics and
+    compile state, the same files when it is saved. Only what runs a batch differs: the template's own `train_step`,
+    `test_step` and `predict_step` run through `graphsplit.parallelize`. Losses, metrics, BatchNormalization's
+    statistics and Dropout's masks are those of the template on one device, for every batch size.
+
+    Args:
+      model: a built Keras 3 or tf_keras model: Sequential, functional or subclassed; trained or not, compiled or not.
+      gpus: how many devices, or which: `[0, 2]` are GPU 0 and GPU 2 (logical CPU devices without any GPU), and
+        names such as `"GPU:1"` may stand there too. None takes all GPUs, or, without any, all logical CPU devices.
+      cpu_merge: merge the shards' predictions on the CPU, else on the first device.
+      cpu_relocation: keep the weights on the CPU and update them there. They must have been made there.
+
+    Returns:
+      The wrapped model, or `model` itself if there is only one device.
+
+    Raises:
+      ArgumentError: if `model` is not a Keras model, not built, or wrapped already; if `gpus` cannot be understood; if
+        `cpu_relocation` is asked for and weights live elsewhere.
+      DeviceError: if there are not that many devices.
+      UnsupportedError: for a model of a `tf.distribute` strategy, another Keras backend than TensorFlow, or, from
+        the wrapped model's `compile`, `jit_compile=True`.
+
+    >>> import keras, numpy as np, graphsplit as gs
+    >>> template = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
+    >>> model = gs.multi_gpu_model(template, gpus=2)
+    >>> model.compile("sgd", "mse")
+    >>> history = model.fit(np.ones((5, 3)), np.ones((5, 1)), verbose=0)
+    >>> template.predict(np.ones((5, 3)), verbose=0).shape
+    (5, 1)
+    """
+    flavor = _check_model(model)
+    devices = _devices(gpus)
+    if len(devices) == 1:
+        return model
+    _check_strategy(model)
+    if cpu_relocation:
+        _check_on_cpu(model)
+    home = _CPU if cpu_relocation else devices[0]
+    placement = Placement(devices, home, predict_home=_CPU if cpu_merge else home)
+    return parallel_class(type(model), flavor)._wrap(model, placement)
+
+
+def _check_model(model: Any) -> Flavor:
+    flavor = flavor_of(model)
+    if flavor is None:
+        raise ArgumentError(
+            f"multi_gpu_model takes a Keras model, got {type(model).__module__}.{type(model).__qualname__}. "
+            "For a function or a layer use graphsplit.parallelize."
+        )
+    if flavor is KERAS_3 and (backend := flavor.module().backend.backend()) != "tensorflow":
+        raise UnsupportedError(
+            f"multi_gpu_model splits TensorFlow graphs, but Keras runs on {backend!r}. "
+            "Set the environment variable KERAS_BACKEND=tensorflow before Keras is imported."
+        )
+    if is_wrapped(model):
+        raise ArgumentError(
+            f"{model.name!r} is wrapped already, on {len(model.placement.devices)} devices. "
+            "Wrap its template, model.template, to run it on others."
+        )
+    if not model.built:
+        raise ArgumentError(
+            f"{model.name!r} is not built: it has no variables yet that could be shared. Give it an Input, or call "
+            "it once on a batch, before it is wrapped."
+        )
+    return flavor
+
+
+def _devices(gpus: Any) -> tuple[str, ...]:
+    """Return full device names; a list of numbers means GPUs, or logical CPU devices where there is no GPU."""
+    if isinstance(gpus, Iterable) and not isinstance(gpus, str):
+        kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+        gpus = [f"{kind}:{gpu}" if isinstance(gpu, int) and not isinstance(gpu, bool) else gpu for gpu in gpus]
+    return resolve_devices(gpus, "gpus")
+
+
+def _check_strategy(model: Any) -> None:
+    """Raise `UnsupportedError` if a `tf.distribute` strategy owns the model or what it was compiled with."""
+    strategy = model.distribute_strategy
+    if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
+        parts = [model, *([model.optimizer] if getattr(model, "optimizer", None) is not None else []), *model.metrics]
+        found = [v for part in parts for v in _variables(part) if isinstance(_value(v), tf.distribute.DistributedValues)]
+        if not found:
+            return
+    raise UnsupportedError(
+        f"{model.name!r} was made, compiled or wrapped under a tf.distribute strategy's scope, which mirrors variables "
+        "and splits batches itself. Make, compile and wrap it outside of `with strategy.scope():`; multi_gpu_model "
+        "takes the strategy's place."
+    )
+
+
+def _check_on_cpu(model: Any) -> None:
+    elsewhere = [
+        f"{getattr(v, 'path', v.name)} on {short_name(device)}"
+        for v in model.variables
+        if ":CPU:" not in (device := canonical_name(_value(v).device))
+    ]
+    if elsewhere:
+        more = [f"... and {len(elsewhere) - 5} more"] if len(elsewhere) > 5 else []
+        raise ArgumentError(
+            "cpu_relocation=True keeps the weights on the CPU, but variables cannot move once they are made:\n"
+            f"{bullet_list(elsewhere[:5] + more)}\n"
+            "Make the model under `with tf.device('CPU:0'):`, or leave out cpu_relocation."
+        )
+
+
+def _variables(part: Any) -> list[Any]:
+    variables = part.variables
+    return list(variables() if callable(variables) else variables)  # a method in old tf_keras optimizers
+
+
+def _value(variable: Any) -> Any:
+    """Return the TensorFlow variable behind a variable of either Keras."""
+    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", variable)
