@@ -21,6 +21,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from graphsplit.functions import ParallelFunction, make_parallel, parallelize
+    from graphsplit.keras_models.wrapping import multi_gpu_model
     from graphsplit.plans import Plan
     from graphsplit.verification import Difference, Report, verify
 
@@ -38,6 +39,7 @@ _MODULES = {
         "UnsupportedError",
     ],
     "functions": ["ParallelFunction", "make_parallel", "parallelize"],
+    "keras_models.wrapping": ["multi_gpu_model"],
     "plans": ["Plan"],
     "verification": ["Difference", "Report", "verify"],
 }
@@ -57,6 +59,7 @@ __all__ = [
     "UnsupportedError",
     "available_devices",
     "make_parallel",
+    "multi_gpu_model",
     "parallelize",
     "use_logical_devices",
     "verify",
