@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.emission import emit
-from graphsplit.graphdefs import function_definition
+from graphsplit.emission import EmittedGraph, emit
+from graphsplit.graphdefs import function_definition, output_type, split_reference
 from graphsplit.plans import Plan
 from graphsplit.tensorflow_internals import RuntimeFunction
 from graphsplit.tracing import Trace
@@ -22,36 +23,64 @@ class Executable:
 
     def __init__(self, trace: Trace, plan: Plan, name: str):
         self.plan = plan
-        self.emitted = emit(plan, _resource_devices(trace, plan))
+        self.emitted = emit(plan, resource_devices(trace, plan))
         self._captures = trace.captures
-        self._keep_alive = (trace.function, trace.variables)
-        program = plan.program
+        self._keep_alive = (trace.owner, trace.variables)
         graph = self.emitted
-        label = re.sub(r"\W", "_", name)
-        definition = function_definition(
-            f"graphsplit_{label}_{next(_serial)}",
-            graph.nodes,
-            (*graph.inputs, *graph.captures),
-            graph.outputs,
-            graph.effects,
+        shapes = {name: plan.program.ops[i].out_shapes[0] for name, i in _inputs(graph, plan).items()}
+        results = [plan.program.shape(tensor) for tensor in plan.program.outputs]
+        self._function = runtime_function(
+            name, graph, graph.nodes, (*graph.inputs, *graph.captures), graph.outputs, graph.effects, shapes, results
         )
-        positions = (*program.inputs, *program.captures)
-        specs = [_spec(program.ops[i].out_dtypes[0], program.ops[i].out_shapes[0]) for i in positions]
-        outs = [
-            _spec(program.ops[t.op].out_dtypes[t.index], program.ops[t.op].out_shapes[t.index]) for t in program.outputs
-        ]
-        self._function = RuntimeFunction(definition, graph.library.function, specs, outs)
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on the flat arguments."""
         return self._function([*tensors, *self._captures])
 
 
-def _spec(dtype: tf.DType, shape: tuple[int | None, ...] | None) -> tf.TensorSpec:
-    return tf.TensorSpec(shape, dtype)
+def runtime_function(
+    name: str,
+    graph: EmittedGraph,
+    nodes: Sequence[Any],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    effects: Sequence[str],
+    input_shapes: Mapping[str, Any],
+    output_shapes: Sequence[Any] | None = None,
+) -> RuntimeFunction:
+    """Register some of an emitted graph's nodes with TensorFlow's runtime as one function.
+
+    Args:
+      name: what to call it; a serial number is added.
+      graph: where the nodes come from, for its library.
+      nodes: the nodes, placeholders of the inputs included.
+      inputs: names of the placeholders that become the arguments.
+      outputs, effects: what it returns and what must run.
+      input_shapes: static shapes of inputs, by placeholder name, where known.
+      output_shapes: static shapes of the outputs, where known.
+    """
+    label = re.sub(r"\W", "_", name)
+    definition = function_definition(f"graphsplit_{label}_{next(_serial)}", nodes, inputs, outputs, effects)
+    by_name = {node.name: node for node in nodes}
+    specs = [_spec(by_name[name], 0, input_shapes.get(name)) for name in inputs]
+    shapes = output_shapes if output_shapes is not None else [None] * len(outputs)
+    results = []
+    for reference, shape in zip(outputs, shapes, strict=True):
+        node, index = split_reference(reference)
+        results.append(_spec(by_name[node], index, shape))
+    return RuntimeFunction(definition, graph.library.function, specs, results)
 
 
-def _resource_devices(trace: Trace, plan: Plan) -> dict[str, str]:
+def _spec(node: Any, index: int, shape: Any) -> tf.TensorSpec:
+    return tf.TensorSpec(shape, tf.as_dtype(output_type(node, index)))
+
+
+def _inputs(graph: EmittedGraph, plan: Plan) -> dict[str, int]:
+    names = (*graph.inputs, *graph.captures)
+    return dict(zip(names, (*plan.program.inputs, *plan.program.captures), strict=True))
+
+
+def resource_devices(trace: Trace, plan: Plan) -> dict[str, str]:
     """Return where captured variables and tables live, by the name of their placeholder."""
     devices = {}
     for position, handle in zip(plan.program.captures, trace.captures, strict=True):

@@ -14,13 +14,13 @@ import tensorflow as tf
 
 from graphsplit import structures
 from graphsplit.devices import canonical_name, resolve_devices
+from graphsplit.differentiation import Differentiable
 from graphsplit.errors import ArgumentError, UnsupportedError
-from graphsplit.execution import Executable
 from graphsplit.planning import plan_program
 from graphsplit.plans import Plan
 from graphsplit.splitting import Split, argument_paths, check_split, resolve_split
 from graphsplit.tensorflow_internals import eager_context_started, in_xla_context
-from graphsplit.tracing import Trace, trace
+from graphsplit.tracing import trace
 
 DevicesLike = int | str | Sequence[str] | None
 
@@ -37,14 +37,6 @@ class Options:
     random: str = "exact"
 
 
-@dataclass(frozen=True, eq=False)
-class _Compiled:
-    """One input signature of a function: traced, planned and emitted."""
-
-    trace: Trace
-    executable: Executable
-
-
 class ParallelFunction:
     """A function that runs on several devices and returns what it would return on one. Made by `parallelize`."""
 
@@ -52,7 +44,7 @@ class ParallelFunction:
         self._fn = fn
         self._options = options
         self._signature = _signature(fn)
-        self._compiled: dict[structures.Tree, list[_Compiled]] = {}
+        self._compiled: dict[structures.Tree, list[Differentiable]] = {}
         self._lock = threading.RLock()
         self._attribute = ""
         functools.update_wrapper(self, fn, updated=())
@@ -83,17 +75,23 @@ class ParallelFunction:
         """The single-device function."""
         return self._fn
 
+    @tf.autograph.experimental.do_not_convert
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices."""
         tensors, arguments = self._flatten(args, kwargs)
         compiled = self._get(arguments)
-        results = compiled.executable(tensors)
+        results = compiled(tensors)
         return structures.unflatten(compiled.trace.result, results)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return what would run where for these arguments, without running it. `print` it."""
         _, arguments = self._flatten(args, kwargs)
-        return self._get(arguments).executable.plan
+        return self._get(arguments).plan
+
+    def gradient_plan(self, *args: Any, **kwargs: Any) -> Plan:
+        """Return the plan of the function together with its gradients, as it runs under a tape around the call."""
+        _, arguments = self._flatten(args, kwargs)
+        return self._get(arguments).pair().plan
 
     def graph_def(self, *args: Any, **kwargs: Any) -> Any:
         """Return the multi-device graph for these arguments as a `GraphDef`; every node has a device."""
@@ -127,7 +125,7 @@ class ParallelFunction:
         assert isinstance(tree, structures.Branch)
         return tensors, tree
 
-    def _get(self, arguments: structures.Branch) -> _Compiled:
+    def _get(self, arguments: structures.Branch) -> Differentiable:
         """Return the compiled form for this signature, making it on first use."""
         if in_xla_context():
             raise UnsupportedError(
@@ -144,7 +142,7 @@ class ParallelFunction:
             self._compiled.setdefault(arguments, []).append(compiled)
         return compiled
 
-    def _compile(self, arguments: structures.Branch) -> _Compiled:
+    def _compile(self, arguments: structures.Branch) -> Differentiable:
         splitting = resolve_split(self._options.split, _spread(arguments, self._signature))
         names = [path for path, _ in argument_paths(_spread(arguments, self._signature))]
         traced = trace(_by_bound_arguments(self._fn, self._signature), _as_call(arguments), names)
@@ -159,7 +157,7 @@ class ParallelFunction:
             strict=self._options.strict,
             notes=splitting.notes,
         )
-        return _Compiled(traced, Executable(traced, plan, self._name()))
+        return Differentiable(traced, plan, self._name())
 
     def _name(self) -> str:
         return str(getattr(self, "__name__", type(self._fn).__name__))

@@ -206,9 +206,9 @@ def _body_of_call(call: Any, function: Any) -> tuple[list[Any], list[str], list[
         body.append(node)
     outputs = [translate(function.ret[argument.name]) for argument in function.signature.output_arg]
     finish = [prefix + name for name in function.control_ret.values()]
-    finish += [split_reference(reference)[0] for reference in outputs]
-    if not finish:
-        finish = [begin] if controls else []
+    finish += [name for reference in outputs if (name := split_reference(reference)[0]).startswith(prefix)]
+    if controls:
+        finish.append(begin)
     return body, outputs, list(dict.fromkeys(finish))
 
 
@@ -226,7 +226,7 @@ def function_definition(
     """
     definition = tf.compat.v1.GraphDef().library.function.add()
     definition.signature.name = name
-    definition.signature.is_stateful = True
+    definition.signature.is_stateful = bool(effects)
     arguments = {placeholder: f"a{i}" for i, placeholder in enumerate(inputs)}
     names: dict[str, list[str]] = {}
     dtypes: dict[str, int] = {}
@@ -260,7 +260,7 @@ def function_definition(
     by_name = {node.name: node for node in nodes}
     for i, reference in enumerate(outputs):
         node, index = split_reference(reference)
-        definition.signature.output_arg.add(name=f"r{i}", type=_output_type(by_name[node], index))
+        definition.signature.output_arg.add(name=f"r{i}", type=output_type(by_name[node], index))
         definition.ret[f"r{i}"] = translate(reference)
     for effect in effects:
         definition.signature.control_output.append(effect)
@@ -273,7 +273,8 @@ def _has_fixed_outputs(op_type: str) -> bool:
     return not any(a.number_attr or a.type_list_attr for a in definition.output_arg)
 
 
-def _output_type(node: Any, index: int) -> int:
+def output_type(node: Any, index: int) -> int:
+    """Return the dtype (its enum) of output `index` of a node."""
     if node.op == "Placeholder":
         return int(node.attr["dtype"].type)
     types: list[int] = []

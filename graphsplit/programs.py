@@ -17,6 +17,7 @@ from graphsplit.tensorflow_internals import op_definition
 Shape = tuple[int | None, ...]
 
 
+_ONLY_READ = frozenset({"NoOp", "Placeholder", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"})
 _NO_ATTRIBUTE = tf.compat.v1.AttrValue()
 
 
@@ -95,6 +96,11 @@ class Program:
     def bytes(self, tensor: Tensor) -> int:
         """Return the size of `tensor` in bytes, 0 where its shape is not known."""
         return self.ops[tensor.op].out_bytes[tensor.index]
+
+    @property
+    def writes(self) -> set[int]:
+        """The positions of operations that change something outside of the program."""
+        return {op.index for op in self.ops if op.stateful and op.type not in _ONLY_READ}
 
     def check(self) -> None:
         """Raise `CheckError` unless the operations are in order and every reference exists."""

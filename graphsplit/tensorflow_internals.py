@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -25,6 +25,9 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import op_def_registry
 
 # What a captured resource holds (a variable's dtype and shape); the public handle does not say.
+# How a read makes tapes watch a trainable variable, without reading it.
+from tensorflow.python.ops import resource_variable_ops
+
 # Whether the graph being built is to be compiled by XLA as a whole, which would erase all placement.
 from tensorflow.python.ops import control_flow_util, handle_data_util
 
@@ -49,9 +52,44 @@ def in_xla_context() -> bool:
     return bool(control_flow_util.GraphOrParentsInXlaContext(tf.compat.v1.get_default_graph()))
 
 
-def tape_may_record() -> bool:
-    """Return whether a `GradientTape` or a forward accumulator is active around the code that runs now."""
-    return bool(record.could_possibly_record())
+def tape_watches(tensors: Sequence[tf.Tensor], variables: Sequence[tf.Variable] = ()) -> bool:
+    """Return whether an active `GradientTape` wants to know how results depend on these tensors and variables.
+
+    As any read would, this makes tapes watch the trainable variables.
+    """
+    if not record.could_possibly_record():
+        return False
+    for variable in variables:
+        resource_variable_ops.variable_accessed(variable)
+    return bool(record.should_record_backprop(list(tensors)))
+
+
+def record_on_tapes(
+    name: str, outputs: Sequence[tf.Tensor], inputs: Sequence[tf.Tensor], backward: Callable[..., Any]
+) -> None:
+    """Tell the active tapes how to differentiate `outputs` by `inputs`.
+
+    `backward` takes one gradient or None for each output, and returns one or None for each input. Public
+    `tf.custom_gradient` does not take handles of variables as inputs, and copies every tensor in graphs.
+    """
+    record.record_operation(name, list(outputs), list(inputs), backward)
+
+
+def set_graph_gradient(name: str, outputs: Sequence[tf.Tensor], backward: Callable[..., Any]) -> None:
+    """Give the op that made `outputs`, in the graph being built, a gradient of its own for `tf.gradients`.
+
+    `backward` takes one gradient or None for each output, and returns one or None for each input of the op.
+    """
+    if outputs:
+        operation = outputs[0].op
+        gradient_name = f"graphsplit_{name}_{id(operation)}"
+        tf.RegisterGradient(gradient_name)(lambda op, *gradients: backward(*gradients))
+        operation._set_attr("_gradient_op_type", tf.compat.v1.AttrValue(s=gradient_name.encode()))
+
+
+def no_recording() -> contextlib.AbstractContextManager[None]:
+    """Return a context in which tapes record nothing."""
+    return record.stop_recording()
 
 
 def eager_context_started() -> bool:
@@ -66,13 +104,20 @@ class RuntimeFunction:
     """
 
     def __init__(self, definition: Any, library: Sequence[Any], specs: Sequence[tf.TypeSpec], outs: Sequence[Any]):
-        children = [
-            atomic_function.from_function_def(child, _flat_type([], []))
-            for child in library
-            if not context.context().has_function(child.signature.name)
-        ]
-        self._function = atomic_function.from_function_def(definition, _flat_type(specs, outs))
-        self._function.children.extend(children)
+        runtime = context.context()
+        children = []
+        for child in library:
+            if not runtime.has_function(child.signature.name):
+                runtime.add_function_def(child)
+            children.append(atomic_function.AtomicFunction(child.signature.name, runtime, _flat_type([], [])))
+        runtime.add_function_def(definition)
+        self._function = atomic_function.AtomicFunction(
+            definition.signature.name,
+            runtime,
+            _flat_type(specs, outs),
+            children,
+            atomic_function.CallOptions(is_stateful=definition.signature.is_stateful),
+        )
 
     def __call__(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run the function on `arguments`, one tensor for each input of the definition."""

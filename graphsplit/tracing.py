@@ -29,16 +29,24 @@ class Trace:
         tables, constants of the surrounding program.
       variables: the variables behind them.
       result: the structure of what the function returns.
-      outer_graph: the graph that the captures belong to, or None if all of them are eager.
-      function: TensorFlow's own traced function, which owns the bodies of loops and branches.
+      inputs, outputs: the flat arguments and results as tensors of `graph`.
+      graph: TensorFlow's own graph of the function. Gradients are added to it; the program is read off it.
+      owner: TensorFlow's traced function, which owns the graph and the bodies of loops and branches.
     """
 
     program: Program
     captures: tuple[tf.Tensor, ...]
     variables: tuple[tf.Variable, ...]
     result: structures.Tree
-    outer_graph: Any = field(repr=False)
-    function: Any = field(repr=False)
+    inputs: tuple[tf.Tensor, ...] = field(repr=False)
+    outputs: tuple[tf.Tensor, ...] = field(repr=False)
+    graph: Any = field(repr=False)
+    owner: Any = field(repr=False)
+
+    @property
+    def outer_graph(self) -> Any:
+        """The graph that captures belong to, or None if all of them are eager."""
+        return next((tensor.graph for tensor in self.captures if not hasattr(tensor, "numpy")), None)
 
 
 def trace(fn: Callable[..., Any], arguments: structures.Tree, names: Sequence[str]) -> Trace:
@@ -64,25 +72,44 @@ def trace(fn: Callable[..., Any], arguments: structures.Tree, names: Sequence[st
 
     specs = [leaf.spec() for leaf in structures.leaves(arguments)]
     function = tf.function(flat_function).get_concrete_function(*specs)
-    graph = function.graph
-    captures = tuple(function.captured_inputs)
-    names_in_graph = [tensor.op.name for tensor in function.inputs]
-    capture_names = names_in_graph[len(specs) :]
-    outputs = [tensor.name for tensor in function.outputs]
-    effects = [f"^{operation.name}" for operation in graph.control_outputs]
+    effects = [operation.name for operation in function.graph.control_outputs]
+    inputs = function.inputs[: len(specs)]
+    return read_graph(function, inputs, function.outputs, effects, results[-1], names)
+
+
+def read_graph(
+    owner: Any,
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tf.Tensor],
+    effects: Sequence[str],
+    result: structures.Tree,
+    names: Sequence[str],
+) -> Trace:
+    """Return some of a traced function's graph as a trace of its own, calls inlined.
+
+    Args:
+      owner: the `ConcreteFunction` that the graph belongs to.
+      inputs, outputs: tensors of its graph.
+      effects: names of the operations that must run.
+      result: the structure of the outputs.
+      names: how the user calls each input.
+    """
+    graph = owner.graph
+    capture_names = [placeholder.op.name for placeholder in graph.internal_captures]
     graph_def = graph.as_graph_def()
-    nodes, references, lost = inline_calls(graph_def, outputs + effects)
+    results = [tensor.name for tensor in outputs] + [f"^{name}" for name in effects]
+    nodes, references, lost = inline_calls(graph_def, results)
     asked = sorted({node.device for node in nodes if node.device})
     if asked:
         lost.append(f"tf.device requests inside the function are replaced by the plan's: {', '.join(asked)}")
     resources = {
-        name: value
-        for name, handle in zip(capture_names, function.inputs[len(specs) :], strict=True)
-        if handle.dtype == tf.resource and (value := resource_value(handle)) is not None
+        placeholder.op.name: value
+        for placeholder in graph.internal_captures
+        if placeholder.dtype == tf.resource and (value := resource_value(placeholder)) is not None
     }
     program = build_program(
         nodes,
-        inputs=names_in_graph[: len(specs)],
+        inputs=[tensor.op.name for tensor in inputs],
         input_names=names,
         captures=capture_names,
         outputs=references[: len(outputs)],
@@ -93,13 +120,8 @@ def trace(fn: Callable[..., Any], arguments: structures.Tree, names: Sequence[st
         notes=tuple(dict.fromkeys(lost)),
         locate=_locator(graph),
     )
-    outside = next((tensor.graph for tensor in captures if not _is_eager(tensor)), None)
-    variables = tuple(graph.variables)
-    return Trace(program, captures, variables, results[-1], outside, function)
-
-
-def _is_eager(tensor: tf.Tensor) -> bool:
-    return hasattr(tensor, "numpy")
+    captures = tuple(graph.external_captures)
+    return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, owner)
 
 
 def _take_apart(returned: Any, results: list[structures.Tree]) -> list[tf.Tensor]:
