@@ -22,7 +22,8 @@ from tensorflow.python.eager import context, record
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
 # Names and counts of an op type's outputs: function bodies refer to tensors as `node:output_name:index`.
-from tensorflow.python.framework import op_def_registry
+# Which kinds of device have a kernel for an op type: no public function says.
+from tensorflow.python.framework import kernels, op_def_registry
 
 # What a captured resource holds (a variable's dtype and shape); the public handle does not say.
 # How a read makes tapes watch a trainable variable, without reading it.
@@ -35,6 +36,11 @@ from tensorflow.python.ops import control_flow_util, handle_data_util
 def op_definition(op_type: str) -> Any:
     """Return the registered `OpDef` of an op type, or None if this process does not know the type."""
     return op_def_registry.get(op_type)
+
+
+def kernel_devices(op_type: str) -> frozenset[str]:
+    """Return the kinds of device (`"CPU"`, `"GPU"`) that have a kernel for an op type, for any types of its inputs."""
+    return frozenset(kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op_type).kernel)
 
 
 def resource_value(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
