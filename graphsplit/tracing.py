@@ -118,7 +118,7 @@ def read_graph(
         versions=graph_def.versions,
         resources=resources,
         notes=tuple(dict.fromkeys(lost)),
-        locate=_locator(graph),
+        locate=source_locator(graph),
     )
     captures = tuple(graph.external_captures)
     return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, owner)
@@ -154,7 +154,7 @@ def _tensors_of_variables(returned: Any) -> Any:
     return structures.map_static(value, returned)
 
 
-def _locator(graph: Any) -> Callable[[str], str]:
+def source_locator(graph: Any) -> Callable[[str], str]:
     """Return a function from operation names to the line of the user's code that made them."""
 
     def locate(name: str) -> str:
