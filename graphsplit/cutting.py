@@ -132,7 +132,7 @@ def _readers(nodes: Sequence[Any]) -> dict[str, list[str]]:
     return readers
 
 
-def descendants(readers: Mapping[Node, Sequence[Node]], roots: Iterable[Node]) -> set[Node]:
+def descendants(readers: Mapping[Any, Sequence[Any]], roots: Iterable[Node]) -> set[Node]:
     """Return all nodes that depend on `roots`, themselves included."""
     found = set(roots)
     pending = list(found)

@@ -7,7 +7,6 @@ also returns the residuals, which stay where they are, and a backward part that 
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -232,7 +231,7 @@ def _trace_joint(trace: Trace, groups: list[list[int]], watched: Sequence[bool])
     names = [*trace.program.input_names, *[f"gradient of output {k}" for group in groups for k in group]]
     inputs, outputs = (*trace.inputs, *seeds), (*trace.outputs, *flat)
     effects = [trace.program.ops[i].name for i in trace.program.effects]
-    return _Joint(read_graph(trace.owner, inputs, outputs, effects, trace.result, names), groups, trees)
+    return _Joint(read_graph(trace.function, inputs, outputs, effects, trace.result, names), groups, trees)
 
 
 def _has_gradient(source: tf.Tensor) -> bool:
@@ -265,4 +264,4 @@ def _gradients_only(single: Trace, joint: _Joint, g: int) -> Trace:
     inputs = (*single.inputs, *joint.trace.inputs[first_seed : first_seed + sizes[g][0]])
     outputs = joint.trace.outputs[first : first + sizes[g][1]]
     names = (*single.program.input_names, *[f"gradient of output {k}" for k in joint.groups[g]])
-    return read_graph(joint.trace.owner, inputs, outputs, (), joint.gradients[g], names)
+    return read_graph(joint.trace.function, inputs, outputs, (), joint.gradients[g], names)

@@ -10,6 +10,10 @@ from __future__ import annotations
 class GraphsplitError(Exception):
     """Base class of every error that graphsplit raises itself."""
 
+    # AutoGraph, which rewrites errors that pass through a traced function to show the user's lines, keeps the type of
+    # an error only if this is its constructor.
+    __init__ = Exception.__init__
+
 
 class DeviceError(GraphsplitError, ValueError):
     """The devices asked for do not exist, clash, or can no longer be made."""

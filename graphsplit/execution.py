@@ -25,7 +25,7 @@ class Executable:
         self.plan = plan
         self.emitted = emit(plan, resource_devices(trace, plan))
         self._captures = trace.captures
-        self._keep_alive = (trace.owner, trace.variables)
+        self._keep_alive = (trace.function, trace.variables)
         graph = self.emitted
         shapes = {name: plan.program.ops[i].out_shapes[0] for name, i in _inputs(graph, plan).items()}
         results = [plan.program.shape(tensor) for tensor in plan.program.outputs]

@@ -75,7 +75,7 @@ class ParallelFunction:
         """The single-device function."""
         return self._fn
 
-    @tf.autograph.experimental.do_not_convert
+    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices."""
         tensors, arguments = self._flatten(args, kwargs)
@@ -217,7 +217,7 @@ def parallelize(
         raise ArgumentError(f"random={random!r} is not known; choose 'exact' or 'independent'.")
     if random == "independent":
         raise UnsupportedError("random='independent' is not supported yet; 'exact' gives one device's numbers.")
-    if not isinstance(devices, (int, str, type(None))):
+    if isinstance(devices, (list, tuple)):
         devices = tuple(devices)
     options = Options(devices, split, home, None if weights is None else tuple(weights), strict, random)
     _check_devices(options)
@@ -261,7 +261,7 @@ def _check_devices(options: Options) -> None:
         canonical = [canonical_name(name) for name in names]
         if not canonical or len(set(canonical)) != len(canonical):
             resolve_devices(names)
-    elif isinstance(devices, int) and (isinstance(devices, bool) or devices < 1):
+    elif devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
         resolve_devices(devices)
     if home is not None:
         canonical_name(home, "home")

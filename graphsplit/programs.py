@@ -17,7 +17,9 @@ from graphsplit.tensorflow_internals import op_definition
 Shape = tuple[int | None, ...]
 
 
-_ONLY_READ = frozenset({"NoOp", "Placeholder", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"})
+_ONLY_READ = frozenset(
+    {"Assert", "NoOp", "Placeholder", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"}
+)
 _NO_ATTRIBUTE = tf.compat.v1.AttrValue()
 
 
@@ -100,7 +102,7 @@ class Program:
     @property
     def writes(self) -> set[int]:
         """The positions of operations that change something outside of the program."""
-        return {op.index for op in self.ops if op.stateful and op.type not in _ONLY_READ}
+        return {op.index for op in self.ops if is_write(op.type)}
 
     def check(self) -> None:
         """Raise `CheckError` unless the operations are in order and every reference exists."""
@@ -194,6 +196,11 @@ def _is_stateful(op_type: str) -> bool:
     if op_type not in _STATEFUL:
         _STATEFUL[op_type] = op_type != "Placeholder" and bool(op_definition(op_type).is_stateful)
     return _STATEFUL[op_type]
+
+
+def is_write(op_type: str) -> bool:
+    """Return whether an op of this type changes something outside of the program."""
+    return op_type not in _ONLY_READ and _is_stateful(op_type)
 
 
 def _item_bytes(dtype: tf.DType) -> int:

@@ -89,11 +89,11 @@ def set_graph_gradient(name: str, outputs: Sequence[tf.Tensor], backward: Callab
     if outputs:
         operation = outputs[0].op
         gradient_name = f"graphsplit_{name}_{id(operation)}"
-        tf.RegisterGradient(gradient_name)(lambda op, *gradients: backward(*gradients))
+        tf.RegisterGradient(gradient_name)(lambda _, *gradients: backward(*gradients))
         operation._set_attr("_gradient_op_type", tf.compat.v1.AttrValue(s=gradient_name.encode()))
 
 
-def no_recording() -> contextlib.AbstractContextManager[None]:
+def no_recording() -> Any:
     """Return a context in which tapes record nothing."""
     return record.stop_recording()
 

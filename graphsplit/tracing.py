@@ -12,7 +12,7 @@ import tensorflow as tf
 from graphsplit import structures
 from graphsplit.errors import OutputError, bullet_list
 from graphsplit.graphdefs import inline_calls
-from graphsplit.programs import Program, build_program
+from graphsplit.programs import Program, build_program, is_write
 from graphsplit.tensorflow_internals import resource_value
 
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -31,7 +31,7 @@ class Trace:
       result: the structure of what the function returns.
       inputs, outputs: the flat arguments and results as tensors of `graph`.
       graph: TensorFlow's own graph of the function. Gradients are added to it; the program is read off it.
-      owner: TensorFlow's traced function, which owns the graph and the bodies of loops and branches.
+      function: TensorFlow's traced function, which owns the graph and the bodies of loops and branches.
     """
 
     program: Program
@@ -41,7 +41,7 @@ class Trace:
     inputs: tuple[tf.Tensor, ...] = field(repr=False)
     outputs: tuple[tf.Tensor, ...] = field(repr=False)
     graph: Any = field(repr=False)
-    owner: Any = field(repr=False)
+    function: Any = field(repr=False)
 
     @property
     def outer_graph(self) -> Any:
@@ -68,17 +68,18 @@ def trace(fn: Callable[..., Any], arguments: structures.Tree, names: Sequence[st
     def flat_function(*tensors: tf.Tensor) -> Any:
         args, kwargs = put_together(arguments, tensors)
         returned = fn(*args, **kwargs)
-        return take_apart(returned, results)
+        return take_apart(returned, results)  # refused results are reported below, out of the traced code
 
     specs = [leaf.spec() for leaf in structures.leaves(arguments)]
     function = tf.function(flat_function).get_concrete_function(*specs)
+    _check_result(results[-1])
     effects = [operation.name for operation in function.graph.control_outputs]
     inputs = function.inputs[: len(specs)]
     return read_graph(function, inputs, function.outputs, effects, results[-1], names)
 
 
 def read_graph(
-    owner: Any,
+    function: Any,
     inputs: Sequence[tf.Tensor],
     outputs: Sequence[tf.Tensor],
     effects: Sequence[str],
@@ -88,17 +89,18 @@ def read_graph(
     """Return some of a traced function's graph as a trace of its own, calls inlined.
 
     Args:
-      owner: the `ConcreteFunction` that the graph belongs to.
+      function: the `ConcreteFunction` that the graph belongs to.
       inputs, outputs: tensors of its graph.
       effects: names of the operations that must run.
       result: the structure of the outputs.
       names: how the user calls each input.
     """
-    graph = owner.graph
+    graph = function.graph
     capture_names = [placeholder.op.name for placeholder in graph.internal_captures]
     graph_def = graph.as_graph_def()
     results = [tensor.name for tensor in outputs] + [f"^{name}" for name in effects]
     nodes, references, lost = inline_calls(graph_def, results)
+    _order_writes_after_asserts(nodes)
     asked = sorted({node.device for node in nodes if node.device})
     if asked:
         lost.append(f"tf.device requests inside the function are replaced by the plan's: {', '.join(asked)}")
@@ -121,13 +123,30 @@ def read_graph(
         locate=source_locator(graph),
     )
     captures = tuple(graph.external_captures)
-    return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, owner)
+    return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, function)
+
+
+def _order_writes_after_asserts(nodes: Sequence[Any]) -> None:
+    """Make every write wait for the assertions before it, as in eager code: what fails changes nothing.
+
+    (A `tf.function` lets them race.)
+    """
+    asserts: list[str] = []
+    for node in nodes:
+        if node.op == "Assert":
+            asserts.append(f"^{node.name}")
+        elif asserts and is_write(node.op):
+            node.input.extend(name for name in asserts if name not in node.input)
 
 
 def _take_apart(returned: Any, results: list[structures.Tree]) -> list[tf.Tensor]:
-    """Flatten what the function returned, refusing what cannot be returned again on the next call."""
-    returned = _tensors_of_variables(returned)
-    tensors, tree = structures.flatten(returned)
+    tensors, tree = structures.flatten(_tensors_of_variables(returned))
+    results.append(tree)
+    return [tf.identity(tensor) for tensor in tensors]
+
+
+def _check_result(tree: structures.Tree) -> None:
+    """Refuse what cannot be returned again on the next call."""
     foreign = [
         f"{path or 'the result'}: {type(value).__module__}.{type(value).__name__}"
         for path, value in structures.static_leaves(tree, "")
@@ -140,8 +159,6 @@ def _take_apart(returned: Any, results: list[structures.Tree]) -> list[tf.Tensor
             "Return tensors, numpy arrays, Python numbers, strings, None, or lists, tuples, dicts and dataclasses of "
             "them; keep other objects outside of the function."
         )
-    results.append(tree)
-    return [tf.identity(tensor) if isinstance(tensor, tf.Tensor) else tensor for tensor in tensors]
 
 
 def _tensors_of_variables(returned: Any) -> Any:

@@ -14,6 +14,7 @@ import graphsplit as gs
 DEVICES = 5
 
 gs.use_logical_devices(DEVICES)
+tf.config.list_logical_devices()  # starts TensorFlow
 
 
 @pytest.fixture(autouse=True)

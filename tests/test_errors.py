@@ -1,0 +1,266 @@
+"""What a user reads when something is wrong: whole messages."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+
+CPUS = "".join(f"  - CPU:{i}\n" for i in range(5))
+MAKE_MORE = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
+
+
+def message(kind: type[Exception], action: Any) -> str:
+    with pytest.raises(kind) as error:
+        action()
+    return str(error.value)
+
+
+def identity(x):
+    return x
+
+
+def two(x, y):
+    return x, y
+
+
+@dataclass
+class Pair:
+    left: Any
+    right: Any
+
+
+@pytest.mark.parametrize(
+    ("devices", "kind", "expected"),
+    [
+        (6, gs.DeviceError, f"devices=6: 6 devices do not exist. This process has:\n{CPUS}{MAKE_MORE}"),
+        (0, gs.ArgumentError, "devices=0: at least one device is needed."),
+        (-2, gs.ArgumentError, "devices=-2: at least one device is needed."),
+        (True, gs.ArgumentError, "devices takes a number or a list of device names, got True."),
+        ([], gs.ArgumentError, "devices is an empty list; name at least one device."),
+        (
+            ["GPU:0", "CPU:1"],
+            gs.DeviceError,
+            f"devices=('GPU:0', 'CPU:1'): GPU:0 do not exist. This process has:\n{CPUS}{MAKE_MORE}",
+        ),
+        (["CPU:1", "/cpu:1"], gs.ArgumentError, "devices names a device more than once: CPU:1."),
+        (["CPU"], gs.ArgumentError, "devices: 'CPU' is not a device name; write it like 'GPU:0'."),
+        ([3], gs.ArgumentError, "devices takes device names, got 3."),
+        (2.5, gs.ArgumentError, "devices takes a number or a list of device names, got 2.5."),
+    ],
+)
+def test_devices(devices: Any, kind: type[Exception], expected: str):
+    assert message(kind, lambda: gs.parallelize(identity, devices=devices)) == expected
+
+
+def test_home():
+    assert message(gs.DeviceError, lambda: gs.parallelize(identity, devices=2, home="GPU:7")) == (
+        f"home=['GPU:7']: GPU:7 do not exist. This process has:\n{CPUS}{MAKE_MORE}"
+    )
+
+
+@pytest.mark.parametrize(
+    ("weights", "expected"),
+    [
+        ([1, 2, 3], "weights=[1, 2, 3] has 3 entries for 2 devices; give one for each device."),
+        ([0, 0], "weights=[0, 0]: weights are numbers of at least 0, and not all of them 0."),
+        ([1, -1], "weights=[1, -1]: weights are numbers of at least 0, and not all of them 0."),
+    ],
+)
+def test_weights(weights: list[float], expected: str):
+    assert message(gs.ArgumentError, lambda: gs.parallelize(identity, devices=2, weights=weights)) == expected
+
+
+def test_weights_against_all_devices():
+    assert message(gs.ArgumentError, lambda: gs.parallelize(identity, weights=[1, 2])) == (
+        "weights=[1, 2] has 2 entries for 5 devices; give one for each device."
+    )
+
+
+def test_random():
+    assert message(gs.ArgumentError, lambda: gs.parallelize(identity, random="none")) == (
+        "random='none' is not known; choose 'exact' or 'independent'."
+    )
+
+
+def test_not_a_function():
+    assert message(gs.ArgumentError, lambda: gs.parallelize(4)) == (
+        "parallelize takes a function, got 4; options are named: devices=4, split=0, ..."
+    )
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ({"z": 0}, "split names 'z', which the function does not take. It takes 'x', 'y'."),
+        ((0, 0, 0), "split has 3 entries, but the function takes 2 arguments: 'x', 'y'."),
+        ("x", "split takes an axis, or a mapping from argument names to an axis or None, got 'x'."),
+    ],
+)
+def test_split_against_the_function(split: Any, expected: str):
+    assert message(gs.ArgumentError, lambda: gs.parallelize(two, devices=2, split=split)) == expected
+
+
+@pytest.mark.parametrize(
+    ("split", "expected"),
+    [
+        ({"x": 2}, "split names axes that do not exist:\n  - x has shape [6, 2], which has no axis 2"),
+        (3, "split=3, but no argument has an axis 3:\n  - x has shape [6, 2]\n  - y has shape [4]"),
+        (
+            {"x": 0, "y": 0},
+            "The arguments named in split have different batch sizes:\n"
+            "  - x: 6 along axis 0 (shape [6, 2])\n"
+            "  - y: 4 along axis 0 (shape [4])\n"
+            "Rows are split alike over the devices; give None to those that are not batches.",
+        ),
+        ({"x": [0]}, "split gives [0] for x, which is a single tensor; give an axis or None."),
+    ],
+)
+def test_split_against_the_arguments(split: Any, expected: str):
+    call = gs.parallelize(two, devices=2, split=split)
+    assert message(gs.ArgumentError, lambda: call(tf.zeros((6, 2)), tf.zeros(4))) == expected
+
+
+def test_split_deeper_than_the_argument():
+    call = gs.parallelize(identity, devices=2, split={"x": {"a": 0, "c": 0}})
+    assert message(gs.ArgumentError, lambda: call({"a": tf.zeros(3), "b": tf.zeros(3)})) == (
+        "split for x has entries 'a', 'c', but x has 'a', 'b'."
+    )
+
+
+def test_split_of_a_ragged_argument():
+    call = gs.parallelize(identity, devices=2, split={"x": 0})
+    assert message(gs.ArgumentError, lambda: call(tf.ragged.constant([[1], [2, 3]]))) == (
+        "split asks to split x, a RaggedTensor; composite tensors are kept whole. "
+        "Leave it out of split, or pass its parts as ordinary tensors."
+    )
+
+
+def test_an_exception_of_the_function_arrives_as_it_is():
+    class OwnError(Exception):
+        pass
+
+    def fails(x):
+        raise OwnError("of the user")
+
+    with pytest.raises(OwnError) as error:
+        gs.parallelize(fails, devices=2)(tf.zeros(4))
+    assert "of the user" in str(error.value)
+    frames = [entry.name for entry in error.traceback]
+    assert any("fails" in name for name in frames)
+
+
+def test_outputs_that_are_no_tensors():
+    def returns(x):
+        return {"x": x, "pair": Pair(object(), np.dtype("int8"))}
+
+    assert message(gs.OutputError, lambda: gs.parallelize(returns, devices=2)(tf.zeros(4))).endswith(
+        "The function returns values that are not tensors:\n"
+        "  - ['pair'].left: builtins.object\n"
+        "  - ['pair'].right: numpy.dtypes.Int8DType\n"
+        "Return tensors, numpy arrays, Python numbers, strings, None, or lists, tuples, dicts and dataclasses of "
+        "them; keep other objects outside of the function."
+    )
+
+
+def test_a_variable_made_on_every_call():
+    def makes(x):
+        return x + tf.Variable(1.0)
+
+    text = message(ValueError, lambda: gs.parallelize(makes, devices=2)(tf.zeros(4)))
+    assert "tf.function only supports singleton tf.Variables created on the first call" in text
+
+
+def test_missing_and_unknown_arguments():
+    call = gs.parallelize(two, devices=2)
+    assert message(TypeError, lambda: call(tf.zeros(4))) == "missing a required argument: 'y'"
+    assert message(TypeError, lambda: call(tf.zeros(4), z=1)) == "missing a required argument: 'y'"
+
+
+def test_jit_compile_around_it():
+    call = gs.parallelize(identity, devices=2)
+    outer = tf.function(lambda x: call(x), jit_compile=True)
+    assert (
+        message(gs.UnsupportedError, lambda: outer(tf.zeros(4)))
+        .strip()
+        .endswith(
+            "identity is called inside a function with jit_compile=True. XLA compiles such a function for one device and "
+            "would erase the placement. Drop jit_compile=True from the outer function; put it on functions that the "
+            "parallelized one calls."
+        )
+    )
+
+
+def test_strict_names_the_operation_and_the_line():
+    def couples(x):
+        return tf.unique(x).y  # this line
+
+    here = couples.__code__.co_firstlineno + 1
+    call = gs.parallelize(couples, devices=2, strict=True)
+    text = message(gs.StrictError, lambda: call(tf.constant([1, 2, 1, 3])))
+    assert re.sub(r"'\S*Unique'", "'Unique'", text) == (
+        "strict=True, but these operations carry rows of the batch and would run at home:\n"
+        f"  - Unique 'Unique' at test_errors.py:{here}: 0 B gathered; no rule for Unique\n"
+        "Rewrite them row by row, keep their argument whole with split={...: None}, or drop strict=True."
+    )
+
+
+def test_a_failing_step_leaves_the_function_usable():
+    total = tf.Variable(0.0)
+
+    @gs.parallelize(devices=3)
+    def step(x):
+        tf.debugging.assert_positive(x)
+        total.assign_add(tf.reduce_sum(x))
+        return total.read_value()
+
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        step(tf.constant([1.0, -1.0, 2.0, 3.0]))
+    assert float(total) == 0.0
+    assert float(step(tf.constant([1.0, 1.0, 2.0, 3.0]))) == 7.0
+
+
+def test_logical_devices_after_the_start():
+    assert gs.use_logical_devices(5) == ("CPU:0", "CPU:1", "CPU:2", "CPU:3", "CPU:4")
+    assert message(gs.DeviceError, lambda: gs.use_logical_devices(2)) == (
+        "use_logical_devices(2) was called after TensorFlow had started with 5 CPU devices; devices are fixed from "
+        "then on. Call it first in the program, before any tensor, variable or model is made."
+    )
+
+
+@pytest.mark.parametrize("count", [0, -1, 2.0, True])
+def test_logical_devices_takes_a_positive_number(count: Any):
+    assert message(gs.ArgumentError, lambda: gs.use_logical_devices(count)) == (
+        f"use_logical_devices(count) takes a positive number of devices, got {count!r}."
+    )
+
+
+def test_checks_before_tensorflow_starts():
+    """Mistakes that need no devices to be seen are reported at once; others on first use."""
+    script = (
+        "import graphsplit as gs\n"
+        "f = gs.parallelize(lambda x: x, devices=7)\n"
+        "try: gs.parallelize(lambda x: x, devices=0)\n"
+        "except gs.ArgumentError as error: print(error)\n"
+        "gs.use_logical_devices(2)\n"
+        "try: f.devices\n"
+        "except gs.DeviceError as error: print(str(error).splitlines()[0])\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    assert done.stdout.splitlines() == [
+        "devices=0: at least one device is needed.",
+        "devices=7: 7 devices do not exist. This process has:",
+    ]
+
+
+def test_verify_takes_a_parallel_function():
+    text = message(gs.ArgumentError, lambda: gs.verify(identity, tf.zeros(3)))
+    assert text.startswith("verify takes a function made by parallelize, got <function identity")

@@ -1,0 +1,211 @@
+"""Gradients from outside: the user's own tape around a parallelized forward function."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.tensorflow_internals import partition_graphs
+from tests.law import assert_close
+
+DOUBLE = tf.float64
+
+
+def weights() -> tuple[tf.Variable, tf.Variable]:
+    generator = tf.random.Generator.from_seed(1)
+    return tf.Variable(generator.normal((5, 3), dtype=DOUBLE)), tf.Variable(generator.normal((3,), dtype=DOUBLE))
+
+
+def rows(count: int = 7, width: int = 5) -> tf.Tensor:
+    return tf.random.stateless_normal((count, width), [1, count], dtype=DOUBLE)
+
+
+def model() -> tuple[Callable[[tf.Tensor], Any], tuple[tf.Variable, tf.Variable]]:
+    w, b = weights()
+
+    def forward(x):
+        hidden = tf.tanh(x @ w + b)
+        return {"y": tf.nn.softmax(hidden), "loss": tf.reduce_mean((x @ w) ** 2), "argmax": tf.argmax(hidden, 1)}
+
+    return forward, (w, b)
+
+
+def parallel(fn: Callable[..., Any], **options: Any) -> gs.ParallelFunction:
+    return gs.parallelize(fn, devices=3, **options)
+
+
+def gradients(fn: Callable[..., Any], x: tf.Tensor, variables: Any, persistent: bool = True) -> Any:
+    with tf.GradientTape(persistent=persistent) as tape:
+        tape.watch(x)
+        result = fn(x)
+        total = tf.reduce_sum(result["y"] ** 3) + 2 * result["loss"]
+    whole = tape.gradient(total, [x, *variables])
+    return [whole, tape.gradient(result["loss"], [x, *variables])] if persistent else whole
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "in tf.function"])
+def test_gradients_by_inputs_and_variables(count: int, graph: bool):
+    forward, variables = model()
+    sharded = parallel(forward)
+    x = rows(count)
+
+    def call(fn):
+        return gradients(fn, x, variables)
+
+    actual = tf.function(lambda: call(sharded), autograph=False)() if graph else call(sharded)
+    expected = call(forward)
+    assert_close(actual, expected)
+    assert expected[1][2] is None  # the loss does not depend on b: no gradient, which is not a gradient of zeros
+    kinds = [op.type for op in sharded.gradient_plan(x).sharded_ops]
+    assert kinds.count("MatMul") >= 4
+
+
+def test_python_runs_once():
+    calls = []
+
+    def forward(x):
+        calls.append(1)
+        return {"y": tf.tanh(x), "loss": tf.reduce_sum(x)}
+
+    sharded = parallel(forward)
+    for _ in range(3):
+        gradients(sharded, rows(), ())
+    sharded(rows())
+    assert len(calls) == 1
+
+
+def test_tf_gradients_in_a_graph():
+    forward, _ = model()
+    sharded = parallel(forward)
+
+    def slope(fn):
+        @tf.function(autograph=False)
+        def inner(x):
+            return tf.gradients(fn(x)["loss"], [x])
+
+        return inner(rows())
+
+    assert_close(slope(sharded), slope(forward))
+
+
+def test_tf_gradients_of_a_function_with_effects_is_refused():
+    counter = tf.Variable(0.0, dtype=DOUBLE)
+
+    def forward(x):
+        counter.assign_add(1.0)
+        return tf.reduce_sum(x**2)
+
+    sharded = parallel(forward)
+
+    @tf.function(autograph=False)
+    def slope(x):
+        return tf.gradients(sharded(x), [x])
+
+    with pytest.raises(gs.UnsupportedError) as error:
+        slope(rows())
+    assert str(error.value).endswith(
+        "tf.gradients through forward, which changes variables, would run it twice. Use tf.GradientTape."
+    )
+
+
+def second_derivative(fn, x, w):
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            loss = fn(x)["loss"]
+        slope = inner.gradient(loss, x)
+        penalty = tf.reduce_sum(slope**2)
+    return outer.gradient(penalty, [x, w])
+
+
+def test_nested_tapes():
+    forward, (w, _) = model()
+    assert_close(
+        second_derivative(parallel(forward), rows(), w), second_derivative(forward, rows(), w), tolerance=1e-11
+    )
+
+
+@pytest.mark.parametrize("pfor", [False, True])
+def test_jacobians(pfor: bool):
+    forward, (w, _) = model()
+
+    def jacobians(fn):
+        x = rows()
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            y = fn(x)["y"]
+        return (
+            tape.jacobian(y, w, experimental_use_pfor=pfor),
+            tape.batch_jacobian(y, x, experimental_use_pfor=pfor),
+        )
+
+    assert_close(jacobians(parallel(forward)), jacobians(forward))
+
+
+def test_custom_gradient_stop_gradient_and_recompute():
+    w, _ = weights()
+
+    @tf.custom_gradient
+    def clipped(x):
+        return tf.identity(x), lambda dy: tf.clip_by_value(dy, -0.01, 0.01)
+
+    def forward(x):
+        again = tf.recompute_grad(lambda h: tf.tanh(h) ** 2)
+        return {"y": clipped(x @ w) + tf.stop_gradient(x @ w), "loss": tf.reduce_mean(again(x @ w))}
+
+    sharded = parallel(forward)
+    assert_close(gradients(sharded, rows(), (w,)), gradients(forward, rows(), (w,)))
+    assert not sharded.gradient_plan(rows()).stayed_home
+
+
+def test_state_changes_once_under_a_tape():
+    def make():
+        keras.utils.set_random_seed(3)
+        layers = keras.layers
+        dense = layers.Dense(4, use_bias=False, dtype="float64")
+        norm = layers.BatchNormalization(dtype="float64")
+        return keras.Sequential([keras.Input((5,)), dense, norm, layers.Dense(2, dtype="float64")])
+
+    def train(net, call):
+        x = rows(9)
+        for _ in range(3):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((call(x) - x[:, :2]) ** 2)
+            for v, g in zip(net.trainable_variables, tape.gradient(loss, net.trainable_variables), strict=True):
+                v.assign_sub(0.1 * g)
+        return [tf.convert_to_tensor(v) for v in net.variables]
+
+    one, many = make(), make()
+    sharded = parallel(lambda x: many(x, training=True))
+    assert_close(train(many, sharded), train(one, lambda x: one(x, training=True)))
+
+
+def test_backward_ops_and_residuals_stay_on_the_shards():
+    forward, (w, _) = model()
+    sharded = parallel(forward)
+    x = rows(9)
+    with partition_graphs() as graphs:
+        with tf.GradientTape() as tape:
+            loss = sharded(x)["loss"]
+        tape.gradient(loss, w)
+    devices = {}
+    for graph in graphs:
+        for node in graph.node:
+            if "MatMul" in node.op and "shard_" in node.name:
+                devices.setdefault(node.name.split("shard_")[1][0], set()).add(node.device.rsplit("/", 1)[-1])
+    assert devices == {str(d): {f"device:CPU:{d}"} for d in range(3)}
+
+
+def test_an_unwatched_call_records_nothing_and_builds_no_gradient():
+    forward, _ = model()
+    sharded = parallel(forward)
+    with tf.GradientTape(watch_accessed_variables=False) as tape:
+        y = sharded(rows())["loss"]
+    assert tape.gradient(y, rows()) is None
