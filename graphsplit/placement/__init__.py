@@ -1,0 +1,20 @@
+"""Placement: which operation of a graph runs on which device, requested and actual; tables, pictures, questions."""
+
+from __future__ import annotations
+
+from graphsplit.placement.builders import placement_of, placement_of_graph
+from graphsplit.placement.placements import Placement, PlacementError
+from graphsplit.placement.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
+
+__all__ = [
+    "Change",
+    "CriticalPath",
+    "DeviceTotals",
+    "Edge",
+    "PlacedOp",
+    "Placement",
+    "PlacementError",
+    "Transfer",
+    "placement_of",
+    "placement_of_graph",
+]

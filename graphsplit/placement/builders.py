@@ -1,0 +1,71 @@
+"""`placement_of` and its relatives: from a function, model or graph to its `Placement`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from graphsplit.placement.actual import match, run_and_collect
+from graphsplit.placement.flattening import flatten
+from graphsplit.placement.placements import Placement
+from graphsplit.placement.reading import read_ops
+from graphsplit.placement.sources import Source, load_signature, source_of_function, source_of_plan
+
+
+def placement_of(
+    fn: Any, *args: Any, actual: bool = False, signature: str = "serving_default", **kwargs: Any
+) -> Placement:
+    """Return where every operation of a function runs: any function, graphsplit's or not.
+
+    Args:
+      fn: a Python function, `tf.function`, function made by `parallelize`, Keras model, a SavedModel's signature, or
+        the directory of a SavedModel.
+      *args, **kwargs: its arguments; `tf.TensorSpec`s will do for requested placement. None for a SavedModel, unless
+        it is to run.
+      actual: run the function once on the arguments, give all variables back the values that they had, and read from
+        TensorFlow where each operation ran. Other state (tables, files, what is printed) is not restored.
+      signature: for the directory of a SavedModel, which of its signatures.
+
+    Returns:
+      A `Placement`. `print` it, `save` it, ask it.
+
+    Raises:
+      ArgumentError: if `fn` is nothing that has a graph, or `actual=True` and arguments are missing.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> placement = gs.placement_of(lambda x: tf.reduce_sum(x * 2.0), tf.zeros([8, 4]))
+    >>> placement.select("Mul")[0].flops
+    32
+    """
+    from graphsplit.functions import ParallelFunction
+
+    if isinstance(fn, ParallelFunction):
+        return fn.placement(*args, actual=actual, **kwargs)
+    title = str(getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__)
+    if isinstance(fn, (str, os.PathLike)):
+        title, fn = f"{os.fspath(fn)} ({signature})", load_signature(os.fspath(fn), signature)
+    source, arguments = source_of_function(fn, args, kwargs)
+    return placement_of_source(source, arguments, actual=actual, title=title)
+
+
+def placement_of_plan(trace: Any, plan: Any, name: str, tensors: Sequence[Any], actual: bool) -> Placement:
+    """Return the placement of a parallelized function for one signature; see `ParallelFunction.placement`."""
+    return placement_of_source(source_of_plan(trace, plan, name), tensors, actual=actual, title=name)
+
+
+def placement_of_graph(graph_def: Any, *, title: str = "graph") -> Placement:
+    """Return the requested placement of a bare `GraphDef`."""
+    return placement_of_source(Source(graph_def), (), actual=False, title=title)
+
+
+def placement_of_source(source: Source, arguments: Sequence[Any], *, actual: bool, title: str) -> Placement:
+    """Return the placement of a graph, run on `arguments` if `actual`."""
+    flat = flatten(source.graph)
+    ops, edges = read_ops(source, flat)
+    added: list[str] = []
+    if actual:
+        ops, added = match(ops, flat, source, run_and_collect(source, arguments))
+    return Placement(
+        ops, edges, actual=actual, rows=source.rows, graph_def=source.graph, added=added, title=title
+    )

@@ -1,0 +1,106 @@
+"""Warnings: what in a placement is likely to disappoint, in plain sentences."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+from graphsplit.devices import short_name
+from graphsplit.plans import format_bytes
+
+if TYPE_CHECKING:
+    from graphsplit.placement.placements import Placement
+
+FEW_ROWS = 8
+MUCH_WORK = 0.6
+LARGE_TRANSFER = 1_000_000
+
+
+def find_warnings(placement: Placement) -> list[str]:
+    """Return one sentence for each thing that stands out."""
+    return [
+        *_unequal_work(placement),
+        *_few_rows(placement),
+        *_gathered_at_home(placement),
+        *_large_transfers(placement),
+        *_scattered_gradients(placement),
+        *_moved(placement),
+        *_unknown(placement),
+    ]
+
+
+def _unequal_work(placement: Placement) -> list[str]:
+    total = sum(t.flops for t in placement.devices.values())
+    count = len(placement.devices)
+    if count < 2 or not total:
+        return []
+    busiest = max(placement.devices.values(), key=lambda t: t.flops)
+    share = busiest.flops / total
+    if share < max(MUCH_WORK, 1.5 / count):
+        return []
+    return [f"{share:.0%} of the FLOPs run on {short_name(busiest.device)}"]
+
+
+def _few_rows(placement: Placement) -> list[str]:
+    small = [rows for rows in placement.rows if rows < FEW_ROWS]
+    if not small or len(placement.rows) < 2:
+        return []
+    return [f"a shard has {_count(min(small), 'row')}: likely launch-bound"]
+
+
+def _gathered_at_home(placement: Placement) -> list[str]:
+    found = []
+    for op in placement.home_ops_with_batch[:5]:
+        where = f", called at {op.source}" if op.source else ""
+        found.append(f"{format_bytes(op.gathered_bytes)} gathered at home by {op.type}{where}: {op.home_reason}")
+    more = len(placement.home_ops_with_batch) - 5
+    return found + ([f"{_count(more, 'more operation')} at home carry rows of the batch"] if more > 0 else [])
+
+
+def _large_transfers(placement: Placement) -> list[str]:
+    total = sum(t.bytes for t in placement.transfers)
+    large = [t for t in placement.transfers if t.bytes >= LARGE_TRANSFER]
+    if not large:
+        return []
+    first = large[0]
+    return [
+        f"{format_bytes(total)} move between devices, most of all {first.source} "
+        f"({format_bytes(first.bytes)} from {short_name(first.source_device)} to {short_name(first.target_device)})"
+    ]
+
+
+def _scattered_gradients(placement: Placement) -> list[str]:
+    wrong = [pair for pair in placement.gradients if not pair.colocated]
+    if not wrong:
+        return []
+    where = Counter(short_name(pair.backward.device) for pair in wrong).most_common(1)[0][0]
+    return [
+        f"{len(wrong)} of {len(placement.gradients)} backward operations are not on the device of their forward "
+        f"operation; most are on {where}, like {wrong[0].backward.name}"
+    ]
+
+
+def _moved(placement: Placement) -> list[str]:
+    reasons: dict[str, list[str]] = {}
+    for op in placement.moved:
+        if not op.reason.startswith("has to run where"):  # expected: a variable is read where it lives
+            reasons.setdefault(f"{short_name(op.requested)}: {op.reason}", []).append(op.name)
+    found = []
+    for reason, names in list(reasons.items())[:5]:
+        them = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
+        found.append(f"{them} asked for {reason}")
+    return found
+
+
+def _unknown(placement: Placement) -> list[str]:
+    unknown = sum(
+        any(s is None or None in s for s in op.shapes) and "resource" not in op.dtypes and "variant" not in op.dtypes
+        for op in placement.ops.values()
+    )
+    if not unknown:
+        return []
+    return [f"the sizes of {_count(unknown, 'operation')} are not known before it runs; their bytes and FLOPs count as 0"]
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -1,0 +1,122 @@
+"""Floating-point operations of one execution of an operation, from its type, attributes and static shapes.
+
+A multiplication and an addition are two. Formulas as in TensorFlow's own `flops_registry.py` where it has one;
+transcendental functions count as one, as there.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from graphsplit.placement.records import Shape
+
+Shapes = Sequence[Shape | None]
+
+_PER_OUTPUT = {
+    1: "Add AddV2 Sub Mul Div RealDiv DivNoNan Maximum Minimum Pow Neg Abs Square Sqrt Rsqrt Reciprocal Inv Exp Expm1 "
+    "Log Log1p Sin Cos Tan Tanh Sigmoid Relu Relu6 Elu Selu LeakyRelu Erf Erfc Floor Ceil Round BiasAdd ReluGrad "
+    "Relu6Grad Sign SquaredDifference FloorDiv FloorMod Select SelectV2 BiasAddV1 XlaDynamicSlice",
+    2: "TanhGrad SigmoidGrad RsqrtGrad SqrtGrad ReciprocalGrad EluGrad SeluGrad Softplus Softsign LeakyReluGrad",
+    5: "Softmax LogSoftmax",
+}
+_PER_INPUT = {
+    1: "Sum Mean Prod Max Min L2Loss EuclideanNorm BiasAddGrad ArgMax ArgMin Cumsum SegmentSum UnsortedSegmentSum "
+    "AddN MaxPoolGrad AvgPoolGrad",
+    6: "SoftmaxCrossEntropyWithLogits SparseSoftmaxCrossEntropyWithLogits",
+    10: "FusedBatchNorm FusedBatchNormV2 FusedBatchNormV3",
+}
+
+
+def count_flops(op_type: str, attr: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int | None:
+    """Return the floating-point operations of one execution, or None where type or shapes say too little.
+
+    Args:
+      op_type: `MatMul`.
+      attr: attribute name -> `AttrValue`.
+      inputs, outputs: static shapes.
+    """
+    formula = _FORMULAS.get(op_type)
+    if formula is None:
+        return None
+    try:
+        return formula(attr, inputs, outputs)
+    except (TypeError, IndexError, _UnknownError):  # an unknown size or rank somewhere
+        return None
+
+
+class _UnknownError(Exception):
+    """A size that a formula needs is not known."""
+
+
+def _size(shape: Shape | None) -> int:
+    if shape is None or None in shape:
+        raise _UnknownError
+    return math.prod(d or 0 for d in shape)
+
+
+def _dim(shape: Shape | None, axis: int) -> int:
+    if shape is None or shape[axis] is None:
+        raise _UnknownError
+    return int(shape[axis] or 0)
+
+
+def _matmul(attr: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int:
+    contracted = _dim(inputs[0], -2 if attr("transpose_a").b or attr("adj_x").b else -1)
+    return 2 * contracted * _size(outputs[0])
+
+
+def _einsum(attr: Callable[[str], Any], inputs: Shapes, _: Shapes) -> int:
+    """Multiply the sizes of all labels; broadcast dimensions (`...`) are not followed."""
+    equation = attr("equation").s.decode()
+    operands = equation.split("->")[0].split(",")
+    if "." in equation:
+        raise _UnknownError
+    sizes = {
+        label: _dim(shape, axis)
+        for labels, shape in zip(operands, inputs, strict=True)
+        for axis, label in enumerate(labels)
+    }
+    return (2 if len(operands) > 1 else 1) * math.prod(sizes.values())
+
+
+def _convolution(which: str) -> Callable[[Callable[[str], Any], Shapes, Shapes], int]:
+    """Two for each weight of the filter and each output position: the same sum forward and for both gradients."""
+
+    def count(attr: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int:
+        filters = {"forward": inputs[1], "input": inputs[1], "filter": outputs[0]}[which]
+        result = outputs[0] if which == "forward" else inputs[2]
+        channels = -1 if not attr("data_format").s.startswith(b"NC") else 1
+        return 2 * _size(filters) * (_size(result) // max(_dim(result, channels), 1))
+
+    return count
+
+
+def _pooling(attr: Callable[[str], Any], _: Shapes, outputs: Shapes) -> int:
+    return int(math.prod(attr("ksize").list.i)) * _size(outputs[0])
+
+
+def _per_output(factor: int) -> Callable[[Callable[[str], Any], Shapes, Shapes], int]:
+    return lambda attr, inputs, outputs: factor * _size(outputs[0])
+
+
+def _per_input(factor: int) -> Callable[[Callable[[str], Any], Shapes, Shapes], int]:
+    return lambda attr, inputs, outputs: factor * _size(inputs[0])
+
+
+def _add_n(attr: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int:
+    return (len(inputs) - 1) * _size(outputs[0])
+
+
+_FORMULAS: dict[str, Callable[[Callable[[str], Any], Shapes, Shapes], int]] = {
+    **{name: _per_output(k) for k, names in _PER_OUTPUT.items() for name in names.split()},
+    **{name: _per_input(k) for k, names in _PER_INPUT.items() for name in names.split()},
+    **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _matmul),
+    **dict.fromkeys(("MaxPool", "AvgPool", "MaxPool3D", "AvgPool3D"), _pooling),
+    **{f"Conv{n}D{v}": _convolution("forward") for n, v in (("2", ""), ("3", ""))},
+    **{f"Conv{n}BackpropInput{v}": _convolution("input") for n, v in (("2D", ""), ("3D", "V2"))},
+    **{f"Conv{n}BackpropFilter{v}": _convolution("filter") for n, v in (("2D", ""), ("3D", "V2"))},
+    "Einsum": _einsum,
+    "AddN": _add_n,
+}

@@ -1,0 +1,173 @@
+"""Questions about a placement, as functions of its operations and edges. `Placement` has them as methods."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import networkx as nx
+
+from graphsplit.placement.records import NO_DATA, Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
+
+_NOT_ACTIVATIONS = frozenset({"Const", "Placeholder", "VarHandleOp", "ReadVariableOp", "VariableV2"})
+_BOOKKEEPING = frozenset({"Const", "Placeholder", "NoOp", "VarHandleOp"})
+
+
+def find_transfers(ops: Mapping[str, PlacedOp], edges: Sequence[Edge]) -> list[Transfer]:
+    """Return every tensor that crosses devices, largest first; one that several ops of a device read, once."""
+    edges = [edge for edge in edges if not edge.control and edge.dtype not in NO_DATA]
+    readers: dict[tuple[str, int, str], list[str]] = defaultdict(list)
+    sizes: dict[tuple[str, int, str], int] = {}
+    for edge, origin in _through_removed(ops, edges):
+        target = ops[edge.target]
+        if not crosses(ops[origin.source], target):
+            continue
+        key = (origin.source, origin.output, target.device)
+        readers[key].append(edge.target)
+        sizes[key] = origin.bytes
+    transfers = [
+        Transfer(name, output, ops[name].device, device, sizes[name, output, device], tuple(dict.fromkeys(targets)))
+        for (name, output, device), targets in readers.items()
+    ]
+    return sorted(transfers, key=lambda t: (-t.bytes, t.source, t.target_device))
+
+
+def _through_removed(ops: Mapping[str, PlacedOp], edges: Sequence[Edge]) -> list[tuple[Edge, Edge]]:
+    """Return every edge with the edge that fed it: itself, unless its source was removed and only passed data on."""
+    feeds: dict[str, list[Edge]] = defaultdict(list)
+    for edge in edges:
+        if not ops[edge.target].ran and ops[edge.target].reason.startswith(("removed", "lowered")):
+            feeds[edge.target].append(edge)
+    found = []
+    for edge in edges:
+        pending, seen = [edge], {edge.source}
+        while pending:
+            origin = pending.pop()
+            if origin.source not in feeds:
+                found.append((edge, origin))
+                continue
+            fresh = [feed for feed in feeds[origin.source] if feed.source not in seen]
+            seen.update(feed.source for feed in fresh)
+            pending += fresh
+    return found
+
+
+def crosses(source: PlacedOp, target: PlacedOp) -> bool:
+    """Return whether a tensor from one operation to the other changes devices: both take part, and elsewhere."""
+    return source.ran and target.ran and source.device != target.device
+
+
+def total_by_device(ops: Iterable[PlacedOp], transfers: Iterable[Transfer]) -> dict[str, DeviceTotals]:
+    """Return what each device has to do, by device, in their order."""
+    totals: dict[str, DeviceTotals] = {}
+    for op in ops:
+        if not op.ran:
+            continue
+        before = totals.get(op.device, DeviceTotals(op.device))
+        totals[op.device] = replace(
+            before,
+            ops=before.ops + 1,
+            flops=before.flops + (op.flops or 0),
+            parameter_bytes=before.parameter_bytes + op.parameter_bytes,
+            activation_bytes=before.activation_bytes + (0 if op.type in _NOT_ACTIVATIONS else op.output_bytes),
+        )
+    for transfer in transfers:
+        sender, receiver = totals[transfer.source_device], totals[transfer.target_device]
+        totals[sender.device] = replace(sender, sent_bytes=sender.sent_bytes + transfer.bytes)
+        totals[receiver.device] = replace(receiver, received_bytes=receiver.received_bytes + transfer.bytes)
+    return {device: totals[device] for device in sorted(totals, key=natural_order)}
+
+
+def natural_order(name: str) -> tuple[object, ...]:
+    """Return a sort key in which CPU:2 comes before CPU:10."""
+    head, _, tail = name.rpartition(":")
+    return (head, int(tail)) if tail.isdigit() else (name, -1)
+
+
+def find_critical_path(
+    graph: nx.MultiDiGraph,
+    ops: Mapping[str, PlacedOp],
+    flops_per_second: float,
+    bytes_per_second: float,
+    seconds_per_op: float,
+) -> CriticalPath:
+    """Return the chain with the largest modelled time; see `Placement.critical_path`."""
+    if not ops:
+        return CriticalPath((), 0.0, 0, 0)
+    finish: dict[str, float] = {}
+    before: dict[str, tuple[str, int]] = {}
+    for name in topological_order(graph):
+        op, start = ops[name], 0.0
+        for source, _, data in graph.in_edges(name, data=True):
+            if source not in finish:
+                continue
+            moved = data["bytes"] if data["crosses"] and not data["control"] else 0
+            arrival = finish[source] + moved / bytes_per_second
+            if arrival > start or name not in before:
+                start, before[name] = max(arrival, start), (source, moved)
+        works = op.ran and op.type not in _BOOKKEEPING
+        finish[name] = start + ((op.flops or 0) / flops_per_second + seconds_per_op if works else 0.0)
+    name = max(finish, key=lambda n: finish[n])
+    seconds, chain, moved_bytes = finish[name], [name], 0
+    while name in before:
+        name, moved = before[name]
+        moved_bytes += moved
+        chain.append(name)
+    chain.reverse()
+    return CriticalPath(tuple(chain), seconds, sum(ops[n].flops or 0 for n in chain), moved_bytes)
+
+
+def topological_order(graph: nx.MultiDiGraph) -> list[str]:
+    """Return the nodes so that every one follows its inputs; where a graph has loops, the edges back are ignored."""
+    waiting = {name: len(set(graph.predecessors(name))) for name in graph}
+    ready = [name for name, count in waiting.items() if not count]
+    order: list[str] = []
+    done: set[str] = set()
+    while len(order) < len(waiting):
+        if not ready:  # a loop of TensorFlow 1: begin where it is entered
+            left = [n for n in waiting if n not in done]
+            ready = [next((n for n in left if graph.nodes[n]["type"] == "Merge"), left[0])]
+        name = ready.pop()
+        if name in done:
+            continue
+        done.add(name)
+        order.append(name)
+        for target in set(graph.successors(name)):
+            waiting[target] -= 1
+            if waiting[target] == 0 and target not in done:
+                ready.append(target)
+    return order
+
+
+def balance_of(totals: Mapping[str, DeviceTotals]) -> float:
+    """Return the largest device's share of the FLOPs over the mean share; 1.0 is perfect balance."""
+    flops = [t.flops for t in totals.values() if t.flops or t.ops]
+    mean = sum(flops) / len(flops) if flops else 0
+    return max(flops) / mean if mean else 1.0
+
+
+def select(ops: Iterable[PlacedOp], pattern: str) -> list[PlacedOp]:
+    """Return the operations whose name, or type, matches a shell pattern (`dense/*`, `MatMul`)."""
+    return [op for op in ops if fnmatch.fnmatchcase(op.name, pattern) or fnmatch.fnmatchcase(op.type, pattern)]
+
+
+def compare(before: Mapping[str, PlacedOp], after: Mapping[str, PlacedOp]) -> list[Change]:
+    """Return what is different: operations that came, went, or changed in device, type, shapes or FLOPs."""
+    changes = []
+    for name in sorted({*before, *after}):
+        a, b = before.get(name), after.get(name)
+        if a is None or b is None:
+            changes.append(Change(name, "operation", a.type if a else "", b.type if b else ""))
+            continue
+        for what in ("type", "device", "shard", "shapes", "flops", "ran"):
+            x, y = getattr(a, what), getattr(b, what)
+            if x != y:
+                changes.append(Change(name, what, str(x), str(y)))
+    return changes
+
+
+def carrying_home(ops: Sequence[PlacedOp]) -> list[PlacedOp]:
+    """Return the operations at home that carry rows of the batch, the most expensive first."""
+    return sorted((op for op in ops if op.home_reason), key=lambda op: -op.gathered_bytes)

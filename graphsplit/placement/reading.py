@@ -1,0 +1,164 @@
+"""From a graph to operations and edges: sizes inferred, requests resolved, everything that a source says attached."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.devices import canonical_name
+from graphsplit.errors import ArgumentError
+from graphsplit.graphdefs import make_node, split_reference
+from graphsplit.placement.flattening import FlatNode
+from graphsplit.placement.flops import count_flops
+from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape
+from graphsplit.placement.sources import Source
+
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableV2", "VarHandleOp"})
+
+
+def read_ops(source: Source, flat: Sequence[FlatNode]) -> tuple[list[PlacedOp], list[Edge]]:
+    """Return the operations of a flattened graph and the edges between them."""
+    graph = _infer_shapes(source, flat)
+    stand_ins = {node.name: node.data[0] for node in flat if node.argument}
+    resources = _resource_devices(source, flat)
+    default = default_device()
+    ops, edges = [], []
+    for node in flat:
+        if node.argument:
+            continue
+        operation = graph.get_operation_by_name(node.name)
+        shapes = tuple(_shape(tensor.shape) for tensor in operation.outputs)
+        reason, gathered = source.at_home.get(node.name, ("", 0))
+        ops.append(
+            PlacedOp(
+                name=node.name,
+                type=node.node.op,
+                requested="" if node.name in source.resource_devices else full_name(node.device),
+                default=resources.get(node.name, default),
+                shard=source.shard_of.get(node.root),
+                shapes=shapes,
+                dtypes=tuple(tensor.dtype.name for tensor in operation.outputs),
+                output_bytes=sum(tensor_bytes(t) for t in operation.outputs),
+                flops=count_flops(
+                    node.node.op, _attribute(node.node), [_shape(t.shape) for t in operation.inputs], shapes
+                ),
+                parameter_bytes=_held_bytes(source.held.get(node.name)),
+                source=source.locate(node.name),
+                home_reason=reason,
+                gathered_bytes=gathered,
+                backward=node.backward,
+                body_of=_owner(node, stand_ins),
+            )
+        )
+        edges += _edges(node, graph, stand_ins)
+    return ops, list(dict.fromkeys(edges))
+
+
+def default_device() -> str:
+    """Return the device that TensorFlow prefers for operations that ask for none: the first GPU, or the first CPU."""
+    return "/device:GPU:0" if tf.config.list_logical_devices("GPU") else "/device:CPU:0"
+
+
+def full_name(device: str) -> str:
+    """Return a device in the one spelling used here; a partial request (`/job:worker`) is left as it is."""
+    if not device:
+        return ""
+    try:
+        return canonical_name(device)
+    except ArgumentError:
+        return device
+
+
+def tensor_bytes(tensor: tf.Tensor) -> int:
+    """Return the size of a symbolic tensor, 0 where it is not known."""
+    if tensor.dtype.name in NO_DATA or not tensor.shape.is_fully_defined():
+        return 0
+    return int(tensor.shape.num_elements() or 0) * (16 if tensor.dtype == tf.string else int(tensor.dtype.size))
+
+
+def _infer_shapes(source: Source, flat: Iterable[FlatNode]) -> tf.Graph:
+    """Import all nodes, bodies included, side by side into one graph, where TensorFlow infers the shapes."""
+    graph_def = tf.compat.v1.GraphDef(versions=source.graph.versions, library=source.graph.library)
+    for node in flat:
+        copy = graph_def.node.add()
+        copy.CopyFrom(_importable(node, source))
+        copy.name = node.name
+        copy.device = ""
+        if "_class" in copy.attr:
+            del copy.attr["_class"]
+        del copy.input[:]
+        if copy.op != "Placeholder" and node.name not in source.held:
+            copy.input.extend([*node.data, *(f"^{control}" for control in node.controls)])
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(graph_def, name="")
+    return graph
+
+
+def _importable(node: FlatNode, source: Source) -> Any:
+    """Return the node in a form from which shapes can be inferred."""
+    if node.name in source.held:
+        dtype, shape = source.held[node.name]
+        value = tf.compat.v1.AttrValue(shape=shape.as_proto())
+        return make_node(node.name, "VarHandleOp", [], dtype=dtype, shape=value)
+    if node.argument:
+        return _stand_in(node)
+    return node.node
+
+
+def _stand_in(node: FlatNode) -> Any:
+    """Return what stands for an argument of a body: a loop's has the loop's shape, which may know less."""
+    dtype = tf.as_dtype(node.node.attr["T"].type)
+    shape = node.node.attr["shape"].shape if "shape" in node.node.attr else None
+    known = shape is None or (not shape.unknown_rank and all(d.size >= 0 for d in shape.dim))
+    if dtype.name in NO_DATA or known:
+        return make_node(node.name, "Identity", [], T=dtype)
+    return make_node(node.name, "Placeholder", [], dtype=dtype, shape=tf.compat.v1.AttrValue(shape=shape))
+
+
+def _shape(shape: tf.TensorShape) -> Shape | None:
+    return None if shape.rank is None else tuple(shape.as_list())
+
+
+def _attribute(node: Any) -> Any:
+    empty = tf.compat.v1.AttrValue()
+    return lambda name: node.attr.get(name, empty)
+
+
+def _held_bytes(held: tuple[tf.DType, tf.TensorShape] | None) -> int:
+    if held is None or not held[1].is_fully_defined():
+        return 0
+    return int(held[1].num_elements() or 0) * int(held[0].size)
+
+
+def _owner(node: FlatNode, stand_ins: Mapping[str, str]) -> str:
+    return node.body_of if node.body_of not in stand_ins else ""
+
+
+def _edges(node: FlatNode, graph: tf.Graph, stand_ins: Mapping[str, str]) -> list[Edge]:
+    edges = []
+    for reference in (*node.data, *node.results):
+        while (name := split_reference(reference)[0]) in stand_ins:
+            reference = stand_ins[name]
+        name, index = split_reference(reference)
+        tensor = graph.get_operation_by_name(name).outputs[index]
+        edges.append(Edge(name, node.name, index, tensor_bytes(tensor), tensor.dtype.name))
+    seen = {edge.source for edge in edges}
+    return edges + [Edge(c, node.name, control=True) for c in node.controls if c not in seen and c not in stand_ins]
+
+
+def _resource_devices(source: Source, flat: Sequence[FlatNode]) -> dict[str, str]:
+    """Return, for every node that reads a resource, where the resource is: there the node has to run."""
+    devices = dict(source.resource_devices)
+    for node in flat:
+        for reference in node.data:
+            name = split_reference(reference)[0]
+            if name in devices and (node.argument or node.node.op in _READS or _touches_resource(node)):
+                devices.setdefault(node.name, devices[name])
+    return devices
+
+
+def _touches_resource(node: FlatNode) -> bool:
+    return node.node.op.startswith(("Assign", "Resource", "Lookup", "Stateful")) or node.node.op == "Identity"

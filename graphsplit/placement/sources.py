@@ -1,0 +1,180 @@
+"""Graphs to look at: where they come from, and how to run one of them once and leave no trace of it."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.devices import canonical_name
+from graphsplit.errors import ArgumentError
+from graphsplit.execution import Executable
+from graphsplit.graphdefs import function_definition
+from graphsplit.plans import Plan
+from graphsplit.tensorflow_internals import RuntimeFunction, resource_value
+from graphsplit.tracing import Trace, source_locator
+
+_serial = itertools.count()
+Value = tuple[tf.DType, tf.TensorShape]
+
+
+@dataclass(frozen=True, eq=False)
+class Source:
+    """A graph with what is known about it.
+
+    Attributes:
+      graph: a `GraphDef`, with placeholders for arguments and captures.
+      outputs, effects: references of what it returns, names of what must run; None if nobody knows (a bare graph).
+      inputs: names of the placeholders, in the order in which the function takes them.
+      held: what captured variables hold, by the name of their placeholder.
+      resource_devices: where captured variables and tables live, by the name of their placeholder.
+      locate: operation name -> the user's source line.
+      shard_of: the shard of the nodes that run on shards.
+      at_home: for nodes that carry the batch and run at home: the reason and the bytes gathered for it.
+      rows: rows of the batch on each shard; empty if not known.
+      make_run: returns a new function of the flat arguments that runs the graph; None if it cannot be run.
+      state: handles of the captured variables, with their dtypes.
+    """
+
+    graph: Any = field(repr=False)
+    outputs: Sequence[str] | None = None
+    effects: Sequence[str] = ()
+    inputs: Sequence[str] = ()
+    held: Mapping[str, Value] = field(default_factory=dict)
+    resource_devices: Mapping[str, str] = field(default_factory=dict)
+    locate: Callable[[str], str] = lambda _: ""
+    shard_of: Mapping[str, int] = field(default_factory=dict)
+    at_home: Mapping[str, tuple[str, int]] = field(default_factory=dict)
+    rows: Sequence[int] = ()
+    make_run: Callable[[], Callable[[Sequence[tf.Tensor]], Any]] | None = None
+    state: Sequence[tuple[tf.Tensor, tf.DType]] = ()
+
+
+def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
+    """Return the multi-device graph of a `ParallelFunction` for one signature."""
+    emitted = Executable(trace, plan, name).emitted
+    prefixes = tuple({node.split("/", 1)[0] + "/" for node in emitted.shard_of})
+
+    def locate(node: str) -> str:
+        node = node.split("/", 1)[1] if node.startswith(prefixes) and prefixes else node
+        node = node.split("/", 2)[2] if node.startswith("graphsplit/") else node
+        return plan.program.locate(node)
+
+    return Source(
+        graph=emitted.graph_def(),
+        outputs=emitted.outputs,
+        effects=emitted.effects,
+        inputs=(*emitted.inputs, *emitted.captures),
+        locate=locate,
+        shard_of=emitted.shard_of,
+        at_home={op.name: (reason, plan.gathered_bytes(op)) for op, reason in plan.stayed_home},
+        rows=plan.rows,
+        make_run=lambda: Executable(trace, plan, name),
+        **_resources(emitted.captures, trace.function.inputs[len(emitted.inputs) :], trace.captures),
+    )
+
+
+def source_of_function(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Source, list[Any]]:
+    """Return the graph of anything callable, and the flat arguments (tensors, or specifications of tensors)."""
+    concrete = _concrete(fn, args, kwargs)
+    graph = concrete.graph
+    graph_def = graph.as_graph_def()
+    count = len(concrete.inputs) - len(concrete.captured_inputs)
+    flat = [
+        tf.convert_to_tensor(leaf) if not isinstance(leaf, tf.TensorSpec) else leaf
+        for leaf in tf.nest.flatten((tuple(args), dict(kwargs)), expand_composites=True)
+        if hasattr(leaf, "shape") and hasattr(leaf, "dtype") and not isinstance(leaf, tf.Variable)
+    ]
+    inputs = [tensor.op.name for tensor in concrete.inputs]
+    outputs = [tensor.name for tensor in concrete.outputs]
+    effects = [operation.name for operation in graph.control_outputs]
+    captures = tuple(concrete.captured_inputs)
+
+    def make_run() -> Callable[[Sequence[tf.Tensor]], Any]:
+        name = f"placement_{next(_serial)}_" + re.sub(r"\W", "_", tf.compat.as_str(concrete.name))[:60]
+        definition = function_definition(name, graph_def.node, inputs, outputs, effects)
+        specs = [tf.TensorSpec.from_tensor(tensor) for tensor in concrete.inputs]
+        outs = [tf.TensorSpec.from_tensor(tensor) for tensor in concrete.outputs]
+        function = RuntimeFunction(definition, graph_def.library.function, specs, outs)
+        return lambda tensors: function([*tensors, *captures])
+
+    source = Source(
+        graph=graph_def,
+        outputs=outputs,
+        effects=effects,
+        inputs=inputs,
+        locate=source_locator(graph),
+        make_run=make_run,
+        **_resources(inputs[count:], concrete.inputs[count:], captures),
+    )
+    return source, flat if len(flat) == count else [tf.TensorSpec.from_tensor(t) for t in concrete.inputs[:count]]
+
+
+def load_signature(directory: str, signature: str) -> Any:
+    """Return a signature of a SavedModel.
+
+    Raises:
+      ArgumentError: if there is no SavedModel in `directory`, or it has no signature of that name.
+    """
+    if not os.path.isdir(directory):
+        raise ArgumentError(f"{directory!r} is no directory; give a SavedModel's.")
+    model = tf.saved_model.load(directory)
+    if signature not in model.signatures:
+        there = ", ".join(map(repr, model.signatures)) or "none"
+        raise ArgumentError(f"The SavedModel in {directory!r} has no signature {signature!r}; it has {there}.")
+    function = model.signatures[signature]
+    function.graphsplit_owner = model  # the variables live as long as the loaded model does
+    return function
+
+
+def _concrete(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    if hasattr(fn, "captured_inputs") and hasattr(fn, "graph"):
+        return fn
+    if hasattr(fn, "get_concrete_function"):
+        return fn.get_concrete_function(*args, **kwargs)
+    if not callable(fn):
+        raise ArgumentError(f"placement_of takes a function, a Keras model or a SavedModel directory, got {fn!r}.")
+    return tf.function(lambda *a, **k: fn(*a, **k)).get_concrete_function(*args, **kwargs)
+
+
+def _resources(names: Sequence[str], symbols: Sequence[Any], captures: Sequence[tf.Tensor]) -> dict[str, Any]:
+    """Return what captured resources hold and where they are, by the name of their placeholder.
+
+    Args:
+      names: the placeholders' names in the graph to be looked at.
+      symbols: the captured tensors inside the traced function, which know what a resource holds.
+      captures: the same outside.
+    """
+    held, devices, state = {}, {}, []
+    for name, symbol, handle in zip(names, symbols, captures, strict=True):
+        if handle.dtype != tf.resource:
+            continue
+        value = resource_value(symbol)
+        if value is not None:
+            held[name] = value
+            if hasattr(handle, "numpy"):
+                state.append((handle, value[0]))
+        if handle.device:
+            devices[name] = canonical_name(handle.device)
+    return {"held": held, "resource_devices": devices, "state": state}
+
+
+class StateKeeper:
+    """Gives variables back the values that they had when the `with` block began."""
+
+    def __init__(self, state: Sequence[tuple[tf.Tensor, tf.DType]]):
+        self._state = state
+        self._before: list[tf.Tensor] = []
+
+    def __enter__(self) -> StateKeeper:
+        self._before = [tf.identity(tf.raw_ops.ReadVariableOp(resource=h, dtype=d)) for h, d in self._state]
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for (handle, _dtype), value in zip(self._state, self._before, strict=True):
+            tf.raw_ops.AssignVariableOp(resource=handle, value=value)
