@@ -8,7 +8,7 @@ import threading
 import types
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -21,6 +21,9 @@ from graphsplit.plans import Plan
 from graphsplit.splitting import Split, argument_paths, check_split, resolve_split
 from graphsplit.tensorflow_internals import eager_context_started, in_xla_context
 from graphsplit.tracing import trace
+
+if TYPE_CHECKING:
+    from graphsplit.placement import Placement
 
 DevicesLike = int | str | Sequence[str] | None
 
@@ -102,6 +105,20 @@ class ParallelFunction:
         """Return the variables that a call with these arguments reads or changes."""
         _, arguments = self._flatten(args, kwargs)
         return self._get(arguments).trace.variables
+
+    def placement(self, *args: Any, actual: bool = False, **kwargs: Any) -> Placement:
+        """Return which operation runs on which device for these arguments; `print` it, `save` it, ask it.
+
+        Args:
+          *args, **kwargs: the function's arguments.
+          actual: run the function once, give all variables back the values that they had, and read from TensorFlow
+            where each operation ran. Other state (tables, files, what is printed) is not restored.
+        """
+        from graphsplit.placement import placement_of_plan
+
+        tensors, arguments = self._flatten(args, kwargs)
+        compiled = self._get(arguments)
+        return placement_of_plan(compiled.trace, compiled.plan, self._name(), tensors, actual)
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
