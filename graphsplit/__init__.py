@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     )
     from graphsplit.functions import ParallelFunction, make_parallel, parallelize
     from graphsplit.keras_models.wrapping import multi_gpu_model
+    from graphsplit.placement import Placement, placement_of
     from graphsplit.plans import Plan
     from graphsplit.verification import Difference, Report, verify
 
@@ -40,6 +41,7 @@ _MODULES = {
     ],
     "functions": ["ParallelFunction", "make_parallel", "parallelize"],
     "keras_models.wrapping": ["multi_gpu_model"],
+    "placement": ["Placement", "placement_of"],
     "plans": ["Plan"],
     "verification": ["Difference", "Report", "verify"],
 }
@@ -53,6 +55,7 @@ __all__ = [
     "GraphsplitError",
     "OutputError",
     "ParallelFunction",
+    "Placement",
     "Plan",
     "Report",
     "StrictError",
@@ -61,6 +64,7 @@ __all__ = [
     "make_parallel",
     "multi_gpu_model",
     "parallelize",
+    "placement_of",
     "use_logical_devices",
     "verify",
 ]
