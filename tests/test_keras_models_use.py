@@ -1,0 +1,318 @@
+"""What Keras users do with a model: kinds of data, weights of samples, callbacks, steps of their own."""
+
+import re
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from tests.keras_cases import CASES, ROWS, SPARSE, assert_same, assert_sharded, classes, copied, numbers, state
+
+layers = keras.layers
+
+
+def classifier():
+    keras.utils.set_random_seed(1)
+    return keras.Sequential(
+        [layers.Input((6,)), layers.Dense(8, "tanh"), layers.BatchNormalization(), layers.Dropout(0.2), layers.Dense(3)]
+    )
+
+
+def pair(**compile_options):
+    """Return a compiled template and a compiled model on three devices, with the same weights."""
+    models = classifier(), gs.multi_gpu_model(classifier(), 3)
+    for model in models:
+        model.compile(keras.optimizers.SGD(0.1, momentum=0.9), **{**copied(SPARSE), **compile_options})
+    return models
+
+
+def compare(use, tolerance=1e-5, **compile_options):
+    """Run `use` with both models and compare what it returns and the models' states; return the wrapped model."""
+    models, results = pair(**compile_options), []
+    for model in models:
+        keras.utils.set_random_seed(3)
+        results.append(use(model))
+    numbered = [[(str(i), v) for i, v in enumerate(keras.tree.flatten(result))] for result in results]
+    assert_same(numbered[1], numbered[0], tolerance)
+    assert_same(state(models[1]), state(models[0]), tolerance)
+    return models[1]
+
+
+def arrays():
+    return numbers(6), classes(3)
+
+
+class Sequence(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        rows = slice(index * 7, index * 7 + 7)
+        return arrays()[0][rows], arrays()[1][rows], np.linspace(0, 1, ROWS)[rows]
+
+
+def generator():
+    for i in range(3):
+        yield Sequence()[i]
+
+
+DATA = {
+    "numpy": lambda: {"x": arrays()[0], "y": arrays()[1], "batch_size": 7, "sample_weight": np.linspace(0, 1, ROWS)},
+    "tensors": lambda: {"x": tf.constant(arrays()[0]), "y": tf.constant(arrays()[1]), "batch_size": 7},
+    "tf.data": lambda: {"x": tf.data.Dataset.from_tensor_slices(arrays()).batch(7), "shuffle": False},
+    "tf.data repeated": lambda: {
+        "x": tf.data.Dataset.from_tensor_slices(arrays()).batch(7, drop_remainder=True).repeat(),
+        "steps_per_epoch": 3,
+        "shuffle": False,
+    },
+    "generator": lambda: {"x": generator(), "steps_per_epoch": 3, "epochs": 1, "shuffle": False},
+    "PyDataset": lambda: {"x": Sequence()},
+    "validation split": lambda: {"x": arrays()[0], "y": arrays()[1], "validation_split": 0.3, "batch_size": 4},
+    "class weights": lambda: {"x": arrays()[0], "y": arrays()[1], "class_weight": {0: 0.5, 1: 2.0, 2: 1.0}},
+    "initial epoch": lambda: {"x": arrays()[0], "y": arrays()[1], "initial_epoch": 1, "epochs": 3},
+}
+
+
+@pytest.mark.parametrize("kind", DATA)
+def test_kinds_of_data(kind):
+    def use(model):
+        history = model.fit(**{"epochs": 2, "verbose": 0, **DATA[kind]()})
+        return list(history.history.values()), history.epoch
+
+    model = compare(use, weighted_metrics=["accuracy"])
+    assert_sharded(model, ("MatMul",), 3)
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_steps_per_execution(steps):
+    ended = {}
+
+    def use(model):
+        callback = keras.callbacks.LambdaCallback(
+            on_train_batch_end=lambda batch, logs: ended.setdefault(id(model), []).append(batch)
+        )
+        x, y = arrays()
+        history = model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[callback]).history
+        return history, model.predict(x, batch_size=4, verbose=0), model.evaluate(x, y, batch_size=4, verbose=0)
+
+    compare(use, steps_per_execution=steps)
+    single, wrapped = ended.values()
+    assert single == wrapped
+    assert len(single) < 10
+
+
+def test_single_batches():
+    def use(model):
+        x, y = arrays()
+        weight = np.linspace(1, 2, ROWS)
+        return [
+            model.train_on_batch(x, y, sample_weight=weight, return_dict=True),
+            model.train_on_batch(x[:2], y[:2], class_weight={0: 1.0, 1: 3.0, 2: 1.0}),
+            model.train_on_batch(x[:1], y[:1]),
+            model.test_on_batch(x, y, sample_weight=weight),
+            model.predict_on_batch(x),
+            model.predict_on_batch(x[:1]),
+        ]
+
+    compare(use)
+
+
+def test_callbacks_see_an_ordinary_model(tmp_path):
+    def use(model):
+        x, y = arrays()
+        seen = []
+        callbacks = [
+            keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * 0.5),
+            keras.callbacks.EarlyStopping("loss", patience=0, min_delta=10.0, restore_best_weights=True),
+            keras.callbacks.ReduceLROnPlateau("loss", patience=1),
+            keras.callbacks.CSVLogger(tmp_path / "log.csv"),
+            keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: seen.append(logs["loss"])),
+        ]
+        model.fit(x, y, batch_size=7, epochs=5, verbose=0, callbacks=callbacks)
+        return seen, model.optimizer.learning_rate.numpy()
+
+    compare(use)
+
+
+def test_progress_bar_and_history_are_as_usual(capsys):
+    lines = []
+
+    def use(model):
+        x, y = arrays()
+        history = model.fit(x, y, batch_size=7, epochs=1, verbose=2).history
+        lines.append(re.sub(r"\d+(m?s|us)\b", "", capsys.readouterr().out))
+        return list(history.values())
+
+    compare(use)
+    assert lines[0] == lines[1]
+    assert "accuracy: 0." in lines[0]
+
+
+def test_compiling_again_changes_what_runs():
+    x, y = arrays()
+
+    def use(model):
+        first = model.train_on_batch(x, y)
+        model.layers[0].trainable = False
+        model.compile(keras.optimizers.SGD(0.5), "mse", metrics=[])
+        return first, model.train_on_batch(x, numbers(3))
+
+    compare(use)
+
+
+def test_compiling_the_template_compiles_the_wrapped_model():
+    x, y = arrays()
+    template = classifier()
+    model = gs.multi_gpu_model(template, 2)
+    template.compile("sgd", **copied(SPARSE))
+    model.train_on_batch(x, y)
+    template.compile(keras.optimizers.SGD(0.0), "mse", metrics=[])
+    before = model.get_weights()[0]
+    model.train_on_batch(x, numbers(3))
+    np.testing.assert_array_equal(model.get_weights()[0], before)
+
+
+def test_template_keeps_its_own_functions():
+    x, y = arrays()
+    template = classifier()
+    model = gs.multi_gpu_model(template, 2)
+    model.compile("sgd", **copied(SPARSE))
+    model.fit(x, y, verbose=0)
+    template.fit(x, y, verbose=0)
+    assert isinstance(model.train_function, type(model.test_function or model.train_function))
+    assert type(template.train_function) is not type(model.train_function)
+    assert int(template.optimizer.iterations) == 2
+
+
+def test_eager_steps_say_what_they_cost():
+    x, y = arrays()
+    template = classifier()
+    model = gs.multi_gpu_model(template, 3)
+    model.compile("sgd", run_eagerly=True, **copied(SPARSE))
+    with pytest.warns(UserWarning) as caught:
+        model.train_on_batch(x, y)
+    assert str(caught[0].message) == (
+        f"{template.name!r} was compiled with run_eagerly=True: it runs operation by operation, on one device instead of "
+        "3, many times slower. The numbers are the same. To use the devices, compile without run_eagerly."
+    )
+    twin = classifier()
+    twin.compile("sgd", **copied(SPARSE))
+    keras.utils.set_random_seed(3)
+    expected = twin.train_on_batch(x, y)
+    fresh = gs.multi_gpu_model(classifier(), 3)
+    fresh.compile("sgd", run_eagerly=True, **copied(SPARSE))
+    with pytest.warns(UserWarning):
+        np.testing.assert_allclose(fresh.train_on_batch(x, y), expected, rtol=1e-5)
+
+
+def test_no_trainable_weights_is_keras_own_warning():
+    model = keras.Sequential([layers.Input((6,)), layers.Dense(3, trainable=False)])
+    before = model.get_weights()
+    model = gs.multi_gpu_model(model, 2)
+    model.compile("sgd", "mse")
+    with pytest.warns(UserWarning, match="The model does not have any trainable weights."):
+        model.fit(numbers(6), numbers(3), verbose=0)
+    assert_same([("w", w) for w in model.get_weights()], [("w", w) for w in before], 0)
+
+
+def test_a_loss_of_ones_own():
+    class Huber(keras.Model):
+        def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
+            return keras.ops.mean(keras.losses.huber(y, y_pred)) + 0.1 * keras.ops.mean(x**2)
+
+    results = []
+    for gpus in (1, 3):
+        keras.utils.set_random_seed(1)
+        inputs = keras.Input((6,))
+        model = gs.multi_gpu_model(Huber(inputs, layers.Dense(3)(inputs)), gpus)
+        model.compile("sgd")
+        history = model.fit(numbers(6), numbers(3), batch_size=8, epochs=2, verbose=0, shuffle=False).history
+        results.append([("loss", history["loss"]), *state(model)])
+    assert_same(results[1], results[0])
+
+
+def test_two_optimizers_in_one_step():
+    class Adversaries(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.left, self.right = layers.Dense(3), layers.Dense(3)
+            self.built = True
+
+        def compile(self, left_optimizer, right_optimizer):
+            super().compile()
+            self.left_optimizer, self.right_optimizer = left_optimizer, right_optimizer
+
+        def train_step(self, data):
+            x, y = data
+            with tf.GradientTape(persistent=True) as tape:
+                left = tf.reduce_mean((self.left(x) - y) ** 2)
+                right = tf.reduce_mean((self.right(x) - tf.stop_gradient(self.left(x))) ** 2)
+            for layer, loss, optimizer in (
+                (self.left, left, self.left_optimizer),
+                (self.right, right, self.right_optimizer),
+            ):
+                optimizer.apply(tape.gradient(loss, layer.trainable_variables), layer.trainable_variables)
+            return {"left": left, "right": right}
+
+    results = []
+    for gpus in (1, 4):
+        keras.utils.set_random_seed(1)
+        template = Adversaries()
+        template.left.build((None, 6))
+        template.right.build((None, 6))
+        model = gs.multi_gpu_model(template, gpus)
+        model.compile(keras.optimizers.SGD(0.1), keras.optimizers.Adam(0.01))
+        history = model.fit(numbers(6), numbers(3), batch_size=8, epochs=2, verbose=0, shuffle=False).history
+        results.append([*history.items(), *[(v.path, np.asarray(v)) for v in model.variables]])
+    assert_same(results[1], results[0])
+
+
+def test_training_loop_without_wrapping():
+    x, y = arrays()
+    single, other = classifier(), classifier()
+    for model in (single, other):
+        model.compile(keras.optimizers.SGD(0.1), **copied(SPARSE))
+    step = gs.parallelize(other.train_step, devices=4)
+    for rows in (slice(0, 8), slice(8, 19)):
+        expected = single.train_on_batch(x[rows], y[rows], return_dict=True)
+        other.reset_metrics()
+        actual = step((x[rows], y[rows], None))
+        assert_same(sorted(actual.items()), sorted(expected.items()))
+    assert_same(state(other), state(single))
+
+
+@pytest.mark.parametrize("name", ["siamese", "subclassed"])
+def test_the_wrapped_model_is_a_model_of_the_same_kind(name):
+    template = CASES[name].model()
+    model = gs.multi_gpu_model(template, 3)
+    assert isinstance(model, keras.Model)
+    assert isinstance(model, type(template))
+    assert model.layers == template.layers
+    assert [v.path for v in model.weights] == [v.path for v in template.weights]
+    assert all(a is b for a, b in zip(model.weights, template.weights, strict=True))
+    assert repr(model) == f"<{type(template).__name__} name={template.name} on CPU:0, CPU:1, CPU:2>"
+    assert model.count_params() == template.count_params()
+    x, _ = CASES[name].data()
+    np.testing.assert_array_equal(keras.tree.flatten(model(x))[0], keras.tree.flatten(template(x))[0])
+
+
+def test_predictions_are_merged_on_the_cpu_unless_told_otherwise():
+    for cpu_merge, home in ((True, "/device:CPU:0"), (False, "/device:CPU:1")):
+        model = gs.multi_gpu_model(classifier(), ["CPU:1", "CPU:2"], cpu_merge=cpu_merge)
+        model.predict(numbers(6), verbose=0)
+        assert model.predict_function.plan().home == home
+        assert model.predict_function.plan().devices == ("/device:CPU:1", "/device:CPU:2")
+        model.compile("sgd", **copied(SPARSE))
+        model.train_on_batch(*arrays())
+        assert model.train_function.plan().home == "/device:CPU:1"
+
+
+def test_relocation_trains_on_the_cpu():
+    model = gs.multi_gpu_model(classifier(), [1, 2], cpu_relocation=True, cpu_merge=False)
+    model.compile("sgd", **copied(SPARSE))
+    model.train_on_batch(*arrays())
+    plan = model.train_function.plan()
+    assert plan.home == "/device:CPU:0"
+    assert plan.devices == ("/device:CPU:1", "/device:CPU:2")
