@@ -69,6 +69,9 @@ class ParallelModel:
         names = ", ".join(map(short_name, self.placement.devices))
         return f"<{type(self.template).__name__} name={self.template.name} on {names}>"
 
+    def __reduce__(self) -> Any:
+        return self.template.__reduce__()  # a copy, or what is unpickled, is a template
+
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Compile the template, which compiles this model too: they share what it makes."""
         bound = _bind(self.template.compile, args, kwargs)

@@ -100,7 +100,9 @@ def _check_strategy(model: Any) -> None:
     strategy = model.distribute_strategy
     if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
         parts = [model, *([model.optimizer] if getattr(model, "optimizer", None) is not None else []), *model.metrics]
-        found = [v for part in parts for v in _variables(part) if isinstance(_value(v), tf.distribute.DistributedValues)]
+        found = [
+            v for part in parts for v in _variables(part) if isinstance(_value(v), tf.distribute.DistributedValues)
+        ]
         if not found:
             return
     raise UnsupportedError(

@@ -1,0 +1,155 @@
+"""What cannot be wrapped, and what wrapped models refuse: whole messages."""
+
+import keras
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+
+layers = keras.layers
+
+
+def small(**options):
+    return keras.Sequential([layers.Input((3,)), layers.Dense(2)], **options)
+
+
+def message(error, call, *args, **options):
+    with pytest.raises(error) as caught:
+        call(*args, **options)
+    return str(caught.value)
+
+
+def test_no_model():
+    assert message(gs.ArgumentError, gs.multi_gpu_model, layers.Dense(3), 2) == (
+        "multi_gpu_model takes a Keras model, got keras.src.layers.core.dense.Dense. For a function or a layer use "
+        "graphsplit.parallelize."
+    )
+
+
+def test_not_built():
+    model = keras.Sequential([layers.Dense(3)], name="late")
+    assert message(gs.ArgumentError, gs.multi_gpu_model, model, 2) == (
+        "'late' is not built: it has no variables yet that could be shared. Give it an Input, or call it once on a "
+        "batch, before it is wrapped."
+    )
+
+
+def test_wrapped_already():
+    template = small(name="twice")
+    model = gs.multi_gpu_model(template, 3)
+    assert message(gs.ArgumentError, gs.multi_gpu_model, model, 2) == (
+        "'twice' is wrapped already, on 3 devices. Wrap its template, model.template, to run it on others."
+    )
+    assert model.template is template
+    assert len(gs.multi_gpu_model(model.template, 2).placement.devices) == 2
+
+
+def test_one_device_is_the_template():
+    model = small()
+    assert gs.multi_gpu_model(model, 1) is model
+    assert gs.multi_gpu_model(model, ["CPU:2"]) is model
+
+
+def test_more_devices_than_exist():
+    listed = "\n".join(f"  - CPU:{i}" for i in range(5))
+    assert message(gs.DeviceError, gs.multi_gpu_model, small(), 9) == (
+        f"gpus=9: 9 devices do not exist. This process has:\n{listed}\n"
+        "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
+    )
+    assert message(gs.DeviceError, gs.multi_gpu_model, small(), [0, 7]) == (
+        f"gpus=['CPU:0', 'CPU:7']: CPU:7 do not exist. This process has:\n{listed}\n"
+        "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
+    )
+
+
+@pytest.mark.parametrize(
+    ("gpus", "expected"),
+    [
+        (0, "gpus=0: at least one device is needed."),
+        (-2, "gpus=-2: at least one device is needed."),
+        ([], "gpus is an empty list; name at least one device."),
+        (True, "gpus takes a number or a list of device names, got True."),
+        (2.0, "gpus takes a number or a list of device names, got 2.0."),
+        ([0, 0], "gpus names a device more than once: CPU:0."),
+        (["first"], "gpus: 'first' is not a device name; write it like 'GPU:0'."),
+    ],
+)
+def test_devices_that_make_no_sense(gpus, expected):
+    assert message(gs.ArgumentError, gs.multi_gpu_model, small(), gpus) == expected
+
+
+@pytest.mark.parametrize("position", [False, True])
+def test_xla_is_refused(position):
+    model = gs.multi_gpu_model(small(name="fast"), 2)
+    arguments = ("sgd", "mse", None, None, None, False, 1, True) if position else ("sgd", "mse")
+    options = {} if position else {"jit_compile": True}
+    assert message(gs.UnsupportedError, model.compile, *arguments, **options) == (
+        "compile(jit_compile=True) on 'fast', which runs on 2 devices: XLA compiles a step for one device and would "
+        "erase the placement. Leave jit_compile out; 'auto' does not turn XLA on here. To use XLA inside the step, put "
+        "@tf.function(jit_compile=True) on a function that a layer calls."
+    )
+
+
+def test_automatic_xla_stays_off():
+    template = small()
+    template.compile("sgd", "mse", jit_compile=True)  # what "auto" becomes where there is a GPU
+    model = gs.multi_gpu_model(template, 2)
+    model.fit(tf.ones((5, 3)), tf.ones((5, 2)), verbose=0)
+    definition = model.train_function.step.graph_def((tf.ones((5, 3)), tf.ones((5, 2))))
+    assert not any("_XlaMustCompile" in node.attr for node in definition.node)
+
+
+STRATEGY = (
+    "'owned' was made, compiled or wrapped under a tf.distribute strategy's scope, which mirrors variables and splits "
+    "batches itself. Make, compile and wrap it outside of `with strategy.scope():`; multi_gpu_model takes the "
+    "strategy's place."
+)
+
+
+def test_models_of_a_strategy():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    with strategy.scope():
+        inside = small(name="owned")
+    assert message(gs.UnsupportedError, gs.multi_gpu_model, inside, 2) == STRATEGY
+    compiled = small(name="owned")
+    with strategy.scope():
+        compiled.compile("sgd", "mse")
+    assert message(gs.UnsupportedError, gs.multi_gpu_model, compiled, 2) == STRATEGY
+    with strategy.scope():
+        assert message(gs.UnsupportedError, gs.multi_gpu_model, small(name="owned"), 2) == STRATEGY
+    model = gs.multi_gpu_model(small(name="owned"), 2)
+    with strategy.scope():
+        assert message(gs.UnsupportedError, model.compile, "sgd", "mse") == (
+            "compile() on 'owned', which runs on 2 devices, is called under a tf.distribute strategy's scope, which "
+            "would mirror the optimizer's variables. Call it outside of `with strategy.scope():`."
+        )
+
+
+def test_relocation_of_weights_that_cannot_move(monkeypatch):
+    class Elsewhere:
+        """A variable as it would be on a GPU, which this machine may not have."""
+
+        def __init__(self, i):
+            self.path = self.name = f"dense/kernel_{i}"
+            self.device = "/job:localhost/replica:0/task:0/device:GPU:0"
+
+    model = small()
+    monkeypatch.setattr(type(model), "variables", [Elsewhere(i) for i in range(7)])
+    assert message(gs.ArgumentError, gs.multi_gpu_model, model, 2, cpu_relocation=True) == (
+        "cpu_relocation=True keeps the weights on the CPU, but variables cannot move once they are made:\n"
+        + "".join(f"  - dense/kernel_{i} on GPU:0\n" for i in range(5))
+        + "  - ... and 2 more\n"
+        "Make the model under `with tf.device('CPU:0'):`, or leave out cpu_relocation."
+    )
+
+
+def test_not_compiled_is_keras_own_error():
+    model = gs.multi_gpu_model(small(), 2)
+    assert message(ValueError, model.fit, tf.ones((5, 3)), tf.ones((5, 2))) == (
+        "You must call `compile()` before using the model."
+    )
+
+
+def test_wrong_arguments_of_compile_are_keras_own_error():
+    model = gs.multi_gpu_model(small(), 2)
+    assert "unexpected keyword argument 'optimiser'" in message(TypeError, model.compile, optimiser="sgd")
