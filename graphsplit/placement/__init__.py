@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphsplit.placement.builders import placement_of, placement_of_graph
+from graphsplit.placement.builders import placement_of, placement_of_graph, placement_of_plan
 from graphsplit.placement.placements import Placement, PlacementError
 from graphsplit.placement.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
 
@@ -17,4 +17,5 @@ __all__ = [
     "Transfer",
     "placement_of",
     "placement_of_graph",
+    "placement_of_plan",
 ]

@@ -66,6 +66,4 @@ def placement_of_source(source: Source, arguments: Sequence[Any], *, actual: boo
     added: list[str] = []
     if actual:
         ops, added = match(ops, flat, source, run_and_collect(source, arguments))
-    return Placement(
-        ops, edges, actual=actual, rows=source.rows, graph_def=source.graph, added=added, title=title
-    )
+    return Placement(ops, edges, actual=actual, rows=source.rows, graph_def=source.graph, added=added, title=title)

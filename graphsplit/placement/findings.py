@@ -99,7 +99,9 @@ def _unknown(placement: Placement) -> list[str]:
     )
     if not unknown:
         return []
-    return [f"the sizes of {_count(unknown, 'operation')} are not known before it runs; their bytes and FLOPs count as 0"]
+    return [
+        f"the sizes of {_count(unknown, 'operation')} are not known before it runs; their bytes and FLOPs count as 0"
+    ]
 
 
 def _count(number: int, what: str) -> str:

@@ -1,0 +1,129 @@
+"""Writing a placement to a file; the suffix chooses the form."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+import networkx as nx
+import tensorflow as tf
+
+from graphsplit.errors import ArgumentError
+from graphsplit.placement.pages import page_html
+from graphsplit.placement.pictures import save_dot, save_picture
+
+if TYPE_CHECKING:
+    from graphsplit.placement.placements import Placement
+
+
+def save(placement: Placement, path: str | os.PathLike[str]) -> None:
+    """Write `placement` to `path`; see `Placement.save`."""
+    path = os.fspath(path)
+    suffix = os.path.splitext(path)[1].lower()
+    writer = WRITERS.get(suffix)
+    if writer is None and (suffix == "" or os.path.isdir(path)):
+        writer = save_events
+    if writer is None:
+        raise ArgumentError(
+            f"save({path!r}): the suffix {suffix!r} is not known; there are {', '.join(WRITERS)}, and a directory for "
+            "TensorBoard."
+        )
+    writer(placement, path)
+
+
+def save_html(placement: Placement, path: str) -> None:
+    """Write the self-contained page."""
+    _write(path, page_html(placement))
+
+
+def save_json(placement: Placement, path: str) -> None:
+    """Write operations, edges and the answers to the usual questions."""
+    content = {
+        "title": placement.title,
+        "actual": placement.actual,
+        "rows": list(placement.rows),
+        "ops": [{**asdict(op), "device": op.device} for op in placement.ops.values()],
+        "edges": [asdict(edge) for edge in placement.edges],
+        "devices": [asdict(totals) for totals in placement.devices.values()],
+        "transfers": [asdict(transfer) for transfer in placement.transfers],
+        "warnings": list(placement.warnings),
+    }
+    _write(path, json.dumps(content, indent=1))
+
+
+def save_graphml(placement: Placement, path: str) -> None:
+    """Write the networkx graph; GraphML knows numbers and strings, so lists become text and None is left out."""
+    plain = nx.MultiDiGraph()
+    for name, fields in placement.graph.nodes(data=True):
+        plain.add_node(name, **_plain(fields))
+    for source, target, fields in placement.graph.edges(data=True):
+        plain.add_edge(source, target, **_plain(fields))
+    nx.write_graphml(plain, path)
+
+
+def save_graph_def(placement: Placement, path: str) -> None:
+    """Write the graph as a binary `GraphDef` with the device that each node has."""
+    with open(path, "wb") as file:
+        file.write(graph_def_with_devices(placement).SerializeToString())
+
+
+def save_events(placement: Placement, path: str) -> None:
+    """Write an event file. TensorBoard's graph page colours by device the nodes of a graph of version 1 (no `tf.function`),
+    so the operations are written as one such graph.
+    """
+    folder = path if not path.endswith(".tfevents") else os.path.dirname(path) or "."
+    os.makedirs(folder, exist_ok=True)
+    graph_def = graph_def_with_devices(placement)
+    event = tf.compat.v1.Event(graph_def=graph_def.SerializeToString())
+    version = tf.compat.v1.Event(file_version="brain.Event:2")
+    name = os.path.join(folder, "events.out.tfevents.placement")
+    target = path if path.endswith(".tfevents") else name
+    with tf.io.TFRecordWriter(target) as writer:
+        writer.write(version.SerializeToString())
+        writer.write(event.SerializeToString())
+
+
+def graph_def_with_devices(placement: Placement) -> Any:
+    """Return all operations, bodies inlined, as one `GraphDef` in which every node has its device and shapes."""
+    graph = tf.compat.v1.GraphDef()
+    originals = {node.name: node for node in placement.graph_def.node} if placement.graph_def is not None else {}
+    inputs: dict[str, list[str]] = {}
+    for edge in placement.edges:
+        reference = f"^{edge.source}" if edge.control else edge.source + (f":{edge.output}" if edge.output else "")
+        inputs.setdefault(edge.target, []).append(reference)
+    for op in placement.ops.values():
+        node = graph.node.add(name=op.name, op=op.type, device=op.device)
+        node.input.extend(sorted(inputs.get(op.name, ()), key=lambda reference: reference[0] == "^"))
+        if op.name in originals:
+            for key, value in originals[op.name].attr.items():
+                if value.ByteSize() < 4096:
+                    node.attr[key].CopyFrom(value)
+        shapes = node.attr["_output_shapes"].list
+        for shape in op.shapes:
+            shapes.shape.add().CopyFrom(tf.TensorShape(shape).as_proto())
+    return graph
+
+
+def _plain(fields: dict[str, Any]) -> dict[str, Any]:
+    simple = (bool, int, float, str)
+    return {k: v if isinstance(v, simple) else str(v) for k, v in fields.items() if v is not None}
+
+
+def _write(path: str, text: str) -> None:
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(text)
+
+
+WRITERS: dict[str, Callable[[Placement, str], None]] = {
+    ".html": save_html,
+    ".svg": save_picture,
+    ".png": save_picture,
+    ".dot": save_dot,
+    ".graphml": save_graphml,
+    ".json": save_json,
+    ".pb": save_graph_def,
+    ".tfevents": save_events,
+}

@@ -1,0 +1,111 @@
+"use strict";
+// The data of the page, and the tree of groups: lane (shard or device) -> name scopes -> operations.
+const D = JSON.parse(document.getElementById("data").textContent);
+const OP = { name: 0, type: 1, device: 2, requested: 3, actual: 4, shard: 5, shapes: 6, bytes: 7, flops: 8, source: 9,
+  reason: 10, ran: 11, backward: 12, home: 13 };
+const MOST = 48; // a group with more members is divided into runs
+
+function units(value, names) {
+  let i = 0;
+  while (value >= 1000 && i < names.length - 1) { value /= 1000; i++; }
+  return (i ? value.toFixed(value < 10 ? 1 : 0) : value) + " " + names[i];
+}
+const formatBytes = (n) => units(n, ["B", "kB", "MB", "GB", "TB"]);
+const formatFlops = (n) => units(n, ["FLOPs", "kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs"]);
+const deviceColor = (d) => (d < 0 ? "#8b949e" : D.devices[d].color);
+const deviceName = (d) => (d < 0 ? "none" : D.devices[d].name);
+
+function newGroup(label, parent, lane) {
+  return { label, parent, lane, children: [], byName: new Map(), open: !parent, count: 0, flops: 0, bytes: 0, rank: 1e9 };
+}
+
+function laneOf(op, lanes) {
+  const shard = op[OP.shard], device = op[OP.device];
+  const key = shard < 0 ? (D.sharded ? "home " : "") + device : "shard " + shard;
+  if (!lanes.has(key)) {
+    const what = shard < 0 ? (D.sharded ? "home" : "") : "shard " + shard + (D.rows[shard] ? ", " + D.rows[shard] + " rows" : "");
+    const lane = { key, device, what, order: (shard < 0 ? -1 : shard) * 1000 + device };
+    lane.root = newGroup("", null, lane);
+    lanes.set(key, lane);
+  }
+  return lanes.get(key);
+}
+
+function buildTree() {
+  const lanes = new Map(), leaves = new Array(D.ops.length);
+  D.ops.forEach((op, i) => {
+    const lane = laneOf(op, lanes);
+    const parts = op[OP.name].split("/");
+    if (op[OP.shard] >= 0 && parts.length > 1) parts.shift();
+    let group = lane.root;
+    for (let k = 0; k < parts.length - 1; k++) {
+      let next = group.byName.get(parts[k]);
+      if (!next) { next = newGroup(parts[k], group, lane); group.byName.set(parts[k], next); group.children.push(next); }
+      group = next;
+    }
+    const leaf = { op: i, label: parts[parts.length - 1], parent: group, lane, rank: i };
+    group.children.push(leaf);
+    leaves[i] = leaf;
+  });
+  const list = [...lanes.values()].sort((a, b) => a.order - b.order);
+  list.forEach((lane, k) => { lane.index = k; finishGroup(lane.root); });
+  return { lanes: list, leaves };
+}
+
+function finishGroup(group) {
+  group.byName = null;
+  for (let i = 0; i < group.children.length; i++) {
+    let child = group.children[i];
+    if (!child.children) continue;
+    finishGroup(child);
+    while (child.children.length === 1) { // a chain of scopes with one member each is one name
+      const only = child.children[0];
+      only.label = child.label + "/" + only.label;
+      only.parent = group;
+      child = only;
+      if (!child.children) break;
+    }
+    group.children[i] = child;
+  }
+  group.children.sort((a, b) => a.rank - b.rank);
+  if (group.children.length > MOST) divide(group);
+  group.children.forEach((child) => add(group, child));
+}
+
+function add(group, child) {
+  const op = child.children ? null : D.ops[child.op];
+  group.count += op ? 1 : child.count;
+  group.flops += op ? Math.max(op[OP.flops], 0) : child.flops;
+  group.bytes += op ? op[OP.bytes] : child.bytes;
+  group.rank = Math.min(group.rank, child.rank);
+}
+
+function divide(group) {
+  const all = group.children, size = Math.max(MOST / 2, Math.ceil(all.length / MOST));
+  group.children = [];
+  for (let start = 0; start < all.length; start += size) {
+    const part = all.slice(start, start + size);
+    const run = newGroup(part[0].label + " \u2026 " + part[part.length - 1].label, group, group.lane);
+    part.forEach((child) => { child.parent = run; run.children.push(child); add(run, child); });
+    group.children.push(run);
+  }
+}
+
+function shown(item) { // the item itself, or the outermost closed group that hides it
+  let visible = item;
+  for (let group = item.parent; group && group.parent; group = group.parent) if (!group.open) visible = group;
+  return visible;
+}
+
+function openUntil(tree, most) { // open the groups with most work first, as long as the view stays small
+  const closed = tree.lanes.flatMap((lane) => lane.root.children.filter((child) => child.children));
+  let rows = tree.lanes.reduce((sum, lane) => sum + lane.root.children.length, 0);
+  closed.sort((a, b) => b.count - a.count);
+  while (closed.length) {
+    const group = closed.shift();
+    if (rows + group.children.length > most) continue;
+    group.open = true;
+    rows += group.children.length;
+    closed.push(...group.children.filter((child) => child.children));
+  }
+}

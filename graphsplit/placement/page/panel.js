@@ -1,0 +1,178 @@
+// The side panel, searching and selecting; and the start.
+const inputs = new Map(), outputs = new Map();
+
+function element(tag, text, parent, name) {
+  const made = document.createElement(tag);
+  if (text !== undefined) made.textContent = text;
+  if (name) made.className = name;
+  if (parent) parent.appendChild(made);
+  return made;
+}
+
+function indexEdges() {
+  for (let i = 0; i < D.edges.length; i += 3) {
+    const [a, b, control] = [D.edges[i], D.edges[i + 1], D.edges[i + 2]];
+    if (!inputs.has(b)) inputs.set(b, []);
+    if (!outputs.has(a)) outputs.set(a, []);
+    inputs.get(b).push([a, control]);
+    outputs.get(a).push([b, control]);
+  }
+}
+
+function reveal(item) {
+  for (let group = item.parent; group; group = group.parent) group.open = true;
+}
+
+function select(item, scroll) {
+  selected = item;
+  near = new Set();
+  if (!item.children) {
+    for (const [other] of [...(inputs.get(item.op) || []), ...(outputs.get(item.op) || [])]) near.add(shown(tree.leaves[other]));
+  }
+  layout();
+  if (scroll && item.row) {
+    canvas.scrollTo({ top: item.row.y - canvas.clientHeight / 3, left: item.row.x - canvas.clientWidth / 3 });
+    draw();
+  }
+  showDetails(item);
+}
+
+function goTo(op) {
+  reveal(tree.leaves[op]);
+  select(tree.leaves[op], true);
+}
+
+function showDetails(item) {
+  const panel = $("details");
+  panel.textContent = "";
+  element("h3", item.children ? item.label : D.ops[item.op][OP.name], panel);
+  const table = element("table", undefined, panel);
+  const line = (name, value) => {
+    if (value === "" || value === undefined || value === null) return;
+    const tr = element("tr", undefined, table);
+    element("td", name, tr);
+    const td = element("td", undefined, tr);
+    if (value instanceof Node) td.appendChild(value); else td.textContent = value;
+  };
+  if (item.children) {
+    line("operations", item.count);
+    line("FLOPs", formatFlops(item.flops));
+    line("outputs", formatBytes(item.bytes));
+    return;
+  }
+  const op = D.ops[item.op];
+  line("type", D.types[op[OP.type]] + (op[OP.backward] ? " (backward pass)" : ""));
+  line("requested", op[OP.requested] < 0 ? "nothing; TensorFlow decides" : deviceName(op[OP.requested]));
+  if (D.actual) line("actual", op[OP.actual] < 0 ? "not in the graph that ran" : deviceName(op[OP.actual]));
+  line("shard", op[OP.shard] < 0 ? (D.sharded ? "home: runs once" : "") : op[OP.shard]);
+  line("outputs", op[OP.shapes]);
+  line("bytes", op[OP.bytes] ? formatBytes(op[OP.bytes]) : "");
+  line("FLOPs", op[OP.flops] >= 0 ? formatFlops(op[OP.flops]) : "");
+  line("source", D.sources[op[OP.source]]);
+  line("reads", links(inputs.get(item.op)));
+  line("feeds", links(outputs.get(item.op)));
+  for (const reason of [D.reasons[op[OP.reason]], D.reasons[op[OP.home]]]) if (reason) element("div", reason, panel, "reason");
+}
+
+function links(others) {
+  if (!others) return "";
+  const box = element("div");
+  for (const [op, control] of others.slice(0, 30)) {
+    const a = element("a", D.ops[op][OP.name], element("div", undefined, box), "op");
+    if (control) element("span", " (waits)", a.parentNode, "dim");
+    a.onclick = () => goTo(op);
+  }
+  if (others.length > 30) element("div", "\u2026 and " + (others.length - 30) + " more", box, "dim");
+  return box;
+}
+
+function search(text) {
+  const box = $("results"), wanted = text.trim().toLowerCase();
+  box.textContent = "";
+  box.hidden = !wanted;
+  if (!wanted) return;
+  let found = 0;
+  for (let i = 0; i < D.ops.length; i++) {
+    const op = D.ops[i];
+    if (!op[OP.name].toLowerCase().includes(wanted) && D.types[op[OP.type]].toLowerCase() !== wanted) continue;
+    if (++found > 60) continue;
+    const line = element("div", undefined, box);
+    element("span", undefined, line, "dot").style.background = deviceColor(op[OP.device]);
+    element("span", op[OP.name] + " ", line);
+    element("small", D.types[op[OP.type]], line);
+    line.onclick = () => { box.hidden = true; goTo(i); };
+  }
+  if (found > 60) element("div", found - 60 + " more; type on", box, "dim");
+  if (!found) element("div", "Nothing found", box, "dim");
+}
+
+function showLegend() {
+  const table = $("legend"), head = element("tr", undefined, table);
+  for (const name of ["", "ops", "FLOPs", "params", "sent"]) element("th", name, head);
+  for (const device of D.devices) {
+    const tr = element("tr", undefined, table), first = element("td", undefined, tr);
+    element("span", undefined, first, "dot").style.background = device.color;
+    element("span", device.name, first);
+    element("td", device.ops, tr);
+    element("td", formatFlops(device.flops).replace("FLOPs", ""), tr);
+    element("td", formatBytes(device.parameters), tr);
+    element("td", formatBytes(device.sent), tr);
+  }
+  if (D.warnings.length) element("h2", "Worth knowing", $("warnings"));
+  for (const warning of D.warnings) element("div", warning, $("warnings"), "reason");
+  $("transfers-title").textContent = D.transfers.length + " transfers, " + formatBytes(D.transfers.reduce((sum, t) => sum + t[3], 0));
+  for (const [source, from, to, bytes] of D.transfers.slice(0, 25)) {
+    const line = element("div", undefined, $("transfers"));
+    element("b", formatBytes(bytes), line);
+    element("span", "\u200e" + D.ops[source][OP.name], line).title = deviceName(from) + " \u2192 " + deviceName(to) + ": " + D.ops[source][OP.name];
+    line.onclick = () => goTo(source);
+  }
+}
+
+function showLanes() {
+  for (const lane of tree.lanes) {
+    const box = element("div", lane.what ? lane.what + " " : deviceName(lane.device), $("lanes"), "lane");
+    if (lane.what) element("small", deviceName(lane.device), box);
+    Object.assign(box.style, { left: MARGIN / 2 + lane.index * (LANE + MARGIN) + "px", width: LANE + "px", borderColor: deviceColor(lane.device) });
+  }
+}
+
+function everyGroup(group, act) {
+  for (const child of group.children) if (child.children) { act(child); everyGroup(child, act); }
+}
+
+function start() {
+  tree = buildTree();
+  indexEdges();
+  $("kind").textContent = `${D.ops.length.toLocaleString("en")} operations, ${D.actual ? "as they ran" : "as requested"}`;
+  openUntil(tree, 26 * Math.max(tree.lanes.length, 2));
+  showLanes();
+  showLegend();
+  layout();
+  svg.addEventListener("click", (event) => {
+    const g = event.target.closest(".row");
+    if (!g) return;
+    if (g.item.children) g.item.open = !g.item.open;
+    select(g.item, false);
+  });
+  canvas.addEventListener("scroll", () => requestAnimationFrame(draw));
+  window.addEventListener("resize", draw);
+  $("search").addEventListener("input", (event) => search(event.target.value));
+  $("search").addEventListener("keydown", (event) => {
+    if (event.key === "Escape") { event.target.value = ""; search(""); }
+    if (event.key === "Enter" && $("results").firstChild && $("results").firstChild.onclick) $("results").firstChild.onclick();
+  });
+  document.addEventListener("keydown", (event) => {
+    if (event.key === "/" && document.activeElement !== $("search")) { event.preventDefault(); $("search").focus(); }
+  });
+  $("arrows").addEventListener("change", draw);
+  $("less").onclick = () => { tree.lanes.forEach((lane) => everyGroup(lane.root, (g) => { g.open = false; })); layout(); };
+  $("more").onclick = () => {
+    const closed = [];
+    tree.lanes.forEach((lane) => everyGroup(lane.root, (g) => { if (!g.open && shown(g) === g) closed.push(g); }));
+    closed.forEach((g) => { g.open = true; });
+    layout();
+  };
+  document.body.dataset.firstViewMs = Math.round(performance.now());
+}
+start();

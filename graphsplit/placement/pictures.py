@@ -1,0 +1,155 @@
+"""Still pictures of a placement: through Graphviz where it is installed, else through matplotlib."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import subprocess
+from typing import TYPE_CHECKING, Any
+
+from graphsplit.errors import UnsupportedError
+from graphsplit.placement.pages import device_colors
+from graphsplit.placement.summaries import Box, Summary, summarize
+from graphsplit.placement.tables import format_flops, shorten
+from graphsplit.plans import format_bytes
+
+if TYPE_CHECKING:
+    from graphsplit.placement.placements import Placement
+
+_WIDTH, _HEIGHT, _ROW = 3.0, 0.62, 0.9  # of a box, and from one box to the next, in inches
+_COLUMN = 4.4
+
+
+def save_dot(placement: Placement, path: str) -> None:
+    """Write the summary in Graphviz's language; `dot -Tsvg` draws it."""
+    with open(path, "w", encoding="utf-8") as file:
+        file.write(dot_text(placement))
+
+
+def save_picture(placement: Placement, path: str) -> None:
+    """Write the summary as `.svg` or `.png`.
+
+    Raises:
+      UnsupportedError: if neither Graphviz nor matplotlib is installed.
+    """
+    kind = os.path.splitext(path)[1][1:].lower()
+    program = shutil.which("dot")
+    if program:
+        subprocess.run([program, f"-T{kind}", "-o", path], input=dot_text(placement).encode(), check=True)
+        return
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedError(
+            f"Saving {path!r} needs Graphviz's program `dot` or matplotlib: pip install 'graphsplit[plots]'."
+        ) from error
+    draw(summarize(placement), device_colors(placement.devices), f"Placement of {placement.title}", Figure).savefig(path)
+
+
+def dot_text(placement: Placement) -> str:
+    """Return the summary in Graphviz's language: a cluster for each shard or device, coloured by device."""
+    summary, colors = summarize(placement), device_colors(placement.devices)
+    number: dict[tuple[str, str], int] = {}
+    lines = [
+        "digraph placement {",
+        f"  label={_quote(placement.title)}; labelloc=t; rankdir=TB; nodesep=0.25;",
+        '  node [shape=box, style="rounded,filled", fontname="Helvetica", fontsize=10];',
+        '  edge [fontname="Helvetica", fontsize=9, color="#8b949e"];',
+    ]
+    for i, (lane, boxes) in enumerate(summary.lanes.items()):
+        color = colors.get(boxes[0].device, "#8b949e")
+        lines.append(f'  subgraph cluster_{i} {{ label={_quote(lane)}; color="{color}"; penwidth=2;')
+        for box in boxes:
+            number[box.key] = len(number)
+            text = _quote(f"{shorten(box.label, 40)}\n{_subtitle(box)}")
+            lines.append(f'    n{number[box.key]} [label={text}, color="{color}", fillcolor="{color}22"];')
+        lines.append("  }")
+    for flow in summary.flows:
+        style = f' [label="{format_bytes(flow.bytes)}", color="{colors[flow.source.device]}", penwidth=2]'
+        lines.append(f"  n{number[flow.source.key]} -> n{number[flow.target.key]}{style if flow.crosses else ''};")
+    return "\n".join([*lines, "}", ""])
+
+
+def draw(summary: Summary, colors: dict[str, str], title: str, figure_type: Any) -> Any:
+    """Return a matplotlib figure: a column for each shard or device, time downwards, transfers with their bytes."""
+    order = sorted((box for boxes in summary.lanes.values() for box in boxes), key=lambda box: box.rank)
+    places = _places(summary, order)
+    height = max((-y for _, y in places.values()), default=0) + 2.2
+    width = len(summary.lanes) * _COLUMN + 0.6
+    figure = figure_type(figsize=(width, height), layout=None)
+    axes = figure.add_axes((0, 0, 1, 1))
+    axes.set_xlim(0, width)
+    axes.set_ylim(-height + 1.2, 1.2)
+    axes.axis("off")
+    axes.text(0.3, 0.95, title, fontsize=13, weight="bold", va="center")
+    for i, (lane, boxes) in enumerate(summary.lanes.items()):
+        color = colors.get(boxes[0].device, "#8b949e")
+        axes.text(0.3 + i * _COLUMN, 0.5, lane, fontsize=11, weight="bold", color=color, va="center")
+    _draw_flows(axes, summary, places, colors)
+    for box in order:
+        _draw_box(axes, box, *places[box.key], colors.get(box.device, "#8b949e"))
+    return figure
+
+
+def _places(summary: Summary, order: list[Box]) -> dict[tuple[str, str], tuple[float, float]]:
+    """Return the upper left corner of each box: below the box before it in its lane and the boxes that feed it."""
+    column = {lane: i for i, lane in enumerate(summary.lanes)}
+    feeds: dict[tuple[str, str], list[Box]] = {}
+    for flow in summary.flows:
+        if flow.crosses:
+            feeds.setdefault(flow.target.key, []).append(flow.source)
+    next_y = dict.fromkeys(summary.lanes, 0.0)
+    places: dict[tuple[str, str], tuple[float, float]] = {}
+    for box in order:
+        above = [places[source.key][1] - _ROW / 2 for source in feeds.get(box.key, ()) if source.key in places]
+        y = min([next_y[box.lane], *above])
+        places[box.key] = (0.3 + column[box.lane] * _COLUMN, y)
+        next_y[box.lane] = y - _ROW
+    return places
+
+
+def _draw_box(axes: Any, box: Box, x: float, y: float, color: str) -> None:
+    from matplotlib.patches import FancyBboxPatch
+
+    style = "round,pad=0,rounding_size=0.08"
+    axes.add_patch(FancyBboxPatch((x, y - _HEIGHT), _WIDTH, _HEIGHT, style, fc="white", ec="none", zorder=2))
+    axes.add_patch(FancyBboxPatch((x, y - _HEIGHT), _WIDTH, _HEIGHT, style, fc=color + "26", ec=color, lw=1.2, zorder=3))
+    axes.text(x + 0.12, y - 0.2, shorten(box.label, 38), fontsize=8.5, va="center", zorder=4)
+    axes.text(x + 0.12, y - 0.44, _subtitle(box), fontsize=7.5, color="#656d76", va="center", zorder=4)
+
+
+def _draw_flows(axes: Any, summary: Summary, places: Any, colors: dict[str, str]) -> None:
+    from matplotlib.patches import FancyArrowPatch
+
+    taken: list[tuple[float, float]] = []
+    for flow in sorted(summary.flows, key=lambda f: -f.bytes):
+        (x1, y1), (x2, y2) = places[flow.source.key], places[flow.target.key]
+        if flow.source.lane == flow.target.lane or not flow.crosses:
+            continue
+        right = x2 > x1
+        start = (x1 + (_WIDTH if right else 0), y1 - _HEIGHT / 2)
+        end = (x2 + (0 if right else _WIDTH), y2 - _HEIGHT / 2)
+        color = colors.get(flow.source.device, "#8b949e")
+        width = 0.8 + min(3.0, math.log10(1 + flow.bytes / 1000))
+        bend = "arc3,rad=0.08" if right else "arc3,rad=-0.08"
+        axes.add_patch(
+            FancyArrowPatch(
+                start, end, connectionstyle=bend, arrowstyle="-|>", mutation_scale=9, lw=width, color=color, alpha=0.6
+            )
+        )
+        at = (end[0] + (-0.1 if right else 0.1), end[1] + 0.1)
+        if not any(abs(at[0] - u) < 0.6 and abs(at[1] - v) < 0.16 for u, v in taken):
+            taken.append(at)
+            side = "right" if right else "left"
+            axes.text(*at, format_bytes(flow.bytes), fontsize=7.5, color=color, weight="bold", ha=side, zorder=5)
+
+
+def _subtitle(box: Box) -> str:
+    ops = "1 operation" if box.ops == 1 else f"{box.ops} operations"
+    return f"{ops}, {format_flops(box.flops)}" if box.flops else ops
+
+
+def _quote(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

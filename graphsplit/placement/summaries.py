@@ -1,0 +1,107 @@
+"""A placement reduced to some dozens of boxes, for pictures: name scopes per shard or device, and what flows between."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from graphsplit.devices import short_name
+from graphsplit.placement.questions import natural_order, topological_order
+
+if TYPE_CHECKING:
+    from graphsplit.placement.placements import Placement
+    from graphsplit.placement.records import PlacedOp
+
+_HIDDEN = frozenset({"Const", "NoOp"})
+
+
+@dataclass(frozen=True)
+class Box:
+    """Some operations of one lane that are drawn as one."""
+
+    lane: str
+    device: str
+    label: str
+    ops: int
+    flops: int
+    rank: int
+
+    @property
+    def key(self) -> tuple[str, str]:
+        """Return what no two boxes share."""
+        return self.lane, self.label
+
+
+@dataclass(frozen=True)
+class Flow:
+    """What one box hands to another; `crosses` if it changes devices."""
+
+    source: Box
+    target: Box
+    bytes: int
+    crosses: bool
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Boxes by lane, in the order of execution, and the flows between them."""
+
+    lanes: Mapping[str, tuple[Box, ...]]
+    flows: tuple[Flow, ...]
+
+
+def summarize(placement: Placement, most: int = 70) -> Summary:
+    """Return the finest summary with at most `most` boxes (or the coarsest one, if even that has more)."""
+    rank = {name: i for i, name in enumerate(topological_order(placement.graph))}
+    ops = [op for op in placement.ops.values() if op.type not in _HIDDEN]
+    depth = max((op.name.count("/") for op in ops), default=0) + 1
+    while depth > 1 and len({_box_key(op, depth) for op in ops}) > most:
+        depth -= 1
+    members: dict[tuple[str, str], list[PlacedOp]] = defaultdict(list)
+    for op in ops:
+        members[_box_key(op, depth)].append(op)
+    boxes = {
+        (lane, label): Box(
+            lane, group[0].device, label, len(group), sum(op.flops or 0 for op in group), min(rank[o.name] for o in group)
+        )
+        for (lane, label), group in members.items()
+    }
+    box_of = {op.name: boxes[key] for key, group in members.items() for op in group}
+    lanes: dict[str, list[Box]] = defaultdict(list)
+    for box in sorted(boxes.values(), key=lambda b: b.rank):
+        lanes[box.lane].append(box)
+    return Summary({lane: tuple(lanes[lane]) for lane in sorted(lanes, key=_lane_order)}, _flows(placement, box_of))
+
+
+def lane_of(op: PlacedOp) -> str:
+    """Return the lane of an operation: its shard and device, or its device."""
+    device = short_name(op.device) or "any device"
+    return device if op.shard is None else f"shard {op.shard} on {device}"
+
+
+def _lane_order(lane: str) -> tuple[object, ...]:
+    return (lane.startswith("shard"), *natural_order(lane.split(" on ")[0].replace("shard ", "shard:")))
+
+
+def _box_key(op: PlacedOp, depth: int) -> tuple[str, str]:
+    parts = op.name.split("/")
+    if op.shard is not None and len(parts) > 1:
+        parts = parts[1:]
+    return lane_of(op), "/".join(parts[:depth])
+
+
+def _flows(placement: Placement, box_of: Mapping[str, Box]) -> tuple[Flow, ...]:
+    sizes: dict[tuple[Box, Box], int] = defaultdict(int)
+    crossing: set[tuple[Box, Box]] = set()
+    seen: set[tuple[str, int, Box]] = set()
+    for edge in placement.edges:
+        a, b = box_of.get(edge.source), box_of.get(edge.target)
+        if edge.control or a is None or b is None or a == b or (edge.source, edge.output, b) in seen:
+            continue
+        seen.add((edge.source, edge.output, b))
+        sizes[a, b] += edge.bytes
+        if a.device != b.device:
+            crossing.add((a, b))
+    return tuple(Flow(a, b, size, (a, b) in crossing) for (a, b), size in sizes.items())
