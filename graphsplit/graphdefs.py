@@ -197,6 +197,7 @@ def _body_of_call(call: Any, function: Any) -> tuple[list[Any], list[str], list[
         node = NodeDef()
         node.CopyFrom(original)
         node.name = prefix + original.name
+        node.device = node.device or call.device
         inside = [i for i in original.input if i.lstrip("^").split(":")[0] not in arguments]
         inputs = [translate(i) for i in original.input]
         if controls and not inside:

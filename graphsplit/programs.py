@@ -140,6 +140,7 @@ def build_program(
     library: Any,
     versions: Any,
     resources: Mapping[str, tuple[tf.DType, tf.TensorShape]],
+    inlined_from: tf.Graph | None = None,
     notes: Sequence[str] = (),
     locate: Callable[[str], str] = lambda _: "",
 ) -> Program:
@@ -151,8 +152,9 @@ def build_program(
       outputs: references (`node:0`) of the returned tensors.
       effects: names of nodes that must run.
       resources: for captured variables, what they hold, without which no shape behind a read is known.
+      inlined_from: the graph that the nodes were, before calls were inlined. It knows shapes that were set by hand.
     """
-    reader = _Reader({node.name: node for node in nodes})
+    reader = _Reader({node.name: node for node in nodes}, _known_shapes(inlined_from))
     for operation in _import_for_shapes(nodes, library, versions, resources).get_operations():
         reader.read(operation)
     return Program(
@@ -210,10 +212,16 @@ def _item_bytes(dtype: tf.DType) -> int:
     return _ITEM_BYTES[dtype]
 
 
+def _known_shapes(graph: tf.Graph | None) -> dict[str, list[tf.TensorShape]]:
+    operations = graph.get_operations() if graph is not None else []
+    return {operation.name: [output.shape for output in operation.outputs] for operation in operations}
+
+
 class _Reader:
     """Reads operations one by one, in order, and replaces those whose integer values are known by constants."""
 
-    def __init__(self, nodes: Mapping[str, Any]):
+    def __init__(self, nodes: Mapping[str, Any], known_shapes: Mapping[str, Sequence[tf.TensorShape]]):
+        self._known_shapes = known_shapes
         self.ops: list[Op] = []
         self.positions: dict[str, int] = {}
         self._nodes = nodes
@@ -231,8 +239,9 @@ class _Reader:
         node = self._nodes[operation.name]
         inputs = tuple([self.tensor(reference) for reference in node.input if reference[0] != "^"])
         shapes, dtypes, sizes = [], [], []
-        for output in operation.outputs:
-            dims = output.shape.dims
+        hints = self._known_shapes.get(operation.name, ())
+        for k, output in enumerate(operation.outputs):
+            dims = (output.shape.merge_with(hints[k]) if hints else output.shape).dims
             shape = None if dims is None else tuple([dim if isinstance(dim, int) else dim.value for dim in dims])
             shapes.append(shape)
             dtypes.append(output.dtype)

@@ -119,6 +119,7 @@ def read_graph(
         library=graph_def.library,
         versions=graph_def.versions,
         resources=resources,
+        inlined_from=graph,
         notes=tuple(dict.fromkeys(lost)),
         locate=source_locator(graph),
     )
@@ -133,7 +134,8 @@ def _order_writes_after_asserts(nodes: Sequence[Any]) -> None:
     """
     asserts: list[str] = []
     for node in nodes:
-        if node.op == "Assert":
+        # tf.debugging guards its Assert by a branch, which touches no variable
+        if node.op == "Assert" or (node.op == "If" and tf.resource.as_datatype_enum not in node.attr["Tin"].list.type):
             asserts.append(f"^{node.name}")
         elif asserts and is_write(node.op):
             node.input.extend(name for name in asserts if name not in node.input)

@@ -1,0 +1,438 @@
+"""What `parallelize` takes, gives back and keeps."""
+
+from __future__ import annotations
+
+import collections
+import inspect
+from collections import OrderedDict, defaultdict
+from dataclasses import dataclass
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from tests.law import assert_close
+
+Point = collections.namedtuple("Point", "x y")
+
+
+@dataclass
+class Batch:
+    image: Any
+    label: Any
+    scale: float = 2.0
+
+
+def rows(count: int, *rest: int) -> tf.Tensor:
+    return tf.random.stateless_normal((count, *rest), [count, 7], dtype=tf.float64)
+
+
+def sharded_types(function: gs.ParallelFunction, *args: Any, **kwargs: Any) -> set[str]:
+    plan = function.plan(*args, **kwargs)
+    plan.check()
+    return {op.type for op in plan.sharded_ops}
+
+
+def check(fn: Any, *args: Any, sharded: str | None = None, devices: Any = 3, **options: Any) -> gs.ParallelFunction:
+    parallel = gs.parallelize(fn, devices=devices, **options)
+    assert_close(parallel(*args), fn(*args))
+    if sharded:
+        assert sharded in sharded_types(parallel, *args)
+    return parallel
+
+
+# Forms of functions
+
+
+def test_decorator_forms():
+    @gs.parallelize
+    def plain(x):
+        return x + 1
+
+    @gs.parallelize(devices=2)
+    def optioned(x):
+        return x + 1
+
+    for function, count in ((plain, 5), (optioned, 2), (gs.parallelize(lambda x: x + 1, devices=2), 2)):
+        assert len(function.devices) == count
+        assert_close(function(rows(7)), rows(7) + 1)
+
+
+def test_keeps_name_doc_and_signature():
+    def original(x: tf.Tensor, scale: float = 2.0) -> tf.Tensor:
+        """Scale x."""
+        return x * scale
+
+    parallel = gs.parallelize(original, devices=2)
+    assert parallel.__name__ == "original"
+    assert parallel.__doc__ == "Scale x."
+    assert parallel.__wrapped__ is original
+    assert list(inspect.signature(parallel).parameters) == ["x", "scale"]
+    assert repr(parallel) == ("<ParallelFunction test_keeps_name_doc_and_signature.<locals>.original on 2>")
+
+
+def test_methods_are_bound_once_for_each_instance():
+    class Model:
+        def __init__(self, factor):
+            self.factor = factor
+
+        @gs.parallelize(devices=2)
+        def scale(self, x):
+            """Scale."""
+            return x * self.factor
+
+    two, three = Model(2.0), Model(3.0)
+    assert_close(two.scale(rows(5)), rows(5) * 2)
+    assert_close(three.scale(rows(5)), rows(5) * 3)
+    assert two.scale is two.scale
+    assert "Mul" in sharded_types(two.scale, rows(5))
+
+
+def test_tf_function_and_keras_layer_and_model():
+    def body(x):
+        return tf.nn.relu(x) * 2
+
+    check(tf.function(body), rows(7, 2), sharded="Relu")
+    signature = [tf.TensorSpec([None, 2], tf.float64)]
+    check(tf.function(body, input_signature=signature), rows(7, 2), sharded="Relu")
+    layer = keras.layers.Dense(3, activation="tanh", dtype="float64")
+    check(layer, rows(7, 4), sharded="MatMul")
+    model = keras.Sequential([keras.Input((4,)), keras.layers.Dense(3, dtype="float64")])
+    check(model, rows(7, 4), sharded="MatMul")
+
+
+def test_nested_functions_are_inlined():
+    @tf.function
+    def inner(x):
+        return tf.tanh(x), tf.reduce_sum(x)
+
+    @tf.function
+    def middle(x):
+        y, total = inner(x)
+        return inner(y)[0] + total
+
+    parallel = check(lambda x: middle(x) * 3, rows(7), sharded="Tanh")
+    assert not {op.type for op in parallel.plan(rows(7)).program.ops} & {"PartitionedCall", "StatefulPartitionedCall"}
+
+
+def test_inside_a_tf_function_and_traced_once():
+    traces = []
+
+    @gs.parallelize(devices=3)
+    def inner(x):
+        traces.append(x.shape)
+        return tf.reduce_sum(x**2)
+
+    @tf.function(autograph=False)
+    def outer(x):
+        return inner(x) + inner(x + 1)
+
+    assert_close(outer(rows(8)), tf.reduce_sum(rows(8) ** 2) + tf.reduce_sum((rows(8) + 1) ** 2))
+    inner(rows(8))
+    inner(rows(8))
+    inner(rows(9))
+    assert traces == [(8,), (9,)]
+
+
+def test_reads_tensors_of_the_surrounding_graph():
+    @tf.function(autograph=False)
+    def outer(x):
+        shift = tf.reduce_mean(x)
+        return gs.parallelize(lambda y: y - shift, devices=2)(x)
+
+    assert_close(outer(rows(7)), rows(7) - tf.reduce_mean(rows(7)))
+    assert_close(outer(rows(6)), rows(6) - tf.reduce_mean(rows(6)))
+
+
+# Arguments and results
+
+
+def test_nested_arguments_and_results():
+    def nested(batch, points, options, *more, key=None, **rest):
+        assert options == {"k": [1, "a", None]}
+        scaled = tf.cast(batch.image, tf.float64) * batch.scale
+        mapping = defaultdict(list, total=tf.reduce_sum(points.x))
+        return (
+            Batch(scaled, batch.label + more[0]),
+            [Point(points.y, None), OrderedDict(b=key, a=rest["extra"] * 2)],
+            mapping,
+            {"number": 3, "text": "constant", "array": np.arange(3)},
+        )
+
+    arguments = (Batch(np.ones((7, 2)), np.arange(7)), Point(rows(7), rows(2)), {"k": [1, "a", None]}, np.int64(5))
+    keywords = {"key": rows(7), "extra": rows(7)}
+    parallel = gs.parallelize(nested, devices=3)
+    expected, actual = nested(*arguments, **keywords), parallel(*arguments, **keywords)
+    assert_close(actual[:3], expected[:3])
+    assert actual[3]["number"] == 3
+    assert actual[3]["text"] == "constant"
+    assert isinstance(actual[0], Batch)
+    assert actual[2].default_factory is list
+    names = parallel.plan(*arguments, **keywords).program.input_names
+    assert names == ("batch.image", "batch.label", "points.x", "points.y", "more[0]", "key", "extra")
+
+
+def test_python_values_select_traces():
+    parallel = gs.parallelize(lambda x, training: x * 2 if training else x, devices=2)
+    assert_close(parallel(rows(4), True), rows(4) * 2)
+    assert_close(parallel(rows(4), False), rows(4))
+    assert_close(parallel(rows(4), training=1), rows(4) * 2)
+
+
+def test_composite_tensors_run_whole():
+    ragged = tf.ragged.constant([[1.0], [2.0, 3.0], []])
+    sparse = tf.sparse.from_dense([[0.0, 1.0], [2.0, 0.0]])
+
+    def uses(r, s, x):
+        return r * 2, tf.sparse.to_dense(s), x + 1
+
+    parallel = gs.parallelize(uses, devices=2)
+    doubled, dense, x = parallel(ragged, sparse, rows(5))
+    assert doubled.to_list() == [[2.0], [4.0, 6.0], []]
+    assert_close(dense, tf.sparse.to_dense(sparse))
+    assert_close(x, rows(5) + 1)
+
+
+@pytest.mark.parametrize("dtype", [tf.float16, tf.bfloat16, tf.int32, tf.int64, tf.complex64, tf.bool, tf.string])
+def test_dtypes(dtype: tf.DType):
+    values = tf.cast([0, 1, 2, 3, 1], tf.int32)
+    x = tf.strings.as_string(values) if dtype == tf.string else tf.cast(values, dtype)
+    check(lambda x: (x, tf.reverse(x, [0]), tf.equal(x, x[0])), x, sharded="Equal")
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 4, 33])
+@pytest.mark.parametrize("devices", [1, 2, 3, 5])
+def test_any_number_of_rows(count: int, devices: int):
+    def f(x, y):
+        centred = x - tf.reduce_mean(x, 0)
+        return centred, tf.reduce_max(x, 1), tf.reduce_sum(y), tf.concat([x, x], 0), tf.shape(x)
+
+    parallel = gs.parallelize(f, devices=devices)
+    assert_close(parallel(rows(count, 3), rows(count)), f(rows(count, 3), rows(count)))
+    plan = parallel.plan(rows(count, 3), rows(count))
+    assert len(plan.devices) == min(count, devices)
+    assert sum(plan.rows) == count
+    if count:
+        assert "Max" in {op.type for op in plan.sharded_ops}
+
+
+# Options
+
+
+def received(function: gs.ParallelFunction, *args: Any) -> dict[str, list[int]]:
+    """Return the first column of what each device got, seen by a side effect of its own: the emitted graph, run."""
+    plan = function.plan(*args)
+    return dict(zip(plan.devices, plan.rows, strict=True))
+
+
+def test_every_shard_receives_its_rows_in_order():
+    """Reads the pieces themselves: runs the emitted graph in a session and fetches each shard's input."""
+    parallel = gs.parallelize(lambda x: tf.negative(x), devices=3, weights=[1, 3, 2])
+    x = np.arange(12.0).reshape(6, 2)
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(parallel.graph_def(x), name="")
+    negatives = sorted(op.name for op in graph.get_operations() if op.type == "Neg")
+    placeholder = next(op for op in graph.get_operations() if op.type == "Placeholder")
+    config = tf.compat.v1.ConfigProto(device_count={"CPU": 5})
+    with tf.compat.v1.Session(graph=graph, config=config) as session:
+        pieces = session.run([f"{name}:0" for name in negatives], {placeholder.outputs[0]: x})
+    assert [(-piece[:, 0]).tolist() for piece in pieces] == [[0.0], [2.0, 4.0, 6.0], [8.0, 10.0]]
+    assert [graph.get_operation_by_name(n).device[-5:] for n in negatives] == ["CPU:0", "CPU:1", "CPU:2"]
+
+
+def test_weights_and_zero_weights():
+    parallel = gs.parallelize(lambda x: x * 2, devices=3, weights=[3, 0, 1])
+    assert received(parallel, rows(8)) == {"/device:CPU:0": 6, "/device:CPU:2": 2}
+    assert_close(parallel(rows(8)), rows(8) * 2)
+
+
+def test_split_by_name_axis_and_prefix():
+    def f(x, y, mask):
+        return tf.matmul(x["a"], y, transpose_a=True), tf.reduce_sum(mask), x["b"] * 2
+
+    x, y, mask = {"a": rows(7, 2), "b": rows(2, 7)}, rows(7, 4), rows(7)
+    parallel = gs.parallelize(f, devices=3, split={"x": {"a": 0, "b": 1}, "mask": None})
+    assert_close(parallel(x, y, mask), f(x, y, mask))
+    layouts = [str(layout) for layout in parallel.plan(x, y, mask).input_layouts]
+    assert layouts == ["shard(0)", "shard(1)", "shard(0)", "whole"]
+
+
+@pytest.mark.parametrize("split", [0, 1, -1, None, {"x": None}, {"y": 0}, (1, None)])
+def test_results_never_depend_on_split(split: Any):
+    def f(x, y):
+        return tf.nn.softmax(x) @ y, tf.reduce_mean(x, 0)
+
+    check(f, rows(6, 6), rows(6, 6), split=split)
+
+
+def test_home():
+    w = tf.Variable(tf.ones(3, tf.float64))
+
+    def f(x):
+        return tf.reduce_sum(x * w)
+
+    parallel = check(f, rows(6, 3), devices=["CPU:1", "CPU:2"], home="CPU:3", sharded="Mul")
+    assert parallel.home == "/device:CPU:3"
+    reduces = [n.device for n in parallel.graph_def(rows(6, 3)).node if n.op == "AddN"]
+    assert reduces == ["/device:CPU:3"]
+
+
+def test_every_emitted_node_has_a_device_and_the_graph_checks():
+    w = tf.Variable(tf.ones((3, 3), tf.float64))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ w) ** 2)
+        w.assign_sub(tape.gradient(loss, w))
+        return loss
+
+    parallel = gs.parallelize(step, devices=3)
+    graph = parallel.graph_def(rows(8, 3))
+    assert all(node.device for node in graph.node)
+    products = {n.name.split("/", 1)[0]: n.device for n in graph.node if n.op == "MatMul"}
+    assert products == {f"shard_{d}": f"/device:CPU:{d}" for d in range(3)}
+
+
+# Effects
+
+
+def test_effects_happen_once_and_in_order(capfd):
+    log = []
+
+    def f(x):
+        tf.print("sum", tf.reduce_sum(x))
+        y = tf.py_function(lambda v: log.append(v.numpy().tolist()) or v * 2, [x], tf.float64)
+        y.set_shape(x.shape)
+        tf.print("then", tf.reduce_sum(y))
+        return tf.square(x) + y
+
+    parallel = gs.parallelize(f, devices=3)
+    x = tf.constant([1.0, 2.0, 3.0, 4.0, 5.0], tf.float64)
+    assert_close(parallel(x), tf.square(x) + 2 * x)
+    assert log == [[1.0, 2.0, 3.0, 4.0, 5.0]]
+    assert capfd.readouterr().err.splitlines()[-2:] == ["sum 15", "then 30"]
+    plan = parallel.plan(x)
+    assert "Square" in {op.type for op in plan.sharded_ops}
+    assert [op.type for op, _ in plan.stayed_home] == ["EagerPyFunc"]
+
+
+def test_variables_read_and_written_in_program_order():
+    v, seen = tf.Variable(1.0, dtype=tf.float64), tf.Variable(0.0, dtype=tf.float64)
+
+    def f(x):
+        before = v * x
+        v.assign_add(tf.reduce_sum(x))
+        after = v * x
+        seen.assign(v)
+        v.assign(0.0)
+        return before, after, v.read_value()
+
+    check_x = rows(7)
+    expected = f(check_x)
+    v.assign(1.0)
+    parallel = gs.parallelize(f, devices=3)
+    assert_close(parallel(check_x), expected)
+    assert_close(tf.convert_to_tensor(seen), 1.0 + tf.reduce_sum(check_x))
+    assert "Mul" in sharded_types(parallel, check_x)
+
+
+def test_variables_made_on_the_first_call():
+    class Layer:
+        w = None
+
+        def __call__(self, x):
+            if self.w is None:
+                self.w = tf.Variable(tf.ones((3, 2), tf.float64))
+            return x @ self.w
+
+    layer = Layer()
+    parallel = gs.parallelize(layer, devices=2)
+    assert_close(parallel(rows(5, 3)), rows(5, 3) @ tf.ones((3, 2), tf.float64))
+    assert "MatMul" in sharded_types(parallel, rows(5, 3))
+
+
+def test_stateful_random_ops_draw_what_one_device_draws():
+    def f(x):
+        return x + tf.random.normal(tf.shape(x), seed=5, dtype=tf.float64)
+
+    tf.random.set_seed(3)
+    expected = [tf.function(f)(rows(7)) for _ in range(1)]
+    tf.random.set_seed(3)
+    actual = [gs.parallelize(f, devices=3)(rows(7)) for _ in range(1)]
+    assert_close(actual, expected)
+
+
+# verify
+
+
+def test_verify_restores_state_and_reports():
+    v = tf.Variable(2.0)
+
+    def step(x):
+        v.assign_add(tf.reduce_mean(x))
+        return {"loss": tf.reduce_sum(x), "n": 3}
+
+    parallel = gs.parallelize(step, devices=3)
+    report = gs.verify(parallel, tf.range(7.0))
+    assert float(v) == 2.0
+    assert report.largest < 1e-6
+    assert str(report).startswith("3 devices against one: largest relative difference")
+
+
+def test_verify_sees_a_difference():
+    calls = []
+
+    def unstable(x):
+        calls.append(1)
+        return x * len(calls)  # another number in every trace
+
+    report = gs.verify(gs.parallelize(unstable, devices=2), tf.ones(4))
+    assert report.largest == pytest.approx(0.5)
+    assert "output 0" in str(report)
+
+
+# Plans
+
+
+def test_plan_of_rows_that_couple():
+    def coupled(x):
+        similarity = x @ tf.transpose(x)
+        centred = x - tf.reduce_mean(x, 0)
+        labels = tf.range(tf.shape(x)[0])
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, similarity)
+        return similarity, centred, tf.reduce_mean(loss)
+
+    parallel = check(coupled, rows(7, 4), sharded="MatMul")
+    plan = parallel.plan(rows(7, 4))
+    assert not plan.stayed_home, str(plan)
+    assert {"MatMul", "Sub", "SparseSoftmaxCrossEntropyWithLogits"} <= {op.type for op in plan.sharded_ops}
+
+
+def test_plan_prints_on_a_screen():
+    def f(x):
+        return tf.unique(x).y, tf.tanh(x)
+
+    plan = gs.parallelize(f, devices=2).plan(tf.constant([1.0, 2.0, 1.0]))
+    here = f.__code__.co_firstlineno + 1
+    lines = str(plan).splitlines()
+    assert lines[0] == "Plan: 7 operations, 2 shards, home CPU:0"
+    assert lines[1:4] == ["  shard 0: CPU:0, 2 rows", "  shard 1: CPU:1, 1 rows", "  argument x: float32[3] shard(0)"]
+    assert lines[-1].endswith(f"no rule for Unique (test_parallelize.py:{here})")
+
+
+def test_what_was_lost_is_noted():
+    @tf.function(jit_compile=True)
+    def compiled(x):
+        return tf.tanh(x)
+
+    def f(x):
+        with tf.device("CPU:1"):
+            return compiled(x)
+
+    notes = str(gs.parallelize(f, devices=2).plan(rows(4)))
+    assert "dropped: the call was inlined so that its rows can be split" in notes
+    assert "tf.device requests inside the function are replaced by the plan's" in notes
