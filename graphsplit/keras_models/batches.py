@@ -47,8 +47,13 @@ class BatchFunction:
         return self.step.plan(self._last)
 
 
-def last_logs(outputs: list[Any]) -> Any:
-    """Return the logs of the last step, in the alphabetical order in which a `tf.function` returns a dict."""
+def last(outputs: list[Any]) -> Any:
+    """Return what the last step returned."""
+    return outputs[-1]
+
+
+def last_sorted(outputs: list[Any]) -> Any:
+    """Return the logs of the last step in alphabetical order, in which Keras 3 gets them from `tf.data`'s optionals."""
     logs = outputs[-1]
     return {key: logs[key] for key in sorted(logs)} if type(logs) is dict else logs
 

@@ -20,7 +20,7 @@ import tensorflow as tf
 from graphsplit.devices import short_name
 from graphsplit.errors import UnsupportedError
 from graphsplit.functions import ParallelFunction, parallelize
-from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last_logs
+from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
 
 
@@ -148,7 +148,7 @@ class ParallelKeras3Model(ParallelModel):
     def _batch_function(self, kind: str) -> Any:
         steps = lambda: int(self.template.steps_per_execution)  # noqa: E731
         if kind != "predict":
-            return BatchFunction(self._step(kind), steps, last_logs)
+            return BatchFunction(self._step(kind), steps, last_sorted)
         return _OnLists(self._step(kind), steps, joined_predictions)
 
 
@@ -165,7 +165,7 @@ class ParallelKeras2Model(ParallelModel):
     __slots__ = ()
 
     def _batch_function(self, kind: str) -> Any:
-        finish = joined_predictions if kind == "predict" else last_logs
+        finish = joined_predictions if kind == "predict" else last
 
         def finish_and_count(outputs: list[Any]) -> Any:
             getattr(self.template, f"_{kind}_counter").assign_add(len(outputs))

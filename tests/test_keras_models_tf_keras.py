@@ -1,0 +1,215 @@
+"""Wrapped tf_keras (Keras 2) models against their templates' own `fit`, and their files."""
+
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from tests.keras_cases import ROWS, assert_same, assert_sharded, classes, numbers
+
+tf_keras = pytest.importorskip("tf_keras")
+layers = tf_keras.layers
+pytestmark = pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning")
+
+
+def dense():
+    return tf_keras.Sequential(
+        [
+            layers.Input((6,)),
+            layers.Dense(8, "tanh", kernel_regularizer="l2"),
+            layers.BatchNormalization(),
+            layers.Dense(3),
+        ]
+    )
+
+
+def convolutional():
+    image = tf_keras.Input((8, 8, 2))
+    x = layers.Conv2D(4, 3, padding="same", use_bias=False)(image)
+    x = layers.Activation("relu")(layers.BatchNormalization(momentum=0.5)(x))
+    return tf_keras.Model(image, layers.Dense(3)(layers.Flatten()(layers.MaxPooling2D()(x))))
+
+
+def branching():
+    left, right = tf_keras.Input((5,), name="left"), tf_keras.Input((5,), name="right")
+    encoder = layers.Dense(4, "tanh")
+    joined = layers.Concatenate()([encoder(left), encoder(right)])
+    return tf_keras.Model({"left": left, "right": right}, layers.Dense(3)(joined))
+
+
+class Subclassed(tf_keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(3)
+
+    def call(self, inputs):
+        return self.dense(inputs)
+
+    def train_step(self, data):
+        return {**super().train_step(data), "weight": tf.reduce_sum(self.dense.kernel)}
+
+
+def subclassed():
+    model = Subclassed()
+    model(numbers(6))
+    return model
+
+
+CASES = {
+    "dense": (dense, lambda: numbers(6)),
+    "convolutional": (convolutional, lambda: numbers(8, 8, 2)),
+    "branching": (branching, lambda: {"left": numbers(5), "right": numbers(5, seed=3)}),
+    "subclassed": (subclassed, lambda: numbers(6)),
+}
+OPTIMIZERS = {
+    "sgd": lambda: tf_keras.optimizers.SGD(0.05, momentum=0.9),
+    "adam": lambda: tf_keras.optimizers.Adam(0.01, epsilon=1e-3, global_clipnorm=0.1),
+    "legacy": lambda: tf_keras.optimizers.legacy.Adam(0.01, epsilon=1e-3),
+}
+
+
+def made(build, gpus, optimizer="sgd", **options):
+    tf_keras.backend.clear_session()
+    tf_keras.utils.set_random_seed(1)
+    model = gs.multi_gpu_model(build(), gpus)
+    loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(OPTIMIZERS[optimizer](), loss, metrics=["accuracy"], **options)
+    tf_keras.utils.set_random_seed(2)
+    return model
+
+
+def state(model):
+    optimizer = model.optimizer.variables
+    variables = [*model.weights, *(optimizer() if callable(optimizer) else optimizer)]
+    return [(v.name, v.numpy()) for v in variables]
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "batch", "gpus"),
+    [
+        ("dense", "sgd", 7, 3),
+        ("dense", "adam", 1, 2),
+        ("convolutional", "legacy", 8, 2),
+        ("convolutional", "sgd", 19, 4),
+        ("branching", "adam", 7, 4),
+        ("subclassed", "legacy", 3, 2),
+    ],
+)
+def test_equals_the_template(name, optimizer, batch, gpus):
+    build, data = CASES[name]
+    results = []
+    for devices in (1, gpus):
+        model = made(build, devices, optimizer)
+        x, y = data(), classes(3)
+        options = {"sample_weight": np.linspace(0.5, 1, ROWS), "validation_data": (x, y)}
+        history = model.fit(x, y, batch_size=batch, epochs=2, verbose=0, **options).history
+        extra = [("predictions", model.predict(x, batch_size=5, verbose=0)), ("test", model.evaluate(x, y, verbose=0))]
+        results.append([*history.items(), *state(model), *extra])
+    assert_same(results[1], results[0])
+    if batch > 1:
+        assert_sharded(model, ("MatMul",), gpus)
+
+
+@pytest.mark.parametrize("steps", [2, 5])
+def test_steps_per_execution_and_counters(steps):
+    results = []
+    for gpus in (1, 3):
+        model = made(dense, gpus, steps_per_execution=steps)
+        x, y = numbers(6), classes(3)
+        batches = []
+        callback = tf_keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs, b=batches: b.append(batch))
+        history = model.fit(x, y, batch_size=4, epochs=2, verbose=0, callbacks=[callback]).history
+        prediction = model.predict(x, batch_size=4, verbose=0)
+        counters = model._train_counter.numpy(), model._predict_counter.numpy()
+        results.append([*history.items(), ("b", batches), ("c", counters), ("p", prediction), *state(model)])
+    assert_same(results[1], results[0])
+
+
+def test_single_batches():
+    results = []
+    for gpus in (1, 3):
+        model = made(dense, gpus)
+        x, y = numbers(6), classes(3)
+        values = [
+            model.train_on_batch(x, y, class_weight={0: 1.0, 1: 2.0, 2: 0.5}),
+            model.test_on_batch(x[:2], y[:2]),
+            model.predict_on_batch(x[:1]),
+        ]
+        results.append([*[(str(i), value) for i, value in enumerate(values)], *state(model)])
+    assert_same(results[1], results[0])
+
+
+def with_dropout():
+    return tf_keras.Sequential([layers.Input((6,)), layers.Dropout(0.5), layers.Dense(3)])
+
+
+@pytest.mark.parametrize(("generator", "batch"), [(True, 7), (False, 19)])
+def test_dropout(generator, batch):
+    """Keras 2's default Dropout keeps its position in the kernel of a trace: equal while all batches have one size."""
+    random = tf_keras.backend.experimental
+    if generator:
+        random.enable_tf_random_generator()
+    try:
+        results = []
+        for gpus in (1, 3):
+            model = made(with_dropout, gpus)
+            history = model.fit(numbers(6), classes(3), batch_size=batch, epochs=3, verbose=0).history
+            results.append([*history.items(), *state(model)])
+        assert_same(results[1], results[0])
+    finally:
+        random.disable_tf_random_generator()
+
+
+LOADER = """
+import sys
+import numpy as np, tensorflow as tf, tf_keras
+x, expected = np.load("x.npy"), np.load("expected.npy")
+for name in ("wrapped.keras", "wrapped.h5", "wrapped", "epoch-1.keras"):
+    model = tf_keras.models.load_model(name)
+    np.testing.assert_allclose(model.predict(x, verbose=0), expected, rtol=1e-5, atol=1e-6)
+    # Keras 2 itself loads no optimizer from a SavedModel folder.
+    assert int(model.optimizer.iterations) == (3 if "." in name else 0), name
+exported = tf.saved_model.load("exported")
+np.testing.assert_allclose(exported.serve(x), expected, rtol=1e-5, atol=1e-6)
+assert not any(name.startswith("graphsplit") for name in sys.modules)
+"""
+
+
+def test_files_load_in_a_process_without_graphsplit(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model = made(dense, 3)
+    checkpoint = tf_keras.callbacks.ModelCheckpoint("epoch-{epoch}.keras")
+    model.fit(numbers(6), classes(3), batch_size=8, verbose=0, callbacks=[checkpoint])
+    model.save("wrapped.keras")
+    model.save("wrapped.h5")
+    model.save("wrapped", save_format="tf")
+    model.export("exported")
+    names = []
+    for one in (model, model.template):
+        names.append([n for n, _ in tf.train.list_variables(tf.train.Checkpoint(model=one).save("names"))])
+    assert names[0] == names[1]
+    np.save("x.npy", numbers(6))
+    np.save("expected.npy", model.template.predict(numbers(6), verbose=0))
+    process = subprocess.run([sys.executable, "-c", LOADER], capture_output=True, text=True, check=False)
+    assert process.returncode == 0, process.stderr[-3000:]
+
+
+def test_refusals():
+    late = tf_keras.Sequential([layers.Dense(3)], name="late")
+    with pytest.raises(gs.ArgumentError, match="'late' is not built: it has no variables yet that could be shared."):
+        gs.multi_gpu_model(late, 2)
+    model = gs.multi_gpu_model(dense(), 2)
+    with pytest.raises(gs.ArgumentError, match=r"is wrapped already, on 2 devices\."):
+        gs.multi_gpu_model(model, 3)
+    with pytest.raises(gs.UnsupportedError, match=r"^compile\(jit_compile=True\) on 'sequential"):
+        model.compile("sgd", "mse", jit_compile=True)
+    with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
+        inside = dense()
+    with pytest.raises(gs.UnsupportedError, match="under a tf.distribute strategy's scope"):
+        gs.multi_gpu_model(inside, 2)
+    model.compile("sgd", "mse", run_eagerly=True)
+    with pytest.warns(UserWarning, match="was compiled with run_eagerly=True"):
+        model.train_on_batch(numbers(6), numbers(3))
