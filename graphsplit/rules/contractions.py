@@ -83,7 +83,8 @@ def _rank(op: Op) -> int:
     return 5 if "3D" in op.type or "3d" in op.type else 4
 
 
-@register("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Dilation2D", "Conv", linear=(0, 1))
+@register("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv", linear=(0, 1))
+@register("Dilation2D")
 def convolution(op: Op) -> Factors | Declined:
     """Samples are independent; the filter is whole. (The batch is the first axis in NHWC and in NCHW.)"""
     rank = _rank(op) if op.type != "Conv" else len(op.out_shapes[0] or (0,) * 4)
@@ -97,13 +98,25 @@ def convolution(op: Op) -> Factors | Declined:
     linear=(1, 2),
 )
 def convolution_input_gradient(op: Op) -> Factors | Declined:
-    """`(input_sizes, filter, dy) -> dx`: sample by sample; `input_sizes[0]` is the number of samples."""
+    """`(input_sizes, filter, dy) -> dx`: sample by sample; `input_sizes` may begin with the number of samples."""
     sizes = shape_operand(op, 0)
     if sizes is None:
         return Declined("its input_sizes are not known when planning")
     rank = _rank(op)
-    resize = {0: (Resize(0, 0, sizes),)}
+    resize = {0: (Resize(0, 0, sizes),) if len(sizes) == rank else ()}
     return Factors((None, None, _samples(rank)), (_samples(rank),), resize=resize)
+
+
+@register("Dilation2DBackpropInput", linear=(2,))
+def dilation_input_gradient(op: Op) -> Factors | Declined:
+    """`(x, filter, dy) -> dx`, sample by sample."""
+    return Factors((_samples(4), None, _samples(4)), (_samples(4),))
+
+
+@register("Dilation2DBackpropFilter", linear=(2,))
+def dilation_filter_gradient(op: Op) -> Factors | Declined:
+    """`(x, filter, dy) -> dw`: a sum over the samples."""
+    return Factors((_samples(4), None, _samples(4)), ((None,) * 3,), {0: "sum"})
 
 
 @register(
@@ -118,7 +131,7 @@ def convolution_filter_gradient(op: Op) -> Factors | Declined:
     return Factors((_samples(rank), None, _samples(rank)), ((None,) * rank,), {0: "sum"})
 
 
-@register("BiasAdd")
+@register("BiasAdd", joint=True)
 def bias_add(op: Op) -> Factors | Declined:
     """`a..c, c -> a..c`; in NCHW the channel is axis 1."""
     shape = op.out_shapes[0]

@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from graphsplit.layouts import PARTIAL_SUM, Layout
 from graphsplit.programs import Op, Shape
-from graphsplit.rules.registry import Declined, Dims, Factors, pass_through, register
+from graphsplit.rules.registry import Answer, Declined, Dims, Factors, pass_through, register
 
 UNARY = [
     "Abs",
@@ -16,8 +21,6 @@ UNARY = [
     "BesselI0e",
     "BesselI1e",
     "Ceil",
-    "CheckNumerics",
-    "Conj",
     "Cos",
     "Cosh",
     "Digamma",
@@ -60,7 +63,7 @@ UNARY = [
     "ComplexAbs",
     "Angle",
 ]
-UNARY_LINEAR = ["Cast", "Imag", "Neg", "Real", "ZerosLike"]
+UNARY_LINEAR = ["Conj", "Imag", "Neg", "Real", "ZerosLike"]
 BINARY = [
     "ApproximateEqual",
     "Atan2",
@@ -109,8 +112,7 @@ BINARY = [
     "Xlogy",
     "Zeta",
 ]
-BINARY_LINEAR_IN_FIRST = ["Div", "DivNoNan", "RealDiv"]
-BILINEAR = ["Mul", "MulNoNan"]
+BINARY_LINEAR_IN_FIRST = ["Div", "DivNoNan", "MulNoNan", "RealDiv"]
 SUMS = ["Add", "AddV2", "Sub"]
 TERNARY = ["Betainc", "ClipByValue", "SelectV2"]
 
@@ -130,12 +132,19 @@ def elementwise(op: Op) -> Factors | Declined:
     return Factors(inputs, (tuple(range(len(result))),))
 
 
+def cast_sum(op: Op, layouts: Sequence[Layout]) -> Answer | None:
+    """Decline a cast of a sum of integers: they may have wrapped around, or be too large to be exact."""
+    exact = not tf.as_dtype(op.attr("SrcT").type).is_floating and not tf.as_dtype(op.attr("SrcT").type).is_complex
+    return Declined("its integers are summed before they are cast") if exact and layouts[0] == PARTIAL_SUM else None
+
+
 register(*UNARY)(elementwise)
 register(*UNARY_LINEAR, linear=(0,))(elementwise)
 register(*BINARY, *TERNARY)(elementwise)
 register(*BINARY_LINEAR_IN_FIRST, linear=(0,))(elementwise)
-register(*BILINEAR, linear=(0, 1))(elementwise)
+register("Mul", linear=(0, 1))(elementwise)
 register(*SUMS, "AddN", joint=True)(elementwise)
+register("Cast", linear=(0,), layouts=cast_sum)(elementwise)
 register("Bitcast")(
     lambda op: elementwise(op) if op.in_shapes[0] == op.out_shapes[0] else Declined("it changes the shape")
 )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from graphsplit.programs import Op
 from graphsplit.rules.contractions import shape_operand
-from graphsplit.rules.registry import Declined, Dims, Factors, Resize, register
+from graphsplit.rules.registry import Declined, Dims, Factors, Part, Resize, register
 
 
 def _samples(shape: tuple[int | None, ...] | None) -> Dims:
@@ -13,16 +13,15 @@ def _samples(shape: tuple[int | None, ...] | None) -> Dims:
 
 @register("AvgPool", "AvgPool3D", linear=(0,))
 @register("MaxPool", "MaxPool3D", "MaxPoolGrad", "MaxPoolGradGrad", "MaxPool3DGrad", "MaxPool3DGradGrad")
-@register("MaxPoolWithArgmax", "LRN", "LRNGrad")
+@register("MaxPoolWithArgmax", "MaxPoolGradWithArgmax", "LRN", "LRNGrad")
 @register("DepthToSpace", "SpaceToDepth", "ExtractImagePatches", "ExtractVolumePatches", linear=(0,))
-@register("AdjustContrastv2", "AdjustHue", "AdjustSaturation", "HSVToRGB", "RGBToHSV")
 def sample_by_sample(op: Op) -> Factors | Declined:
-    """Every operand of rank 2 or more has the samples on its first axis; scalars and sizes are whole."""
+    """Operands of rank 4 and 5 have the samples on their first axis; scalars and sizes are whole."""
     if op.attr("include_batch_in_index").b:
         return Declined("its indices count the whole batch")
     if any(shape is None for shape in (*op.in_shapes, *op.out_shapes)):
         return Declined("the rank of an operand is not known")
-    inputs = tuple([_samples(shape) if shape and len(shape) > 1 else None for shape in op.in_shapes])
+    inputs = tuple([_samples(shape) if shape and len(shape) > 3 else None for shape in op.in_shapes])
     return Factors(inputs, tuple([_samples(shape) for shape in op.out_shapes]))
 
 
@@ -47,8 +46,39 @@ def average_pool_gradient(op: Op) -> Factors | Declined:
 def fused_batch_norm(op: Op) -> Factors | Declined:
     """In inference the statistics are given and samples are independent; in training they are the whole batch's.
 
-    The results after the first repeat the given statistics. They have no samples to cut, so the rule gives them none.
+    The results after the first repeat the given statistics: every device has them whole.
     """
     if op.attr("is_training").b:
         return Declined("it normalises with statistics of the whole batch in one fused kernel")
-    return Factors((_samples(op.in_shapes[0]),) + (None,) * 4, (_samples(op.out_shapes[0]),))
+    whole = (None,) * (len(op.out_shapes) - 1)
+    return Factors((_samples(op.in_shapes[0]), *(None,) * 4), (_samples(op.out_shapes[0]), *whole))
+
+
+@register("FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3")
+def fused_batch_norm_gradient(op: Op) -> Factors | Declined:
+    """`(dy, x, scale, mean, variance) -> dx, dscale, doffset` with given statistics; sums over the samples."""
+    if op.attr("is_training").b:
+        return Declined("it differentiates through statistics of the whole batch in one fused kernel")
+    images = _samples(op.in_shapes[0])
+    inputs = (images, images, *(None,) * (len(op.inputs) - 2))
+    return Factors(inputs, (images, (None,), (None,), None, None), {0: "sum"})
+
+
+@register("SpaceToBatchND", linear=(0,))
+def space_to_batch(op: Op) -> Factors | Declined:
+    """Cut images into interleaved ones: the new first axis is one batch for each position in the block."""
+    shape, result = op.in_shapes[0], op.out_shapes[0]
+    if not shape or not result or not shape[0] or not result[0]:
+        return Declined("its shape is not known when planning")
+    blocks: Dims = ((Part(0, result[0] // shape[0], 1),), *(None,) * (len(result) - 1))
+    return Factors((_samples(shape), None, None), (blocks,))
+
+
+@register("BatchToSpaceND", linear=(0,))
+def batch_to_space(op: Op) -> Factors | Declined:
+    """The inverse of `SpaceToBatchND`."""
+    shape, result = op.in_shapes[0], op.out_shapes[0]
+    if not shape or not result or not shape[0] or not result[0]:
+        return Declined("its shape is not known when planning")
+    blocks: Dims = ((Part(0, shape[0] // result[0], 1),), *(None,) * (len(shape) - 1))
+    return Factors((blocks, None, None), (_samples(result),))

@@ -9,7 +9,7 @@ import numpy as np
 from graphsplit.layouts import REPLICATE, Layout, Shard
 from graphsplit.programs import Op
 from graphsplit.rules.contractions import shape_operand
-from graphsplit.rules.registry import Answer, Declined, Dim, Dims, Factors, Resize, Sharded, register
+from graphsplit.rules.registry import Answer, Declined, Dim, Dims, Factors, Part, Resize, Sharded, register
 
 
 @register("Transpose", "ConjugateTranspose", linear=(0,))
@@ -18,7 +18,8 @@ def transpose(op: Op) -> Factors | Declined:
     permutation = op.constants.get(1)
     if permutation is None:
         return Declined("its permutation is not known when planning")
-    return Factors((tuple(range(len(permutation))), None), (tuple(int(p) for p in permutation),))
+    rank = len(permutation)
+    return Factors((tuple(range(rank)), None), (tuple([int(p) % rank for p in permutation]),))
 
 
 @register("ExpandDims", linear=(0,))
@@ -34,12 +35,13 @@ def expand_dims(op: Op) -> Factors | Declined:
 
 @register("Squeeze", linear=(0,))
 def squeeze(op: Op) -> Factors | Declined:
-    """`a1b -> ab`."""
-    shape, result = op.in_shapes[0], op.out_shapes[0]
-    if shape is None or result is None:
+    """`a1b -> ab`. Without axes it would squeeze the batch on a device that has one row."""
+    shape = op.in_shapes[0]
+    if shape is None:
         return Declined("the rank of its operand is not known")
     axes = {axis % len(shape) for axis in op.attr("squeeze_dims").list.i}
-    axes = axes or {i for i, size in enumerate(shape) if size == 1}
+    if not axes:
+        return Declined("it names no axis, and would squeeze the batch where a device has one row; give it an axis")
     dims: Dims = tuple([None if i in axes else i for i in range(len(shape))])
     return Factors((dims,), (tuple([i for i in range(len(shape)) if i not in axes]),))
 
@@ -92,7 +94,20 @@ def unpack(op: Op) -> Factors | Declined:
     return Factors((dims,), (tuple([i for i in range(len(shape)) if i != axis]),) * len(op.out_shapes))
 
 
-@register("Split", linear=(1,))
+def split_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
+    """Answer for a split along the sharded axis into whole blocks: what a concatenation of batches joined."""
+    layout, known_axis, shape = layouts[1], op.constants.get(0), op.in_shapes[1]
+    if not isinstance(layout, Shard) or known_axis is None or shape is None:
+        return None
+    count = len(op.out_shapes)
+    each, rest = divmod(len(layout.blocks), count)
+    groups = [layout.blocks[i * each : (i + 1) * each] for i in range(count)]
+    if layout.axis != int(known_axis) % len(shape) or rest or len({sum(group) for group in groups}) > 1:
+        return None
+    return Sharded((REPLICATE, layout), tuple([Shard(layout.axis, group) for group in groups]))
+
+
+@register("Split", linear=(1,), layouts=split_blocks)
 def split(op: Op) -> Factors | Declined:
     """`(axis, ab) -> ab, ab`; the split axis must be whole."""
     return _split(op, data=1, axis=op.constants.get(0))
@@ -112,7 +127,7 @@ def _split(op: Op, data: int, axis: np.ndarray | None) -> Factors | Declined:
     return Factors(tuple([dims if i == data else None for i in range(len(op.inputs))]), (dims,) * len(op.out_shapes))
 
 
-@register("Reverse", "ReverseV2", linear=(0,))
+@register("ReverseV2", linear=(0,))
 def reverse(op: Op) -> Factors | Declined:
     """The reversed axes must be whole."""
     shape, axes = op.in_shapes[0], op.constants.get(1)
@@ -123,14 +138,25 @@ def reverse(op: Op) -> Factors | Declined:
     return Factors((dims, None), (dims,))
 
 
-@register("Cumsum", "Cumprod", "CumulativeLogsumexp")
+@register("ReverseSequence", linear=(0,))
+def reverse_sequence(op: Op) -> Factors | Declined:
+    """`(ab, a) -> ab`: the first entries of every sequence are reversed, as many as the lengths say."""
+    shape = op.in_shapes[0]
+    if shape is None:
+        return Declined("the rank of its operand is not known")
+    dims: Dims = tuple([None if i == op.attr("seq_dim").i else i for i in range(len(shape))])
+    return Factors((dims, (op.attr("batch_dim").i,)), (dims,))
+
+
+@register("Cumsum", linear=(0,))
+@register("Cumprod", "CumulativeLogsumexp")
 def cumulate(op: Op) -> Factors | Declined:
     """The cumulated axis must be whole."""
     return reverse(op)
 
 
-@register("Pad", linear=(0,))
-@register("PadV2", "MirrorPad")
+@register("Pad", "MirrorPad", linear=(0,))
+@register("PadV2")
 def pad(op: Op) -> Factors | Declined:
     """Axes that are padded must be whole."""
     paddings = op.constants.get(1)
@@ -148,14 +174,19 @@ def mirror_pad_gradient(op: Op) -> Factors | Declined:
 
 @register("Tile", linear=(0,))
 def tile(op: Op) -> Factors | Declined:
-    """An axis that is not repeated keeps its factor; a repeated axis of size 1 is a new factor of the result."""
+    """A repeated axis is that many blocks of its factor; a repeated axis of size 1 is a new factor of the result."""
     shape, multiples = op.in_shapes[0], op.constants.get(1)
     if shape is None or multiples is None:
         return Declined("its multiples are not known when planning")
-    inputs: list[Dim] = [i if m == 1 else None for i, m in enumerate(multiples)]
-    output: list[Dim] = [i if m == 1 or shape[i] == 1 else None for i, m in enumerate(multiples)]
-    resize = {i: (Resize(1, i, multiples),) for i, m in enumerate(multiples) if m != 1 and shape[i] == 1}
-    return Factors((tuple(inputs), None), (tuple(output),), resize=resize)
+    output: list[Dim] = []
+    resize: dict[int, tuple[Resize, ...]] = {}
+    for i, m in enumerate(multiples):
+        parts: tuple[Part, ...] = (Part(i, int(m), 1),)
+        if shape[i] == 1 != m:
+            parts = (Part(100 + i, 1, 1), *parts)
+            resize[100 + i] = (Resize(1, i, multiples),)
+        output.append(i if m == 1 else parts)
+    return Factors((tuple(range(len(shape))), None), (tuple(output),), resize=resize)
 
 
 @register("BroadcastTo", linear=(0,))
@@ -191,7 +222,7 @@ def slice_(op: Op) -> Factors | Declined:
     return Factors((dims, None, None), (dims,), resize=resize)
 
 
-@register("Roll")
+@register("Roll", linear=(0,))
 def roll(op: Op) -> Factors | Declined:
     """The rolled axes must be whole."""
     shape, axes = op.in_shapes[0], op.constants.get(2)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 
 from graphsplit.programs import Op
-from graphsplit.rules.registry import Declined, Dims, Factors, register
+from graphsplit.rules.contractions import shape_operand
+from graphsplit.rules.registry import Declined, Dims, Factors, Resize, register
 
 _REDUCTION = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
 
@@ -72,11 +73,36 @@ def l2_loss(op: Op) -> Factors | Declined:
     return Factors((tuple(range(rank)),), ((),), dict.fromkeys(range(rank), "sum"))
 
 
-@register("UnsortedSegmentSum")
-def unsorted_segment_sum(op: Op) -> Factors | Declined:
-    """Rows summed by their segment: every device sums its own rows. This is an embedding's dense gradient."""
+_SEGMENTS = {
+    "UnsortedSegmentSum": "sum",
+    "UnsortedSegmentMax": "max",
+    "UnsortedSegmentMin": "min",
+    "UnsortedSegmentProd": "prod",
+}
+
+
+@register("UnsortedSegmentSum", linear=(0,))
+@register("UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
+def unsorted_segments(op: Op) -> Factors | Declined:
+    """Rows reduced by their segment: every device reduces its own rows. This is an embedding's dense gradient.
+
+    A segment without rows holds the identity of the reduction, on one device as in the whole.
+    """
     data, ids = op.in_shapes[0], op.in_shapes[1]
     if data is None or ids is None:
         return Declined("the rank of an operand is not known")
     rows, rest = tuple(range(len(ids))), tuple(range(len(ids), len(data)))
-    return Factors((rows + rest, rows, None), ((None, *rest),), dict.fromkeys(rows, "sum"))
+    return Factors((rows + rest, rows, None), ((None, *rest),), dict.fromkeys(rows, _SEGMENTS[op.type]))
+
+
+@register("ScatterNd", linear=(1,))
+def scatter_nd(op: Op) -> Factors | Declined:
+    """`(indices, updates, shape)`: every device adds its own updates into zeros. The gradient of `GatherNd`."""
+    indices, updates, shape = op.in_shapes[0], op.in_shapes[1], shape_operand(op, 2)
+    if indices is None or updates is None or shape is None or indices[-1] is None:
+        return Declined("its shape is not known when planning")
+    rows, rest = tuple(range(len(indices) - 1)), tuple(range(len(indices) - 1, len(updates)))
+    indexed = indices[-1]
+    resize = {factor: (Resize(2, indexed + i, shape),) for i, factor in enumerate(rest)}
+    dims = ((*rows, None), rows + rest, None)
+    return Factors(dims, ((*(None,) * indexed, *rest),), dict.fromkeys(rows, "sum"), resize)

@@ -8,6 +8,7 @@ many devices there are or how many rows each has; all of that follows here, in o
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -15,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
-from graphsplit.programs import Op
+from graphsplit.programs import Op, Shape
 
 
 class Part(NamedTuple):
@@ -144,7 +145,8 @@ def ruled_types() -> frozenset[str]:
 def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int]) -> Answer:
     """Return how `op` runs on the shards, given the layouts (and sizes in bytes) of its inputs.
 
-    Partial sums stay partial where the op is linear in them; elsewhere they are wanted whole. Among sharded inputs
+    Partial sums stay partial where the op is linear in them and its result is not larger than they are, so that what
+    is reduced is small; elsewhere they are wanted whole. Among sharded inputs
     the factor that keeps most bytes where they are wins; the other inputs are resharded to fit.
     """
     if rule.layouts is not None:
@@ -153,7 +155,7 @@ def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int]) 
             return special
     partial = [i for i, layout in enumerate(layouts) if layout == PARTIAL_SUM]
     others_whole = not any(isinstance(layout, Shard) for layout in layouts)
-    if partial and others_whole and _is_linear_in(rule, op, partial):
+    if partial and others_whole and _is_linear_in(rule, op, partial) and not _grows(op, partial):
         wants = tuple(PARTIAL_SUM if i in partial else REPLICATE for i in range(len(layouts)))
         return Sharded(wants, (PARTIAL_SUM,) * len(op.out_shapes))
     factors = rule.factors(op)
@@ -201,6 +203,16 @@ def _is_linear_in(rule: Rule, op: Op, partial: list[int]) -> bool:
         data = [i for i in range(len(op.inputs)) if i not in op.constants]
         return partial == data
     return len(partial) == 1 and partial[0] in rule.linear
+
+
+def _grows(op: Op, partial: list[int]) -> bool:
+    """Return whether the results have more entries than the partial operands. (Unknown sizes count as none.)"""
+    before = sum(_entries(op.in_shapes[i]) for i in partial)
+    return before < sum(map(_entries, op.out_shapes))
+
+
+def _entries(shape: Shape | None) -> int:
+    return 0 if shape is None else math.prod(size or 0 for size in shape)
 
 
 def _factor_at(dim: Dim, blocks: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:

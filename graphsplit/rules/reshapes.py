@@ -34,28 +34,30 @@ def _factors_in(dim: Dim) -> list[int]:
 def factor_shapes(before: Shape, after: Shape) -> tuple[Dims, Dims]:
     """Return the factors that two shapes of the same size have in common.
 
-    Both shapes are cut where their running products agree; between two such cuts the axes are merged or split, and
-    each side is refined at the other's cuts where they divide one another. What does not divide carries no factor.
+    Both shapes are cut where their running products agree; between two such cuts the axes are merged or split. There,
+    a running product is a position, and an axis the span from one position to the next. What lies between two
+    neighbouring positions is a factor if it divides the axis that it lies in, on both sides.
 
     >>> factor_shapes((32, 4, 4), (32, 16))
     ((0, 1, 2), (0, (Part(factor=1, outer=1, inner=4), Part(factor=2, outer=4, inner=1))))
     """
-    dims_before: list[Dim] = [None] * len(before)
-    dims_after: list[Dim] = [None] * len(after)
-    factor = 0
+    parts_before: list[list[Part]] = [[] for _ in before]
+    parts_after: list[list[Part]] = [[] for _ in after]
+    factors = itertools.count()
     for group_before, group_after in _groups(before, after):
         if len(group_before) == len(group_after) == 1:
-            dims_before[group_before[0]] = dims_after[group_after[0]] = factor
-            factor += 1
+            part = Part(next(factors), 1, 1)
+            parts_before[group_before[0]].append(part)
+            parts_after[group_after[0]].append(part)
             continue
-        sizes = _common_factors([before[i] for i in group_before], [after[i] for i in group_after])
-        if sizes is None:
-            continue
-        numbered = list(enumerate(sizes, factor))
-        _assign(dims_before, before, group_before, numbered)
-        _assign(dims_after, after, group_after, numbered)
-        factor += len(sizes)
-    return tuple(dims_before), tuple(dims_after)
+        spans_before, spans_after = _spans(before, group_before), _spans(after, group_after)
+        for first, last in _candidates(spans_before, spans_after):
+            there, here = _find(spans_before, first, last), _find(spans_after, first, last)
+            if there and here:
+                factor = next(factors)
+                parts_before[there[0]].append(Part(factor, *there[1:]))
+                parts_after[here[0]].append(Part(factor, *here[1:]))
+    return _dims(parts_before), _dims(parts_after)
 
 
 def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
@@ -66,7 +68,7 @@ def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
         left, right = [i], [j]
         if before[i] is None or after[j] is None:
             if before[i] is not after[j] or before[i + 1 :].count(None) != after[j + 1 :].count(None):
-                break
+                return groups
         else:
             p, q = before[i] or 0, after[j] or 0
             while p != q:
@@ -80,34 +82,38 @@ def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
                     q, j = q * (shape[k] or 0), k
         groups.append((left, right))
         i, j = i + 1, j + 1
+    if groups and None not in (before[i - 1], after[j - 1]):  # axes of size 1 at the end
+        groups[-1][0].extend(range(i, len(before)))
+        groups[-1][1].extend(range(j, len(after)))
     return groups
 
 
-def _common_factors(before: Sequence[int | None], after: Sequence[int | None]) -> list[int] | None:
-    cuts = sorted(_running_products(before) | _running_products(after))
-    if any(later % earlier for earlier, later in itertools.pairwise(cuts)):
-        return None
-    return [later // earlier for earlier, later in itertools.pairwise([1, *cuts])]
+_Span = tuple[int, int, int]  # an axis, and the running products of the group's sizes before and after it
 
 
-def _running_products(sizes: Sequence[int | None]) -> set[int]:
-    products, product = set(), 1
-    for size in sizes:
-        product *= size or 0
-        products.add(product)
-    return products - {0} or {1}
-
-
-def _assign(dims: list[Dim], shape: Shape, group: Sequence[int], numbered: Sequence[tuple[int, int]]) -> None:
-    """Give each axis of the group the factors whose product it is."""
-    remaining = list(numbered)
+def _spans(shape: Shape, group: Sequence[int]) -> list[_Span]:
+    spans, product = [], 1
     for axis in group:
-        size, parts = 1, []
-        while remaining and size < (shape[axis] or 0):
-            factor, factor_size = remaining.pop(0)
-            parts.append((factor, size, factor_size))
-            size *= factor_size
-        if len(parts) == 1:
-            dims[axis] = parts[0][0]
-        elif parts:
-            dims[axis] = tuple(Part(f, outer, size // (outer * own)) for f, outer, own in parts)
+        first, product = product, product * (shape[axis] or 0)
+        spans.append((axis, first, product))
+    return spans
+
+
+def _candidates(before: Sequence[_Span], after: Sequence[_Span]) -> list[tuple[int, int]]:
+    """Return neighbouring positions; and, for axes of size 1 (one row is a batch too), a position twice."""
+    ones = {(first, last) for _, first, last in (*before, *after) if first == last}
+    positions = sorted({1} | {last for _, _, last in (*before, *after)})
+    return sorted({*ones, *itertools.pairwise(positions)})
+
+
+def _find(spans: Sequence[_Span], first: int, last: int) -> tuple[int, int, int] | None:
+    """Return the axis that contains what lies between two positions, and how many entries are outside and inside."""
+    found = [s for s in spans if s[1] <= first and last <= s[2]]
+    if not found or not first or not last or last % first:
+        return None
+    axis, start, end = min(found, key=lambda s: s[2] - s[1])
+    return None if first % start or end % last else (axis, first // start, end // last)
+
+
+def _dims(parts: Sequence[Sequence[Part]]) -> tuple[Dim, ...]:
+    return tuple([None if not p else p[0].factor if len(p) == 1 and p[0][1:] == (1, 1) else tuple(p) for p in parts])

@@ -1,70 +1,99 @@
-"""Ops that work on the last axis or axes and leave the leading ones apart: softmax, losses, top-k, linear algebra."""
+"""Ops that work on the last axes and leave the leading ones apart: softmax, losses, top-k, linear algebra.
+
+Each is what numpy calls a generalized ufunc: every operand and result has some *core* axes at its end,
+`(n,n),(n,k)->(n,k)`, which must be whole; the axes before them only number independent problems. So a table of core
+ranks is the rule.
+"""
 
 from __future__ import annotations
 
-from graphsplit.programs import Op
+from collections.abc import Callable, Sequence
+
+from graphsplit.programs import Op, Shape
+from graphsplit.rules.elementwise import broadcast_dims
 from graphsplit.rules.registry import Declined, Dims, Factors, register
 
-
-def leading(shape: tuple[int | None, ...], whole: int) -> Dims:
-    """Return dims whose last `whole` axes must be whole."""
-    return tuple([i if i < len(shape) - whole else None for i in range(len(shape))])
+Ranks = tuple[int | None, ...]  # one for each operand or result; None if it is whole, sizes and options
 
 
-@register("Softmax", "LogSoftmax", "FFT", "IFFT", "MatrixDiag", "MatrixDiagV2")
-def last_axis(op: Op) -> Factors | Declined:
-    """The last axis is whole."""
-    return _leading_axes(op, whole=1)
+def by_core_ranks(operands: Ranks, results: Ranks) -> Callable[[Op], Factors | Declined]:
+    """Return the rule of ops with these core ranks; leading axes are aligned at their right end and broadcast."""
+
+    def rule(op: Op) -> Factors | Declined:
+        if any(shape is None for shape in (*op.in_shapes, *op.out_shapes)):
+            return Declined("the rank of an operand is not known")
+        shapes = (*op.in_shapes, *op.out_shapes)
+        ranks = (*operands[: len(op.in_shapes)], *results)
+        leads = [_lead(shape, rank) for shape, rank in zip(shapes, ranks, strict=True)]
+        whole = _broadcast([lead for lead in leads if lead is not None])
+        dims: list[Dims] = [
+            None if lead is None or rank is None else (*(broadcast_dims(lead, whole) or ()), *(None,) * rank)
+            for lead, rank in zip(leads, ranks, strict=True)
+        ]
+        return Factors(tuple(dims[: len(op.in_shapes)]), tuple(dims[len(op.in_shapes) :]))
+
+    return rule
 
 
-@register("FFT2D", "IFFT2D", "MatrixBandPart", "MatrixInverse", "MatrixSolve", "MatrixTriangularSolve")
-@register("Cholesky", "CholeskyGrad", "MatrixDeterminant", "LogMatrixDeterminant", "MatrixDiagPart", "SelfAdjointEigV2")
-@register("Qr", "Svd", "MatrixSetDiag")
-def matrices(op: Op) -> Factors | Declined:
-    """Leading axes number independent matrices."""
-    return _leading_axes(op, whole=2)
+def _broadcast(shapes: Sequence[Shape]) -> Shape:
+    """Return what the shapes broadcast to."""
+    rank = max(map(len, shapes), default=0)
+    columns = zip(*[(1,) * (rank - len(shape)) + shape for shape in shapes], strict=True)
+    return tuple([next((size for size in column if size != 1), 1) for column in columns])
 
 
-def _leading_axes(op: Op, whole: int) -> Factors | Declined:
-    """Number the leading axes of the first operand; operands and results that share them share their factors."""
-    shape = op.in_shapes[0]
-    if shape is None or any(s is None for s in (*op.in_shapes, *op.out_shapes)):
+def _lead(shape: Shape | None, rank: int | None) -> Shape | None:
+    """Return the sizes before the core axes; None for what lacks them: options, results that nobody asked for."""
+    return None if shape is None or rank is None or len(shape) < rank else shape[: len(shape) - rank]
+
+
+VECTORS = by_core_ranks((1, None), (1,))
+MATRICES = by_core_ranks((2, None, None), (2,))
+
+register("Softmax", "LogSoftmax", "FFT", "IFFT", "RFFT", "IRFFT")(VECTORS)
+register("AdjustSaturation", "AdjustHue", "HSVToRGB", "RGBToHSV")(VECTORS)
+register("FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D", "MatrixInverse", "Cholesky")(MATRICES)
+register("MatrixBandPart", linear=(0,))(MATRICES)
+register("FFT3D", "IFFT3D", "AdjustContrastv2")(by_core_ranks((3, None), (3,)))
+register("MatrixSolve", "MatrixTriangularSolve", linear=(1,))(by_core_ranks((2, 2), (2,)))
+register("CholeskyGrad", linear=(1,))(by_core_ranks((2, 2), (2,)))
+register("Cross", linear=(0, 1))(by_core_ranks((1, 1), (1,)))
+register("MatrixDeterminant")(by_core_ranks((2,), (0,)))
+register("LogMatrixDeterminant")(by_core_ranks((2,), (0, 0)))
+register("SelfAdjointEigV2")(by_core_ranks((2,), (1, 2)))
+register("Qr")(by_core_ranks((2,), (2, 2)))
+register("Svd")(by_core_ranks((2,), (1, 2, 2)))
+register("TopKV2")(by_core_ranks((1, None), (1, 1)))
+register("InTopK", "InTopKV2")(by_core_ranks((1, 0, None), (0,)))
+register("SparseSoftmaxCrossEntropyWithLogits")(by_core_ranks((1, 0), (0, 1)))
+register("SoftmaxCrossEntropyWithLogits")(by_core_ranks((1, 1), (0, 1)))
+
+
+@register("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3")
+def matrix_diagonal(op: Op) -> Factors | Declined:
+    """Vectors, or bands of several diagonals, to matrices."""
+    vector, matrix = op.in_shapes[0], op.out_shapes[0]
+    if vector is None or matrix is None:
         return Declined("the rank of an operand is not known")
-    lead = len(shape) - whole
-
-    def dims(other: tuple[int | None, ...] | None) -> Dims:
-        if other is None or len(other) < lead or other[:lead] != shape[:lead]:
-            return None
-        return tuple([i if i < lead else None for i in range(len(other))])
-
-    return Factors(tuple([dims(s) for s in op.in_shapes]), tuple([dims(s) for s in op.out_shapes]))
+    core = len(vector) - (len(matrix) - 2)
+    return by_core_ranks((core, *(None,) * 4), (2,))(op)
 
 
-@register("SparseSoftmaxCrossEntropyWithLogits")
-def sparse_cross_entropy(op: Op) -> Factors | Declined:
-    """`(bc, b) -> b, bc`: a loss per row and its gradient."""
-    return Factors(((0, None), (0,)), ((0,), (0, None)))
+@register("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3")
+def matrix_diagonal_part(op: Op) -> Factors | Declined:
+    """Matrices to vectors, or bands of several diagonals."""
+    matrix, vector = op.in_shapes[0], op.out_shapes[0]
+    if vector is None or matrix is None:
+        return Declined("the rank of an operand is not known")
+    core = len(vector) - (len(matrix) - 2)
+    return by_core_ranks((2, None, None), (core,))(op)
 
 
-@register("SoftmaxCrossEntropyWithLogits")
-def cross_entropy(op: Op) -> Factors | Declined:
-    """`(bc, bc) -> b, bc`; one row of labels may serve all rows."""
-    rows = op.out_shapes[1][0] if op.out_shapes[1] else None
-    inputs = tuple([(0 if s and s[0] == rows else None, None) for s in op.in_shapes])
-    return Factors(inputs, ((0,), (0, None)))
-
-
-@register("TopK", "TopKV2")
-def top_k(op: Op) -> Factors | Declined:
-    """Values and indices of the largest entries of each row."""
-    shape = op.in_shapes[0]
-    if shape is None:
-        return Declined("the rank of its operand is not known")
-    dims = leading(shape, 1)
-    return Factors((dims, None)[: len(op.inputs)], (dims, dims))
-
-
-@register("InTopK", "InTopKV2")
-def in_top_k(op: Op) -> Factors | Declined:
-    """`(bc, b, k) -> b`."""
-    return Factors(((0, None), (0,), None)[: len(op.inputs)], ((0,),))
+@register("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
+def matrix_set_diagonal(op: Op) -> Factors | Declined:
+    """Matrices and the vectors, or bands of several diagonals, that replace theirs."""
+    matrix, vector = op.in_shapes[:2]
+    if vector is None or matrix is None:
+        return Declined("the rank of an operand is not known")
+    core = len(vector) - (len(matrix) - 2)
+    return by_core_ranks((2, core, None), (2,))(op)
