@@ -8,7 +8,6 @@ name into files and makes the template's own class from them.
 
 from __future__ import annotations
 
-import functools
 import inspect
 import types
 import warnings
@@ -183,7 +182,6 @@ def is_wrapped(model: Any) -> bool:
     return issubclass(type(model), ParallelModel)
 
 
-@functools.cache
 def parallel_class(template_class: type, flavor: Flavor) -> type[ParallelModel]:
     """Return the class of wrapped models of a template's class."""
     base = ParallelKeras3Model if flavor is KERAS_3 else ParallelKeras2Model
