@@ -91,12 +91,13 @@ def graph_def_with_devices(placement: Placement) -> Any:
     graph = tf.compat.v1.GraphDef()
     originals = {node.name: node for node in placement.graph_def.node} if placement.graph_def is not None else {}
     inputs: dict[str, list[str]] = {}
-    for edge in placement.edges:
-        reference = f"^{edge.source}" if edge.control else edge.source + (f":{edge.output}" if edge.output else "")
+    for edge in sorted(placement.edges, key=lambda edge: (edge.operand < 0, edge.operand)):
+        waits = edge.control or edge.operand < 0
+        reference = f"^{edge.source}" if waits else edge.source + (f":{edge.output}" if edge.output else "")
         inputs.setdefault(edge.target, []).append(reference)
     for op in placement.ops.values():
         node = graph.node.add(name=op.name, op=op.type, device=op.device)
-        node.input.extend(sorted(inputs.get(op.name, ()), key=lambda reference: reference[0] == "^"))
+        node.input.extend(inputs.get(op.name, ()))
         if op.name in originals:
             for key, value in originals[op.name].attr.items():
                 if value.ByteSize() < 4096:

@@ -99,9 +99,7 @@ def _unknown(placement: Placement) -> list[str]:
     )
     if not unknown:
         return []
-    return [
-        f"the sizes of {_count(unknown, 'operation')} are not known before it runs; their bytes and FLOPs count as 0"
-    ]
+    return [f"sizes of {_count(unknown, 'operation')} are not known before the run; their bytes and FLOPs count as 0"]
 
 
 def _count(number: int, what: str) -> str:

@@ -98,14 +98,14 @@ def _pooling(attr: Callable[[str], Any], _: Shapes, outputs: Shapes) -> int:
 
 
 def _per_output(factor: int) -> Callable[[Callable[[str], Any], Shapes, Shapes], int]:
-    return lambda attr, inputs, outputs: factor * _size(outputs[0])
+    return lambda _attr, _inputs, outputs: factor * _size(outputs[0])
 
 
 def _per_input(factor: int) -> Callable[[Callable[[str], Any], Shapes, Shapes], int]:
-    return lambda attr, inputs, outputs: factor * _size(inputs[0])
+    return lambda _attr, inputs, _outputs: factor * _size(inputs[0])
 
 
-def _add_n(attr: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int:
+def _add_n(_: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int:
     return (len(inputs) - 1) * _size(outputs[0])
 
 

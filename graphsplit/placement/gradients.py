@@ -84,7 +84,8 @@ def _by_data(op: PlacedOp, ops: Mapping[str, PlacedOp], graph: nx.MultiDiGraph) 
         if not ops[source].backward and ops[source].type not in _NOT_WORK and ops[source].shard == op.shard
     ]
     named = [f for f in forward if f.type + "Grad" == op.type]
-    return (named or forward or [None])[0]
+    found = named or forward
+    return found[0] if found else None
 
 
 def _calls_of_backward_functions(ops: Mapping[str, PlacedOp], graph: nx.MultiDiGraph) -> dict[str, list[str]]:

@@ -8,7 +8,7 @@ import json
 from typing import TYPE_CHECKING, Any
 
 from graphsplit.devices import short_name
-from graphsplit.placement.questions import natural_order, topological_order
+from graphsplit.placement.questions import natural_order, reading_order
 
 if TYPE_CHECKING:
     from graphsplit.placement.placements import Placement
@@ -50,7 +50,7 @@ def notebook_html(placement: Placement, height: int = 640) -> str:
 
 def page_data(placement: Placement) -> dict[str, Any]:
     """Return what the page shows, as plain lists: names and reasons once, operations in the order of execution."""
-    order = topological_order(placement.graph)
+    order = reading_order(placement.graph)
     number = {name: i for i, name in enumerate(order)}
     known = {op.requested for op in placement.ops.values()} | set(placement.devices)
     devices = sorted(known - {""}, key=natural_order)

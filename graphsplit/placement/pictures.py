@@ -44,7 +44,9 @@ def save_picture(placement: Placement, path: str) -> None:
         raise UnsupportedError(
             f"Saving {path!r} needs Graphviz's program `dot` or matplotlib: pip install 'graphsplit[plots]'."
         ) from error
-    draw(summarize(placement), device_colors(placement.devices), f"Placement of {placement.title}", Figure).savefig(path)
+    draw(summarize(placement), device_colors(placement.devices), f"Placement of {placement.title}", Figure).savefig(
+        path
+    )
 
 
 def dot_text(placement: Placement) -> str:
@@ -76,7 +78,7 @@ def draw(summary: Summary, colors: dict[str, str], title: str, figure_type: Any)
     order = sorted((box for boxes in summary.lanes.values() for box in boxes), key=lambda box: box.rank)
     places = _places(summary, order)
     height = max((-y for _, y in places.values()), default=0) + 2.2
-    width = len(summary.lanes) * _COLUMN + 0.6
+    width = len(summary.lanes) * _COLUMN - (_COLUMN - _WIDTH) + 0.6
     figure = figure_type(figsize=(width, height), layout=None)
     axes = figure.add_axes((0, 0, 1, 1))
     axes.set_xlim(0, width)
@@ -97,7 +99,7 @@ def _places(summary: Summary, order: list[Box]) -> dict[tuple[str, str], tuple[f
     column = {lane: i for i, lane in enumerate(summary.lanes)}
     feeds: dict[tuple[str, str], list[Box]] = {}
     for flow in summary.flows:
-        if flow.crosses:
+        if flow.source.lane != flow.target.lane:
             feeds.setdefault(flow.target.key, []).append(flow.source)
     next_y = dict.fromkeys(summary.lanes, 0.0)
     places: dict[tuple[str, str], tuple[float, float]] = {}
@@ -114,7 +116,9 @@ def _draw_box(axes: Any, box: Box, x: float, y: float, color: str) -> None:
 
     style = "round,pad=0,rounding_size=0.08"
     axes.add_patch(FancyBboxPatch((x, y - _HEIGHT), _WIDTH, _HEIGHT, style, fc="white", ec="none", zorder=2))
-    axes.add_patch(FancyBboxPatch((x, y - _HEIGHT), _WIDTH, _HEIGHT, style, fc=color + "26", ec=color, lw=1.2, zorder=3))
+    axes.add_patch(
+        FancyBboxPatch((x, y - _HEIGHT), _WIDTH, _HEIGHT, style, fc=color + "26", ec=color, lw=1.2, zorder=3)
+    )
     axes.text(x + 0.12, y - 0.2, shorten(box.label, 38), fontsize=8.5, va="center", zorder=4)
     axes.text(x + 0.12, y - 0.44, _subtitle(box), fontsize=7.5, color="#656d76", va="center", zorder=4)
 
@@ -125,13 +129,13 @@ def _draw_flows(axes: Any, summary: Summary, places: Any, colors: dict[str, str]
     taken: list[tuple[float, float]] = []
     for flow in sorted(summary.flows, key=lambda f: -f.bytes):
         (x1, y1), (x2, y2) = places[flow.source.key], places[flow.target.key]
-        if flow.source.lane == flow.target.lane or not flow.crosses:
+        if flow.source.lane == flow.target.lane:
             continue
         right = x2 > x1
         start = (x1 + (_WIDTH if right else 0), y1 - _HEIGHT / 2)
         end = (x2 + (0 if right else _WIDTH), y2 - _HEIGHT / 2)
-        color = colors.get(flow.source.device, "#8b949e")
-        width = 0.8 + min(3.0, math.log10(1 + flow.bytes / 1000))
+        color = colors.get(flow.source.device, "#8b949e") if flow.crosses else "#b6bdc5"
+        width = 0.8 + (min(3.0, math.log10(1 + flow.bytes / 1000)) if flow.crosses else 0)
         bend = "arc3,rad=0.08" if right else "arc3,rad=-0.08"
         axes.add_patch(
             FancyArrowPatch(
@@ -139,7 +143,7 @@ def _draw_flows(axes: Any, summary: Summary, places: Any, colors: dict[str, str]
             )
         )
         at = (end[0] + (-0.1 if right else 0.1), end[1] + 0.1)
-        if not any(abs(at[0] - u) < 0.6 and abs(at[1] - v) < 0.16 for u, v in taken):
+        if flow.crosses and not any(abs(at[0] - u) < 0.6 and abs(at[1] - v) < 0.16 for u, v in taken):
             taken.append(at)
             side = "right" if right else "left"
             axes.text(*at, format_bytes(flow.bytes), fontsize=7.5, color=color, weight="bold", ha=side, zorder=5)

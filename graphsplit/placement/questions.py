@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+import heapq
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -120,25 +121,39 @@ def find_critical_path(
 
 
 def topological_order(graph: nx.MultiDiGraph) -> list[str]:
-    """Return the nodes so that every one follows its inputs; where a graph has loops, the edges back are ignored."""
-    waiting = {name: len(set(graph.predecessors(name))) for name in graph}
-    ready = [name for name, count in waiting.items() if not count]
-    order: list[str] = []
-    done: set[str] = set()
-    while len(order) < len(waiting):
-        if not ready:  # a loop of TensorFlow 1: begin where it is entered
-            left = [n for n in waiting if n not in done]
-            ready = [next((n for n in left if graph.nodes[n]["type"] == "Merge"), left[0])]
-        name = ready.pop()
+    """Return the nodes so that every one follows its inputs, and else stay in the order in which the graph has them.
+
+    Where a graph has loops (TensorFlow 1), the edges back are ignored.
+    """
+    position = {name: i for i, name in enumerate(graph)}
+    names = list(graph)
+    waiting = {name: len(set(graph.predecessors(name))) for name in names}
+    ready = [position[name] for name in names if not waiting[name]]
+    heapq.heapify(ready)
+    done: dict[str, None] = {}
+    while len(done) < len(names):
+        if not ready:  # a loop: begin where it is entered
+            left = [n for n in names if n not in done]
+            ready = [position[next((n for n in left if graph.nodes[n]["type"] == "Merge"), left[0])]]
+        name = names[heapq.heappop(ready)]
         if name in done:
             continue
-        done.add(name)
-        order.append(name)
+        done[name] = None
         for target in set(graph.successors(name)):
             waiting[target] -= 1
             if waiting[target] == 0 and target not in done:
-                ready.append(target)
-    return order
+                heapq.heappush(ready, position[target])
+    return list(done)
+
+
+def reading_order(graph: nx.MultiDiGraph) -> list[str]:
+    """Return the topological order with constants and the like just before the first operation that reads them."""
+    rank = {name: float(i) for i, name in enumerate(topological_order(graph))}
+    for name in reversed(list(rank)):
+        after = [rank[target] for target in graph.successors(name)]
+        if after and not graph.in_degree(name) and graph.nodes[name]["type"] != "Placeholder":
+            rank[name] = min(after) - 0.5
+    return sorted(rank, key=lambda name: rank[name])
 
 
 def balance_of(totals: Mapping[str, DeviceTotals]) -> float:

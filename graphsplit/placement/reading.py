@@ -139,14 +139,17 @@ def _owner(node: FlatNode, stand_ins: Mapping[str, str]) -> str:
 
 def _edges(node: FlatNode, graph: tf.Graph, stand_ins: Mapping[str, str]) -> list[Edge]:
     edges = []
-    for reference in (*node.data, *node.results):
+    for operand, reference in enumerate((*node.data, *node.results)):
         while (name := split_reference(reference)[0]) in stand_ins:
             reference = stand_ins[name]
         name, index = split_reference(reference)
         tensor = graph.get_operation_by_name(name).outputs[index]
-        edges.append(Edge(name, node.name, index, tensor_bytes(tensor), tensor.dtype.name))
+        operand = operand if operand < len(node.data) else -1
+        edges.append(Edge(name, node.name, index, tensor_bytes(tensor), tensor.dtype.name, operand=operand))
     seen = {edge.source for edge in edges}
-    return edges + [Edge(c, node.name, control=True) for c in node.controls if c not in seen and c not in stand_ins]
+    return edges + [
+        Edge(c, node.name, control=True, operand=-1) for c in node.controls if c not in seen and c not in stand_ins
+    ]
 
 
 def _resource_devices(source: Source, flat: Sequence[FlatNode]) -> dict[str, str]:
@@ -161,4 +164,4 @@ def _resource_devices(source: Source, flat: Sequence[FlatNode]) -> dict[str, str
 
 
 def _touches_resource(node: FlatNode) -> bool:
-    return node.node.op.startswith(("Assign", "Resource", "Lookup", "Stateful")) or node.node.op == "Identity"
+    return str(node.node.op).startswith(("Assign", "Resource", "Lookup", "Stateful")) or node.node.op == "Identity"

@@ -64,7 +64,15 @@ class PlacedOp:
 
 @dataclass(frozen=True)
 class Edge:
-    """A tensor that one operation hands to another, or (`control`) that one waits for the other."""
+    """A tensor that one operation hands to another, or (`control`) that one waits for the other.
+
+    Attributes:
+      source, target: names of the operations.
+      output: which output of `source` it is.
+      bytes: its size, 0 if unknown.
+      control: whether no tensor is handed over.
+      operand: which input of `target` it is; -1 if it only waits, or gets the tensor from inside its own body.
+    """
 
     source: str
     target: str
@@ -72,6 +80,7 @@ class Edge:
     bytes: int = 0
     dtype: str = ""
     control: bool = False
+    operand: int = 0
 
 
 @dataclass(frozen=True)

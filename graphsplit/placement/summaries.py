@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from graphsplit.devices import short_name
-from graphsplit.placement.questions import natural_order, topological_order
+from graphsplit.placement.questions import natural_order, reading_order
 
 if TYPE_CHECKING:
     from graphsplit.placement.placements import Placement
@@ -54,9 +54,9 @@ class Summary:
 
 def summarize(placement: Placement, most: int = 70) -> Summary:
     """Return the finest summary with at most `most` boxes (or the coarsest one, if even that has more)."""
-    rank = {name: i for i, name in enumerate(topological_order(placement.graph))}
-    ops = [op for op in placement.ops.values() if op.type not in _HIDDEN]
-    depth = max((op.name.count("/") for op in ops), default=0) + 1
+    rank = {name: i for i, name in enumerate(reading_order(placement.graph))}
+    ops = [op for op in placement.ops.values() if op.ran and op.type not in _HIDDEN]
+    depth = max((len(scope_path(op)) for op in ops), default=1)
     while depth > 1 and len({_box_key(op, depth) for op in ops}) > most:
         depth -= 1
     members: dict[tuple[str, str], list[PlacedOp]] = defaultdict(list)
@@ -64,7 +64,12 @@ def summarize(placement: Placement, most: int = 70) -> Summary:
         members[_box_key(op, depth)].append(op)
     boxes = {
         (lane, label): Box(
-            lane, group[0].device, label, len(group), sum(op.flops or 0 for op in group), min(rank[o.name] for o in group)
+            lane,
+            group[0].device,
+            label,
+            len(group),
+            sum(op.flops or 0 for op in group),
+            min(rank[o.name] for o in group),
         )
         for (lane, label), group in members.items()
     }
@@ -86,10 +91,17 @@ def _lane_order(lane: str) -> tuple[object, ...]:
 
 
 def _box_key(op: PlacedOp, depth: int) -> tuple[str, str]:
+    return lane_of(op), "/".join(scope_path(op)[:depth])
+
+
+def scope_path(op: PlacedOp) -> list[str]:
+    """Return the name scopes of an operation without its shard; communication stands with what it serves."""
     parts = op.name.split("/")
     if op.shard is not None and len(parts) > 1:
-        parts = parts[1:]
-    return lane_of(op), "/".join(parts[:depth])
+        return parts[1:]
+    if parts[0] == "graphsplit" and len(parts) > 2:
+        return [*parts[2:-1], f"{parts[-1]} ({parts[1]})"]
+    return parts
 
 
 def _flows(placement: Placement, box_of: Mapping[str, Box]) -> tuple[Flow, ...]:

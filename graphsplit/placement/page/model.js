@@ -23,20 +23,32 @@ function laneOf(op, lanes) {
   const shard = op[OP.shard], device = op[OP.device];
   const key = shard < 0 ? (D.sharded ? "home " : "") + device : "shard " + shard;
   if (!lanes.has(key)) {
-    const what = shard < 0 ? (D.sharded ? "home" : "") : "shard " + shard + (D.rows[shard] ? ", " + D.rows[shard] + " rows" : "");
-    const lane = { key, device, what, order: (shard < 0 ? -1 : shard) * 1000 + device };
+    const what = shard < 0 ? (D.sharded ? "home" : "") : "shard " + shard;
+    const rows = D.rows[shard] ? ", " + D.rows[shard] + " rows" : "";
+    const lane = { key, device, what, rows, shard: shard >= 0, order: (shard < 0 ? -1 : shard) * 1000 + device };
     lane.root = newGroup("", null, lane);
     lanes.set(key, lane);
   }
   return lanes.get(key);
 }
 
+function scopePath(op) { // name scopes without the shard; communication stands with what it serves
+  const parts = op[OP.name].split("/");
+  if (op[OP.shard] >= 0 && parts.length > 1) return parts.slice(1);
+  if (parts[0] === "graphsplit" && parts.length > 2) {
+    const last = parts.pop();
+    return [...parts.slice(2), last + " (" + parts[1] + ")"];
+  }
+  return parts;
+}
+
+const quiet = (op) => !op[OP.ran] || ["Const", "NoOp"].includes(D.types[op[OP.type]]);
+
 function buildTree() {
   const lanes = new Map(), leaves = new Array(D.ops.length);
   D.ops.forEach((op, i) => {
     const lane = laneOf(op, lanes);
-    const parts = op[OP.name].split("/");
-    if (op[OP.shard] >= 0 && parts.length > 1) parts.shift();
+    const parts = scopePath(op);
     let group = lane.root;
     for (let k = 0; k < parts.length - 1; k++) {
       let next = group.byName.get(parts[k]);
@@ -97,15 +109,24 @@ function shown(item) { // the item itself, or the outermost closed group that hi
   return visible;
 }
 
-function openUntil(tree, most) { // open the groups with most work first, as long as the view stays small
-  const closed = tree.lanes.flatMap((lane) => lane.root.children.filter((child) => child.children));
+const pathOf = (group) => (group.parent && group.parent.parent ? pathOf(group.parent) + "/" : "") + group.label;
+
+function openUntil(tree, most) { // open the groups with most work first, the same in all shards, while the view is small
   let rows = tree.lanes.reduce((sum, lane) => sum + lane.root.children.length, 0);
-  closed.sort((a, b) => b.count - a.count);
-  while (closed.length) {
-    const group = closed.shift();
-    if (rows + group.children.length > most) continue;
-    group.open = true;
-    rows += group.children.length;
-    closed.push(...group.children.filter((child) => child.children));
+  const closed = new Map();
+  const offer = (child) => {
+    if (!child.children) return;
+    const path = (child.lane.shard ? "s:" : "h:") + pathOf(child);
+    closed.set(path, [...(closed.get(path) || []), child]);
+  };
+  tree.lanes.forEach((lane) => lane.root.children.forEach(offer));
+  while (closed.size) {
+    const work = (groups) => groups.reduce((sum, group) => sum + group.count, 0);
+    const [path, groups] = [...closed].reduce((a, b) => (work(b[1]) > work(a[1]) ? b : a));
+    closed.delete(path);
+    const more = groups.reduce((sum, group) => sum + group.children.length, 0);
+    if (rows + more > most) continue;
+    rows += more;
+    groups.forEach((group) => { group.open = true; group.children.forEach(offer); });
   }
 }

@@ -124,15 +124,17 @@ function showLegend() {
   for (const [source, from, to, bytes] of D.transfers.slice(0, 25)) {
     const line = element("div", undefined, $("transfers"));
     element("b", formatBytes(bytes), line);
+    for (const device of [from, to]) element("i", undefined, line, "dot").style.background = deviceColor(device);
     element("span", "\u200e" + D.ops[source][OP.name], line).title = deviceName(from) + " \u2192 " + deviceName(to) + ": " + D.ops[source][OP.name];
     line.onclick = () => goTo(source);
   }
 }
 
 function showLanes() {
+  $("lanes").textContent = "";
   for (const lane of tree.lanes) {
     const box = element("div", lane.what ? lane.what + " " : deviceName(lane.device), $("lanes"), "lane");
-    if (lane.what) element("small", deviceName(lane.device), box);
+    if (lane.what) element("small", deviceName(lane.device) + lane.rows, box);
     Object.assign(box.style, { left: MARGIN / 2 + lane.index * (LANE + MARGIN) + "px", width: LANE + "px", borderColor: deviceColor(lane.device) });
   }
 }
@@ -146,7 +148,6 @@ function start() {
   indexEdges();
   $("kind").textContent = `${D.ops.length.toLocaleString("en")} operations, ${D.actual ? "as they ran" : "as requested"}`;
   openUntil(tree, 26 * Math.max(tree.lanes.length, 2));
-  showLanes();
   showLegend();
   layout();
   svg.addEventListener("click", (event) => {
@@ -156,7 +157,7 @@ function start() {
     select(g.item, false);
   });
   canvas.addEventListener("scroll", () => requestAnimationFrame(draw));
-  window.addEventListener("resize", draw);
+  window.addEventListener("resize", layout);
   $("search").addEventListener("input", (event) => search(event.target.value));
   $("search").addEventListener("keydown", (event) => {
     if (event.key === "Escape") { event.target.value = ""; search(""); }
@@ -166,6 +167,7 @@ function start() {
     if (event.key === "/" && document.activeElement !== $("search")) { event.preventDefault(); $("search").focus(); }
   });
   $("arrows").addEventListener("change", draw);
+  $("all").addEventListener("change", layout);
   $("less").onclick = () => { tree.lanes.forEach((lane) => everyGroup(lane.root, (g) => { g.open = false; })); layout(); };
   $("more").onclick = () => {
     const closed = [];

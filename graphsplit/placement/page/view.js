@@ -1,5 +1,6 @@
 // Layout and drawing: lanes side by side, rows in the order of execution, only what is in view is in the document.
-const ROW = 34, GAP = 8, LANE = 250, MARGIN = 90, INDENT = 12, TOP = 12;
+const ROW = 34, GAP = 8, MARGIN = 74, INDENT = 12, TOP = 12;
+let LANE = 230;
 const svg = document.getElementById("graph"), canvas = document.getElementById("canvas");
 const $ = (id) => document.getElementById(id);
 let tree, rows = [], frames = [], arrows = [], selected = null, near = new Set();
@@ -14,10 +15,16 @@ function node(tag, attributes, parent, text) {
 
 function outline(group, depth, into) { // rows of one lane, groups before their members
   for (const child of group.children) {
+    child.row = null;
+    if (!child.children && child !== selected && !$("all").checked && quiet(D.ops[child.op])) continue;
     const row = { item: child, depth, lane: child.lane, end: null };
     into.push(row);
     child.row = row;
-    if (child.children && child.open) { outline(child, depth + 1, into); row.end = into[into.length - 1]; }
+    if (child.children && child.open) {
+      outline(child, depth + 1, into);
+      const last = into[into.length - 1];
+      if (last !== row) row.end = last;
+    }
   }
 }
 
@@ -34,13 +41,20 @@ function feeds() { // for every visible item, the visible items of other lanes t
     if (!arrow) { arrow = { a, b, from, to, bytes: 0, count: 0 }; known.set(b, arrow); arrows.push(arrow); }
     arrow.bytes += bytes;
     arrow.count++;
-    if (!map.has(b)) map.set(b, []);
-    map.get(b).push(a);
+  }
+  for (let i = 0; i < D.edges.length; i += 3) {
+    const x = tree.leaves[D.edges[i]], y = tree.leaves[D.edges[i + 1]];
+    if (D.edges[i + 2] || x.lane === y.lane) continue;
+    const a = shown(x), b = shown(y);
+    if (!map.has(b)) map.set(b, new Set());
+    map.get(b).add(a);
   }
   return map;
 }
 
 function layout() {
+  const room = (canvas.clientWidth - 20) / tree.lanes.length - MARGIN;
+  LANE = Math.max(150, Math.min(280, Math.floor(room)));
   const before = feeds();
   const lanes = tree.lanes.map((lane) => { const list = []; outline(lane.root, 0, list); return { lane, list, at: 0, y: TOP }; });
   rows = [];
@@ -67,6 +81,7 @@ function layout() {
   const height = Math.max(...lanes.map((l) => l.y)) + 40, width = MARGIN + tree.lanes.length * (LANE + MARGIN);
   svg.setAttribute("width", width);
   svg.setAttribute("height", height);
+  showLanes();
   $("lanes").style.width = width + "px";
   draw();
 }
@@ -98,8 +113,8 @@ function drawRow(row) {
   const share = D.mostFlops ? (op ? Math.max(op[OP.flops], 0) : item.flops) / D.mostFlops : 0;
   if (share > 0.002) node("rect", { x: 5, y: ROW - 3, width: Math.min(share, 1) * (row.w - 5), height: 3, fill: color }, g);
   const mark = item.children ? (item.open ? "\u25be " : "\u25b8 ") : "";
-  node("text", { x: 12, y: 14 }, g, fit(mark + item.label, row.w - 20, 6.6));
-  node("text", { class: "sub", x: 12, y: 27 }, g, fit(subtitle(item, op), row.w - 20, 5.6));
+  node("text", { x: 12, y: 14 }, g, fit(mark + item.label, row.w - 18, 12));
+  node("text", { class: "sub", x: 12, y: 27 }, g, fit(subtitle(item, op), row.w - 18, 10.5));
   node("title", {}, box, op ? op[OP.name] + "\n" + D.types[op[OP.type]] + " on " + deviceName(device) : item.label + ": " + item.count + " operations");
 }
 
@@ -108,9 +123,14 @@ function subtitle(item, op) {
   return item.count + " ops" + (item.flops ? " \u00b7 " + formatFlops(item.flops) : "") + (item.bytes ? " \u00b7 " + formatBytes(item.bytes) : "");
 }
 
-function fit(text, width, each) {
-  const most = Math.floor(width / each);
-  return text.length <= most ? text : text.slice(0, Math.floor(most * 0.45)) + "\u2026" + text.slice(text.length - Math.floor(most * 0.5));
+const ruler = document.createElement("canvas").getContext("2d");
+
+function fit(text, width, size) { // the middle is cut out of what is too long
+  ruler.font = size + "px system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif";
+  const full = ruler.measureText(text).width;
+  if (full <= width) return text;
+  const most = Math.max(Math.floor((text.length * width) / full) - 2, 4);
+  return text.slice(0, Math.ceil(most * 0.5)) + "\u2026" + text.slice(text.length - Math.floor(most * 0.5));
 }
 
 function ends(a, b) { // where a curve between two rows leaves and arrives

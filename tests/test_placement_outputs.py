@@ -1,0 +1,167 @@
+"""Files and pictures of placements, and the page in a real browser."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+
+import networkx as nx
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.placement import placement_of_graph
+from graphsplit.placement.pages import page_data
+from graphsplit.placement.questions import reading_order
+from graphsplit.placement.summaries import summarize
+from tests.placements import synthetic, two_device_graph
+
+BROWSER = next(
+    (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""
+)
+
+
+@pytest.fixture
+def two_devices():
+    return placement_of_graph(two_device_graph(), title="a <graph>")
+
+
+def test_json(two_devices, tmp_path):
+    two_devices.save(tmp_path / "p.json")
+    content = json.loads((tmp_path / "p.json").read_text())
+    assert {op["name"]: op["device"] for op in content["ops"]}["product"] == "/device:CPU:1"
+    assert content["transfers"][0]["bytes"] == 512
+    assert len(content["edges"]) == 7
+
+
+def test_graphml(two_devices, tmp_path):
+    two_devices.save(tmp_path / "p.graphml")
+    graph = nx.read_graphml(tmp_path / "p.graphml")
+    assert graph.nodes["product"]["flops"] == 1024
+    assert graph.number_of_edges() == 7
+
+
+def test_graph_def(two_devices, tmp_path):
+    two_devices.save(tmp_path / "p.pb")
+    graph = tf.compat.v1.GraphDef.FromString((tmp_path / "p.pb").read_bytes())
+    devices = {node.name: node.device for node in graph.node}
+    assert devices["relu"] == "/device:CPU:0"
+    assert list(graph.node[2].input) == ["x", "w"]
+    with tf.Graph().as_default():
+        tf.graph_util.import_graph_def(graph)
+
+
+def test_event_file(two_devices, tmp_path):
+    two_devices.save(tmp_path / "events")
+    [file] = (tmp_path / "events").iterdir()
+    events = [tf.compat.v1.Event.FromString(r.numpy()) for r in tf.data.TFRecordDataset(str(file))]
+    graph = tf.compat.v1.GraphDef.FromString(events[1].graph_def)
+    assert {node.device for node in graph.node} == {"/device:CPU:0", "/device:CPU:1"}
+
+
+def test_dot(two_devices, tmp_path):
+    two_devices.save(tmp_path / "p.dot")
+    text = (tmp_path / "p.dot").read_text()
+    assert text.count("subgraph") == 2
+    assert 'label="512 B"' in text
+    assert text.count("{") == text.count("}")
+
+
+@pytest.mark.parametrize(("suffix", "start"), [("svg", b"<?xml"), ("png", b"\x89PNG")])
+def test_pictures(two_devices, tmp_path, suffix, start):
+    if not shutil.which("dot"):
+        pytest.importorskip("matplotlib", reason="pictures need Graphviz or matplotlib")
+    two_devices.save(tmp_path / f"p.{suffix}")
+    assert (tmp_path / f"p.{suffix}").read_bytes().startswith(start)
+
+
+def test_unknown_suffix(two_devices):
+    with pytest.raises(gs.ArgumentError, match=r"the suffix '.bmp' is not known; there are .html, "):
+        two_devices.save("p.bmp")
+
+
+def test_summary_of_many_ops_stays_small():
+    summary = summarize(synthetic(2002, shards=4), most=150)
+    boxes = [box for boxes in summary.lanes.values() for box in boxes]
+    assert len(boxes) <= 150
+    assert sum(box.ops for box in boxes) == 2002
+    assert list(summary.lanes)[1] == "shard 0 on GPU:0"
+
+
+def test_page_needs_no_network(two_devices, tmp_path):
+    two_devices.save(tmp_path / "p.html")
+    text = (tmp_path / "p.html").read_text()
+    assert not re.findall(r"https?://(?!www\.w3\.org/2000/svg)", text)
+    assert "{{" not in text
+    assert "a &lt;graph&gt;" in text
+    assert "<iframe" in two_devices._repr_html_()
+
+
+def test_page_data_is_complete(two_devices):
+    data = page_data(two_devices)
+    assert [op[0] for op in data["ops"]] == reading_order(two_devices.graph)
+    assert len(data["edges"]) == 3 * 7
+    assert [device["name"] for device in data["devices"]] == ["CPU:0", "CPU:1"]
+
+
+def test_constants_stand_before_their_readers():
+    assert reading_order(placement_of_graph(two_device_graph()).graph)[:3] == ["x", "w", "product"]
+
+
+PROBE = """
+<script>
+const report = { errors: [], firstViewMs: Number(document.body.dataset.firstViewMs) };
+window.addEventListener("error", (event) => report.errors.push(event.message));
+const rowsNow = () => [...document.querySelectorAll(".row")].map((g) => g.querySelector("text").textContent);
+const click = (element) => element.dispatchEvent(new MouseEvent("click", { bubbles: true }));
+report.lanes = document.querySelectorAll(".lane").length;
+report.legend = document.querySelectorAll("#legend tr").length;
+report.arrows = document.querySelectorAll(".arrow").length;
+report.labels = [...document.querySelectorAll(".bytes")].map((t) => t.textContent);
+document.getElementById("less").click();
+report.collapsed = document.querySelectorAll(".row").length;
+const closed = [...document.querySelectorAll(".row")].find((g) => g.item.children);
+click(closed.querySelector(".box"));
+report.expanded = document.querySelectorAll(".row").length;
+const box = document.getElementById("search");
+box.value = "shard_2/block_1/layer_3/op_0";
+box.dispatchEvent(new Event("input"));
+report.found = document.querySelectorAll("#results div").length;
+click(document.querySelector("#results div"));
+report.details = document.getElementById("details").textContent;
+report.selected = document.querySelectorAll(".row.on").length;
+document.getElementById("more").click();
+document.getElementById("canvas").scrollTop = 1e5;
+report.drawn = document.querySelectorAll(".row").length;
+document.body.appendChild(document.createElement("pre")).textContent = "REPORT" + JSON.stringify(report) + "END";
+</script>
+"""
+
+
+@pytest.mark.browser
+@pytest.mark.skipif(not BROWSER, reason="no chromium binary on this machine")
+def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path):
+    page = tmp_path / "p.html"
+    synthetic(20_002).save(page)
+    page.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
+    command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
+    command += ["--window-size=1600,1000", f"--user-data-dir={tmp_path}/profile", page.as_uri()]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    assert "CONSOLE" not in ran.stderr, ran.stderr
+    report = json.loads(
+        re.search("<pre>REPORT(.*?)END</pre>", ran.stdout, re.DOTALL)[1].replace("&gt;", ">").replace("&amp;", "&")
+    )
+    assert report["errors"] == []
+    assert report["firstViewMs"] < 3000
+    assert report["lanes"] == 5
+    assert report["legend"] == 5
+    assert report["arrows"] > 0
+    assert "8.2 kB" in report["labels"]
+    assert report["expanded"] > report["collapsed"] > 0
+    assert report["found"] == 1
+    assert report["selected"] == 1
+    assert "MatMul" in report["details"]
+    assert "GPU:2" in report["details"]
+    assert 0 < report["drawn"] < 2000
