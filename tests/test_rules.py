@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
+
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.emission import emit
 from graphsplit.layouts import PARTIAL_SUM, Partial, Shard
+from graphsplit.rules import rule_of, ruled_types
 from tests.law import assert_close
 from tests.rule_cases import CASES, Case
 
-RUNS = [(1, 2), (2, 2), (3, 2), (4, 1), (5, 3), (7, 4)]  # rows, devices
-FORWARD = [case for case in CASES if not case.demand]
+RUNS = [(1, 2), (2, 2), (3, 1), (4, 3), (7, 4)]  # rows, devices
 
 
 def check_whole_plan(plan: gs.Plan) -> None:
@@ -64,3 +67,72 @@ def check_layouts(case: Case, plan: gs.Plan) -> None:
         assert any(isinstance(layout, Shard) for layout in answers[-1].gives)
     else:
         assert any(isinstance(layout, Shard) for answer in answers for layout in (*answer.wants, *answer.gives))
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.partial], ids=lambda case: case.name)
+def test_made_in_pieces(case: Case) -> None:
+    """The same op on constants: nothing of it is sharded until its result is read in the layout of a sharded one."""
+    rows, devices = 5, 3
+    constants = [tensor.numpy() for tensor in case.make_arguments(rows)]
+    layout = natural_layout(case, rows, devices)
+    if layout is None or layout.blocks != (1,):
+        return  # its result is a part of a sum, whole, or cut into blocks: no argument can ask for those
+
+    @tf.autograph.experimental.do_not_convert
+    def function(factor: tf.Tensor) -> tf.Tensor:
+        result = case.run(rows, [tf.constant(value) for value in constants])[0]
+        return tf.where(factor > 0, result, tf.zeros_like(result))
+
+    shape = case.run(rows, case.make_arguments(rows))[0].shape
+    factor = tf.reshape(tf.range(np.prod(shape), dtype=tf.float64) % 3.0 - 1.0, shape)
+    parallel = gs.parallelize(function, devices=devices, split={"factor": layout.axis})
+    compare([parallel(factor)], [function(factor)], case.name)
+    plan = parallel.plan(factor)
+    check_whole_plan(plan)
+    left = [op for op in plan.home_ops if op.type == case.op_type]
+    assert not left or not case.answered, str(plan)
+
+
+def natural_layout(case: Case, rows: int, devices: int) -> Shard | None:
+    """Return the layout in which the case's op yields its first result when its operands are sharded."""
+    function = tf.autograph.experimental.do_not_convert(lambda *tensors: case.run(rows, tensors))
+    plan = gs.parallelize(function, devices=devices, split=split_of(case)).plan(*case.make_arguments(rows))
+    pairs = zip(plan.program.ops, plan.steps, strict=True)
+    answers = [step.shards for op, step in pairs if op.type == case.op_type and step.shards]
+    layout = answers[-1].gives[0] if answers else None
+    return layout if isinstance(layout, Shard) else None
+
+
+def missing_cases(op_types: Iterable[str], cases: Sequence[Case]) -> list[str]:
+    """Return what the table lacks: op types without a case, and ways of keeping a partial sum without one."""
+    kept: dict[str, set[int]] = {op_type: set() for op_type in op_types}
+    for case in cases:
+        kept.get(case.op_type, set()).update(case.partial)
+    missing = sorted(set(op_types) - {case.op_type for case in cases})
+    for op_type in sorted(set(op_types) - set(missing)):
+        rule = rule_of(op_type)
+        assert rule is not None
+        missing += [f"{op_type}, partial operand {i}" for i in rule.linear if i not in kept[op_type]]
+        if rule.keeps_partial and not kept[op_type]:
+            missing.append(f"{op_type}, partial")
+    return missing
+
+
+def test_every_rule_has_cases() -> None:
+    assert missing_cases(ruled_types(), CASES) == []
+
+
+def test_every_case_has_a_rule() -> None:
+    assert {case.op_type for case in CASES} <= ruled_types()
+
+
+@pytest.mark.parametrize(
+    ("left_out", "missing"),
+    [
+        (lambda case: case.op_type == "Softmax", ["Softmax"]),
+        (lambda case: case.op_type == "MatMul" and 1 in case.partial, ["MatMul, partial operand 1"]),
+        (lambda case: case.op_type == "Pack" and case.partial, ["Pack, partial"]),
+    ],
+)
+def test_coverage_check_can_fail(left_out: Callable[[Case], bool], missing: list[str]) -> None:
+    assert missing_cases(ruled_types(), [case for case in CASES if not left_out(case)]) == missing

@@ -1,6 +1,6 @@
 """Op rules, one module per family. Importing this package registers them all."""
 
-from graphsplit.rules import contractions, elementwise, gathers, images, movers, reductions, reshapes, rowwise
+from graphsplit.rules import contractions, elementwise, gathers, images, lists, movers, reductions, reshapes, rowwise
 from graphsplit.rules.registry import Answer, Declined, Sharded, answer, answer_for_output, rule_of, ruled_types
 
 __all__ = [
@@ -13,6 +13,7 @@ __all__ = [
     "elementwise",
     "gathers",
     "images",
+    "lists",
     "movers",
     "reductions",
     "reshapes",

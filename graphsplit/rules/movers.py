@@ -201,7 +201,7 @@ def broadcast_to(op: Op) -> Factors | Declined:
     return Factors((dims, None), (tuple(range(len(result))),), resize=resize)
 
 
-@register("Fill", linear=(1,))
+@register("Fill")
 def fill(op: Op) -> Factors | Declined:
     """`(sizes, value)`: every axis is a factor, made at the size each device needs."""
     sizes, result = shape_operand(op, 0), op.out_shapes[0]

@@ -53,10 +53,11 @@ def factor_shapes(before: Shape, after: Shape) -> tuple[Dims, Dims]:
         spans_before, spans_after = _spans(before, group_before), _spans(after, group_after)
         for first, last in _candidates(spans_before, spans_after):
             there, here = _find(spans_before, first, last), _find(spans_after, first, last)
-            if there and here:
+            for k in range(max(len(there), len(here)) if there and here else 0):
                 factor = next(factors)
-                parts_before[there[0]].append(Part(factor, *there[1:]))
-                parts_after[here[0]].append(Part(factor, *here[1:]))
+                for parts, found in ((parts_before, there), (parts_after, here)):
+                    axis, outer, inner = found[min(k, len(found) - 1)]
+                    parts[axis].append(Part(factor, outer, inner))
     return _dims(parts_before), _dims(parts_after)
 
 
@@ -106,13 +107,16 @@ def _candidates(before: Sequence[_Span], after: Sequence[_Span]) -> list[tuple[i
     return sorted({*ones, *itertools.pairwise(positions)})
 
 
-def _find(spans: Sequence[_Span], first: int, last: int) -> tuple[int, int, int] | None:
-    """Return the axis that contains what lies between two positions, and how many entries are outside and inside."""
-    found = [s for s in spans if s[1] <= first and last <= s[2]]
-    if not found or not first or not last or last % first:
-        return None
-    axis, start, end = min(found, key=lambda s: s[2] - s[1])
-    return None if first % start or end % last else (axis, first // start, end // last)
+def _find(spans: Sequence[_Span], first: int, last: int) -> list[tuple[int, int, int]]:
+    """Return the axis that contains what lies between two positions, and how many entries are outside and inside.
+
+    There are several if they have size 1, and none if the positions do not divide the axis.
+    """
+    if not first or not last or last % first:
+        return []
+    within = [s for s in spans if s[1] <= first and last <= s[2] and not first % s[1] and not s[2] % last]
+    shortest = min((end - start for _, start, end in within), default=0)
+    return [(axis, first // start, end // last) for axis, start, end in within if end - start == shortest]
 
 
 def _dims(parts: Sequence[Sequence[Part]]) -> tuple[Dim, ...]:

@@ -18,7 +18,13 @@ case("Squeeze", "b131", axis=[1, -1])
 case("Squeeze", "1b31", axis=[0])
 case("Squeeze", "+314", axis=[1])
 # Without axes a device with one row would lose its batch axis too.
-add("Squeeze", lambda rows, x: call("AddV2", call("Squeeze", x, axis=[1]), call("Squeeze", x)), ["b13"], at_home=1)
+add(
+    "Squeeze",
+    lambda rows, x: call("AddV2", call("Squeeze", x, axis=[1]), call("Squeeze", x)),
+    ["b13"],
+    at_home=1,
+    answered=False,
+)
 
 for _axis in (0, 1, -1):
     case("Pack", ["b3", "b3"], axis=_axis)
@@ -43,9 +49,14 @@ def _twice(x, y, axis=0):
 
 # Batches joined along the batch axis are blocks: each op meets them, and each undoes them.
 add("ConcatV2", lambda rows, x, y: _twice(_twice(x, y), x), ["b3", "b3"])
-add("Split", lambda rows, x, y: call("Split", 0, _twice(x, y), num_split=2), ["b3", "b3"])
-add("Split", lambda rows, x, y: call("Split", -1, _twice(_twice(x, y, 1), x, 1), num_split=3), ["3b", "3b"])
-add("Reshape", lambda rows, x, y: call("Reshape", _twice(x, y), [2, rows, 3]), ["b3", "b3"])
+add("Split", lambda rows, x, y: call("Split", 0, _twice(x, y), num_split=2), ["b3", "b3"], answered=False)
+add(
+    "Split",
+    lambda rows, x, y: call("Split", -1, _twice(_twice(x, y, 1), x, 1), num_split=3),
+    ["3b", "3b"],
+    answered=False,
+)
+add("Reshape", lambda rows, x, y: call("Reshape", _twice(x, y), [2, rows, 3]), ["b3", "b3"], answered=False)
 add("Reshape", lambda rows, x, y: call("Reshape", _twice(x, y), [-1, 3]), ["b3", "b3"])
 add("Transpose", lambda rows, x, y: call("Transpose", _twice(x, y), [1, 0]), ["b3", "b3"])
 add("MatMul", lambda rows, x, y: call("MatMul", _twice(x, y), _twice(y, y), transpose_a=True), ["b3", "b3"])

@@ -1,0 +1,77 @@
+"""TensorLists, in which loops stack what they compute: a list has the layout of its elements.
+
+A list is a scalar of type variant; its `Dims` are those of the elements, whose rank nobody needs to know.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from graphsplit.programs import Op
+from graphsplit.rules.registry import Declined, Dims, Factors, Resize, register
+
+ELEMENTS: Dims = tuple(range(16))
+_STACKED: Dims = (None, *range(15))
+
+
+def _element_shape(op: Op, operand: int) -> dict[int, tuple[Resize, ...]] | None:
+    """Return what to resize in an `element_shape` operand; -1 means unknown and needs nothing."""
+    shape = op.constants.get(operand)
+    if shape is None:
+        return None
+    return {i: (Resize(operand, i, shape),) for i, size in enumerate(np.atleast_1d(shape)) if size != -1}
+
+
+def _rule(op: Op, inputs: tuple[Dims, ...], outputs: tuple[Dims, ...], shape: int | None) -> Factors | Declined:
+    resize = {} if shape is None else _element_shape(op, shape)
+    if resize is None:
+        return Declined("the shape of the list's elements is not known when planning")
+    return Factors(inputs, outputs, resize=resize)
+
+
+@register("EmptyTensorList", "TensorListReserve")
+def make_list(op: Op) -> Factors | Declined:
+    """A list without elements is whatever its elements will be."""
+    return _rule(op, (None, None), (ELEMENTS,), shape=0)
+
+
+@register("TensorListFromTensor")
+def from_tensor(op: Op) -> Factors | Declined:
+    """`tab -> list of ab`; the unstacked axis is whole."""
+    return _rule(op, (_STACKED, None), (ELEMENTS,), shape=1)
+
+
+@register("TensorListStack")
+def stack(op: Op) -> Factors | Declined:
+    """`list of ab -> tab`."""
+    return _rule(op, (ELEMENTS, None), (_STACKED,), shape=1)
+
+
+@register("TensorListGetItem")
+def get_item(op: Op) -> Factors | Declined:
+    """`(list of ab, index, shape) -> ab`."""
+    return _rule(op, (ELEMENTS, None, None), (ELEMENTS,), shape=2)
+
+
+@register("TensorListSetItem")
+def set_item(op: Op) -> Factors | Declined:
+    """`(list of ab, index, ab) -> list of ab`."""
+    return _rule(op, (ELEMENTS, None, ELEMENTS), (ELEMENTS,), shape=None)
+
+
+@register("TensorListPushBack")
+def push_back(op: Op) -> Factors | Declined:
+    """`(list of ab, ab) -> list of ab`."""
+    return _rule(op, (ELEMENTS, ELEMENTS), (ELEMENTS,), shape=None)
+
+
+@register("TensorListPopBack")
+def pop_back(op: Op) -> Factors | Declined:
+    """`(list of ab, shape) -> list of ab, ab`."""
+    return _rule(op, (ELEMENTS, None), (ELEMENTS, ELEMENTS), shape=1)
+
+
+@register("TensorListLength")
+def length(op: Op) -> Factors | Declined:
+    """The number of elements, the same on every shard."""
+    return Factors((ELEMENTS,), (None,))
