@@ -32,6 +32,9 @@ from tensorflow.python.ops import resource_variable_ops
 # Whether the graph being built is to be compiled by XLA as a whole, which would erase all placement.
 from tensorflow.python.ops import control_flow_util, handle_data_util
 
+# The form in which the profiler writes what it recorded; the protos come with TensorFlow, under no public name.
+from tensorflow.tsl.profiler.protobuf import xplane_pb2
+
 
 def op_definition(op_type: str) -> Any:
     """Return the registered `OpDef` of an op type, or None if this process does not know the type."""
@@ -138,6 +141,11 @@ def _flat_type(specs: Sequence[tf.TypeSpec], outs: Sequence[tf.TypeSpec]) -> Any
     return function_type.FunctionType(
         parameters, collections.OrderedDict(), return_annotation=default_types.Tuple(*outs)
     )
+
+
+def parse_profile(content: bytes) -> Any:
+    """Return what TensorFlow's profiler recorded, the content of an `.xplane.pb` file, as an `XSpace`."""
+    return xplane_pb2.XSpace.FromString(content)
 
 
 @contextlib.contextmanager
