@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphsplit.placement.builders import placement_of, placement_of_graph, placement_of_plan
 from graphsplit.placement.placements import Placement, PlacementError
 from graphsplit.placement.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
+from graphsplit.placement.timeline import Timeline, timeline_of
 
 __all__ = [
     "Change",
@@ -14,8 +15,10 @@ __all__ = [
     "PlacedOp",
     "Placement",
     "PlacementError",
+    "Timeline",
     "Transfer",
     "placement_of",
     "placement_of_graph",
     "placement_of_plan",
+    "timeline_of",
 ]

@@ -34,6 +34,16 @@ def run_and_collect(source: Source, arguments: Sequence[Any]) -> list[Any]:
       ArgumentError: if an argument is a specification and not a tensor, or this is not eager code.
       GraphsplitError: if TensorFlow reported no graphs.
     """
+    require_runnable(source, arguments)
+    assert source.make_run is not None
+    run = source.make_run()
+    with StateKeeper(source.state), partition_graphs() as graphs:
+        run(arguments)
+    return require_graphs(graphs, {node.name for node in source.graph.node})
+
+
+def require_runnable(source: Source, arguments: Sequence[Any]) -> None:
+    """Raise `ArgumentError` unless the graph can be run here and now on these arguments."""
     if source.make_run is None:
         raise ArgumentError("actual=True runs the function; a bare graph cannot be run. Give the function itself.")
     if not tf.executing_eagerly():
@@ -43,10 +53,6 @@ def run_and_collect(source: Source, arguments: Sequence[Any]) -> list[Any]:
         raise ArgumentError(
             f"actual=True runs the function once, so it needs tensors, not specifications: {'; '.join(missing)}."
         )
-    run = source.make_run()
-    with StateKeeper(source.state), partition_graphs() as graphs:
-        run(arguments)
-    return require_graphs(graphs, {node.name for node in source.graph.node})
 
 
 def require_graphs(graphs: Sequence[Any], names: Collection[str]) -> list[Any]:

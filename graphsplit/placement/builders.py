@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphsplit.placement.actual import match, run_and_collect
@@ -38,15 +38,25 @@ def placement_of(
     >>> placement.select("Mul")[0].flops
     32
     """
+    source, arguments, title = source_of(fn, args, kwargs, signature)
+    return placement_of_source(source, arguments, actual=actual, title=title)
+
+
+def source_of(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], signature: str = "serving_default"
+) -> tuple[Source, Sequence[Any], str]:
+    """Return the graph of anything that `placement_of` takes, its flat arguments, and what to call it."""
     from graphsplit.functions import ParallelFunction
 
     if isinstance(fn, ParallelFunction):
-        return fn.placement(*args, actual=actual, **kwargs)
+        tensors, arguments = fn._flatten(tuple(args), dict(kwargs))
+        compiled = fn._get(arguments)
+        return source_of_plan(compiled.trace, compiled.plan, fn._name()), tensors, fn._name()
     title = str(getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__)
     if isinstance(fn, (str, os.PathLike)):
         title, fn = f"{os.fspath(fn)} ({signature})", load_signature(os.fspath(fn), signature)
-    source, arguments = source_of_function(fn, args, kwargs)
-    return placement_of_source(source, arguments, actual=actual, title=title)
+    source, flat = source_of_function(fn, args, kwargs)
+    return source, flat, title
 
 
 def placement_of_plan(trace: Any, plan: Any, name: str, tensors: Sequence[Any], actual: bool) -> Placement:

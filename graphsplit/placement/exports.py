@@ -71,8 +71,9 @@ def save_graph_def(placement: Placement, path: str) -> None:
 
 
 def save_events(placement: Placement, path: str) -> None:
-    """Write an event file. TensorBoard's graph page colours by device the nodes of a graph of version 1 (no `tf.function`),
-    so the operations are written as one such graph.
+    """Write an event file for TensorBoard's graph page.
+
+    The operations are written as one flat graph: the page colours by device only what is outside of functions.
     """
     folder = path if not path.endswith(".tfevents") else os.path.dirname(path) or "."
     os.makedirs(folder, exist_ok=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -73,9 +74,14 @@ def full_name(device: str) -> str:
 
 def tensor_bytes(tensor: tf.Tensor) -> int:
     """Return the size of a symbolic tensor, 0 where it is not known."""
-    if tensor.dtype.name in NO_DATA or not tensor.shape.is_fully_defined():
+    return bytes_of(_shape(tensor.shape), tensor.dtype.name)
+
+
+def bytes_of(shape: Shape | None, dtype: str) -> int:
+    """Return the size of a tensor, 0 where it is not known; a string counts as 16 bytes."""
+    if dtype in NO_DATA or shape is None or None in shape:
         return 0
-    return int(tensor.shape.num_elements() or 0) * (16 if tensor.dtype == tf.string else int(tensor.dtype.size))
+    return math.prod(d or 0 for d in shape) * (16 if dtype == "string" else int(tf.as_dtype(dtype).size))
 
 
 def _infer_shapes(source: Source, flat: Iterable[FlatNode]) -> tf.Graph:

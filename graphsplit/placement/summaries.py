@@ -1,4 +1,4 @@
-"""A placement reduced to some dozens of boxes, for pictures: name scopes per shard or device, and what flows between."""
+"""A placement reduced to some dozens of boxes, for pictures: name scopes per shard or device, and the flows."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ class Box:
     """Some operations of one lane that are drawn as one."""
 
     lane: str
-    device: str
     label: str
+    device: str
     ops: int
     flops: int
     rank: int
@@ -62,22 +62,17 @@ def summarize(placement: Placement, most: int = 70) -> Summary:
     members: dict[tuple[str, str], list[PlacedOp]] = defaultdict(list)
     for op in ops:
         members[_box_key(op, depth)].append(op)
-    boxes = {
-        (lane, label): Box(
-            lane,
-            group[0].device,
-            label,
-            len(group),
-            sum(op.flops or 0 for op in group),
-            min(rank[o.name] for o in group),
-        )
-        for (lane, label), group in members.items()
-    }
+    boxes = {key: _box(key, group, rank) for key, group in members.items()}
     box_of = {op.name: boxes[key] for key, group in members.items() for op in group}
     lanes: dict[str, list[Box]] = defaultdict(list)
     for box in sorted(boxes.values(), key=lambda b: b.rank):
         lanes[box.lane].append(box)
     return Summary({lane: tuple(lanes[lane]) for lane in sorted(lanes, key=_lane_order)}, _flows(placement, box_of))
+
+
+def _box(key: tuple[str, str], group: list[PlacedOp], rank: Mapping[str, int]) -> Box:
+    flops, first = sum(op.flops or 0 for op in group), min(rank[op.name] for op in group)
+    return Box(*key, device=group[0].device, ops=len(group), flops=flops, rank=first)
 
 
 def lane_of(op: PlacedOp) -> str:

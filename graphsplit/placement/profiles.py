@@ -1,0 +1,132 @@
+"""What TensorFlow's profiler recorded of one step, as events on devices."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+import tempfile
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.graphdefs import split_reference
+from graphsplit.placement.actual import plain_name
+from graphsplit.placement.reading import full_name
+from graphsplit.tensorflow_internals import parse_profile
+
+_OP_EVENT = re.compile(r"^(?P<name>[A-Za-z0-9._][\w.\-/>\\]*):(?P<type>_?[A-Z]\w*)$")
+
+
+@dataclass(frozen=True)
+class OpEvent:
+    """One execution of one operation.
+
+    Attributes:
+      start_s, duration_s: seconds, from the first event of the step.
+      thread: the thread or stream that it ran on, a number that is the same for events of one.
+    """
+
+    name: str
+    type: str
+    device: str
+    start_s: float
+    duration_s: float
+    thread: int
+
+
+@dataclass(frozen=True)
+class SendEvent:
+    """One tensor that was sent: an output of an operation, from one device to another."""
+
+    source: str
+    output: int
+    source_device: str
+    target_device: str
+
+
+def record(run: Callable[[], Any]) -> Any:
+    """Run something under TensorFlow's profiler and return what it recorded, an `XSpace`."""
+    options = tf.profiler.experimental.ProfilerOptions(
+        host_tracer_level=3, python_tracer_level=0, device_tracer_level=1
+    )
+    with tempfile.TemporaryDirectory(prefix="graphsplit_profile_") as folder:
+        tf.profiler.experimental.start(folder, options=options)
+        try:
+            run()
+        finally:
+            tf.profiler.experimental.stop()
+        [path] = glob.glob(os.path.join(folder, "plugins", "profile", "*", "*.xplane.pb"))
+        with open(path, "rb") as file:
+            return parse_profile(file.read())
+
+
+def read_events(space: Any, graphs: Iterable[Any]) -> tuple[list[OpEvent], list[SendEvent]]:
+    """Return the operations and sends of a recording.
+
+    Args:
+      space: an `XSpace`.
+      graphs: the partition graphs that ran. The profiler says on which thread an operation ran, and not for which
+        device; that it sent something, and not which output: they do.
+    """
+    nodes = {node.name: node for graph in graphs for node in graph.node}
+    device_of = {name: full_name(node.device) for name, node in nodes.items()}
+    gpus = [plane.name for plane in space.planes if plane.name.startswith("/device:GPU")]
+    events: list[tuple[float, OpEvent]] = []
+    sends: list[SendEvent] = []
+    thread = 0
+    for plane in space.planes:
+        for line in plane.lines:
+            thread += 1
+            for event, stats in _events(plane, line):
+                begin = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
+                found = _op_event(plane, event, stats, thread, device_of, bool(gpus))
+                if found is not None:
+                    events.append((begin, found))
+                if (send := _send(plane, event, nodes)) is not None:
+                    sends.append(send)
+    first = min((begin for begin, _ in events), default=0.0)
+    shifted = [OpEvent(e.name, e.type, e.device, b - first, e.duration_s, e.thread) for b, e in events]
+    return sorted(shifted, key=lambda e: e.start_s), sends
+
+
+def _events(plane: Any, line: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
+    for event in line.events:
+        stats = {}
+        for stat in event.stats:
+            kind = stat.WhichOneof("value")
+            value = getattr(stat, kind) if kind else None
+            stats[plane.stat_metadata[stat.metadata_id].name] = (
+                plane.stat_metadata[value].name if kind == "ref_value" else value
+            )
+        yield event, stats
+
+
+def _op_event(
+    plane: Any, event: Any, stats: Mapping[str, Any], thread: int, device_of: Mapping[str, str], has_gpus: bool
+) -> OpEvent | None:
+    """Return an operation's execution; on the host, those of a GPU are only launches, and left out."""
+    duration = event.duration_ps * 1e-12
+    if plane.name.startswith("/device:GPU"):
+        text = str(stats.get("tf_op") or plane.event_metadata[event.metadata_id].name)
+        name, _, kind = text.partition(":")
+        return OpEvent(plain_name(name), kind or "kernel", full_name(plane.name), 0.0, duration, thread)
+    match = _OP_EVENT.match(plane.event_metadata[event.metadata_id].name)
+    if match is None or match["name"] not in device_of:
+        return None
+    device = device_of[match["name"]]
+    if has_gpus and "GPU" in device:
+        return None
+    return OpEvent(plain_name(match["name"]), match["type"], device, 0.0, duration, thread)
+
+
+def _send(plane: Any, event: Any, nodes: Mapping[str, Any]) -> SendEvent | None:
+    name, _, kind = plane.event_metadata[event.metadata_id].name.rpartition(":")
+    if kind not in ("_Send", "_HostSend") or name not in nodes:
+        return None
+    node = nodes[name]
+    source, output = split_reference(node.input[0])
+    route = [full_name(node.attr[key].s.decode()) for key in ("send_device", "recv_device")]
+    return SendEvent(plain_name(source), output, *route)

@@ -1,0 +1,212 @@
+"""What one executed step looked like: which operation ran when on which device. Measured, not modelled."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from graphsplit.devices import short_name
+from graphsplit.errors import ArgumentError, UnsupportedError
+from graphsplit.placement.actual import match
+from graphsplit.placement.flattening import flatten
+from graphsplit.placement.pages import device_colors
+from graphsplit.placement.placements import Placement
+from graphsplit.placement.profiles import OpEvent, SendEvent, read_events, record
+from graphsplit.placement.questions import natural_order
+from graphsplit.placement.reading import bytes_of, read_ops
+from graphsplit.placement.sources import Source, StateKeeper
+from graphsplit.plans import format_bytes
+from graphsplit.tensorflow_internals import partition_graphs
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+
+@dataclass(frozen=True, eq=False)
+class Timeline:
+    """One step as TensorFlow's profiler saw it. `print` it, or `save` it as `.json`, `.png` or `.svg`.
+
+    Attributes:
+      events: every execution of an operation, by start.
+      moved_bytes: bytes sent from one device to another in this step, by (from, to).
+      placement: the actual placement of the same graph.
+    """
+
+    title: str
+    events: tuple[OpEvent, ...] = field(repr=False)
+    moved_bytes: Mapping[tuple[str, str], int]
+    placement: Placement = field(repr=False)
+
+    @property
+    def duration_s(self) -> float:
+        """The time from the first operation's start to the last one's end, in seconds."""
+        return max((e.start_s + e.duration_s for e in self.events), default=0.0)
+
+    @property
+    def busy(self) -> dict[str, float]:
+        """The share of the step in which at least one operation runs on the device, by device."""
+        spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        for event in self.events:
+            spans[event.device].append((event.start_s, event.start_s + event.duration_s))
+        whole = self.duration_s or 1.0
+        return {device: _covered(spans[device]) / whole for device in sorted(spans, key=natural_order)}
+
+    def slowest(self, most: int = 10) -> list[OpEvent]:
+        """Return the executions that took longest."""
+        return sorted(self.events, key=lambda e: -e.duration_s)[:most]
+
+    def chrome_trace(self) -> dict[str, Any]:
+        """Return the timeline in the Trace Event Format (chrome://tracing, ui.perfetto.dev): a process per device."""
+        number = {device: i for i, device in enumerate(sorted({e.device for e in self.events}, key=natural_order))}
+        trace: list[dict[str, Any]] = [
+            {"ph": "M", "name": "process_name", "pid": i, "args": {"name": short_name(device)}}
+            for device, i in number.items()
+        ]
+        trace += [
+            {
+                "ph": "X",
+                "name": event.type,
+                "pid": number[event.device],
+                "tid": event.thread,
+                "ts": event.start_s * 1e6,
+                "dur": event.duration_s * 1e6,
+                "args": {"op": event.name},
+            }
+            for event in self.events
+        ]
+        return {"traceEvents": trace, "displayTimeUnit": "ms"}
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the timeline: `.json` as a Chrome trace, `.png` or `.svg` as a picture.
+
+        Raises:
+          ArgumentError: for another suffix.
+          UnsupportedError: for a picture, if matplotlib is not installed.
+        """
+        path = os.fspath(path)
+        suffix = os.path.splitext(path)[1].lower()
+        if suffix == ".json":
+            with open(path, "w", encoding="utf-8") as file:
+                json.dump(self.chrome_trace(), file)
+        elif suffix in (".png", ".svg"):
+            _draw(self).savefig(path)
+        else:
+            raise ArgumentError(f"save({path!r}): a timeline is saved as .json, .png or .svg.")
+
+    def __str__(self) -> str:
+        lines = [f"Timeline of {self.title}: {len(self.events)} executions in {self.duration_s * 1e3:.2f} ms"]
+        lines += [f"  {short_name(device)}  busy {share:.0%}" for device, share in self.busy.items()]
+        for (a, b), count in sorted(self.moved_bytes.items(), key=lambda item: -item[1])[:8]:
+            lines.append(f"  {short_name(a)} -> {short_name(b)}  {format_bytes(count)} moved")
+        for event in self.slowest(5):
+            lines.append(
+                f"  {event.duration_s * 1e3:8.3f} ms  {event.type} on {short_name(event.device)}  {event.name}"
+            )
+        return "\n".join(line[:100] for line in lines)
+
+
+def timeline_of(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
+    """Run a function under TensorFlow's profiler and return what ran when on which device.
+
+    The function runs three times: to learn where each operation runs, to warm up, and to be recorded. Variables are
+    given back the values that they had. The recorded step is slower than others: on CPUs the profiler takes about a
+    microsecond for each operation.
+
+    Args:
+      fn: a function made by `parallelize`, or anything that `placement_of` takes but directories.
+      *args, **kwargs: its arguments, tensors.
+
+    Raises:
+      ArgumentError: if arguments are specifications and not tensors.
+
+    >>> import tensorflow as tf
+    >>> from graphsplit.placement import timeline_of
+    >>> timeline_of(tf.function(lambda x: tf.linalg.matmul(x, x)), tf.ones([64, 64])).slowest(1)[0].device
+    '/device:CPU:0'
+    """
+    from graphsplit.placement.builders import source_of
+
+    source, arguments, title = source_of(fn, args, kwargs)
+    return timeline_of_source(source, arguments, title)
+
+
+def timeline_of_source(source: Source, arguments: Sequence[Any], title: str) -> Timeline:
+    """Return the timeline of a graph run on flat arguments."""
+    from graphsplit.placement.actual import require_runnable
+
+    require_runnable(source, arguments)
+    assert source.make_run is not None
+    run = source.make_run()
+    with StateKeeper(source.state):
+        with partition_graphs() as graphs:
+            run(arguments)
+        run(arguments)
+        space = record(lambda: [tensor.numpy() for tensor in run(arguments) if hasattr(tensor, "numpy")])
+    events, sends = read_events(space, graphs)
+    flat = flatten(source.graph)
+    ops, edges = read_ops(source, flat)
+    ops, added = match(ops, flat, source, graphs)
+    placement = Placement(ops, edges, actual=True, rows=source.rows, graph_def=source.graph, added=added, title=title)
+    return Timeline(title, tuple(events), _moved(sends, placement), placement)
+
+
+def _moved(sends: Sequence[SendEvent], placement: Placement) -> dict[tuple[str, str], int]:
+    """Return the bytes that the recorded sends carried: each tensor as often as it was sent."""
+    moved: dict[tuple[str, str], int] = defaultdict(int)
+    for send in sends:
+        op = placement.ops.get(send.source)  # none for the signals that carry control dependencies
+        if op is not None:
+            size = bytes_of(op.shapes[send.output], op.dtypes[send.output])
+            moved[send.source_device, send.target_device] += size
+    return {route: count for route, count in moved.items() if count}
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals."""
+    covered, end = 0.0, float("-inf")
+    for a, b in sorted(spans):
+        covered += max(0.0, b - max(a, end))
+        end = max(end, b)
+    return covered
+
+
+def _draw(timeline: Timeline) -> Any:
+    """Return a matplotlib figure: a band for each device, a row in it for each thread, a bar for each execution."""
+    try:
+        from matplotlib.collections import PolyCollection
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedError("A picture of a timeline needs matplotlib: pip install 'graphsplit[plots]'.") from error
+    colors, busy = device_colors(timeline.busy), timeline.busy
+    rows: dict[tuple[str, int], int] = {}
+    for device in busy:
+        for thread in sorted({e.thread for e in timeline.events if e.device == device}):
+            rows[device, thread] = len(rows)
+    figure = Figure(figsize=(13, 1.4 + 0.32 * max(len(rows), 3)), layout="constrained")
+    axes = figure.add_subplot()
+    for device in busy:
+        bars = [_bar(e, rows[e.device, e.thread]) for e in timeline.events if e.device == device]
+        axes.add_collection(PolyCollection(bars, facecolors=colors[device], edgecolors="white", linewidths=0.2))
+        first = min(row for (d, _), row in rows.items() if d == device)
+        if first:
+            axes.axhline(first - 0.5, color="#d8dee4", lw=0.8)
+    ticks = [[row for (d, _), row in rows.items() if d == device] for device in busy]
+    axes.set_yticks(
+        [sum(t) / len(t) for t in ticks], [f"{short_name(d)}\n{share:.0%} busy" for d, share in busy.items()]
+    )
+    axes.set_xlim(0, timeline.duration_s * 1e3 or 1.0)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.set_xlabel("ms")
+    axes.spines[["top", "right"]].set_visible(False)
+    moved = format_bytes(sum(timeline.moved_bytes.values()))
+    axes.set_title(f"{timeline.title}: {timeline.duration_s * 1e3:.2f} ms, {moved} moved between devices", loc="left")
+    return figure
+
+
+def _bar(event: OpEvent, row: int) -> list[tuple[float, float]]:
+    a, b = event.start_s * 1e3, (event.start_s + event.duration_s) * 1e3
+    return [(a, row - 0.4), (b, row - 0.4), (b, row + 0.4), (a, row + 0.4)]
