@@ -1,4 +1,4 @@
-"""The command line: `graphsplit demo`, `graphsplit devices`."""
+"""The command line: `graphsplit demo`, `graphsplit devices`, `graphsplit inspect`."""
 
 from __future__ import annotations
 
@@ -50,6 +50,32 @@ def devices() -> None:
     from graphsplit.demos.display import show_devices
 
     show_devices()
+
+
+@app.command()
+def inspect(
+    target: Annotated[str, typer.Argument(help="The directory of a SavedModel, or module:function.")],
+    spec: Annotated[list[str] | None, typer.Option("--spec", help="An argument: float32[64,784]; repeat.")] = None,
+    devices: Annotated[int | None, typer.Option("--devices", min=1, help="Split it over this many.")] = None,
+    actual: Annotated[bool, typer.Option("--actual", help="Run it once, and see where TensorFlow ran what.")] = False,
+    signature: Annotated[str, typer.Option("--signature", help="Of a SavedModel.")] = "serving_default",
+    output: Annotated[list[str] | None, typer.Option("-o", "--output", help="out.html, .svg, .json, ...")] = None,
+    timeline: Annotated[str | None, typer.Option("--timeline", help="One step: trace.json or .png.")] = None,
+) -> None:
+    """Show which operation runs on which device, and what moves between them."""
+    from graphsplit.placement.command import inspect as run
+
+    _run(
+        lambda: run(
+            target,
+            specs=spec or (),
+            devices=devices,
+            actual=actual,
+            signature=signature,
+            outputs=output or (),
+            timeline=timeline,
+        )
+    )
 
 
 def _run(action: object) -> None:
