@@ -1,0 +1,1 @@
+"""Speed, memory and communication of graphsplit beside what people would use instead: `python -m benchmarks`."""

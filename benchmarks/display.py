@@ -1,0 +1,153 @@
+"""Progress and tables in the terminal."""
+
+from __future__ import annotations
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from benchmarks.results import Results
+
+console = Console() if Console().is_terminal else Console(width=150)  # a log has no width of its own
+
+
+def progress() -> Progress:
+    """Return a progress bar that also says what is being done."""
+    return Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=console,
+    )
+
+
+def times(value: float | None, digits: int = 2) -> str:
+    """Return a ratio for people."""
+    return "-" if value is None else f"{value:.{digits}f}x"
+
+
+def milliseconds(seconds: float) -> str:
+    """Return a step time for people."""
+    return f"{seconds * 1e3:.{2 if seconds < 0.01 else 1 if seconds < 0.1 else 0}f}"
+
+
+def step_rows(results: Results) -> list[list[str]]:
+    """Return step, first call, memory and graph of every contestant in every cell."""
+    rows = []
+    for record in results.records:
+        cell = record.workload, record.mode, record.devices
+        head = [record.workload, record.mode, str(record.devices), record.contestant]
+        if record.skipped:
+            rows.append([*head, f"skipped: {record.skipped}", "", "", "", "", "", ""])
+            continue
+        rows.append(
+            [
+                *head,
+                f"{milliseconds(record.median_s)} ±{record.spread:.0%}",
+                times(results.ratio(cell, record.contestant, "plain")),
+                times(results.ratio(cell, record.contestant, "ceiling")),
+                f"{record.first_s['total']:.2f}",
+                f"{record.peak_bytes / 1e6:.0f}",
+                str(record.graph.get("nodes", "")),
+                f"{record.graph['bytes'] / 1e6:.2f}" if record.graph else "",
+            ]
+        )
+    return rows
+
+
+STEP_COLUMNS = [
+    "workload",
+    "mode",
+    "N",
+    "contestant",
+    "step ms",
+    "/ plain",
+    "/ ceiling",
+    "first call s",
+    "peak MB",
+    "nodes",
+    "graph MB",
+]
+
+
+def first_call_rows(results: Results) -> list[list[str]]:
+    """Return the parts of graphsplit's first call, beside the totals of the others."""
+    rows = []
+    for record in results.described():
+        cell, parts = (record.workload, record.mode, record.devices), record.first_s
+        others = [results.find(*cell, name) for name in ("plain", "mirrored")]
+        rows.append(
+            [
+                *map(str, cell),
+                *[f"{parts[part]:.2f}" for part in FIRST_CALL_PARTS],
+                *["-" if other is None else f"{other.first_s['total']:.2f}" for other in others],
+            ]
+        )
+    return rows
+
+
+FIRST_CALL_PARTS = ("trace", "plan", "emit", "register", "rest", "total")
+FIRST_CALL_COLUMNS = ["workload", "mode", "N", *FIRST_CALL_PARTS, "plain", "mirrored"]
+
+
+def communication_rows(results: Results) -> list[list[str]]:
+    """Return what is sent per step, beside the lower bound."""
+    rows = []
+    for record in results.described():
+        found = record.graph["communication"]
+        total, bound = found["total"], found["bound"]
+        kinds = ", ".join(f"{kind} {own['transfers']}" for kind, own in found["kinds"].items() if own["transfers"])
+        rows.append(
+            [
+                record.workload,
+                record.mode,
+                str(record.devices),
+                str(total["transfers"]),
+                str(bound["transfers"]),
+                f"{total['transfer_bytes'] / 1e6:.3f}",
+                f"{bound['transfer_bytes'] / 1e6:.3f}",
+                str(found["transfers_in_graph"]),
+                kinds or "nothing",
+            ]
+        )
+    return rows
+
+
+COMMUNICATION_COLUMNS = ["workload", "mode", "N", "transfers", "bound", "MB", "bound MB", "in graph", "kinds"]
+
+
+def planning_rows(results: Results) -> list[list[str]]:
+    """Return planning speed of the workloads' programs, then of the synthetic ones."""
+    own = [(f"{r.workload} {r.mode}", r.devices, r.graph["planning"]) for r in results.described()]
+    rows = own + [("synthetic", int(found["devices"]), found) for found in results.planning]
+    return [
+        [
+            name,
+            str(devices),
+            str(int(found["operations"])),
+            f"{found['plan_us_per_op']:.1f}",
+            f"{found['emit_us_per_node']:.1f}",
+        ]
+        for name, devices, found in rows
+    ]
+
+
+PLANNING_COLUMNS = ["program", "N", "operations", "plan us/op", "emit us/node"]
+
+
+def show(results: Results) -> None:
+    """Print everything that was measured."""
+    tables = [
+        ("Steps, side by side", STEP_COLUMNS, step_rows(results)),
+        ("Seconds of graphsplit's first call", FIRST_CALL_COLUMNS, first_call_rows(results)),
+        ("Communication per step", COMMUNICATION_COLUMNS, communication_rows(results)),
+        ("Planning", PLANNING_COLUMNS, planning_rows(results)),
+    ]
+    for title, columns, rows in tables:
+        if rows:
+            made = Table(*columns, title=title, title_justify="left")
+            for row in rows:
+                made.add_row(*row)
+            console.print(made)

@@ -1,0 +1,98 @@
+"""Planning speed: microseconds per operation of workloads' programs, and of synthetic ones: is it linear?"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.emission import emit
+from graphsplit.graphdefs import make_node
+from graphsplit.layouts import REPLICATE, Shard
+from graphsplit.planning import plan_program
+from graphsplit.plans import Plan
+from graphsplit.programs import Program, build_program
+
+_NODES_PER_LAYER = 6
+_ROWS, _WIDTH = 32, 16
+
+
+def program_speed(plan: Plan, repetitions: int = 3) -> dict[str, float]:
+    """Return microseconds per operation for planning, and per emitted node for emission; the best of some runs."""
+    operations = len(plan.program.ops)
+    plan_s = min(_seconds(lambda: _again(plan)) for _ in range(repetitions))
+    emit_s = min(_seconds(lambda: emit(plan)) for _ in range(repetitions))
+    return {
+        "operations": operations,
+        "plan_us_per_op": plan_s / operations * 1e6,
+        "emit_us_per_node": emit_s / len(emit(plan).nodes) * 1e6,
+    }
+
+
+def synthetic_speed(operations: int, devices: int) -> dict[str, float]:
+    """Return the speed of planning and emitting a training-shaped chain of about so many operations."""
+    start = time.perf_counter()
+    program = synthetic_program(operations)
+    read_s = time.perf_counter() - start
+    inputs = [Shard(0), Shard(0), REPLICATE, REPLICATE]
+    names = [f"/device:CPU:{d}" for d in range(devices)]
+    rows = [_ROWS // devices] * devices
+    plan = plan_program(program, devices=names, rows=rows, home=names[0], input_layouts=inputs)
+    read = {"read_us_per_op": read_s / len(program.ops) * 1e6, "sharded_operations": len(plan.sharded_ops)}
+    return {**program_speed(plan, 2), **read}
+
+
+def synthetic_program(operations: int) -> Program:
+    """Return layers of MatMul and Relu with their backward operations, as many as make up `operations` nodes."""
+    layers = max(1, (operations - 4) // _NODES_PER_LAYER)
+    nodes = [_argument(name, shape) for name, shape in _ARGUMENTS.items()]
+    current = "x"
+    for i in range(layers):
+        nodes.append(_matmul(f"forward_{i}", current, "w"))
+        nodes.append(make_node(f"relu_{i}", "Relu", [f"forward_{i}"], T=tf.float32))
+        current = f"relu_{i}"
+    gradient, total = "seed", "zero"
+    for i in reversed(range(layers)):
+        previous = f"relu_{i - 1}" if i else "x"
+        nodes.append(make_node(f"masked_{i}", "ReluGrad", [gradient, f"relu_{i}"], T=tf.float32))
+        nodes.append(_matmul(f"by_w_{i}", previous, f"masked_{i}", transpose_a=True))
+        nodes.append(_matmul(f"by_x_{i}", f"masked_{i}", "w", transpose_b=True))
+        nodes.append(make_node(f"total_{i}", "AddV2", [total, f"by_w_{i}"], T=tf.float32))
+        gradient, total = f"by_x_{i}", f"total_{i}"
+    return build_program(
+        nodes,
+        inputs=list(_ARGUMENTS),
+        input_names=list(_ARGUMENTS),
+        captures=[],
+        outputs=[f"{total}:0", f"{current}:0"],
+        effects=[],
+        library=tf.compat.v1.GraphDef().library,
+        versions=tf.Graph().as_graph_def().versions,
+        resources={},
+    )
+
+
+_ARGUMENTS = {"x": (_ROWS, _WIDTH), "seed": (_ROWS, _WIDTH), "w": (_WIDTH, _WIDTH), "zero": (_WIDTH, _WIDTH)}
+
+
+def _argument(name: str, shape: tuple[int, int]) -> Any:
+    value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
+    return make_node(name, "Placeholder", [], dtype=tf.float32, shape=value)
+
+
+def _matmul(name: str, a: str, b: str, transpose_a: bool = False, transpose_b: bool = False) -> Any:
+    return make_node(name, "MatMul", [a, b], T=tf.float32, transpose_a=transpose_a, transpose_b=transpose_b)
+
+
+def _again(plan: Plan) -> Plan:
+    return plan_program(
+        plan.program, devices=plan.devices, rows=plan.rows, home=plan.home, input_layouts=plan.input_layouts
+    )
+
+
+def _seconds(action: Callable[[], Any]) -> float:
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start

@@ -1,0 +1,120 @@
+"""Worker processes and the pipe to them."""
+
+from __future__ import annotations
+
+import json
+import os
+import select
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+
+
+class ContestantError(Exception):
+    """A contestant could not do what it was asked; the message is the reason for leaving it out."""
+
+
+class Worker:
+    """One `benchmarks.worker` process."""
+
+    def __init__(self, hidden_gpus: bool = True, gpu: int | None = None):
+        environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
+        if hidden_gpus:
+            environment["CUDA_VISIBLE_DEVICES"] = "-1"
+        elif gpu is not None:
+            environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
+        self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.worker"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            cwd=ROOT,
+            env=environment,
+            text=True,
+        )
+
+    def send(self, do: str, **arguments: Any) -> None:
+        """Send a command without waiting for its answer."""
+        assert self._process.stdin is not None
+        try:
+            self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
+            self._process.stdin.flush()
+        except OSError as error:
+            raise ContestantError(self._last_words()) from error
+
+    def answer(self, limit_s: float) -> dict[str, Any]:
+        """Wait for the answer to the last command."""
+        assert self._process.stdout is not None
+        if not select.select([self._process.stdout], [], [], limit_s)[0]:
+            raise ContestantError(f"no answer within {limit_s:.0f} s")
+        line = self._process.stdout.readline()
+        if not line:
+            raise ContestantError(self._last_words())
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise ContestantError(answer["error"])
+        return answer
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        self._log.seek(0)
+        lines = [line for line in self._log.read().splitlines() if line.strip()]
+        return f"its process ended with {code}" + (f": {lines[-1][:200]}" if lines else "")
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.communicate()
+        self._log.close()
+
+
+class Group:
+    """The processes of one contestant: one, or for the machine's ceiling as many as devices."""
+
+    def __init__(self, count: int, kind: str, limit_s: float):
+        gpus: list[int | None] = list(range(count)) if kind == "gpu" and count > 1 else [None] * count
+        self._limit_s = limit_s
+        self._workers: list[Worker] = []
+        for gpu in gpus:
+            self._workers.append(Worker(kind == "cpu", gpu))
+
+    def __len__(self) -> int:
+        return len(self._workers)
+
+    def send(self, do: str, **arguments: Any) -> None:
+        """Send one command to all processes, so that they work at the same time."""
+        for worker in self._workers:
+            worker.send(do, **arguments)
+
+    def send_each(self, do: str, arguments: list[dict[str, Any]]) -> None:
+        """Send every process a command of its own."""
+        for worker, own in zip(self._workers, arguments, strict=True):
+            worker.send(do, **own)
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Wait for all answers."""
+        return [worker.answer(self._limit_s) for worker in self._workers]
+
+    def ask(self, do: str, **arguments: Any) -> list[dict[str, Any]]:
+        """Send one command to all processes and wait for all answers."""
+        self.send(do, **arguments)
+        return self.answers()
+
+    def close(self) -> None:
+        """End all processes."""
+        for worker in self._workers:
+            worker.close()
+
+    def __enter__(self) -> Group:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()

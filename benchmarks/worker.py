@@ -1,0 +1,115 @@
+"""A contestant's process: reads a JSON command per line, answers with a JSON line. `python -m benchmarks.worker`."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any, TextIO
+
+Answer = dict[str, Any]
+
+
+class Worker:
+    """Answers commands for the contestant that `prepare` names."""
+
+    def __init__(self) -> None:
+        self._contestant: Any = None
+        self._devices: list[str] = []
+
+    def start(self, devices: int, kind: str) -> Answer:
+        """Import everything and start TensorFlow with so many devices."""
+        self._devices = _start(devices, kind)
+        import benchmarks.contestants  # noqa: F401
+
+        return {"devices": self._devices}
+
+    def prepare(self, contestant: str, name: str, small: bool, batch: int | None, mode: str) -> Answer:
+        """Build the model and run the first step; `start` came before."""
+        from benchmarks import contestants, workloads
+
+        start = time.perf_counter()
+        found = workloads.workload(name, small, batch)
+        self._contestant = contestants.make(contestant, found, mode, self._devices)
+        built = time.perf_counter() - start
+        before = _peak_bytes()
+        seconds, result = self._contestant.first_call()
+        check = float(result.reshape(-1)[:1000].astype("float64").mean())
+        return {"build_s": built, "first_s": seconds, "before_bytes": before, "check": check, **self.memory()}
+
+    def time(self, steps: int) -> Answer:
+        """Run so many steps; return the seconds for all."""
+        from benchmarks.contestants import numpy_of
+
+        step = self._contestant.step
+        start = time.perf_counter()
+        for _ in range(steps):
+            result = step()
+        numpy_of(result)
+        return {"seconds": time.perf_counter() - start}
+
+    def describe(self) -> Answer:
+        """Return facts about the graph."""
+        return self._contestant.describe()
+
+    def memory(self) -> Answer:
+        """Return the largest resident size of this process so far."""
+        return {"peak_bytes": _peak_bytes()}
+
+    def synthetic(self, operations: int, devices: int) -> Answer:
+        """Return planning speed on a synthetic program; needs nothing before."""
+        from benchmarks.planning import synthetic_speed
+
+        return synthetic_speed(operations, devices)
+
+    def environment(self) -> Answer:
+        """Return what this process runs on; needs nothing before."""
+        from benchmarks.environment import environment
+
+        return environment()
+
+
+def _start(devices: int, kind: str) -> list[str]:
+    """Make the devices exist and return their names."""
+    import tensorflow as tf
+
+    import graphsplit as gs
+
+    if kind == "cpu":
+        gs.use_logical_devices(devices, threads_per_device=1)
+        return [f"CPU:{d}" for d in range(devices)]
+    found = len(tf.config.list_physical_devices("GPU"))
+    if found < devices:
+        raise LookupError(f"{devices} GPUs asked for, {found} here")
+    return [f"GPU:{d}" for d in range(devices)]
+
+
+def _peak_bytes() -> int:
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024  # https://man.freebsd.org/getrusage: bytes on macOS
+
+
+def serve(commands: TextIO, answers: TextIO) -> None:
+    """Answer until the parent closes the pipe."""
+    worker = Worker()
+    for line in commands:
+        command = json.loads(line)
+        try:
+            action: Callable[..., Answer] = getattr(worker, command.pop("do"))
+            answer = action(**command)
+        except Exception as error:  # whatever it is, the parent reports it as the reason for skipping
+            traceback.print_exc()
+            answer = {"error": f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"}
+        answers.write(json.dumps(answer) + "\n")
+        answers.flush()
+
+
+if __name__ == "__main__":
+    # Libraries print on stdout; the protocol gets a channel of its own, and stdout becomes stderr.
+    with os.fdopen(os.dup(1), "w") as channel:
+        os.dup2(2, 1)
+        serve(sys.stdin, channel)
