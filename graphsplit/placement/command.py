@@ -19,6 +19,7 @@ from graphsplit.functions import ParallelFunction, parallelize
 from graphsplit.placement.builders import placement_of
 from graphsplit.placement.sources import load_signature
 from graphsplit.placement.timeline import timeline_of
+from graphsplit.tensorflow_internals import eager_context_started
 
 _SPEC = re.compile(r"^\s*(?P<dtype>[a-z]+[0-9]*)\s*\[(?P<sizes>[^\]]*)\]\s*$")
 
@@ -48,7 +49,7 @@ def inspect(
       ArgumentError: if something is not understood or does not exist.
     """
     console = rich.console.Console(stderr=True)
-    if devices is not None and not tf.config.list_physical_devices("GPU"):
+    if devices is not None and not eager_context_started() and not tf.config.list_physical_devices("GPU"):
         use_logical_devices(devices)
     parsed = [parse_spec(text) for text in specs]
     with _progress(console, f"loading {target}"):

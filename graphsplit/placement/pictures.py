@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from graphsplit.errors import UnsupportedError
 from graphsplit.placement.pages import device_colors
-from graphsplit.placement.summaries import Box, Summary, summarize
+from graphsplit.placement.summaries import Box, Flow, Summary, summarize
 from graphsplit.placement.tables import format_flops, shorten
 from graphsplit.plans import format_bytes
 
@@ -142,11 +142,29 @@ def _draw_flows(axes: Any, summary: Summary, places: Any, colors: dict[str, str]
                 start, end, connectionstyle=bend, arrowstyle="-|>", mutation_scale=9, lw=width, color=color, alpha=0.6
             )
         )
-        at = (end[0] + (-0.1 if right else 0.1), end[1] + 0.1)
-        if flow.crosses and not any(abs(at[0] - u) < 0.6 and abs(at[1] - v) < 0.16 for u, v in taken):
-            taken.append(at)
-            side = "right" if right else "left"
-            axes.text(*at, format_bytes(flow.bytes), fontsize=7.5, color=color, weight="bold", ha=side, zorder=5)
+        if flow.crosses:
+            _label(axes, flow, (end[0] + (-0.1 if right else 0.1), end[1] + 0.1), color, taken, right)
+
+
+def _label(
+    axes: Any, flow: Flow, at: tuple[float, float], color: str, taken: list[tuple[float, float]], right: bool
+) -> None:
+    """Write the bytes beside the arrowhead, above or below it, or not at all where there is no room."""
+    for shift in (0.0, -0.24, 0.16):
+        place = (at[0], at[1] + shift)
+        if any(abs(place[0] - x) < 0.6 and abs(place[1] - y) < 0.15 for x, y in taken):
+            continue
+        taken.append(place)
+        axes.text(
+            *place,
+            format_bytes(flow.bytes),
+            fontsize=7.5,
+            color=color,
+            weight="bold",
+            ha="right" if right else "left",
+            zorder=5,
+        )
+        return
 
 
 def _subtitle(box: Box) -> str:

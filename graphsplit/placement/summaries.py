@@ -102,12 +102,15 @@ def scope_path(op: PlacedOp) -> list[str]:
 def _flows(placement: Placement, box_of: Mapping[str, Box]) -> tuple[Flow, ...]:
     sizes: dict[tuple[Box, Box], int] = defaultdict(int)
     crossing: set[tuple[Box, Box]] = set()
-    seen: set[tuple[str, int, Box]] = set()
+    seen: set[tuple[str, int, object]] = set()
     for edge in placement.edges:
         a, b = box_of.get(edge.source), box_of.get(edge.target)
-        if edge.control or a is None or b is None or a == b or (edge.source, edge.output, b) in seen:
+        if edge.control or a is None or b is None or a == b:
             continue
-        seen.add((edge.source, edge.output, b))
+        where = b.device if a.device != b.device else b  # a tensor is sent to a device once, whoever reads it there
+        if (edge.source, edge.output, where) in seen:
+            continue
+        seen.add((edge.source, edge.output, where))
         sizes[a, b] += edge.bytes
         if a.device != b.device:
             crossing.add((a, b))

@@ -1,0 +1,164 @@
+"""The timeline of a step, and `graphsplit inspect`."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import tensorflow as tf
+from typer.testing import CliRunner
+
+import graphsplit as gs
+from graphsplit.cli import app
+from graphsplit.placement import Placement, timeline_of
+from graphsplit.placement.command import example, parse_spec
+from graphsplit.placement.profiles import OpEvent, read_events
+from graphsplit.placement.timeline import Timeline
+from graphsplit.tensorflow_internals import parse_profile
+
+WEIGHTS = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+
+
+def product(x):
+    """What `graphsplit inspect` looks at below."""
+    return tf.nn.relu(x @ WEIGHTS)
+
+
+@pytest.fixture
+def by_hand():
+    cpu, gpu = "/device:CPU:0", "/device:GPU:0"
+    events = (
+        OpEvent("a", "MatMul", gpu, 0.0, 0.004, 1),
+        OpEvent("b", "Relu", gpu, 0.002, 0.004, 2),
+        OpEvent("c", "AddN", cpu, 0.008, 0.002, 3),
+    )
+    return Timeline("step", events, {(gpu, cpu): 4000}, Placement([], []))
+
+
+def test_busy_share_is_that_of_the_union(by_hand):
+    assert by_hand.duration_s == pytest.approx(0.010)
+    assert by_hand.busy == pytest.approx({"/device:CPU:0": 0.2, "/device:GPU:0": 0.6})
+    assert by_hand.slowest(1)[0].name == "a"
+    assert "GPU:0 -> CPU:0  4.0 kB moved" in str(by_hand)
+
+
+def test_chrome_trace(by_hand, tmp_path):
+    by_hand.save(tmp_path / "trace.json")
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [e["args"]["name"] for e in events if e["ph"] == "M"] == ["CPU:0", "GPU:0"]
+    [first, *_] = [e for e in events if e["ph"] == "X"]
+    assert (first["name"], first["ts"], first["dur"], first["args"]) == ("MatMul", 0.0, 4000.0, {"op": "a"})
+
+
+def test_picture_and_unknown_suffix(by_hand, tmp_path):
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    by_hand.save(tmp_path / "t.png")
+    assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(gs.ArgumentError, match=r"saved as .json, .png or .svg"):
+        by_hand.save("t.txt")
+
+
+def test_a_recorded_step():
+    w = tf.Variable(tf.ones([32, 16]))
+    count = tf.Variable(0)
+
+    def step(x):
+        count.assign_add(1)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ w))
+        w.assign_sub(tape.gradient(loss, w))
+        return loss
+
+    timeline = timeline_of(gs.parallelize(step, devices=3), tf.random.normal([12, 32]))
+    assert count.numpy() == 0
+    products = {(e.name, e.device) for e in timeline.events if "MatMul" in e.type}
+    assert {(f"shard_{d}/matmul", f"/device:CPU:{d}") for d in range(3)} <= products
+    assert all(0 < share <= 1 for share in timeline.busy.values())
+    assert set(timeline.busy) == {"/device:CPU:0", "/device:CPU:1", "/device:CPU:2"}
+    for d in (1, 2):  # four rows and the weights there; the weights' gradient and the loss back
+        assert timeline.moved_bytes["/device:CPU:0", f"/device:CPU:{d}"] == 4 * 32 * 4 + 32 * 16 * 4
+        assert timeline.moved_bytes[f"/device:CPU:{d}", "/device:CPU:0"] == 32 * 16 * 4 + 4
+
+
+def test_gpu_streams_count_and_launches_on_the_host_do_not():
+    """An `XSpace` as the profiler writes it on a GPU machine, made by hand."""
+    space = parse_profile(b"")
+    host, gpu = space.planes.add(name="/host:CPU"), space.planes.add(name="/device:GPU:0")
+    for plane, name in ((host, "dense/MatMul:MatMul"), (gpu, "gemm_kernel")):
+        plane.event_metadata[1].name = name
+        plane.stat_metadata[1].name = "tf_op"
+        event = plane.lines.add(timestamp_ns=1000).events.add(metadata_id=1, offset_ps=10**6, duration_ps=2 * 10**6)
+        if plane is gpu:
+            event.stats.add(metadata_id=1, str_value="dense/MatMul:MatMul")
+    graph = tf.compat.v1.GraphDef()
+    graph.node.add(name="dense/MatMul", op="MatMul", device="/job:localhost/replica:0/task:0/device:GPU:0")
+    [event], sends = read_events(space, [graph])
+    assert (event.name, event.type, event.device) == ("dense/MatMul", "MatMul", "/device:GPU:0")
+    assert event.duration_s == pytest.approx(2e-6)
+    assert sends == []
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("float32[64,784]", tf.TensorSpec([64, 784])),
+        ("int64[]", tf.TensorSpec([], tf.int64)),
+        (" bool[?, 3] ", tf.TensorSpec([None, 3], tf.bool)),
+    ],
+)
+def test_specs(text, spec):
+    assert parse_spec(text) == spec
+
+
+@pytest.mark.parametrize("text", ["float32", "float31[2]", "float32[a]", "[3]"])
+def test_specs_that_are_none(text):
+    with pytest.raises(gs.ArgumentError, match="is not understood; write it like"):
+        parse_spec(text)
+
+
+def test_examples_fit():
+    assert example(tf.TensorSpec([2, 3], tf.float16)).shape == (2, 3)
+    assert example(tf.TensorSpec([2], tf.string)).dtype == tf.string
+    with pytest.raises(gs.ArgumentError, match="a size that is not known; name all sizes"):
+        example(tf.TensorSpec([None]))
+
+
+def inspect(*arguments):
+    return CliRunner().invoke(app, ["inspect", *map(str, arguments)])
+
+
+def test_inspect_a_function(tmp_path):
+    out, trace = tmp_path / "out.html", tmp_path / "trace.json"
+    target = "tests.test_placement_timeline:product"
+    ran = inspect(target, "--spec", "float32[8,3]", "--devices", 2, "--actual", "-o", out, "--timeline", trace)
+    assert ran.exit_code == 0, ran.output
+    assert "Placement (actual) of product" in ran.output
+    assert "a shard has 4 rows" in ran.output
+    assert out.read_text().startswith("<!doctype html>")
+    assert json.loads(trace.read_text())["traceEvents"]
+
+
+def test_inspect_a_saved_model(tmp_path):
+    model = tf.keras.Sequential([tf.keras.Input((5,)), tf.keras.layers.Dense(3)])
+    model.export(str(tmp_path / "model"), verbose=False)
+    ran = inspect(tmp_path / "model")
+    assert ran.exit_code == 0, ran.output
+    assert "Placement (requested)" in ran.output
+    ran = inspect(tmp_path / "model", "--spec", "float32[9,5]", "--devices", 3, "--actual")
+    assert ran.exit_code == 0, ran.output
+    assert "rows of the batch on the shards: 3, 3, 3" in ran.output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["nowhere"], "neither the directory of a SavedModel nor of the form module:function"),
+        (["no_such_module:f"], "No module named"),
+        (["tests.test_placement_timeline:nothing"], "has no attribute 'nothing'"),
+        (["tests.test_placement_timeline:product", "--spec", "float32[?,3]", "--devices", "2"], "name all sizes"),
+    ],
+)
+def test_inspect_says_what_is_wrong(arguments, message):
+    ran = inspect(*arguments)
+    assert ran.exit_code == 2
+    assert message in " ".join(ran.output.split())
