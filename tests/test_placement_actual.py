@@ -169,6 +169,7 @@ def test_an_op_without_a_kernel_is_reported_as_moved():
     """The kernels are TensorFlow's own; only the graph that ran is made up, for want of a GPU."""
     from graphsplit.tensorflow_internals import kernel_devices
 
+    op = PlacedOp("length", "StringLength", GPU0)
     facts = Facts(
         ran={"length": RanNode("length", "StringLength", CPU0)},
         devices={CPU0, GPU0},
