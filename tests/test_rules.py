@@ -93,6 +93,45 @@ def test_made_in_pieces(case: Case) -> None:
     assert not left or not case.answered, str(plan)
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if not case.partial], ids=lambda case: case.name)
+def test_any_argument_split_along_any_axis(case: Case) -> None:
+    """Splitting what is no batch may be slow, but is never wrong: where an axis must be whole, the rule says so."""
+    rows = 3
+    arguments = case.make_arguments(rows)
+    function = tf.autograph.experimental.do_not_convert(lambda *tensors: case.run(rows, tensors))
+    expected = function(*arguments)
+    for i, argument in enumerate(arguments):
+        for axis, size in enumerate(argument.shape):
+            if size > 1 and axis != case.arguments[i].axis:
+                split = tuple(axis if j == i else None for j in range(len(arguments)))
+                parallel = gs.parallelize(function, devices=2, split={"tensors": split})
+                compare(parallel(*arguments), expected, f"argument {i} split along axis {axis}")
+                parallel.plan(*arguments).check()
+
+
+@pytest.mark.parametrize("case", [case for case in CASES if not case.partial], ids=lambda case: case.name)
+def test_any_argument_as_a_partial_sum(case: Case) -> None:
+    """Each argument in turn, and all at once, is a sum over devices: only what is linear may keep it in parts."""
+    rows = 3
+    whole = [tensor.numpy() for tensor in case.make_arguments(rows)]
+    sums = [i for i, value in enumerate(whole) if value.dtype.kind in "fc"]
+    shares = np.array([-0.5, -0.5, 1, 1])  # on three devices -1, 1 and 1: exact, and of both signs
+    for chosen in [*([i] for i in sums), *([sums] if len(sums) > 1 else [])]:
+
+        @tf.autograph.experimental.do_not_convert
+        def function(*tensors: tf.Tensor, chosen: list[int] = chosen) -> list[tf.Tensor]:
+            return case.run(rows, [tf.reduce_sum(t, 0) if i in chosen else t for i, t in enumerate(tensors)])
+
+        arguments = [
+            tf.constant(np.multiply.outer(shares, value).astype(value.dtype) if i in chosen else value)
+            for i, value in enumerate(whole)
+        ]
+        split = tuple(0 if i in chosen else None for i in range(len(whole)))
+        parallel = gs.parallelize(function, devices=3, split={"tensors": split})
+        compare(parallel(*arguments), function(*arguments), f"arguments {chosen} are partial sums")
+        parallel.plan(*arguments).check()
+
+
 def natural_layout(case: Case, rows: int, devices: int) -> Shard | None:
     """Return the layout in which the case's op yields its first result when its operands are sharded."""
     function = tf.autograph.experimental.do_not_convert(lambda *tensors: case.run(rows, tensors))

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from graphsplit.layouts import PARTIAL_SUM, Layout
 from graphsplit.programs import Op, Shape
-from graphsplit.rules.registry import Answer, Declined, Dims, Factors, pass_through, register
+from graphsplit.rules.registry import ELEMENTS, Answer, Declined, Dims, Factors, pass_through, register
 
 UNARY = [
     "Abs",
@@ -125,6 +125,8 @@ def broadcast_dims(shape: Shape, result: Shape, first_axis: int = 0) -> Dims:
 
 def elementwise(op: Op) -> Factors | Declined:
     """`ab, ab -> ab`; an axis of size 1 that is broadcast carries no factor."""
+    if op.out_dtypes[0] == tf.variant:
+        return Factors((ELEMENTS,) * len(op.inputs), (ELEMENTS,))
     result = op.out_shapes[0]
     if result is None or None in op.in_shapes:
         return Declined("the rank of an operand is not known")

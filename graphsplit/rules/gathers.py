@@ -92,7 +92,8 @@ def gather(op: Op) -> Factors | Declined:
     params, indices, axis = op.in_shapes[0], op.in_shapes[1], op.constants.get(2)
     if params is None or indices is None or axis is None:
         return Declined("its axis is not known when planning")
-    batch = op.attr("batch_dims").i % (len(indices) + 1)
+    batch = op.attr("batch_dims").i
+    batch += len(indices) if batch < 0 else 0
     at = int(axis) % len(params)
     params_dims: list[Dim] = [None if i == at else i for i in range(len(params))]
     index_dims: list[Dim] = [i if i < batch else 100 + i for i in range(len(indices))]

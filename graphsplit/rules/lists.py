@@ -8,9 +8,8 @@ from __future__ import annotations
 import numpy as np
 
 from graphsplit.programs import Op
-from graphsplit.rules.registry import Declined, Dims, Factors, Resize, register
+from graphsplit.rules.registry import ELEMENTS, Declined, Dims, Factors, Resize, register
 
-ELEMENTS: Dims = tuple(range(16))
 _STACKED: Dims = (None, *range(15))
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -32,6 +32,10 @@ Dim = int | None | tuple[Part, ...]
 
 Dims = tuple[Dim, ...] | None
 """The axes of one operand; None if every shard reads the whole value, or yields the whole value as all others do."""
+
+
+ELEMENTS: Dims = tuple(range(16))
+"""The axes of a TensorList: those of its elements, whose rank nobody needs to know."""
 
 
 class Resize(NamedTuple):
@@ -72,12 +76,14 @@ class Sharded:
       gives: the layout of each output.
       resize: the shape operands in which each device has the size of its own shard of the first output.
       rescale: whether each copy's result is multiplied by its device's share of the rows.
+      bodies: for loops and branches, the plans of the functions that they call, by name.
     """
 
     wants: tuple[Layout, ...]
     gives: tuple[Layout, ...]
     resize: tuple[Resize, ...] = ()
     rescale: bool = False
+    bodies: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
