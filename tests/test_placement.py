@@ -165,6 +165,7 @@ def test_keras_model_and_saved_model(tmp_path):
     model = tf.keras.Sequential([tf.keras.Input((5,)), tf.keras.layers.Dense(3, name="dense")])
     placement = gs.placement_of(model, tf.ones([2, 5]))
     assert placement.select("MatMul")[0].flops == 2 * 2 * 5 * 3
+    assert [op.parameter_bytes for op in placement.ops.values() if "kernel" in op.variable] == [5 * 3 * 4]
     model.export(str(tmp_path), verbose=False)
     saved = gs.placement_of(str(tmp_path))
     assert saved.select("MatMul")[0].shapes == ((None, 3),)

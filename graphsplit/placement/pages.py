@@ -64,6 +64,7 @@ def page_data(placement: Placement) -> dict[str, Any]:
         "rows": list(placement.rows),
         "devices": [_device(placement, device, colors[device]) for device in devices],
         "ops": [_op(placement.ops[name], index, types, sources, reasons) for name in order],
+        "variables": {number[op.name]: op.variable for op in placement.ops.values() if op.variable},
         "types": types.values,
         "sources": sources.values,
         "reasons": reasons.values,

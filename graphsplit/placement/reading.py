@@ -45,6 +45,7 @@ def read_ops(source: Source, flat: Sequence[FlatNode]) -> tuple[list[PlacedOp], 
                 flops=count_flops(
                     node.node.op, _attribute(node.node), [_shape(t.shape) for t in operation.inputs], shapes
                 ),
+                variable=source.variables.get(node.name, ""),
                 parameter_bytes=_held_bytes(source.held.get(node.name)),
                 source=source.locate(node.name),
                 home_reason=reason,

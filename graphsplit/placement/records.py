@@ -22,6 +22,7 @@ class PlacedOp:
       shapes, dtypes: of its outputs; None for an unknown size and for an unknown rank.
       output_bytes: size of its outputs, unknown ones counted as 0.
       flops: floating-point operations of one execution, a multiplication and an addition being two; None if unknown.
+      variable: for the handle of a variable, the variable's name.
       parameter_bytes: for the handle of a variable, the size of its value.
       source: the user's source line, `model.py:31`, or "".
       ran: False if it was looked for in the graphs that ran and has no part in them.
@@ -42,6 +43,7 @@ class PlacedOp:
     dtypes: tuple[str, ...] = ()
     output_bytes: int = 0
     flops: int | None = None
+    variable: str = ""
     parameter_bytes: int = 0
     source: str = ""
     ran: bool = True

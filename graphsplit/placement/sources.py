@@ -32,6 +32,7 @@ class Source:
       outputs, effects: references of what it returns, names of what must run; None if nobody knows (a bare graph).
       inputs: names of the placeholders, in the order in which the function takes them.
       held: what captured variables hold, by the name of their placeholder.
+      variables: names of captured variables, by the name of their placeholder.
       resource_devices: where captured variables and tables live, by the name of their placeholder.
       locate: operation name -> the user's source line.
       shard_of: the shard of the nodes that run on shards.
@@ -46,6 +47,7 @@ class Source:
     effects: Sequence[str] = ()
     inputs: Sequence[str] = ()
     held: Mapping[str, Value] = field(default_factory=dict)
+    variables: Mapping[str, str] = field(default_factory=dict)
     resource_devices: Mapping[str, str] = field(default_factory=dict)
     locate: Callable[[str], str] = lambda _: ""
     shard_of: Mapping[str, int] = field(default_factory=dict)
@@ -75,6 +77,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         at_home={op.name: (reason, plan.gathered_bytes(op)) for op, reason in plan.stayed_home},
         rows=plan.rows,
         make_run=lambda: Executable(trace, plan, name),
+        variables=_variable_names(emitted.captures, trace.captures, trace.variables),
         **_resources(emitted.captures, trace.function.inputs[len(emitted.inputs) :], trace.captures),
     )
 
@@ -110,6 +113,7 @@ def source_of_function(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         inputs=inputs,
         locate=source_locator(graph),
         make_run=make_run,
+        variables=_variable_names(inputs[count:], captures, graph.variables),
         **_resources(inputs[count:], concrete.inputs[count:], captures),
     )
     return source, flat if len(flat) == count else [tf.TensorSpec.from_tensor(t) for t in concrete.inputs[:count]]
@@ -162,6 +166,11 @@ def _resources(names: Sequence[str], symbols: Sequence[Any], captures: Sequence[
         if handle.device:
             devices[name] = canonical_name(handle.device)
     return {"held": held, "resource_devices": devices, "state": state}
+
+
+def _variable_names(names: Sequence[str], captures: Sequence[Any], variables: Sequence[tf.Variable]) -> dict[str, str]:
+    found = {id(variable.handle): variable.name.removesuffix(":0") for variable in variables}
+    return {name: found[id(handle)] for name, handle in zip(names, captures, strict=True) if id(handle) in found}
 
 
 class StateKeeper:

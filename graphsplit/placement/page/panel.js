@@ -61,6 +61,7 @@ function showDetails(item) {
     return;
   }
   const op = D.ops[item.op];
+  line("variable", D.variables[item.op]);
   line("type", D.types[op[OP.type]] + (op[OP.backward] ? " (backward pass)" : ""));
   line("requested", op[OP.requested] < 0 ? "nothing; TensorFlow decides" : deviceName(op[OP.requested]));
   if (D.actual) line("actual", op[OP.actual] < 0 ? "not in the graph that ran" : deviceName(op[OP.actual]));
@@ -77,6 +78,7 @@ function showDetails(item) {
 function links(others) {
   if (!others) return "";
   const box = element("div");
+  others = [...new Map(others.map((other) => [other[0], other])).values()];
   for (const [op, control] of others.slice(0, 30)) {
     const a = element("a", D.ops[op][OP.name], element("div", undefined, box), "op");
     if (control) element("span", " (waits)", a.parentNode, "dim");

@@ -113,21 +113,29 @@ function drawRow(row) {
   const share = D.mostFlops ? (op ? Math.max(op[OP.flops], 0) : item.flops) / D.mostFlops : 0;
   if (share > 0.002) node("rect", { x: 5, y: ROW - 3, width: Math.min(share, 1) * (row.w - 5), height: 3, fill: color }, g);
   const mark = item.children ? (item.open ? "\u25be " : "\u25b8 ") : "";
-  node("text", { x: 12, y: 14 }, g, fit(mark + item.label, row.w - 18, 12));
-  node("text", { class: "sub", x: 12, y: 27 }, g, fit(subtitle(item, op), row.w - 18, 10.5));
+  node("text", { x: 12, y: 14 }, g, fit(mark + (op && D.variables[item.op] ? D.variables[item.op] : item.label), row.w - 18, 12));
+  node("text", { class: "sub", x: 12, y: 27 }, g, subtitle(item, op, row.w - 18));
   node("title", {}, box, op ? op[OP.name] + "\n" + D.types[op[OP.type]] + " on " + deviceName(device) : item.label + ": " + item.count + " operations");
 }
 
-function subtitle(item, op) {
-  if (op) return D.types[op[OP.type]] + (op[OP.shapes] ? "  " + op[OP.shapes] : "") + (op[OP.ran] ? "" : "  (not run)");
-  return item.count + " ops" + (item.flops ? " \u00b7 " + formatFlops(item.flops) : "") + (item.bytes ? " \u00b7 " + formatBytes(item.bytes) : "");
+function subtitle(item, op, width) { // what does not fit is left out, from the end
+  const parts = op
+    ? [D.types[op[OP.type]], op[OP.ran] ? "" : "(not run)", op[OP.shapes]]
+    : [item.count + " ops", item.flops ? formatFlops(item.flops) : "", item.bytes ? formatBytes(item.bytes) : ""];
+  const kept = parts.filter(Boolean), join = () => kept.join(op ? "  " : " \u00b7 ");
+  while (kept.length > 1 && measure(join(), 10.5) > width) kept.pop();
+  return fit(join(), width, 10.5);
 }
 
 const ruler = document.createElement("canvas").getContext("2d");
 
-function fit(text, width, size) { // the middle is cut out of what is too long
+function measure(text, size) {
   ruler.font = size + "px system-ui, -apple-system, 'Segoe UI', Roboto, Arial, sans-serif";
-  const full = ruler.measureText(text).width;
+  return ruler.measureText(text).width;
+}
+
+function fit(text, width, size) { // the middle is cut out of what is too long
+  const full = measure(text, size);
   if (full <= width) return text;
   const most = Math.max(Math.floor((text.length * width) / full) - 2, 4);
   return text.slice(0, Math.ceil(most * 0.5)) + "\u2026" + text.slice(text.length - Math.floor(most * 0.5));
