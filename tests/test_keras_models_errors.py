@@ -44,6 +44,26 @@ def test_wrapped_already():
     assert len(gs.multi_gpu_model(model.template, 2).placement.devices) == 2
 
 
+def test_own_batch_functions():
+    class Own(keras.Sequential):
+        def make_train_function(self, force=False):
+            return super().make_train_function(force)
+
+    model = Own([layers.Input((3,)), layers.Dense(2)], name="own")
+    assert message(gs.UnsupportedError, gs.multi_gpu_model, model, 2) == (
+        "'own' has a make_train_function of its own. What that returns drives the batches itself and cannot be split. "
+        "Override train_step, test_step or predict_step instead."
+    )
+
+
+def test_another_backend(monkeypatch):
+    monkeypatch.setattr(keras.backend, "backend", lambda: "jax")
+    assert message(gs.UnsupportedError, gs.multi_gpu_model, small(), 2) == (
+        "multi_gpu_model splits TensorFlow graphs, but Keras runs on 'jax'. Set the environment variable "
+        "KERAS_BACKEND=tensorflow before Keras is imported."
+    )
+
+
 def test_one_device_is_the_template():
     model = small()
     assert gs.multi_gpu_model(model, 1) is model

@@ -39,8 +39,8 @@ def multi_gpu_model(
       ArgumentError: if `model` is not a Keras model, not built, or wrapped already; if `gpus` cannot be understood; if
         `cpu_relocation` is asked for and weights live elsewhere.
       DeviceError: if there are not that many devices.
-      UnsupportedError: for a model of a `tf.distribute` strategy, another Keras backend than TensorFlow, or, from
-        the wrapped model's `compile`, `jit_compile=True`.
+      UnsupportedError: for a model of a `tf.distribute` strategy or with a `make_train_function` of its own, another
+        Keras backend than TensorFlow, or, from the wrapped model's `compile`, `jit_compile=True`.
 
     >>> import keras, numpy as np, graphsplit as gs
     >>> template = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
@@ -84,7 +84,18 @@ def _check_model(model: Any) -> Flavor:
             f"{model.name!r} is not built: it has no variables yet that could be shared. Give it an Input, or call "
             "it once on a batch, before it is wrapped."
         )
+    own = [f"make_{kind}_function" for kind in ("train", "test", "predict") if _is_own(model, f"make_{kind}_function")]
+    if own:
+        raise UnsupportedError(
+            f"{model.name!r} has a {' and a '.join(own)} of its own. What that returns drives the batches itself and "
+            "cannot be split. Override train_step, test_step or predict_step instead."
+        )
     return flavor
+
+
+def _is_own(model: Any, method: str) -> bool:
+    """Return whether a model's class overrides a method of Keras."""
+    return not getattr(type(model), method).__module__.startswith(("keras.", "tf_keras."))
 
 
 def _devices(gpus: Any) -> tuple[str, ...]:
