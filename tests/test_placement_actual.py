@@ -223,6 +223,34 @@ def test_saved_model_runs():
     placement.assert_on("Relu", "CPU:1")
 
 
+def test_partial_requests():
+    assert not PlacedOp("a", "Relu", "/device:CPU:*", "/device:CPU:1").moved
+    assert PlacedOp("a", "Relu", "/device:GPU:*", "/device:CPU:1").moved
+    called = gs.placement_of(lambda x: tf.py_function(lambda y: y * 2, [x], tf.float32), tf.ones([3]), actual=True)
+    assert called.moved == ()
+
+
+def test_compiled_calls_and_tables_say_so():
+    compiled = tf.function(lambda x: tf.sin(x) * 2.0, jit_compile=True)
+    table = tf.lookup.StaticHashTable(tf.lookup.KeyValueTensorInitializer(["a", "b"], [1, 2]), -1)
+
+    def fn(x, s):
+        with tf.device("CPU:1"):
+            return compiled(x), table.lookup(s)
+
+    placement = gs.placement_of(fn, tf.ones([3]), tf.constant(["a"]), actual=True)
+    assert placement.select("Sin")[0].reason == "compiled by XLA as part of PartitionedCall"
+    assert "variable or table" in placement.select("LookupTableFindV2")[0].reason
+
+
+def test_what_stays_at_home_is_a_warning_with_its_line():
+    placement = gs.parallelize(lambda x: tf.unique(tf.reshape(x, [-1])).y, devices=2).placement(tf.ones([6, 2]))
+    [op] = placement.home_ops_with_batch
+    assert (op.type, op.gathered_bytes) == ("Unique", 6 * 2 * 4)
+    [warning] = [text for text in placement.warnings if "Unique" in text]
+    assert warning.startswith("48 B gathered at home by Unique, called at test_placement_actual.py:")
+
+
 def test_names_of_inlined_bodies():
     assert plain_name("while/body/_5/while/cond/then/_35/cond/MatMul") == "while/body/while/cond/then/cond/MatMul"
     assert plain_name("a/_5/b") == "a/_5/b"

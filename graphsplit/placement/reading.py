@@ -64,13 +64,17 @@ def default_device() -> str:
 
 
 def full_name(device: str) -> str:
-    """Return a device in the one spelling used here; a partial request (`/job:worker`) is left as it is."""
+    """Return a device in the one spelling used here; a partial request (`/device:GPU:*`) is left as it is.
+
+    One that only names this process (TensorFlow writes it on `EagerPyFunc`) asks for nothing.
+    """
     if not device:
         return ""
     try:
         return canonical_name(device)
     except ArgumentError:
-        return device
+        spec = tf.DeviceSpec.from_string(device)
+        return "" if spec.device_type is None and spec.job in (None, "localhost") else device
 
 
 def tensor_bytes(tensor: tf.Tensor) -> int:

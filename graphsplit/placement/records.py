@@ -61,7 +61,10 @@ class PlacedOp:
     @property
     def moved(self) -> bool:
         """Return whether it ran on another device than the one asked for."""
-        return bool(self.actual and self.requested and self.actual != self.requested)
+        asked = self.requested.removesuffix("*")  # `/device:GPU:*` is any GPU
+        return bool(
+            self.actual and asked and not (self.actual == asked or (asked.endswith(":") and asked in self.actual))
+        )
 
 
 @dataclass(frozen=True)

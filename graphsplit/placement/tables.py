@@ -101,7 +101,7 @@ def _actual_lines(placement: Placement, most: int = 6) -> list[str]:
         lines += [f"    {route}  {op.name}", f"      {op.reason}"]
     if len(moved) > most:
         lines.append(f"    ... and {len(moved) - most} more")
-    why = Counter(re.split(r":| \(| into |,| by TensorFlow| with ", op.reason)[0] for op in placement.missing)
+    why = Counter(re.split(r":| \(| into | to |,| by TensorFlow| with ", op.reason)[0] for op in placement.missing)
     if why:
         counted = "; ".join(f"{count} {reason}" for reason, count in why.most_common(4))
         lines.append(f"  not in the graph that ran: {sum(why.values())} ({counted})")

@@ -16,7 +16,8 @@ const deviceColor = (d) => (d < 0 ? "#8b949e" : D.devices[d].color);
 const deviceName = (d) => (d < 0 ? "none" : D.devices[d].name);
 
 function newGroup(label, parent, lane) {
-  return { label, parent, lane, children: [], byName: new Map(), open: !parent, count: 0, flops: 0, bytes: 0, rank: 1e9 };
+  return { label, parent, lane, children: [], byName: new Map(), open: !parent, count: 0, flops: 0, bytes: 0, rank: 1e9,
+    quiet: true };
 }
 
 function laneOf(op, lanes) {
@@ -90,6 +91,7 @@ function add(group, child) {
   group.flops += op ? Math.max(op[OP.flops], 0) : child.flops;
   group.bytes += op ? op[OP.bytes] : child.bytes;
   group.rank = Math.min(group.rank, child.rank);
+  group.quiet = group.quiet && (op ? quiet(op) : child.quiet);
 }
 
 function divide(group) {
@@ -115,7 +117,7 @@ function openUntil(tree, most) { // open the groups with most work first, the sa
   let rows = tree.lanes.reduce((sum, lane) => sum + lane.root.children.length, 0);
   const closed = new Map();
   const offer = (child) => {
-    if (!child.children) return;
+    if (!child.children || child.quiet) return;
     const path = (child.lane.shard ? "s:" : "h:") + pathOf(child);
     closed.set(path, [...(closed.get(path) || []), child]);
   };

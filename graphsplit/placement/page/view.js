@@ -16,7 +16,8 @@ function node(tag, attributes, parent, text) {
 function outline(group, depth, into) { // rows of one lane, groups before their members
   for (const child of group.children) {
     child.row = null;
-    if (!child.children && child !== selected && !$("all").checked && quiet(D.ops[child.op])) continue;
+    const isQuiet = child.children ? child.quiet && !child.open : quiet(D.ops[child.op]);
+    if (isQuiet && child !== selected && !$("all").checked) continue;
     const row = { item: child, depth, lane: child.lane, end: null };
     into.push(row);
     child.row = row;
