@@ -83,6 +83,20 @@ def all_reduce(name: str, parts: Sequence[str], reduction: str, dtype: tf.DType,
     return nodes, name
 
 
+def zero_fill(
+    name: str, source: str, shape: tuple[int | None, ...] | None, dtype: tf.DType, devices: Sequence[str]
+) -> tuple[Nodes, list[str]]:
+    """Return a whole value as a partial sum: itself on the first device, zeros on the others."""
+    if shape is None or None in shape:
+        raise ValueError(f"The shape of {source!r} is not known.")
+    nodes, references = [], [source]
+    for d, device in enumerate(devices[1:], 1):
+        zeros = np.broadcast_to(np.zeros((), dtype.as_numpy_dtype), [size or 0 for size in shape])
+        nodes.append(constant_node(f"{name}/shard_{d}", zeros, dtype, device))
+        references.append(f"{name}/shard_{d}")
+    return nodes, references
+
+
 def _cut(name: str, source: str, sizes: np.ndarray, axis: int, dtype: tf.DType, device: str) -> tuple[Nodes, list[str]]:
     nodes = [
         constant_node(f"{name}/sizes", sizes, tf.int64, device),

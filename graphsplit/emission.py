@@ -10,7 +10,16 @@ import numpy as np
 
 from graphsplit import communication
 from graphsplit.errors import CheckError
-from graphsplit.graphdefs import GraphDef, NodeDef, constant_node, constant_value, make_node, split_reference
+from graphsplit.graphdefs import (
+    GraphDef,
+    NodeDef,
+    constant_node,
+    constant_value,
+    function_definition,
+    make_node,
+    split_reference,
+)
+from graphsplit.hoisting import named_by_content, rename_functions
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
 from graphsplit.plans import Plan
 from graphsplit.programs import Op, Tensor
@@ -71,7 +80,9 @@ def emit(plan: Plan, resource_devices: Mapping[str, str] | None = None) -> Emitt
 
 
 class _Emitter:
-    def __init__(self, plan: Plan, resource_devices: Mapping[str, str]):
+    """Writes the nodes of a plan; of a body that shards run by themselves, those of one shard (`only`)."""
+
+    def __init__(self, plan: Plan, resource_devices: Mapping[str, str], only: int | None = None):
         self.plan = plan
         self.program = plan.program
         self.nodes: list[Any] = []
@@ -80,15 +91,16 @@ class _Emitter:
         self._resharded: dict[tuple[Tensor, Layout], list[str]] = {}
         self._constants: dict[tuple[int, Layout, int], str] = {}
         self._prefixes = _shard_prefixes(plan)
+        self._shards = range(len(plan.devices)) if only is None else [only]
+        self._devices = plan.devices if only is None else ("",) * len(plan.devices)
+        self.functions: dict[str, Any] = {}
 
     def emit(self) -> EmittedGraph:
-        for op, step in zip(self.program.ops, self.plan.steps, strict=True):
-            if step.home:
-                self._emit_home(op)
-            if step.shards:
-                for d in range(len(self.plan.devices)):
-                    self._emit_shard(op, d)
+        self._emit_ops()
         ops, steps = self.program.ops, self.plan.steps
+        library = GraphDef().library
+        library.CopyFrom(self.program.library)
+        library.function.extend(self.functions.values())
         return EmittedGraph(
             outputs=tuple(self._read(tensor, REPLICATE) for tensor in self.program.outputs),
             nodes=tuple(self.nodes),
@@ -98,16 +110,35 @@ class _Emitter:
                 name for i in self.program.effects for name in self._names(i) if steps[i].home or steps[i].shards
             ),
             shard_of=self.shard_of,
-            library=self.program.library,
+            library=library,
             versions=self.program.versions,
         )
+
+    def emit_function(self, name: str) -> str:
+        """Emit the body for one shard as a function, and return the name its content gives it."""
+        self._emit_ops()
+        layouts = self.plan.output_layouts or ()
+        shard = self._shards[0]
+        outputs = [self._read(t, layout, shard) for t, layout in zip(self.program.outputs, layouts, strict=True)]
+        inputs = [self.program.ops[i].name for i in self.program.inputs]
+        function = named_by_content(function_definition(name, self.nodes, inputs, outputs, ()))
+        self.functions[function.signature.name] = function
+        return str(function.signature.name)
+
+    def _emit_ops(self) -> None:
+        for op, step in zip(self.program.ops, self.plan.steps, strict=True):
+            if step.home:
+                self._emit_home(op)
+            if step.shards:
+                for d in self._shards:
+                    self._emit_shard(op, d)
 
     def _names(self, position: int) -> list[str]:
         """Return the names of the nodes that an op became."""
         name = self.program.ops[position].name
         if self.plan.steps[position].home:
             return [name]
-        return [prefix + name for prefix in self._prefixes]
+        return [self._prefixes[d] + name for d in self._shards]
 
     def _copy(self, op: Op, name: str, device: str, inputs: list[str]) -> Any:
         node = NodeDef()
@@ -135,7 +166,7 @@ class _Emitter:
     def _emit_shard(self, op: Op, d: int) -> None:
         sharded = self.plan.steps[op.index].shards
         assert sharded is not None
-        prefix, device = self._prefixes[d], self.plan.devices[d]
+        prefix, device = self._prefixes[d], self._devices[d]
         name = prefix + op.name
         inputs = [self._read(tensor, want, d) for tensor, want in zip(op.inputs, sharded.wants, strict=True)]
         for operand, value, dtype in self._resized(op, d):
@@ -147,7 +178,9 @@ class _Emitter:
                     f"^{n}" for n in ([prefix + self.program.ops[c].name] if self._is_sharded(c) else self._names(c))
                 ]
         if not sharded.rescale:
-            self._copy(op, name, device, inputs)
+            node = self._copy(op, name, device, inputs)
+            if sharded.bodies:
+                self._localise_bodies(node, sharded.bodies, d)
         else:
             share = self.plan.rows[d] / self.plan.batch
             dtype = op.out_dtypes[0]
@@ -156,6 +189,17 @@ class _Emitter:
             self.shard_of[f"{name}/local"] = d
             self.nodes.append(make_node(name, "Mul", [f"{name}/local", f"{name}/share"], device, T=dtype))
         self.shard_of[name] = d
+
+    def _localise_bodies(self, node: Any, bodies: Mapping[str, Plan], d: int) -> None:
+        """Let a loop or branch call bodies made for shard `d`. Shards of the same size share them."""
+        names = {}
+        for name, plan in bodies.items():
+            emitter = _Emitter(plan, {}, only=d)
+            names[name] = emitter.emit_function(name)
+            self.functions.update(emitter.functions)
+        rename_functions(node, names)
+        if "output_shapes" in node.attr:  # of the whole; TensorFlow infers them again
+            del node.attr["output_shapes"].list.shape[:]
 
     def _is_sharded(self, position: int) -> bool:
         return self.plan.steps[position].shards is not None and not self.plan.steps[position].home
@@ -181,8 +225,10 @@ class _Emitter:
     def _read(self, tensor: Tensor, layout: Layout, d: int | None = None) -> str:
         """Return the reference of `tensor` in `layout`, on device `d` or (None) at home; make it if need be."""
         op, step = self.program.ops[tensor.op], self.plan.steps[tensor.op]
+        if self.plan.local and self._is_argument(tensor.op):
+            return op.name
         if step.shards and step.shards.gives[tensor.index] == layout and (d is not None or not step.home):
-            return _reference(self._prefixes[d or 0] + op.name, tensor.index)
+            return _reference(self._prefixes[self._shards[0] if d is None else d] + op.name, tensor.index)
         if op.type == "Const" and d is not None:
             return self._constant(op, layout, d)
         if isinstance(layout, Replicate):
@@ -190,6 +236,11 @@ class _Emitter:
                 return _reference(op.name, tensor.index)
             return self._make_whole(tensor)
         key = (tensor, layout)
+        if key not in self._resharded and isinstance(layout, Partial):
+            name, dtype = self._communication_name(tensor, "zero_fill"), self._dtype(tensor)
+            shape, whole = self.program.shape(tensor), self._read(tensor, REPLICATE)
+            nodes, self._resharded[key] = communication.zero_fill(name, whole, shape, dtype, self.plan.devices)
+            self.nodes += nodes
         if key not in self._resharded:
             assert isinstance(layout, Shard)
             nodes, references = communication.split(
@@ -240,9 +291,9 @@ class _Emitter:
             name = f"{self._prefixes[d]}{op.name}{cut}"
             if isinstance(layout, Shard):
                 value = _own_rows(constant_value(op.node), layout, self.plan.rows, d)
-                self._add(constant_node(name, value, op.out_dtypes[0], self.plan.devices[d]), d)
+                self._add(constant_node(name, value, op.out_dtypes[0], self._devices[d]), d)
             else:
-                self._copy(op, name, self.plan.devices[d], [])
+                self._copy(op, name, self._devices[d], [])
                 self.shard_of[name] = d
             self._constants[key] = name
         return self._constants[key]
@@ -271,4 +322,6 @@ def _shard_prefixes(plan: Plan) -> list[str]:
     base = "shard"
     while any(op.name.startswith(f"{base}_") for op in plan.program.ops):
         base += "_"
+    if plan.local:  # the same name on every shard, so that shards of the same size have the same function
+        return [f"{base}_/"] * len(plan.devices)
     return [f"{base}_{d}/" for d in range(len(plan.devices))]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
+import tensorflow as tf
+
 from graphsplit.errors import CheckError
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
 from graphsplit.programs import Op, Program, Tensor
@@ -38,7 +40,7 @@ class Reshard:
     def kind(self) -> str:
         """Return the field's name for it."""
         if isinstance(self.source, Replicate):
-            return "split"
+            return "split" if isinstance(self.target, Shard) else "zero-fill"
         if isinstance(self.source, Partial):
             return "all-reduce" if isinstance(self.target, Replicate) else "reduce-scatter"
         return "all-gather" if isinstance(self.target, Replicate) else "all-to-all"
@@ -57,6 +59,8 @@ class Plan:
       steps: one per operation.
       reshards: every change of layout that the live operations need.
       notes: one sentence for each thing a user would not expect.
+      output_layouts: for the body of a loop or branch, which each shard runs by itself, the layouts of what it
+        returns; None for a whole program, which returns whole values.
     """
 
     program: Program = field(repr=False)
@@ -67,6 +71,12 @@ class Plan:
     steps: tuple[Step, ...] = field(repr=False)
     reshards: tuple[Reshard, ...] = field(repr=False)
     notes: tuple[str, ...] = ()
+    output_layouts: tuple[Layout, ...] | None = None
+
+    @property
+    def local(self) -> bool:
+        """Return whether this is a body that each shard runs by itself."""
+        return self.output_layouts is not None
 
     @property
     def batch(self) -> int:
@@ -107,6 +117,8 @@ class Plan:
                 if len(step.shards.wants) != len(op.inputs) or len(step.shards.gives) != len(op.out_shapes):
                     raise CheckError(f"{op.name!r} wants {step.shards.wants} and gives {step.shards.gives}.")
                 reads += zip(op.inputs, step.shards.wants, strict=True)
+                for body in step.shards.bodies.values():
+                    body.check()
                 for k, layout in enumerate(step.shards.gives):
                     self._check_size(Tensor(op.index, k), layout)
             for tensor, layout in reads:
@@ -115,13 +127,14 @@ class Plan:
                     raise CheckError(
                         f"{op.name!r} reads {self.program.ops[tensor.op].name!r} as {layout}, which is not made."
                     )
-        for tensor in self.program.outputs:
-            if not self._exists(tensor, REPLICATE, moves):
+        layouts = self.output_layouts or (REPLICATE,) * len(self.program.outputs)
+        for tensor, layout in zip(self.program.outputs, layouts, strict=True):
+            if not self._exists(tensor, layout, moves):
                 raise CheckError(f"Output {self.program.ops[tensor.op].name!r} is never made whole.")
 
     def _check_size(self, tensor: Tensor, layout: Layout) -> None:
-        if not isinstance(layout, Shard):
-            return
+        if not isinstance(layout, Shard) or self.program.ops[tensor.op].out_dtypes[tensor.index] == tf.variant:
+            return  # (the axes of a list are those of its elements)
         shape = self.program.shape(tensor)
         if shape is None or layout.axis >= len(shape) or shape[layout.axis] != layout.size(self.batch):
             name = self.program.ops[tensor.op].name
@@ -131,6 +144,8 @@ class Plan:
         step = self.steps[tensor.op]
         if (tensor, layout) in moves or (step.shards and step.shards.gives[tensor.index] == layout):
             return True
+        if self.local and tensor.op in self.program.inputs:
+            return self.input_layouts[self.program.inputs.index(tensor.op)] == layout
         is_constant = self.program.ops[tensor.op].type == "Const"
         return is_constant or (step.home and isinstance(layout, Replicate))
 
@@ -158,7 +173,7 @@ class Plan:
 
     def _communication(self) -> list[str]:
         lines = []
-        for kind in ("split", "all-gather", "all-to-all", "all-reduce", "reduce-scatter"):
+        for kind in ("split", "zero-fill", "all-gather", "all-to-all", "all-reduce", "reduce-scatter"):
             tensors = [r.tensor for r in self.reshards if r.kind == kind]
             if tensors:
                 total = sum(self.program.bytes(t) for t in tensors)

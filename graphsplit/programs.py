@@ -11,8 +11,16 @@ import tensorflow as tf
 
 from graphsplit.errors import CheckError
 from graphsplit.folding import FOLDABLE, fold
-from graphsplit.graphdefs import constant_node, constant_value, make_node, split_reference
-from graphsplit.tensorflow_internals import op_definition
+from graphsplit.graphdefs import (
+    constant_node,
+    constant_value,
+    function_graph,
+    inline_calls,
+    make_node,
+    split_reference,
+)
+from graphsplit.hoisting import CONTROL_FLOW, function_names
+from graphsplit.tensorflow_internals import op_definition, resource_value
 
 Shape = tuple[int | None, ...]
 
@@ -21,6 +29,7 @@ _ONLY_READ = frozenset(
     {"Assert", "NoOp", "Placeholder", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"}
 )
 _NO_ATTRIBUTE = tf.compat.v1.AttrValue()
+_NO_BODIES: dict[str, Any] = {}
 
 
 class Tensor(NamedTuple):
@@ -42,6 +51,7 @@ class Op:
       out_bytes: sizes in bytes; 0 where a size is unknown.
       constants: values of the operands that are known integers: axes, shapes, permutations.
       stateful: whether running it twice differs from running it once.
+      bodies: for loops and branches, the functions that they call, by the functions' names.
     """
 
     index: int
@@ -56,6 +66,7 @@ class Op:
     out_bytes: tuple[int, ...]
     constants: Mapping[int, np.ndarray]
     stateful: bool
+    bodies: Mapping[str, Program] = field(default_factory=dict)
 
     def attr(self, name: str) -> Any:
         """Return an attribute as `AttrValue`, an empty one if the node has none of that name.
@@ -154,7 +165,7 @@ def build_program(
       resources: for captured variables, what they hold, without which no shape behind a read is known.
       inlined_from: the graph that the nodes were, before calls were inlined. It knows shapes that were set by hand.
     """
-    reader = _Reader({node.name: node for node in nodes}, _known_shapes(inlined_from))
+    reader = _Reader({node.name: node for node in nodes}, _known_outputs(inlined_from), library, versions, resources)
     for operation in _import_for_shapes(nodes, library, versions, resources).get_operations():
         reader.read(operation)
     return Program(
@@ -172,13 +183,23 @@ def build_program(
 
 
 def _import_for_shapes(nodes: Sequence[Any], library: Any, versions: Any, resources: Mapping[str, Any]) -> tf.Graph:
-    """Import the nodes into a fresh graph, where TensorFlow infers all shapes again, now that calls are inlined."""
+    """Import the nodes into a fresh graph, where TensorFlow infers all shapes again, now that calls are inlined.
+
+    Placeholders of variables and lists are replaced by ops that say what these hold.
+    """
     graph_def = tf.compat.v1.GraphDef(versions=versions, library=library)
     for node in nodes:
         if node.name in resources:
             dtype, shape = resources[node.name]
-            value = tf.compat.v1.AttrValue(shape=shape.as_proto())
-            node = make_node(node.name, "VarHandleOp", [], dtype=dtype, shape=value)
+            if node.attr["dtype"].type == tf.variant.as_datatype_enum:
+                sizes = np.array(-1 if shape.rank is None else [-1 if s is None else s for s in shape], np.int32)
+                graph_def.node.append(constant_node(f"{node.name}{_HELPER}shape", sizes, tf.int32))
+                graph_def.node.append(constant_node(f"{node.name}{_HELPER}most", np.array(-1, np.int32), tf.int32))
+                inputs = [f"{node.name}{_HELPER}shape", f"{node.name}{_HELPER}most"]
+                node = make_node(node.name, "EmptyTensorList", inputs, element_dtype=dtype, shape_type=tf.int32)
+            else:
+                value = tf.compat.v1.AttrValue(shape=shape.as_proto())
+                node = make_node(node.name, "VarHandleOp", [], dtype=dtype, shape=value)
         copy = graph_def.node.add()
         copy.CopyFrom(node)
         copy.device = ""
@@ -190,6 +211,7 @@ def _import_for_shapes(nodes: Sequence[Any], library: Any, versions: Any, resour
     return graph
 
 
+_HELPER = "/graphsplit_"
 _STATEFUL: dict[str, bool] = {}
 _ITEM_BYTES: dict[tf.DType, int] = {}
 
@@ -212,16 +234,27 @@ def _item_bytes(dtype: tf.DType) -> int:
     return _ITEM_BYTES[dtype]
 
 
-def _known_shapes(graph: tf.Graph | None) -> dict[str, list[tf.TensorShape]]:
+def _known_outputs(graph: tf.Graph | None) -> dict[str, list[tf.Tensor]]:
     operations = graph.get_operations() if graph is not None else []
-    return {operation.name: [output.shape for output in operation.outputs] for operation in operations}
+    return {operation.name: list(operation.outputs) for operation in operations}
 
 
 class _Reader:
     """Reads operations one by one, in order, and replaces those whose integer values are known by constants."""
 
-    def __init__(self, nodes: Mapping[str, Any], known_shapes: Mapping[str, Sequence[tf.TensorShape]]):
-        self._known_shapes = known_shapes
+    def __init__(
+        self,
+        nodes: Mapping[str, Any],
+        known_outputs: Mapping[str, Sequence[tf.Tensor]],
+        library: Any,
+        versions: Any,
+        resources: Mapping[str, tuple[tf.DType, tf.TensorShape]],
+    ):
+        self._known_outputs = known_outputs
+        self._library = {function.signature.name: function for function in library.function}
+        self._versions = versions
+        self._resources = resources
+        self._elements: dict[Tensor, tuple[tf.DType, tf.TensorShape]] = {}  # of lists: what they hold
         self.ops: list[Op] = []
         self.positions: dict[str, int] = {}
         self._nodes = nodes
@@ -236,12 +269,19 @@ class _Reader:
 
     def read(self, operation: tf.Operation) -> None:
         """Append an operation to the program."""
+        if _HELPER in operation.name:
+            return
         node = self._nodes[operation.name]
         inputs = tuple([self.tensor(reference) for reference in node.input if reference[0] != "^"])
         shapes, dtypes, sizes = [], [], []
-        hints = self._known_shapes.get(operation.name, ())
+        hints = self._known_outputs.get(operation.name, ())
         for k, output in enumerate(operation.outputs):
-            dims = (output.shape.merge_with(hints[k]) if hints else output.shape).dims
+            known = output.shape
+            if k < len(hints) and hints[k].dtype == output.dtype:  # (hoisting turns handles into values)
+                known = known.merge_with(hints[k].shape)
+            if output.dtype == tf.variant:
+                self._read_elements(Tensor(len(self.ops), k), output, hints[k] if k < len(hints) else None)
+            dims = known.dims
             shape = None if dims is None else tuple([dim if isinstance(dim, int) else dim.value for dim in dims])
             shapes.append(shape)
             dtypes.append(output.dtype)
@@ -259,9 +299,12 @@ class _Reader:
             out_bytes=tuple(sizes),
             constants={i: self._known[t] for i, t in enumerate(inputs) if t in self._known},
             stateful=_is_stateful(node.op),
+            bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
         )
         self.positions[op.name] = op.index
         values = fold(op) if op.type in FOLDABLE and not op.controls else None
+        if op.type == "VariableShape":
+            values = self._shape_of_variable(op)
         if values is None:
             self.ops.append(op)
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
@@ -273,6 +316,45 @@ class _Reader:
             for index, value in enumerate(values):
                 self._replaced[Tensor(op.index, index)] = Tensor(len(self.ops), 0)
                 self._append_constant(f"{op.name}/value_{index}", value, op, index)
+
+    def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:
+        held = self._resources.get(self.ops[op.inputs[0].op].name)
+        if held is None or not held[1].is_fully_defined():
+            return None
+        return [np.array(held[1].as_list(), op.out_dtypes[0].as_numpy_dtype)]
+
+    def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> dict[str, Program]:
+        """Return the programs of the functions that a loop or branch calls."""
+        before = CONTROL_FLOW[node.op][2]
+        given = [self.ops[t.op].out_shapes[t.index] for t in inputs[before:]]
+        shapes = out_shapes if "While" in node.op else given
+        elements = {i: self._elements[t] for i, t in enumerate(inputs[before:]) if t in self._elements}
+        return {name: self._body(self._library[name], shapes, elements) for name in function_names(node)}
+
+    def _read_elements(self, tensor: Tensor, output: tf.Tensor, original: tf.Tensor | None) -> None:
+        held = resource_value(output) or (resource_value(original) if original is not None else None)
+        if held is not None and held[0] != tf.variant:
+            self._elements[tensor] = held
+
+    def _body(
+        self, function: Any, shapes: Sequence[Shape | None], elements: Mapping[int, tuple[tf.DType, tf.TensorShape]]
+    ) -> Program:
+        graph, outputs = function_graph(function, self._library.values(), self._versions, shapes)
+        effects = [f"^{name}" for name in function.control_ret.values()]
+        nodes, references, lost = inline_calls(graph, [*outputs, *effects])
+        names = [argument.name for argument in function.signature.input_arg]
+        return build_program(
+            nodes,
+            inputs=names,
+            input_names=names,
+            captures=(),
+            outputs=references[: len(outputs)],
+            effects=[reference[1:] for reference in references[len(outputs) :]],
+            library=graph.library,
+            versions=self._versions,
+            resources={names[i]: held for i, held in elements.items()},
+            notes=lost,
+        )
 
     def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:
         dtype, size = op.out_dtypes[output], op.out_bytes[output]

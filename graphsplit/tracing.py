@@ -12,6 +12,7 @@ import tensorflow as tf
 from graphsplit import structures
 from graphsplit.errors import OutputError, bullet_list
 from graphsplit.graphdefs import inline_calls
+from graphsplit.hoisting import hoist_reads
 from graphsplit.programs import Program, build_program, is_write
 from graphsplit.tensorflow_internals import resource_value
 
@@ -101,13 +102,18 @@ def read_graph(
     results = [tensor.name for tensor in outputs] + [f"^{name}" for name in effects]
     nodes, references, lost = inline_calls(graph_def, results)
     _order_writes_after_asserts(nodes)
+    library = {body.signature.name: body for body in graph_def.library.function}
+    held = {p.op.name: v[1] for p in graph.internal_captures if (v := _held(p)) is not None}
+    nodes, library = hoist_reads(nodes, library, held)
+    del graph_def.library.function[:]
+    graph_def.library.function.extend(library.values())
     asked = sorted({node.device for node in nodes if node.device})
     if asked:
         lost.append(f"tf.device requests inside the function are replaced by the plan's: {', '.join(asked)}")
     resources = {
         placeholder.op.name: value
         for placeholder in graph.internal_captures
-        if placeholder.dtype == tf.resource and (value := resource_value(placeholder)) is not None
+        if (value := _held(placeholder)) is not None
     }
     program = build_program(
         nodes,
@@ -125,6 +131,11 @@ def read_graph(
     )
     captures = tuple(graph.external_captures)
     return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, function)
+
+
+def _held(placeholder: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
+    """Return what the variable behind a captured handle holds, or None for captures of other kinds."""
+    return resource_value(placeholder) if placeholder.dtype == tf.resource else None
 
 
 def _order_writes_after_asserts(nodes: Sequence[Any]) -> None:

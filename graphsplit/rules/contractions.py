@@ -10,6 +10,7 @@ import string
 import numpy as np
 
 from graphsplit.programs import Op
+from graphsplit.rules.elementwise import result_dims
 from graphsplit.rules.registry import Declined, Dims, Factors, Resize, register
 
 _M, _N, _K = 0, 1, 2
@@ -34,11 +35,12 @@ def batch_matmul(op: Op) -> Factors | Declined:
     def dims(operand: int, last: tuple[int, int], transposed: bool) -> Dims:
         shape = op.in_shapes[operand] or ()
         skip = lead - (len(shape) - 2)
-        leading = [3 + skip + i if s == result[skip + i] else None for i, s in enumerate(shape[:-2])]
-        return (*leading, *(reversed(last) if transposed else last))
+        own = [3 + skip + i if s == result[skip + i] else None for i, s in enumerate(shape[:-2])]
+        return (*own, *(reversed(last) if transposed else last))
 
     inputs = (dims(0, (_M, _K), op.attr("adj_x").b), dims(1, (_K, _N), op.attr("adj_y").b))
-    return Factors(inputs, ((*range(3, 3 + lead), _M, _N),), {_K: "sum"})
+    leading = result_dims([shape[:-2] for shape in op.in_shapes if shape is not None], result[:-2])
+    return Factors(inputs, ((*[3 + i if isinstance(i, int) else None for i in leading], _M, _N),), {_K: "sum"})
 
 
 @register("Einsum", linear=(0, 1))

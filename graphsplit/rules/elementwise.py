@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from graphsplit.layouts import PARTIAL_SUM, Layout
 from graphsplit.programs import Op, Shape
-from graphsplit.rules.registry import ELEMENTS, Answer, Declined, Dims, Factors, pass_through, register
+from graphsplit.rules.registry import ELEMENTS, Answer, Declined, Dim, Dims, Factors, pass_through, register
 
 UNARY = [
     "Abs",
@@ -123,6 +123,16 @@ def broadcast_dims(shape: Shape, result: Shape, first_axis: int = 0) -> Dims:
     return tuple([first_axis + skip + i if size == result[skip + i] else None for i, size in enumerate(shape)])
 
 
+def result_dims(shapes: Sequence[Shape | None], result: Shape) -> tuple[Dim, ...]:
+    """Return the factors of the result: none where an operand's size is unknown, so that it may be broadcast or not."""
+    dims: list[Dim] = list(range(len(result)))
+    for shape in shapes:
+        for axis, size in enumerate(shape or (), len(result) - len(shape or ())):
+            if size is None and result[axis] is not None:
+                dims[axis] = None
+    return tuple(dims)
+
+
 def elementwise(op: Op) -> Factors | Declined:
     """`ab, ab -> ab`; an axis of size 1 that is broadcast carries no factor."""
     if op.out_dtypes[0] == tf.variant:
@@ -131,7 +141,7 @@ def elementwise(op: Op) -> Factors | Declined:
     if result is None or None in op.in_shapes:
         return Declined("the rank of an operand is not known")
     inputs = tuple([broadcast_dims(shape, result) for shape in op.in_shapes if shape is not None])
-    return Factors(inputs, (tuple(range(len(result))),))
+    return Factors(inputs, (result_dims(op.in_shapes, result),))
 
 
 def cast_sum(op: Op, layouts: Sequence[Layout]) -> Answer | None:

@@ -9,6 +9,7 @@ import numpy as np
 from graphsplit.layouts import REPLICATE, Layout, Shard
 from graphsplit.programs import Op
 from graphsplit.rules.contractions import shape_operand
+from graphsplit.rules.elementwise import result_dims
 from graphsplit.rules.registry import Answer, Declined, Dim, Dims, Factors, Part, Resize, Sharded, register
 
 
@@ -198,7 +199,7 @@ def broadcast_to(op: Op) -> Factors | Declined:
     skip = len(result) - len(shape)
     dims: Dims = tuple([skip + i if size == result[skip + i] else None for i, size in enumerate(shape)])
     resize = {i: (Resize(1, i, target),) for i in range(len(result))}
-    return Factors((dims, None), (tuple(range(len(result))),), resize=resize)
+    return Factors((dims, None), (result_dims([shape], result),), resize=resize)
 
 
 @register("Fill")

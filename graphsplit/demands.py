@@ -1,0 +1,178 @@
+"""The backward pass of planning: from what is returned and changed, what must run, and in which layouts it is read."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Replicate, Shard
+from graphsplit.plans import Reshard, Step
+from graphsplit.programs import Op, Program, Tensor
+from graphsplit.propagation import Forward
+from graphsplit.rules import Sharded, answer_for_output, rule_of
+
+_DEEPEST_REMAKE = 24
+_INFINITE = 1 << 62
+_ON_SHARDS = "on shards"  # a whole value that the shards read; what follows from constants is then re-made, not sent
+_REMADE_WHOLE = frozenset({"EmptyTensorList", "TensorListReserve"})
+_Demand = Layout | str
+
+
+class Backward:
+    """From what is read to what must run.
+
+    Args:
+      program: what is planned.
+      natural: its forward pass.
+      output_layouts: the layouts in which the outputs are wanted.
+      local: whether every shard runs the program by itself, as the body of a loop: then whole ops run on every shard,
+        and there is nobody to exchange rows with.
+
+    Attributes:
+      steps: what becomes of each op.
+      reshards: the changes of layout, last first.
+      obstacles: for a local program, why it cannot run by itself.
+    """
+
+    def __init__(self, program: Program, natural: Forward, output_layouts: Sequence[Layout], local: bool = False):
+        self.program = program
+        self.natural = natural
+        self.steps: list[Step] = [Step()] * len(program.ops)
+        self.reshards: list[Reshard] = []
+        self.obstacles: list[str] = []
+        self._local = local
+        self._demands: list[dict[tuple[int, _Demand], None]] = [{} for _ in program.ops]
+        self._required = set(program.effects) | set(program.captures) | set(program.inputs)
+        self._costs: dict[tuple[Tensor, Layout], int] = {}
+        self._inputs = set(program.inputs)
+        self._moved: set[Reshard] = set()
+        for tensor, layout in zip(program.outputs, output_layouts, strict=True):
+            self._demand(tensor, layout)
+        for op in reversed(program.ops):
+            if self._demands[op.index] or op.index in self._required:
+                self.steps[op.index] = self._visit(op)
+                self._required.update(op.controls)
+                if local:
+                    self._check_local(op)
+
+    def _check_local(self, op: Op) -> None:
+        step = self.steps[op.index]
+        if step.home and op.stateful:
+            self.obstacles.append(f"{op.type} in it has side effects, which happen once")
+        elif step.home and step.reason:
+            self.obstacles.append(f"{op.type} in it: {step.reason}")
+
+    def _demand(self, tensor: Tensor, layout: _Demand) -> None:
+        self._demands[tensor.op][tensor.index, layout] = None
+
+    def _demand_inputs(self, op: Op, sharded: Sharded) -> None:
+        for tensor, layout in zip(op.inputs, sharded.wants, strict=True):
+            self._demand(tensor, _ON_SHARDS if layout is REPLICATE else layout)
+
+    def _visit(self, op: Op) -> Step:
+        given = self.natural.answers[op.index]
+        if given is not None:
+            self._demand_inputs(op, given)
+            for (output, demand), _ in self._demands[op.index].items():
+                layout = REPLICATE if demand is _ON_SHARDS else demand
+                self._reshard(Tensor(op.index, output), given.gives[output], layout)
+            return Step(shards=given)
+        return self._visit_whole(op)
+
+    def _visit_whole(self, op: Op) -> Step:
+        """Visit an op whose natural form is whole: read whole, cut, or made in pieces from the start."""
+        remade: Sharded | None = None
+        home = op.index in self._required
+        if self._local and op.index in self._inputs:
+            return self._visit_local_argument(op)
+        for (output, demand), _ in self._demands[op.index].items():
+            tensor = Tensor(op.index, output)
+            if isinstance(demand, Shard):
+                if op.type == "Const":
+                    continue
+                if remade is None or remade.gives[output] != demand:
+                    found = self._remake(tensor, demand)
+                    if found is None or remade is not None:
+                        self._reshard(tensor, REPLICATE, demand)
+                        home = True
+                    else:
+                        remade = found
+            elif demand is _ON_SHARDS and op.type in _REMADE_WHOLE and not self._local:
+                remade = Sharded((REPLICATE,) * len(op.inputs), (REPLICATE,) * len(op.out_shapes))
+            elif demand == PARTIAL_SUM:
+                self._reshard(tensor, REPLICATE, PARTIAL_SUM)
+                home = True
+            elif demand is not _ON_SHARDS or op.type != "Const":
+                home = True
+        if remade is not None:
+            self._demand_inputs(op, remade)
+        if home:
+            for tensor in op.inputs:
+                self._demand(tensor, REPLICATE)
+        return Step(home, remade, self.natural.reasons[op.index])
+
+    def _visit_local_argument(self, op: Op) -> Step:
+        """Visit an argument of a local program: every shard has it, in the layout in which it is given."""
+        given = self.natural.seen[op.index][0]
+        for (_, demand), _ in self._demands[op.index].items():
+            if demand != given and not (given is REPLICATE and demand is _ON_SHARDS):
+                self.obstacles.append(f"argument {op.name}: it is given {given} and read {demand}")
+        return Step(home=True)
+
+    def _reshard(self, tensor: Tensor, source: Layout, target: _Demand) -> None:
+        if isinstance(target, str) or source == target:
+            return
+        if self._local:
+            name = self.program.ops[tensor.op].type
+            self.obstacles.append(f"{name} in it: its rows would be exchanged between devices each time")
+            return
+        if not isinstance(source, Replicate) and not isinstance(target, Replicate):
+            self._reshard(tensor, source, REPLICATE)  # through home: gather or reduce, then cut
+            source = REPLICATE
+        move = Reshard(tensor, source, target)
+        if move not in self._moved:
+            self._moved.add(move)
+            self.reshards.append(move)
+
+    def _remake(self, tensor: Tensor, layout: Shard) -> Sharded | None:
+        """Return how to make a whole tensor in pieces, if that moves fewer bytes than cutting it."""
+        op = self.program.ops[tensor.op]
+        rule = rule_of(op.type)
+        if rule is None or op.stateful or op.controls or op.index in self._inputs:
+            return None
+        found = answer_for_output(rule, op, tensor.index, layout)
+        if found is None:
+            return None
+        cost = sum(self._cost(t, want) for t, want in zip(op.inputs, found.wants, strict=True))
+        return found if cost < self._size(tensor, layout) else None
+
+    def _cost(self, tensor: Tensor, layout: Layout, depth: int = 0) -> int:
+        """Return the bytes that travel when the shards read `tensor` in `layout`."""
+        if (tensor, layout) in self._costs:
+            return self._costs[tensor, layout]
+        op, size = self.program.ops[tensor.op], self._size(tensor, layout)
+        made = self.natural.answers[tensor.op]
+        if op.type == "Const" or (made is not None and made.gives[tensor.index] == layout):
+            cost = 0
+        elif made is not None or layout is REPLICATE or depth > _DEEPEST_REMAKE:
+            cost = size
+        else:
+            cost = min(size, self._remake_cost(op, tensor, layout, depth))
+        self._costs[tensor, layout] = cost
+        return cost
+
+    def _size(self, tensor: Tensor, layout: Layout) -> int:
+        """Return the bytes that travel when a tensor is cut. Lists cannot be: nothing is dearer."""
+        opaque = self.program.ops[tensor.op].out_dtypes[tensor.index] == tf.variant
+        return _INFINITE if opaque and layout is not REPLICATE else self.program.bytes(tensor)
+
+    def _remake_cost(self, op: Op, tensor: Tensor, layout: Layout, depth: int) -> int:
+        rule = rule_of(op.type)
+        size = self._size(tensor, layout)
+        if rule is None or op.stateful or op.controls or not isinstance(layout, Shard) or op.index in self._inputs:
+            return size
+        found = answer_for_output(rule, op, tensor.index, layout)
+        if found is None:
+            return size
+        return sum(self._cost(t, want, depth + 1) for t, want in zip(op.inputs, found.wants, strict=True))

@@ -1,0 +1,100 @@
+"""The forward pass of planning: rows flow from the sharded arguments through the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
+from graphsplit.programs import Op, Program, Tensor
+from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of
+
+ControlFlowRule = Callable[[Op, Sequence[Layout]], Answer]
+"""How loops and branches are answered: they need plans of their bodies, which rules know nothing of."""
+
+
+class Forward:
+    """The natural form of every op, and the layout in which its readers meet each of its outputs.
+
+    Args:
+      program: what is planned.
+      input_layouts: the layouts of its arguments.
+      control_flow: answers for ops that have bodies.
+      whole_outputs: the outputs that are wanted whole.
+      kept_home: ops that must run at home, with the reason.
+
+    Attributes:
+      answers: for each op how it runs on the shards, or None if its natural place is home.
+      reasons: why an op that carries rows is at home.
+      seen: for each op, the layouts of its outputs.
+    """
+
+    def __init__(
+        self,
+        program: Program,
+        input_layouts: Sequence[Layout],
+        control_flow: ControlFlowRule,
+        whole_outputs: Collection[Tensor],
+        kept_home: Mapping[int, str],
+    ):
+        self.program = program
+        self.answers: list[Sharded | None] = []
+        self.reasons: list[str] = []
+        self.seen: list[tuple[Layout, ...]] = []
+        self._control_flow = control_flow
+        self._kept_home = kept_home
+        self._wanted_whole = _tensors_wanted_whole(program, whole_outputs)
+        arguments = dict(zip(program.inputs, input_layouts, strict=True))
+        for op in program.ops:
+            if op.index in arguments:
+                self._append(None, "", (arguments[op.index],))
+            else:
+                self._visit(op)
+
+    def layout(self, tensor: Tensor) -> Layout:
+        """Return the layout in which readers meet a tensor."""
+        return self.seen[tensor.op][tensor.index]
+
+    def _append(self, given: Sharded | None, reason: str, seen: tuple[Layout, ...]) -> None:
+        self.answers.append(given)
+        self.reasons.append(reason)
+        self.seen.append(seen)
+
+    def _visit(self, op: Op) -> None:
+        layouts = [self.layout(tensor) for tensor in op.inputs]
+        whole = (REPLICATE,) * len(op.out_shapes)
+        if all(layout is REPLICATE for layout in layouts):
+            self._append(None, "", whole)
+            return
+        given = self._answer(op, layouts)
+        if isinstance(given, Declined):
+            carries_rows = any(isinstance(layout, Shard) for layout in layouts)
+            self._append(None, given.reason if carries_rows else "", whole)
+        else:
+            self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(given.gives)]))
+
+    def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
+        if op.index in self._kept_home:
+            return Declined(self._kept_home[op.index])
+        if op.stateful:
+            return Declined("it has side effects, which happen once")
+        if op.bodies:
+            return self._control_flow(op, layouts)
+        rule = rule_of(op.type)
+        if rule is None:
+            return Declined(f"no rule for {op.type}")
+        return answer(rule, op, layouts, [self.program.bytes(t) for t in op.inputs])
+
+    def _as_seen(self, op: Op, output: int, layout: Layout) -> Layout:
+        """A partial sum stays partial only while every reader is linear in it: it is reduced once, not twice."""
+        if isinstance(layout, Partial) and (layout != PARTIAL_SUM or Tensor(op.index, output) in self._wanted_whole):
+            return REPLICATE
+        return layout
+
+
+def _tensors_wanted_whole(program: Program, outputs: Collection[Tensor]) -> set[Tensor]:
+    wanted = set(outputs)
+    for op in program.ops:
+        rule = rule_of(op.type)
+        if not op.bodies and (rule is None or op.stateful or not rule.keeps_partial):
+            wanted.update(op.inputs)
+    return wanted
