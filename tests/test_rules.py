@@ -115,7 +115,7 @@ def test_any_argument_as_a_partial_sum(case: Case) -> None:
     rows = 3
     whole = [tensor.numpy() for tensor in case.make_arguments(rows)]
     sums = [i for i, value in enumerate(whole) if value.dtype.kind in "fc"]
-    shares = np.array([-0.5, -0.5, 1, 1])  # on three devices -1, 1 and 1: exact, and of both signs
+    shares = np.array([2, 2, -2, -1])  # on three devices 4, -2 and -1: no sum of an odd function is right by chance
     for chosen in [*([i] for i in sums), *([sums] if len(sums) > 1 else [])]:
 
         @tf.autograph.experimental.do_not_convert
@@ -174,4 +174,5 @@ def test_every_case_has_a_rule() -> None:
     ],
 )
 def test_coverage_check_can_fail(left_out: Callable[[Case], bool], missing: list[str]) -> None:
-    assert missing_cases(ruled_types(), [case for case in CASES if not left_out(case)]) == missing
+    found = missing_cases(ruled_types(), [case for case in CASES if not left_out(case)])
+    assert set(found) - set(missing_cases(ruled_types(), CASES)) == set(missing)

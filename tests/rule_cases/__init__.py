@@ -1,6 +1,17 @@
 """The conformance table of the op rules: for every registered op type, cases that run it sharded."""
 
-from tests.rule_cases import contractions, elementwise, images, movers, picking, reductions, rowwise
+from tests.rule_cases import contractions, elementwise, images, lists, movers, picking, reductions, rowwise
 from tests.rule_cases.table import CASES, Case
 
-__all__ = ["CASES", "Case", "contractions", "elementwise", "images", "movers", "picking", "reductions", "rowwise"]
+__all__ = [
+    "CASES",
+    "Case",
+    "contractions",
+    "elementwise",
+    "images",
+    "lists",
+    "movers",
+    "picking",
+    "reductions",
+    "rowwise",
+]
