@@ -133,6 +133,9 @@ report.found = document.querySelectorAll("#results div").length;
 click(document.querySelector("#results div"));
 report.details = document.getElementById("details").textContent;
 report.selected = document.querySelectorAll(".row.on").length;
+const other = [...document.querySelectorAll(".row")].find((g) => !g.item.children && !g.classList.contains("on"));
+click(other.querySelector(".box"));
+report.clicked = document.querySelector("#details h3").textContent === D.ops[other.item.op][OP.name];
 document.getElementById("more").click();
 document.getElementById("canvas").scrollTop = 1e5;
 report.drawn = document.querySelectorAll(".row").length;
@@ -161,6 +164,7 @@ def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path):
     assert report["expanded"] > report["collapsed"] > 0
     assert report["found"] == 1
     assert report["selected"] == 1
+    assert report["clicked"]
     assert "MatMul" in report["details"]
     assert "GPU:2" in report["details"]
     assert 0 < report["drawn"] < 2000
