@@ -35,6 +35,7 @@ def main(
     batch: Annotated[int, typer.Option(help="Rows of a batch; by default each workload's own.")] = 0,
     small: Annotated[bool, typer.Option("--small", help="Small networks, to see that everything works.")] = False,
     kind: Annotated[str, typer.Option(help="cpu: logical devices; gpu.")] = "cpu",
+    limit_seconds: Annotated[float, typer.Option(help="A contestant that takes longer to answer is left out.")] = 600,
     planning_ops: Annotated[str, typer.Option(help="Sizes of the synthetic programs to plan.")] = "",
     output: Annotated[Path | None, typer.Option(help="The JSON file; pictures go beside it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the JSON file has and measure the rest.")] = False,
@@ -49,12 +50,14 @@ def main(
         kind=kind,
         small=small,
         batch=batch or None,
+        limit_s=limit_seconds,
     )
     path = output or RESULTS / f"{'full' if full else 'quick'}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    results = Results.load(path) if resume and path.exists() else _new_results(full, settings)
     sizes = [int(n) for n in _split(planning_ops)] or ([1000, 10_000, 100_000] if full else [1000, 10_000])
-    run(results, [cell for cell in cells if _is_open(results, cell, chosen)], chosen, settings, sizes, path)
+    results = Results.load(path) if resume and path.exists() else _new_results(full, settings, sizes)
+    run(results, [cell for cell in cells if _is_open(results, cell, chosen)], chosen, settings, path)
+    results.save(path)
     show(results)
     console.print(f"Written: {path}", *_pictures(results, path), sep="\n  ")
 
@@ -75,21 +78,10 @@ def choose_cells(full: bool, workloads: list[str], modes: list[str], devices: li
     ]
 
 
-def run(
-    results: Results, cells: list[Cell], contestants: list[str], settings: Settings, sizes: list[int], path: Path
-) -> None:
-    """Measure the cells and the synthetic programs, saving after each."""
+def run(results: Results, cells: list[Cell], contestants: list[str], settings: Settings, path: Path) -> None:
+    """Measure the cells, saving after each."""
     with progress() as bar:
-        task = bar.add_task("starting", total=len(cells) + len(sizes))
-        planned = {int(found["asked"]) for found in results.planning}
-        for size in sizes:
-            bar.update(task, description=f"planning {size} operations")
-            if size not in planned:
-                with Group(1, "cpu", settings.limit_s) as group:
-                    answer = group.ask("synthetic", operations=size, devices=8)[0]
-                results.planning.append({"asked": size, "devices": 8, **answer})
-                results.save(path)
-            bar.advance(task)
+        task = bar.add_task("starting", total=len(cells))
         for cell in cells:
             start, load = time.time(), load_average()
             records = measure(
@@ -101,11 +93,15 @@ def run(
             bar.console.print(f"{cell}: {time.time() - start:.0f} s, load before {load:.1f}", highlight=False)
 
 
-def _new_results(full: bool, settings: Settings) -> Results:
+def _new_results(full: bool, settings: Settings, sizes: list[int]) -> Results:
+    """Return results with the environment, and the planning of synthetic programs of these sizes."""
+    results = Results({}, {"form": "full" if full else "quick", **asdict(settings)})
     with Group(1, settings.kind, settings.limit_s) as group:
-        environment = group.ask("environment")[0]
-    environment["load_average"] = load_average()
-    return Results(environment, {"form": "full" if full else "quick", **asdict(settings)})
+        results.environment = {**group.ask("environment")[0], "load_average": load_average()}
+        for size in sizes:
+            with console.status(f"planning {size} operations"):
+                results.planning.append({"devices": 8, **group.ask("synthetic", operations=size, devices=8)[0]})
+    return results
 
 
 def _is_open(results: Results, cell: Cell, contestants: list[str]) -> bool:

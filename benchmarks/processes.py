@@ -68,7 +68,9 @@ class Worker:
         return f"its process ended with {code}" + (f": {lines[-1][:200]}" if lines else "")
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; a second time does nothing."""
+        if self._log.closed:
+            return
         self._process.kill()
         self._process.communicate()
         self._log.close()

@@ -1,0 +1,88 @@
+"""What graphsplit promises about speed, checked against results: each goal that applies is met or broken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from benchmarks.results import Record, Results
+
+_NOISE = 1.02  # two timings of the same process differ by as much
+_SYNTHETIC_US, _PLANNING_US = 40, 40
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """One goal in one cell: what was measured, and the most it may be."""
+
+    text: str
+    value: float
+    most: float
+
+    def __str__(self) -> str:
+        return f"{self.text}: {self.value:.2f}, goal {self.most:.3g} or less"
+
+
+def broken_goals(results: Results) -> list[Outcome]:
+    """Return the goals that were missed, worst first."""
+    missed = [outcome for outcome in outcomes(results) if outcome.value > outcome.most]
+    return sorted(missed, key=lambda outcome: -outcome.value / outcome.most)
+
+
+def met_goals(results: Results) -> list[Outcome]:
+    """Return the goals that were met."""
+    return [outcome for outcome in outcomes(results) if outcome.value <= outcome.most]
+
+
+def outcomes(results: Results) -> Iterator[Outcome]:
+    """Yield every goal that the results can decide."""
+    for cell in results.cells():
+        if cell[2] > 1:
+            yield from _step_goals(results, cell)
+        yield from _first_call_goals(results, cell)
+        yield from _memory_goals(results, cell)
+    for record in results.described():
+        planning = record.graph["planning"]
+        yield Outcome(f"planning {record.workload} {record.mode}, us/op", planning["plan_us_per_op"], _PLANNING_US)
+    for found in results.planning:
+        name = f"planning {found['operations']:.0f} synthetic operations, us/op"
+        yield Outcome(name, found["plan_us_per_op"], _SYNTHETIC_US)
+
+
+def _step_goals(results: Results, cell: tuple[str, str, int]) -> Iterator[Outcome]:
+    """Never slower than MirroredStrategy or the ceiling; small steps near the plain function."""
+    limits = {"mirrored": 1.0, "ceiling": _NOISE}
+    if cell[0] == "polyfit":
+        limits["plain"] = 1.3
+    for other, most in limits.items():
+        ratio = results.ratio(cell, "graphsplit", other)
+        if ratio is not None:
+            yield Outcome(f"{_name(cell)}: step as a multiple of {other}'s", ratio, most)
+
+
+def _first_call_goals(results: Results, cell: tuple[str, str, int]) -> Iterator[Outcome]:
+    """Stated for a large training step on 8 devices; reported for all such cells."""
+    if cell[:2] == ("resnet50", "training") and cell[2] == 8:
+        for other, most in {"mirrored": 0.2, "plain": 2.2}.items():
+            ratio = results.compared(cell, "graphsplit", other, _first_s)
+            if ratio is not None:
+                yield Outcome(f"{_name(cell)}: first call as a multiple of {other}'s", ratio, most)
+
+
+def _memory_goals(results: Results, cell: tuple[str, str, int]) -> Iterator[Outcome]:
+    if cell[:2] == ("resnet50", "training") and cell[2] == 8:
+        ratio = results.compared(cell, "graphsplit", "mirrored", _peak_bytes)
+        if ratio is not None:
+            yield Outcome(f"{_name(cell)}: peak memory as a multiple of mirrored's", ratio, 1 / 3)
+
+
+def _first_s(record: Record) -> float:
+    return record.first_s["total"]
+
+
+def _peak_bytes(record: Record) -> float:
+    return record.peak_bytes
+
+
+def _name(cell: tuple[str, str, int]) -> str:
+    return f"{cell[0]} {cell[1]} on {cell[2]} devices"

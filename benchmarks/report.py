@@ -1,0 +1,144 @@
+"""`python -m benchmarks.report results.json docs/performance.md`: results as a page, losses included."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from benchmarks import display
+from benchmarks.goals import broken_goals, met_goals
+from benchmarks.results import Record, Results
+
+_METHOD = """\
+Written by `python -m benchmarks.report` from [{source}]({source}); numbers are copied, not typed.
+
+## How it was measured
+
+`python -m benchmarks {form}`. Every contestant runs in a process of its own. The processes of one workload and number
+of devices N exist at the same time; the parent asks one after the other to run k steps, {rounds} rounds of about
+{round_s} s each, so that slow spells of the machine hit everybody. Step times are medians over the rounds, ± half the
+distance of the quartiles; ratios are medians of the ratios within each round. The first call is timed once, from the
+call to its result on the host, after the model was built.
+
+* **plain**: the function as it is, a `tf.function` on one device.
+* **towers**: the step traced again for each device under `tf.device`, gradients averaged by hand.
+* **mirrored**: `tf.distribute.MirroredStrategy`, same Keras model and optimizer; its input is distributed beforehand,
+  outside of the clock.
+* **ceiling**: N independent processes of the plain function with 1/N of the batch each, all stepping at the same time;
+  the slowest counts. They exchange nothing and do not compute the same thing: nobody can be asked to be faster. (Where
+  a step is short, sharing one process is cheaper than N processes, and everyone passes it.)
+* **graphsplit**: `gs.parallelize(step, devices=N)`.
+
+{devices}
+Memory is the largest resident size of a contestant's process, summed over processes, TensorFlow and Keras included
+(about {floor_mb:.0f} MB before the first step of one process).
+"""
+_LOGICAL = """\
+Devices are logical CPU devices, modelled as devices of one core: one intra-op thread each, N inter-op threads for all
+of them, and the plain function has one thread. This machine has {cores} cores: beyond N = {cores} the curves show
+overhead, not speed-up.
+"""
+_GPUS = "Devices are GPUs: {gpus}.\n"
+_LINKS = (("PCIe 4.0 x16", 25e9), ("NVLink 4", 450e9))  # usable bytes per second in one direction
+
+
+def main(source: Annotated[Path, typer.Argument()], target: Annotated[Path, typer.Argument()]) -> None:
+    """Write the page `target` from the results in `source`."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    relative = Path(os.path.relpath(source.resolve(), target.parent.resolve()))
+    target.write_text(page(Results.load(source), relative, target.parent))
+
+
+def page(results: Results, source: Path, folder: Path) -> str:
+    """Return the page; `source` is the JSON file as seen from `folder`, pictures lie beside it."""
+    parts = [
+        "# Performance",
+        _method(results, source),
+        "## Environment",
+        _table(["what", "value"], [[key, str(value)] for key, value in results.environment.items()]),
+        *_pictures(source, folder),
+        "## Steps",
+        _table(display.STEP_COLUMNS, display.step_rows(results)),
+        "## Time to the first result",
+        "Parts of graphsplit's first call; `rest` is TensorFlow's own: placement, graph optimisation, the step itself.",
+        _table(display.FIRST_CALL_COLUMNS, display.first_call_rows(results)),
+        "## Communication",
+        _COMMUNICATION,
+        _table(display.COMMUNICATION_COLUMNS, display.communication_rows(results)),
+        "## Planning",
+        _table(display.PLANNING_COLUMNS, display.planning_rows(results)),
+        "## Where graphsplit loses",
+        _losses(results),
+        "## What to expect on GPUs",
+        _gpu_expectation(results),
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+_COMMUNICATION = """\
+Tensors that cross devices in one step, by the plan, and the least that a data-parallel step with variables at home
+sends: every parameter to N-1 devices, every gradient back, their rows of the inputs and of the outputs. Whole values
+read on the shards count N-1 transfers each. `in graph` counts the same in the emitted graph, from its nodes' devices.
+BatchNormalization in training has to send more than the bound: statistics of the whole batch, and their gradients."""
+
+
+def _method(results: Results, source: Path) -> str:
+    settings, machine = results.settings, results.environment
+    devices = _LOGICAL if settings["kind"] == "cpu" else _GPUS
+    plain = [r.before_bytes for r in results.records if r.contestant == "plain" and r.before_bytes]
+    return _METHOD.format(
+        source=source.as_posix(),
+        form=f"--{settings['form']}" + (" --small" if settings["small"] else ""),
+        rounds=settings["rounds"],
+        round_s=settings["round_s"],
+        devices=devices.format(cores=machine["cores"], gpus=", ".join(machine["gpus"])),
+        floor_mb=min(plain, default=0) / 1e6,
+    )
+
+
+def _pictures(source: Path, folder: Path) -> list[str]:
+    measures = {"step": "Step time", "first_call": "First call", "memory": "Peak memory"}
+    paths = {title: source.with_name(f"{source.stem}_{measure}.png") for measure, title in measures.items()}
+    found = [f"![{title} against devices]({p.as_posix()})" for title, p in paths.items() if (folder / p).exists()]
+    return ["## Scaling", *found] if found else []
+
+
+def _table(columns: list[str], rows: list[list[str]]) -> str:
+    if not rows:
+        return "Not measured."
+    lines = [columns, ["---"] * len(columns), *[[cell.replace("|", "\\|") for cell in row] for row in rows]]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def _losses(results: Results) -> str:
+    broken, met = broken_goals(results), met_goals(results)
+    if not broken and not met:
+        return "None of the goals was measured."
+    lines = [f"* {line}" for line in broken] or ["* Every goal that was measured is met."]
+    lines.append(f"\nGoals met: {len(met)}; missed: {len(broken)}.")
+    return "\n".join(lines)
+
+
+def _gpu_expectation(results: Results) -> str:
+    links = ", ".join(f"{name} {rate / 1e9:.0f} GB/s" for name, rate in _LINKS)
+    head = (
+        f"**By calculation, not measured**: the bytes of the table above over one link of the home device ({links}), "
+        "one transfer after the other, overlapping nothing, without latency."
+    )
+    rows = [
+        [r.workload, r.mode, str(r.devices), *[display.milliseconds(_bytes(r) / rate) for _, rate in _LINKS]]
+        for r in results.described()
+        if r.devices > 1
+    ]
+    return head + "\n\n" + _table(["workload", "mode", "N", *[f"{name}, ms" for name, _ in _LINKS]], rows)
+
+
+def _bytes(record: Record) -> float:
+    return float(record.graph["communication"]["total"]["transfer_bytes"])
+
+
+if __name__ == "__main__":
+    typer.run(main)

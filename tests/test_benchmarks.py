@@ -1,0 +1,86 @@
+"""The benchmark suite runs, measures what it says, and reports it. How fast anything is, is not asserted."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import graphsplit as gs
+from benchmarks.communication import Traffic, planned_traffic, transfers_in_graph
+from benchmarks.goals import broken_goals, met_goals
+from benchmarks.planning import synthetic_program, synthetic_speed
+from benchmarks.results import Record, Results
+from benchmarks.steps import make_parts, single_device_step
+from benchmarks.workloads import WORKLOADS, data, workload
+
+ROOT = Path(__file__).parent.parent
+
+
+def run(*arguments: object) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=250
+    )
+    assert done.returncode == 0, done.stderr + done.stdout
+
+
+@pytest.mark.long
+def test_a_tiny_run(tmp_path: Path):
+    path = tmp_path / "tiny.json"
+    few = ("--rounds", 2, "--round-seconds", 0.01, "--small", "--batch", 6, "--planning-ops", 100)
+    chosen = ("--workloads", "polyfit", "--devices", 2, "--contestants", "plain,graphsplit")
+    run("benchmarks", *few, *chosen, "--output", path)
+    results = Results.load(path)
+    cell = ("polyfit", "training", 2)
+    plain, split = results.find(*cell, "plain"), results.find(*cell, "graphsplit")
+    assert plain
+    assert split
+    assert split.check == pytest.approx(plain.check, rel=1e-5)
+    for record in (plain, split):
+        assert len(record.step_s) == 2
+        assert sum(s for part, s in record.first_s.items() if part != "total") == pytest.approx(record.first_s["total"])
+    assert all(split.first_s[part] > 0 for part in ("trace", "plan", "emit", "register"))
+    assert split.graph["communication"]["transfers_in_graph"] > 0
+    assert split.graph["nodes"] > plain.graph["nodes"]
+    assert results.planning[0]["sharded_operations"] > 50
+    page = tmp_path / "performance.md"
+    run("benchmarks.report", path, page)
+    assert "polyfit" in page.read_text()
+
+
+@pytest.mark.parametrize("name", ["mlp_bn", "transformer"])
+def test_traffic_of_the_plan_is_that_of_the_graph(name: str):
+    found = workload(name, small=True, batch=7)
+    parts = make_parts(found)
+    step = gs.parallelize(single_device_step(parts, "training"), devices=3)
+    arguments = data(found, 7)
+    planned = sum(planned_traffic(step.plan(*arguments)).values(), Traffic())
+    assert planned.transfers == transfers_in_graph(step.graph_def(*arguments))
+
+
+def test_every_workload_has_data_for_its_network():
+    for name in WORKLOADS:
+        found = workload(name, small=True)
+        x, y = data(found, 2)
+        assert len(x) == len(y) == 2
+
+
+def test_synthetic_programs_are_sharded():
+    assert len(synthetic_program(600).ops) == pytest.approx(600, abs=6)
+    assert synthetic_speed(600, 4)["sharded_operations"] > 590 - 4 - 100
+
+
+def test_a_slow_run_breaks_goals():
+    records = [
+        Record("polyfit", "training", 2, name, 8, 1, 1, step_s=[s, s], first_s={"total": 1.0})
+        for name, s in (("plain", 1.0), ("mirrored", 2.0), ("graphsplit", 1.5))
+    ]
+    for record in records:
+        record.graph = {"planning": {"plan_us_per_op": 10.0}}
+    results = Results({}, {}, records)
+    assert [str(goal) for goal in broken_goals(results)] == [
+        "polyfit training on 2 devices: step as a multiple of plain's: 1.50, goal 1.3 or less"
+    ]
+    assert len(met_goals(results)) == 2
