@@ -199,6 +199,20 @@ def test_eager_steps_say_what_they_cost():
     np.testing.assert_allclose(actual, expected, rtol=1e-5)
 
 
+def test_many_shapes_are_warned_of_once():
+    model = pair()[1]
+    sizes = [*range(1, 8), *range(1, 8)]
+    for size in sizes:
+        model.predict_on_batch(numbers(6)[:size])
+    with pytest.warns(UserWarning, match="shapes of batches") as caught:
+        model.predict_on_batch(numbers(6)[:8])
+    model.predict_on_batch(numbers(6)[:9])
+    assert [str(warning.message) for warning in caught] == [
+        "8 shapes of batches so far, the last is (8, 6). Each new one is traced and planned, which takes seconds for a "
+        "large model. Use batches of one size, and pad sequences to a few lengths."
+    ]
+
+
 def test_no_trainable_weights_is_keras_own_warning():
     model = keras.Sequential([layers.Input((6,)), layers.Dense(3, trainable=False)])
     before = model.get_weights()
