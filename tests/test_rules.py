@@ -15,7 +15,7 @@ from graphsplit.rules import rule_of, ruled_types
 from tests.law import assert_close
 from tests.rule_cases import CASES, Case
 
-RUNS = [(1, 2), (2, 2), (3, 1), (4, 3), (7, 4)]  # rows, devices
+RUNS = [(1, 1), (2, 2), (5, 3), (7, 4)]  # rows, devices
 
 
 def check_whole_plan(plan: gs.Plan) -> None:
