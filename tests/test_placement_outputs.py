@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.placement import placement_of_graph
+from graphsplit.placement import PlacedOp, Placement, placement_of_graph
 from graphsplit.placement.pages import page_data
 from graphsplit.placement.questions import reading_order
 from graphsplit.placement.summaries import summarize
@@ -89,6 +89,12 @@ def test_summary_of_many_ops_stays_small():
     assert len(boxes) <= 150
     assert sum(box.ops for box in boxes) == 2002
     assert list(summary.lanes)[1] == "shard 0 on GPU:0"
+
+
+def test_summary_gathers_what_is_alike():
+    ops = [PlacedOp(f"AddN_{i}" if i else "AddN", "AddN", "/device:CPU:0") for i in range(300)]
+    [[box]] = summarize(Placement(ops, [])).lanes.values()
+    assert (box.label, box.ops) == ("AddN", 300)
 
 
 def test_page_needs_no_network(two_devices, tmp_path):

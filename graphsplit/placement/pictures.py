@@ -136,7 +136,8 @@ def _draw_flows(axes: Any, summary: Summary, places: Any, colors: dict[str, str]
         end = (x2 + (0 if right else _WIDTH), y2 - _HEIGHT / 2)
         color = colors.get(flow.source.device, "#8b949e") if flow.crosses else "#b6bdc5"
         width = 0.8 + (min(3.0, math.log10(1 + flow.bytes / 1000)) if flow.crosses else 0)
-        bend = "arc3,rad=0.08" if right else "arc3,rad=-0.08"
+        rad = 0.12 / (1 + abs(x2 - x1) / _COLUMN)  # the farther, the flatter, or long ones leave the picture
+        bend = f"arc3,rad={rad if right else -rad}"
         axes.add_patch(
             FancyArrowPatch(
                 start, end, connectionstyle=bend, arrowstyle="-|>", mutation_scale=9, lw=width, color=color, alpha=0.6

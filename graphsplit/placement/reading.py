@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -16,46 +17,57 @@ from graphsplit.placement.flops import count_flops
 from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape
 from graphsplit.placement.sources import Source
 
+Outputs = Mapping[str, Sequence[tuple[Shape | None, str, int]]]
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableV2", "VarHandleOp"})
 
 
 def read_ops(source: Source, flat: Sequence[FlatNode]) -> tuple[list[PlacedOp], list[Edge]]:
     """Return the operations of a flattened graph and the edges between them."""
-    graph = _infer_shapes(source, flat)
+    outputs = _outputs(_infer_shapes(source, flat))
     stand_ins = {node.name: node.data[0] for node in flat if node.argument}
     resources = _resource_devices(source, flat)
     default = default_device()
     ops, edges = [], []
     for node in flat:
-        if node.argument:
-            continue
-        operation = graph.get_operation_by_name(node.name)
-        shapes = tuple(_shape(tensor.shape) for tensor in operation.outputs)
-        reason, gathered = source.at_home.get(node.name, ("", 0))
-        ops.append(
-            PlacedOp(
-                name=node.name,
-                type=node.node.op,
-                requested="" if node.name in source.resource_devices else full_name(node.device),
-                default=resources.get(node.name, default),
-                shard=source.shard_of.get(node.root),
-                shapes=shapes,
-                dtypes=tuple(tensor.dtype.name for tensor in operation.outputs),
-                output_bytes=sum(tensor_bytes(t) for t in operation.outputs),
-                flops=count_flops(
-                    node.node.op, _attribute(node.node), [_shape(t.shape) for t in operation.inputs], shapes
-                ),
-                variable=source.variables.get(node.name, ""),
-                parameter_bytes=_held_bytes(source.held.get(node.name)),
-                source=source.locate(node.name),
-                home_reason=reason,
-                gathered_bytes=gathered,
-                backward=node.backward,
-                body_of=_owner(node, stand_ins),
-            )
-        )
-        edges += _edges(node, graph, stand_ins)
+        if not node.argument:
+            ops.append(_read_op(node, source, outputs, stand_ins, resources.get(node.name, default)))
+            edges += _edges(node, outputs, stand_ins)
     return ops, list(dict.fromkeys(edges))
+
+
+def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mapping[str, str], default: str) -> PlacedOp:
+    reason, gathered = source.at_home.get(node.name, ("", 0))
+    shapes = tuple(shape for shape, _, _ in outputs[node.name])
+    references = [split_reference(reference) for reference in node.data]
+    return PlacedOp(
+        name=node.name,
+        type=node.node.op,
+        requested="" if node.name in source.resource_devices else full_name(node.device),
+        default=default,
+        shard=source.shard_of.get(node.root),
+        shapes=shapes,
+        dtypes=tuple(dtype for _, dtype, _ in outputs[node.name]),
+        output_bytes=sum(size for _, _, size in outputs[node.name]),
+        flops=count_flops(node.node.op, _attribute(node.node), [outputs[n][k][0] for n, k in references], shapes),
+        variable=source.variables.get(node.name, ""),
+        parameter_bytes=_held_bytes(source.held.get(node.name)),
+        source=source.locate(node.name),
+        home_reason=reason,
+        gathered_bytes=gathered,
+        backward=node.backward,
+        body_of=_owner(node, stand_ins),
+    )
+
+
+def _outputs(graph: tf.Graph) -> Outputs:
+    """Return shape, dtype and bytes of every output of every operation."""
+    known: dict[str, list[tuple[Shape | None, str, int]]] = {}
+    for operation in graph.get_operations():
+        known[operation.name] = []
+        for tensor in operation.outputs:
+            shape, dtype = _shape(tensor.shape), tensor.dtype.name
+            known[operation.name].append((shape, dtype, bytes_of(shape, dtype)))
+    return known
 
 
 def default_device() -> str:
@@ -63,6 +75,7 @@ def default_device() -> str:
     return "/device:GPU:0" if tf.config.list_logical_devices("GPU") else "/device:CPU:0"
 
 
+@functools.cache
 def full_name(device: str) -> str:
     """Return a device in the one spelling used here; a partial request (`/device:GPU:*`) is left as it is.
 
@@ -75,11 +88,6 @@ def full_name(device: str) -> str:
     except ArgumentError:
         spec = tf.DeviceSpec.from_string(device)
         return "" if spec.device_type is None and spec.job in (None, "localhost") else device
-
-
-def tensor_bytes(tensor: tf.Tensor) -> int:
-    """Return the size of a symbolic tensor, 0 where it is not known."""
-    return bytes_of(_shape(tensor.shape), tensor.dtype.name)
 
 
 def bytes_of(shape: Shape | None, dtype: str) -> int:
@@ -148,15 +156,15 @@ def _owner(node: FlatNode, stand_ins: Mapping[str, str]) -> str:
     return node.body_of if node.body_of not in stand_ins else ""
 
 
-def _edges(node: FlatNode, graph: tf.Graph, stand_ins: Mapping[str, str]) -> list[Edge]:
+def _edges(node: FlatNode, outputs: Outputs, stand_ins: Mapping[str, str]) -> list[Edge]:
     edges = []
     for operand, reference in enumerate((*node.data, *node.results)):
         while (name := split_reference(reference)[0]) in stand_ins:
             reference = stand_ins[name]
         name, index = split_reference(reference)
-        tensor = graph.get_operation_by_name(name).outputs[index]
+        _, dtype, size = outputs[name][index]
         operand = operand if operand < len(node.data) else -1
-        edges.append(Edge(name, node.name, index, tensor_bytes(tensor), tensor.dtype.name, operand=operand))
+        edges.append(Edge(name, node.name, index, size, dtype, operand=operand))
     seen = {edge.source for edge in edges}
     return edges + [
         Edge(c, node.name, control=True, operand=-1) for c in node.controls if c not in seen and c not in stand_ins

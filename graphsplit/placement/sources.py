@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import os
 import re
@@ -12,8 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.devices import canonical_name
+from graphsplit.emission import emit
 from graphsplit.errors import ArgumentError
-from graphsplit.execution import Executable
+from graphsplit.execution import Executable, resource_devices
 from graphsplit.graphdefs import function_definition
 from graphsplit.plans import Plan
 from graphsplit.tensorflow_internals import RuntimeFunction, resource_value
@@ -59,13 +61,17 @@ class Source:
 
 def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
     """Return the multi-device graph of a `ParallelFunction` for one signature."""
-    emitted = Executable(trace, plan, name).emitted
+    emitted = emit(plan, resource_devices(trace, plan))
     prefixes = tuple({node.split("/", 1)[0] + "/" for node in emitted.shard_of})
+
+    @functools.cache
+    def locate_program(node: str) -> str:
+        return plan.program.locate(node)  # once for all shards
 
     def locate(node: str) -> str:
         node = node.split("/", 1)[1] if node.startswith(prefixes) and prefixes else node
         node = node.split("/", 2)[2] if node.startswith("graphsplit/") else node
-        return plan.program.locate(node)
+        return locate_program(node)
 
     return Source(
         graph=emitted.graph_def(),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -57,11 +59,14 @@ def summarize(placement: Placement, most: int = 70) -> Summary:
     rank = {name: i for i, name in enumerate(reading_order(placement.graph))}
     ops = [op for op in placement.ops.values() if op.ran and op.type not in _HIDDEN]
     depth = max((len(scope_path(op)) for op in ops), default=1)
-    while depth > 1 and len({_box_key(op, depth) for op in ops}) > most:
+    key_of = functools.partial(_box_key, alike=False)
+    while depth > 1 and len({key_of(op, depth) for op in ops}) > most:
         depth -= 1
+    if len({key_of(op, depth) for op in ops}) > most:  # AddN, AddN_1, ... become one box
+        key_of = functools.partial(_box_key, alike=True)
     members: dict[tuple[str, str], list[PlacedOp]] = defaultdict(list)
     for op in ops:
-        members[_box_key(op, depth)].append(op)
+        members[key_of(op, depth)].append(op)
     boxes = {key: _box(key, group, rank) for key, group in members.items()}
     box_of = {op.name: boxes[key] for key, group in members.items() for op in group}
     lanes: dict[str, list[Box]] = defaultdict(list)
@@ -85,8 +90,9 @@ def _lane_order(lane: str) -> tuple[object, ...]:
     return (lane.startswith("shard"), *natural_order(lane.split(" on ")[0].replace("shard ", "shard:")))
 
 
-def _box_key(op: PlacedOp, depth: int) -> tuple[str, str]:
-    return lane_of(op), "/".join(scope_path(op)[:depth])
+def _box_key(op: PlacedOp, depth: int, alike: bool) -> tuple[str, str]:
+    label = "/".join(scope_path(op)[:depth])
+    return lane_of(op), re.sub(r"_\d+( \(\w+\))?$", r"\1", label) if alike else label
 
 
 def scope_path(op: PlacedOp) -> list[str]:

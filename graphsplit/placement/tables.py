@@ -32,10 +32,10 @@ def render(placement: Placement) -> str:
 def format_flops(count: int) -> str:
     """Return a number of FLOPs for people.
 
-    >>> format_flops(1_200_000)
-    '1.2 MFLOPs'
+    >>> format_flops(4_040_000_000)
+    '4.0 GFLOPs'
     """
-    size, units = float(count), ["FLOPs", "kFLOPs", "MFLOPs", "FLOPs", "TFLOPs", "PFLOPs"]
+    size, units = float(count), ["FLOPs", "kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs"]
     while size >= 1000 and len(units) > 1:
         size, units = size / 1000, units[1:]
     return f"{size:.0f} {units[0]}" if units[0] == "FLOPs" else f"{size:.1f} {units[0]}"

@@ -81,6 +81,7 @@ function finishGroup(group) {
     group.children[i] = child;
   }
   group.children.sort((a, b) => a.rank - b.rank);
+  if (group.children.length > MOST) gatherAlike(group);
   if (group.children.length > MOST) divide(group);
   group.children.forEach((child) => add(group, child));
 }
@@ -94,15 +95,47 @@ function add(group, child) {
   group.quiet = group.quiet && (op ? quiet(op) : child.quiet);
 }
 
-function divide(group) {
-  const all = group.children, size = Math.max(MOST / 2, Math.ceil(all.length / MOST));
+const stem = (label) => label.replace(/_\d+( \(\w+\))?$/, "$1");
+
+function gatherAlike(group) { // AddN, AddN_1, AddN_2, ... become one group
+  const alike = new Map();
+  for (const child of group.children) {
+    const key = child.children ? child : stem(child.label);
+    alike.set(key, [...(alike.get(key) || []), child]);
+  }
   group.children = [];
-  for (let start = 0; start < all.length; start += size) {
-    const part = all.slice(start, start + size);
-    const run = newGroup(part[0].label + " \u2026 " + part[part.length - 1].label, group, group.lane);
-    part.forEach((child) => { child.parent = run; run.children.push(child); add(run, child); });
+  for (const [key, members] of alike) {
+    if (members.length < 4) { group.children.push(...members); continue; }
+    const run = newGroup(key + " \u00d7 " + members.length, group, group.lane);
+    members.forEach((child) => { child.parent = run; run.children.push(child); });
+    if (members.length > MOST) divide(run);
+    run.children.forEach((child) => add(run, child));
     group.children.push(run);
   }
+  group.children.sort((a, b) => a.rank - b.rank);
+}
+
+function divide(group) { // into runs of consecutive members; groups stay as they are, unless they are too many
+  const all = group.children, groups = all.filter((child) => child.children).length;
+  const size = Math.max(MOST / 2, Math.ceil(all.length / MOST));
+  group.children = [];
+  let run = [];
+  const flush = () => {
+    if (run.length < 2) group.children.push(...run); else group.children.push(runOf(run, group));
+    run = [];
+  };
+  for (const child of all) {
+    if (child.children && groups <= MOST) { flush(); group.children.push(child); continue; }
+    run.push(child);
+    if (run.length >= size) flush();
+  }
+  flush();
+}
+
+function runOf(members, group) {
+  const run = newGroup(members[0].label + " \u2026 " + members[members.length - 1].label, group, group.lane);
+  members.forEach((child) => { child.parent = run; run.children.push(child); add(run, child); });
+  return run;
 }
 
 function shown(item) { // the item itself, or the outermost closed group that hides it

@@ -1,4 +1,5 @@
 // Layout and drawing: lanes side by side, rows in the order of execution, only what is in view is in the document.
+const MOST_ARROWS = 160; // the largest in view, and all of what is selected
 const ROW = 34, GAP = 8, MARGIN = 74, INDENT = 12, TOP = 12;
 let LANE = 230;
 const svg = document.getElementById("graph"), canvas = document.getElementById("canvas");
@@ -158,11 +159,16 @@ function drawArrows(layer, top, bottom) {
   const drawn = arrows.filter((t) => t.a.row && t.b.row && Math.min(t.a.row.y, t.b.row.y) < bottom && Math.max(t.a.row.y, t.b.row.y) > top);
   drawn.sort((a, b) => b.bytes - a.bytes);
   const labels = [];
-  for (const arrow of drawn.slice(0, 600)) {
+  const chosen = drawn.filter((arrow) => arrow.a === selected || arrow.b === selected);
+  const most = Math.max(MOST_ARROWS - chosen.length, 0);
+  const crowd = Math.min(1, 40 / drawn.length);
+  for (const arrow of [...chosen, ...drawn.filter((arrow) => !chosen.includes(arrow)).slice(0, most)]) {
     const e = ends(arrow.a, arrow.b);
     if (!e) continue;
-    const color = deviceColor(arrow.from), width = 1 + Math.min(5, Math.log10(1 + arrow.bytes / 1000));
-    const path = node("path", { class: "arrow", d: curve(e), stroke: color, "stroke-width": width }, layer);
+    const color = deviceColor(arrow.from), own = chosen.includes(arrow);
+    const width = 1 + Math.min(5, Math.log10(1 + arrow.bytes / 1000)) * (own ? 1 : 0.35 + 0.65 * crowd);
+    const look = { class: "arrow", d: curve(e), stroke: color, "stroke-width": width, opacity: own ? 1 : 0.25 + 0.4 * crowd };
+    const path = node("path", look, layer);
     const what = arrow.count + (arrow.count === 1 ? " tensor" : " tensors");
     node("title", {}, path, `${formatBytes(arrow.bytes)} in ${what}, ${deviceName(arrow.from)} \u2192 ${deviceName(arrow.to)}`);
     const side = e.x2 > e.x1 ? -1 : 1;
