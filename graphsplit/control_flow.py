@@ -34,7 +34,7 @@ class Mesh:
 
     def _forward(self, program: Program, layouts: Sequence[Layout], outputs: Sequence[Layout] = ()) -> Forward:
         whole = {t for t, layout in zip(program.outputs, outputs, strict=False) if layout is REPLICATE}
-        return Forward(program, layouts, self.answer, whole, {})
+        return Forward(program, layouts, self.answer, whole, {}, local=True)
 
     def _plan(self, program: Program, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Plan | Declined:
         backward = Backward(program, self._forward(program, inputs, outputs), outputs, local=True)

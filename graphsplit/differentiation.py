@@ -21,6 +21,7 @@ from graphsplit.execution import Executable, resource_devices
 from graphsplit.layouts import REPLICATE, Layout, Shard
 from graphsplit.planning import plan_program
 from graphsplit.plans import Plan
+from graphsplit.programs import Program, Tensor
 from graphsplit.tensorflow_internals import (
     no_recording,
     record_on_tapes,
@@ -69,7 +70,9 @@ class Differentiable:
     def pair(self, watched: tuple[bool, ...] | None = None) -> ForwardAndBackward:
         """Return the function with its gradients by the arguments and captures that are `watched` (None: by all)."""
         program = self.trace.program
-        watched = watched or (True,) * (len(program.inputs) + len(program.captures))
+        if watched is None or any(op.bodies for op in program.ops):
+            # TensorFlow changes a loop when it differentiates it, so loops are differentiated once, by everything.
+            watched = (True,) * (len(program.inputs) + len(program.captures))
         if watched not in self._pairs:
             self._pairs[watched] = ForwardAndBackward(self, watched)
         return self._pairs[watched]
@@ -86,10 +89,14 @@ class ForwardAndBackward:
         self.single = single
         program = single.trace.program
         is_float = [_is_differentiable(program.ops[t.op].out_dtypes[t.index]) for t in program.outputs]
-        groups = [[k for k, differentiable in enumerate(is_float) if differentiable]]
-        joint = _trace_joint(single.trace, groups, watched)
-        if len(apart := _outputs_by_sources(joint)) > 1:
-            joint = _trace_joint(single.trace, apart, watched)
+        floats = [k for k, differentiable in enumerate(is_float) if differentiable]
+        if any(op.bodies for op in program.ops):
+            sources = (*program.inputs, *program.captures)
+            joint = _trace_joint(single.trace, _grouped(program, sources, floats, program.outputs), watched)
+        else:
+            joint = _trace_joint(single.trace, [floats], watched)
+            if len(apart := _outputs_by_sources(joint)) > 1:
+                joint = _trace_joint(single.trace, apart, watched)
         self._joint = joint
         layouts = [_layout_of(single, k) for group in joint.groups for k in group]
         self.plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
@@ -244,16 +251,33 @@ def _outputs_by_sources(joint: _Joint) -> list[list[int]]:
     program, group = joint.trace.program, joint.groups[0]
     arguments = len(program.inputs) - len(group)
     first = len(program.outputs) - len(structures.leaves(joint.gradients[0]))
-    readers: dict[int, list[int]] = {}
-    for op in program.ops:
-        for tensor in op.inputs:
-            readers.setdefault(tensor.op, []).append(op.index)
+    readers = _readers(program)
     found: dict[tuple[int, ...], list[int]] = {}
     for k, seed in zip(group, program.inputs[arguments:], strict=True):
         reached = descendants(readers, [seed])
         key = tuple([i for i, t in enumerate(program.outputs[first:]) if t.op in reached])
         found.setdefault(key, []).append(k)
     return list(found.values())
+
+
+def _grouped(
+    program: Program, sources: Sequence[int], chosen: Sequence[int], outputs: Sequence[Tensor]
+) -> list[list[int]]:
+    """Return the chosen outputs grouped by the sources that they can depend on, before anything is differentiated."""
+    readers = _readers(program)
+    reached = [descendants(readers, [source]) for source in sources]
+    found: dict[tuple[int, ...], list[int]] = {}
+    for k in chosen:
+        found.setdefault(tuple([i for i, r in enumerate(reached) if outputs[k].op in r]), []).append(k)
+    return list(found.values()) or [[]]
+
+
+def _readers(program: Program) -> dict[int, list[int]]:
+    readers: dict[int, list[int]] = {}
+    for op in program.ops:
+        for tensor in op.inputs:
+            readers.setdefault(tensor.op, []).append(op.index)
+    return readers
 
 
 def _gradients_only(single: Trace, joint: _Joint, g: int) -> Trace:

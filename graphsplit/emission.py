@@ -216,7 +216,9 @@ class _Emitter:
         for operand, position, value in sharded.resize:
             layout = sharded.gives[0]
             assert isinstance(layout, Shard)
-            values.setdefault(operand, np.array(value))[position] = layout.size(self.plan.rows[d])
+            own = values.setdefault(operand, np.array(value))
+            if position is not None:
+                own[position] = layout.size(self.plan.rows[d])
         return [(operand, value, self._dtype(op.inputs[operand])) for operand, value in values.items()]
 
     def _dtype(self, tensor: Tensor) -> Any:

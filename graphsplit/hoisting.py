@@ -110,8 +110,8 @@ class _Hoister:
         for i, reference in enumerate(data[before:]):
             if node.attr[types].list.type[i] != _RESOURCE:
                 continue
-            dtypes = {d for name in names for d in _dtypes_read(self.library[name], i, loop)}
-            if len(dtypes) != 1 or None in dtypes or (loop and spelling.format(node.name, i) in returned):
+            dtypes = {d or 0 for name in names for d in _dtypes_read(self.library[name], i, loop)}
+            if len(dtypes) != 1 or 0 in dtypes or (loop and spelling.format(node.name, i) in returned):
                 continue
             chosen[i] = dtypes.pop()
             if loop:

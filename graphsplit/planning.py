@@ -16,7 +16,7 @@ from graphsplit.control_flow import Mesh
 from graphsplit.demands import Backward
 from graphsplit.errors import CheckError, StrictError, bullet_list
 from graphsplit.layouts import REPLICATE, Layout, Replicate
-from graphsplit.plans import Plan, format_bytes
+from graphsplit.plans import Plan, Reshard, format_bytes
 from graphsplit.programs import Program
 from graphsplit.propagation import Forward
 
@@ -90,9 +90,16 @@ def _impossible(program: Program, backward: Backward) -> dict[int, str]:
         if program.ops[tensor.op].out_dtypes[tensor.index] != tf.variant:
             continue
         if not isinstance(reshard.source, Replicate):
-            found[tensor.op] = "its list is read whole"
+            found[tensor.op] = "its list is read whole" + _by_whom(program, backward, reshard)
             continue
         for op, step in zip(program.ops, backward.steps, strict=True):
             if step.shards and (tensor, reshard.target) in zip(op.inputs, step.shards.wants, strict=True):
                 found[op.index] = "its list is made whole"
     return found
+
+
+def _by_whom(program: Program, backward: Backward, reshard: Reshard) -> str:
+    for op, step in zip(program.ops, backward.steps, strict=True):
+        if step.home and step.reason and reshard.tensor in op.inputs:
+            return f" by {op.type}: {step.reason}"
+    return ""

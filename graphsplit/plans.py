@@ -163,10 +163,8 @@ class Plan:
         for name, position, layout in zip(
             self.program.input_names, self.program.inputs, self.input_layouts, strict=True
         ):
-            shape = ops[position].out_shapes[0]
-            lines.append(
-                f"  argument {name}: {ops[position].out_dtypes[0].name}{list(shape) if shape is not None else ''} {layout}"
-            )
+            shape, dtype = ops[position].out_shapes[0], ops[position].out_dtypes[0].name
+            lines.append(f"  argument {name}: {dtype}{list(shape) if shape is not None else ''} {layout}")
         lines.append(f"  on every shard: {_count(self.sharded_ops)}")
         lines.append(f"  once, at home:  {_count(self.home_ops)}")
         return lines

@@ -305,6 +305,8 @@ class _Reader:
         values = fold(op) if op.type in FOLDABLE and not op.controls else None
         if op.type == "VariableShape":
             values = self._shape_of_variable(op)
+        elif op.type == "TensorListElementShape":
+            values = self._shape_of_elements(op)
         if values is None:
             self.ops.append(op)
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
@@ -322,6 +324,12 @@ class _Reader:
         if held is None or not held[1].is_fully_defined():
             return None
         return [np.array(held[1].as_list(), op.out_dtypes[0].as_numpy_dtype)]
+
+    def _shape_of_elements(self, op: Op) -> list[np.ndarray] | None:
+        held = self._elements.get(op.inputs[0])
+        if held is None or held[1].rank is None:
+            return None
+        return [np.array([-1 if size is None else size for size in held[1]], op.out_dtypes[0].as_numpy_dtype)]
 
     def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> dict[str, Program]:
         """Return the programs of the functions that a loop or branch calls."""

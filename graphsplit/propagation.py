@@ -21,6 +21,7 @@ class Forward:
       control_flow: answers for ops that have bodies.
       whole_outputs: the outputs that are wanted whole.
       kept_home: ops that must run at home, with the reason.
+      local: whether this is a body that every shard runs by itself.
 
     Attributes:
       answers: for each op how it runs on the shards, or None if its natural place is home.
@@ -35,6 +36,7 @@ class Forward:
         control_flow: ControlFlowRule,
         whole_outputs: Collection[Tensor],
         kept_home: Mapping[int, str],
+        local: bool = False,
     ):
         self.program = program
         self.answers: list[Sharded | None] = []
@@ -42,6 +44,7 @@ class Forward:
         self.seen: list[tuple[Layout, ...]] = []
         self._control_flow = control_flow
         self._kept_home = kept_home
+        self._local = local
         self._wanted_whole = _tensors_wanted_whole(program, whole_outputs)
         arguments = dict(zip(program.inputs, input_layouts, strict=True))
         for op in program.ops:
@@ -82,7 +85,7 @@ class Forward:
         rule = rule_of(op.type)
         if rule is None:
             return Declined(f"no rule for {op.type}")
-        return answer(rule, op, layouts, [self.program.bytes(t) for t in op.inputs])
+        return answer(rule, op, layouts, [self.program.bytes(t) for t in op.inputs], self._local)
 
     def _as_seen(self, op: Op, output: int, layout: Layout) -> Layout:
         """A partial sum stays partial only while every reader is linear in it: it is reduced once, not twice."""

@@ -27,10 +27,8 @@ from tensorflow.python.framework import kernels, op_def_registry
 
 # What a captured resource holds (a variable's dtype and shape); the public handle does not say.
 # How a read makes tapes watch a trainable variable, without reading it.
-from tensorflow.python.ops import resource_variable_ops
-
 # Whether the graph being built is to be compiled by XLA as a whole, which would erase all placement.
-from tensorflow.python.ops import control_flow_util, handle_data_util
+from tensorflow.python.ops import control_flow_util, handle_data_util, resource_variable_ops
 
 # The form in which the profiler writes what it recorded; the protos come with TensorFlow, under no public name.
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -157,6 +155,7 @@ def partition_graphs() -> Iterator[list[Any]]:
     """
     collected: list[Any] = []
     context.context().enable_run_metadata()
+    context.context().export_run_metadata()  # what an earlier block left behind
     try:
         yield collected
         metadata = context.context().export_run_metadata()

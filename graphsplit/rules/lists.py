@@ -30,7 +30,14 @@ def _rule(op: Op, inputs: tuple[Dims, ...], outputs: tuple[Dims, ...], shape: in
 
 @register("EmptyTensorList", "TensorListReserve")
 def make_list(op: Op) -> Factors | Declined:
-    """A list without elements is whatever its elements will be."""
+    """A list without elements is whatever its elements will be.
+
+    A shape that is only known at run time (a backward loop recalls the forward list's) is that of whole elements; on
+    the shards it is left open.
+    """
+    if 0 not in op.constants:
+        unknown = Resize(0, None, np.array(-1))
+        return Factors((None, None), (ELEMENTS,), resize=dict.fromkeys(range(len(ELEMENTS or ())), (unknown,)))
     return _rule(op, (None, None), (ELEMENTS,), shape=0)
 
 

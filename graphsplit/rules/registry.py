@@ -41,11 +41,11 @@ ELEMENTS: Dims = tuple(range(16))
 class Resize(NamedTuple):
     """A shape operand holds the size of the output's sharded axis: element `position` becomes each device's own.
 
-    `value` is the operand as the single device has it.
+    `value` is the operand as the single device has it; with no position, it is what every device gets instead.
     """
 
     operand: int
-    position: int
+    position: int | None
     value: np.ndarray
 
 
@@ -148,12 +148,12 @@ def ruled_types() -> frozenset[str]:
     return frozenset(_RULES)
 
 
-def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int]) -> Answer:
+def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int], may_grow: bool = False) -> Answer:
     """Return how `op` runs on the shards, given the layouts (and sizes in bytes) of its inputs.
 
     Partial sums stay partial where the op is linear in them and its result is not larger than they are, so that what
-    is reduced is small; elsewhere they are wanted whole. Among sharded inputs
-    the factor that keeps most bytes where they are wins; the other inputs are resharded to fit.
+    is reduced is small (or it `may_grow`, in a loop, where nothing can be reduced); elsewhere they are wanted whole.
+    Among sharded inputs the factor that keeps most bytes where they are wins; the others are resharded to fit.
     """
     if rule.layouts is not None:
         special = rule.layouts(op, layouts)
@@ -161,7 +161,7 @@ def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int]) 
             return special
     partial = [i for i, layout in enumerate(layouts) if layout == PARTIAL_SUM]
     others_whole = not any(isinstance(layout, Shard) for layout in layouts)
-    if partial and others_whole and _is_linear_in(rule, op, partial) and not _grows(op, partial):
+    if partial and others_whole and _is_linear_in(rule, op, partial) and (may_grow or not _grows(op, partial)):
         wants = tuple(PARTIAL_SUM if i in partial else REPLICATE for i in range(len(layouts)))
         return Sharded(wants, (PARTIAL_SUM,) * len(op.out_shapes))
     factors = rule.factors(op)
