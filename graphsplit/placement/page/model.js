@@ -146,22 +146,22 @@ function shown(item) { // the item itself, or the outermost closed group that hi
 
 const pathOf = (group) => (group.parent && group.parent.parent ? pathOf(group.parent) + "/" : "") + group.label;
 
-function openUntil(tree, most) { // open the groups with most work first, the same in all shards, while the view is small
+function openUntil(tree, most) { // open groups level by level, the same in all shards, while the view is small
   let rows = tree.lanes.reduce((sum, lane) => sum + lane.root.children.length, 0);
-  const closed = new Map();
-  const offer = (child) => {
-    if (!child.children || child.quiet) return;
-    const path = (child.lane.shard ? "s:" : "h:") + pathOf(child);
-    closed.set(path, [...(closed.get(path) || []), child]);
-  };
-  tree.lanes.forEach((lane) => lane.root.children.forEach(offer));
-  while (closed.size) {
+  let level = tree.lanes.flatMap((lane) => lane.root.children);
+  while (level.length) {
+    const closed = new Map();
+    for (const group of level.filter((child) => child.children && !child.quiet)) {
+      const path = (group.lane.shard ? "s:" : "h:") + pathOf(group);
+      closed.set(path, [...(closed.get(path) || []), group]);
+    }
     const work = (groups) => groups.reduce((sum, group) => sum + group.count, 0);
-    const [path, groups] = [...closed].reduce((a, b) => (work(b[1]) > work(a[1]) ? b : a));
-    closed.delete(path);
-    const more = groups.reduce((sum, group) => sum + group.children.length, 0);
-    if (rows + more > most) continue;
-    rows += more;
-    groups.forEach((group) => { group.open = true; group.children.forEach(offer); });
+    level = [];
+    for (const groups of [...closed.values()].sort((a, b) => work(b) - work(a))) {
+      const more = groups.reduce((sum, group) => sum + group.children.length, 0);
+      if (rows + more > most) return;
+      rows += more;
+      groups.forEach((group) => { group.open = true; level.push(...group.children); });
+    }
   }
 }
