@@ -16,6 +16,18 @@ RUNS = {
     "polynomial_fit_tf1.py": ["--steps", "2500"],
     "training_loop.py": ["--steps", "5"],
     "strategy_side_by_side.py": ["--samples", "330", "--batch", "64", "--epochs", "2"],
+    "model_parallel_lstm.py": [
+        "--samples",
+        "9",
+        "--timesteps",
+        "4",
+        "--features",
+        "3",
+        "--units",
+        "5",
+        "--steps",
+        "30",
+    ],
     "minigooglenet.py": ["--samples", "18", "--batch", "9", "--epochs", "1", "--devices", "2"],
     "multi_gpu_xception.py": [
         "--devices",
@@ -74,6 +86,13 @@ def test_strategy_side_by_side(tmp_path):
     assert differences[0] == 0
     assert differences[1] > 1e-3  # MirroredStrategy gives other numbers
     assert differences[2] < 1e-5
+
+
+def test_model_parallel_lstm(tmp_path):
+    printed = run("model_parallel_lstm.py", tmp_path)
+    assert "sequence a: /device:CPU:0\nsequence b: /device:CPU:1\n" in printed
+    before, after = re.search(r"loss (\S+) at first, (\S+) after", printed).groups()
+    assert float(after) < float(before)
 
 
 @pytest.mark.long

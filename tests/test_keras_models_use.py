@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.tensorflow_internals import partition_graphs
 from tests.keras_cases import CASES, ROWS, SPARSE, assert_same, assert_sharded, classes, copied, numbers, state
 
 layers = keras.layers
@@ -322,3 +323,31 @@ def test_relocation_trains_on_the_cpu():
     plan = model.train_function.plan()
     assert plan.home == "/device:CPU:0"
     assert plan.devices == ("/device:CPU:1", "/device:CPU:2")
+
+
+def test_a_shared_layer_on_two_devices_goes_forward_and_backward_there():
+    keras.utils.set_random_seed(1)
+    shared, head = layers.LSTM(5), layers.Dense(1)
+    shared.build((None, 4, 3))
+    head.build((None, 10))
+    variables = [v.value for v in (*shared.trainable_variables, *head.trainable_variables)]
+    a, b = tf.constant(numbers(4, 3)), tf.constant(numbers(4, 3, seed=6))
+
+    def step(left, right):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(head(tf.concat([left(a), right(b)], -1)) ** 2)
+        return loss, tape.gradient(loss, variables)
+
+    left, right = (gs.parallelize(shared, devices=[device]) for device in ("CPU:1", "CPU:2"))
+    placed = tf.function(lambda: step(left, right))
+    with partition_graphs() as graphs:
+        actual = placed()
+    expected = step(shared, shared)
+    assert_same([("loss", actual[0])], [("loss", expected[0])])
+    assert_same(*[[(str(i), g.numpy()) for i, g in enumerate(grads)] for grads in (actual[1], expected[1])])
+    found = {"forward": set(), "backward": set()}
+    for node in [node for graph in graphs for node in graph.node if "MatMul" in node.op and "lstm_cell" in node.name]:
+        call, device = node.name.split("/")[0], node.device.split("device:")[1]
+        found["backward" if "while_grad" in node.name else "forward"].add((call, device))
+    for calls in found.values():
+        assert sorted(device for _, device in calls) == ["CPU:1", "CPU:2"], found
