@@ -25,6 +25,7 @@ class Mesh:
 
     devices: tuple[str, ...]
     rows: tuple[int, ...]
+    random: str = "exact"
 
     def answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         """Return how a loop or branch runs on the shards, each by itself, or why it cannot."""
@@ -37,7 +38,13 @@ class Mesh:
         return Forward(program, layouts, self.answer, whole, {}, local=True)
 
     def _plan(self, program: Program, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Plan | Declined:
-        backward = Backward(program, self._forward(program, inputs, outputs), outputs, local=True)
+        backward = Backward(
+            program,
+            self._forward(program, inputs, outputs),
+            outputs,
+            local=True,
+            independent=self.random == "independent",
+        )
         if backward.obstacles:
             return Declined(backward.obstacles[0])
         return Plan(
@@ -49,6 +56,7 @@ class Mesh:
             steps=tuple(backward.steps),
             reshards=(),
             output_layouts=tuple(outputs),
+            random=self.random,
         )
 
     def _answer_loop(self, op: Op, layouts: Sequence[Layout]) -> Answer:

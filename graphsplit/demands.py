@@ -10,7 +10,8 @@ from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Replicate, Shard
 from graphsplit.plans import Reshard, Step
 from graphsplit.programs import Op, Program, Tensor
 from graphsplit.propagation import Forward
-from graphsplit.rules import Sharded, answer_for_output, rule_of
+from graphsplit.rules import Sharded, answer_for_output
+from graphsplit.rules.random import STATEFUL_RANDOM, rule_to_make
 
 _DEEPEST_REMAKE = 24
 _INFINITE = 1 << 62
@@ -28,6 +29,7 @@ class Backward:
       output_layouts: the layouts in which the outputs are wanted.
       local: whether every shard runs the program by itself, as the body of a loop: then whole ops run on every shard,
         and there is nobody to exchange rows with.
+      independent: whether shards may draw random numbers of their own.
 
     Attributes:
       steps: what becomes of each op.
@@ -35,13 +37,21 @@ class Backward:
       obstacles: for a local program, why it cannot run by itself.
     """
 
-    def __init__(self, program: Program, natural: Forward, output_layouts: Sequence[Layout], local: bool = False):
+    def __init__(
+        self,
+        program: Program,
+        natural: Forward,
+        output_layouts: Sequence[Layout],
+        local: bool = False,
+        independent: bool = False,
+    ):
         self.program = program
         self.natural = natural
         self.steps: list[Step] = [Step()] * len(program.ops)
         self.reshards: list[Reshard] = []
         self.obstacles: list[str] = []
         self._local = local
+        self._independent = independent
         self._demands: list[dict[tuple[int, _Demand], None]] = [{} for _ in program.ops]
         self._required = set(program.effects) | set(program.captures) | set(program.inputs)
         self._costs: dict[tuple[Tensor, Layout], int] = {}
@@ -138,8 +148,8 @@ class Backward:
     def _remake(self, tensor: Tensor, layout: Shard) -> Sharded | None:
         """Return how to make a whole tensor in pieces, if that moves fewer bytes than cutting it."""
         op = self.program.ops[tensor.op]
-        rule = rule_of(op.type)
-        if rule is None or op.stateful or op.controls or op.index in self._inputs:
+        rule = rule_to_make(op.type, self._independent)
+        if rule is None or not self._may_repeat(op):
             return None
         found = answer_for_output(rule, op, tensor.index, layout)
         if found is None:
@@ -162,15 +172,21 @@ class Backward:
         self._costs[tensor, layout] = cost
         return cost
 
+    def _may_repeat(self, op: Op) -> bool:
+        """Return whether an op may run on every shard instead of once: nobody could tell the difference."""
+        if op.type in STATEFUL_RANDOM:
+            return self._independent
+        return not (op.stateful or op.controls or op.index in self._inputs)
+
     def _size(self, tensor: Tensor, layout: Layout) -> int:
         """Return the bytes that travel when a tensor is cut. Lists cannot be: nothing is dearer."""
         opaque = self.program.ops[tensor.op].out_dtypes[tensor.index] == tf.variant
         return _INFINITE if opaque and layout is not REPLICATE else self.program.bytes(tensor)
 
     def _remake_cost(self, op: Op, tensor: Tensor, layout: Layout, depth: int) -> int:
-        rule = rule_of(op.type)
+        rule = rule_to_make(op.type, self._independent)
         size = self._size(tensor, layout)
-        if rule is None or op.stateful or op.controls or not isinstance(layout, Shard) or op.index in self._inputs:
+        if rule is None or not self._may_repeat(op) or not isinstance(layout, Shard):
             return size
         found = answer_for_output(rule, op, tensor.index, layout)
         if found is None:

@@ -178,7 +178,13 @@ def _layout_of(single: Differentiable, output: int) -> Layout:
 
 def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
     return plan_program(
-        trace.program, devices=plan.devices, rows=plan.rows, home=plan.home, input_layouts=layouts, notes=plan.notes
+        trace.program,
+        devices=plan.devices,
+        rows=plan.rows,
+        home=plan.home,
+        input_layouts=layouts,
+        random=plan.random,
+        notes=plan.notes,
     )
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from graphsplit import communication
 from graphsplit.errors import CheckError
@@ -23,6 +24,7 @@ from graphsplit.hoisting import named_by_content, rename_functions
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
 from graphsplit.plans import Plan
 from graphsplit.programs import Op, Tensor
+from graphsplit.rules import Sharded
 
 
 @dataclass(frozen=True, eq=False)
@@ -170,25 +172,80 @@ class _Emitter:
         name = prefix + op.name
         inputs = [self._read(tensor, want, d) for tensor, want in zip(op.inputs, sharded.wants, strict=True)]
         for operand, value, dtype in self._resized(op, d):
-            inputs[operand] = f"{name}/operand_{operand}"
+            inputs[operand] = f"{name}/graphsplit_operand_{operand}"
             self._add(constant_node(inputs[operand], value, dtype, device), d)
         for c in op.controls:
             if not self._is_argument(c):
                 inputs += [
                     f"^{n}" for n in ([prefix + self.program.ops[c].name] if self._is_sharded(c) else self._names(c))
                 ]
-        if not sharded.rescale:
+        if sharded.draw:
+            self._draw(op, sharded, inputs, d)
+        elif not sharded.rescale:
             node = self._copy(op, name, device, inputs)
             if sharded.bodies:
                 self._localise_bodies(node, sharded.bodies, d)
         else:
             share = self.plan.rows[d] / self.plan.batch
             dtype = op.out_dtypes[0]
-            self._add(constant_node(f"{name}/share", np.array(share, dtype.as_numpy_dtype), dtype, device), d)
-            self._copy(op, f"{name}/local", device, inputs)
-            self.shard_of[f"{name}/local"] = d
-            self.nodes.append(make_node(name, "Mul", [f"{name}/local", f"{name}/share"], device, T=dtype))
+            self._add(
+                constant_node(f"{name}/graphsplit_share", np.array(share, dtype.as_numpy_dtype), dtype, device), d
+            )
+            self._copy(op, f"{name}/graphsplit_local", device, inputs)
+            self.shard_of[f"{name}/graphsplit_local"] = d
+            self.nodes.append(
+                make_node(name, "Mul", [f"{name}/graphsplit_local", f"{name}/graphsplit_share"], device, T=dtype)
+            )
         self.shard_of[name] = d
+
+    def _draw(self, op: Op, sharded: Sharded, inputs: list[str], d: int) -> None:
+        """Write a random op that draws the numbers of shard `d`'s rows."""
+        name, device = self._prefixes[d] + op.name, self._devices[d]
+        layout, draw = sharded.gives[0], sharded.draw
+        shape = [size or 0 for size in op.out_shapes[0] or ()]
+        assert isinstance(layout, Shard)
+        assert draw is not None
+        if self.plan.random == "independent":
+            stream = np.array([0, (d + 1) << 32], np.uint64)  # the high word: another sequence
+            node = self._copy(op, name, device, inputs if not draw.skip else self._moved(inputs, stream, name, d))
+            if "seed2" in node.attr:
+                node.attr["seed2"].i += (d + 1) * 0x9E3779B1 % (1 << 31)
+            return
+        rows = self.plan.rows
+        per_row = int(np.prod(shape[1:], dtype=np.int64)) * layout.blocks[0]
+        first = sum(rows[:d]) * per_row
+        spare = first % draw.group
+        inputs = self._moved(inputs, np.array([first // draw.group * draw.skip, 0], np.uint64), name, d)
+        if not spare:
+            self._copy(op, name, device, inputs)
+            return
+        parts = {
+            "shape": np.array([spare + rows[d] * per_row], np.int64),
+            "begin": np.array([spare], np.int64),
+            "size": np.array([-1], np.int64),
+            "local_shape": np.array([layout.size(rows[d]), *shape[1:]], np.int64),
+        }
+        for part, value in parts.items():
+            self._add(constant_node(f"{name}/graphsplit_{part}", value, tf.int64, device), d)
+        name, shaped_name = f"{name}/graphsplit", name
+        flat = self._copy(op, f"{name}_flat", device, [f"{name}_shape", *inputs[1:]])
+        flat.attr["Tshape"].type = tf.int64.as_datatype_enum
+        dtype = op.out_dtypes[0]
+        cut = [f"{name}_flat", f"{name}_begin", f"{name}_size"]
+        self._add(make_node(f"{name}_rows", "Slice", cut, device, T=dtype, Index=tf.int64), d)
+        shaped = [f"{name}_rows", f"{name}_local_shape"]
+        self._add(make_node(shaped_name, "Reshape", shaped, device, T=dtype, Tshape=tf.int64), d)
+        self.shard_of[f"{name}_flat"] = d
+
+    def _moved(self, inputs: list[str], steps: np.ndarray, name: str, d: int) -> list[str]:
+        """Return the inputs of a stateless random op with its counter moved on by `steps` (low and high word)."""
+        if not steps.any():
+            return inputs
+        device = self._devices[d]
+        self._add(constant_node(f"{name}/graphsplit_steps", steps, tf.uint64, device), d)
+        added = [inputs[2], f"{name}/graphsplit_steps"]
+        self._add(make_node(f"{name}/graphsplit_counter", "AddV2", added, device, T=tf.uint64), d)
+        return [*inputs[:2], f"{name}/graphsplit_counter", *inputs[3:]]
 
     def _localise_bodies(self, node: Any, bodies: Mapping[str, Plan], d: int) -> None:
         """Let a loop or branch call bodies made for shard `d`. Shards of the same size share them."""
@@ -209,16 +266,16 @@ class _Emitter:
         self.shard_of[node.name] = d
 
     def _resized(self, op: Op, d: int) -> list[tuple[int, np.ndarray, Any]]:
-        """Return the shape operands that hold the size of a sharded axis, with this device's size in its place."""
+        """Return the operands that hold the size of a sharded axis, or a place on it, with this device's in its stead."""
         sharded = self.plan.steps[op.index].shards
         assert sharded is not None
         values: dict[int, np.ndarray] = {}
-        for operand, position, value in sharded.resize:
-            layout = sharded.gives[0]
+        for operand, position, value, per_row in sharded.resize:
+            layout, rows = sharded.gives[0], self.plan.rows[d]
             assert isinstance(layout, Shard)
             own = values.setdefault(operand, np.array(value))
             if position is not None:
-                own[position] = layout.size(self.plan.rows[d])
+                own[position] = layout.size(rows) if per_row is None else per_row * rows
         return [(operand, value, self._dtype(op.inputs[operand])) for operand, value in values.items()]
 
     def _dtype(self, tensor: Tensor) -> Any:

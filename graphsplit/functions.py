@@ -172,6 +172,7 @@ class ParallelFunction:
             home=self.home,
             input_layouts=splitting.layouts,
             strict=self._options.strict,
+            random=self._options.random,
             notes=splitting.notes,
         )
         return Differentiable(traced, plan, self._name())
@@ -210,7 +211,9 @@ def parallelize(
       home: the device of whole operations and of variables' updates; the first device if None.
       weights: shares of the batch for unequal devices, `[3, 1]`. A device with weight 0 gets no rows.
       strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home.
-      random: `"exact"` gives one device's random numbers.
+      random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw numbers
+        of its own: reproducible from the seed, different on every shard, not those of one device. It also shards
+        stateful random ops (`tf.random.normal`), which otherwise run at home.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
@@ -232,8 +235,6 @@ def parallelize(
         raise ArgumentError(f"parallelize takes a function, got {fn!r}; options are named: devices=4, split=0, ...")
     if random not in ("exact", "independent"):
         raise ArgumentError(f"random={random!r} is not known; choose 'exact' or 'independent'.")
-    if random == "independent":
-        raise UnsupportedError("random='independent' is not supported yet; 'exact' gives one device's numbers.")
     if isinstance(devices, (list, tuple)):
         devices = tuple(devices)
     options = Options(devices, split, home, None if weights is None else tuple(weights), strict, random)

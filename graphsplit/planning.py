@@ -29,6 +29,7 @@ def plan_program(
     home: str,
     input_layouts: Sequence[Layout],
     strict: bool = False,
+    random: str = "exact",
     notes: Sequence[str] = (),
 ) -> Plan:
     """Decide where every operation runs.
@@ -39,15 +40,16 @@ def plan_program(
       home: the device of whole operations.
       input_layouts: `Shard` or `Replicate` for each argument.
       strict: raise `StrictError` if an operation that carries the batch would run at home.
+      random: `"exact"` or `"independent"`.
 
     Raises:
       StrictError: see `strict`.
     """
-    mesh = Mesh(tuple(devices), tuple(rows))
+    mesh = Mesh(tuple(devices), tuple(rows), random)
     kept_home: dict[int, str] = {}
     while True:
         natural = Forward(program, input_layouts, mesh.answer, program.outputs, kept_home)
-        backward = Backward(program, natural, (REPLICATE,) * len(program.outputs))
+        backward = Backward(program, natural, (REPLICATE,) * len(program.outputs), independent=random == "independent")
         impossible = _impossible(program, backward)
         if not impossible:
             break
@@ -63,6 +65,7 @@ def plan_program(
         steps=tuple(backward.steps),
         reshards=tuple(reversed(backward.reshards)),
         notes=tuple(notes),
+        random=random,
     )
     if strict and plan.stayed_home:
         raise StrictError(_strict_message(plan))

@@ -61,6 +61,7 @@ class Plan:
       notes: one sentence for each thing a user would not expect.
       output_layouts: for the body of a loop or branch, which each shard runs by itself, the layouts of what it
         returns; None for a whole program, which returns whole values.
+      random: `"exact"`: shards draw the numbers of one device; `"independent"`: numbers of their own.
     """
 
     program: Program = field(repr=False)
@@ -72,6 +73,7 @@ class Plan:
     reshards: tuple[Reshard, ...] = field(repr=False)
     notes: tuple[str, ...] = ()
     output_layouts: tuple[Layout, ...] | None = None
+    random: str = "exact"
 
     @property
     def local(self) -> bool:
@@ -112,7 +114,7 @@ class Plan:
         for op, step in zip(self.program.ops, self.steps, strict=True):
             reads: list[tuple[Tensor, Layout]] = [(t, REPLICATE) for t in op.inputs] if step.home else []
             if step.shards:
-                if op.stateful:
+                if op.stateful and not step.shards.draw:
                     raise CheckError(f"{op.name!r} has side effects and would run {len(self.devices)} times.")
                 if len(step.shards.wants) != len(op.inputs) or len(step.shards.gives) != len(op.out_shapes):
                     raise CheckError(f"{op.name!r} wants {step.shards.wants} and gives {step.shards.gives}.")

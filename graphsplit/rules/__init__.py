@@ -1,6 +1,17 @@
 """Op rules, one module per family. Importing this package registers them all."""
 
-from graphsplit.rules import contractions, elementwise, gathers, images, lists, movers, reductions, reshapes, rowwise
+from graphsplit.rules import (
+    contractions,
+    elementwise,
+    gathers,
+    images,
+    lists,
+    movers,
+    random,
+    reductions,
+    reshapes,
+    rowwise,
+)
 from graphsplit.rules.registry import Answer, Declined, Sharded, answer, answer_for_output, rule_of, ruled_types
 
 __all__ = [
@@ -15,6 +26,7 @@ __all__ = [
     "images",
     "lists",
     "movers",
+    "random",
     "reductions",
     "reshapes",
     "rowwise",

@@ -42,11 +42,23 @@ class Resize(NamedTuple):
     """A shape operand holds the size of the output's sharded axis: element `position` becomes each device's own.
 
     `value` is the operand as the single device has it; with no position, it is what every device gets instead.
+    A `per_row` says that the element is so many entries for each row of the batch, and not the size of that axis.
     """
 
     operand: int
     position: int | None
     value: np.ndarray
+    per_row: int | None = None
+
+
+class Draw(NamedTuple):
+    """The op draws random numbers: `group` numbers from each counter, `skip` counters from one group to the next.
+
+    A shard draws the numbers of its rows. With `skip` 0 there is no counter to set, only a seed.
+    """
+
+    group: int
+    skip: int
 
 
 @dataclass(frozen=True)
@@ -58,6 +70,7 @@ class Factors:
       contracted: factors that the outputs lack, and the reduction that joins the devices' parts (`sum`, `max`, ...).
       resize: per factor, the elements of shape operands that hold its size.
       rescale: whether a contracted result is an average: each part is weighted with its share of the rows.
+      draw: for random ops, how to draw the numbers of some rows.
     """
 
     inputs: tuple[Dims, ...]
@@ -65,6 +78,7 @@ class Factors:
     contracted: Mapping[int, str] = field(default_factory=dict)
     resize: Mapping[int, tuple[Resize, ...]] = field(default_factory=dict)
     rescale: bool = False
+    draw: Draw | None = None
 
 
 @dataclass(frozen=True)
@@ -77,6 +91,7 @@ class Sharded:
       resize: the shape operands in which each device has the size of its own shard of the first output.
       rescale: whether each copy's result is multiplied by its device's share of the rows.
       bodies: for loops and branches, the plans of the functions that they call, by name.
+      draw: for random ops, how each shard draws the numbers of its rows.
     """
 
     wants: tuple[Layout, ...]
@@ -84,6 +99,7 @@ class Sharded:
     resize: tuple[Resize, ...] = ()
     rescale: bool = False
     bodies: Mapping[str, Any] = field(default_factory=dict)
+    draw: Draw | None = None
 
 
 @dataclass(frozen=True)
@@ -261,4 +277,4 @@ def _along(factors: Factors, factor: int, blocks: tuple[int, ...]) -> Sharded | 
             gives.append(Partial(factors.contracted[factor]))
         else:
             return None
-    return Sharded(wants, tuple(gives), factors.resize.get(factor, ()), rescale)
+    return Sharded(wants, tuple(gives), factors.resize.get(factor, ()), rescale, draw=factors.draw)

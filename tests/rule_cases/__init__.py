@@ -1,6 +1,6 @@
 """The conformance table of the op rules: for every registered op type, cases that run it sharded."""
 
-from tests.rule_cases import contractions, elementwise, images, lists, movers, picking, reductions, rowwise
+from tests.rule_cases import contractions, elementwise, images, lists, movers, picking, random, reductions, rowwise
 from tests.rule_cases.table import CASES, Case
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "lists",
     "movers",
     "picking",
+    "random",
     "reductions",
     "rowwise",
 ]

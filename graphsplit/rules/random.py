@@ -1,0 +1,52 @@
+"""Random numbers: each shard draws the numbers that its rows have on one device.
+
+TensorFlow's stateless ops use Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), a function
+of a key and a counter. An op makes its numbers in groups; group `i` is made from `counter + i * skip`. So a shard whose
+rows begin at number `n` starts at the counter of the group that holds `n`, and drops what that group has before it.
+"""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from graphsplit.programs import Op
+from graphsplit.rules.contractions import shape_operand
+from graphsplit.rules.registry import Declined, Draw, Factors, Resize, Rule, register, rule_of
+
+_PHILOX, _AUTOMATIC = 1, 3
+_RESERVED = 256  # numbers that a truncated normal may throw away for each that it keeps
+_COUNTER = 4  # 32-bit words that one counter gives
+STATEFUL_RANDOM = frozenset({"RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"})
+
+
+@register("StatelessRandomNormalV2", "StatelessRandomUniformFullIntV2", "StatelessRandomUniformIntV2")
+@register("StatelessRandomUniformV2", "StatelessTruncatedNormalV2")
+def stateless_random(op: Op) -> Factors | Declined:
+    """`(shape, key, counter, algorithm, ...)`: the first axis can be cut, because rows follow each other."""
+    sizes, result, algorithm = shape_operand(op, 0), op.out_shapes[0], op.constants.get(3)
+    if sizes is None or not result:
+        return Declined("its shape is not known when planning")
+    if algorithm is None or int(algorithm) not in (_PHILOX, _AUTOMATIC):
+        return Declined("its algorithm is not Philox")
+    group = _COUNTER // 2 if op.out_dtypes[0] in (tf.float64, tf.int64, tf.uint64) else _COUNTER
+    skip = group * _RESERVED // _COUNTER if "Truncated" in op.type else 1
+    dims = (0, *[None] * (len(result) - 1))
+    inputs = (None,) * len(op.inputs)
+    return Factors(inputs, (dims,), resize={0: (Resize(0, 0, sizes),)}, draw=Draw(group, skip))
+
+
+def stateful_random(op: Op) -> Factors | Declined:
+    """Cut any axis: each shard has an op with a state of its own. Asked only under `random="independent"`."""
+    sizes, result = shape_operand(op, 0), op.out_shapes[0]
+    if sizes is None or not result:
+        return Declined("its shape is not known when planning")
+    resize = {i: (Resize(0, i, sizes),) for i in range(len(result))}
+    return Factors((None,) * len(op.inputs), (tuple(range(len(result))),), resize=resize, draw=Draw(1, 0))
+
+
+_STATEFUL_RULE = Rule(stateful_random)
+
+
+def rule_to_make(op_type: str, independent: bool) -> Rule | None:
+    """Return the rule by which an op may be made in pieces on the shards."""
+    return _STATEFUL_RULE if independent and op_type in STATEFUL_RANDOM else rule_of(op_type)
