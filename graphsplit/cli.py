@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import sys
+import tempfile
+from collections.abc import Iterator
 from typing import Annotated
 
 import typer
@@ -27,29 +31,41 @@ def polyfit(
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps.")] = 2000,
 ) -> None:
     """Fit 5x^2 + 0x + 3 on one device and on several, and compare."""
-    from graphsplit.demos.polyfit import run
 
-    _run(lambda: run(devices, batch, steps))
+    def fit() -> None:
+        from graphsplit.demos.polyfit import run
+
+        run(devices, batch, steps)
+
+    _run(fit)
 
 
 @demo.command()
 def digits(
     devices: Devices = 4,
     batch: Batch = 100,
-    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the training data.")] = 3,
+    epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the training data.")] = 5,
 ) -> None:
     """Train a convolutional network with BatchNormalization on handwritten digits, on one device and on several."""
-    from graphsplit.demos.digits import run
 
-    _run(lambda: run(devices, batch, epochs))
+    def train() -> None:
+        from graphsplit.demos.digits import run
+
+        run(devices, batch, epochs)
+
+    _run(train)
 
 
 @app.command()
 def devices() -> None:
     """List the devices that TensorFlow has here."""
-    from graphsplit.demos.display import show_devices
 
-    show_devices()
+    def show() -> None:
+        from graphsplit.demos.display import show_devices
+
+        show_devices()
+
+    _run(show)
 
 
 @app.command()
@@ -78,8 +94,35 @@ def inspect(
     )
 
 
+@contextlib.contextmanager
+def _quiet_start() -> Iterator[None]:
+    """Keep what TensorFlow's libraries write to the terminal while they load, and show it only if that fails.
+
+    They report on every start which CPU instructions and which GPU drivers they did not find, before any setting of
+    the log level is read; a newcomer would take it for failure. It is C++, so the file descriptor is redirected.
+    """
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            kept.seek(0)
+            os.write(terminal, kept.read())
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+
+
 def _run(action: object) -> None:
     """Run a demo; a graphsplit error is a message for the user, not a traceback."""
+    with _quiet_start():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+        import keras  # noqa: F401  (loads more of TensorFlow's libraries)
     from graphsplit.errors import GraphsplitError
 
     assert callable(action)

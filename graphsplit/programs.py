@@ -286,6 +286,8 @@ class _Reader:
             shapes.append(shape)
             dtypes.append(output.dtype)
             sizes.append(_bytes(output.dtype, shape))
+        if node.op == "Squeeze" and not node.attr["squeeze_dims"].list.i and inputs:
+            node = _with_squeezed_axes(node, self.ops[inputs[0].op].out_shapes[inputs[0].index])
         op = Op(
             index=len(self.ops),
             name=operation.name,
@@ -372,6 +374,16 @@ class _Reader:
             Op(position, name, "Const", (), (), node, (), (value.shape,), (dtype,), (size,), {}, stateful=False)
         )
         self._known[Tensor(position, 0)] = value
+
+
+def _with_squeezed_axes(node: Any, shape: Shape | None) -> Any:
+    """Return a `Squeeze` that names its axes: on a device with one row, the batch is not among them."""
+    if shape is None or None in shape:
+        return node
+    copy = tf.compat.v1.NodeDef()
+    copy.CopyFrom(node)
+    copy.attr["squeeze_dims"].list.i.extend(i for i, size in enumerate(shape) if size == 1)
+    return copy
 
 
 def _bytes(dtype: tf.DType, shape: Shape | None) -> int:

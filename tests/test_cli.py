@@ -1,0 +1,54 @@
+"""The command line, as a newcomer types it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+
+def graphsplit(*arguments: str) -> subprocess.CompletedProcess[str]:
+    program = Path(sys.executable).parent / "graphsplit"
+    return subprocess.run([program, *arguments], capture_output=True, text=True, timeout=200)
+
+
+def test_polyfit():
+    done = graphsplit("demo", "polyfit", "--devices", "3", "--batch", "50", "--steps", "1500")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr == ""
+    coefficients = [float(row.split("│")[4]) for row in done.stdout.splitlines() if row.startswith("│")]
+    for found, true in zip(coefficients, (5.0, 0.0, 3.0), strict=True):
+        assert abs(found - true) < 0.25
+    assert "Plan: 69 operations, 3 shards, home CPU:0" in done.stdout
+    assert "shard 2: CPU:2, 16 rows" in done.stdout
+    difference = re.search(r"Largest difference of a coefficient at any step: (\S+)", done.stdout)
+    assert difference
+    assert float(difference.group(1)) < 1e-5
+
+
+def test_digits():
+    done = graphsplit("demo", "digits", "--devices", "2", "--epochs", "3")
+    assert done.returncode == 0, done.stderr
+    rows = [row.split("│") for row in done.stdout.splitlines() if row.startswith("│")]
+    assert len(rows) == 3
+    for row in rows:
+        assert row[2] == row[3]  # the losses, to five digits
+        assert row[4] == row[5]  # the accuracies
+    assert float(rows[2][4].strip(" %")) > 50
+    difference = re.search(r"Largest difference of the loss at any step: (\S+)", done.stdout)
+    assert difference
+    assert float(difference.group(1)) < 1e-12
+
+
+def test_devices():
+    done = graphsplit("devices")
+    assert done.returncode == 0
+    assert "CPU:0" in done.stdout
+
+
+def test_errors_are_for_the_user():
+    done = graphsplit("demo", "polyfit", "--devices", "0")
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+    assert "--devices" in done.stderr
