@@ -1,0 +1,170 @@
+"""`python -m benchmarks.coverage`: how much of a training step is sharded, for every architecture; planned, not run."""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import time
+from collections import Counter
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+
+import keras
+import tensorflow as tf
+from rich.table import Table
+
+import graphsplit as gs
+from benchmarks.coverage_models import MODELS, application, applications
+from benchmarks.display import console, progress
+from benchmarks.environment import environment
+from graphsplit.layouts import Replicate
+
+ROWS = 11  # a number that is no width of any network: see `summarize`
+
+
+@dataclass(frozen=True)
+class Coverage:
+    """What the plan of one training step says.
+
+    Attributes:
+      ops: all live operations.
+      carrying: those among them that carry rows of the batch, or parts of a sum over them.
+      sharded: those that run on the shards.
+      carrying_bytes, sharded_bytes: sizes of what those operations yield, for the whole batch.
+      at_home: what carries the batch and runs at home: "count x type: reason".
+      trace_s, plan_s: seconds to trace the step, and to plan it.
+    """
+
+    name: str
+    ops: int
+    carrying: int
+    sharded: int
+    carrying_bytes: int
+    sharded_bytes: int
+    at_home: tuple[str, ...]
+    trace_s: float
+    plan_s: float
+
+
+def measure(name: str, devices: int, rows: int = ROWS) -> Coverage:
+    """Plan the training step of one model."""
+    keras.backend.clear_session()
+    training = MODELS[name]() if name in MODELS else application(name)
+    arguments = training.inputs(rows)
+    parallel = gs.parallelize(training.step, devices=devices)
+    started = time.perf_counter()
+    plan = parallel.plan(*arguments)
+    first_s = time.perf_counter() - started
+    plan_s = _planning_s(plan)
+    plan.check()
+    found = summarize(name, plan, first_s - plan_s, plan_s)
+    gc.collect()
+    return found
+
+
+def summarize(name: str, plan: gs.Plan, trace_s: float = 0.0, plan_s: float = 0.0) -> Coverage:
+    """Return what a plan covers.
+
+    What comes after an operation that gathered rows at home runs at home too, and its inputs are whole, so the plan
+    gives no reason for it: it counts as carrying the batch here if any size of its results is that of the whole batch.
+    """
+    sharded, home = [], []
+    after: set[int] = set()
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        layouts = (*step.shards.wants, *step.shards.gives) if step.shards else ()
+        if any(not isinstance(layout, Replicate) for layout in layouts):
+            sharded.append(op)
+        elif step.home and step.reason:
+            home.append((op, step.reason))
+            after.add(op.index)
+        elif step.home and any(t.op in after for t in op.inputs) and _as_long_as_the_batch(op, plan.batch):
+            after.add(op.index)
+            home.append((op, "it follows one that runs at home"))
+    reasons = Counter(f"{op.type}: {reason}" for op, reason in home)
+    sharded_bytes = sum(sum(op.out_bytes) for op in sharded)
+    return Coverage(
+        name=name,
+        ops=len(plan.sharded_ops) + len(plan.home_ops),
+        carrying=len(sharded) + len(home),
+        sharded=len(sharded),
+        carrying_bytes=sharded_bytes + sum(sum(op.out_bytes) for op, _ in home),
+        sharded_bytes=sharded_bytes,
+        at_home=tuple(f"{count} x {reason}" for reason, count in reasons.most_common()),
+        trace_s=trace_s,
+        plan_s=plan_s,
+    )
+
+
+def _as_long_as_the_batch(op: Any, batch: int) -> bool:
+    return not op.stateful and any(size == batch for shape in op.out_shapes for size in shape or ())
+
+
+def _planning_s(plan: gs.Plan) -> float:
+    from graphsplit.planning import plan_program
+
+    started = time.perf_counter()
+    plan_program(plan.program, devices=plan.devices, rows=plan.rows, home=plan.home, input_layouts=plan.input_layouts)
+    return time.perf_counter() - started
+
+
+def table(found: list[Coverage]) -> Table:
+    """Return the results for people."""
+    made = Table("model", "ops", "carry", "ops sharded", "bytes sharded", "trace s", "plan s", "at home, and why")
+    for one in found:
+        made.add_row(
+            one.name,
+            str(one.ops),
+            str(one.carrying),
+            _share(one.sharded, one.carrying),
+            _share(one.sharded_bytes, one.carrying_bytes),
+            f"{one.trace_s:.2f}",
+            f"{one.plan_s:.2f}",
+            "\n".join(one.at_home) or "nothing",
+        )
+    return made
+
+
+def _share(part: int, whole: int) -> str:
+    return "100 %" if part == whole else f"{100 * part / whole:.2f} %"
+
+
+def main(
+    names: Annotated[str, typer.Option(help="Comma-separated; all by default.")] = "",
+    devices: Annotated[int, typer.Option(min=1)] = 4,
+    output: Annotated[Path | None, typer.Option(help="Also write JSON to this file.")] = None,
+) -> None:
+    """Plan the training step of every architecture in keras.applications and of a set of other networks."""
+    known = [*MODELS, *applications()]
+    chosen = [name.strip() for name in names.split(",") if name.strip()] or known
+    unknown = [name for name in chosen if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"{', '.join(unknown)}; known are {', '.join(known)}.", param_hint="--names")
+    gs.use_logical_devices(devices)
+    tf.config.list_logical_devices()
+    found: list[Coverage] = []
+    with progress() as bar:
+        task = bar.add_task("", total=len(chosen))
+        for name in chosen:
+            bar.update(task, description=name)
+            found.append(measure(name, devices))
+            one = found[-1]
+            bar.print(f"{name}: {_share(one.sharded, one.carrying)} of {one.carrying} operations sharded")
+            bar.advance(task)
+            if output:
+                _write(output, found)
+    console.print(table(found))
+
+
+def _write(path: Path, found: list[Coverage]) -> None:
+    content: dict[str, Any] = {"environment": environment(), "rows": ROWS, "models": [asdict(one) for one in found]}
+    path.write_text(json.dumps(content, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    typer.run(main)
