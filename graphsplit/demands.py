@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import tensorflow as tf
 
 from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Replicate, Shard
-from graphsplit.plans import Reshard, Step
+from graphsplit.plans import Plan, Reshard, Step
 from graphsplit.programs import Op, Program, Tensor
 from graphsplit.propagation import Forward
 from graphsplit.rules import Sharded, answer_for_output
@@ -30,6 +30,7 @@ class Backward:
       local: whether every shard runs the program by itself, as the body of a loop: then whole ops run on every shard,
         and there is nobody to exchange rows with.
       independent: whether shards may draw random numbers of their own.
+      plan_bodies: plans the functions of a loop or branch that stays at home, given the layouts of its inputs.
 
     Attributes:
       steps: what becomes of each op.
@@ -44,6 +45,7 @@ class Backward:
         output_layouts: Sequence[Layout],
         local: bool = False,
         independent: bool = False,
+        plan_bodies: Callable[[Op, Sequence[Layout]], Mapping[str, Plan]] | None = None,
     ):
         self.program = program
         self.natural = natural
@@ -52,6 +54,7 @@ class Backward:
         self.obstacles: list[str] = []
         self._local = local
         self._independent = independent
+        self._plan_bodies = plan_bodies
         self._demands: list[dict[tuple[int, _Demand], None]] = [{} for _ in program.ops]
         self._required = set(program.effects) | set(program.captures) | set(program.inputs)
         self._costs: dict[tuple[Tensor, Layout], int] = {}
@@ -120,7 +123,12 @@ class Backward:
         if home:
             for tensor in op.inputs:
                 self._demand(tensor, REPLICATE)
-        return Step(home, remade, self.natural.reasons[op.index])
+        reason = self.natural.reasons[op.index]
+        if home and reason and op.bodies and self._plan_bodies is not None:
+            bodies = self._plan_bodies(op, [self.natural.layout(tensor) for tensor in op.inputs])
+            if any(body.sharded_ops for body in bodies.values()):
+                return Step(home, remade, "", bodies)
+        return Step(home, remade, reason)
 
     def _visit_local_argument(self, op: Op) -> Step:
         """Visit an argument of a local program: every shard has it, in the layout in which it is given."""

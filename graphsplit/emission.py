@@ -160,7 +160,9 @@ class _Emitter:
         device = self.plan.home
         for tensor in op.inputs:
             device = self._resource_devices.get(self.program.ops[tensor.op].name, device)
-        self._copy(op, op.name, self._resource_devices.get(op.name, device), inputs + controls)
+        node = self._copy(op, op.name, self._resource_devices.get(op.name, device), inputs + controls)
+        if bodies := self.plan.steps[op.index].bodies:
+            self._transpile_bodies(op, node, bodies)
 
     def _is_argument(self, position: int) -> bool:
         return self.program.ops[position].type == "Placeholder"
@@ -246,6 +248,22 @@ class _Emitter:
         added = [inputs[2], f"{name}/graphsplit_steps"]
         self._add(make_node(f"{name}/graphsplit_counter", "AddV2", added, device, T=tf.uint64), d)
         return [*inputs[:2], f"{name}/graphsplit_counter", *inputs[3:]]
+
+    def _transpile_bodies(self, op: Op, node: Any, bodies: Mapping[str, Plan]) -> None:
+        """Let a loop or branch at home call functions whose turns are split over the devices."""
+        names = {}
+        given = op.inputs if "While" in op.type else op.inputs[1:]
+        for name, plan in bodies.items():
+            own = [self._resource_devices.get(self.program.ops[tensor.op].name, "") for tensor in given]
+            arguments = [plan.program.ops[i].name for i in plan.program.inputs]
+            emitter = _Emitter(plan, {a: device for a, device in zip(arguments, own, strict=True) if device})
+            emitted = emitter.emit()
+            function = function_definition(name, emitted.nodes, emitted.inputs, emitted.outputs, emitted.effects)
+            function = named_by_content(function)
+            names[name] = function.signature.name
+            self.functions.update(emitter.functions)
+            self.functions[function.signature.name] = function
+        rename_functions(node, names)
 
     def _localise_bodies(self, node: Any, bodies: Mapping[str, Plan], d: int) -> None:
         """Let a loop or branch call bodies made for shard `d`. Shards of the same size share them."""

@@ -15,9 +15,9 @@ import tensorflow as tf
 from graphsplit.control_flow import Mesh
 from graphsplit.demands import Backward
 from graphsplit.errors import CheckError, StrictError, bullet_list
-from graphsplit.layouts import REPLICATE, Layout, Replicate
+from graphsplit.layouts import REPLICATE, Layout, Replicate, Shard
 from graphsplit.plans import Plan, Reshard, format_bytes
-from graphsplit.programs import Program
+from graphsplit.programs import Op, Program
 from graphsplit.propagation import Forward
 
 
@@ -45,11 +45,27 @@ def plan_program(
     Raises:
       StrictError: see `strict`.
     """
+
+    def plan_bodies(op: Op, layouts: Sequence[Layout]) -> dict[str, Plan]:
+        """Plan what a loop or branch at home does in each turn, as if its functions were whole programs."""
+        given = [layout if isinstance(layout, Shard) else REPLICATE for layout in layouts]
+        given = given if "While" in op.type else given[1:]
+        return {
+            name: plan_program(body, devices=devices, rows=rows, home=home, input_layouts=given, random=random)
+            for name, body in op.bodies.items()
+        }
+
     mesh = Mesh(tuple(devices), tuple(rows), random)
     kept_home: dict[int, str] = {}
     while True:
         natural = Forward(program, input_layouts, mesh.answer, program.outputs, kept_home)
-        backward = Backward(program, natural, (REPLICATE,) * len(program.outputs), independent=random == "independent")
+        backward = Backward(
+            program,
+            natural,
+            (REPLICATE,) * len(program.outputs),
+            independent=random == "independent",
+            plan_bodies=plan_bodies,
+        )
         impossible = _impossible(program, backward)
         if not impossible:
             break

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -21,11 +22,14 @@ class Step:
       home: whether it runs once, at home, on whole tensors.
       shards: how it runs on every shard, or None.
       reason: why it runs at home although it carries rows of the batch; "" where it carries none.
+      bodies: for a loop or branch at home around work on the batch, the plans of its functions, by name: the loop
+        stays one loop, and each turn is split over the devices.
     """
 
     home: bool = False
     shards: Sharded | None = None
     reason: str = ""
+    bodies: Mapping[str, Plan] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -113,6 +117,8 @@ class Plan:
         moves = {(r.tensor, r.target) for r in self.reshards}
         for op, step in zip(self.program.ops, self.steps, strict=True):
             reads: list[tuple[Tensor, Layout]] = [(t, REPLICATE) for t in op.inputs] if step.home else []
+            for body in step.bodies.values():
+                body.check()
             if step.shards:
                 if op.stateful and not step.shards.draw:
                     raise CheckError(f"{op.name!r} has side effects and would run {len(self.devices)} times.")

@@ -33,8 +33,8 @@ def test_digits():
     rows = [row.split("│") for row in done.stdout.splitlines() if row.startswith("│")]
     assert len(rows) == 3
     for row in rows:
-        assert row[2] == row[3]  # the losses, to five digits
-        assert row[4] == row[5]  # the accuracies
+        assert row[2].strip() == row[3].strip()  # the losses, to five digits
+        assert row[4].strip() == row[5].strip()  # the accuracies
     assert float(rows[2][4].strip(" %")) > 50
     difference = re.search(r"Largest difference of the loss at any step: (\S+)", done.stdout)
     assert difference

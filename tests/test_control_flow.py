@@ -63,21 +63,22 @@ def test_autograph_loops_and_branches():
         check(lambda x, k: steps(x, k), rows(7, 3), tf.constant(n), sharded={"StatelessWhile"})
 
 
-def test_a_condition_on_all_rows_keeps_the_loop_at_home():
+def test_a_condition_on_all_rows_keeps_one_loop():
     def until_small(x):
         return tf.while_loop(lambda y: tf.reduce_max(y) > 0.1, lambda y: (y * 0.5,), [tf.abs(x)])[0]
 
-    plan = check(until_small, rows(7, 3), sharded={"Abs"}, at_home=1)
-    ((op, reason),) = plan.stayed_home
-    assert op.type == "StatelessWhile"
-    assert reason == "Max in it: its rows would be exchanged between devices each time"
+    plan = check(until_small, rows(7, 3), sharded={"Abs"})
+    (loop,) = [step for step in plan.steps if step.bodies]
+    assert {"Max", "Mul"} <= {op.type for body in loop.bodies.values() for op in body.sharded_ops}
 
 
-def test_rows_that_couple_inside_keep_the_loop_at_home():
+def test_rows_that_couple_inside_are_exchanged_in_every_turn():
     def centre(x):
         return tf.while_loop(lambda i, y: i < 3, lambda i, y: (i + 1, y - tf.reduce_mean(y, 0)), [0, x])[1]
 
-    check(centre, rows(7, 3), sharded=set(), at_home=1)
+    plan = check(centre, rows(7, 3), sharded=set())
+    (loop,) = [step for step in plan.steps if step.bodies]
+    assert "Mean" in {op.type for body in loop.bodies.values() for op in body.sharded_ops}
 
 
 @pytest.mark.parametrize("parallel_rows", [True, False])
@@ -164,7 +165,10 @@ def test_several_steps_in_one_function():
 
         return steps, [w]
 
-    assert_law(make, [(rows(7, 3), rows(7, 2))] * 2, at_home=None)
+    plan = assert_law(make, [(rows(7, 3), rows(7, 2))] * 2)
+    (loop,) = [step for step in plan.steps if step.bodies]
+    kinds = [op.type for body in loop.bodies.values() for op in body.sharded_ops]
+    assert kinds.count("MatMul") == 2  # forward and backward, in each turn
 
 
 RECURRENT = {
