@@ -15,6 +15,7 @@ from graphsplit.rules.random import STATEFUL_RANDOM, rule_to_make
 
 _DEEPEST_REMAKE = 24
 _INFINITE = 1 << 62
+_SMALL = 1024  # bytes: less than the copy of a tensor between devices costs
 _ON_SHARDS = "on shards"  # a whole value that the shards read; what follows from constants is then re-made, not sent
 _REMADE_WHOLE = frozenset({"EmptyTensorList", "TensorListReserve"})
 _Demand = Layout | str
@@ -111,7 +112,7 @@ class Backward:
                         home = True
                     else:
                         remade = found
-            elif demand is _ON_SHARDS and op.type in _REMADE_WHOLE and not self._local:
+            elif demand is _ON_SHARDS and self._is_remade_whole(op):
                 remade = Sharded((REPLICATE,) * len(op.inputs), (REPLICATE,) * len(op.out_shapes))
             elif demand == PARTIAL_SUM:
                 self._reshard(tensor, REPLICATE, PARTIAL_SUM)
@@ -185,6 +186,14 @@ class Backward:
         if op.type in STATEFUL_RANDOM:
             return self._independent
         return not (op.stateful or op.controls or op.index in self._inputs)
+
+    def _is_remade_whole(self, op: Op) -> bool:
+        """Return whether each shard makes a whole value by itself: an empty list, or a few constants."""
+        if self._local or not self._may_repeat(op):
+            return False
+        from_constants = op.inputs and all(self.program.ops[t.op].type == "Const" for t in op.inputs)
+        small = sum(op.out_bytes) <= _SMALL and not op.bodies
+        return op.type in _REMADE_WHOLE or bool(from_constants and small)
 
     def _size(self, tensor: Tensor, layout: Layout) -> int:
         """Return the bytes that travel when a tensor is cut. Lists cannot be: nothing is dearer."""

@@ -68,7 +68,16 @@ def runtime_function(
     for reference, shape in zip(outputs, shapes, strict=True):
         node, index = split_reference(reference)
         results.append(_spec(by_name[node], index, shape))
-    return RuntimeFunction(definition, graph.library.function, specs, results)
+    return RuntimeFunction(definition, graph.library.function, specs, results, optimize=_worth_optimizing(nodes))
+
+
+def _worth_optimizing(nodes: Sequence[Any]) -> bool:
+    """Return whether TensorFlow's graph optimizer pays for itself.
+
+    On CPUs it takes most of the time to the first step, growing with the number of devices, and changes the time of a
+    step by less than can be measured (see docs/performance.md). On GPUs it chooses the layout of convolutions.
+    """
+    return any("GPU" in node.device for node in nodes)
 
 
 def _spec(node: Any, index: int, shape: Any) -> tf.TensorSpec:

@@ -51,6 +51,7 @@ class ParallelFunction:
         self._lock = threading.RLock()
         self._attribute = ""
         functools.update_wrapper(self, fn, updated=())
+        del self.__dict__["__wrapped__"]  # else a tf.function given this object as an argument calls that instead
         self.__signature__ = self._signature
         check_split(options.split, _parameters(self._signature))
         _check_weights(options)

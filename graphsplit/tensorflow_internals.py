@@ -18,17 +18,20 @@ from tensorflow.core.function.trace_type import default_types
 
 # The eager context owns the runtime's function library; the public way into it, tracing, would rebuild in Python
 # every node that is already a finished proto (70 us a node; measured: seconds at 8 devices).
-from tensorflow.python.eager import context, record
+from tensorflow.python.eager import context, execute, record
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
 # Names and counts of an op type's outputs: function bodies refer to tensors as `node:output_name:index`.
 # Which kinds of device have a kernel for an op type: no public function says.
 from tensorflow.python.framework import kernels, op_def_registry
 
-# What a captured resource holds (a variable's dtype and shape); the public handle does not say.
-# How a read makes tapes watch a trainable variable, without reading it.
-# Whether the graph being built is to be compiled by XLA as a whole, which would erase all placement.
+# Whether the graph being built is to be compiled by XLA as a whole, which would erase all placement; what a captured
+# resource holds (a variable's dtype and shape), which the public handle does not say; and how a read makes tapes watch
+# a trainable variable, without reading it.
 from tensorflow.python.ops import control_flow_util, handle_data_util, resource_variable_ops
+
+# How one function call says that the graph optimizer is to leave it alone.
+from tensorflow.python.util import function_utils
 
 # The form in which the profiler writes what it recorded; the protos come with TensorFlow, under no public name.
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -108,9 +111,26 @@ class RuntimeFunction:
     """A `FunctionDef` registered with TensorFlow's runtime, callable on flat tensors eagerly and in graphs.
 
     The runtime forgets the function and its library when the last reference to this object is gone.
+
+    Args:
+      definition: the `FunctionDef`.
+      library: the functions that it calls.
+      specs, outs: dtypes and shapes of its inputs and outputs.
+      optimize: whether TensorFlow's graph optimizer may work on it when it is called eagerly.
     """
 
-    def __init__(self, definition: Any, library: Sequence[Any], specs: Sequence[tf.TypeSpec], outs: Sequence[Any]):
+    def __init__(
+        self,
+        definition: Any,
+        library: Sequence[Any],
+        specs: Sequence[tf.TypeSpec],
+        outs: Sequence[tf.TypeSpec],
+        optimize: bool = True,
+    ):
+        self._name = definition.signature.name
+        self._outputs = len(outs)
+        config = None if optimize else function_utils.get_disabled_rewriter_config()
+        self._attributes = None if config is None else ("executor_type", "", "config_proto", config)
         runtime = context.context()
         children = []
         for child in library:
@@ -128,7 +148,17 @@ class RuntimeFunction:
 
     def __call__(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run the function on `arguments`, one tensor for each input of the definition."""
-        return list(self._function.call_flat(*arguments))
+        if self._attributes is None or not tf.executing_eagerly():
+            return list(self._function.call_flat(*arguments))
+        return list(
+            execute.execute(
+                self._name,
+                num_outputs=self._outputs,
+                inputs=list(arguments),
+                attrs=self._attributes,
+                ctx=context.context(),
+            )
+        )
 
 
 def _flat_type(specs: Sequence[tf.TypeSpec], outs: Sequence[tf.TypeSpec]) -> Any:

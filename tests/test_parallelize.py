@@ -69,7 +69,7 @@ def test_keeps_name_doc_and_signature():
     parallel = gs.parallelize(original, devices=2)
     assert parallel.__name__ == "original"
     assert parallel.__doc__ == "Scale x."
-    assert parallel.__wrapped__ is original
+    assert parallel.function is original
     assert list(inspect.signature(parallel).parameters) == ["x", "scale"]
     assert repr(parallel) == ("<ParallelFunction test_keeps_name_doc_and_signature.<locals>.original on 2>")
 
@@ -135,6 +135,14 @@ def test_inside_a_tf_function_and_traced_once():
     inner(rows(8))
     inner(rows(9))
     assert traces == [(8,), (9,)]
+
+
+def test_as_an_argument_of_a_tf_function():
+    parallel = gs.parallelize(lambda x: 2 * x, devices=2)
+    outer = tf.function(lambda function, x: function(x), autograph=False)
+    operations = outer.get_concrete_function(parallel, rows(4)).graph.get_operations()
+    assert any(op.type in ("PartitionedCall", "StatefulPartitionedCall") for op in operations)
+    assert_close(outer(parallel, rows(4)), rows(4) * 2)
 
 
 def test_reads_tensors_of_the_surrounding_graph():

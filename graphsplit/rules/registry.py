@@ -167,8 +167,8 @@ def ruled_types() -> frozenset[str]:
 def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int], may_grow: bool = False) -> Answer:
     """Return how `op` runs on the shards, given the layouts (and sizes in bytes) of its inputs.
 
-    Partial sums stay partial where the op is linear in them and its result is not larger than they are, so that what
-    is reduced is small (or it `may_grow`, in a loop, where nothing can be reduced); elsewhere they are wanted whole.
+    Partial sums stay partial where the op is linear in them and that pays (in a loop, where nothing can be reduced, it
+    always does: `may_grow`); elsewhere they are wanted whole.
     Among sharded inputs the factor that keeps most bytes where they are wins; the others are resharded to fit.
     """
     if rule.layouts is not None:
@@ -177,7 +177,7 @@ def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int], 
             return special
     partial = [i for i, layout in enumerate(layouts) if layout == PARTIAL_SUM]
     others_whole = not any(isinstance(layout, Shard) for layout in layouts)
-    if partial and others_whole and _is_linear_in(rule, op, partial) and (may_grow or not _grows(op, partial)):
+    if partial and others_whole and _is_linear_in(rule, op, partial) and (may_grow or _pays(op, partial)):
         wants = tuple(PARTIAL_SUM if i in partial else REPLICATE for i in range(len(layouts)))
         return Sharded(wants, (PARTIAL_SUM,) * len(op.out_shapes))
     factors = rule.factors(op)
@@ -227,10 +227,16 @@ def _is_linear_in(rule: Rule, op: Op, partial: list[int]) -> bool:
     return len(partial) == 1 and partial[0] in rule.linear
 
 
-def _grows(op: Op, partial: list[int]) -> bool:
-    """Return whether the results have more entries than the partial operands. (Unknown sizes count as none.)"""
+def _pays(op: Op, partial: list[int]) -> bool:
+    """Return whether it pays to put off a reduction until after `op`: what is reduced gets smaller, or is only moved.
+
+    Scaling a gradient by a learning rate is linear too, but on the shards it would be done by all of them, and the
+    learning rate sent to each. (Unknown sizes count as none.)
+    """
     before = sum(_entries(op.in_shapes[i]) for i in partial)
-    return before < sum(map(_entries, op.out_shapes))
+    after = sum(map(_entries, op.out_shapes))
+    alone = len(partial) + len(op.constants) == len(op.inputs)
+    return after < before or (after == before and alone)
 
 
 def _entries(shape: Shape | None) -> int:
