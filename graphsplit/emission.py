@@ -7,9 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
-import tensorflow as tf
 
-from graphsplit import communication
+from graphsplit import communication, drawing
 from graphsplit.errors import CheckError
 from graphsplit.graphdefs import (
     GraphDef,
@@ -201,53 +200,18 @@ class _Emitter:
         self.shard_of[name] = d
 
     def _draw(self, op: Op, sharded: Sharded, inputs: list[str], d: int) -> None:
-        """Write a random op that draws the numbers of shard `d`'s rows."""
-        name, device = self._prefixes[d] + op.name, self._devices[d]
-        layout, draw = sharded.gives[0], sharded.draw
-        shape = [size or 0 for size in op.out_shapes[0] or ()]
+        """Write a random op that draws the numbers of shard `d`."""
+        name, layout, draw = self._prefixes[d] + op.name, sharded.gives[0], sharded.draw
         assert isinstance(layout, Shard)
         assert draw is not None
         if self.plan.random == "independent":
-            stream = np.array([0, (d + 1) << 32], np.uint64)  # the high word: another sequence
-            node = self._copy(op, name, device, inputs if not draw.skip else self._moved(inputs, stream, name, d))
-            if "seed2" in node.attr:
-                node.attr["seed2"].i += (d + 1) * 0x9E3779B1 % (1 << 31)
-            return
-        rows = self.plan.rows
-        per_row = int(np.prod(shape[1:], dtype=np.int64)) * layout.blocks[0]
-        first = sum(rows[:d]) * per_row
-        spare = first % draw.group
-        inputs = self._moved(inputs, np.array([first // draw.group * draw.skip, 0], np.uint64), name, d)
-        if not spare:
-            self._copy(op, name, device, inputs)
-            return
-        parts = {
-            "shape": np.array([spare + rows[d] * per_row], np.int64),
-            "begin": np.array([spare], np.int64),
-            "size": np.array([-1], np.int64),
-            "local_shape": np.array([layout.size(rows[d]), *shape[1:]], np.int64),
-        }
-        for part, value in parts.items():
-            self._add(constant_node(f"{name}/graphsplit_{part}", value, tf.int64, device), d)
-        name, shaped_name = f"{name}/graphsplit", name
-        flat = self._copy(op, f"{name}_flat", device, [f"{name}_shape", *inputs[1:]])
-        flat.attr["Tshape"].type = tf.int64.as_datatype_enum
-        dtype = op.out_dtypes[0]
-        cut = [f"{name}_flat", f"{name}_begin", f"{name}_size"]
-        self._add(make_node(f"{name}_rows", "Slice", cut, device, T=dtype, Index=tf.int64), d)
-        shaped = [f"{name}_rows", f"{name}_local_shape"]
-        self._add(make_node(shaped_name, "Reshape", shaped, device, T=dtype, Tshape=tf.int64), d)
-        self.shard_of[f"{name}_flat"] = d
-
-    def _moved(self, inputs: list[str], steps: np.ndarray, name: str, d: int) -> list[str]:
-        """Return the inputs of a stateless random op with its counter moved on by `steps` (low and high word)."""
-        if not steps.any():
-            return inputs
-        device = self._devices[d]
-        self._add(constant_node(f"{name}/graphsplit_steps", steps, tf.uint64, device), d)
-        added = [inputs[2], f"{name}/graphsplit_steps"]
-        self._add(make_node(f"{name}/graphsplit_counter", "AddV2", added, device, T=tf.uint64), d)
-        return [*inputs[:2], f"{name}/graphsplit_counter", *inputs[3:]]
+            nodes = drawing.own_stream(op.node, name, inputs, draw, d)
+        else:
+            shape = [size or 0 for size in op.out_shapes[0] or ()]
+            nodes = drawing.own_rows(op.node, name, inputs, shape, layout, draw, self.plan.rows, d)
+        for node in nodes:
+            node.device = self._devices[d]
+            self._add(node, d)
 
     def _transpile_bodies(self, op: Op, node: Any, bodies: Mapping[str, Plan]) -> None:
         """Let a loop or branch at home call functions whose turns are split over the devices."""
@@ -284,7 +248,7 @@ class _Emitter:
         self.shard_of[node.name] = d
 
     def _resized(self, op: Op, d: int) -> list[tuple[int, np.ndarray, Any]]:
-        """Return the operands that hold the size of a sharded axis, or a place on it, with this device's in its stead."""
+        """Return the operands that hold the size of a sharded axis, or a place on it, with those of this device."""
         sharded = self.plan.steps[op.index].shards
         assert sharded is not None
         values: dict[int, np.ndarray] = {}

@@ -21,11 +21,11 @@ PACKAGE = ROOT / "graphsplit"
 FLOORS = [  # from the ground up; a file may import from lower floors, and from its own where it says so
     ["errors", "tensorflow_internals", "layouts"],
     ["graphdefs", "devices", "structures"],
-    ["folding", "hoisting"],
+    ["folding", "hoisting", "decompositions"],
     ["programs"],
     ["rules"],
     ["splitting", "tracing", "plans"],
-    ["propagation", "communication"],
+    ["propagation", "communication", "drawing"],
     ["demands"],
     ["control_flow"],
     ["planning"],

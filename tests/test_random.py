@@ -110,6 +110,19 @@ def test_masks_differ_between_shards():
     assert not np.array_equal(np.concatenate(independent), np.concatenate(exact))
 
 
+def test_numbers_for_joined_batches_are_not_drawn_in_pieces():
+    def both(x, y):
+        joined = tf.concat([x, y], 0)
+        return joined + tf.random.stateless_uniform(joined.shape, [1, 2])
+
+    x, y = tf.ones((7, 5)), tf.zeros((7, 5))
+    parallel = gs.parallelize(both, devices=3)
+    assert_close(parallel(x, y), both(x, y))
+    kinds = {op.type for op in parallel.plan(x, y).sharded_ops}
+    assert "ConcatV2" in kinds
+    assert "StatelessRandomUniformV2" not in kinds
+
+
 def test_independent_shards_stateful_ops():
     def noisy(x):
         return x + tf.random.normal(x.shape, seed=3)

@@ -210,7 +210,11 @@ def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded
     if found is None:
         return None
     sharded = _along(factors, *found)
-    return sharded if sharded is not None and sharded.gives[output] == layout else None
+    if sharded is None or sharded.gives[output] != layout:
+        return None
+    if sharded.draw and len(layout.blocks) > 1:
+        return None  # rows of joined batches do not follow each other
+    return sharded
 
 
 def pass_through(op: Op, layouts: Sequence[Layout]) -> Answer:

@@ -1,0 +1,87 @@
+"""Random ops on the shards, as graph nodes: see `rules/random.py` for what is drawn and why it is exact."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.graphdefs import NodeDef, constant_node, make_node
+from graphsplit.layouts import Shard
+from graphsplit.rules.registry import Draw
+
+_SEEDS_APART = 0x9E3779B1  # any large odd number: seeds of neighbouring shards share no digits
+
+
+def own_rows(
+    original: Any,
+    name: str,
+    inputs: Sequence[str],
+    shape: Sequence[int],
+    layout: Shard,
+    draw: Draw,
+    rows: Sequence[int],
+    d: int,
+) -> list[Any]:
+    """Return the nodes that draw the numbers that shard `d`'s rows have on one device.
+
+    Args:
+      original: the `NodeDef` of the single device.
+      name: of the node that yields the numbers.
+      inputs: what the op reads; a shape operand already has this shard's rows.
+      shape, layout: of the whole result.
+      draw: how the op makes numbers from a counter.
+      rows: of every shard.
+    """
+    per_row = int(np.prod(shape[1:], dtype=np.int64)) * layout.blocks[0]
+    first = sum(rows[:d]) * per_row
+    spare = first % draw.group
+    nodes, given = _moved(name, inputs, [first // draw.group * draw.skip, 0])
+    if not spare:
+        return [*nodes, _copy(original, name, given)]
+    parts = {
+        "shape": [spare + rows[d] * per_row],
+        "begin": [spare],
+        "size": [-1],
+        "local_shape": [layout.size(rows[d]), *shape[1:]],
+    }
+    own = f"{name}/graphsplit"
+    nodes += [constant_node(f"{own}_{part}", np.array(value, np.int64), tf.int64) for part, value in parts.items()]
+    flat = _copy(original, f"{own}_flat", [f"{own}_shape", *given[1:]])
+    flat.attr["Tshape"].type = tf.int64.as_datatype_enum
+    dtype = tf.as_dtype(original.attr["dtype"].type)
+    cut = make_node(f"{own}_rows", "Slice", [f"{own}_flat", f"{own}_begin", f"{own}_size"], T=dtype, Index=tf.int64)
+    shaped = make_node(name, "Reshape", [f"{own}_rows", f"{own}_local_shape"], T=dtype, Tshape=tf.int64)
+    return [*nodes, flat, cut, shaped]
+
+
+def own_stream(original: Any, name: str, inputs: Sequence[str], draw: Draw, d: int) -> list[Any]:
+    """Return the nodes that draw numbers of shard `d`'s own: another stream of the counter, or another seed."""
+    if draw.skip:
+        nodes, given = _moved(name, inputs, [0, (d + 1) << 32])
+        return [*nodes, _copy(original, name, given)]
+    node = _copy(original, name, inputs)
+    node.attr["seed2"].i += (d + 1) * _SEEDS_APART % (1 << 31)
+    return [node]
+
+
+def _moved(name: str, inputs: Sequence[str], steps: Sequence[int]) -> tuple[list[Any], list[str]]:
+    """Return inputs whose counter (the third) is moved on by `steps`, its low and its high word."""
+    if not any(steps):
+        return [], list(inputs)
+    constant = constant_node(f"{name}/graphsplit_steps", np.array(steps, np.uint64), tf.uint64)
+    counter = make_node(f"{name}/graphsplit_counter", "AddV2", [inputs[2], constant.name], T=tf.uint64)
+    return [constant, counter], [*inputs[:2], counter.name, *inputs[3:]]
+
+
+def _copy(original: Any, name: str, inputs: Sequence[str]) -> Any:
+    node = NodeDef()
+    node.CopyFrom(original)
+    node.name = name
+    del node.input[:]
+    node.input.extend(inputs)
+    if "_class" in node.attr:
+        del node.attr["_class"]
+    return node
