@@ -125,8 +125,10 @@ def fold(op: Any) -> list[np.ndarray] | None:
     """Return the values of `op`'s outputs if they are small integers that follow from static shapes, else None."""
     if not all(dtype.is_integer or dtype.is_bool for dtype in op.out_dtypes):
         return None
-    if any(s is None or None in s or np.prod(s) > MOST_ELEMENTS for s in op.out_shapes):
-        return None
+    if op.type != "BroadcastGradientArgs" and any(
+        s is None or None in s or np.prod(s) > MOST_ELEMENTS for s in op.out_shapes
+    ):
+        return None  # (TensorFlow does not infer how many axes BroadcastGradientArgs returns; there are few)
     dtypes = [dtype.as_numpy_dtype for dtype in op.out_dtypes]
     if op.type in _FROM_SHAPE:
         if any(shape is None or None in shape for shape in op.in_shapes):

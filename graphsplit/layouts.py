@@ -7,6 +7,7 @@ never how many rows there are: that is the plan's business (`apportion`).
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -39,6 +40,18 @@ class Shard:
     def pieces(self, rows: Sequence[int]) -> list[tuple[int, ...]]:
         """Return, block by block, the number of entries each device holds: the order they have in the whole."""
         return [tuple(count * block for count in rows) for block in self.blocks]
+
+    def between(self, begin: int, end: int, length: int) -> tuple[int, int] | None:
+        """Return which blocks lie from `begin` to `end` on an axis of `length`, or None if either is inside of one.
+
+        >>> Shard(0, (1, 2, 1)).between(10, 30, length=40)
+        (1, 2)
+        """
+        rows, rest = divmod(length, sum(self.blocks))
+        if not rows or rest or begin >= end:
+            return None
+        borders = [rows * entries for entries in itertools.accumulate(self.blocks, initial=0)]
+        return (borders.index(begin), borders.index(end)) if begin in borders and end in borders else None
 
     def __str__(self) -> str:
         return f"shard({self.axis})" if self.blocks == (1,) else f"shard({self.axis}, blocks={_short(self.blocks)})"

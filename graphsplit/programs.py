@@ -212,7 +212,8 @@ def _import_for_shapes(nodes: Sequence[Any], library: Any, versions: Any, resour
 
 
 _HELPER = "/graphsplit_"
-_STATEFUL: dict[str, bool] = {}
+# Stateful so that TensorFlow keeps them though nobody reads them; run twice, they say the same twice.
+_STATEFUL: dict[str, bool] = {"CheckNumerics": False, "CheckNumericsV2": False}
 _ITEM_BYTES: dict[tf.DType, int] = {}
 
 

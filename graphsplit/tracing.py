@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit import structures
+from graphsplit.decompositions import decompose
 from graphsplit.errors import OutputError, bullet_list
 from graphsplit.graphdefs import inline_calls
 from graphsplit.hoisting import hoist_reads
@@ -101,6 +102,7 @@ def read_graph(
     graph_def = graph.as_graph_def()
     results = [tensor.name for tensor in outputs] + [f"^{name}" for name in effects]
     nodes, references, lost = inline_calls(graph_def, results)
+    nodes, references = decompose(nodes, references, graph_def.library.function, graph_def.versions)
     _order_writes_after_asserts(nodes)
     library = {body.signature.name: body for body in graph_def.library.function}
     held = {p.op.name: v[1] for p in graph.internal_captures if (v := _held(p)) is not None}

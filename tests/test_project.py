@@ -32,7 +32,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors, and from 
     ["emission"],
     ["execution"],
     ["cutting"],
-    ["differentiation"],
+    ["differentiation", "retracing"],
     ["functions"],
     ["placement", "verification"],
     ["keras_models", "v1_graphs"],

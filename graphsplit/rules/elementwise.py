@@ -21,6 +21,8 @@ UNARY = [
     "BesselI0e",
     "BesselI1e",
     "Ceil",
+    "CheckNumerics",
+    "CheckNumericsV2",
     "Cos",
     "Cosh",
     "Digamma",

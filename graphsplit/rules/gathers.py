@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from graphsplit.layouts import REPLICATE, Layout, Shard
 from graphsplit.programs import Op, Shape
 from graphsplit.rules.contractions import shape_operand
-from graphsplit.rules.registry import Declined, Dim, Factors, Resize, register
+from graphsplit.rules.registry import Answer, Declined, Dim, Factors, Resize, Sharded, register
 
 
 class _Spec(NamedTuple):
@@ -51,7 +52,74 @@ def _strided_specs(op: Op, shape: Shape, begin: np.ndarray, end: np.ndarray, str
         axis, result = axis + 1, result + 1
 
 
-@register("StridedSlice", linear=(0,))
+def _cut(op: Op, shape: Shape, axis: int, first_operand: int, of_result: bool = False) -> tuple[int, int, int] | None:
+    """Return where on `axis` a strided slice begins and ends, and which entry of its bounds says so.
+
+    (None unless it takes consecutive entries of this axis, and the axis remains.) With `of_result`, `axis` is counted
+    in what is left after slicing.
+    """
+    begin, end, strides = [op.constants.get(first_operand + i) for i in range(3)]
+    if begin is None or end is None or strides is None:
+        return None
+    for spec in _strided_specs(op, shape, begin, end, strides):
+        if (spec.result if of_result else spec.axis) != axis or spec.axis is None or spec.result is None:
+            continue
+        size = shape[spec.axis]
+        if spec.whole or size is None or spec.position < 0 or strides[spec.position] != 1:
+            return None
+        bit = 1 << spec.position
+        bounds = slice(
+            None if op.attr("begin_mask").i & bit else int(begin[spec.position]),
+            None if op.attr("end_mask").i & bit else int(end[spec.position]),
+        )
+        start, stop, _ = bounds.indices(size)
+        return start, stop, spec.position
+    return None
+
+
+def strided_slice_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
+    """Answer for a slice of whole blocks of the sharded axis: `both[:n]`, one of two batches that were joined."""
+    layout, shape = layouts[0], op.in_shapes[0]
+    if not isinstance(layout, Shard) or shape is None:
+        return None
+    cut = _cut(op, shape, layout.axis, first_operand=1)
+    found = layout.between(*cut[:2], shape[layout.axis] or 0) if cut else None
+    factors = strided_slice(op)
+    if cut is None or found is None or isinstance(factors, Declined):
+        return None
+    begin, end, strides = (op.constants[i] for i in (1, 2, 3))
+    result = next(s.result for s in _strided_specs(op, shape, begin, end, strides) if s.axis == layout.axis)
+    resize = tuple(Resize(1 + i, cut[2], (begin, end)[i], sum(layout.blocks[: found[i]])) for i in (0, 1))
+    wants = (layout, REPLICATE, REPLICATE, REPLICATE)
+    return Sharded(wants, (Shard(result or 0, layout.blocks[slice(*found)]),), resize)
+
+
+def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
+    """Answer for the inverse: what comes before and after on the axis is so many batches of zeros."""
+    layout, shape, gradient = layouts[4], shape_operand(op, 0), op.in_shapes[4]
+    if not isinstance(layout, Shard) or shape is None or gradient is None:
+        return None
+    static = tuple(int(size) for size in shape)
+    cut = _cut(op, static, layout.axis, first_operand=1, of_result=True)
+    rows = (gradient[layout.axis] or 0) // sum(layout.blocks)
+    if cut is None or not rows:
+        return None
+    begin, end, strides = (op.constants[i] for i in (1, 2, 3))
+    axis = next(s.axis for s in _strided_specs(op, static, begin, end, strides) if s.result == layout.axis)
+    start, stop, position = cut
+    if axis is None or start % rows or (static[axis] - stop) % rows:
+        return None
+    blocks = ((1,) * (start // rows), layout.blocks, (1,) * ((static[axis] - stop) // rows))
+    before = sum(blocks[0])
+    resize = (
+        Resize(0, axis, shape),
+        Resize(1, position, begin, before),
+        Resize(2, position, end, before + sum(layout.blocks)),
+    )
+    return Sharded((REPLICATE,) * 4 + (layout,), (Shard(axis, sum(blocks, ())),), resize)
+
+
+@register("StridedSlice", linear=(0,), layouts=strided_slice_blocks)
 def strided_slice(op: Op) -> Factors | Declined:
     """Axes taken whole keep their factor. (An end beyond the local size is harmless: slices are clipped.)"""
     shape, result = op.in_shapes[0], op.out_shapes[0]
@@ -66,7 +134,7 @@ def strided_slice(op: Op) -> Factors | Declined:
     return Factors((tuple(inputs), None, None, None), (tuple(output),))
 
 
-@register("StridedSliceGrad", linear=(4,))
+@register("StridedSliceGrad", linear=(4,), layouts=strided_slice_gradient_blocks)
 def strided_slice_gradient(op: Op) -> Factors | Declined:
     """`(shape, begin, end, strides, dy) -> dx`: the inverse; `shape` holds the batch size."""
     gradient, shape = op.in_shapes[4], shape_operand(op, 0)

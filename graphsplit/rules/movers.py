@@ -48,7 +48,10 @@ def squeeze(op: Op) -> Factors | Declined:
 
 
 def join_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
-    """Answer for a concatenation along the sharded axis: the joined axis has the blocks of all operands."""
+    """Answer for a concatenation along the sharded axis: the joined axis has the blocks of all operands.
+
+    Whole operands (the gradient of rows that were compared with all others) are cut if they can be.
+    """
     known_axis, shape = op.constants.get(len(layouts) - 1), op.out_shapes[0]
     if known_axis is None or shape is None:
         return None
@@ -56,9 +59,14 @@ def join_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     data = layouts[:-1]
     if not any(isinstance(layout, Shard) and layout.axis == axis for layout in data):
         return None
-    known = [layout for layout in data if isinstance(layout, Shard) and layout.axis == axis]
-    if len(known) < len(data):
-        return Declined("it joins sharded rows with rows that every device has")
+    sizes = [0 if s is None else s[axis] or 0 for s in op.in_shapes[: len(data)]]
+    own = [layout if isinstance(layout, Shard) and layout.axis == axis else None for layout in data]
+    rows = max(size // sum(layout.blocks) for layout, size in zip(own, sizes, strict=True) if layout)
+    known: list[Shard] = []
+    for layout, size in zip(own, sizes, strict=True):
+        if not layout and (not rows or not size or size % rows):
+            return Declined("it joins sharded rows with rows that every device has")
+        known.append(layout or Shard(axis, (size // rows,)))
     blocks = tuple(block for layout in known for block in layout.blocks)
     return Sharded((*known, REPLICATE), (Shard(axis, blocks),))
 
@@ -114,7 +122,30 @@ def split(op: Op) -> Factors | Declined:
     return _split(op, data=1, axis=op.constants.get(0))
 
 
-@register("SplitV", linear=(0,))
+def split_v_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
+    """Answer for a split along the sharded axis at the borders of blocks."""
+    layout, known_axis, shape = layouts[0], op.constants.get(2), op.in_shapes[0]
+    if (
+        not isinstance(layout, Shard)
+        or known_axis is None
+        or shape is None
+        or layout.axis != int(known_axis) % len(shape)
+    ):
+        return None
+    length, begin = shape[layout.axis] or 0, 0
+    pieces, resize = [], []
+    for i, shapes in enumerate(op.out_shapes):
+        size = (shapes[layout.axis] if shapes is not None else None) or 0
+        found = layout.between(begin, begin + size, length)
+        if found is None:
+            return None
+        begin += size
+        pieces.append(layout.blocks[slice(*found)])
+        resize.append(Resize(1, i, op.constants.get(1, np.zeros(len(op.out_shapes), np.int32)), sum(pieces[-1])))
+    return Sharded((layout, REPLICATE, REPLICATE), tuple([Shard(layout.axis, p) for p in pieces]), tuple(resize))
+
+
+@register("SplitV", linear=(0,), layouts=split_v_blocks)
 def split_v(op: Op) -> Factors | Declined:
     """`(ab, sizes, axis) -> ab, ab`; the split axis must be whole."""
     return _split(op, data=0, axis=op.constants.get(2))
@@ -212,7 +243,24 @@ def fill(op: Op) -> Factors | Declined:
     return Factors((None, None), (tuple(range(len(result))),), resize=resize)
 
 
-@register("Slice", linear=(0,))
+def slice_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
+    """Answer for a slice of whole blocks of the sharded axis: the gradient of a concatenation of batches.
+
+    Every device takes its own rows of these blocks, so it begins where its rows of the blocks before them end.
+    """
+    layout, shape, begin, sizes = layouts[0], op.in_shapes[0], op.constants.get(1), op.constants.get(2)
+    if not isinstance(layout, Shard) or shape is None or begin is None or sizes is None:
+        return None
+    axis, length = layout.axis, shape[layout.axis] or 0
+    first, size = int(begin[layout.axis]), int(sizes[layout.axis])
+    found = layout.between(first, first + size, length) if size not in (-1, length) else None
+    if found is None:
+        return None
+    resize = (Resize(1, axis, begin, sum(layout.blocks[: found[0]])), Resize(2, axis, sizes))
+    return Sharded((layout, REPLICATE, REPLICATE), (Shard(axis, layout.blocks[slice(*found)]),), resize)
+
+
+@register("Slice", linear=(0,), layouts=slice_blocks)
 def slice_(op: Op) -> Factors | Declined:
     """Axes that are taken whole keep their factor."""
     shape, result, sizes = op.in_shapes[0], op.out_shapes[0], shape_operand(op, 2)

@@ -56,6 +56,30 @@ add(
     ["3b", "3b"],
     answered=False,
 )
+add("Slice", lambda rows, x, y: call("Slice", _twice(x, y), [rows, 1], [rows, 2]), ["b3", "b3"], answered=False)
+add(
+    "Slice",
+    lambda rows, x: call("Slice", _twice(x, _twice(x, x, 1), 1), [0, 0], [-1, 2 * rows]),
+    ["3b"],
+    answered=False,
+)
+add(
+    "Slice",
+    lambda rows, x, y: call("AddV2", call("Slice", _twice(x, y), [1, 0], [rows, 3]), y),
+    ["b3", "b3"],
+    at_home=1,
+    answered=False,
+)
+for _sizes in (lambda rows: [rows, 2 * rows], lambda rows: [-1, rows]):
+    add(
+        "SplitV",
+        lambda rows, x, y, sizes=_sizes: call("SplitV", _twice(_twice(x, y), x), sizes(rows), 0, num_split=2),
+        ["b3", "b3"],
+        answered=False,
+    )
+case("ConcatV2", ["b3", "B3"], 0)
+add("ConcatV2", lambda rows, x: call("ConcatV2", [x, np.ones((2 * rows, 3)), x], 0), ["b3"])
+add("ConcatV2", lambda rows, x: call("ConcatV2", [x, np.ones((2 * rows + 1, 3))], 0), ["b3"], at_home=1, answered=False)
 add("Reshape", lambda rows, x, y: call("Reshape", _twice(x, y), [2, rows, 3]), ["b3", "b3"], answered=False)
 add("Reshape", lambda rows, x, y: call("Reshape", _twice(x, y), [-1, 3]), ["b3", "b3"])
 add("Transpose", lambda rows, x, y: call("Transpose", _twice(x, y), [1, 0]), ["b3", "b3"])

@@ -24,6 +24,22 @@ case("StridedSlice", "4b5", [1, 0, 0], [2, 0, 0], [1, 1, 1], shrink_axis_mask=1,
 case("StridedSlice", "+34", [0, 1], [3, 3], [1, 1])
 
 
+def _of_two(*bounds, **masks):
+    """A slice of two batches joined along the batch axis."""
+
+    def function(rows, x, y):
+        return call("StridedSlice", call("ConcatV2", [x, y], 0), *[b(rows) for b in bounds], **masks)
+
+    return function
+
+
+_ONE = (lambda rows: [0], lambda rows: [rows], lambda rows: [1])
+_OTHER = (lambda rows: [0, -rows, 1], lambda rows: [0, 0, 2], lambda rows: [1, 1, 1])
+add("StridedSlice", _of_two(*_ONE), ["b3", "b3"], answered=False)
+add("StridedSlice", _of_two(*_ONE, begin_mask=1), ["b3", "b3"], answered=False)
+add("StridedSlice", _of_two(*_OTHER, end_mask=2, new_axis_mask=1), ["b3", "b3"], answered=False)
+
+
 def _gradient(shape, bounds, **masks):
     """The inverse of a slice: its result goes back into zeros of `shape`."""
     return lambda rows, dy: call(
@@ -41,6 +57,14 @@ add(
     "StridedSliceGrad",
     _gradient(lambda n: [n, 4], ([0, 0, 1], [0, 0, 3], [1, 1, 1]), new_axis_mask=1, begin_mask=2, end_mask=2),
     ["1b2"],
+)
+# The slice took one batch of several that were joined.
+add("StridedSliceGrad", _gradient(lambda n: [2 * n, 3], ([0], lambda n: [n], [1])), ["b3"])
+add("StridedSliceGrad", _gradient(lambda n: [3 * n, 3], (lambda n: [n], lambda n: [-n], [1])), ["b3"])
+add(
+    "StridedSliceGrad",
+    _gradient(lambda n: [2 * n, 3], (lambda n: [0, -n, 1], [0, 0, 2], [1, 1, 1]), end_mask=2, new_axis_mask=1),
+    ["1b1"],
 )
 add("StridedSliceGrad", _gradient(lambda n: [3, 4], ([0, 0], [3, 4], [1, 1])), ["+34"], partial=(4,))
 
