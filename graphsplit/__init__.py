@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from graphsplit.keras_models.wrapping import multi_gpu_model
     from graphsplit.placement import Placement, placement_of
     from graphsplit.plans import Plan
+    from graphsplit.retracing import RetracingWarning
     from graphsplit.verification import Difference, Report, verify
 
 __version__ = "0.1.0"
@@ -43,6 +44,7 @@ _MODULES = {
     "keras_models.wrapping": ["multi_gpu_model"],
     "placement": ["Placement", "placement_of"],
     "plans": ["Plan"],
+    "retracing": ["RetracingWarning"],
     "verification": ["Difference", "Report", "verify"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -58,6 +60,7 @@ __all__ = [
     "Placement",
     "Plan",
     "Report",
+    "RetracingWarning",
     "StrictError",
     "UnsupportedError",
     "available_devices",

@@ -18,6 +18,7 @@ from graphsplit.differentiation import Differentiable
 from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning import plan_program
 from graphsplit.plans import Plan
+from graphsplit.retracing import warn_of_retracing
 from graphsplit.splitting import Split, argument_paths, check_split, resolve_split
 from graphsplit.tensorflow_internals import eager_context_started, in_xla_context
 from graphsplit.tracing import trace
@@ -47,7 +48,7 @@ class ParallelFunction:
         self._fn = fn
         self._options = options
         self._signature = _signature(fn)
-        self._compiled: dict[structures.Tree, list[Differentiable]] = {}
+        self._compiled: dict[structures.Branch, list[Differentiable]] = {}
         self._lock = threading.RLock()
         self._attribute = ""
         functools.update_wrapper(self, fn, updated=())
@@ -158,6 +159,7 @@ class ParallelFunction:
         with self._lock:
             compiled = self._compile(arguments)
             self._compiled.setdefault(arguments, []).append(compiled)
+            warn_of_retracing(self._name(), list(self._compiled))
         return compiled
 
     def _compile(self, arguments: structures.Branch) -> Differentiable:

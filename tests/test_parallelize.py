@@ -305,6 +305,19 @@ def test_every_emitted_node_has_a_device_and_the_graph_checks():
     assert products == {f"shard_{d}": f"/device:CPU:{d}" for d in range(3)}
 
 
+def test_a_warning_names_what_makes_it_trace_again_and_again():
+    parallel = gs.parallelize(lambda x, factor: x * factor, devices=2)
+    for count in range(2, 9):
+        parallel(rows(count), 2)
+    with pytest.warns(gs.RetracingWarning) as caught:
+        parallel(rows(9), 2)
+    assert str(caught[0].message).splitlines()[:2] == [
+        "<lambda> has been traced 8 times, once for each of these:",
+        "  - x: float64[2], float64[3], float64[4], float64[5], ... (8 in all)",
+    ]
+    parallel(rows(10), 2)  # said once
+
+
 # Effects
 
 
