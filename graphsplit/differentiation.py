@@ -23,6 +23,7 @@ from graphsplit.planning import plan_program
 from graphsplit.plans import Plan
 from graphsplit.programs import Program, Tensor
 from graphsplit.tensorflow_internals import (
+    accumulator_watches,
     no_recording,
     record_on_tapes,
     resource_value,
@@ -54,6 +55,11 @@ class Differentiable:
         sources = [*tensors, *self.trace.captures]
         if tape_watches(sources, self.trace.variables):
             return self.pair(tuple([tape_watches([source]) for source in sources]))(tensors)
+        if accumulator_watches(sources):
+            raise UnsupportedError(
+                f"{self.name} is called under tf.autodiff.ForwardAccumulator. Forward-mode differentiation around a "
+                "parallelized function is not supported: use tf.GradientTape, or put the accumulator inside."
+            )
         outputs = self.executable(tensors)
         if not tf.executing_eagerly():
             set_graph_gradient(self.name, outputs, lambda *gradients: self._gradients_in_graph(tensors, gradients))

@@ -21,7 +21,7 @@ from graphsplit.plans import Plan
 from graphsplit.retracing import warn_of_retracing
 from graphsplit.splitting import Split, argument_paths, check_split, resolve_split
 from graphsplit.tensorflow_internals import eager_context_started, in_xla_context
-from graphsplit.tracing import trace
+from graphsplit.tracing import inside_trace, trace
 
 if TYPE_CHECKING:
     from graphsplit.placement import Placement
@@ -83,6 +83,8 @@ class ParallelFunction:
     @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices."""
+        if inside_trace(self._name()):  # of another parallelized function, whose plan covers this one as well
+            return tf.function(self._fn)(*args, **kwargs)
         tensors, arguments = self._flatten(args, kwargs)
         compiled = self._get(arguments)
         results = compiled(tensors)

@@ -18,6 +18,7 @@ from graphsplit.programs import Program, build_program, is_write
 from graphsplit.tensorflow_internals import resource_value
 
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
+_COLLECTION = "graphsplit_traces"  # of a graph, and of graphs inside it: lists of parallelized functions called
 _RETURNED_AS_IS = (bool, int, float, complex, str, bytes, type(None))
 
 
@@ -68,10 +69,12 @@ def trace(fn: Callable[..., Any], arguments: structures.Tree, names: Sequence[st
     put_together = tf.autograph.experimental.do_not_convert(structures.unflatten)
 
     def flat_function(*tensors: tf.Tensor) -> Any:
+        mark_trace()
         args, kwargs = put_together(arguments, tensors)
         returned = fn(*args, **kwargs)
         return take_apart(returned, results)  # refused results are reported below, out of the traced code
 
+    mark_trace = tf.autograph.experimental.do_not_convert(lambda: tf.compat.v1.add_to_collection(_COLLECTION, []))
     specs = [leaf.spec() for leaf in structures.leaves(arguments)]
     function = tf.function(flat_function).get_concrete_function(*specs)
     _check_result(results[-1])
@@ -103,6 +106,10 @@ def read_graph(
     results = [tensor.name for tensor in outputs] + [f"^{name}" for name in effects]
     nodes, references, lost = inline_calls(graph_def, results)
     nodes, references = decompose(nodes, references, graph_def.library.function, graph_def.versions)
+    inner = sorted({name for names in graph.get_collection(_COLLECTION)[-1:] for name in names})
+    lost += [
+        f"{name} is parallelized itself; it was planned with the rest, its own options do not apply" for name in inner
+    ]
     _order_writes_after_asserts(nodes)
     library = {body.signature.name: body for body in graph_def.library.function}
     held = {p.op.name: v[1] for p in graph.internal_captures if (v := _held(p)) is not None}
@@ -133,6 +140,17 @@ def read_graph(
     )
     captures = tuple(graph.external_captures)
     return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, function)
+
+
+def inside_trace(name: str) -> bool:
+    """Return whether a parallelized function is being traced around the code that runs now.
+
+    If so, `name` goes on that function's plan as one whose operations were planned with the rest.
+    """
+    traces = [] if tf.executing_eagerly() else tf.compat.v1.get_collection(_COLLECTION)
+    if traces:
+        traces[-1].append(name)
+    return bool(traces)
 
 
 def _held(placeholder: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:

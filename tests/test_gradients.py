@@ -203,6 +203,17 @@ def test_backward_ops_and_residuals_stay_on_the_shards():
     assert devices == {str(d): {f"device:CPU:{d}"} for d in range(3)}
 
 
+def test_forward_mode_is_refused():
+    sharded = parallel(tf.sin)
+    x = rows()
+    with pytest.raises(gs.UnsupportedError) as error, tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)):
+        sharded(x)
+    assert str(error.value) == (
+        "sin is called under tf.autodiff.ForwardAccumulator. Forward-mode differentiation around a parallelized "
+        "function is not supported: use tf.GradientTape, or put the accumulator inside."
+    )
+
+
 def test_an_unwatched_call_records_nothing_and_builds_no_gradient():
     forward, _ = model()
     sharded = parallel(forward)

@@ -137,6 +137,16 @@ def test_inside_a_tf_function_and_traced_once():
     assert traces == [(8,), (9,)]
 
 
+def test_inside_another_parallelized_function():
+    inner = gs.parallelize(lambda x: tf.tanh(x) if tf.reduce_sum(x) > 0 else x, devices=2)
+    inner.__name__ = "inner"
+    square = gs.parallelize(tf.square, devices=2)
+    outer = gs.parallelize(tf.function(lambda x: inner(x) + square(x)), devices=3)
+    assert_close(outer(rows(7)), outer.function(rows(7)))
+    assert "Square" in sharded_types(outer, rows(7))
+    assert "inner is parallelized itself; it was planned with the rest" in str(outer.plan(rows(7)))
+
+
 def test_as_an_argument_of_a_tf_function():
     parallel = gs.parallelize(lambda x: 2 * x, devices=2)
     outer = tf.function(lambda function, x: function(x), autograph=False)
