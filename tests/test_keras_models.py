@@ -7,6 +7,8 @@ import pytest
 
 from tests.keras_cases import CASES, OPTIMIZERS, ROWS, assert_same, assert_sharded, fit, state
 
+pytestmark = pytest.mark.usefixtures("plain_oracle")
+
 BATCHES = (1, 3, 7, 8, 19)
 GRID = list(itertools.product(CASES, OPTIMIZERS, BATCHES, (2, 3, 4)))
 CHOSEN = GRID[::43]

@@ -12,7 +12,10 @@ from tests.keras_cases import ROWS, assert_same, assert_sharded, classes, number
 
 tf_keras = pytest.importorskip("tf_keras")
 layers = tf_keras.layers
-pytestmark = pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning")
+pytestmark = [
+    pytest.mark.usefixtures("plain_oracle"),
+    pytest.mark.filterwarnings("ignore:You are saving your model as an HDF5 file:UserWarning"),
+]
 
 
 def dense():

@@ -11,6 +11,8 @@ import graphsplit as gs
 from graphsplit.tensorflow_internals import partition_graphs
 from tests.keras_cases import CASES, ROWS, SPARSE, assert_same, assert_sharded, classes, copied, numbers, state
 
+pytestmark = pytest.mark.usefixtures("plain_oracle")
+
 layers = keras.layers
 
 
