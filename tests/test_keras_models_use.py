@@ -207,12 +207,14 @@ def test_many_shapes_are_warned_of_once():
     sizes = [*range(1, 8), *range(1, 8)]
     for size in sizes:
         model.predict_on_batch(numbers(6)[:size])
-    with pytest.warns(UserWarning, match="shapes of batches") as caught:
+    with pytest.warns(gs.RetracingWarning) as caught:
         model.predict_on_batch(numbers(6)[:8])
     model.predict_on_batch(numbers(6)[:9])
-    assert [str(warning.message) for warning in caught] == [
-        "8 shapes of batches so far, the last is (8, 6). Each new one is traced and planned, which takes seconds for a "
-        "large model. Use batches of one size, and pad sequences to a few lengths."
+    assert [str(warning.message).splitlines()[:2] for warning in caught] == [
+        [
+            "predict_step has been traced 8 times, once for each of these:",
+            "  - data[0]: float32[1, 6], float32[2, 6], float32[3, 6], float32[4, 6], ... (8 in all)",
+        ]
     ]
 
 

@@ -6,7 +6,6 @@ and the last, smaller batch is one more signature. (Inside a graph Keras' array 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,8 +13,6 @@ import tensorflow as tf
 
 from graphsplit.functions import ParallelFunction
 from graphsplit.plans import Plan
-
-MANY_SHAPES = 8
 
 
 class BatchFunction:
@@ -30,7 +27,6 @@ class BatchFunction:
         self._steps = steps
         self._finish = finish
         self._last: Any = None
-        self._shapes: set[tuple[Any, ...]] = set()
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Return what the steps returned, joined; raise `StopIteration` if there is no batch left."""
@@ -41,24 +37,10 @@ class BatchFunction:
         outputs = []
         for batch in batches:
             self._last = _without_optionals(batch)
-            self._count_shapes()
             outputs.append(self.step(self._last))
         if not outputs:
             raise StopIteration
         return self._finish(outputs)
-
-    def _count_shapes(self) -> None:
-        """Warn once when many shapes were traced; Keras' own functions trace one of unknown size instead."""
-        shapes = tuple([str(getattr(part, "shape", "")) for part in tf.nest.flatten(self._last)])
-        if shapes not in self._shapes:
-            self._shapes.add(shapes)
-            if len(self._shapes) == MANY_SHAPES:
-                warnings.warn(
-                    f"{MANY_SHAPES} shapes of batches so far, the last is {', '.join(filter(None, shapes))}. Each new "
-                    "one is traced and planned, which takes seconds for a large model. Use batches of one size, and "
-                    "pad sequences to a few lengths.",
-                    stacklevel=4,
-                )
 
     def plan(self) -> Plan:
         """Return what ran where for the last batch. `print` it."""
