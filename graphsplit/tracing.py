@@ -14,7 +14,8 @@ from graphsplit.decompositions import decompose
 from graphsplit.errors import OutputError, bullet_list
 from graphsplit.graphdefs import inline_calls
 from graphsplit.hoisting import hoist_reads
-from graphsplit.programs import Program, build_program, is_write
+from graphsplit.programs import Program, is_write
+from graphsplit.reading import build_program
 from graphsplit.tensorflow_internals import resource_value
 
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))

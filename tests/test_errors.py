@@ -193,8 +193,8 @@ def test_jit_compile_around_it():
         .strip()
         .endswith(
             "identity is called inside a function with jit_compile=True. XLA compiles such a function for one device "
-            "and would erase the placement. Drop jit_compile=True from the outer function; put it on functions that the "
-            "parallelized one calls."
+            "and would erase the placement. Drop jit_compile=True from the outer function; put it on functions that "
+            "the parallelized one calls."
         )
     )
 

@@ -23,6 +23,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors, and from 
     ["graphdefs", "devices", "structures"],
     ["folding", "hoisting", "decompositions"],
     ["programs"],
+    ["reading"],
     ["rules"],
     ["splitting", "tracing", "plans"],
     ["propagation", "communication", "drawing"],
