@@ -13,7 +13,8 @@ from graphsplit.graphdefs import make_node
 from graphsplit.layouts import REPLICATE, Shard
 from graphsplit.planning import plan_program
 from graphsplit.plans import Plan
-from graphsplit.programs import Program, build_program
+from graphsplit.programs import Program
+from graphsplit.reading import build_program
 
 _NODES_PER_LAYER = 6
 _ROWS, _WIDTH = 32, 16
