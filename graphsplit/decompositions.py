@@ -11,13 +11,15 @@ import functools
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
-from graphsplit.graphdefs import GraphDef, inline_calls, make_node
+from graphsplit.graphdefs import GraphDef, constant_node, inline_calls, make_node
 
 _FORWARD = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 _BACKWARD = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})
 _GATHERS = frozenset({"ResourceGather", "ResourceGatherNd"})
+_PREFIX = "taken_apart_"
 
 
 def decompose(
@@ -35,6 +37,9 @@ def decompose(
     fused = any(node.op in _BACKWARD and node.attr["is_training"].b for f in library for node in f.node_def)
     graph = GraphDef(versions=versions)
     for node in nodes:
+        if node.op in _GATHERS:
+            graph.node.extend(_gather(node))
+            continue
         function = _function_for(node, fused)
         if function is None:
             graph.node.append(node)
@@ -43,8 +48,6 @@ def decompose(
         call = make_node(node.name, "PartitionedCall", node.input)
         call.attr["f"].func.name = function.signature.name
         graph.node.append(call)
-    if not graph.library.function:
-        return list(nodes), list(results)
     inlined, found, _ = inline_calls(graph, results)
     return inlined, found
 
@@ -52,9 +55,6 @@ def decompose(
 def _function_for(node: Any, keep_fused: bool) -> Any:
     """Return the `FunctionDef` that does what `node` does, or None."""
     attributes = node.attr
-    if node.op in _GATHERS:
-        dimensions = attributes["batch_dims"].i if node.op == "ResourceGather" else None
-        return _definition(_gather, (attributes["dtype"].type, dimensions), (tf.resource, attributes["Tindices"].type))
     if node.op in _FORWARD | _BACKWARD and attributes["is_training"].b and not keep_fused:
         x, statistics = attributes["T"].type, attributes["U"].type or attributes["T"].type
         layout, epsilon = attributes["data_format"].s.decode(), attributes["epsilon"].f
@@ -69,7 +69,7 @@ def _function_for(node: Any, keep_fused: bool) -> Any:
 
 @functools.lru_cache(maxsize=256)
 def _definition(make: Callable[..., Any], options: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
-    specs = [tf.TensorSpec([] if dtype == tf.resource else None, dtype) for dtype in map(tf.as_dtype, dtypes)]
+    specs = [tf.TensorSpec(None, tf.as_dtype(dtype)) for dtype in dtypes]
     with tf.init_scope():
         function = tf.function(make(*options), autograph=False).get_concrete_function(*specs)
     return _with_names_of_its_own(function.function_def)
@@ -79,7 +79,7 @@ def _with_names_of_its_own(function: Any) -> Any:
     """Return `function` with other names for its nodes: inlined as `call/node`, they must not meet the program's."""
     own = {node.name for node in function.node_def}
     for node in function.node_def:
-        node.name = f"taken_apart_{node.name}"
+        node.name = f"{_PREFIX}{node.name}"
         inputs = [_renamed(reference, own) for reference in node.input]
         del node.input[:]
         node.input.extend(inputs)
@@ -91,19 +91,23 @@ def _with_names_of_its_own(function: Any) -> Any:
 
 def _renamed(reference: str, own: set[str]) -> str:
     caret, name = reference[: reference.startswith("^")], reference.lstrip("^")
-    return f"{caret}taken_apart_{name}" if name.split(":")[0] in own else reference
+    return f"{caret}{_PREFIX}{name}" if name.split(":")[0] in own else reference
 
 
-def _gather(dtype: int, batch_dims: int | None) -> Callable[..., Any]:
-    """`ResourceGather` and (without `batch_dims`) `ResourceGatherNd`."""
-
-    def gather(handle: tf.Tensor, indices: tf.Tensor) -> tf.Tensor:
-        table = tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
-        if batch_dims is None:
-            return tf.raw_ops.GatherNd(params=table, indices=indices)
-        return tf.raw_ops.GatherV2(params=table, indices=indices, axis=batch_dims, batch_dims=batch_dims)
-
-    return gather
+def _gather(node: Any) -> list[Any]:
+    """Return a read of the whole variable and, under the name of the `ResourceGather`, a gather from what was read."""
+    handle, indices = node.input[:2]
+    dtype, index_dtype = (tf.as_dtype(node.attr[name].type) for name in ("dtype", "Tindices"))
+    name = f"{node.name}/{_PREFIX}"
+    read = make_node(f"{name}read", "ReadVariableOp", [handle, *node.input[2:]], dtype=dtype)
+    types = {"Tparams": dtype, "Tindices": index_dtype}
+    if node.op == "ResourceGatherNd":
+        return [read, make_node(node.name, "GatherNd", [read.name, indices], **types)]
+    dimensions = node.attr["batch_dims"].i
+    axis = constant_node(f"{name}axis", np.array(dimensions, np.int32), tf.int32)
+    inputs = [read.name, indices, axis.name]
+    gather = make_node(node.name, "GatherV2", inputs, **types, Taxis=tf.int32, batch_dims=dimensions)
+    return [read, axis, gather]
 
 
 def _axes(layout: str) -> tuple[list[int], list[int]]:

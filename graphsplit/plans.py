@@ -101,7 +101,12 @@ class Plan:
 
     @property
     def stayed_home(self) -> tuple[tuple[Op, str], ...]:
-        """Return the operations that carry rows of the batch and run at home all the same, with the reason."""
+        """Return the operations that carry rows of the batch and run at home all the same, with the reason.
+
+        None do where home is where the only shard is: a batch of one row needs nothing else.
+        """
+        if self.devices == (self.home,):
+            return ()
         pairs = zip(self.program.ops, self.steps, strict=True)
         return tuple((op, step.reason) for op, step in pairs if step.home and step.reason)
 

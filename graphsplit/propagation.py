@@ -11,6 +11,9 @@ from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of
 ControlFlowRule = Callable[[Op, Sequence[Layout]], Answer]
 """How loops and branches are answered: they need plans of their bodies, which rules know nothing of."""
 
+_ROW_BY_ROW_AT_HOME = {"LookupTableFindV2": 1}
+"""Ops that must run at home but keep rows apart: their results are cut again like this operand."""
+
 
 class Forward:
     """The natural form of every op, and the layout in which its readers meet each of its outputs.
@@ -71,13 +74,17 @@ class Forward:
         given = self._answer(op, layouts)
         if isinstance(given, Declined):
             carries_rows = any(isinstance(layout, Shard) for layout in layouts)
-            self._append(None, given.reason if carries_rows else "", whole)
+            rows = layouts[_ROW_BY_ROW_AT_HOME[op.type]] if op.type in _ROW_BY_ROW_AT_HOME else REPLICATE
+            cut = isinstance(rows, Shard) and op.out_shapes[0] is not None
+            self._append(None, given.reason if carries_rows else "", (rows,) if cut else whole)
         else:
             self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(given.gives)]))
 
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         if op.index in self._kept_home:
             return Declined(self._kept_home[op.index])
+        if op.type in _ROW_BY_ROW_AT_HOME:
+            return Declined("its table lives on one device")
         if op.stateful:
             return Declined("it has side effects, which happen once")
         if op.bodies:

@@ -65,9 +65,9 @@ def assert_law(
     """
     single, single_variables = make()
     many, many_variables = make()
-    parallel = gs.parallelize(many, devices=devices, **options)
+    parallel, plain = gs.parallelize(many, devices=devices, **options), tf.function(single)
     for i, arguments in enumerate(calls):
-        expected = tf.function(single)(*arguments)
+        expected = plain(*arguments)
         actual = parallel(*arguments)
         assert_close(actual, expected, f"call {i}: output", tolerance)
         pairs = zip(many_variables, single_variables, strict=True)

@@ -11,6 +11,7 @@ from graphsplit.rules import (
     reductions,
     reshapes,
     rowwise,
+    strings,
 )
 from graphsplit.rules.registry import Answer, Declined, Sharded, answer, answer_for_output, rule_of, ruled_types
 
@@ -32,4 +33,5 @@ __all__ = [
     "rowwise",
     "rule_of",
     "ruled_types",
+    "strings",
 ]

@@ -187,8 +187,23 @@ def cumulate(op: Op) -> Factors | Declined:
     return reverse(op)
 
 
-@register("Pad", "MirrorPad", linear=(0,))
-@register("PadV2")
+def pad_with_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
+    """Answer for padding along the sharded axis by as many rows as there are, or a multiple: a slice's gradient."""
+    layout, shape, paddings = layouts[0], op.in_shapes[0], op.constants.get(1)
+    if not isinstance(layout, Shard) or shape is None or paddings is None or not paddings[layout.axis].any():
+        return None
+    axis, rows = layout.axis, (shape[layout.axis] or 0) // sum(layout.blocks)
+    before, after = (int(count) for count in paddings[axis])
+    if not rows or before % rows or after % rows:
+        return None
+    resize = (Resize(1, (axis, 0), paddings, before // rows), Resize(1, (axis, 1), paddings, after // rows))
+    blocks = (1,) * (before // rows) + layout.blocks + (1,) * (after // rows)
+    return Sharded((layout, *(REPLICATE,) * (len(layouts) - 1)), (Shard(axis, blocks),), resize)
+
+
+@register("MirrorPad", linear=(0,))
+@register("Pad", linear=(0,), layouts=pad_with_blocks)
+@register("PadV2", layouts=pad_with_blocks)
 def pad(op: Op) -> Factors | Declined:
     """Axes that are padded must be whole."""
     paddings = op.constants.get(1)

@@ -46,7 +46,7 @@ class Resize(NamedTuple):
     """
 
     operand: int
-    position: int | None
+    position: int | tuple[int, int] | None
     value: np.ndarray
     per_row: int | None = None
 

@@ -1,6 +1,17 @@
 """The conformance table of the op rules: for every registered op type, cases that run it sharded."""
 
-from tests.rule_cases import contractions, elementwise, images, lists, movers, picking, random, reductions, rowwise
+from tests.rule_cases import (
+    contractions,
+    elementwise,
+    images,
+    lists,
+    movers,
+    picking,
+    random,
+    reductions,
+    rowwise,
+    strings,
+)
 from tests.rule_cases.table import CASES, Case
 
 __all__ = [
@@ -15,4 +26,5 @@ __all__ = [
     "random",
     "reductions",
     "rowwise",
+    "strings",
 ]
