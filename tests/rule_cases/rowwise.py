@@ -1,6 +1,8 @@
 """Cases of ops on the last axes: softmax, losses, top-k, transforms, linear algebra."""
 
-from tests.rule_cases.table import COMPLEX, SPD, UNIT, UNIT32, add, call, case, distinct, ints
+import numpy as np
+
+from tests.rule_cases.table import COMPLEX, SPD, UNIT, UNIT32, Arg, add, call, case, distinct, ints
 
 for _type in ["Softmax", "LogSoftmax"]:
     case(_type, "b5")
@@ -71,3 +73,6 @@ for _version in ["V2", "V3"]:
     case(f"MatrixDiagPart{_version}", "2b34", [0, 1], 5.0)
     case(f"MatrixSetDiag{_version}", "b34", "b3", 0)
     case(f"MatrixSetDiag{_version}", "b34", "b33", [-1, 1])
+
+for _type in ["LowerBound", "UpperBound"]:
+    case(_type, Arg("b5", lambda rng, shape: np.sort(rng.standard_normal(shape), -1)), "b3")

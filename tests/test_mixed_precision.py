@@ -1,0 +1,105 @@
+"""Mixed precision: gradients that are not finite in one shard skip the step, as they do on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers, optimizers
+
+import graphsplit as gs
+from tests.law import assert_law
+
+
+@pytest.fixture
+def policy(request: pytest.FixtureRequest) -> Iterator[str]:
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy(request.param)
+    yield request.param
+    keras.config.set_dtype_policy(before)
+
+
+def rows(count: int, bad: int | None = None) -> tuple[tf.Tensor, tf.Tensor]:
+    rng = np.random.default_rng(count)
+    x = rng.standard_normal((count, 8, 8, 2)).astype(np.float32)
+    if bad is not None:
+        x[bad, 0, 0, 0] = np.inf
+    return tf.constant(x), tf.constant(rng.integers(0, 4, count))
+
+
+def make(optimizer: Any) -> tuple[Any, Any, Any]:
+    keras.utils.set_random_seed(1)
+    model = keras.Sequential(
+        [
+            layers.Input((8, 8, 2)),
+            layers.Conv2D(4, 3, activation="relu", bias_initializer="ones"),
+            layers.LayerNormalization(beta_initializer="ones"),
+            layers.Flatten(),
+            layers.Dense(4, dtype="float32", bias_initializer="ones"),
+        ]
+    )
+    optimizer.build(model.trainable_variables)
+
+    def step(x: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            logits = model(x, training=True)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, logits))
+            scaled = optimizer.scale_loss(loss)
+        optimizer.apply(tape.gradient(scaled, model.trainable_variables), model.trainable_variables)
+        return loss, tf.argmax(logits, 1)
+
+    return step, model, optimizer
+
+
+KINDS = {
+    "sgd": lambda: optimizers.SGD(0.01),
+    "clipped": lambda: optimizers.SGD(0.01, 0.9, global_clipnorm=0.1),
+}
+
+
+# Products of 16-bit numbers are rounded to 11 (bfloat16: 8) bits, and the weight gradient of each shard once more than
+# on one device: 1e-3 (8e-3) of a gradient that is a hundredth of the weight.
+@pytest.mark.parametrize(
+    ("policy", "tolerance"), [("mixed_float16", 1e-3), ("mixed_bfloat16", 8e-3)], indirect=["policy"]
+)
+@pytest.mark.parametrize("kind", KINDS)
+def test_mixed_precision(policy: str, tolerance: float, kind: str):
+    def made() -> tuple[Any, Any]:
+        inner = KINDS[kind]()
+        step, model, optimizer = make(
+            optimizers.LossScaleOptimizer(inner, initial_scale=64.0, dynamic_growth_steps=2)
+            if policy == "mixed_float16"
+            else inner
+        )
+        # (a moment is a gradient, as uncertain as its sixteen bits)
+        return step, [*model.variables, *[v for v in optimizer.variables if "momentum" not in v.path]]
+
+    kinds = ["Conv2D", "Conv2DBackpropFilter", "MatMul"]
+    plan = assert_law(made, [rows(7), rows(7), rows(5)], sharded=kinds, tolerance=tolerance, strict=True)
+    half = tf.float16 if policy == "mixed_float16" else tf.bfloat16
+    assert {op.out_dtypes[0] for op in plan.sharded_ops if op.type == "Conv2D"} == {half}
+
+
+@pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
+@pytest.mark.parametrize("bad", [0, 6])
+def test_a_gradient_that_is_not_finite_in_one_shard_skips_the_step(policy: str, bad: int):
+    seen = []
+    for parallel in (False, True):
+        inner = optimizers.SGD(0.01, 0.9)
+        step, model, optimizer = make(optimizers.LossScaleOptimizer(inner, initial_scale=64.0))
+        step = gs.parallelize(step, devices=3) if parallel else tf.function(step)
+        step(*rows(7))
+        before = [tf.identity(v) for v in model.variables]
+        step(*rows(7, bad))
+        after = [tf.identity(v) for v in model.variables]
+        for b, a in zip(before, after, strict=True):
+            np.testing.assert_array_equal(a, b)  # skipped, to the bit
+        step(*rows(7))
+        assert any(np.any(a != v) for a, v in zip(after, model.variables, strict=True))  # and not the next one
+        seen.append([float(optimizer.dynamic_scale.numpy()), int(optimizer.iterations), int(inner.iterations)])
+    assert seen[0] == seen[1]
+    assert seen[0][0] == 32.0
