@@ -23,9 +23,7 @@ class Executable:
 
     def __init__(self, trace: Trace, plan: Plan, name: str):
         self.plan = plan
-        self.emitted = emit(plan, resource_devices(trace, plan))
-        self._captures = trace.captures
-        self._keep_alive = (trace.function, trace.variables)
+        self._trace = trace
         graph = self.emitted
         shapes = {name: plan.program.ops[i].out_shapes[0] for name, i in _inputs(graph, plan).items()}
         results = [plan.program.shape(tensor) for tensor in plan.program.outputs]
@@ -33,9 +31,14 @@ class Executable:
             name, graph, graph.nodes, (*graph.inputs, *graph.captures), graph.outputs, graph.effects, shapes, results
         )
 
+    @property
+    def emitted(self) -> EmittedGraph:
+        """The multi-device graph, written anew each time: at many devices it is large, and the runtime has its own."""
+        return emit(self.plan, resource_devices(self._trace, self.plan))
+
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on the flat arguments."""
-        return self._function([*tensors, *self._captures])
+        return self._function([*tensors, *self._trace.captures])
 
 
 def runtime_function(
