@@ -1,4 +1,4 @@
-"""Loops and branches that run on every shard by themselves: their bodies, planned as programs of their own."""
+"""Loops, branches and compiled calls that run on every shard by themselves: their bodies, planned as programs."""
 
 from __future__ import annotations
 
@@ -84,9 +84,10 @@ class Mesh:
         return _sharded(op, carried, carried, plans)
 
     def _answer_branch(self, op: Op, layouts: Sequence[Layout]) -> Answer:
-        if layouts[0] is not REPLICATE:
+        chooses = CONTROL_FLOW[op.type][2]  # a branch reads which one to take first; a compiled call does not
+        if chooses and layouts[0] is not REPLICATE:
             return Declined("which branch it takes depends on all rows")
-        given: list[Layout] = [REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts[1:]]
+        given: list[Layout] = [REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts[chooses:]]
         names = function_names(op.node)
         forwards = [self._forward(op.bodies[name], given) for name in names]
         outputs: list[Layout] = []
@@ -101,8 +102,10 @@ class Mesh:
             plan = self._plan(op.bodies[name], given, outputs)
             if isinstance(plan, Declined):
                 return plan
+            if not chooses and any(step.shards and step.shards.draw for step in plan.steps):
+                return Declined("it draws random numbers, which XLA does in its own way")
             plans[name] = plan
-        return _sharded(op, [REPLICATE, *given], outputs, plans)
+        return _sharded(op, [*[REPLICATE] * chooses, *given], outputs, plans)
 
 
 def _sharded(op: Op, wants: Sequence[Layout], gives: Sequence[Layout], plans: Mapping[str, Plan]) -> Answer:

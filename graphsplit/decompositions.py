@@ -48,7 +48,7 @@ def decompose(
         call = make_node(node.name, "PartitionedCall", node.input)
         call.attr["f"].func.name = function.signature.name
         graph.node.append(call)
-    inlined, found, _ = inline_calls(graph, results)
+    inlined, found = inline_calls(graph, results)
     return inlined, found
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from graphsplit import communication, drawing
 from graphsplit.errors import CheckError
 from graphsplit.graphdefs import (
+    XLA_ATTRIBUTE,
     GraphDef,
     NodeDef,
     constant_node,
@@ -122,7 +123,11 @@ class _Emitter:
         shard = self._shards[0]
         outputs = [self._read(t, layout, shard) for t, layout in zip(self.program.outputs, layouts, strict=True)]
         inputs = [self.program.ops[i].name for i in self.program.inputs]
-        function = named_by_content(function_definition(name, self.nodes, inputs, outputs, ()))
+        function = function_definition(name, self.nodes, inputs, outputs, ())
+        for original in self.program.library.function:
+            if original.signature.name == name and XLA_ATTRIBUTE in original.attr:
+                function.attr[XLA_ATTRIBUTE].CopyFrom(original.attr[XLA_ATTRIBUTE])
+        function = named_by_content(function)
         self.functions[function.signature.name] = function
         return str(function.signature.name)
 

@@ -102,7 +102,12 @@ def _single_value(proto: Any) -> np.ndarray | None:
     return np.asarray(tf.make_ndarray(scalar))
 
 
-def inline_calls(graph: Any, results: Sequence[str]) -> tuple[list[Any], list[str], list[str]]:
+def is_compiled(node: Any) -> bool:
+    """Return whether a call is compiled by XLA as a whole (`jit_compile=True`)."""
+    return XLA_ATTRIBUTE in node.attr and bool(node.attr[XLA_ATTRIBUTE].b)
+
+
+def inline_calls(graph: Any, results: Sequence[str]) -> tuple[list[Any], list[str]]:
     """Replace every function call in `graph` by the called body.
 
     Bodies of `While`, `If` and other ops that take functions as attributes stay in the library. Effects keep their
@@ -113,19 +118,18 @@ def inline_calls(graph: Any, results: Sequence[str]) -> tuple[list[Any], list[st
       results: references (`node:0`) and effects (`^node`) to follow into the bodies.
 
     Returns:
-      The nodes, `results` as they are named now, and one sentence for each thing that was lost.
+      The nodes, and `results` as they are named now. Calls that XLA compiles as a whole stay calls.
     """
     library = {function.signature.name: function for function in graph.library.function}
     sink = NodeDef(name="", op="")
     sink.input.extend(results)
     nodes: list[Any] = [*graph.node, sink]
-    lost: list[str] = []
     while any(_called_function(node, library) for node in nodes):
-        nodes = _inline_one_level(nodes, library, lost)
-    return nodes[:-1], list(sink.input), lost
+        nodes = _inline_one_level(nodes, library)
+    return nodes[:-1], list(sink.input)
 
 
-def _inline_one_level(nodes: list[Any], library: Mapping[str, Any], lost: list[str]) -> list[Any]:
+def _inline_one_level(nodes: list[Any], library: Mapping[str, Any]) -> list[Any]:
     result: list[Any] = []
     tensors: dict[str, str] = {}  # "call:2" -> the reference inside the inlined body
     effects: dict[str, list[str]] = {}  # "call" -> the nodes that finish when the call has finished
@@ -134,8 +138,6 @@ def _inline_one_level(nodes: list[Any], library: Mapping[str, Any], lost: list[s
         if not name:
             result.append(node)
             continue
-        if XLA_ATTRIBUTE in node.attr and node.attr[XLA_ATTRIBUTE].b:
-            lost.append(f"jit_compile of {name!r} dropped: the call was inlined so that its rows can be split")
         body, outputs, effects[node.name] = _body_of_call(node, library[name])
         tensors.update({f"{node.name}:{i}": reference for i, reference in enumerate(outputs)})
         result += body
@@ -146,7 +148,7 @@ def _inline_one_level(nodes: list[Any], library: Mapping[str, Any], lost: list[s
 
 def _called_function(node: Any, library: Mapping[str, Any]) -> str:
     if node.op in CALL_TYPES:
-        return str(node.attr["f"].func.name)
+        return "" if is_compiled(node) else str(node.attr["f"].func.name)
     return str(node.op) if node.op in library else ""
 
 

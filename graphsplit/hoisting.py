@@ -23,8 +23,15 @@ CONTROL_FLOW: dict[str, tuple[tuple[str, ...], str, int]] = {
     "StatelessIf": (("then_branch", "else_branch"), "Tin", 1),
     "Case": (("branches",), "Tin", 1),
     "StatelessCase": (("branches",), "Tin", 1),
+    "PartitionedCall": (("f",), "Tin", 0),  # only those that are not inlined: compiled by XLA
+    "StatefulPartitionedCall": (("f",), "Tin", 0),
 }
-_STATELESS = {"While": "StatelessWhile", "If": "StatelessIf", "Case": "StatelessCase"}
+_STATELESS = {
+    "While": "StatelessWhile",
+    "If": "StatelessIf",
+    "Case": "StatelessCase",
+    "StatefulPartitionedCall": "PartitionedCall",
+}
 _RESOURCE = tf.resource.as_datatype_enum
 _READS = ("ReadVariableOp",)
 

@@ -223,7 +223,7 @@ class _Reader:
     ) -> Program:
         graph, outputs = function_graph(function, self._library.values(), self._versions, shapes)
         effects = [f"^{name}" for name in function.control_ret.values()]
-        nodes, references, lost = inline_calls(graph, [*outputs, *effects])
+        nodes, references = inline_calls(graph, [*outputs, *effects])
         names = [argument.name for argument in function.signature.input_arg]
         return build_program(
             nodes,
@@ -235,7 +235,6 @@ class _Reader:
             library=graph.library,
             versions=self._versions,
             resources={names[i]: held for i, held in elements.items()},
-            notes=lost,
         )
 
     def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:

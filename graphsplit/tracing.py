@@ -105,10 +105,11 @@ def read_graph(
     capture_names = [placeholder.op.name for placeholder in graph.internal_captures]
     graph_def = graph.as_graph_def()
     results = [tensor.name for tensor in outputs] + [f"^{name}" for name in effects]
-    nodes, references, lost = inline_calls(graph_def, results)
+    nodes, references = inline_calls(graph_def, results)
+    notes: list[str] = []
     nodes, references = decompose(nodes, references, graph_def.library.function, graph_def.versions)
     inner = sorted({name for names in graph.get_collection(_COLLECTION)[-1:] for name in names})
-    lost += [
+    notes += [
         f"{name} is parallelized itself; it was planned with the rest, its own options do not apply" for name in inner
     ]
     _order_writes_after_asserts(nodes)
@@ -119,7 +120,7 @@ def read_graph(
     graph_def.library.function.extend(library.values())
     asked = sorted({node.device for node in nodes if node.device})
     if asked:
-        lost.append(f"tf.device requests inside the function are replaced by the plan's: {', '.join(asked)}")
+        notes.append(f"tf.device requests inside the function are replaced by the plan's: {', '.join(asked)}")
     resources = {
         placeholder.op.name: value
         for placeholder in graph.internal_captures
@@ -136,7 +137,7 @@ def read_graph(
         versions=graph_def.versions,
         resources=resources,
         inlined_from=graph,
-        notes=tuple(dict.fromkeys(lost)),
+        notes=tuple(notes),
         locate=source_locator(graph),
     )
     captures = tuple(graph.external_captures)

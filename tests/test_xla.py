@@ -1,0 +1,85 @@
+"""Functions with `jit_compile=True` inside a parallelized one: compiled for every shard, or once at home."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+import graphsplit as gs
+from tests.law import assert_close, assert_law
+
+
+def rows(*shape: int) -> tf.Tensor:
+    return tf.random.stateless_normal(shape, [shape[0], 3], dtype=tf.float64)
+
+
+def compiled_calls(parallel: gs.ParallelFunction, *arguments: Any) -> set[str]:
+    """Return the devices of the emitted graph's compiled calls."""
+    graph = parallel.graph_def(*arguments)
+    library = {f.signature.name: f for f in graph.library.function}
+    calls = [n for n in graph.node if n.op == "PartitionedCall"]
+    assert all(n.attr["_XlaMustCompile"].b and library[n.attr["f"].func.name].attr["_XlaMustCompile"].b for n in calls)
+    return {n.device for n in calls}
+
+
+def test_compiled_for_every_shard_with_variables():
+    w = tf.Variable(rows(3, 3))
+
+    @tf.function(jit_compile=True)
+    def dense(x):
+        return tf.nn.softmax(tf.tanh(x @ w))
+
+    def f(x):
+        return dense(x) * 2, tf.reduce_sum(dense(x + 1))
+
+    parallel = gs.parallelize(f, devices=3)
+    assert_close(parallel(rows(7, 3)), f(rows(7, 3)))
+    assert compiled_calls(parallel, rows(7, 3)) == {f"/device:CPU:{d}" for d in range(3)}
+    assert not parallel.plan(rows(7, 3)).stayed_home
+
+
+def test_a_training_step_with_a_compiled_model():
+    def make():
+        w = tf.Variable(rows(3, 2))
+
+        @tf.function(jit_compile=True)
+        def model(x):
+            return tf.tanh(x @ w)
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean((model(x) - y) ** 2)
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        return step, [w]
+
+    assert_law(make, [(rows(7, 3), rows(7, 2))] * 3, sharded=["PartitionedCall"])
+
+
+def test_rows_that_couple_are_compiled_at_home():
+    @tf.function(jit_compile=True)
+    def centre(x):
+        return x - tf.reduce_mean(x, 0)
+
+    parallel = gs.parallelize(lambda x: centre(tf.square(x)), devices=3)
+    assert_close(parallel(rows(7, 3)), centre(tf.square(rows(7, 3))))
+    plan = parallel.plan(rows(7, 3))
+    ((op, reason),) = plan.stayed_home
+    assert op.type == "PartitionedCall"
+    assert reason == "Mean in it: its rows would be exchanged between devices each time"
+    assert compiled_calls(parallel, rows(7, 3)) == {"/device:CPU:0"}
+
+
+def test_gradient_from_outside():
+    @tf.function(jit_compile=True)
+    def cube(x):
+        return x**3
+
+    parallel = gs.parallelize(cube, devices=3)
+    x = rows(7, 3)
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        y = tf.reduce_sum(parallel(x))
+    assert_close(tape.gradient(y, x), 3 * x**2)
