@@ -30,7 +30,7 @@ def main(
     modes: Names = "",
     devices: Names = "",
     contestants: Names = "",
-    rounds: Annotated[int, typer.Option(min=1, help="How often each contestant is timed.")] = 0,
+    rounds: Annotated[int, typer.Option(min=0, help="How often each contestant is timed; 0: as the form says.")] = 0,
     round_seconds: Annotated[float, typer.Option(help="About how long one timing takes.")] = 0.0,
     batch: Annotated[int, typer.Option(help="Rows of a batch; by default each workload's own.")] = 0,
     small: Annotated[bool, typer.Option("--small", help="Small networks, to see that everything works.")] = False,
