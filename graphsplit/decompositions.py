@@ -8,13 +8,13 @@ same step by step, and the call is inlined as any other.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.graphdefs import GraphDef, constant_node, inline_calls, make_node
+from graphsplit.graphdefs import GraphDef, constant_node, constant_value, inline_calls, make_node, split_reference
 
 _FORWARD = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 _BACKWARD = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})
@@ -23,7 +23,7 @@ _PREFIX = "taken_apart_"
 
 
 def decompose(
-    nodes: Sequence[Any], results: Sequence[str], library: Iterable[Any], versions: Any
+    nodes: Sequence[Any], results: Sequence[str], library: Iterable[Any], versions: Any, traced: tf.Graph
 ) -> tuple[list[Any], list[str]]:
     """Return a graph's nodes and the references of its results, with fused and reading ops taken apart.
 
@@ -32,11 +32,19 @@ def decompose(
       results: references (`node:0`) and effects (`^node`).
       library: the functions that loops and branches call. They are left as they are.
       versions: of the graph.
+      traced: the graph that the nodes were, before calls were inlined. It knows shapes.
     """
     # What a fused forward op hands to a gradient in a branch is in the kernel's own form: then both stay fused.
     fused = any(node.op in _BACKWARD and node.attr["is_training"].b for f in library for node in f.node_def)
     graph = GraphDef(versions=versions)
+    given = {node.name: node for node in nodes}
     for node in nodes:
+        if node.op == "RaggedTensorToTensor" and (shape := _shape_of_words(node, given, traced)) is not None:
+            name = f"{node.name}/{_PREFIX}shape"
+            graph.node.append(constant_node(name, shape, tf.as_dtype(node.attr["Tshape"].type)))
+            graph.node.append(node)
+            graph.node[-1].input[0] = name
+            continue
         if node.op in _GATHERS:
             graph.node.extend(_gather(node))
             continue
@@ -50,6 +58,31 @@ def decompose(
         graph.node.append(call)
     inlined, found = inline_calls(graph, results)
     return inlined, found
+
+
+def _shape_of_words(node: Any, given: Mapping[str, Any], traced: tf.Graph) -> np.ndarray | None:
+    """Return the shape that a ragged tensor of the words of so many texts gets when it is made dense.
+
+    TensorFlow does not infer how many rows that is, though it knows how many texts are split, and so would lose the
+    batch here: everything behind it would have an unknown size.
+    """
+    wanted, count = given.get(node.input[0]), given.get(node.input[3])
+    if wanted is None or wanted.op != "Const" or count is None or count.op != "StridedSlice":
+        return None
+    name, index = split_reference(count.input[0])
+    words, begin = given[name], given.get(count.input[1])
+    if words.op != "StringSplitV2" or index != 2 or begin is None or begin.op != "Const" or constant_value(begin).any():
+        return None
+    name, index = split_reference(words.input[0])
+    shape = np.array(constant_value(wanted))
+    try:
+        texts = traced.get_operation_by_name(name).outputs[index].shape
+    except KeyError:  # inlined
+        return None
+    if shape.ndim != 1 or not texts.is_fully_defined() or shape[0] != -1:
+        return None
+    shape[0] = texts[0]
+    return shape
 
 
 def _function_for(node: Any, keep_fused: bool) -> Any:

@@ -11,9 +11,6 @@ from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of
 ControlFlowRule = Callable[[Op, Sequence[Layout]], Answer]
 """How loops and branches are answered: they need plans of their bodies, which rules know nothing of."""
 
-_ROW_BY_ROW_AT_HOME = {"LookupTableFindV2": 1}
-"""Ops that must run at home but keep rows apart: their results are cut again like this operand."""
-
 
 class Forward:
     """The natural form of every op, and the layout in which its readers meet each of its outputs.
@@ -69,21 +66,19 @@ class Forward:
         layouts = [self.layout(tensor) for tensor in op.inputs]
         whole = (REPLICATE,) * len(op.out_shapes)
         if all(layout is REPLICATE for layout in layouts):
-            self._append(None, "", whole)
+            self._append(None, "", self._cut_again(op) or whole)
             return
         given = self._answer(op, layouts)
         if isinstance(given, Declined):
             carries_rows = any(isinstance(layout, Shard) for layout in layouts)
-            rows = layouts[_ROW_BY_ROW_AT_HOME[op.type]] if op.type in _ROW_BY_ROW_AT_HOME else REPLICATE
-            cut = isinstance(rows, Shard) and op.out_shapes[0] is not None
-            self._append(None, given.reason if carries_rows else "", (rows,) if cut else whole)
+            self._append(None, given.reason if carries_rows else "", self._cut_again(op) or whole)
         else:
             self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(given.gives)]))
 
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         if op.index in self._kept_home:
             return Declined(self._kept_home[op.index])
-        if op.type in _ROW_BY_ROW_AT_HOME:
+        if op.type == "LookupTableFindV2":
             return Declined("its table lives on one device")
         if op.stateful:
             return Declined("it has side effects, which happen once")
@@ -93,6 +88,26 @@ class Forward:
         if rule is None:
             return Declined(f"no rule for {op.type}")
         return answer(rule, op, layouts, [self.program.bytes(t) for t in op.inputs], self._local)
+
+    def _cut_again(self, op: Op) -> tuple[Layout] | None:
+        """Return the layout in which the result of an op at home is cut, if it has the rows of something sharded.
+
+        So do numbers looked up for words, and the words of texts made dense: their count is that of the texts.
+        """
+        ops, rows = self.program.ops, None
+        if op.type == "LookupTableFindV2":
+            rows = op.inputs[1]
+        elif op.type == "RaggedTensorToTensor" and ops[op.inputs[3].op].type == "StridedSlice":
+            words = ops[ops[op.inputs[3].op].inputs[0].op]
+            rows = words.inputs[0] if words.type == "StringSplitV2" else None
+        layout = self.layout(rows) if rows is not None else REPLICATE
+        if rows is None or not isinstance(layout, Shard):
+            return None
+        before, after = self.program.shape(rows), op.out_shapes[0]
+        if before is None or after is None or len(after) <= layout.axis:
+            return None
+        size = before[layout.axis]
+        return (layout,) if size is not None and size == after[layout.axis] else None
 
     def _as_seen(self, op: Op, output: int, layout: Layout) -> Layout:
         """A partial sum stays partial only while every reader is linear in it: it is reduced once, not twice."""

@@ -107,7 +107,7 @@ def read_graph(
     results = [tensor.name for tensor in outputs] + [f"^{name}" for name in effects]
     nodes, references = inline_calls(graph_def, results)
     notes: list[str] = []
-    nodes, references = decompose(nodes, references, graph_def.library.function, graph_def.versions)
+    nodes, references = decompose(nodes, references, graph_def.library.function, graph_def.versions, graph)
     inner = sorted({name for names in graph.get_collection(_COLLECTION)[-1:] for name in names})
     notes += [
         f"{name} is parallelized itself; it was planned with the rest, its own options do not apply" for name in inner
