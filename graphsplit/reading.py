@@ -160,6 +160,8 @@ class _Reader:
             sizes.append(_bytes(output.dtype, shape))
         if node.op == "Squeeze" and not node.attr["squeeze_dims"].list.i and inputs:
             node = _with_squeezed_axes(node, self.ops[inputs[0].op].out_shapes[inputs[0].index])
+        if node.op == "EnsureShape" and _is_known(self.ops[inputs[0].op].out_shapes[inputs[0].index], shapes[0]):
+            node = make_node(node.name, "Identity", node.input, T=dtypes[0])  # which names no size of the whole
         op = Op(
             index=len(self.ops),
             name=operation.name,
@@ -245,6 +247,10 @@ class _Reader:
             Op(position, name, "Const", (), (), node, (), (value.shape,), (dtype,), (size,), {}, stateful=False)
         )
         self._known[Tensor(position, 0)] = value
+
+
+def _is_known(before: Shape | None, ensured: Shape | None) -> bool:
+    return before is not None and None not in before and before == ensured
 
 
 def _with_squeezed_axes(node: Any, shape: Shape | None) -> Any:

@@ -102,3 +102,10 @@ def test_gathers_from_variables_are_sharded_and_keep_their_order(nested: bool):
     plan = parallel.plan(ids)
     assert [op.type for op, _ in plan.stayed_home] == ["ResourceScatterSub"]
     assert ("GatherNd" if nested else "GatherV2") in {op.type for op in plan.sharded_ops}
+
+
+def test_a_shape_that_is_known_is_not_ensured_again():
+    x = normal(7, 4)
+    parallel = gs.parallelize(lambda x: tf.tanh(tf.ensure_shape(tf.exp(x), [7, 4])), devices=3, strict=True)
+    assert_close(parallel(x), tf.tanh(tf.exp(x)))
+    assert "Tanh" in {op.type for op in parallel.plan(x).sharded_ops}

@@ -72,8 +72,7 @@ def test_every_architecture_is_run():
 
 
 def test_application():
-    """BatchNormalization of 1x1 maps of five rows divides by small deviations, dozens of layers in a row: 1e-8."""
-    plan = assert_training(lambda: application("MobileNetV2", 32), (5,), strict=True, devices=2, tolerance=1e-8)
+    plan = assert_training(lambda: application("MobileNetV2", 32), (5,), strict=True, devices=2)
     assert sum(op.type == "Conv2DBackpropFilter" for op in plan.sharded_ops) > 30
 
 
