@@ -303,30 +303,3 @@ MODELS: dict[str, Callable[[], Training]] = {
     "Wide & deep": wide_and_deep,
     "WaveNet": wavenet,
 }
-
-
-def applications() -> dict[str, Callable[..., keras.Model]]:
-    """Return every architecture in `keras.applications`, by name."""
-    found = vars(keras.applications).items()
-    return {name: value for name, value in sorted(found) if name[0].isupper() and callable(value)}
-
-
-def application(name: str, side: int = 0) -> Training:
-    """Return the training step of an architecture in `keras.applications` with random weights.
-
-    Args:
-      name: as in `applications()`.
-      side: height and width of the images; by default the smallest that it takes.
-    """
-    make = applications()[name]
-    options = {"weights": None, "classes": CLASSES, "classifier_activation": None}
-    model = None
-    for size in [side] if side else [32, 75, 224, 331]:
-        try:
-            model = make(input_shape=(size, size, 3), **options)
-            break
-        except ValueError:  # which sizes it takes, it says only in words
-            continue
-    if model is None:
-        model = make(**options)
-    return supervised(model, lambda rows: (numbers(rows, *model.input_shape[1:]), integers(CLASSES, rows)))

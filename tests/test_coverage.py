@@ -10,8 +10,8 @@ from pathlib import Path
 import tensorflow as tf
 
 import graphsplit as gs
-from benchmarks.coverage import summarize
-from benchmarks.coverage_models import MODELS, applications
+from benchmarks.coverage import applications, summarize
+from benchmarks.coverage_models import MODELS
 
 ROOT = Path(__file__).parent.parent
 

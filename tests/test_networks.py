@@ -11,7 +11,8 @@ import tensorflow as tf
 from keras import layers
 
 import graphsplit as gs
-from benchmarks.coverage_models import MODELS, Training, application, integers, numbers, supervised
+from benchmarks.coverage import application
+from benchmarks.coverage_models import MODELS, Training, integers, numbers, supervised
 from tests.float64 import EXACT, float64
 from tests.law import assert_law
 

@@ -170,6 +170,42 @@ def test_batch_normalisation_of_tf_keras():
     assert_law(make, calls, sharded=["Conv2D", "Conv2DBackpropFilter"], tolerance=3e-5, strict=True)
 
 
+class Perceptron(tf.Module):
+    """A model in plain TensorFlow, its step a method with a counter and a running mean of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        start = tf.random.Generator.from_seed(2)
+        self.layers = [tf.Variable(start.normal(shape, dtype=tf.float64)) for shape in ((4, 6), (6, 3))]
+        self.mean, self.calls = tf.Variable(tf.ones(4, tf.float64)), tf.Variable(0)
+        self.momenta = [tf.Variable(tf.ones_like(w)) for w in self.layers]
+
+    @tf.Module.with_name_scope
+    def __call__(self, x: tf.Tensor) -> tf.Tensor:
+        self.mean.assign(0.9 * self.mean + 0.1 * tf.reduce_mean(x, 0))
+        for w in self.layers:
+            x = tf.nn.gelu(x @ w)
+        return x
+
+    def train(self, x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(x - self.mean) ** 2)
+        for w, m, g in zip(self.layers, self.momenta, tape.gradient(loss, self.layers), strict=True):
+            m.assign(0.9 * m + g / (1.0 + tf.norm(g)))
+            w.assign_sub(0.1 * m)
+        self.calls.assign_add(1)
+        return loss
+
+
+def test_module():
+    def make() -> tuple[Any, Any]:
+        module = Perceptron()
+        return module.train, module.variables
+
+    calls = [(numbers(rows, 4),) for rows in ROWS]
+    assert_law(make, calls, sharded=["MatMul", "Erfc"], tolerance=EXACT, strict=True)
+
+
 # Metrics, counters, tables, summaries
 
 METRICS: dict[str, Callable[[], keras.metrics.Metric]] = {
