@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from graphsplit import communication, drawing
+from graphsplit.collecting import collection_paused
 from graphsplit.errors import CheckError
 from graphsplit.graphdefs import (
     XLA_ATTRIBUTE,
@@ -70,6 +71,7 @@ class EmittedGraph:
                 raise CheckError(f"The emitted graph names {reference!r}, which does not exist.")
 
 
+@collection_paused()
 def emit(plan: Plan, resource_devices: Mapping[str, str] | None = None) -> EmittedGraph:
     """Return the graph that carries out `plan`.
 

@@ -80,9 +80,13 @@ class ParallelFunction:
         """The single-device function."""
         return self._fn
 
-    @tf.autograph.experimental.do_not_convert  # type: ignore[untyped-decorator]
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices."""
+        if tf.executing_eagerly():
+            return self._run(args, kwargs)
+        return tf.autograph.experimental.do_not_convert(self._run)(args, kwargs)
+
+    def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if inside_trace(self._name()):  # of another parallelized function, whose plan covers this one as well
             return tf.function(self._fn)(*args, **kwargs)
         tensors, arguments = self._flatten(args, kwargs)

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from graphsplit.collecting import collection_paused
 from graphsplit.control_flow import Mesh
 from graphsplit.demands import Backward
 from graphsplit.errors import CheckError, StrictError, bullet_list
@@ -21,6 +22,7 @@ from graphsplit.programs import Op, Program
 from graphsplit.propagation import Forward
 
 
+@collection_paused()
 def plan_program(
     program: Program,
     *,

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.collecting import collection_paused
 from graphsplit.folding import FOLDABLE, fold
 from graphsplit.graphdefs import (
     constant_node,
@@ -24,6 +25,7 @@ from graphsplit.tensorflow_internals import resource_value
 _NO_BODIES: dict[str, Any] = {}
 
 
+@collection_paused()
 def build_program(
     nodes: Sequence[Any],
     *,

@@ -19,7 +19,7 @@ import graphsplit as gs
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "graphsplit"
 FLOORS = [  # from the ground up; a file may import from lower floors, and from its own where it says so
-    ["errors", "tensorflow_internals", "layouts"],
+    ["errors", "tensorflow_internals", "layouts", "collecting"],
     ["graphdefs", "devices", "structures"],
     ["folding", "hoisting", "decompositions"],
     ["programs"],
