@@ -109,3 +109,12 @@ def test_a_shape_that_is_known_is_not_ensured_again():
     parallel = gs.parallelize(lambda x: tf.tanh(tf.ensure_shape(tf.exp(x), [7, 4])), devices=3, strict=True)
     assert_close(parallel(x), tf.tanh(tf.exp(x)))
     assert "Tanh" in {op.type for op in parallel.plan(x).sharded_ops}
+
+
+def test_numbers_are_checked_on_the_shards():
+    parallel = gs.parallelize(lambda x: tf.debugging.check_numerics(tf.math.log(x), "odd") * 2, devices=3, strict=True)
+    x = tf.range(1.0, 8.0)
+    assert_close(parallel(x), tf.math.log(x) * 2)
+    assert "CheckNumerics" in {op.type for op in parallel.plan(x).sharded_ops}
+    with pytest.raises(tf.errors.InvalidArgumentError, match="odd : Tensor had Inf"):
+        parallel(tf.concat([x[:6], [0.0]], 0))
