@@ -1,0 +1,149 @@
+"""Effects, `verify` and plans: what happens once, what is reported, what is printed."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from tests.law import assert_close
+from tests.test_parallelize import check, rows, sharded_types
+
+# Effects
+
+
+def test_effects_happen_once_and_in_order(capfd):
+    log = []
+
+    def f(x):
+        tf.print("sum", tf.reduce_sum(x))
+        y = tf.py_function(lambda v: log.append(v.numpy().tolist()) or v * 2, [x], tf.float64)
+        y.set_shape(x.shape)
+        tf.print("then", tf.reduce_sum(y))
+        return tf.square(x) + y
+
+    parallel = gs.parallelize(f, devices=3)
+    x = tf.constant([1.0, 2.0, 3.0, 4.0, 5.0], tf.float64)
+    assert_close(parallel(x), tf.square(x) + 2 * x)
+    assert log == [[1.0, 2.0, 3.0, 4.0, 5.0]]
+    assert capfd.readouterr().err.splitlines()[-2:] == ["sum 15", "then 30"]
+    plan = parallel.plan(x)
+    assert "Square" in {op.type for op in plan.sharded_ops}
+    assert [op.type for op, _ in plan.stayed_home] == ["EagerPyFunc"]
+
+
+def test_variables_read_and_written_in_program_order():
+    v, seen = tf.Variable(1.0, dtype=tf.float64), tf.Variable(0.0, dtype=tf.float64)
+
+    def f(x):
+        before = v * x
+        v.assign_add(tf.reduce_sum(x))
+        after = v * x
+        seen.assign(v)
+        v.assign(0.0)
+        return before, after, v.read_value()
+
+    check_x = rows(7)
+    expected = f(check_x)
+    v.assign(1.0)
+    parallel = gs.parallelize(f, devices=3)
+    assert_close(parallel(check_x), expected)
+    assert_close(tf.convert_to_tensor(seen), 1.0 + tf.reduce_sum(check_x))
+    assert "Mul" in sharded_types(parallel, check_x)
+
+
+def test_variables_made_on_the_first_call():
+    class Layer:
+        w = None
+
+        def __call__(self, x):
+            if self.w is None:
+                self.w = tf.Variable(tf.ones((3, 2), tf.float64))
+            return x @ self.w
+
+    layer = Layer()
+    parallel = gs.parallelize(layer, devices=2)
+    assert_close(parallel(rows(5, 3)), rows(5, 3) @ tf.ones((3, 2), tf.float64))
+    assert "MatMul" in sharded_types(parallel, rows(5, 3))
+
+
+def test_stateful_random_ops_draw_what_one_device_draws():
+    def f(x):
+        return x + tf.random.normal(tf.shape(x), seed=5, dtype=tf.float64)
+
+    tf.random.set_seed(3)
+    expected = [tf.function(f)(rows(7)) for _ in range(1)]
+    tf.random.set_seed(3)
+    actual = [gs.parallelize(f, devices=3)(rows(7)) for _ in range(1)]
+    assert_close(actual, expected)
+
+
+# verify
+
+
+def test_verify_restores_state_and_reports():
+    v = tf.Variable(2.0)
+
+    def step(x):
+        v.assign_add(tf.reduce_mean(x))
+        return {"loss": tf.reduce_sum(x), "n": 3}
+
+    parallel = gs.parallelize(step, devices=3)
+    report = gs.verify(parallel, tf.range(7.0))
+    assert float(v) == 2.0
+    assert report.largest < 1e-6
+    assert str(report).startswith("3 devices against one: largest relative difference")
+
+
+def test_verify_sees_a_difference():
+    calls = []
+
+    def unstable(x):
+        calls.append(1)
+        return x * len(calls)  # another number in every trace
+
+    report = gs.verify(gs.parallelize(unstable, devices=2), tf.ones(4))
+    assert report.largest == pytest.approx(0.5)
+    assert "output 0" in str(report)
+
+
+# Plans
+
+
+def test_plan_of_rows_that_couple():
+    def coupled(x):
+        similarity = x @ tf.transpose(x)
+        centred = x - tf.reduce_mean(x, 0)
+        labels = tf.range(tf.shape(x)[0])
+        loss = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, similarity)
+        return similarity, centred, tf.reduce_mean(loss)
+
+    parallel = check(coupled, rows(7, 4), sharded="MatMul")
+    plan = parallel.plan(rows(7, 4))
+    assert not plan.stayed_home, str(plan)
+    assert {"MatMul", "Sub", "SparseSoftmaxCrossEntropyWithLogits"} <= {op.type for op in plan.sharded_ops}
+
+
+def test_plan_prints_on_a_screen():
+    def f(x):
+        return tf.unique(x).y, tf.tanh(x)
+
+    plan = gs.parallelize(f, devices=2).plan(tf.constant([1.0, 2.0, 1.0]))
+    here = f.__code__.co_firstlineno + 1
+    lines = str(plan).splitlines()
+    assert lines[0] == "Plan: 7 operations, 2 shards, home CPU:0"
+    assert lines[1:4] == ["  shard 0: CPU:0, 2 rows", "  shard 1: CPU:1, 1 rows", "  argument x: float32[3] shard(0)"]
+    assert lines[-1].endswith(f"no rule for Unique (test_parallelize.py:{here})")
+
+
+def test_what_was_lost_is_noted():
+    @tf.function
+    def inner(x):
+        return tf.tanh(x)
+
+    def f(x):
+        with tf.device("CPU:1"):
+            return inner(x)
+
+    notes = str(gs.parallelize(f, devices=2).plan(rows(4)))
+    assert "tf.device requests inside the function are replaced by the plan's" in notes
