@@ -69,7 +69,6 @@ class Partial:
 
 Layout = Replicate | Shard | Partial
 REPLICATE = Replicate()
-ROWS = Shard(0)
 PARTIAL_SUM = Partial("sum")
 
 

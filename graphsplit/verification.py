@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,8 +115,3 @@ def _difference(name: str, expected: tf.Tensor, actual: tf.Tensor) -> Difference
     largest = float(np.nan_to_num(distance, nan=np.inf).max())
     scale = float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0))
     return Difference(name, largest, largest / scale if scale else largest)
-
-
-def largest_difference(expected: Sequence[tf.Tensor], actual: Sequence[tf.Tensor]) -> float:
-    """Return the largest relative difference between two lists of tensors."""
-    return max((_difference("", a, b).relative for a, b in zip(expected, actual, strict=True)), default=0.0)

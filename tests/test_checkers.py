@@ -1,0 +1,127 @@
+"""Checkers of programs, plans and emitted graphs pass what is right and see what is broken."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.emission import EmittedGraph, emit
+from graphsplit.graphdefs import make_node
+from graphsplit.layouts import REPLICATE, Partial, Shard
+from graphsplit.plans import Step
+from graphsplit.programs import Program, Tensor
+from graphsplit.rules import Sharded
+
+
+@pytest.fixture(scope="module")
+def plan() -> gs.Plan:
+    w = tf.Variable(tf.ones((3, 2)))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ w) ** 2)
+        w.assign_sub(tape.gradient(loss, w))
+        return loss, tf.unique(x[:, 0]).y
+
+    return gs.parallelize(step, devices=3).plan(tf.ones((7, 3)))
+
+
+def position(program: Program, op_type: str) -> int:
+    return next(op.index for op in program.ops if op.type == op_type)
+
+
+def with_op(program: Program, op_type: str, **changes: Any) -> Program:
+    at = position(program, op_type)
+    ops = list(program.ops)
+    ops[at] = dataclasses.replace(ops[at], **changes)
+    return dataclasses.replace(program, ops=tuple(ops))
+
+
+def with_step(plan: gs.Plan, op_type: str, change: Callable[[Step], Step]) -> gs.Plan:
+    at = position(plan.program, op_type)
+    steps = list(plan.steps)
+    steps[at] = change(steps[at])
+    return dataclasses.replace(plan, steps=tuple(steps))
+
+
+def sharded(**changes: Any) -> Callable[[Step], Step]:
+    return lambda step: dataclasses.replace(step, shards=dataclasses.replace(step.shards, **changes))
+
+
+def test_what_is_right_passes(plan: gs.Plan):
+    plan.program.check()
+    plan.check()
+    emit(plan).check()
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda p: with_op(p, "Tanh", index=0), "stands at"),
+        (lambda p: with_op(p, "Tanh", inputs=(Tensor(len(p.ops) - 1, 0),)), "which does not come before it"),
+        (lambda p: with_op(p, "Tanh", inputs=(Tensor(0, 5),)), "which has no such output"),
+        (lambda p: with_op(p, "Tanh", controls=(len(p.ops) - 1,)), "waits for an operation that does not come before"),
+        (lambda p: dataclasses.replace(p, outputs=(Tensor(len(p.ops), 0),)), "which does not exist"),
+    ],
+)
+def test_broken_programs(plan: gs.Plan, broken: Callable[[Program], Program], message: str):
+    with pytest.raises(gs.CheckError, match=message):
+        broken(plan.program).check()
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda p: dataclasses.replace(p, rows=(7, 0, 0)), "Shards of"),
+        (lambda p: dataclasses.replace(p, rows=(4, 3)), "Shards of"),
+        (lambda p: dataclasses.replace(p, rows=(4, 3, 3)), "cannot be shard"),
+        (lambda p: dataclasses.replace(p, reshards=()), "which is not made"),
+        (lambda p: with_step(p, "Tanh", sharded(wants=(Shard(1),))), "cannot be shard"),
+        (lambda p: with_step(p, "Tanh", sharded(wants=())), "wants"),
+        (lambda p: with_step(p, "Tanh", sharded(wants=(Partial("sum"),))), "which is not made"),
+        (lambda p: with_step(p, "Tanh", lambda step: Step()), "which is not made"),
+        (
+            lambda p: with_step(
+                p,
+                "AssignSubVariableOp",
+                lambda step: Step(shards=Sharded((REPLICATE, REPLICATE), ())),
+            ),
+            "has side effects and would run 3 times",
+        ),
+    ],
+)
+def test_broken_plans(plan: gs.Plan, broken: Callable[[gs.Plan], gs.Plan], message: str):
+    with pytest.raises(gs.CheckError, match=message):
+        broken(plan).check()
+
+
+def with_nodes(graph: EmittedGraph, change: Callable[[list[Any]], None]) -> EmittedGraph:
+    nodes = [make_node(n.name, n.op, n.input, n.device) for n in graph.nodes]
+    change(nodes)
+    return dataclasses.replace(graph, nodes=tuple(nodes))
+
+
+def without_device(nodes: list[Any]) -> None:
+    nodes[3].device = ""
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (lambda g: with_nodes(g, without_device), "has no device"),
+        (lambda g: with_nodes(g, lambda nodes: nodes.append(nodes[0])), "Two emitted nodes have the same name"),
+        (
+            lambda g: with_nodes(g, lambda nodes: nodes[-1].input.append("nobody")),
+            "reads 'nobody', which does not exist",
+        ),
+        (lambda g: dataclasses.replace(g, outputs=("nobody:0",)), "names 'nobody:0', which does not exist"),
+    ],
+)
+def test_broken_graphs(plan: gs.Plan, broken: Callable[[EmittedGraph], EmittedGraph], message: str):
+    with pytest.raises(gs.CheckError, match=message):
+        broken(emit(plan)).check()
