@@ -37,8 +37,8 @@ Memory is the largest resident size of a contestant's process, summed over proce
 (about {floor_mb:.0f} MB before the first step of one process).
 """
 _LOGICAL = """\
-Devices are logical CPU devices, modelled as devices of one core: one intra-op thread each, N inter-op threads for all
-of them, and the plain function has one thread. This machine has {cores} cores: beyond N = {cores} the curves show
+Devices are logical CPU devices, modelled as devices of one core: one intra-op thread each, at most as many inter-op
+threads as cores for all of them, and the plain function has one thread. This machine has {cores} cores: beyond N = {cores} the curves show
 overhead, not speed-up.
 """
 _GPUS = "Devices are GPUs: {gpus}.\n"

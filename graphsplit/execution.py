@@ -77,8 +77,9 @@ def runtime_function(
 def _worth_optimizing(nodes: Sequence[Any]) -> bool:
     """Return whether TensorFlow's graph optimizer pays for itself.
 
-    On CPUs it takes most of the time to the first step, growing with the number of devices, and changes the time of a
-    step by less than can be measured (see docs/performance.md). On GPUs it chooses the layout of convolutions.
+    On CPUs it takes most of the time to the first step, growing with the number of devices, and does not make steps
+    faster: a ResNet50 training step on 8 logical devices of 2 cores came first after 5.4 s instead of 13.6, and then
+    took 0.31 s either way. On GPUs it chooses the layout of convolutions.
     """
     return any("GPU" in node.device for node in nodes)
 
