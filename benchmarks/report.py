@@ -38,8 +38,8 @@ Memory is the largest resident size of a contestant's process, summed over proce
 """
 _LOGICAL = """\
 Devices are logical CPU devices, modelled as devices of one core: one intra-op thread each, at most as many inter-op
-threads as cores for all of them, and the plain function has one thread. This machine has {cores} cores: beyond N = {cores} the curves show
-overhead, not speed-up.
+threads as cores for all of them, and the plain function has one thread. This machine has {cores} cores: beyond
+N = {cores} the curves show overhead, not speed-up.
 """
 _GPUS = "Devices are GPUs: {gpus}.\n"
 _LINKS = (("PCIe 4.0 x16", 25e9), ("NVLink 4", 450e9))  # usable bytes per second in one direction
