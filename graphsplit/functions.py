@@ -158,15 +158,24 @@ class ParallelFunction:
                 "one device and would erase the placement. Drop jit_compile=True from the outer function; put it on "
                 "functions that the parallelized one calls."
             )
+        found = self._find(arguments)
+        if found is not None:
+            return found
+        with self._lock:
+            found = self._find(arguments)  # another thread may have been faster
+            if found is None:
+                found = self._compile(arguments)
+                self._compiled.setdefault(arguments, []).append(found)
+                warn_of_retracing(self._name(), list(self._compiled))
+        return found
+
+    def _find(self, arguments: structures.Branch) -> Differentiable | None:
+        """Return the compiled form for this signature that is valid here: what it captured is at hand."""
         outer = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         for compiled in self._compiled.get(arguments, ()):
             if compiled.trace.outer_graph is None or compiled.trace.outer_graph is outer:
                 return compiled
-        with self._lock:
-            compiled = self._compile(arguments)
-            self._compiled.setdefault(arguments, []).append(compiled)
-            warn_of_retracing(self._name(), list(self._compiled))
-        return compiled
+        return None
 
     def _compile(self, arguments: structures.Branch) -> Differentiable:
         splitting = resolve_split(self._options.split, _spread(arguments, self._signature))
