@@ -112,7 +112,7 @@ class Backward:
                         home = True
                     else:
                         remade = found
-            elif demand is _ON_SHARDS and self._is_remade_whole(op):
+            elif demand is _ON_SHARDS and remade is None and self._is_remade_whole(op):
                 remade = Sharded((REPLICATE,) * len(op.inputs), (REPLICATE,) * len(op.out_shapes))
             elif demand == PARTIAL_SUM:
                 self._reshard(tensor, REPLICATE, PARTIAL_SUM)

@@ -147,3 +147,14 @@ def test_what_was_lost_is_noted():
 
     notes = str(gs.parallelize(f, devices=2).plan(rows(4)))
     assert "tf.device requests inside the function are replaced by the plan's" in notes
+
+
+@pytest.mark.parametrize("cut_first", [True, False])
+def test_a_constant_read_whole_and_in_pieces(cut_first: bool):
+    def both(x):
+        twos = tf.raw_ops.Fill(dims=[7, 3], value=tf.constant(2.0, tf.float64))
+        if cut_first:
+            return x + twos, tf.matmul(x, twos, transpose_b=True)
+        return tf.matmul(x, twos, transpose_b=True), x + twos
+
+    check(both, rows(7, 3), sharded="MatMul").plan(rows(7, 3)).check()
