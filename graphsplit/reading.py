@@ -155,6 +155,8 @@ class _Reader:
                 known = known.merge_with(hints[k].shape)
             if output.dtype == tf.variant:
                 self._read_elements(Tensor(len(self.ops), k), output, hints[k] if k < len(hints) else None)
+                if "While" in node.op and inputs[k] in self._elements:  # a loop that was inlined has no hints
+                    self._elements.setdefault(Tensor(len(self.ops), k), self._elements[inputs[k]])
             dims = known.dims
             shape = None if dims is None else tuple([dim if isinstance(dim, int) else dim.value for dim in dims])
             shapes.append(shape)
