@@ -223,7 +223,7 @@ def source_locator(graph: Any) -> Callable[[str], str]:
 
 
 def _user_line(frames: Any) -> str:
-    skipped = (os.path.dirname(tf.__file__), _OWN_FOLDER, os.sep + "keras" + os.sep, "site-packages", "<")
+    skipped = (os.path.dirname(tf.__file__), _OWN_FOLDER, os.path.join("keras", "src", ""), "site-packages", "<")
     for frame in reversed(list(frames or ())):
         if not any(part in frame.filename for part in skipped) and "__autograph_generated_file" not in frame.filename:
             return f"{os.path.basename(frame.filename)}:{frame.lineno}"
