@@ -191,6 +191,7 @@ def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
         input_layouts=layouts,
         random=plan.random,
         notes=plan.notes,
+        positions=plan.positions,
     )
 
 

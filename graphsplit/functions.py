@@ -20,6 +20,8 @@ from graphsplit.planning import plan_program
 from graphsplit.plans import Plan
 from graphsplit.retracing import warn_of_retracing
 from graphsplit.splitting import Split, argument_paths, check_split, resolve_split
+from graphsplit.stages import check_stages
+from graphsplit.staging import variables_elsewhere
 from graphsplit.tensorflow_internals import eager_context_started, in_xla_context
 from graphsplit.tracing import inside_trace, trace
 
@@ -80,6 +82,11 @@ class ParallelFunction:
         """The single-device function."""
         return self._fn
 
+    @property
+    def _traced(self) -> Callable[..., Any]:
+        """What is traced: the single-device function, or (a subclass) something around it."""
+        return self._fn
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices."""
         if tf.executing_eagerly():
@@ -135,7 +142,7 @@ class ParallelFunction:
         """Bind to an instance, once for each: its traces belong to it and go with it."""
         if instance is None:
             return self
-        bound = ParallelFunction(types.MethodType(self._fn, instance), self._options)
+        bound = type(self)(types.MethodType(self._fn, instance), self._options)
         if self._attribute and hasattr(instance, "__dict__"):
             instance.__dict__[self._attribute] = bound  # shadows this descriptor, as functools.cached_property does
         return bound
@@ -180,7 +187,8 @@ class ParallelFunction:
     def _compile(self, arguments: structures.Branch) -> Differentiable:
         splitting = resolve_split(self._options.split, _spread(arguments, self._signature))
         names = [path for path, _ in argument_paths(_spread(arguments, self._signature))]
-        traced = trace(_by_bound_arguments(self._fn, self._signature), _as_call(arguments), names)
+        traced = trace(_by_bound_arguments(self._traced, self._signature), _as_call(arguments), names)
+        check_stages(traced.program.all_stages(), len(self.devices))
         rows = splitting.rows(self._options.weights or (1,) * len(self.devices))
         used = [d for d, count in enumerate(rows) if count]
         plan = plan_program(
@@ -191,7 +199,8 @@ class ParallelFunction:
             input_layouts=splitting.layouts,
             strict=self._options.strict,
             random=self._options.random,
-            notes=splitting.notes,
+            notes=(*splitting.notes, *variables_elsewhere(traced)),
+            positions=used,
         )
         return Differentiable(traced, plan, self._name())
 
@@ -257,7 +266,7 @@ def parallelize(
         devices = tuple(devices)
     options = Options(devices, split, home, None if weights is None else tuple(weights), strict, random)
     _check_devices(options)
-    if isinstance(fn, ParallelFunction):
+    if type(fn) is ParallelFunction:  # a stage stays one
         fn = fn.function
     return ParallelFunction(fn, options)
 

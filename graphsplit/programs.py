@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.errors import CheckError
+from graphsplit.stages import Stage, Stages
 from graphsplit.tensorflow_internals import op_definition
 
 Shape = tuple[int | None, ...]
@@ -78,6 +79,7 @@ class Program:
       library: functions that `While`, `If` and the like refer to.
       notes: one sentence for each thing that tracing changed.
       locate: operation name -> the user's source line, or "" where it is not known.
+      stages: which operations were given devices of their own.
     """
 
     ops: tuple[Op, ...]
@@ -90,6 +92,7 @@ class Program:
     versions: Any = field(repr=False)
     notes: tuple[str, ...] = ()
     locate: Callable[[str], str] = field(default=lambda _: "", repr=False)
+    stages: Stages = field(default=Stages(), repr=False)
 
     def shape(self, tensor: Tensor) -> Shape | None:
         """Return the static shape of `tensor`."""
@@ -98,6 +101,12 @@ class Program:
     def bytes(self, tensor: Tensor) -> int:
         """Return the size of `tensor` in bytes, 0 where its shape is not known."""
         return self.ops[tensor.op].out_bytes[tensor.index]
+
+    def all_stages(self) -> tuple[Stage, ...]:
+        """Return every stage, those in loops and branches too."""
+        own = self.stages.calls.values()
+        inside = (stage for op in self.ops for body in op.bodies.values() for stage in body.all_stages())
+        return tuple(dict.fromkeys([*own, *inside]))
 
     @property
     def writes(self) -> set[int]:

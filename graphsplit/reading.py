@@ -20,6 +20,7 @@ from graphsplit.graphdefs import (
 )
 from graphsplit.hoisting import CONTROL_FLOW, function_names
 from graphsplit.programs import Op, Program, Shape, Tensor, is_stateful
+from graphsplit.stages import Stages, stages_of
 from graphsplit.tensorflow_internals import resource_value
 
 _NO_BODIES: dict[str, Any] = {}
@@ -40,6 +41,7 @@ def build_program(
     inlined_from: tf.Graph | None = None,
     notes: Sequence[str] = (),
     locate: Callable[[str], str] = lambda _: "",
+    stages: Stages = Stages(),  # noqa: B008  # frozen
 ) -> Program:
     """Return the program of a flat graph: shapes inferred, integer arithmetic on shapes folded to constants.
 
@@ -50,6 +52,7 @@ def build_program(
       effects: names of nodes that must run.
       resources: for captured variables, what they hold, without which no shape behind a read is known.
       inlined_from: the graph that the nodes were, before calls were inlined. It knows shapes that were set by hand.
+      stages: the stages among the calls that were inlined.
     """
     reader = _Reader({node.name: node for node in nodes}, _known_outputs(inlined_from), library, versions, resources)
     for operation in _import_for_shapes(nodes, library, versions, resources).get_operations():
@@ -65,6 +68,7 @@ def build_program(
         versions=versions,
         notes=tuple(notes),
         locate=locate,
+        stages=stages,
     )
 
 
@@ -228,6 +232,7 @@ class _Reader:
         self, function: Any, shapes: Sequence[Shape | None], elements: Mapping[int, tuple[tf.DType, tf.TensorShape]]
     ) -> Program:
         graph, outputs = function_graph(function, self._library.values(), self._versions, shapes)
+        stages = stages_of(graph)
         effects = [f"^{name}" for name in function.control_ret.values()]
         nodes, references = inline_calls(graph, [*outputs, *effects])
         names = [argument.name for argument in function.signature.input_arg]
@@ -241,6 +246,7 @@ class _Reader:
             library=graph.library,
             versions=self._versions,
             resources={names[i]: held for i, held in elements.items()},
+            stages=stages,
         )
 
     def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:

@@ -16,6 +16,7 @@ from graphsplit.graphdefs import inline_calls
 from graphsplit.hoisting import hoist_reads
 from graphsplit.programs import Program, is_write
 from graphsplit.reading import build_program
+from graphsplit.stages import stages_of
 from graphsplit.tensorflow_internals import resource_value
 
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -105,6 +106,7 @@ def read_graph(
     capture_names = [placeholder.op.name for placeholder in graph.internal_captures]
     graph_def = graph.as_graph_def()
     results = [tensor.name for tensor in outputs] + [f"^{name}" for name in effects]
+    stages = stages_of(graph_def)
     nodes, references = inline_calls(graph_def, results)
     notes: list[str] = []
     nodes, references = decompose(nodes, references, graph_def.library.function, graph_def.versions, graph)
@@ -118,7 +120,9 @@ def read_graph(
     nodes, library = hoist_reads(nodes, library, held)
     del graph_def.library.function[:]
     graph_def.library.function.extend(library.values())
-    asked = sorted({node.device for node in nodes if node.device})
+    asked = sorted(
+        {node.device for node in nodes if node.device and node.op != "Placeholder" and not stages.asked(node)}
+    )
     if asked:
         notes.append(f"tf.device requests inside the function are replaced by the plan's: {', '.join(asked)}")
     resources = {
@@ -139,18 +143,19 @@ def read_graph(
         inlined_from=graph,
         notes=tuple(notes),
         locate=source_locator(graph),
+        stages=stages,
     )
     captures = tuple(graph.external_captures)
     return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, function)
 
 
-def inside_trace(name: str) -> bool:
+def inside_trace(name: str = "") -> bool:
     """Return whether a parallelized function is being traced around the code that runs now.
 
     If so, `name` goes on that function's plan as one whose operations were planned with the rest.
     """
     traces = [] if tf.executing_eagerly() else tf.compat.v1.get_collection(_COLLECTION)
-    if traces:
+    if traces and name:
         traces[-1].append(name)
     return bool(traces)
 
