@@ -6,13 +6,13 @@ import functools
 import inspect
 import threading
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from graphsplit import structures
+from graphsplit import prefetching, structures
 from graphsplit.devices import canonical_name, resolve_devices
 from graphsplit.differentiation import Differentiable
 from graphsplit.errors import ArgumentError, UnsupportedError
@@ -100,6 +100,35 @@ class ParallelFunction:
         compiled = self._get(arguments)
         results = compiled(tensors)
         return structures.unflatten(compiled.trace.result, results)
+
+    def map(self, batches: Iterable[Any], *, prefetch: int = 1) -> Iterator[Any]:
+        """Return an iterator over the results for many batches; the next batch travels while this one computes.
+
+        Another thread reads the batches, cuts them and sends each device its rows. Results and changes of variables
+        are those of calling the function on one batch after the other.
+
+        Args:
+          batches: a `tf.data.Dataset` or any iterable. A tuple is the function's arguments in order, as in
+            `Dataset.map`; anything else is its only argument.
+          prefetch: how many batches are read and sent ahead of the one that computes; 0 for none.
+
+        Raises:
+          ArgumentError: if `prefetch` is not a number of at least 0.
+          UnsupportedError: in a graph; from the iterator, if a gradient tape watches.
+
+        >>> import tensorflow as tf, graphsplit as gs
+        >>> double = gs.parallelize(lambda x: 2 * x, devices=2)
+        >>> [y.numpy().tolist() for y in double.map(tf.data.Dataset.range(5).batch(3))]
+        [[0, 2, 4], [6, 8]]
+        """
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+            raise ArgumentError(f"prefetch takes a number of batches, 0 or more, got {prefetch!r}.")
+        if not tf.executing_eagerly():
+            raise UnsupportedError(
+                f"{self._name()}.map runs batch by batch, eagerly; it is called while a graph is built. Call it "
+                "outside of tf.function, or call the function itself in a loop over the dataset."
+            )
+        return prefetching.results(self, iter(batches), prefetch)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return what would run where for these arguments, without running it. `print` it."""
