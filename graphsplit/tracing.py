@@ -12,7 +12,7 @@ import tensorflow as tf
 from graphsplit import structures
 from graphsplit.decompositions import decompose
 from graphsplit.errors import OutputError, bullet_list
-from graphsplit.graphdefs import inline_calls
+from graphsplit.graphdefs import inline_calls, make_node
 from graphsplit.hoisting import hoist_reads
 from graphsplit.programs import Program, is_write
 from graphsplit.reading import build_program
@@ -115,6 +115,7 @@ def read_graph(
         f"{name} is parallelized itself; it was planned with the rest, its own options do not apply" for name in inner
     ]
     _order_writes_after_asserts(nodes)
+    _forget_open_sizes(nodes)
     library = {body.signature.name: body for body in graph_def.library.function}
     held = {p.op.name: v[1] for p in graph.internal_captures if (v := _held(p)) is not None}
     nodes, library = hoist_reads(nodes, library, held)
@@ -177,6 +178,13 @@ def _order_writes_after_asserts(nodes: Sequence[Any]) -> None:
             asserts.append(f"^{node.name}")
         elif asserts and is_write(node.op):
             node.input.extend(name for name in asserts if name not in node.input)
+
+
+def _forget_open_sizes(nodes: Sequence[Any]) -> None:
+    """Turn placeholders with defaults, which only hide sizes from Python while it is traced, into what they compute."""
+    for node in nodes:
+        if node.op == "PlaceholderWithDefault":
+            node.CopyFrom(make_node(node.name, "Identity", node.input, T=tf.as_dtype(node.attr["dtype"].type)))
 
 
 def _take_apart(returned: Any, results: list[structures.Tree]) -> list[tf.Tensor]:
