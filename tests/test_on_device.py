@@ -293,6 +293,29 @@ def test_a_stage_in_a_loop_around_whole_steps():
     assert devices_by_type(graphs, LEAKY) == expected(LEAKY, OUTER)
 
 
+def test_a_loop_and_a_compiled_function_inside_a_stage():
+    compiled = tf.function(lambda x: tf.nn.elu(x) * 2, jit_compile=True)
+
+    def encoder(x):
+        def turn(i, y):
+            return i + 1, tf.tanh(y) - tf.reduce_mean(y, axis=0)  # rows meet in every turn
+
+        return compiled(tf.while_loop(lambda i, _: i < 3, turn, [0, x])[1])
+
+    encode = gs.on_device(encoder, STAGE)
+    parallel = gs.parallelize(lambda x: tf.nn.leaky_relu(encode(x)), devices=OUTER)
+    expectation = tf.nn.leaky_relu(encoder(rows()))
+    with partition_graphs() as graphs:
+        found = parallel(rows())
+    assert_close(found, expectation)
+    assert devices_by_type(graphs, ["Tanh"]) == expected(["Tanh"], STAGE)
+    emitted = {node.name: node for node in parallel.graph_def(rows()).node}
+    whole = {n.op: n.device for n in emitted.values() if n.op in ("StatelessWhile", "While", "LeakyRelu")}
+    assert whole == {"StatelessWhile": "/device:CPU:2", "LeakyRelu": "/device:CPU:0"}
+    calls = [node.device for node in emitted.values() if "Call" in node.op]
+    assert calls == ["/device:CPU:2"]
+
+
 def test_a_stage_in_a_loop_of_every_shard_stays_there_and_the_plan_says_so():
     encode = gs.on_device(tf.tanh, STAGE)
 
