@@ -51,8 +51,8 @@ def on_device(layer_or_fn: Callable[..., Any], device: str | Sequence[str]) -> A
     the whole batch, the reduction of the stage's gradients included, happens on the stage's first device. A stage
     inside a loop or branch that every shard runs by itself stays with its shard; the plan says so.
 
-    Called by itself, eagerly or in a `tf.function`, it splits its batch over its own devices. As for a `tf.function`, the
-    gradient by what only unused results depend on is zeros, not None.
+    Called by itself, eagerly or in a `tf.function`, it splits its batch over its own devices. As for a `tf.function`,
+    the gradient by what only unused results depend on is zeros, not None.
 
     Args:
       layer_or_fn: a Keras layer or model, or a function of tensors.
