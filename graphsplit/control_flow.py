@@ -11,7 +11,7 @@ from graphsplit.demands import Backward
 from graphsplit.hoisting import CONTROL_FLOW, function_names
 from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard
 from graphsplit.plans import Plan
-from graphsplit.programs import Op, Program, Tensor
+from graphsplit.programs import ROWS_CONSTANT, Op, Program, Tensor
 from graphsplit.propagation import Forward
 from graphsplit.rules import Answer, Declined, Sharded
 
@@ -47,7 +47,7 @@ class Mesh:
         )
         if backward.obstacles:
             return Declined(backward.obstacles[0])
-        return Plan(
+        plan = Plan(
             program=program,
             devices=self.devices,
             rows=self.rows,
@@ -58,6 +58,8 @@ class Mesh:
             output_layouts=tuple(outputs),
             random=self.random,
         )
+        obstacle = _counting_obstacle(plan)
+        return Declined(obstacle) if obstacle else plan
 
     def _answer_loop(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         condition_name, body_name = function_names(op.node)
@@ -106,6 +108,21 @@ class Mesh:
                 return Declined("it draws random numbers, which XLA does in its own way")
             plans[name] = plan
         return _sharded(op, [*[REPLICATE] * chooses, *given], outputs, plans)
+
+
+def _counting_obstacle(plan: Plan) -> str:
+    """Return why a shard cannot run a body by itself when it does not know how many rows there are, or ""."""
+    source = plan.rows_source()
+    if source is None:
+        return ""
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        if step.home and op.type == ROWS_CONSTANT:
+            return "it needs the size of the whole batch inside, which is not known when planning"
+        if step.shards and (step.shards.rescale or step.shards.draw):
+            return f"{op.type} in it needs each shard's place in a batch of unknown size"
+        if step.shards and step.shards.resize and not source:
+            return f"{op.type} in it needs the rows of the shard, and nothing that is cut tells them"
+    return ""
 
 
 def _sharded(op: Op, wants: Sequence[Layout], gives: Sequence[Layout], plans: Mapping[str, Plan]) -> Answer:

@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from graphsplit.emission import EmittedGraph
+from graphsplit.emitted import EmittedGraph
 from graphsplit.execution import runtime_function
 from graphsplit.graphdefs import NodeDef, make_node, output_type, split_reference
 from graphsplit.tensorflow_internals import RuntimeFunction, op_definition

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from graphsplit import structures
+from graphsplit.batch_sizes import Rows
 from graphsplit.devices import canonical_name, resolve_devices
 from graphsplit.differentiation import Differentiable
 from graphsplit.errors import ArgumentError, UnsupportedError
@@ -180,7 +181,10 @@ class ParallelFunction:
     def _compile(self, arguments: structures.Branch) -> Differentiable:
         splitting = resolve_split(self._options.split, _spread(arguments, self._signature))
         names = [path for path, _ in argument_paths(_spread(arguments, self._signature))]
-        traced = trace(_by_bound_arguments(self._fn, self._signature), _as_call(arguments), names)
+        fn = _by_bound_arguments(self._fn, self._signature)
+        traced = trace(fn, _as_call(arguments), names, splitting.shapes)
+        if isinstance(splitting.batch, Rows) and not traced.program.batch_is_unknown:
+            splitting = splitting.whole()
         rows = splitting.rows(self._options.weights or (1,) * len(self.devices))
         used = [d for d, count in enumerate(rows) if count]
         plan = plan_program(

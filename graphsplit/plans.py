@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
+from graphsplit.batch_sizes import Rows
 from graphsplit.errors import CheckError
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
 from graphsplit.programs import Op, Program, Tensor
@@ -89,6 +90,24 @@ class Plan:
         """Return the number of rows of the whole batch, 0 if nothing is split."""
         return sum(self.rows)
 
+    def rows_source(self) -> list[tuple[int, int, int]] | None:
+        """Return the arguments on which the rows of a batch of unknown size are counted, or None if it is known.
+
+        For each its position, an axis, and how many entries this has per row. A shard that runs a body by itself counts
+        its own rows, so on an argument that is cut.
+        """
+        if not self.program.batch_is_unknown:
+            return None
+        found = []
+        for position, layout in zip(self.program.inputs, self.input_layouts, strict=True):
+            shape = self.program.ops[position].out_shapes[0] or ()
+            if isinstance(layout, Shard):
+                opaque = self.program.ops[position].out_dtypes[0] == tf.variant
+                found += [] if opaque else [(position, layout.axis, sum(layout.blocks))]
+            elif not self.local:
+                found += [(position, axis, size.per_row) for axis, size in enumerate(shape) if isinstance(size, Rows)]
+        return found
+
     @property
     def sharded_ops(self) -> tuple[Op, ...]:
         """Return the operations that run on the shards."""
@@ -129,7 +148,8 @@ class Plan:
                     raise CheckError(f"{op.name!r} has side effects and would run {len(self.devices)} times.")
                 if len(step.shards.wants) != len(op.inputs) or len(step.shards.gives) != len(op.out_shapes):
                     raise CheckError(f"{op.name!r} wants {step.shards.wants} and gives {step.shards.gives}.")
-                reads += zip(op.inputs, step.shards.wants, strict=True)
+                wanted = enumerate(zip(op.inputs, step.shards.wants, strict=True))
+                reads += [read for i, read in wanted if i not in step.shards.makes]
                 for body in step.shards.bodies.values():
                     body.check()
                 for k, layout in enumerate(step.shards.gives):
@@ -159,8 +179,9 @@ class Plan:
             return True
         if self.local and tensor.op in self.program.inputs:
             return self.input_layouts[self.program.inputs.index(tensor.op)] == layout
-        is_constant = self.program.ops[tensor.op].type == "Const"
-        return is_constant or (step.home and isinstance(layout, Replicate))
+        op = self.program.ops[tensor.op]
+        is_whole = isinstance(layout, Replicate)
+        return op.type == "Const" or (op.is_constant and is_whole) or (step.home and is_whole)
 
     def __str__(self) -> str:
         return "\n".join([*self._header(), *self._communication(), *self._at_home(), *self._note_lines()])

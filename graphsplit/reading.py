@@ -8,6 +8,19 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.batch_sizes import (
+    STAND_IN,
+    WITNESSES,
+    Shape,
+    as_linear,
+    has_rows,
+    is_symbolic,
+    joined_shapes,
+    per_row,
+    shape_at,
+    values_at,
+    without_rows,
+)
 from graphsplit.collecting import collection_paused
 from graphsplit.folding import FOLDABLE, fold
 from graphsplit.graphdefs import (
@@ -19,7 +32,7 @@ from graphsplit.graphdefs import (
     split_reference,
 )
 from graphsplit.hoisting import CONTROL_FLOW, function_names
-from graphsplit.programs import Op, Program, Shape, Tensor, is_stateful
+from graphsplit.programs import ROWS_CONSTANT, Op, Program, Tensor, is_stateful
 from graphsplit.tensorflow_internals import resource_value
 
 _NO_BODIES: dict[str, Any] = {}
@@ -36,8 +49,9 @@ def build_program(
     effects: Sequence[str],
     library: Any,
     versions: Any,
-    resources: Mapping[str, tuple[tf.DType, tf.TensorShape]],
+    resources: Mapping[str, tuple[tf.DType, Shape | None]],
     inlined_from: tf.Graph | None = None,
+    given_shapes: Mapping[str, Shape | None] | None = None,
     notes: Sequence[str] = (),
     locate: Callable[[str], str] = lambda _: "",
 ) -> Program:
@@ -50,10 +64,17 @@ def build_program(
       effects: names of nodes that must run.
       resources: for captured variables, what they hold, without which no shape behind a read is known.
       inlined_from: the graph that the nodes were, before calls were inlined. It knows shapes that were set by hand.
+      given_shapes: of inputs, by name, where they say more than the placeholders do: multiples of an unknown batch.
+
+    Raises:
+      ValueError: if shapes cannot be inferred for every number of rows.
     """
+    given = {name: shape for name, shape in (given_shapes or {}).items() if has_rows(shape)}
+    given_rows = WITNESSES if given or any(has_rows(shape) for _, shape in resources.values()) else WITNESSES[-1:]
+    cases = [_import_for_shapes(nodes, library, versions, resources, given, rows) for rows in given_rows]
     reader = _Reader({node.name: node for node in nodes}, _known_outputs(inlined_from), library, versions, resources)
-    for operation in _import_for_shapes(nodes, library, versions, resources).get_operations():
-        reader.read(operation)
+    for operations in zip(*[graph.get_operations() for graph in cases], strict=True):
+        reader.read(operations)
     return Program(
         ops=tuple(reader.ops),
         inputs=tuple(reader.positions[name] for name in inputs),
@@ -68,29 +89,40 @@ def build_program(
     )
 
 
-def _import_for_shapes(nodes: Sequence[Any], library: Any, versions: Any, resources: Mapping[str, Any]) -> tf.Graph:
+def _import_for_shapes(
+    nodes: Sequence[Any],
+    library: Any,
+    versions: Any,
+    resources: Mapping[str, Any],
+    given_shapes: Mapping[str, Shape | None],
+    rows: int,
+) -> tf.Graph:
     """Import the nodes into a fresh graph, where TensorFlow infers all shapes again, now that calls are inlined.
 
-    Placeholders of variables and lists are replaced by ops that say what these hold.
+    Placeholders of variables and lists are replaced by ops that say what these hold; a batch of unknown size has so
+    many `rows`.
     """
     graph_def = tf.compat.v1.GraphDef(versions=versions, library=library)
     for node in nodes:
         if node.name in resources:
-            dtype, shape = resources[node.name]
+            dtype, shape = resources[node.name][0], shape_at(resources[node.name][1], rows)
             if node.attr["dtype"].type == tf.variant.as_datatype_enum:
-                sizes = np.array(-1 if shape.rank is None else [-1 if s is None else s for s in shape], np.int32)
+                sizes = np.array(-1 if shape is None else [-1 if s is None else s for s in shape], np.int32)
                 graph_def.node.append(constant_node(f"{node.name}{_HELPER}shape", sizes, tf.int32))
                 graph_def.node.append(constant_node(f"{node.name}{_HELPER}most", np.array(-1, np.int32), tf.int32))
                 inputs = [f"{node.name}{_HELPER}shape", f"{node.name}{_HELPER}most"]
                 node = make_node(node.name, "EmptyTensorList", inputs, element_dtype=dtype, shape_type=tf.int32)
             else:
-                value = tf.compat.v1.AttrValue(shape=shape.as_proto())
+                value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
                 node = make_node(node.name, "VarHandleOp", [], dtype=dtype, shape=value)
         copy = graph_def.node.add()
         copy.CopyFrom(node)
         copy.device = ""
         if "_class" in copy.attr:
             del copy.attr["_class"]
+        if node.name in given_shapes:
+            shape = tf.TensorShape(shape_at(given_shapes[node.name], rows))
+            copy.attr["shape"].CopyFrom(tf.compat.v1.AttrValue(shape=shape.as_proto()))
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")
@@ -122,17 +154,18 @@ class _Reader:
         known_outputs: Mapping[str, Sequence[tf.Tensor]],
         library: Any,
         versions: Any,
-        resources: Mapping[str, tuple[tf.DType, tf.TensorShape]],
+        resources: Mapping[str, tuple[tf.DType, Shape | None]],
     ):
         self._known_outputs = known_outputs
         self._library = {function.signature.name: function for function in library.function}
         self._versions = versions
         self._resources = resources
-        self._elements: dict[Tensor, tuple[tf.DType, tf.TensorShape]] = {}  # of lists: what they hold
+        self._elements: dict[Tensor, tuple[tf.DType, Shape | None]] = {}  # of lists: what they hold
         self.ops: list[Op] = []
         self.positions: dict[str, int] = {}
         self._nodes = nodes
         self._known: dict[Tensor, np.ndarray] = {}
+        self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
         self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
 
     def tensor(self, reference: str) -> Tensor:
@@ -141,25 +174,23 @@ class _Reader:
         tensor = Tensor(self.positions[name], index)
         return self._replaced.get(tensor, tensor)
 
-    def read(self, operation: tf.Operation) -> None:
-        """Append an operation to the program."""
+    def read(self, cases: Sequence[tf.Operation]) -> None:
+        """Append an operation to the program, given its shapes for one or several numbers of rows."""
+        operation = cases[-1]
         if _HELPER in operation.name:
             return
         node = self._nodes[operation.name]
         inputs = tuple([self.tensor(reference) for reference in node.input if reference[0] != "^"])
-        shapes, dtypes, sizes = [], [], []
+        dtypes = [output.dtype for output in operation.outputs]
         hints = self._known_outputs.get(operation.name, ())
+        shapes = []
         for k, output in enumerate(operation.outputs):
-            known = output.shape
-            if k < len(hints) and hints[k].dtype == output.dtype:  # (hoisting turns handles into values)
-                known = known.merge_with(hints[k].shape)
+            hint = hints[k] if k < len(hints) and hints[k].dtype == output.dtype else None  # (hoisting changes dtypes)
+            shape = joined_shapes([_shape(case.outputs[k].shape) for case in cases])
+            shapes.append(shape if hint is None else _merged(shape, hint.shape))
             if output.dtype == tf.variant:
-                self._read_elements(Tensor(len(self.ops), k), output, hints[k] if k < len(hints) else None)
-            dims = known.dims
-            shape = None if dims is None else tuple([dim if isinstance(dim, int) else dim.value for dim in dims])
-            shapes.append(shape)
-            dtypes.append(output.dtype)
-            sizes.append(_bytes(output.dtype, shape))
+                self._read_elements(Tensor(len(self.ops), k), cases, k, hint)
+        sizes = [_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
         if node.op == "Squeeze" and not node.attr["squeeze_dims"].list.i and inputs:
             node = _with_squeezed_axes(node, self.ops[inputs[0].op].out_shapes[inputs[0].index])
         if node.op == "EnsureShape" and _is_known(self.ops[inputs[0].op].out_shapes[inputs[0].index], shapes[0]):
@@ -176,11 +207,13 @@ class _Reader:
             out_dtypes=tuple(dtypes),
             out_bytes=tuple(sizes),
             constants={i: self._known[t] for i, t in enumerate(inputs) if t in self._known},
+            per_row={i: per_row(self._symbols[t]) for i, t in enumerate(inputs) if t in self._symbols},
             stateful=is_stateful(node.op),
             bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
         )
         self.positions[op.name] = op.index
-        values = fold(op) if op.type in FOLDABLE and not op.controls else None
+        symbols = {i: self._symbols[t] for i, t in enumerate(inputs) if t in self._symbols}
+        values = fold(op, symbols) if op.type in FOLDABLE and not op.controls else None
         if op.type == "VariableShape":
             values = self._shape_of_variable(op)
         elif op.type == "TensorListElementShape":
@@ -199,15 +232,15 @@ class _Reader:
 
     def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:
         held = self._resources.get(self.ops[op.inputs[0].op].name)
-        if held is None or not held[1].is_fully_defined():
+        if held is None or held[1] is None or None in held[1]:
             return None
-        return [np.array(held[1].as_list(), op.out_dtypes[0].as_numpy_dtype)]
+        return [np.array(held[1], op.out_dtypes[0].as_numpy_dtype)]
 
     def _shape_of_elements(self, op: Op) -> list[np.ndarray] | None:
         held = self._elements.get(op.inputs[0])
-        if held is None or held[1].rank is None:
+        if held is None or held[1] is None:
             return None
-        return [np.array([-1 if size is None else size for size in held[1]], op.out_dtypes[0].as_numpy_dtype)]
+        return [np.array([-1 if size is None else as_linear(size) for size in held[1]], object)]
 
     def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> dict[str, Program]:
         """Return the programs of the functions that a loop or branch calls."""
@@ -217,15 +250,22 @@ class _Reader:
         elements = {i: self._elements[t] for i, t in enumerate(inputs[before:]) if t in self._elements}
         return {name: self._body(self._library[name], shapes, elements) for name in function_names(node)}
 
-    def _read_elements(self, tensor: Tensor, output: tf.Tensor, original: tf.Tensor | None) -> None:
-        held = resource_value(output) or (resource_value(original) if original is not None else None)
-        if held is not None and held[0] != tf.variant:
-            self._elements[tensor] = held
+    def _read_elements(self, tensor: Tensor, cases: Sequence[tf.Operation], k: int, original: tf.Tensor | None) -> None:
+        found = [held for case in cases if (held := resource_value(case.outputs[k])) is not None]
+        if found:
+            dtype, shape = found[0][0], joined_shapes([_shape(held[1]) for held in found])
+        elif original is not None and (held := resource_value(original)) is not None:
+            dtype, shape = held[0], _shape(held[1])
+        else:
+            return
+        if dtype != tf.variant:
+            self._elements[tensor] = dtype, shape
 
     def _body(
-        self, function: Any, shapes: Sequence[Shape | None], elements: Mapping[int, tuple[tf.DType, tf.TensorShape]]
+        self, function: Any, shapes: Sequence[Shape | None], elements: Mapping[int, tuple[tf.DType, Shape | None]]
     ) -> Program:
-        graph, outputs = function_graph(function, self._library.values(), self._versions, shapes)
+        known = [without_rows(shape) for shape in shapes]
+        graph, outputs = function_graph(function, self._library.values(), self._versions, known)
         effects = [f"^{name}" for name in function.control_ret.values()]
         nodes, references = inline_calls(graph, [*outputs, *effects])
         names = [argument.name for argument in function.signature.input_arg]
@@ -239,16 +279,35 @@ class _Reader:
             library=graph.library,
             versions=self._versions,
             resources={names[i]: held for i, held in elements.items()},
+            given_shapes=dict(zip(names, shapes, strict=True)),
         )
 
     def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:
         dtype, size = op.out_dtypes[output], op.out_bytes[output]
-        position = len(self.ops)
-        node = constant_node(name, value, dtype)
+        tensor, kind = Tensor(len(self.ops), 0), "Const"
+        if is_symbolic(value):
+            node, kind = constant_node(name, values_at(value, 0), dtype), ROWS_CONSTANT
+            node.op = kind
+            node.attr["per_row"].tensor.CopyFrom(tf.make_tensor_proto(per_row(value), dtype, value.shape))
+            self._symbols[tensor], value = value, values_at(value, STAND_IN)
+        else:
+            value = np.asarray(value, dtype.as_numpy_dtype)
+            node = constant_node(name, value, dtype)
         self.ops.append(
-            Op(position, name, "Const", (), (), node, (), (value.shape,), (dtype,), (size,), {}, stateful=False)
+            Op(tensor.op, name, kind, (), (), node, (), (value.shape,), (dtype,), (size,), {}, stateful=False)
         )
-        self._known[Tensor(position, 0)] = value
+        self._known[tensor] = value
+
+
+def _shape(known: tf.TensorShape) -> Shape | None:
+    return None if known.rank is None else tuple(known)
+
+
+def _merged(shape: Shape | None, hint: tf.TensorShape) -> Shape | None:
+    """Return a shape with the sizes that only a hint knows."""
+    if shape is None or hint.rank is None:
+        return _shape(hint) if shape is None else shape
+    return tuple([known if size is None else size for size, known in zip(shape, hint, strict=True)])
 
 
 def _is_known(before: Shape | None, ensured: Shape | None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit import structures
+from graphsplit.batch_sizes import Shape, has_rows
 from graphsplit.decompositions import decompose
 from graphsplit.errors import OutputError, bullet_list
 from graphsplit.graphdefs import inline_calls
@@ -53,13 +55,19 @@ class Trace:
         return next((tensor.graph for tensor in self.captures if not hasattr(tensor, "numpy")), None)
 
 
-def trace(fn: Callable[..., Any], arguments: structures.Tree, names: Sequence[str]) -> Trace:
+def trace(
+    fn: Callable[..., Any],
+    arguments: structures.Tree,
+    names: Sequence[str],
+    shapes: Sequence[Shape | None] | None = None,
+) -> Trace:
     """Trace `fn`.
 
     Args:
       fn: called as `fn(*args, **kwargs)`.
       arguments: the structure of `(args, kwargs)`.
       names: how the user calls each tensor in it.
+      shapes: of each tensor in it, if more is known than the structure says: which axes are a batch of unknown size.
 
     Raises:
       OutputError: if the function returns something that is neither a tensor nor a plain Python value.
@@ -81,7 +89,7 @@ def trace(fn: Callable[..., Any], arguments: structures.Tree, names: Sequence[st
     _check_result(results[-1])
     effects = [operation.name for operation in function.graph.control_outputs]
     inputs = function.inputs[: len(specs)]
-    return read_graph(function, inputs, function.outputs, effects, results[-1], names)
+    return read_graph(function, inputs, function.outputs, effects, results[-1], names, shapes)
 
 
 def read_graph(
@@ -91,8 +99,11 @@ def read_graph(
     effects: Sequence[str],
     result: structures.Tree,
     names: Sequence[str],
+    shapes: Sequence[Shape | None] | None = None,
 ) -> Trace:
     """Return some of a traced function's graph as a trace of its own, calls inlined.
+
+    If shapes do not follow for every number of rows of a batch of unknown size, no axis of it counts as one.
 
     Args:
       function: the `ConcreteFunction` that the graph belongs to.
@@ -100,6 +111,7 @@ def read_graph(
       effects: names of the operations that must run.
       result: the structure of the outputs.
       names: how the user calls each input.
+      shapes: of each input, see `trace`.
     """
     graph = function.graph
     capture_names = [placeholder.op.name for placeholder in graph.internal_captures]
@@ -122,11 +134,12 @@ def read_graph(
     if asked:
         notes.append(f"tf.device requests inside the function are replaced by the plan's: {', '.join(asked)}")
     resources = {
-        placeholder.op.name: value
+        placeholder.op.name: (value[0], None if value[1].rank is None else tuple(value[1]))
         for placeholder in graph.internal_captures
         if (value := _held(placeholder)) is not None
     }
-    program = build_program(
+    build = functools.partial(
+        build_program,
         nodes,
         inputs=[tensor.op.name for tensor in inputs],
         input_names=names,
@@ -137,9 +150,16 @@ def read_graph(
         versions=graph_def.versions,
         resources=resources,
         inlined_from=graph,
-        notes=tuple(notes),
         locate=source_locator(graph),
     )
+    given = {tensor.op.name: shape for tensor, shape in zip(inputs, shapes or (), strict=bool(shapes))}
+    try:
+        program = build(given_shapes=given, notes=tuple(notes))
+    except ValueError as error:
+        if not any(map(has_rows, given.values())):
+            raise
+        notes.append(f"shapes do not follow for every batch size, so everything runs at home: {_first_line(error)}")
+        program = build(notes=tuple(notes))
     captures = tuple(graph.external_captures)
     return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, function)
 
@@ -172,6 +192,10 @@ def _order_writes_after_asserts(nodes: Sequence[Any]) -> None:
             asserts.append(f"^{node.name}")
         elif asserts and is_write(node.op):
             node.input.extend(name for name in asserts if name not in node.input)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]
 
 
 def _take_apart(returned: Any, results: list[structures.Tree]) -> list[tf.Tensor]:

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from graphsplit.batch_sizes import Shape
 from graphsplit.layouts import REPLICATE, Layout, Shard
-from graphsplit.programs import Op, Shape
+from graphsplit.programs import Op
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.registry import Answer, Declined, Dim, Factors, Resize, Sharded, register
 
