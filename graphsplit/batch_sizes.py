@@ -175,6 +175,12 @@ def per_row(value: np.ndarray) -> np.ndarray:
     return np.array(entries, np.int64).reshape(value.shape)
 
 
+def linear(rest: np.ndarray, growth: np.ndarray) -> np.ndarray:
+    """Return `rest + growth * rows` as an array of `Linear` entries: the inverse of `values_at` and `per_row`."""
+    entries = [Linear(int(k), int(c)) if k else int(c) for c, k in zip(rest.flat, growth.flat, strict=True)]
+    return np.array([*entries, None], object)[:-1].reshape(rest.shape)  # (None keeps numpy from looking inside)
+
+
 def shape_at(shape: Shape | None, rows: int) -> Shape | None:
     """Return a shape for so many rows.
 

@@ -50,7 +50,6 @@ def all_gather(
     name: str,
     shards: Sequence[str],
     layout: Shard,
-    rank: int,
     counts: RowCounts,
     dtype: tf.DType,
     home: str,
@@ -69,7 +68,7 @@ def all_gather(
             nodes += own
     in_order = [(d, cut[d][b]) for b in range(len(layout.blocks)) for d in range(len(shards))]
     if any(counts.may_be_absent(d) for d in range(len(shards))):
-        nothing, own = _no_rows(f"{name}/nothing", cut[0][0], layout.axis, rank, dtype, home)
+        nothing, own = _no_rows(f"{name}/nothing", cut[0][0], layout.axis, dtype, home)
         nodes += own
         for k, (d, piece) in enumerate(in_order):
             if counts.may_be_absent(d):
@@ -136,13 +135,13 @@ def _unless_absent(
     return [*nodes, make_node(name, "Merge", [part, absent], home, N=2, T=dtype)]
 
 
-def _no_rows(name: str, source: str, axis: int, rank: int, dtype: tf.DType, device: str) -> tuple[str, Nodes]:
+def _no_rows(name: str, source: str, axis: int, dtype: tf.DType, device: str) -> tuple[str, Nodes]:
     """Return the reference of what `source` is without any rows, and the nodes that make it."""
-    sizes = np.where(np.arange(rank) == axis, 0, -1)
+    types = {"Tparams": dtype, "Tindices": tf.int32, "Taxis": tf.int32}
     nodes = [
-        constant_node(f"{name}/begin", np.zeros(rank, np.int64), tf.int64, device),
-        constant_node(f"{name}/size", sizes.astype(np.int64), tf.int64, device),
-        make_node(name, "Slice", [source, f"{name}/begin", f"{name}/size"], device, T=dtype, Index=tf.int64),
+        constant_node(f"{name}/indices", np.zeros(0, np.int32), tf.int32, device),
+        constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device),
+        make_node(name, "GatherV2", [source, f"{name}/indices", f"{name}/axis"], device, **types),
     ]
     return name, nodes
 

@@ -11,7 +11,7 @@ from graphsplit.demands import Backward
 from graphsplit.hoisting import CONTROL_FLOW, function_names
 from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard
 from graphsplit.plans import Plan
-from graphsplit.programs import ROWS_CONSTANT, Op, Program, Tensor
+from graphsplit.programs import Op, Program, Tensor
 from graphsplit.propagation import Forward
 from graphsplit.rules import Answer, Declined, Sharded
 
@@ -47,7 +47,7 @@ class Mesh:
         )
         if backward.obstacles:
             return Declined(backward.obstacles[0])
-        plan = Plan(
+        return Plan(
             program=program,
             devices=self.devices,
             rows=self.rows,
@@ -58,8 +58,6 @@ class Mesh:
             output_layouts=tuple(outputs),
             random=self.random,
         )
-        obstacle = _counting_obstacle(plan)
-        return Declined(obstacle) if obstacle else plan
 
     def _answer_loop(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         condition_name, body_name = function_names(op.node)
@@ -87,6 +85,8 @@ class Mesh:
 
     def _answer_branch(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         chooses = CONTROL_FLOW[op.type][2]  # a branch reads which one to take first; a compiled call does not
+        if not chooses and any(body.batch_is_unknown for body in op.bodies.values()):
+            return Declined("XLA compiles for a batch size that is known")
         if chooses and layouts[0] is not REPLICATE:
             return Declined("which branch it takes depends on all rows")
         given: list[Layout] = [REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts[chooses:]]
@@ -108,21 +108,6 @@ class Mesh:
                 return Declined("it draws random numbers, which XLA does in its own way")
             plans[name] = plan
         return _sharded(op, [*[REPLICATE] * chooses, *given], outputs, plans)
-
-
-def _counting_obstacle(plan: Plan) -> str:
-    """Return why a shard cannot run a body by itself when it does not know how many rows there are, or ""."""
-    source = plan.rows_source()
-    if source is None:
-        return ""
-    for op, step in zip(plan.program.ops, plan.steps, strict=True):
-        if step.home and op.type == ROWS_CONSTANT:
-            return "it needs the size of the whole batch inside, which is not known when planning"
-        if step.shards and (step.shards.rescale or step.shards.draw):
-            return f"{op.type} in it needs each shard's place in a batch of unknown size"
-        if step.shards and step.shards.resize and not source:
-            return f"{op.type} in it needs the rows of the shard, and nothing that is cut tells them"
-    return ""
 
 
 def _sharded(op: Op, wants: Sequence[Layout], gives: Sequence[Layout], plans: Mapping[str, Plan]) -> Answer:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,11 @@ from graphsplit.graphdefs import (
     function_definition,
     make_node,
 )
-from graphsplit.hoisting import named_by_content, rename_functions
+from graphsplit.hoisting import CONTROL_FLOW, function_names, named_by_content, rename_functions
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
 from graphsplit.plans import Plan
 from graphsplit.programs import ROWS_CONSTANT, Op, Tensor
-from graphsplit.row_counts import FixedRows, Measured, MeasuredRows, OwnRows, RowCounts, whole_weights
+from graphsplit.row_counts import FixedRows, Measured, MeasuredRows, RowCounts, RowsInRun, ToldRows, whole_weights
 from graphsplit.rules import Sharded
 
 
@@ -57,21 +57,25 @@ class _Emitter:
         self._devices = plan.devices if only is None else ("",) * len(plan.devices)
         self.functions: dict[str, Any] = {}
         self._ended: set[str] = set()
+        self._told: list[str] = []
         self._own = _unused(plan, "graphsplit")
         self._counts = self._count_rows(only, nested)
 
     def _count_rows(self, only: int | None, nested: bool) -> RowCounts:
         plan, scope = self.plan, f"{self._own}/rows"
-        found = plan.rows_source()
-        if found is None:
+        if not self.program.batch_is_unknown:
             return FixedRows(plan.rows, plan.home, self._devices, self._add)
-        ops = self.program.ops
-        sources = [Measured(ops[i].name, axis, count, ops[i].out_dtypes[0]) for i, axis, count in found]
+        if nested:
+            for k in range(1 if only is None else 3):
+                self._told.append(f"{scope}/given_{k}")
+                self.nodes.append(make_node(self._told[k], "Placeholder", [], plan.home, dtype=tf.int64))
         if only is not None:
-            return OwnRows(sources[:1], scope, self._add)
+            return ToldRows(only, self._told, scope, self._add)
+        ops, found = self.program.ops, plan.rows_sources()
+        sources = [Measured(ops[i].name, axis, count, ops[i].out_dtypes[0]) for i, axis, count in found]
         names = [self.program.input_names[self.program.inputs.index(i)] for i, *_ in found]
-        sources = sources[:1] if nested else sources  # the surrounding program has compared them
-        return MeasuredRows(sources, names, whole_weights(plan.rows), scope, plan.home, plan.devices, self._add)
+        counted = self._told[0] if nested else sources
+        return MeasuredRows(counted, names, whole_weights(plan.rows), scope, plan.home, plan.devices, self._add)
 
     def emit(self) -> EmittedGraph:
         self._emit_ops()
@@ -82,7 +86,7 @@ class _Emitter:
         return EmittedGraph(
             outputs=tuple(self._read(tensor, REPLICATE) for tensor in self.program.outputs),
             nodes=tuple(self.nodes),
-            inputs=tuple(ops[i].name for i in self.program.inputs),
+            inputs=(*[ops[i].name for i in self.program.inputs], *self._told),
             captures=tuple(ops[i].name for i in self.program.captures),
             effects=tuple(
                 name for i in self.program.effects if steps[i].home or steps[i].shards for name in self._ends(i)
@@ -93,13 +97,17 @@ class _Emitter:
             present={d: self._counts.present(d) for d in self._shards if self._counts.may_be_absent(d)},
         )
 
-    def emit_function(self, name: str) -> str:
-        """Emit the body for one shard as a function, and return the name its content gives it."""
+    def emit_function(self, name: str, carries: bool) -> str:
+        """Emit a function for one shard, and return the name its content gives it.
+
+        If it `carries` its arguments to the next turn of a loop, it returns what it is told of rows as well.
+        """
         self._emit_ops()
         layouts = self.plan.output_layouts or ()
         shard = self._shards[0]
         outputs = [self._read(t, layout, shard) for t, layout in zip(self.program.outputs, layouts, strict=True)]
-        inputs = [self.program.ops[i].name for i in self.program.inputs]
+        inputs = [*[self.program.ops[i].name for i in self.program.inputs], *self._told]
+        outputs += self._told if carries else []
         function = function_definition(name, self.nodes, inputs, outputs, ())
         for original in self.program.library.function:
             if original.signature.name == name and XLA_ATTRIBUTE in original.attr:
@@ -185,7 +193,7 @@ class _Emitter:
         elif not sharded.rescale:
             node = self._copy(op, name, device, inputs)
             if sharded.bodies:
-                self._localise_bodies(node, sharded.bodies, d)
+                self._localise_bodies(op, node, sharded.bodies, d)
         else:
             dtype = op.out_dtypes[0]
             share = self._counts.share(f"{name}/graphsplit_share", d, dtype)
@@ -202,8 +210,8 @@ class _Emitter:
         shape = [size or 0 for size in op.out_shapes[0] or ()]
         if self.plan.random == "independent":
             nodes = drawing.own_stream(op.node, name, inputs, draw, d)
-        elif isinstance(self._counts, MeasuredRows):
-            writer, begin = self._counts.writer(d), self._counts.begin(d)
+        elif isinstance(self._counts, RowsInRun):
+            writer, begin = self._counts.writers[d], self._counts.begins[d]
             nodes = drawing.measured_rows(op.node, name, inputs, shape, layout, draw, begin, writer)
         else:
             nodes = drawing.own_rows(op.node, name, inputs, shape, layout, draw, self.plan.rows, d)
@@ -222,21 +230,24 @@ class _Emitter:
                 plan, {a: device for a, device in zip(arguments, own, strict=True) if device}, nested=True
             )
             emitted = emitter.emit()
-            function = function_definition(name, emitted.nodes, emitted.inputs, emitted.outputs, emitted.effects)
+            outputs = [*emitted.outputs, *(emitter._told if _carries(op, name) else [])]
+            function = function_definition(name, emitted.nodes, emitted.inputs, outputs, emitted.effects)
             function = named_by_content(function)
             names[name] = function.signature.name
             self.functions.update(emitter.functions)
             self.functions[function.signature.name] = function
         rename_functions(node, names)
+        _tell(node, self._counts.told(None))
 
-    def _localise_bodies(self, node: Any, bodies: Mapping[str, Plan], d: int) -> None:
+    def _localise_bodies(self, op: Op, node: Any, bodies: Mapping[str, Plan], d: int) -> None:
         """Let a loop or branch call bodies made for shard `d`. Shards of the same size share them."""
         names = {}
         for name, plan in bodies.items():
-            emitter = _Emitter(plan, {}, only=d)
-            names[name] = emitter.emit_function(name)
+            emitter = _Emitter(plan, {}, only=d, nested=True)
+            names[name] = emitter.emit_function(name, _carries(op, name))
             self.functions.update(emitter.functions)
         rename_functions(node, names)
+        _tell(node, self._counts.told(d))
         if "output_shapes" in node.attr:  # of the whole; TensorFlow infers them again
             del node.attr["output_shapes"].list.shape[:]
 
@@ -318,9 +329,8 @@ class _Emitter:
             else:
                 assert isinstance(given, Shard)
                 name = self._communication_name(tensor, "all_gather")
-                rank = len(self.program.shape(tensor) or ())
                 nodes, reference = communication.all_gather(
-                    name, parts, given, rank, self._counts, dtype, home, self.plan.devices
+                    name, parts, given, self._counts, dtype, home, self.plan.devices
                 )
             self.nodes += nodes
             self._resharded[key] = [reference]
@@ -368,6 +378,24 @@ def _own_rows(value: np.ndarray, layout: Shard, rows: tuple[int, ...], d: int) -
 
 def _reference(name: str, index: int) -> str:
     return f"{name}:{index}" if index else name
+
+
+def _carries(op: Op, name: str) -> bool:
+    """Return whether a function of a control-flow op returns what it is given, for the next turn of a loop."""
+    return "While" in op.type and name == function_names(op.node)[1]
+
+
+def _tell(node: Any, given: Sequence[str]) -> None:
+    """Let a control-flow node hand more arguments to its functions, 64-bit integers."""
+    if given:
+        inputs = [r for r in node.input if r[0] != "^"]
+        controls = [r for r in node.input if r[0] == "^"]
+        del node.input[:]
+        node.input.extend([*inputs, *given, *controls])
+        types = node.attr[CONTROL_FLOW[node.op][1]].list.type
+        types.extend([tf.int64.as_datatype_enum] * len(given))
+        if "While" in node.op:
+            del node.attr["output_shapes"].list.shape[:]  # TensorFlow infers them again
 
 
 def _growth(op: Op, operand: int, value: np.ndarray) -> np.ndarray:

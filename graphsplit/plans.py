@@ -90,22 +90,16 @@ class Plan:
         """Return the number of rows of the whole batch, 0 if nothing is split."""
         return sum(self.rows)
 
-    def rows_source(self) -> list[tuple[int, int, int]] | None:
-        """Return the arguments on which the rows of a batch of unknown size are counted, or None if it is known.
+    def rows_sources(self) -> list[tuple[int, int, int]]:
+        """Return the arguments on which the rows of a batch of unknown size are counted.
 
-        For each its position, an axis, and how many entries this has per row. A shard that runs a body by itself counts
-        its own rows, so on an argument that is cut.
+        For each its position, an axis, and how many entries this has per row.
         """
-        if not self.program.batch_is_unknown:
-            return None
+        arguments = len(self.program.inputs) - self.program.seeds
         found = []
-        for position, layout in zip(self.program.inputs, self.input_layouts, strict=True):
-            shape = self.program.ops[position].out_shapes[0] or ()
+        for position, layout in zip(self.program.inputs[:arguments], self.input_layouts, strict=False):
             if isinstance(layout, Shard):
-                opaque = self.program.ops[position].out_dtypes[0] == tf.variant
-                found += [] if opaque else [(position, layout.axis, sum(layout.blocks))]
-            elif not self.local:
-                found += [(position, axis, size.per_row) for axis, size in enumerate(shape) if isinstance(size, Rows)]
+                found.append((position, layout.axis, sum(layout.blocks)))
         return found
 
     @property

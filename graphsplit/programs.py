@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.batch_sizes import Shape, has_rows
+from graphsplit.batch_sizes import Shape
 from graphsplit.errors import CheckError
 from graphsplit.tensorflow_internals import op_definition
 
@@ -88,6 +88,8 @@ class Program:
       outputs: what the function returns, flattened.
       effects: positions of operations that must run even if no output depends on them.
       library: functions that `While`, `If` and the like refer to.
+      seeds: how many of the inputs, the last, are gradients of outputs.
+      batch_is_unknown: whether it was read for any number of rows: then sizes that depend on it are `Rows`.
       notes: one sentence for each thing that tracing changed.
       locate: operation name -> the user's source line, or "" where it is not known.
     """
@@ -100,6 +102,8 @@ class Program:
     effects: tuple[int, ...]
     library: Any = field(repr=False)
     versions: Any = field(repr=False)
+    seeds: int = 0
+    batch_is_unknown: bool = False
     notes: tuple[str, ...] = ()
     locate: Callable[[str], str] = field(default=lambda _: "", repr=False)
 
@@ -110,11 +114,6 @@ class Program:
     def bytes(self, tensor: Tensor) -> int:
         """Return the size of `tensor` in bytes, 0 where its shape is not known."""
         return self.ops[tensor.op].out_bytes[tensor.index]
-
-    @property
-    def batch_is_unknown(self) -> bool:
-        """Return whether it was read for any number of rows: then sizes that depend on it are `Rows`."""
-        return any(has_rows(self.ops[i].out_shapes[0]) for i in self.inputs)
 
     @property
     def writes(self) -> set[int]:

@@ -11,13 +11,14 @@ import tensorflow as tf
 from graphsplit.batch_sizes import (
     STAND_IN,
     WITNESSES,
+    Rows,
     Shape,
     as_linear,
     has_rows,
     is_symbolic,
     joined_shapes,
+    linear,
     per_row,
-    shape_at,
     values_at,
     without_rows,
 )
@@ -33,6 +34,7 @@ from graphsplit.graphdefs import (
 )
 from graphsplit.hoisting import CONTROL_FLOW, function_names
 from graphsplit.programs import ROWS_CONSTANT, Op, Program, Tensor, is_stateful
+from graphsplit.shape_inference import ELEMENT_SHAPE, HELPER, Findings, import_for_shapes
 from graphsplit.tensorflow_internals import resource_value
 
 _NO_BODIES: dict[str, Any] = {}
@@ -52,6 +54,9 @@ def build_program(
     resources: Mapping[str, tuple[tf.DType, Shape | None]],
     inlined_from: tf.Graph | None = None,
     given_shapes: Mapping[str, Shape | None] | None = None,
+    seeds: int = 0,
+    batch_is_unknown: bool = False,
+    held: Mapping[str, np.ndarray] | None = None,
     notes: Sequence[str] = (),
     locate: Callable[[str], str] = lambda _: "",
 ) -> Program:
@@ -65,16 +70,28 @@ def build_program(
       resources: for captured variables, what they hold, without which no shape behind a read is known.
       inlined_from: the graph that the nodes were, before calls were inlined. It knows shapes that were set by hand.
       given_shapes: of inputs, by name, where they say more than the placeholders do: multiples of an unknown batch.
+      seeds: how many of the inputs, the last, are gradients of outputs.
+      batch_is_unknown: whether this is part of a program with a batch of unknown size.
+      held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
 
     Raises:
       ValueError: if shapes cannot be inferred for every number of rows.
     """
     given = {name: shape for name, shape in (given_shapes or {}).items() if has_rows(shape)}
-    given_rows = WITNESSES if given or any(has_rows(shape) for _, shape in resources.values()) else WITNESSES[-1:]
-    cases = [_import_for_shapes(nodes, library, versions, resources, given, rows) for rows in given_rows]
-    reader = _Reader({node.name: node for node in nodes}, _known_outputs(inlined_from), library, versions, resources)
-    for operations in zip(*[graph.get_operations() for graph in cases], strict=True):
-        reader.read(operations)
+    unknown = bool(given) or batch_is_unknown
+    by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
+    known = Findings()
+    while True:
+        cases = [
+            import_for_shapes(nodes, library, versions, resources, given, known, rows)
+            for rows in (WITNESSES if unknown else WITNESSES[-1:])
+        ]
+        reader = _Reader(by_name, hints, library, versions, resources, unknown, held or {})
+        for operations in zip(*[graph.get_operations() for graph in cases], strict=True):
+            reader.read(operations)
+        if not unknown or reader.found == known:
+            break
+        known = reader.found  # what is behind a loop is only known when the loop is
     return Program(
         ops=tuple(reader.ops),
         inputs=tuple(reader.positions[name] for name in inputs),
@@ -84,52 +101,16 @@ def build_program(
         effects=tuple(dict.fromkeys(reader.positions[name] for name in effects)),
         library=library,
         versions=versions,
+        seeds=seeds,
+        batch_is_unknown=unknown,
         notes=tuple(notes),
         locate=locate,
     )
 
 
-def _import_for_shapes(
-    nodes: Sequence[Any],
-    library: Any,
-    versions: Any,
-    resources: Mapping[str, Any],
-    given_shapes: Mapping[str, Shape | None],
-    rows: int,
-) -> tf.Graph:
-    """Import the nodes into a fresh graph, where TensorFlow infers all shapes again, now that calls are inlined.
-
-    Placeholders of variables and lists are replaced by ops that say what these hold; a batch of unknown size has so
-    many `rows`.
-    """
-    graph_def = tf.compat.v1.GraphDef(versions=versions, library=library)
-    for node in nodes:
-        if node.name in resources:
-            dtype, shape = resources[node.name][0], shape_at(resources[node.name][1], rows)
-            if node.attr["dtype"].type == tf.variant.as_datatype_enum:
-                sizes = np.array(-1 if shape is None else [-1 if s is None else s for s in shape], np.int32)
-                graph_def.node.append(constant_node(f"{node.name}{_HELPER}shape", sizes, tf.int32))
-                graph_def.node.append(constant_node(f"{node.name}{_HELPER}most", np.array(-1, np.int32), tf.int32))
-                inputs = [f"{node.name}{_HELPER}shape", f"{node.name}{_HELPER}most"]
-                node = make_node(node.name, "EmptyTensorList", inputs, element_dtype=dtype, shape_type=tf.int32)
-            else:
-                value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
-                node = make_node(node.name, "VarHandleOp", [], dtype=dtype, shape=value)
-        copy = graph_def.node.add()
-        copy.CopyFrom(node)
-        copy.device = ""
-        if "_class" in copy.attr:
-            del copy.attr["_class"]
-        if node.name in given_shapes:
-            shape = tf.TensorShape(shape_at(given_shapes[node.name], rows))
-            copy.attr["shape"].CopyFrom(tf.compat.v1.AttrValue(shape=shape.as_proto()))
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.graph_util.import_graph_def(graph_def, name="")
-    return graph
-
-
-_HELPER = "/graphsplit_"
+_REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"})
+_ITEM = {"TensorListFromTensor": 0, "TensorListPushBack": 1, "TensorListSetItem": 2}
+_ON_LISTS = frozenset({*ELEMENT_SHAPE, *_ITEM, "Identity"})
 _ITEM_BYTES: dict[tf.DType, int] = {}
 
 
@@ -155,16 +136,22 @@ class _Reader:
         library: Any,
         versions: Any,
         resources: Mapping[str, tuple[tf.DType, Shape | None]],
+        unknown: bool,
+        held: Mapping[str, np.ndarray],
     ):
         self._known_outputs = known_outputs
         self._library = {function.signature.name: function for function in library.function}
         self._versions = versions
         self._resources = resources
+        self._unknown = unknown
+        self._held_by_inputs = held
+        self._held: dict[Tensor, np.ndarray] = {}  # of lists whose elements are all the same known integers: those
         self._elements: dict[Tensor, tuple[tf.DType, Shape | None]] = {}  # of lists: what they hold
         self.ops: list[Op] = []
         self.positions: dict[str, int] = {}
         self._nodes = nodes
         self._known: dict[Tensor, np.ndarray] = {}
+        self.found = Findings()
         self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
         self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
 
@@ -177,7 +164,7 @@ class _Reader:
     def read(self, cases: Sequence[tf.Operation]) -> None:
         """Append an operation to the program, given its shapes for one or several numbers of rows."""
         operation = cases[-1]
-        if _HELPER in operation.name:
+        if HELPER in operation.name:
             return
         node = self._nodes[operation.name]
         inputs = tuple([self.tensor(reference) for reference in node.input if reference[0] != "^"])
@@ -190,6 +177,8 @@ class _Reader:
             shapes.append(shape if hint is None else _merged(shape, hint.shape))
             if output.dtype == tf.variant:
                 self._read_elements(Tensor(len(self.ops), k), cases, k, hint)
+        if self._unknown and shapes == [None] and node.op in _REDUCTIONS:
+            shapes = [self._reduced(node, inputs)]
         sizes = [_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
         if node.op == "Squeeze" and not node.attr["squeeze_dims"].list.i and inputs:
             node = _with_squeezed_axes(node, self.ops[inputs[0].op].out_shapes[inputs[0].index])
@@ -212,13 +201,19 @@ class _Reader:
             bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
         )
         self.positions[op.name] = op.index
+        if op.name in self._held_by_inputs:
+            self._held[Tensor(op.index, 0)] = self._held_by_inputs[op.name]
+        if op.type in _ON_LISTS:
+            self._refine_elements(op)
         symbols = {i: self._symbols[t] for i, t in enumerate(inputs) if t in self._symbols}
         values = fold(op, symbols) if op.type in FOLDABLE and not op.controls else None
         if op.type == "VariableShape":
             values = self._shape_of_variable(op)
         elif op.type == "TensorListElementShape":
             values = self._shape_of_elements(op)
-        if values is None:
+        if op.type == "TensorListPopBack" and inputs[0] in self._held:
+            self._pop(op, self._held[inputs[0]])
+        elif values is None:
             self.ops.append(op)
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
                 self._known[Tensor(op.index, 0)] = constant_value(op.node)
@@ -229,6 +224,24 @@ class _Reader:
             for index, value in enumerate(values):
                 self._replaced[Tensor(op.index, index)] = Tensor(len(self.ops), 0)
                 self._append_constant(f"{op.name}/value_{index}", value, op, index)
+
+    def _pop(self, op: Op, value: np.ndarray) -> None:
+        """Append the op that takes the last element off a list; that element is known."""
+        self.ops.append(op)
+        self._held[Tensor(op.index, 0)] = value
+        self._replaced[Tensor(op.index, 1)] = Tensor(len(self.ops), 0)
+        self._append_constant(f"{op.name}/value_1", value, op, 1)
+
+    def _reduced(self, node: Any, inputs: Sequence[Tensor]) -> Shape | None:
+        """Return the shape of a reduction over axes that only folding found: TensorFlow does not infer it."""
+        axes, shape = self._known.get(inputs[1]), self.ops[inputs[0].op].out_shapes[inputs[0].index]
+        if axes is None or shape is None:
+            return None
+        reduced = {int(axis) % len(shape) for axis in np.reshape(axes, -1)}
+        kept = enumerate(shape)
+        if node.attr["keep_dims"].b:
+            return tuple([1 if i in reduced else size for i, size in kept])
+        return tuple([size for i, size in kept if i not in reduced])
 
     def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:
         held = self._resources.get(self.ops[op.inputs[0].op].name)
@@ -242,13 +255,76 @@ class _Reader:
             return None
         return [np.array([-1 if size is None else as_linear(size) for size in held[1]], object)]
 
-    def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> dict[str, Program]:
+    def _bodies(
+        self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]
+    ) -> Mapping[str, Program]:
         """Return the programs of the functions that a loop or branch calls."""
         before = CONTROL_FLOW[node.op][2]
         given = [self.ops[t.op].out_shapes[t.index] for t in inputs[before:]]
-        shapes = out_shapes if "While" in node.op else given
         elements = {i: self._elements[t] for i, t in enumerate(inputs[before:]) if t in self._elements}
-        return {name: self._body(self._library[name], shapes, elements) for name in function_names(node)}
+        if "While" in node.op:
+            return self._bodies_of_loop(node, inputs, out_shapes)
+        bodies = {name: self._body(self._library[name], given, elements, {}) for name in function_names(node)}
+        if any(body.batch_is_unknown for body in bodies.values()) and "output_shapes" in node.attr:
+            results = [[body.shape(tensor) for tensor in body.outputs] for body in bodies.values()]
+            self._find(node.name, out_shapes, [_agreed(shapes) for shapes in zip(*results, strict=True)])
+        return bodies
+
+    def _bodies_of_loop(
+        self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]
+    ) -> Mapping[str, Program]:
+        """Return the programs of a loop's condition and body.
+
+        What it carries has multiples of an unknown batch where it has them before, and still has after a turn. A list
+        has the elements that the body puts into it.
+        """
+        condition, body_name = function_names(node)
+        given = [self.ops[t.op].out_shapes[t.index] for t in inputs]
+        elements = {i: self._elements[t] for i, t in enumerate(inputs) if t in self._elements}
+        held = {i: self._held[t] for i, t in enumerate(inputs) if t in self._held} if self._unknown else {}
+        shapes = [_with_rows(shape, hint) for shape, hint in zip(out_shapes, given, strict=True)]
+        while True:
+            body = self._body(self._library[body_name], shapes, elements, held)
+            after = [body.shape(tensor) for tensor in body.outputs]
+            kept = [_agreed([s, a]) if has_rows(s) else s for s, a in zip(shapes, after, strict=True)]
+            put = {i: (dtype, _with_rows(shape, _put_into(body, i))) for i, (dtype, shape) in elements.items()}
+            if kept == shapes and put == elements:
+                break
+            shapes, elements = kept, put
+        self._find(node.name, out_shapes, shapes)
+        for i, (_, shape) in elements.items():
+            maker = self.ops[inputs[i].op]
+            if has_rows(shape) and maker.type in ELEMENT_SHAPE:
+                self.found.elements[maker.name] = shape
+            self._elements[Tensor(len(self.ops), i)] = elements[i]
+            if self._unknown and maker.type == "EmptyTensorList" and (pushed := _pushed(body, i)) is not None:
+                self._held[Tensor(len(self.ops), i)] = pushed
+        return {
+            name: body if name == body_name else self._body(self._library[name], shapes, elements, held)
+            for name in (condition, body_name)
+        }
+
+    def _refine_elements(self, op: Op) -> None:
+        """Note the elements of a list that something of more rows is put into, is made from a tensor, or is read."""
+        given = op.inputs[0] if op.inputs else None
+        held = [t for t in (Tensor(op.index, 0), given) if t in self._elements]
+        if not held:
+            return
+        dtype, shape = self._elements[held[0]]
+        if given in self._elements:
+            shape = _with_rows(shape, self._elements[given][1])
+        if op.type in _ITEM:
+            item = op.in_shapes[_ITEM[op.type]]
+            shape = _with_rows(shape, item and item[1:] if op.type == "TensorListFromTensor" else item)
+        if op.out_dtypes[0] == tf.variant:
+            self._elements[Tensor(op.index, 0)] = dtype, shape
+        if op.type in ELEMENT_SHAPE and has_rows(shape):
+            self.found.elements[op.name] = shape
+
+    def _find(self, name: str, inferred: Sequence[Shape | None], found: Sequence[Shape | None]) -> None:
+        shapes = tuple([_with_rows(shape, hint) for shape, hint in zip(inferred, found, strict=True)])
+        if any(map(has_rows, shapes)):
+            self.found.outputs[name] = shapes
 
     def _read_elements(self, tensor: Tensor, cases: Sequence[tf.Operation], k: int, original: tf.Tensor | None) -> None:
         found = [held for case in cases if (held := resource_value(case.outputs[k])) is not None]
@@ -262,7 +338,11 @@ class _Reader:
             self._elements[tensor] = dtype, shape
 
     def _body(
-        self, function: Any, shapes: Sequence[Shape | None], elements: Mapping[int, tuple[tf.DType, Shape | None]]
+        self,
+        function: Any,
+        shapes: Sequence[Shape | None],
+        elements: Mapping[int, tuple[tf.DType, Shape | None]],
+        held: Mapping[int, np.ndarray],
     ) -> Program:
         known = [without_rows(shape) for shape in shapes]
         graph, outputs = function_graph(function, self._library.values(), self._versions, known)
@@ -280,6 +360,8 @@ class _Reader:
             versions=self._versions,
             resources={names[i]: held for i, held in elements.items()},
             given_shapes=dict(zip(names, shapes, strict=True)),
+            batch_is_unknown=self._unknown,
+            held={names[i]: value for i, value in held.items()},
         )
 
     def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:
@@ -301,6 +383,46 @@ class _Reader:
 
 def _shape(known: tf.TensorShape) -> Shape | None:
     return None if known.rank is None else tuple(known)
+
+
+def _with_rows(shape: Shape | None, hint: Shape | None) -> Shape | None:
+    """Return a shape whose unknown sizes are those of `hint` where that has multiples of an unknown batch."""
+    if shape is None or hint is None or len(shape) != len(hint):
+        return shape
+    return tuple([h if s is None and isinstance(h, Rows) else s for s, h in zip(shape, hint, strict=True)])
+
+
+def _agreed(shapes: Sequence[Shape | None]) -> Shape | None:
+    """Return the sizes in which shapes agree."""
+    first = shapes[0]
+    if any(shape is None or first is None or len(shape) != len(first) for shape in shapes):
+        return None
+    return tuple([sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*[s or () for s in shapes], strict=True)])
+
+
+def _put_into(body: Program, i: int) -> Shape | None:
+    """Return the shape of what the body of a loop puts into the list that it carries as number `i`."""
+    op = _last_change(body, i)
+    return op.in_shapes[_ITEM[op.type]] if op.type in _ITEM else None
+
+
+def _pushed(body: Program, i: int) -> np.ndarray | None:
+    """Return the integers that each turn of a loop adds to the list that it carries as number `i`, if it is known."""
+    op = _last_change(body, i)
+    if op.type != "TensorListPushBack" or body.ops[op.inputs[0].op].index != body.inputs[i]:
+        return None
+    item = body.ops[op.inputs[1].op]
+    if not item.is_constant or not item.out_dtypes[0].is_integer:
+        return None
+    rest = constant_value(item.node)
+    return linear(rest, tf.make_ndarray(item.node.attr["per_row"].tensor)) if item.type == ROWS_CONSTANT else rest
+
+
+def _last_change(body: Program, i: int) -> Op:
+    tensor = body.outputs[i]
+    while body.ops[tensor.op].type == "Identity":
+        tensor = body.ops[tensor.op].inputs[0]
+    return body.ops[tensor.op]
 
 
 def _merged(shape: Shape | None, hint: tf.TensorShape) -> Shape | None:

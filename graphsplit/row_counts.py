@@ -82,6 +82,10 @@ class RowCounts:
         """Write the sizes of the blocks that shard `d` holds, on its device."""
         raise CheckError("A shard by itself joins nothing.")
 
+    def told(self, d: int | None) -> list[str]:
+        """Return the references that the body of a loop is given, on shard `d` or at home: none where all is known."""
+        return []
+
     def operand(self, name: str, d: int, rest: np.ndarray, own: np.ndarray, whole: np.ndarray, dtype: tf.DType) -> str:
         """Write `rest + own * (rows of shard d) + whole * (rows of the batch)` on the device of shard `d`."""
         raise NotImplementedError
@@ -138,11 +142,66 @@ class Measured(NamedTuple):
     dtype: tf.DType
 
 
-class MeasuredRows(RowCounts):
-    """Row counts that are measured in each run.
+class RowsInRun(RowCounts):
+    """Row counts that are only known in each run: arithmetic with them, which each shard does for itself.
+
+    Attributes:
+      rows: the reference of the number of rows of the batch, 64 bits like all of these.
+      own: of each shard, the number of its rows.
+      begins: of each shard, the number of its first row.
+      home, writers: what writes arithmetic on sizes, at home and for each shard.
+    """
+
+    def __init__(self, home: Writer) -> None:
+        self.home = home
+        self.rows = ""
+        self.own: dict[int, str] = {}
+        self.begins: dict[int, str] = {}
+        self.writers: dict[int, Writer] = {}
+        self._known: dict[tuple[Any, ...], str] = {}
+
+    def told(self, d: int | None) -> list[str]:
+        """Return what the body of a loop is told: on shard `d` its rows, those of the batch, and where it begins."""
+        return [self.rows] if d is None else [self.own[d], self.rows, self.begins[d]]
+
+    def operand(self, name: str, d: int, rest: np.ndarray, own: np.ndarray, whole: np.ndarray, dtype: tf.DType) -> str:
+        """Write `rest + own * (rows of shard d) + whole * (rows of the batch)` on the device of shard `d`."""
+        key = d, rest.tobytes(), own.tobytes(), whole.tobytes(), rest.shape, dtype
+        if key not in self._known:
+            w = self.writers[d]
+            value = w.constant(rest, dtype)
+            for factor, rows in ((own, self.own[d]), (whole, self.rows)):
+                if factor.any():
+                    part = w("Mul", self._cast(d, rows, dtype), w.constant(factor, dtype), T=dtype)
+                    value = w("AddV2", value, part, T=dtype)
+            self._known[key] = value
+        return self._known[key]
+
+    def whole(self, name: str, rest: np.ndarray, whole: np.ndarray, dtype: tf.DType) -> None:
+        """Write `rest + whole * (rows of the batch)` at home, under a name."""
+        w = self.home
+        part = w("Mul", w.cast(self.rows, tf.int64, dtype), w.constant(whole, dtype), T=dtype)
+        w.write(name, "AddV2", part, w.constant(rest, dtype), T=dtype)
+
+    def share(self, name: str, d: int, dtype: tf.DType) -> str:
+        """Write the fraction of all rows that shard `d` has."""
+        w, double = self.writers[d], tf.float64
+        own, rows = (self._cast(d, rows, double) for rows in (self.own[d], self.rows))
+        return w.cast(w("RealDiv", own, rows, T=double), double, dtype)
+
+    def _cast(self, d: int, rows: str, dtype: tf.DType) -> str:
+        key = d, rows, dtype
+        if key not in self._known:
+            self._known[key] = self.writers[d].cast(rows, tf.int64, dtype)
+        return self._known[key]
+
+
+class MeasuredRows(RowsInRun):
+    """Row counts that are measured, and divided among shards of which some may go without.
 
     Args:
-      sources: the arguments that have the rows of the batch; all must have the same number.
+      sources: the arguments that have the rows of the batch; all must have the same number. Or the reference of that
+        number.
       batch: how the user calls these arguments.
       weights: the share of each shard, as whole numbers.
       scope: a prefix for the names of the nodes.
@@ -152,7 +211,7 @@ class MeasuredRows(RowCounts):
 
     def __init__(
         self,
-        sources: Sequence[Measured],
+        sources: Sequence[Measured] | str,
         batch: Sequence[str],
         weights: Sequence[int],
         scope: str,
@@ -160,22 +219,24 @@ class MeasuredRows(RowCounts):
         devices: Sequence[str],
         add: AddToShard,
     ):
-        self._home = Writer(f"{scope}/home", host_of(home), lambda node: add(node, None))
-        self._shards = [
-            Writer(f"{scope}/shard_{d}", host_of(device), lambda node, d=d: add(node, d))  # type: ignore[misc]
-            for d, device in enumerate(devices)
-        ]
-        self.rows = _equal(self._home, [_measured(self._home, source) for source in sources], batch)
-        self._sizes, self._begins = self._divide(weights)
-        self._present = [self._home("Greater", size, self._home.constant(0), T=tf.int64) for size in self._sizes]
-        self._own = [self._taken(d, size) for d, size in enumerate(self._sizes)]
-        for d, writer in enumerate(self._shards[1:], 1):
-            writer.control = "^" + writer("Identity", self._own[d], T=tf.int64)  # dead if there are no rows
-        self._known: dict[tuple[Any, ...], str] = {}
+        super().__init__(Writer(f"{scope}/home", host_of(home), lambda node: add(node, None)))
+        w = self.home
+        if isinstance(sources, str):
+            self.rows = sources
+        else:
+            self.rows = _equal(w, [_measured(w, source) for source in sources], batch)
+        sizes, begins = self._divide(weights)
+        self._present = [w("Greater", size, w.constant(0), T=tf.int64) for size in sizes]
+        for d, device in enumerate(devices):
+            writer = Writer(f"{scope}/shard_{d}", host_of(device), lambda node, d=d: add(node, d))  # type: ignore[misc]
+            self.own[d], self.begins[d] = self._taken(d, sizes[d]), self._taken(d, begins[d])
+            if self.may_be_absent(d):
+                writer.control = "^" + writer("Identity", self.own[d], T=tf.int64)  # dead if there are no rows
+            self.writers[d] = writer
 
     def _divide(self, weights: Sequence[int]) -> tuple[list[str], list[str]]:
         """Write the rows of each shard and where they begin: border `d` is the batch times its part, rounded up."""
-        w, count, total = self._home, len(weights), sum(weights)
+        w, count, total = self.home, len(weights), sum(weights)
         upto = w.constant(np.cumsum([0, *weights]))
         rounded_up = w("AddV2", w("Mul", self.rows, upto, T=tf.int64), w.constant(total - 1), T=tf.int64)
         borders = w("FloorDiv", rounded_up, w.constant(total), T=tf.int64)
@@ -188,6 +249,10 @@ class MeasuredRows(RowCounts):
         sizes, starts = [[f"{ref}:{d}" if d else ref for d in range(count)] for ref in refs]
         return sizes, starts
 
+    def _taken(self, d: int, source: str) -> str:
+        """Return a number at home as shard `d` reads it."""
+        return self.home("Switch", source, self._present[d], T=tf.int64) + ":1" if self.may_be_absent(d) else source
+
     def may_be_absent(self, d: int) -> bool:
         """Return whether shard `d` may turn out to have no rows: all but the first."""
         return d > 0
@@ -198,15 +263,11 @@ class MeasuredRows(RowCounts):
 
     def waits_for(self, d: int) -> str:
         """Return the control input that keeps a node of shard `d` from running if it has no rows; "" for the first."""
-        return self._shards[d].control
-
-    def _taken(self, d: int, source: str) -> str:
-        """Return a number at home as shard `d` reads it."""
-        return source if not d else self._home("Switch", source, self._present[d], T=tf.int64) + ":1"
+        return self.writers[d].control
 
     def split_sizes(self, name: str, layout: Shard) -> str:
         """Write the sizes of all pieces of an axis, block by block, at home."""
-        w, key = self._home, (layout.blocks,)
+        w, key = self.home, (layout.blocks,)
         if layout.blocks != (1,) and key not in self._known:
             by_block = w("Mul", self._all_sizes, w.constant([[block] for block in layout.blocks]), T=tf.int64)
             self._known[key] = w("Reshape", by_block, w.constant([-1]), T=tf.int64, Tshape=tf.int64)
@@ -217,71 +278,21 @@ class MeasuredRows(RowCounts):
         blocks = np.array(layout.blocks)
         return self.operand(name, d, 0 * blocks, blocks, 0 * blocks, tf.int64)
 
-    def writer(self, d: int) -> Writer:
-        """Return what writes the arithmetic on sizes of shard `d`."""
-        return self._shards[d]
 
-    def operand(self, name: str, d: int, rest: np.ndarray, own: np.ndarray, whole: np.ndarray, dtype: tf.DType) -> str:
-        """Write `rest + own * (rows of shard d) + whole * (rows of the batch)` on the device of shard `d`."""
-        key = d, rest.tobytes(), own.tobytes(), whole.tobytes(), rest.shape, dtype
-        if key not in self._known:
-            w = self._shards[d]
-            value = w.constant(rest, dtype)
-            for factor, rows in ((own, self._own[d]), (whole, self.rows)):
-                if factor.any():
-                    rows = self._known_as(d, rows, dtype)
-                    part = w("Mul", rows, w.constant(factor, dtype), T=dtype)
-                    value = w("AddV2", value, part, T=dtype)
-            self._known[key] = value
-        return self._known[key]
-
-    def whole(self, name: str, rest: np.ndarray, whole: np.ndarray, dtype: tf.DType) -> None:
-        """Write `rest + whole * (rows of the batch)` at home, under a name."""
-        w = self._home
-        part = w("Mul", w.cast(self.rows, tf.int64, dtype), w.constant(whole, dtype), T=dtype)
-        w.write(name, "AddV2", part, w.constant(rest, dtype), T=dtype)
-
-    def _known_as(self, d: int, rows: str, dtype: tf.DType) -> str:
-        key = d, rows, dtype
-        if key not in self._known:
-            self._known[key] = self._shards[d].cast(rows, tf.int64, dtype)
-        return self._known[key]
-
-    def share(self, name: str, d: int, dtype: tf.DType) -> str:
-        """Write the fraction of all rows that shard `d` has."""
-        w, double = self._shards[d], tf.float64
-        own, rows = (self._known_as(d, rows, double) for rows in (self._own[d], self.rows))
-        return w.cast(w("RealDiv", own, rows, T=double), double, dtype)
-
-    def begin(self, d: int) -> str:
-        """Write the number of the first row that shard `d` has."""
-        return self._taken(d, self._begins[d])
-
-
-class OwnRows(RowCounts):
-    """The rows of one shard as the body of its own loop finds them: measured on what it is given.
-
-    A shard without rows does not run the loop.
+class ToldRows(RowsInRun):
+    """Row counts of the one shard that runs the body of a loop by itself. (Without rows, it does not run it.)
 
     Args:
-      sources: an argument that is cut; none if no size in the body depends on the rows.
+      d: the shard.
+      given: references of its rows, those of the batch, and where it begins.
       scope: a prefix for the names of the nodes.
       add: takes each node.
     """
 
-    def __init__(self, sources: Sequence[Measured], scope: str, add: AddToShard):
-        self._writer = Writer(scope, "", lambda node: add(node, 0))
-        self._sources = sources
-        self._rows = ""
-
-    def operand(self, name: str, d: int, rest: np.ndarray, own: np.ndarray, whole: np.ndarray, dtype: tf.DType) -> str:
-        """Write `rest + own * (rows of the shard)`. (Plans of bodies need no whole batch.)"""
-        w = self._writer
-        if not own.any():
-            return w.constant(rest, dtype)
-        self._rows = self._rows or _measured(w, self._sources[0])
-        part = w("Mul", w.cast(self._rows, tf.int64, dtype), w.constant(own, dtype), T=dtype)
-        return w("AddV2", part, w.constant(rest, dtype), T=dtype)
+    def __init__(self, d: int, given: Sequence[str], scope: str, add: AddToShard):
+        super().__init__(Writer(scope, "", lambda node: add(node, d)))
+        self.own[d], self.rows, self.begins[d] = given
+        self.writers[d] = self.home
 
 
 def _measured(w: Writer, source: Measured) -> str:

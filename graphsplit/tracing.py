@@ -100,6 +100,7 @@ def read_graph(
     result: structures.Tree,
     names: Sequence[str],
     shapes: Sequence[Shape | None] | None = None,
+    seeds: int = 0,
 ) -> Trace:
     """Return some of a traced function's graph as a trace of its own, calls inlined.
 
@@ -112,6 +113,7 @@ def read_graph(
       result: the structure of the outputs.
       names: how the user calls each input.
       shapes: of each input, see `trace`.
+      seeds: how many of the inputs, the last, are gradients of outputs.
     """
     graph = function.graph
     capture_names = [placeholder.op.name for placeholder in graph.internal_captures]
@@ -151,6 +153,7 @@ def read_graph(
         resources=resources,
         inlined_from=graph,
         locate=source_locator(graph),
+        seeds=seeds,
     )
     given = {tensor.op.name: shape for tensor, shape in zip(inputs, shapes or (), strict=bool(shapes))}
     try:
