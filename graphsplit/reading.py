@@ -34,7 +34,7 @@ from graphsplit.graphdefs import (
 )
 from graphsplit.hoisting import CONTROL_FLOW, function_names
 from graphsplit.programs import ROWS_CONSTANT, Op, Program, Tensor, is_stateful
-from graphsplit.shape_inference import ELEMENT_SHAPE, HELPER, Findings, import_for_shapes
+from graphsplit.shape_inference import ELEMENT_SHAPE, HELPER, Findings, Value, import_for_shapes
 from graphsplit.tensorflow_internals import resource_value
 
 _NO_BODIES: dict[str, Any] = {}
@@ -108,7 +108,6 @@ def build_program(
     )
 
 
-_REDUCTIONS = frozenset({"All", "Any", "Max", "Mean", "Min", "Prod", "Sum"})
 _ITEM = {"TensorListFromTensor": 0, "TensorListPushBack": 1, "TensorListSetItem": 2}
 _ON_LISTS = frozenset({*ELEMENT_SHAPE, *_ITEM, "Identity"})
 _ITEM_BYTES: dict[tf.DType, int] = {}
@@ -177,8 +176,6 @@ class _Reader:
             shapes.append(shape if hint is None else _merged(shape, hint.shape))
             if output.dtype == tf.variant:
                 self._read_elements(Tensor(len(self.ops), k), cases, k, hint)
-        if self._unknown and shapes == [None] and node.op in _REDUCTIONS:
-            shapes = [self._reduced(node, inputs)]
         sizes = [_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
         if node.op == "Squeeze" and not node.attr["squeeze_dims"].list.i and inputs:
             node = _with_squeezed_axes(node, self.ops[inputs[0].op].out_shapes[inputs[0].index])
@@ -222,26 +219,20 @@ class _Reader:
         else:
             self.ops.append(op)  # keeps its place for whoever waits for it; nobody reads it
             for index, value in enumerate(values):
-                self._replaced[Tensor(op.index, index)] = Tensor(len(self.ops), 0)
-                self._append_constant(f"{op.name}/value_{index}", value, op, index)
+                self._append_value(op, index, value)
 
     def _pop(self, op: Op, value: np.ndarray) -> None:
         """Append the op that takes the last element off a list; that element is known."""
         self.ops.append(op)
         self._held[Tensor(op.index, 0)] = value
-        self._replaced[Tensor(op.index, 1)] = Tensor(len(self.ops), 0)
-        self._append_constant(f"{op.name}/value_1", value, op, 1)
+        self._append_value(op, 1, value)
 
-    def _reduced(self, node: Any, inputs: Sequence[Tensor]) -> Shape | None:
-        """Return the shape of a reduction over axes that only folding found: TensorFlow does not infer it."""
-        axes, shape = self._known.get(inputs[1]), self.ops[inputs[0].op].out_shapes[inputs[0].index]
-        if axes is None or shape is None:
-            return None
-        reduced = {int(axis) % len(shape) for axis in np.reshape(axes, -1)}
-        kept = enumerate(shape)
-        if node.attr["keep_dims"].b:
-            return tuple([1 if i in reduced else size for i, size in kept])
-        return tuple([size for i, size in kept if i not in reduced])
+    def _append_value(self, op: Op, output: int, value: np.ndarray) -> None:
+        """Append a constant in place of one of several outputs."""
+        self._replaced[Tensor(op.index, output)] = Tensor(len(self.ops), 0)
+        self._append_constant(f"{op.name}/value_{output}", value, op, output)
+        found = Value(op.out_dtypes[output], value.shape, _ints(values_at(value, 0)), _ints(per_row(value)))
+        self.found.values[f"{op.name}:{output}" if output else op.name] = found
 
     def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:
         held = self._resources.get(self.ops[op.inputs[0].op].name)
@@ -379,6 +370,10 @@ class _Reader:
             Op(tensor.op, name, kind, (), (), node, (), (value.shape,), (dtype,), (size,), {}, stateful=False)
         )
         self._known[tensor] = value
+
+
+def _ints(values: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(value) for value in values.flat)
 
 
 def _shape(known: tf.TensorShape) -> Shape | None:

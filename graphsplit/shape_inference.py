@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
 from graphsplit.batch_sizes import Shape, shape_at
-from graphsplit.graphdefs import constant_node, make_node
+from graphsplit.graphdefs import constant_node, make_node, split_reference
 
 HELPER = "/graphsplit_"
 """What the names of nodes contain that are there for inference only."""
@@ -26,17 +26,32 @@ ELEMENT_SHAPE = {
 """Ops that make or read lists, and the operand that says what shape the elements have."""
 
 
+class Value(NamedTuple):
+    """Integers that follow from the number of rows: `rest + growth * rows`, flattened."""
+
+    dtype: tf.DType
+    shape: tuple[int, ...]
+    rest: tuple[int, ...]
+    growth: tuple[int, ...]
+
+    def at(self, rows: int) -> np.ndarray:
+        """Return the integers for so many rows."""
+        return np.reshape(np.array(self.rest, np.int64) + np.array(self.growth, np.int64) * rows, self.shape)
+
+
 @dataclass(frozen=True)
 class Findings:
-    """Shapes that TensorFlow does not infer, because a loop or branch was traced with an unknown batch.
+    """What TensorFlow does not infer, because a loop was traced with an unknown batch, or does not fold.
 
     Attributes:
       outputs: of loops and branches, by name.
       elements: of lists, by the names of the ops that make or read them.
+      values: of tensors, by reference (`node`, `node:1`).
     """
 
     outputs: dict[str, tuple[Shape | None, ...]] = field(default_factory=dict)
     elements: dict[str, Shape | None] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
 
 
 def import_for_shapes(
@@ -88,6 +103,11 @@ def import_for_shapes(
             shapes = [tf.TensorShape(shape_at(shape, rows)).as_proto() for shape in findings.outputs[node.name]]
             del copy.attr["output_shapes"].list.shape[:]
             copy.attr["output_shapes"].list.shape.extend(shapes)
+        for i, reference in enumerate(copy.input):
+            if reference in findings.values:
+                copy.input[i] = _value_name(reference)
+    for reference, value in findings.values.items():
+        graph_def.node.append(constant_node(_value_name(reference), value.at(rows), value.dtype))
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")
@@ -98,3 +118,8 @@ def _element_shape(name: str, shape: Shape | None) -> Any:
     """Return the constant that says what shape the elements of a list have."""
     sizes = np.array(-1 if shape is None else [-1 if s is None else s for s in shape], np.int32)
     return constant_node(f"{name}{HELPER}shape", sizes, tf.int32)
+
+
+def _value_name(reference: str) -> str:
+    name, index = split_reference(reference)
+    return f"{name}{HELPER}value_{index}"

@@ -38,7 +38,7 @@ class Splitting:
 
     def whole(self) -> Splitting:
         """Return the same with nothing split."""
-        return replace(self, layouts=(REPLICATE,) * len(self.layouts), batch=0)
+        return replace(self, layouts=(REPLICATE,) * len(self.layouts), batch=0, notes=())
 
 
 @dataclass(frozen=True)
