@@ -111,16 +111,26 @@ def zero_fill(
     shape: tuple[int | None, ...] | None,
     counts: RowCounts,
     dtype: tf.DType,
+    home: str,
     devices: Sequence[str],
 ) -> tuple[Nodes, list[str]]:
-    """Return a whole value as a partial sum: itself on the first device, zeros on the others."""
-    if shape is None or None in shape or has_rows(shape):
-        raise ValueError(f"The shape of {source!r} is not known.")
+    """Return a whole value as a partial sum: itself on the first device, zeros on the others.
+
+    Zeros of known shape are constants of each device; others are made at home and sent.
+    """
     nodes, references = [], [source]
+    known = shape is not None and None not in shape and not has_rows(shape)
+    if not known:
+        nodes.append(make_node(f"{name}/zeros", "ZerosLike", [source], home, T=dtype))
     for d, device in enumerate(devices[1:], 1):
-        zeros = np.broadcast_to(np.zeros((), dtype.as_numpy_dtype), [size or 0 for size in shape])
-        nodes.append(constant_node(f"{name}/shard_{d}", zeros, dtype, device, counts.waits_for(d)))
-        references.append(f"{name}/shard_{d}")
+        own = f"{name}/shard_{d}"
+        if known:
+            zeros = np.broadcast_to(np.zeros((), dtype.as_numpy_dtype), [size or 0 for size in shape or ()])
+            nodes.append(constant_node(own, zeros, dtype, device, counts.waits_for(d)))
+        elif counts.may_be_absent(d):
+            nodes.append(make_node(own, "Switch", [f"{name}/zeros", counts.present(d)], home, T=dtype))
+            own = f"{own}:1"
+        references.append(own if known or counts.may_be_absent(d) else f"{name}/zeros")
     return nodes, references
 
 

@@ -94,7 +94,7 @@ class _Emitter:
             shard_of=self.shard_of,
             library=library,
             versions=self.program.versions,
-            present={d: self._counts.present(d) for d in self._shards if self._counts.may_be_absent(d)},
+            present=tuple(self._counts.present(d) for d in self._shards if self._counts.may_be_absent(d)),
         )
 
     def emit_function(self, name: str, carries: bool) -> str:
@@ -297,7 +297,7 @@ class _Emitter:
             name, dtype = self._communication_name(tensor, "zero_fill"), self._dtype(tensor)
             shape, whole = self.program.shape(tensor), self._read(tensor, REPLICATE)
             nodes, self._resharded[key] = communication.zero_fill(
-                name, whole, shape, self._counts, dtype, self.plan.devices
+                name, whole, shape, self._counts, dtype, self.plan.home, self.plan.devices
             )
             self.nodes += nodes
         if key not in self._resharded:

@@ -20,7 +20,8 @@ class EmittedGraph:
       outputs: references of the returned tensors.
       effects: names of nodes that must run.
       shard_of: the shard of every node that runs on the shards; home nodes are absent.
-      present: of shards that may turn out to have no rows: a reference to whether it has. Without, its nodes are dead.
+      present: for each shard that may turn out to have no rows, the reference of whether it has. If not, whatever
+        depends on its `Switch`es is dead, up to a `Merge`.
     """
 
     nodes: tuple[Any, ...] = field(repr=False)
@@ -31,13 +32,33 @@ class EmittedGraph:
     shard_of: Mapping[str, int] = field(repr=False)
     library: Any = field(repr=False)
     versions: Any = field(repr=False)
-    present: Mapping[int, str] = field(default_factory=dict)
+    present: tuple[str, ...] = ()
 
     def graph_def(self) -> Any:
         """Return the graph as a `GraphDef`."""
         graph = GraphDef(versions=self.versions, library=self.library)
         graph.node.extend(self.nodes)
         return graph
+
+    def dead_without(self) -> dict[str, str]:
+        """Return the nodes that are dead if a shard has no rows, each with the reference of whether it has."""
+        found: dict[str, str] = {}
+        if not self.present:
+            return found
+        switches = {f"{node.name}:1": node.input[1] for node in self.nodes if node.op == "Switch"}
+        readers: dict[str, list[str]] = {}
+        lasting = {node.name for node in self.nodes if node.op in ("Merge", "ControlTrigger")}
+        for node in self.nodes:
+            for reference in node.input:
+                source = reference if reference in switches else split_reference(reference.lstrip("^"))[0]
+                readers.setdefault(source, []).append(node.name)
+        pending = [(reader, present) for switch, present in switches.items() for reader in readers.get(switch, ())]
+        while pending:
+            name, present = pending.pop()
+            if name not in lasting and name not in found:
+                found[name] = present
+                pending += [(reader, present) for reader in readers.get(name, ())]
+        return found
 
     def check(self) -> None:
         """Raise `CheckError` unless names are unique, references exist and every node has a device."""
@@ -50,6 +71,6 @@ class EmittedGraph:
             for reference in node.input:
                 if split_reference(reference.lstrip("^"))[0] not in names:
                     raise CheckError(f"Emitted node {node.name!r} reads {reference!r}, which does not exist.")
-        for reference in (*self.outputs, *self.effects, *self.inputs, *self.captures, *self.present.values()):
+        for reference in (*self.outputs, *self.effects, *self.inputs, *self.captures, *self.present):
             if split_reference(reference)[0] not in names:
                 raise CheckError(f"The emitted graph names {reference!r}, which does not exist.")

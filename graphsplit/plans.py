@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import tensorflow as tf
 
 from graphsplit.batch_sizes import Rows
+from graphsplit.batch_sizes import has_rows
 from graphsplit.errors import CheckError
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
 from graphsplit.programs import Op, Program, Tensor
 from graphsplit.rules import Sharded
+
+_FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
 
 
 @dataclass(frozen=True)
@@ -123,10 +127,14 @@ class Plan:
         pairs = zip(self.program.ops, self.steps, strict=True)
         return tuple((op, step.reason) for op, step in pairs if step.home and step.reason)
 
+    def gathered(self, op: Op) -> list[Tensor]:
+        """Return the tensors that are gathered or reduced to run `op` at home."""
+        moved = {r.tensor for r in self.reshards if isinstance(r.target, Replicate)}
+        return [tensor for tensor in dict.fromkeys(op.inputs) if tensor in moved]
+
     def gathered_bytes(self, op: Op) -> int:
         """Return how many bytes are gathered or reduced to run `op` at home."""
-        moved = {r.tensor for r in self.reshards if isinstance(r.target, Replicate)}
-        return sum(self.program.bytes(tensor) for tensor in dict.fromkeys(op.inputs) if tensor in moved)
+        return sum(map(self.program.bytes, self.gathered(op)))
 
     def check(self) -> None:
         """Raise `CheckError` unless every tensor that is read exists in the layout in which it is read."""
@@ -185,7 +193,7 @@ class Plan:
         dead = sum(not (s.home or s.shards) for s in steps)
         lines = [f"Plan: {len(ops) - dead} operations, {len(self.devices)} shards, home {_short_device(self.home)}"]
         lines += [
-            f"  shard {d}: {_short_device(name)}, {n} rows"
+            f"  shard {d}: {_short_device(name)}, {self._rows_text(n)}"
             for d, (name, n) in enumerate(zip(self.devices, self.rows, strict=True))
         ]
         for name, position, layout in zip(
@@ -202,9 +210,22 @@ class Plan:
         for kind in ("split", "zero-fill", "all-gather", "all-to-all", "all-reduce", "reduce-scatter"):
             tensors = [r.tensor for r in self.reshards if r.kind == kind]
             if tensors:
-                total = sum(self.program.bytes(t) for t in tensors)
-                lines.append(f"  {kind}: {len(tensors)} tensors, {format_bytes(total)}")
+                lines.append(f"  {kind}: {len(tensors)} tensors, {self.size_text(tensors)}")
         return lines
+
+    def _rows_text(self, rows: int) -> str:
+        if not self.program.batch_is_unknown:
+            return f"{rows} rows"
+        share = Fraction(rows, self.batch).limit_denominator(_FINEST_SHARE)
+        return "all rows" if share == 1 else f"{share} of the rows"
+
+    def size_text(self, tensors: Iterable[Tensor]) -> str:
+        """Return the size of some tensors, for people: of a batch of unknown size, by how much it grows per row."""
+        sizes = [(self.program.bytes(t), has_rows(self.program.shape(t))) for t in tensors]
+        fixed, growing = (sum(size for size, grows in sizes if grows == kind) for kind in (False, True))
+        if not growing:
+            return format_bytes(fixed)
+        return (f"{format_bytes(fixed)} and " if fixed else "") + f"{format_bytes(growing // self.batch)} a row"
 
     def _at_home(self, most: int = 12) -> list[str]:
         stayed = sorted(self.stayed_home, key=lambda pair: -self.gathered_bytes(pair[0]))
@@ -213,7 +234,7 @@ class Plan:
         lines = [f"  carry the batch and run at home: {len(stayed)}"]
         for op, reason in stayed[:most]:
             where = self.program.locate(op.name)
-            gathered = format_bytes(self.gathered_bytes(op))
+            gathered = self.size_text(self.gathered(op))
             lines.append(f"    {op.type} {op.name!r}: {gathered} gathered; {reason}" + (f" ({where})" if where else ""))
         return lines + ([f"    ... and {len(stayed) - most} more"] if len(stayed) > most else [])
 

@@ -433,7 +433,7 @@ def _is_known(before: Shape | None, ensured: Shape | None) -> bool:
 
 def _with_squeezed_axes(node: Any, shape: Shape | None) -> Any:
     """Return a `Squeeze` that names its axes: on a device with one row, the batch is not among them."""
-    if shape is None or None in shape:
+    if shape is None or None in shape or has_rows(shape):
         return node
     copy = tf.compat.v1.NodeDef()
     copy.CopyFrom(node)
