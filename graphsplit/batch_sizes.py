@@ -3,7 +3,8 @@
 A serving signature, or a function traced with `None`, has a batch of unknown size. It is planned with a stand-in, so
 that every rule meets plain integers; a size that is a multiple of the batch is a `Rows`, an integer that remembers of
 how many rows it is a multiple. Arithmetic on shapes is followed exactly, by `Linear`, and where an answer would depend
-on how many rows there are (is it 1? is it larger than 10?) nothing is concluded: such an op runs when the rows are known.
+on how many rows there are (is it 1? is it larger than 10?) nothing is concluded: such an op runs at home, when they are
+known.
 
 Plain Python, no TensorFlow.
 """

@@ -253,7 +253,8 @@ def _trace_joint(trace: Trace, groups: list[list[int]], watched: Sequence[bool])
     names = [*trace.program.input_names, *[f"gradient of output {k}" for group in groups for k in group]]
     inputs, outputs = (*trace.inputs, *seeds), (*trace.outputs, *flat)
     effects = [trace.program.ops[i].name for i in trace.program.effects]
-    joint = read_graph(trace.function, inputs, outputs, effects, trace.result, names, _shapes(trace, groups), len(seeds))
+    shapes = _shapes(trace, groups)
+    joint = read_graph(trace.function, inputs, outputs, effects, trace.result, names, shapes, len(seeds))
     return _Joint(joint, groups, trees)
 
 

@@ -9,7 +9,6 @@ from fractions import Fraction
 
 import tensorflow as tf
 
-from graphsplit.batch_sizes import Rows
 from graphsplit.batch_sizes import has_rows
 from graphsplit.errors import CheckError
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard

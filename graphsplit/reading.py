@@ -246,9 +246,7 @@ class _Reader:
             return None
         return [np.array([-1 if size is None else as_linear(size) for size in held[1]], object)]
 
-    def _bodies(
-        self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]
-    ) -> Mapping[str, Program]:
+    def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> Mapping[str, Program]:
         """Return the programs of the functions that a loop or branch calls."""
         before = CONTROL_FLOW[node.op][2]
         given = [self.ops[t.op].out_shapes[t.index] for t in inputs[before:]]

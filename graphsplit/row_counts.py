@@ -60,7 +60,7 @@ class Writer:
 
 
 class RowCounts:
-    """What emission asks of row counts. Where every shard has rows, nothing needs to be said of those that have none."""
+    """What emission asks of row counts. Where every shard has rows, nothing is said of those that have none."""
 
     def may_be_absent(self, d: int) -> bool:
         """Return whether shard `d` may turn out to have no rows."""

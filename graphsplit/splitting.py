@@ -99,6 +99,12 @@ def resolve_split(split: Split, arguments: Branch) -> Splitting:
     return Splitting(tuple(layouts), tuple(shapes), rows, _notes(batch, deciding))
 
 
+def same_batch(splitting: Splitting, arguments: Branch) -> bool:
+    """Return whether all arguments of a call that would be split have the same size along their axes."""
+    found = zip(argument_paths(arguments), splitting.layouts, strict=True)
+    return len({leaf.shape and leaf.shape[c.axis] for (_, leaf), c in found if isinstance(c, Shard)}) < 2
+
+
 def argument_paths(arguments: Branch) -> list[tuple[str, TensorLeaf]]:
     """Return the flat arguments, each with the expression by which a user would reach it."""
     return [found for name, tree in zip(arguments.keys, arguments.entries, strict=True) for found in paths(tree, name)]
