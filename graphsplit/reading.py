@@ -57,6 +57,7 @@ def build_program(
     seeds: int = 0,
     batch_is_unknown: bool = False,
     held: Mapping[str, np.ndarray] | None = None,
+    memo: dict[Any, Program] | None = None,
     notes: Sequence[str] = (),
     locate: Callable[[str], str] = lambda _: "",
 ) -> Program:
@@ -73,6 +74,7 @@ def build_program(
       seeds: how many of the inputs, the last, are gradients of outputs.
       batch_is_unknown: whether this is part of a program with a batch of unknown size.
       held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
+      memo: functions that were read before, with what was known of their arguments.
 
     Raises:
       ValueError: if shapes cannot be inferred for every number of rows.
@@ -81,12 +83,13 @@ def build_program(
     unknown = bool(given) or batch_is_unknown
     by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
     known = Findings()
+    memo = {} if memo is None else memo
     while True:
         cases = [
             import_for_shapes(nodes, library, versions, resources, given, known, rows)
             for rows in (WITNESSES if unknown else WITNESSES[-1:])
         ]
-        reader = _Reader(by_name, hints, library, versions, resources, unknown, held or {})
+        reader = _Reader(by_name, hints, library, versions, resources, unknown, held or {}, memo)
         for operations in zip(*[graph.get_operations() for graph in cases], strict=True):
             reader.read(operations)
         if not unknown or reader.found == known:
@@ -137,12 +140,14 @@ class _Reader:
         resources: Mapping[str, tuple[tf.DType, Shape | None]],
         unknown: bool,
         held: Mapping[str, np.ndarray],
+        memo: dict[Any, Program],
     ):
         self._known_outputs = known_outputs
         self._library = {function.signature.name: function for function in library.function}
         self._versions = versions
         self._resources = resources
         self._unknown = unknown
+        self._memo = memo
         self._held_by_inputs = held
         self._held: dict[Tensor, np.ndarray] = {}  # of lists whose elements are all the same known integers: those
         self._elements: dict[Tensor, tuple[tf.DType, Shape | None]] = {}  # of lists: what they hold
@@ -333,6 +338,18 @@ class _Reader:
         elements: Mapping[int, tuple[tf.DType, Shape | None]],
         held: Mapping[int, np.ndarray],
     ) -> Program:
+        key = function.signature.name, repr(shapes), repr(elements), repr(held)
+        if key not in self._memo:
+            self._memo[key] = self._read_body(function, shapes, elements, held)
+        return self._memo[key]
+
+    def _read_body(
+        self,
+        function: Any,
+        shapes: Sequence[Shape | None],
+        elements: Mapping[int, tuple[tf.DType, Shape | None]],
+        held: Mapping[int, np.ndarray],
+    ) -> Program:
         known = [without_rows(shape) for shape in shapes]
         graph, outputs = function_graph(function, self._library.values(), self._versions, known)
         effects = [f"^{name}" for name in function.control_ret.values()]
@@ -351,6 +368,7 @@ class _Reader:
             given_shapes=dict(zip(names, shapes, strict=True)),
             batch_is_unknown=self._unknown,
             held={names[i]: value for i, value in held.items()},
+            memo=self._memo,
         )
 
     def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:

@@ -74,7 +74,7 @@ def import_for_shapes(
       findings: what is known besides.
       rows: how many rows a batch of unknown size has.
     """
-    graph_def = tf.compat.v1.GraphDef(versions=versions, library=library)
+    graph_def = tf.compat.v1.GraphDef(versions=versions)
     for node in nodes:
         if node.name in resources:
             dtype, shape = resources[node.name][0], shape_at(resources[node.name][1], rows)
