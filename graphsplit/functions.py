@@ -193,7 +193,8 @@ class ParallelFunction:
 
         It does so where the function is a `tf.function` with an `input_signature`, and under `reduce_retracing`.
         """
-        wider: list[structures.Tree | None] = [as_specified(arguments, getattr(self._fn, "input_signature", None))]
+        specs = self._signature.bind_partial(*(getattr(self._fn, "input_signature", None) or ())).arguments
+        wider: list[structures.Tree | None] = [as_specified(arguments, specs)]
         if self._options.reduce_retracing:
             wider += [generalized(known, arguments) for known in self._compiled]
         for found in wider:

@@ -76,7 +76,7 @@ def test_rules(case: Case) -> None:
     assert len(parallel._compiled) == 1
     if case.name not in CLIPPED and not any("B" in argument.shape for argument in case.arguments):
         assert len(plan.stayed_home) == case.at_home, str(plan)
-        if not case.at_home:
+        if not case.at_home and not case.partial:  # whether it pays to keep a sum partial is another matter
             assert any(op.type == case.op_type for op in plan.sharded_ops), str(plan)
 
 
