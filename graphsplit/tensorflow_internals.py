@@ -33,6 +33,9 @@ from tensorflow.python.framework import kernels, op_def_registry
 # a trainable variable, without reading it.
 from tensorflow.python.ops import control_flow_util, handle_data_util, resource_variable_ops
 
+# The stored form of a SavedModel, which comes with TensorFlow under no public name.
+from tensorflow.core.protobuf import saved_model_pb2
+
 # How one function call says that the graph optimizer is to leave it alone.
 from tensorflow.python.util import function_utils
 
@@ -180,6 +183,11 @@ def _flat_type(specs: Sequence[tf.TypeSpec], outs: Sequence[tf.TypeSpec]) -> Any
     return function_type.FunctionType(
         parameters, collections.OrderedDict(), return_annotation=default_types.Tuple(*outs)
     )
+
+
+def new_saved_model() -> Any:
+    """Return an empty `SavedModel` proto."""
+    return saved_model_pb2.SavedModel()
 
 
 def parse_profile(content: bytes) -> Any:
