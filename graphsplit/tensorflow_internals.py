@@ -16,6 +16,9 @@ import tensorflow as tf
 from tensorflow.core.function.polymorphism import function_type
 from tensorflow.core.function.trace_type import default_types
 
+# The stored form of a SavedModel, which comes with TensorFlow under no public name.
+from tensorflow.core.protobuf import saved_model_pb2
+
 # Whether forward-mode differentiation is active, which asks no public function.
 from tensorflow.python import pywrap_tfe
 
@@ -32,9 +35,6 @@ from tensorflow.python.framework import kernels, op_def_registry
 # resource holds (a variable's dtype and shape), which the public handle does not say; and how a read makes tapes watch
 # a trainable variable, without reading it.
 from tensorflow.python.ops import control_flow_util, handle_data_util, resource_variable_ops
-
-# The stored form of a SavedModel, which comes with TensorFlow under no public name.
-from tensorflow.core.protobuf import saved_model_pb2
 
 # How one function call says that the graph optimizer is to leave it alone.
 from tensorflow.python.util import function_utils

@@ -2,6 +2,7 @@
 
 from graphsplit.saved_models.graphs import transpile_graph_def
 from graphsplit.saved_models.reports import SignatureReport, TranspileReport
-from graphsplit.saved_models.transpiling import strip_devices, transpile_saved_model
+from graphsplit.saved_models.stripping import strip_devices
+from graphsplit.saved_models.transpiling import transpile_saved_model
 
 __all__ = ["SignatureReport", "TranspileReport", "strip_devices", "transpile_graph_def", "transpile_saved_model"]

@@ -9,7 +9,7 @@ from graphsplit.devices import short_name
 from graphsplit.layouts import Shard
 from graphsplit.plans import Plan, format_bytes
 
-_HEADERS = ("signature", "split", "on every shard", "once, at home", "batch at home", "moved per request")
+_HEADERS = ("signature", "split", "on every shard", "at home", "batch at home", "resharded", "sent whole")
 
 
 @dataclass(frozen=True)
@@ -20,21 +20,21 @@ class SignatureReport:
       name: its key.
       plan: what runs where; None where nothing was planned.
       kept: why the signature is as it was, on one device; "" if it runs on several.
-      mirrored_bytes: weights of which every other device has a copy.
+      sent_bytes: what goes whole from home to other devices in every request: weights, unless each has a copy.
     """
 
     name: str
     plan: Plan | None = field(repr=False)
     kept: str = ""
-    mirrored_bytes: int = 0
+    sent_bytes: int = 0
 
     def cells(self) -> tuple[str, ...]:
         """Return the row of the table."""
         plan = self.plan
         if self.kept or plan is None:
-            return (self.name, "kept as it is", "-", "-", "-", "-")
+            return (self.name, "kept as it is", "-", "-", "-", "-", "-")
         names = zip(plan.program.input_names, plan.input_layouts, strict=True)
-        split = ", ".join(f"{name}" for name, layout in names if isinstance(layout, Shard))
+        split = ", ".join(name for name, layout in names if isinstance(layout, Shard))
         moved = sum(plan.program.bytes(reshard.tensor) for reshard in plan.reshards)
         return (
             self.name,
@@ -43,16 +43,18 @@ class SignatureReport:
             str(sum(op.type not in ("Const", "Placeholder") for op in plan.home_ops)),
             str(len(plan.stayed_home)),
             format_bytes(moved),
+            format_bytes(self.sent_bytes),
         )
 
     def notes(self) -> list[str]:
         """Return one sentence for each thing that a user would not expect."""
         plan = self.plan
-        if self.kept or plan is None:
+        if plan is None:
             return [f"kept as it is: {self.kept}"]
         stayed = [f"{op.type} {op.name!r} runs at home: {reason}" for op, reason in plan.stayed_home[:6]]
         more = len(plan.stayed_home) - len(stayed)
-        return [*stayed, *([f"... and {more} more"] if more > 0 else []), *plan.program.notes, *plan.notes]
+        kept = [f"kept as it is: {self.kept}"] if self.kept else [*plan.program.notes, *plan.notes]
+        return [*kept, *stayed, *([f"... and {more} more"] if more > 0 else [])]
 
 
 @dataclass(frozen=True)

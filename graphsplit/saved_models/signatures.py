@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,7 +15,8 @@ from graphsplit.execution import resource_devices
 from graphsplit.functions import Options, trace_and_plan
 from graphsplit.graphdefs import GraphDef, split_reference
 from graphsplit.plans import Plan
-from graphsplit.saved_models.weights import Mirrors, check_only_read, use_mirrors
+from graphsplit.saved_models.parts import called_functions
+from graphsplit.saved_models.weights import Mirrors, check_only_read, sent_bytes, use_mirrors
 from graphsplit.tracing import Trace
 
 
@@ -52,8 +53,10 @@ def plan_signature(name: str, function: Any, options: Options, devices: Sequence
 _NOTHING = structures.Branch(dict, (), ())
 
 
-def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> Any:
+def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple[Any, int]:
     """Return the signature on several devices, as a `tf.function` that can be saved under the same names.
+
+    With it comes how many bytes go from home to other devices in every request, besides rows of the batch.
 
     Args:
       planned: the signature.
@@ -80,7 +83,8 @@ def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> Any:
 
     specs = [tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in planned.specs.items()]
     signature.__name__ = f"transpiled_{planned.name}"
-    return tf.function(tf.autograph.experimental.do_not_convert(signature), input_signature=specs)
+    function = tf.function(tf.autograph.experimental.do_not_convert(signature), input_signature=specs)
+    return function, sent_bytes(graph, plan)
 
 
 def captured_variables(trace: Trace, plan: Plan) -> dict[str, tf.Variable]:
@@ -126,21 +130,3 @@ def _importable(graph: EmittedGraph) -> Any:
             copy.input.extend(inputs)
     result.library.function.extend(called_functions(result.node, graph.library))
     return result
-
-
-def called_functions(nodes: Iterable[Any], library: Any) -> list[Any]:
-    """Return the functions of a library that nodes name, and those that these name."""
-    by_name = {function.signature.name: function for function in library.function}
-    found: dict[str, Any] = {}
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        names = [node.op]
-        for value in node.attr.values():
-            names += [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
-        for name in names:
-            if name in by_name and name not in found:
-                found[name] = by_name[name]
-                pending += by_name[name].node_def
-    return list(found.values())
-

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from graphsplit.devices import names_of_devices
 from graphsplit.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
 from graphsplit.functions import Options
 from graphsplit.saved_models import files
-from graphsplit.saved_models.graphs import V1_CONTROL_FLOW
+from graphsplit.saved_models.parts import V1_CONTROL_FLOW
 from graphsplit.saved_models.reports import SignatureReport, TranspileReport
 from graphsplit.saved_models.signatures import build_signature, plan_signature
+from graphsplit.saved_models.v1_models import composites, has_old_variables, is_v1, transpile_in_place
 from graphsplit.saved_models.weights import Mirrors
 from graphsplit.splitting import Split
 
@@ -76,94 +78,40 @@ def transpile_saved_model(
     names = names_of_devices(devices)
     before = files.read_saved_model(source)
     files.check_target(source, target, overwrite)
-    definition = before.meta_graphs[0]
+    definition, graph_bytes_before = before.meta_graphs[0], before.ByteSize()
     files.check_registered(definition.graph_def, repr(source))
     keys = [key for key in definition.signature_def if key not in _INTERNAL_SIGNATURES]
     chosen = _chosen(source, keys, signatures)
-    _check_arguments(definition, chosen, split)
-    progress(f"loading {source}")
-    loaded = _load(source)
-    mirrors = Mirrors() if replicate_weights else None
-    functions, reports = {}, []
-    for key in keys:
-        progress(f"planning {key}")
-        function, report = _transpile(key, loaded.signatures[key], key in chosen, split, strict, names, mirrors)
-        functions[key] = function
-        reports.append(report)
-    progress(f"writing {target}")
-    with files.replacing(target) as made:
-        if mirrors is not None:
-            loaded.graphsplit_weights = mirrors.made
-        tf.saved_model.save(loaded, made, signatures=functions)
-        after = _like_before(made, definition)
-        if (extra := Path(source) / "assets.extra").is_dir():
-            shutil.copytree(extra, Path(made) / "assets.extra")
+    _check_split(definition, chosen, split)
+    job = _Job(source, keys, chosen, split, strict, names, progress)
+    if is_v1(definition) and not replicate_weights:
+        with files.replacing(target) as made:
+            reports, after = _write_v1(job, before, made)
+        mirrors = None
+    else:
+        if is_v1(definition) and has_old_variables(definition):
+            raise UnsupportedError(
+                f"replicate_weights=True, but {source!r} has TensorFlow 1 variables of the old kind "
+                "(use_resource=False), which cannot be copied when a model is loaded. Leave replicate_weights out."
+            )
+        _check_composites(definition)
+        mirrors = Mirrors() if replicate_weights else None
+        loaded, functions, reports = _build(job, mirrors)
+        progress(f"writing {target}")
+        with files.replacing(target) as made:
+            tf.saved_model.save(loaded, made, signatures=functions)
+            after = _like_before(made, definition)
+            if (extra := Path(source) / "assets.extra").is_dir():
+                shutil.copytree(extra, Path(made) / "assets.extra")
     return TranspileReport(
         devices=names,
         signatures=tuple(reports),
         bytes_before=files.size_of(source),
         bytes_after=files.size_of(target),
-        graph_bytes_before=before.ByteSize(),
+        graph_bytes_before=graph_bytes_before,
         graph_bytes_after=after.ByteSize(),
         mirrored_bytes=mirrors.bytes if mirrors is not None else 0,
     )
-
-
-def strip_devices(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str], *, overwrite: bool = False) -> int:
-    """Write a copy of a SavedModel, or of a graph's `.pb` or `.pbtxt`, in which nothing asks for a device.
-
-    Args:
-      in_path: what to copy.
-      out_path: where to write.
-      overwrite: replace `out_path` if it exists.
-
-    Returns:
-      How many requests for a device were removed.
-
-    Raises:
-      ArgumentError: if `in_path` is neither, or `out_path` exists.
-      StorageError: if writing fails.
-
-    >>> import tempfile, tensorflow as tf, graphsplit as gs
-    >>> graph = tf.compat.v1.GraphDef()
-    >>> _ = graph.node.add(name="x", op="Placeholder", device="/device:GPU:3")
-    >>> folder = tempfile.mkdtemp()
-    >>> tf.io.write_graph(graph, folder, "graph.pb", as_text=False).endswith("graph.pb")
-    True
-    >>> gs.strip_devices(f"{folder}/graph.pb", f"{folder}/anywhere.pb")
-    1
-    """
-    source, target = os.fspath(in_path), os.fspath(out_path)
-    if source.endswith((".pb", ".pbtxt")) and not os.path.isdir(source):
-        graph = files.read_graph_def(source)
-        files.check_target(source, target, overwrite)
-        count = _strip(graph)
-        with files.replacing(target) as made:
-            Path(made).write_bytes(files.graph_def_bytes(graph, target))
-        return count
-    model = files.read_saved_model(source)
-    files.check_target(source, target, overwrite)
-    count = 0
-    for meta_graph in model.meta_graphs:
-        count += _strip(meta_graph.graph_def)
-        for node in meta_graph.object_graph_def.nodes:
-            kind = node.WhichOneof("kind")
-            if kind in ("variable", "resource") and getattr(node, kind).device:
-                getattr(node, kind).device = ""
-                count += 1
-    with files.replacing(target) as made:
-        shutil.copytree(source, made)
-        files.write_saved_model(made, model)
-    return count
-
-
-def _strip(graph: Any) -> int:
-    count = 0
-    for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
-        for node in nodes:
-            count += bool(node.device)
-            node.device = ""
-    return count
 
 
 def _chosen(source: str, keys: Sequence[str], asked: Sequence[str] | None) -> Sequence[str]:
@@ -180,18 +128,16 @@ def _chosen(source: str, keys: Sequence[str], asked: Sequence[str] | None) -> Se
     return asked
 
 
-def _check_arguments(definition: Any, chosen: Sequence[str], split: Split) -> None:
-    arguments = {key: set(definition.signature_def[key].inputs) for key in chosen}
-    composite = [
-        f"{name} of {key}"
-        for key in definition.signature_def
-        for name, info in definition.signature_def[key].inputs.items()
-        if info.WhichOneof("encoding") in ("coo_sparse", "composite_tensor")
-    ]
+def _check_composites(definition: Any) -> None:
+    composite = [f"{name} of {key}" for key, info in definition.signature_def.items() for name in composites(info)]
     if composite:
         raise UnsupportedError(
             f"These arguments are sparse or composite, whose names saving would change:\n{bullet_list(composite)}"
         )
+
+
+def _check_split(definition: Any, chosen: Sequence[str], split: Split) -> None:
+    arguments = {key: set(definition.signature_def[key].inputs) for key in chosen}
     if not isinstance(split, Mapping):
         if split is not None and (isinstance(split, bool) or not isinstance(split, int)):
             raise ArgumentError(f"split takes an axis, None, or a mapping from argument names to those, got {split!r}.")
@@ -211,23 +157,81 @@ def _load(source: str) -> Any:
         raise ArgumentError(f"The SavedModel {source!r} cannot be loaded: {error}") from error
 
 
-def _transpile(
-    key: str, function: Any, wanted: bool, split: Split, strict: bool, devices: Sequence[str], mirrors: Mirrors | None
-) -> tuple[Any, SignatureReport]:
-    """Return the signature to save and what became of it."""
-    old = sorted({op.type for op in function.graph.get_operations()} & V1_CONTROL_FLOW)
-    if not wanted or old:
-        why = "not asked for" if not wanted else f"it has TensorFlow 1 control flow ({', '.join(old)}), kept whole"
-        if wanted and strict:
-            raise UnsupportedError(f"strict=True, but the signature {key!r} cannot be split: {why}.")
-        return function, SignatureReport(key, None, why)
-    names = set(function.structured_input_signature[1])
-    own = {name: axis for name, axis in split.items() if name in names} if isinstance(split, Mapping) else split
-    planned = plan_signature(key, function, Options(split=own, strict=strict), devices)
-    if not any(step.shards for step in planned.plan.steps):
-        return function, SignatureReport(key, planned.plan, "; ".join(planned.plan.notes) or "nothing in it can be split")
-    built = build_signature(planned, mirrors)
-    return built, SignatureReport(key, planned.plan)
+def _build(job: _Job, mirrors: Mirrors | None) -> tuple[Any, dict[str, Any], list[SignatureReport]]:
+    """Return the loaded model, what to save as its signatures, and what became of each."""
+    job.progress(f"loading {job.source}")
+    loaded = _load(job.source)
+    functions, reports = {}, []
+    for key in job.keys:
+        function = loaded.signatures[key]
+        kept = job.reason_to_keep(key, {operation.type for operation in function.graph.get_operations()})
+        report = SignatureReport(key, None, kept)
+        if not kept:
+            job.progress(f"planning {key}")
+            planned = plan_signature(key, function, job.options(function.structured_input_signature[1]), job.devices)
+            report = SignatureReport(key, planned.plan, "; ".join(planned.plan.notes) or "nothing in it can be split")
+            if any(step.shards for step in planned.plan.steps):
+                function, sent = build_signature(planned, mirrors)
+                report = SignatureReport(key, planned.plan, "", sent)
+        functions[key] = function
+        reports.append(report)
+    if mirrors is not None:
+        loaded.graphsplit_weights = mirrors.made
+    return loaded, functions, reports
+
+
+def _write_v1(job: _Job, model: Any, made: str) -> tuple[list[SignatureReport], Any]:
+    """Write a TensorFlow 1 model whose graph is changed on disk; see `v1_models`."""
+    meta_graph = model.meta_graphs[0]
+    reports = []
+    for key in job.keys:
+        kept = job.reason_to_keep(key, set())
+        report = SignatureReport(key, None, kept)
+        if not kept:
+            job.progress(f"planning {key}")
+            inputs = meta_graph.signature_def[key].inputs
+            try:
+                report = transpile_in_place(meta_graph, key, job.options(inputs), job.devices)
+            except UnsupportedError as error:
+                if job.strict:
+                    raise
+                report = SignatureReport(key, None, str(error).splitlines()[0])
+        reports.append(report)
+    job.progress("writing")
+    shutil.copytree(job.source, made)
+    files.write_saved_model(made, model)
+    return reports, model
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What was asked for."""
+
+    source: str
+    keys: Sequence[str]
+    chosen: Sequence[str]
+    split: Split
+    strict: bool
+    devices: Sequence[str]
+    progress: Callable[[str], None]
+
+    def options(self, names: Iterable[str]) -> Options:
+        """Return the options for a signature with arguments of these names."""
+        split = self.split
+        own = (
+            {name: axis for name, axis in split.items() if name in set(names)} if isinstance(split, Mapping) else split
+        )
+        return Options(split=own, strict=self.strict)
+
+    def reason_to_keep(self, key: str, op_types: set[str]) -> str:
+        """Return why a signature is to stay as it is, or ""."""
+        if key not in self.chosen:
+            return "not asked for"
+        old = sorted(op_types & V1_CONTROL_FLOW)
+        reason = f"it has TensorFlow 1 control flow ({', '.join(old)})" if old else ""
+        if reason and self.strict:
+            raise UnsupportedError(f"strict=True, but the signature {key!r} cannot be split: {reason}.")
+        return reason
 
 
 def _like_before(made: str, definition: Any) -> Any:

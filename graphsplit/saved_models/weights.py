@@ -116,6 +116,19 @@ def use_mirrors(
     return dataclasses.replace(graph, nodes=nodes, captures=captures), list(writer.handles.values())
 
 
+def sent_bytes(graph: EmittedGraph, plan: Plan) -> int:
+    """Return how many bytes of whole values, weights above all, go from home to other devices each time."""
+    ops = {op.name: op for op in plan.program.ops}
+    sent = set()
+    for node in graph.nodes:
+        if node.name in graph.shard_of and node.device not in ("", plan.home):
+            for reference in node.input:
+                name, index = split_reference(reference.lstrip("^"))
+                if reference[0] != "^" and name in ops and name not in graph.shard_of:
+                    sent.add((name, index, node.device))
+    return sum(ops[name].out_bytes[index] for name, index, _ in sent)
+
+
 def where_variables_live(devices: Sequence[str]) -> str:
     """Return where a loader puts variables without a device: the first GPU, or the CPU."""
     return "/device:GPU:0" if any("GPU" in name for name in devices) else "/device:CPU:0"
