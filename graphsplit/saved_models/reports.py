@@ -98,6 +98,15 @@ class TranspileReport:
         return "\n".join([*lines, f"  size: graph {graph}, all files {whole}"])
 
 
+def why_whole(plan: Plan) -> str:
+    """Return why nothing of a signature runs on the shards."""
+    if plan.notes:
+        return "; ".join(plan.notes)
+    if any("graphsplit/split_" in op.name for op in plan.program.ops):
+        return "it was transpiled before; transpile the original"
+    return "nothing in it can be split"
+
+
 def table(rows: Sequence[Sequence[str]]) -> list[str]:
     """Return rows as lines of aligned columns, the first two to the left."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]

@@ -16,7 +16,7 @@ from graphsplit.errors import ArgumentError, CheckError, UnsupportedError, bulle
 from graphsplit.functions import Options
 from graphsplit.saved_models import files
 from graphsplit.saved_models.parts import V1_CONTROL_FLOW
-from graphsplit.saved_models.reports import SignatureReport, TranspileReport
+from graphsplit.saved_models.reports import SignatureReport, TranspileReport, why_whole
 from graphsplit.saved_models.signatures import build_signature, plan_signature
 from graphsplit.saved_models.v1_models import composites, has_old_variables, is_v1, transpile_in_place
 from graphsplit.saved_models.weights import Mirrors
@@ -169,7 +169,7 @@ def _build(job: _Job, mirrors: Mirrors | None) -> tuple[Any, dict[str, Any], lis
         if not kept:
             job.progress(f"planning {key}")
             planned = plan_signature(key, function, job.options(function.structured_input_signature[1]), job.devices)
-            report = SignatureReport(key, planned.plan, "; ".join(planned.plan.notes) or "nothing in it can be split")
+            report = SignatureReport(key, planned.plan, why_whole(planned.plan))
             if any(step.shards for step in planned.plan.steps):
                 function, sent = build_signature(planned, mirrors)
                 report = SignatureReport(key, planned.plan, "", sent)

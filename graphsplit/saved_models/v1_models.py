@@ -18,7 +18,7 @@ from graphsplit.errors import UnsupportedError
 from graphsplit.functions import Options, plan_for
 from graphsplit.graphdefs import function_definition, make_node, output_type, split_reference
 from graphsplit.saved_models.parts import called_functions, plain_reference, read_part, take_part
-from graphsplit.saved_models.reports import SignatureReport
+from graphsplit.saved_models.reports import SignatureReport, why_whole
 from graphsplit.saved_models.weights import sent_bytes
 from graphsplit.splitting import resolve_split
 
@@ -64,7 +64,7 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
     )
     plan = plan_for(program, resolve_split(options.split, arguments), options, devices, devices[0])
     if not any(step.shards for step in plan.steps):
-        return SignatureReport(key, plan, "; ".join(plan.notes) or "nothing in it can be split")
+        return SignatureReport(key, plan, why_whole(plan))
     resources = [op.name for op in program.ops if tf.resource in op.out_dtypes]
     emitted = emit(plan, dict.fromkeys(resources, ""))
     name = f"graphsplit_{re.sub(r'[^a-zA-Z0-9]', '_', key)}"
