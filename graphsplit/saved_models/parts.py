@@ -80,7 +80,7 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
                     )
         tensors = _with_siblings([tensor for tensor in tensors if tensor not in cuts], by_name, graph_def)
     placeholders = {reference: _placeholder_name(reference, by_name) for reference in ends}
-    nodes = [_placeholder(placeholders[r], r, imported) for r in ends]
+    nodes = [_placeholder(placeholders[r], r, imported, by_name[split_reference(r)[0]]) for r in ends]
     made = {node.name for node in nodes}
     for node in graph_def.node:
         if node.name in members and node.name not in made:
@@ -206,10 +206,14 @@ def _placeholder_name(reference: str, by_name: Mapping[str, Any]) -> str:
     return name if by_name[name].op in PLACEHOLDERS else f"graphsplit/input/{name}_{index}"
 
 
-def _placeholder(name: str, reference: str, imported: tf.Graph) -> Any:
+def _placeholder(name: str, reference: str, imported: tf.Graph, original: Any) -> Any:
+    """Return the placeholder of an input, in the shape that TensorFlow infers or the graph declares."""
     tensor = imported.get_tensor_by_name(reference)
-    shape = tf.compat.v1.AttrValue(shape=tensor.shape.as_proto())
-    return make_node(name, "Placeholder", [], dtype=tensor.dtype.base_dtype, shape=shape)
+    shape = tensor.shape
+    if _DECLARED in original.attr:  # of `as_graph_def(add_shapes=True)`: knows what was set by hand
+        shape = shape.merge_with(tf.TensorShape(original.attr[_DECLARED].list.shape[tensor.value_index]))
+    value = tf.compat.v1.AttrValue(shape=shape.as_proto())
+    return make_node(name, "Placeholder", [], dtype=tensor.dtype.base_dtype, shape=value)
 
 
 def _redirected(node: Any, placeholders: Mapping[str, str]) -> Any:

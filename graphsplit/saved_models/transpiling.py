@@ -35,7 +35,7 @@ def transpile_saved_model(
     strict: bool = False,
     overwrite: bool = False,
     replicate_weights: bool = False,
-    progress: Callable[[str], None] = lambda _: None,
+    progress: Callable[[str], None] | None = None,
 ) -> TranspileReport:
     """Write a SavedModel whose signatures run on several devices and return what those of `in_dir` return.
 
@@ -83,7 +83,7 @@ def transpile_saved_model(
     keys = [key for key in definition.signature_def if key not in _INTERNAL_SIGNATURES]
     chosen = _chosen(source, keys, signatures)
     _check_split(definition, chosen, split)
-    job = _Job(source, keys, chosen, split, strict, names, progress)
+    job = _Job(source, keys, chosen, split, strict, names, progress or _quiet)
     if is_v1(definition) and not replicate_weights:
         with files.replacing(target) as made:
             reports, after = _write_v1(job, before, made)
@@ -97,7 +97,7 @@ def transpile_saved_model(
         _check_composites(definition)
         mirrors = Mirrors() if replicate_weights else None
         loaded, functions, reports = _build(job, mirrors)
-        progress(f"writing {target}")
+        job.progress(f"writing {target}")
         with files.replacing(target) as made:
             tf.saved_model.save(loaded, made, signatures=functions)
             after = _like_before(made, definition)
@@ -157,6 +157,10 @@ def _load(source: str) -> Any:
         raise ArgumentError(f"The SavedModel {source!r} cannot be loaded: {error}") from error
 
 
+def _quiet(_: str) -> None:
+    """Say nothing about what is being done."""
+
+
 def _build(job: _Job, mirrors: Mirrors | None) -> tuple[Any, dict[str, Any], list[SignatureReport]]:
     """Return the loaded model, what to save as its signatures, and what became of each."""
     job.progress(f"loading {job.source}")
@@ -197,7 +201,7 @@ def _write_v1(job: _Job, model: Any, made: str) -> tuple[list[SignatureReport], 
                     raise
                 report = SignatureReport(key, None, str(error).splitlines()[0])
         reports.append(report)
-    job.progress("writing")
+    job.progress(f"writing {made}")
     shutil.copytree(job.source, made)
     files.write_saved_model(made, model)
     return reports, model
