@@ -96,7 +96,9 @@ def text(folder: str) -> Requests:
         vectors = tf.gather(module.embedding, ids.to_tensor(default_value=3, shape=[None, 4]))
         scores = tf.nn.softmax(tf.reduce_sum(vectors, 1))
         first = ids.to_tensor(default_value=3, shape=[None, 1])[:, 0]
-        return {"scores": scores, "count": words.row_lengths(), "first": tf.gather(module.names, first)}
+        total = tf.sparse.reduce_sum(tf.cast(ids.to_sparse(), tf.float32), 1)
+        names = tf.gather(module.names, first)
+        return {"scores": scores, "count": words.row_lengths(), "first": names, "total": tf.ensure_shape(total, [None])}
 
     def fixed(texts: tf.Tensor) -> dict[str, tf.Tensor]:
         return {"length": tf.strings.length(texts), "upper": tf.strings.upper(texts), "id": module.table.lookup(texts)}
@@ -163,6 +165,28 @@ def tensorflow_1(folder: str, resource: bool = False) -> Requests:
     return dict.fromkeys(signatures, requests)
 
 
+def estimator(folder: str) -> Requests:
+    """What an Estimator exported: serialized examples in, classes and scores out, for the classification method."""
+    with tf.Graph().as_default(), v1.Session() as session:
+        v1.set_random_seed(0)
+        weights = v1.get_variable("linear/weights", shape=[4, 3], use_resource=False)
+        signatures = {}
+        for key, rows in (("serving_default", None), ("fixed", FIXED)):
+            examples = v1.placeholder(tf.string, [rows])
+            features = v1.parse_example(examples, {"numbers": tf.io.FixedLenFeature([4], tf.float32)})
+            scores = tf.nn.softmax(features["numbers"] @ weights)
+            classes = tf.tile(tf.constant([["u", "v", "w"]]), [tf.shape(scores)[0], 1])
+            signatures[key] = v1.saved_model.classification_signature_def(examples, classes, scores)
+        session.run(v1.global_variables_initializer())
+        builder = v1.saved_model.builder.SavedModelBuilder(folder)
+        builder.add_meta_graph_and_variables(session, ["serve"], signatures)
+        builder.save()
+    floats = [tf.train.Feature(float_list=tf.train.FloatList(value=row)) for row in _floats(ROWS, 4)]
+    features = [tf.train.Features(feature={"numbers": row}) for row in floats]
+    stored = np.array([tf.train.Example(features=row).SerializeToString() for row in features], object)
+    return {key: {"inputs": stored} for key in signatures}
+
+
 CASES: dict[str, Callable[[str], Requests]] = {
-    case.__name__: case for case in (dense, conv, lstm, transformer, text, two_signatures, tensorflow_1)
+    case.__name__: case for case in (dense, conv, lstm, transformer, text, two_signatures, tensorflow_1, estimator)
 }

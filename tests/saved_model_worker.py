@@ -43,7 +43,7 @@ def requests(function, key: str, stored) -> list[dict[str, tf.Tensor]]:
 
 def compare(original: str, stored: str, transpiled: list[str]) -> None:
     single = tf.saved_model.load(original)
-    arguments = np.load(stored)
+    arguments = np.load(stored, allow_pickle=True)
     models = {folder: tf.saved_model.load(folder) for folder in transpiled}
     for key, function in single.signatures.items():
         for request in requests(function, key, arguments):

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.layouts import Shard
+from graphsplit.saved_models import files
 from tests.saved_model_cases import CASES, Requests
 
 ROOT = Path(__file__).parent.parent
@@ -143,6 +144,11 @@ def test_where_copies_of_weights_are(make, tmp_path: Path):
 
 
 def test_names_types_shapes_and_assets_stay(make):
+    for name in ("tensorflow_1", "estimator"):
+        before, after = (files.read_saved_model(path) for path in (make(name).original, make(name).transpiled[3]))
+        for key, signature in before.meta_graphs[0].signature_def.items():
+            assert after.meta_graphs[0].signature_def[key].method_name == signature.method_name
+    assert signature.method_name == "tensorflow/serving/classify"
     made = make("tensorflow_1")
     assert (Path(made.transpiled[3]) / "assets" / "original.txt").read_text() == "a\nb\nc\n"
     text = make("text")
