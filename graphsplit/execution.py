@@ -9,7 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.emission import EmittedGraph, emit
+from graphsplit.batch_sizes import without_rows
+from graphsplit.emission import emit
+from graphsplit.emitted import EmittedGraph
 from graphsplit.graphdefs import function_definition, output_type, split_reference
 from graphsplit.plans import Plan
 from graphsplit.tensorflow_internals import RuntimeFunction
@@ -25,8 +27,8 @@ class Executable:
         self.plan = plan
         self._trace = trace
         graph = self.emitted
-        shapes = {name: plan.program.ops[i].out_shapes[0] for name, i in _inputs(graph, plan).items()}
-        results = [plan.program.shape(tensor) for tensor in plan.program.outputs]
+        shapes = {name: without_rows(plan.program.ops[i].out_shapes[0]) for name, i in _inputs(graph, plan).items()}
+        results = [without_rows(plan.program.shape(tensor)) for tensor in plan.program.outputs]
         self._function = runtime_function(
             name, graph, graph.nodes, (*graph.inputs, *graph.captures), graph.outputs, graph.effects, shapes, results
         )

@@ -19,9 +19,9 @@ import graphsplit as gs
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "graphsplit"
 FLOORS = [  # from the ground up; a file may import from lower floors, and from its own where it says so
-    ["errors", "tensorflow_internals", "layouts", "collecting"],
+    ["errors", "tensorflow_internals", "layouts", "collecting", "batch_sizes"],
     ["graphdefs", "devices", "structures"],
-    ["folding", "hoisting", "decompositions"],
+    ["folding", "hoisting", "decompositions", "row_counts", "signatures", "shape_inference"],
     ["programs"],
     ["reading"],
     ["rules"],
@@ -30,7 +30,8 @@ FLOORS = [  # from the ground up; a file may import from lower floors, and from 
     ["demands"],
     ["control_flow"],
     ["planning"],
-    ["emission"],
+    ["emitted"],
+    ["emission", "absent_shards"],
     ["execution"],
     ["cutting"],
     ["differentiation", "retracing"],

@@ -93,8 +93,6 @@ def test_every_model_on_every_number_of_devices_and_rows(name: str, make, tmp_pa
     assert {line["rows"] for line in found} >= set(range(1, 10))
 
 
-# Strict: it fails as soon as graphs with an unknown number of rows are split, and is then to be an ordinary test.
-@pytest.mark.xfail(strict=True, reason="signatures with an unknown number of rows run whole")
 @pytest.mark.parametrize("name", CASES)
 def test_an_unknown_number_of_rows_is_sharded(name: str, make):
     key = "encode" if name == "two_signatures" else "serving_default"

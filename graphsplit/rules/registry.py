@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphsplit.batch_sizes import Shape
 from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
-from graphsplit.programs import Op, Shape
+from graphsplit.programs import Op
 
 
 class Part(NamedTuple):
@@ -100,6 +101,11 @@ class Sharded:
     rescale: bool = False
     bodies: Mapping[str, Any] = field(default_factory=dict)
     draw: Draw | None = None
+
+    @property
+    def makes(self) -> frozenset[int]:
+        """Return the operands that each shard makes for itself instead of reading them."""
+        return frozenset(resize.operand for resize in self.resize)
 
 
 @dataclass(frozen=True)

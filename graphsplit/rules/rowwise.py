@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from graphsplit.programs import Op, Shape
+from graphsplit.batch_sizes import Shape
+from graphsplit.programs import Op
 from graphsplit.rules.elementwise import broadcast_dims
 from graphsplit.rules.registry import Declined, Dims, Factors, register
 

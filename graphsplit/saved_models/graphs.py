@@ -12,16 +12,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit import structures
 from graphsplit.devices import names_of_devices
-from graphsplit.emission import EmittedGraph, emit
+from graphsplit.emission import emit
+from graphsplit.emitted import EmittedGraph
 from graphsplit.errors import ArgumentError, CheckError
 from graphsplit.functions import Options, plan_for
 from graphsplit.graphdefs import GraphDef, make_node, output_type, split_reference
 from graphsplit.plans import Plan
-from graphsplit.programs import Program
 from graphsplit.saved_models.files import check_registered
-from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, read_part, take_part
+from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, read_part, take_part
 from graphsplit.splitting import Split, resolve_split
 
 
@@ -79,11 +78,10 @@ def transpile_and_plan(
     names = names_of_devices(devices)
     check_registered(graph_def, "The graph")
     part = take_part(graph_def, _listed(inputs), _listed(outputs))
-    program = read_part(part, [reference.removesuffix(":0") for reference in part.inputs.values()])
-    leaves = tuple(_leaf(program, position) for position in program.inputs)
-    arguments = structures.Branch(dict, program.input_names, leaves)
-    options = Options(split=_by_argument(split, program.input_names), strict=strict)
-    plan = plan_for(program, resolve_split(options.split, arguments), options, names, names[0])
+    called = [reference.removesuffix(":0") for reference in part.inputs.values()]
+    options = Options(split=_by_argument(split, called), strict=strict)
+    splitting = resolve_split(options.split, arguments_of(part, called))
+    plan = plan_for(read_part(part, called, splitting.shapes), splitting, options, names, names[0])
     return _join(part, plan), plan
 
 
@@ -170,11 +168,6 @@ def _devices_of_variables(plan: Plan) -> dict[str, str]:
     ops = plan.program.ops
     holders = [op for op in ops if tf.resource in op.out_dtypes or op.type in VARIABLES]
     return {op.name: op.node.device or plan.home for op in holders}
-
-
-def _leaf(program: Program, position: int) -> structures.TensorLeaf:
-    op = program.ops[position]
-    return structures.TensorLeaf(op.out_dtypes[0], op.out_shapes[0])
 
 
 def _by_argument(split: Split, names: Sequence[str]) -> Split:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.batch_sizes import Shape
 from graphsplit.decompositions import decompose
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.graphdefs import GraphDef, NodeDef, inline_calls, make_node, output_names, split_reference
 from graphsplit.hoisting import hoist_reads
 from graphsplit.programs import Program
-from graphsplit.reading import build_program
+from graphsplit.reading import build_for_any_batch, build_program
+from graphsplit.structures import Branch, TensorLeaf
 
 V1_CONTROL_FLOW = frozenset(
     {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "LoopCond"}
@@ -91,23 +94,40 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
     )
 
 
-def read_part(part: Part, names: Sequence[str]) -> Program:
-    """Return the part as a program: calls inlined, fused ops taken apart, reads before loops."""
+def arguments_of(part: Part, names: Sequence[str]) -> Branch:
+    """Return the structure of the part's inputs, called by these names."""
+    placeholders = {node.name: node for node in part.nodes}
+    leaves = []
+    for name in part.inputs:
+        attributes = placeholders[name].attr
+        shape = tf.TensorShape(attributes["shape"].shape)
+        leaves.append(TensorLeaf(tf.as_dtype(attributes["dtype"].type), None if shape.rank is None else tuple(shape)))
+    return Branch(dict, tuple(names), tuple(leaves))
+
+
+def read_part(part: Part, names: Sequence[str], shapes: Sequence[Shape | None]) -> Program:
+    """Return the part as a program: calls inlined, fused ops taken apart, reads before loops.
+
+    Args:
+      part: see `take_part`.
+      names: how users call each input.
+      shapes: of each input; multiples of an unknown batch where it is split along one.
+    """
     graph = GraphDef(versions=part.graph.versions, library=part.graph.library)
     graph.node.extend(part.nodes)
     results = [*part.outputs, *(f"^{name}" for name in part.effects)]
     nodes, references = inline_calls(graph, results)
     nodes, references = decompose(nodes, references, graph.library.function, graph.versions, part.imported)
-    resources = {
-        name: (tf.as_dtype(node.attr["dtype"].type), tf.TensorShape(node.attr["shape"].shape))
-        for name, node in _variables(part, nodes).items()
-    }
+    variables = _variables(part, nodes).items()
+    held = {name: tf.TensorShape(node.attr["shape"].shape) for name, node in variables}
+    dtypes = {name: tf.as_dtype(node.attr["dtype"].type) for name, node in variables}
     library = {function.signature.name: function for function in graph.library.function}
-    nodes, library = hoist_reads(nodes, library, {name: shape for name, (_, shape) in resources.items()})
+    nodes, library = hoist_reads(nodes, library, held)
     del graph.library.function[:]
     graph.library.function.extend(library.values())
     count = len(part.outputs)
-    return build_program(
+    build = functools.partial(
+        build_program,
         nodes,
         inputs=list(part.inputs),
         input_names=names,
@@ -116,9 +136,10 @@ def read_part(part: Part, names: Sequence[str]) -> Program:
         effects=[reference[1:] for reference in references[count:]],
         library=graph.library,
         versions=graph.versions,
-        resources=resources,
+        resources={name: (dtypes[name], None if s.rank is None else tuple(s)) for name, s in held.items()},
         inlined_from=part.imported,
     )
+    return build_for_any_batch(build, dict(zip(part.inputs, shapes, strict=True)), ())
 
 
 def called_functions(nodes: Iterable[Any], library: Any) -> list[Any]:

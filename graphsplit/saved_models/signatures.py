@@ -9,7 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit import structures
-from graphsplit.emission import EmittedGraph, emit
+from graphsplit.emission import emit
+from graphsplit.emitted import EmittedGraph
 from graphsplit.errors import UnsupportedError
 from graphsplit.execution import resource_devices
 from graphsplit.functions import Options, trace_and_plan

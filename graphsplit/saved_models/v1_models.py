@@ -12,12 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit import structures
 from graphsplit.emission import emit
 from graphsplit.errors import UnsupportedError
 from graphsplit.functions import Options, plan_for
 from graphsplit.graphdefs import function_definition, make_node, output_type, split_reference
-from graphsplit.saved_models.parts import called_functions, plain_reference, read_part, take_part
+from graphsplit.saved_models.parts import arguments_of, called_functions, plain_reference, read_part, take_part
 from graphsplit.saved_models.reports import SignatureReport, why_whole
 from graphsplit.saved_models.weights import sent_bytes
 from graphsplit.splitting import resolve_split
@@ -57,12 +56,10 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
     inputs = {info.name: name for name, info in sorted(signature.inputs.items())}
     outputs = [info for _, info in sorted(signature.outputs.items())]
     part = take_part(graph, list(inputs), list(dict.fromkeys(info.name for info in outputs)), alone=True)
-    program = read_part(part, [inputs[reference] for reference in part.inputs.values()])
-    leaves = [program.ops[position] for position in program.inputs]
-    arguments = structures.Branch(
-        dict, program.input_names, tuple(structures.TensorLeaf(op.out_dtypes[0], op.out_shapes[0]) for op in leaves)
-    )
-    plan = plan_for(program, resolve_split(options.split, arguments), options, devices, devices[0])
+    called = [inputs[reference] for reference in part.inputs.values()]
+    splitting = resolve_split(options.split, arguments_of(part, called))
+    program = read_part(part, called, splitting.shapes)
+    plan = plan_for(program, splitting, options, devices, devices[0])
     if not any(step.shards for step in plan.steps):
         return SignatureReport(key, plan, why_whole(plan))
     resources = [op.name for op in program.ops if tf.resource in op.out_dtypes]

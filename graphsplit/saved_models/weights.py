@@ -14,7 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.emission import EmittedGraph
+from graphsplit.emitted import EmittedGraph
 from graphsplit.errors import UnsupportedError, bullet_list
 from graphsplit.graphdefs import make_node, split_reference
 from graphsplit.plans import Plan
