@@ -26,10 +26,10 @@ def difference(actual: tf.Tensor, expected: tf.Tensor) -> tuple[float, bool]:
 
 
 def requests(function, key: str, stored) -> list[dict[str, tf.Tensor]]:
-    """Return the arguments of each request: 1 to 9 rows, or as many as the signature says."""
+    """Return the arguments of each request: 0 to 9 rows, or as many as the signature says."""
     specs = function.structured_input_signature[1]
     found = []
-    for rows in range(1, 10):
+    for rows in range(10):
         own = {}
         for name, spec in specs.items():
             whole = stored[f"{key}/{name}"]
@@ -47,8 +47,13 @@ def compare(original: str, stored: str, transpiled: list[str]) -> None:
     models = {folder: tf.saved_model.load(folder) for folder in transpiled}
     for key, function in single.signatures.items():
         for request in requests(function, key, arguments):
-            expected = function(**request)
             rows = next((int(tensor.shape[0]) for tensor in request.values() if tensor.shape.rank), 0)
+            try:
+                expected = function(**request)
+            except tf.errors.InvalidArgumentError:
+                if rows:  # TensorFlow itself cannot always run a convolution on no rows at all
+                    raise
+                continue
             for folder, model in models.items():
                 actual = model.signatures[key](**request)
                 assert set(actual) == set(expected), (set(actual), set(expected))

@@ -35,14 +35,13 @@ class SignatureReport:
             return (self.name, "kept as it is", "-", "-", "-", "-", "-")
         names = zip(plan.program.input_names, plan.input_layouts, strict=True)
         split = ", ".join(name for name, layout in names if isinstance(layout, Shard))
-        moved = sum(plan.program.bytes(reshard.tensor) for reshard in plan.reshards)
         return (
             self.name,
             split,
             str(sum(op.type != "Const" for op in plan.sharded_ops)),
             str(sum(op.type not in ("Const", "Placeholder") for op in plan.home_ops)),
             str(len(plan.stayed_home)),
-            format_bytes(moved),
+            plan.size_text([reshard.tensor for reshard in plan.reshards]),
             format_bytes(self.sent_bytes),
         )
 
