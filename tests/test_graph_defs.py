@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,12 +27,12 @@ OPTIMIZERS: dict[str, Callable[[], Any]] = {
 }
 
 
-def training_graph(optimizer: str, resource: bool) -> tuple[Any, Any]:
+def training_graph(optimizer: str, resource: bool, rows: int | None = ROWS) -> tuple[Any, Any]:
     """Return a graph as TensorFlow 1 users built it, with initializer, saver and summary, and its saver's names."""
     with tf.Graph().as_default() as graph:
         v1.set_random_seed(1)
-        x = v1.placeholder(tf.float32, [ROWS, 4], name="x")
-        y = v1.placeholder(tf.float32, [ROWS, 1], name="y")
+        x = v1.placeholder(tf.float32, [rows, 4], name="x")
+        y = v1.placeholder(tf.float32, [rows, 1], name="y")
         rate = v1.placeholder_with_default(1.0, [], name="rate")
         with v1.variable_scope("net", use_resource=resource):
             w = v1.get_variable("w", shape=[4, 8])
@@ -50,19 +50,19 @@ def training_graph(optimizer: str, resource: bool) -> tuple[Any, Any]:
 
 
 def run(
-    graph_def: Any, saver: Any, *, steps: int = 4, save: str = "", restore: str = "", devices: int = 3
+    graph_def: Any, saver: Any, *, batches: Sequence[int] = (ROWS,) * 4, save: str = "", restore: str = ""
 ) -> tuple[list[np.ndarray], dict[str, np.ndarray]]:
     """Train, and return the fetched losses and predictions, and the variables by the names in a checkpoint."""
     with tf.Graph().as_default():
         tf.graph_util.import_graph_def(graph_def, name="")
-        with v1.Session(config=v1.ConfigProto(device_count={"CPU": devices})) as session:
+        with v1.Session(config=v1.ConfigProto(device_count={"CPU": 3})) as session:
             if restore:
                 session.run(saver.restore_op_name, {saver.filename_tensor_name: restore})
             else:
                 session.run("init")
             rng, fetched = np.random.default_rng(0), []
-            for _ in range(steps):
-                feeds = {"x:0": rng.standard_normal([ROWS, 4]), "y:0": rng.standard_normal([ROWS, 1]), "rate:0": 0.5}
+            for rows in batches:
+                feeds = {"x:0": rng.standard_normal([rows, 4]), "y:0": rng.standard_normal([rows, 1]), "rate:0": 0.5}
                 *values, _ = session.run(["loss:0", "prediction:0", "hidden:0", "train"], feeds)
                 fetched += values
             assert session.run("activations:0", feeds)  # a part that was not transpiled, of one that was
@@ -95,6 +95,20 @@ def test_training(optimizer: str, resource: bool, tmp_path: Path):
     resumed, _ = run(many, saver, restore=str(tmp_path / "single"), save=str(tmp_path / "again"))
     expected, _ = run(graph_def, saver, restore=str(tmp_path / "single"), save=str(tmp_path / "again"))
     assert_near(resumed, expected)
+
+
+@pytest.mark.parametrize("resource", [True, False], ids=["resource", "old"])
+def test_training_with_any_number_of_rows(resource: bool, tmp_path: Path):
+    graph_def, saver = training_graph("adam", resource, rows=None)
+    many, plan = transpile_and_plan(graph_def, ["x", "y"], ["loss", "train", "prediction"], 3)
+    assert plan.program.batch_is_unknown
+    assert not plan.stayed_home, str(plan)
+    assert {"MatMul", "Relu", "ReluGrad"} <= {op.type for op in plan.sharded_ops}
+    batches = (7, 1, 2, 3, 8)
+    single, state = run(graph_def, saver, batches=batches, save=str(tmp_path / "single"))
+    split, split_state = run(many, saver, batches=batches, save=str(tmp_path / "split"))
+    assert_near(split, single)
+    assert_near([split_state[name] for name in state], state.values())
 
 
 @pytest.mark.parametrize("devices", [1, 2, 4])
