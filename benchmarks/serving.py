@@ -146,13 +146,14 @@ def show(requests: Sequence[Request], costs: Sequence[Growth], counts: Sequence[
         table.add_row(str(rows), f"{single.median_s * 1e3:.2f}", f"{single.rows_per_s:.0f}", *ratios)
     console.print(table)
     table = Table(title="What a device more costs")
-    for header in ("devices", "split", "graph kB", "kB per device", "transpile s", "load s", "first answer s"):
+    for header in ("devices", "split", "graph kB", "kB a device more", "transpile s", "load s", "first answer s"):
         table.add_column(header, justify="right")
-    original = costs[0]
+    first = costs[min(1, len(costs) - 1)]
     for cost in costs:
         if cost.devices and cost.devices not in sizes:
             continue
-        more = f"{(cost.graph_bytes - original.graph_bytes) / cost.devices / 1e3:.1f}" if cost.devices else "-"
+        added = cost.devices - first.devices
+        more = f"{(cost.graph_bytes - first.graph_bytes) / added / 1e3:.1f}" if added > 0 else "-"
         seconds = [f"{value:.2f}" for value in (cost.transpile_s, cost.load_s, cost.first_s)]
         name = str(cost.devices) if cost.devices else "original"
         table.add_row(name, "yes" if cost.sharded else "no", f"{cost.graph_bytes / 1e3:.1f}", more, *seconds)
