@@ -133,6 +133,26 @@ def test_a_frozen_graph(devices: int):
     np.testing.assert_array_equal(results[1][1], results[0][1])
 
 
+def test_large_weights_of_a_frozen_graph_are_written_once():
+    weights = np.random.default_rng(0).standard_normal([128, 64]).astype(np.float32)
+    with tf.Graph().as_default() as graph:
+        x = v1.placeholder(tf.float32, [None, 128], name="x")
+        tf.matmul(x, tf.constant(weights, name="weights"), name="y")
+        tf.identity(graph.get_tensor_by_name("weights:0"), name="beside")
+    graph_def = graph.as_graph_def()
+    many = gs.transpile_graph_def(graph_def, "x", ["y", "weights"], 8)
+    assert len({node.device for node in many.node if node.op == "MatMul"}) == 8
+    assert many.ByteSize() < 1.9 * graph_def.ByteSize()
+    rows = np.random.default_rng(1).standard_normal([11, 128])
+    with tf.Graph().as_default():
+        tf.graph_util.import_graph_def(many, name="")
+        with v1.Session(config=v1.ConfigProto(device_count={"CPU": 8})) as session:
+            y, kept, beside = session.run(["y:0", "weights:0", "beside:0"], {"x:0": rows})
+    np.testing.assert_allclose(y, rows @ weights, atol=1e-4)
+    np.testing.assert_array_equal(kept, weights)
+    np.testing.assert_array_equal(beside, weights)
+
+
 def test_inputs_inside_of_a_graph_and_tables(tmp_path: Path):
     with tf.Graph().as_default() as graph:
         raw = v1.placeholder(tf.string, [6], name="raw")

@@ -180,6 +180,30 @@ def test_signatures_without_a_batch_are_kept_and_that_is_said(make):
     assert "norm: kept as it is: no argument has an axis to split" in str(report)
 
 
+@pytest.mark.parametrize("version", [1, 2])
+def test_large_constants_are_stored_once(version: int, tmp_path: Path):
+    weights = np.random.default_rng(0).standard_normal([128, 64]).astype(np.float32)
+    source, target, copies = (str(tmp_path / name) for name in ("in", "out", "copies"))
+    if version == 1:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            x = tf.compat.v1.placeholder(tf.float32, [None, 128])
+            tf.compat.v1.saved_model.simple_save(session, source, {"x": x}, {"y": x @ weights})
+    else:
+        function = tf.function(lambda x: {"y": x @ weights}, input_signature=[tf.TensorSpec([None, 128], name="x")])
+        tf.saved_model.save(tf.Module(), source, signatures=function)
+    report = gs.transpile_saved_model(source, target, 5)
+    assert report.graph_bytes_after < report.graph_bytes_before + weights.nbytes
+    assert report.signatures[0].sent_bytes >= 4 * weights.nbytes
+    assert len({op.type for op in report.plans["serving_default"].sharded_ops} & {"MatMul"}) == 1
+    report = gs.transpile_saved_model(source, copies, 5, replicate_weights=True)
+    assert report.graph_bytes_after > report.graph_bytes_before + 4 * weights.nbytes
+    assert report.signatures[0].sent_bytes == 0
+    rows = tf.constant(np.random.default_rng(1).standard_normal([7, 128]), tf.float32)
+    for folder in (target, copies):
+        found = tf.saved_model.load(folder).signatures["serving_default"](x=rows)["y"]
+        np.testing.assert_allclose(found, rows @ weights, atol=1e-4)
+
+
 def test_batches_that_differ(make):
     made = make("transformer")
     arguments = {name: tf.constant(value) for name, value in made.requests["serve"].items()}

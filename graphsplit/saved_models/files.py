@@ -6,6 +6,7 @@ import contextlib
 import ctypes
 import os
 import shutil
+import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -127,7 +128,7 @@ def replacing(target: str) -> Iterator[str]:
     """Yield the path of a file or directory to write, and put it in the place of `target` when the block ends.
 
     Until then, and whenever the block fails, `target` is what it was. What was there is exchanged in one step where
-    the system can do that.
+    the system can do that. (A process that is killed leaves a hidden `.partial` directory beside it.)
 
     Raises:
       StorageError: if writing fails: the disk is full, or the place may not be written.
@@ -166,6 +167,8 @@ def _put_in_place(made: str, final: str) -> None:
 
 def _exchange(one: str, other: str) -> bool:
     """Let two paths change places in one step; return whether the system did. See renameat2(2)."""
+    if sys.platform != "linux":
+        return False
     rename: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
     if rename is None:
         return False

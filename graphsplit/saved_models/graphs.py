@@ -91,19 +91,19 @@ def _join(part: Part, plan: Plan) -> Any:
     result = GraphDef(versions=part.graph.versions, library=part.graph.library)
     known = {function.signature.name for function in result.library.function}
     result.library.function.extend(f for f in emitted.library.function if f.signature.name not in known)
-    by_name = {node.name: node for node in part.graph.node}
+    by_name, given = {node.name: node for node in part.graph.node}, {**part.inputs, **part.captures}
     for node in emitted.nodes:
-        if node.name not in part.inputs:
+        if node.name not in given:
             result.node.append(node)
         elif node.name in by_name and by_name[node.name].op in PLACEHOLDERS:
             result.node.append(by_name[node.name])
         else:
             dtype = tf.as_dtype(node.attr["dtype"].type)
-            result.node.append(make_node(node.name, "Identity", [part.inputs[node.name]], plan.home, T=dtype))
+            result.node.append(make_node(node.name, "Identity", [given[node.name]], plan.home, T=dtype))
     there = {node.name for node in result.node}
     result.node.extend(_under_old_names(part, plan, emitted, there))
     result.node.extend(_effects_under_old_names(part, plan, emitted, there))
-    members = {node.name for node in part.nodes}
+    members = {node.name for node in part.nodes} - set(part.captures)
     there = {node.name for node in result.node}
     for node in part.graph.node:
         if node.name not in there and (node.name not in members or node.op in PLACEHOLDERS):

@@ -23,6 +23,7 @@ V1_CONTROL_FLOW = frozenset(
 )
 PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault")
 VARIABLES = ("Variable", "VariableV2")
+LARGE_BYTES = 1 << 14
 _DECLARED = "_output_shapes"
 
 
@@ -33,7 +34,8 @@ class Part:
     Attributes:
       graph: the whole graph as it was.
       nodes: the part's nodes; the inputs are placeholders.
-      inputs, captures: the references that were cut, by the placeholder's name. Captures are variables and tables.
+      inputs, captures: the references that were cut, by the placeholder's name. Captures are variables, tables and
+        large constants.
       outputs: tensors that are asked for, by users and by the rest of the graph.
       effects: names of operations that must run.
       imported: the whole graph as TensorFlow reads it, for shapes.
@@ -56,7 +58,7 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
       inputs: references of tensors where the part ends.
       outputs: references of tensors, and names of operations without any.
       alone: whether the part is to stand alone: then it also ends at variables and tables, and nothing of the rest of
-        the graph reads it.
+        the graph reads it. It always ends at large constants, of which the graph is to keep one copy.
     """
     by_name = {node.name: node for node in graph_def.node}
     _check_names(by_name, inputs, outputs)
@@ -69,10 +71,13 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
     imported = tf.Graph()
     with imported.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")
-    holders = _holders(imported) if alone else []
-    ends = dict.fromkeys([*cuts, *holders])
-    members = _ancestors(by_name, [*tensors, *(f"^{name}" for name in effects)], set(ends))
+    wanted = [*tensors, *(f"^{name}" for name in effects)]
+    holders = [*(_holders(imported) if alone else ()), *_large_constants(graph_def)]
+    members = _ancestors(by_name, wanted, {*cuts, *holders})
     _check_members(by_name, members)
+    read = {plain_reference(r) for name in members for r in by_name[name].input if r[0] != "^"}.union(wanted)
+    holders = [holder for holder in holders if holder in read and holder not in cuts]
+    ends = dict.fromkeys([*cuts, *holders])
     if not alone:
         for node in graph_def.node:
             for reference in node.input if node.name not in members else ():
@@ -81,7 +86,7 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
                     (effects if reference[0] == "^" else tensors).append(
                         name if reference[0] == "^" else plain_reference(reference)
                     )
-        tensors = _with_siblings([tensor for tensor in tensors if tensor not in cuts], by_name, graph_def)
+        tensors = _with_siblings([tensor for tensor in tensors if tensor not in ends], by_name, graph_def)
     placeholders = {reference: _placeholder_name(reference, by_name) for reference in ends}
     nodes = [_placeholder(placeholders[r], r, imported, by_name[split_reference(r)[0]]) for r in ends]
     made = {node.name for node in nodes}
@@ -115,8 +120,9 @@ def read_part(part: Part, names: Sequence[str], shapes: Sequence[Shape | None]) 
     """
     graph = GraphDef(versions=part.graph.versions, library=part.graph.library)
     graph.node.extend(part.nodes)
-    results = [*part.outputs, *(f"^{name}" for name in part.effects)]
-    nodes, references = inline_calls(graph, results)
+    placeholders = {reference: name for name, reference in {**part.inputs, **part.captures}.items()}
+    results = [placeholders.get(reference, reference) for reference in part.outputs]
+    nodes, references = inline_calls(graph, [*results, *(f"^{name}" for name in part.effects)])
     nodes, references = decompose(nodes, references, graph.library.function, graph.versions, part.imported)
     variables = _variables(part, nodes).items()
     held = {name: tf.TensorShape(node.attr["shape"].shape) for name, node in variables}
@@ -189,6 +195,12 @@ def _holders(graph: tf.Graph) -> list[str]:
         for output in operation.outputs
         if operation.type in VARIABLES or (output.dtype == tf.resource and not operation.inputs)
     ]
+
+
+def _large_constants(graph_def: Any) -> list[str]:
+    """Return the constants that are too large to be written once for every device: weights of a frozen graph."""
+    constants = [node for node in graph_def.node if node.op == "Const"]
+    return [f"{node.name}:0" for node in constants if node.attr["value"].ByteSize() > LARGE_BYTES]
 
 
 def _variables(part: Part, nodes: Sequence[Any]) -> dict[str, Any]:

@@ -17,7 +17,7 @@ from graphsplit.functions import Options, trace_and_plan
 from graphsplit.graphdefs import GraphDef, split_reference
 from graphsplit.plans import Plan
 from graphsplit.saved_models.parts import called_functions
-from graphsplit.saved_models.weights import Mirrors, check_only_read, sent_bytes, use_mirrors
+from graphsplit.saved_models.weights import Mirrors, check_only_read, sent_bytes, share_constants, use_mirrors
 from graphsplit.tracing import Trace
 
 
@@ -70,6 +70,8 @@ def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple
     if mirrors is not None:
         check_only_read(planned.name, plan, variables)
         graph, extra = use_mirrors(graph, plan.devices, variables, mirrors)
+    else:
+        graph = share_constants(graph, plan)
     graph_def = _importable(graph)
     declared = planned.function.structured_outputs
     captures = [*trace.captures, *extra]

@@ -19,6 +19,10 @@ from graphsplit.errors import UnsupportedError, bullet_list
 from graphsplit.graphdefs import make_node, split_reference
 from graphsplit.plans import Plan
 from graphsplit.programs import is_stateful
+from graphsplit.saved_models.parts import LARGE_BYTES
+
+
+SHARED = "graphsplit/shared/constant_"
 
 
 class Mirror(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc]
@@ -116,17 +120,38 @@ def use_mirrors(
     return dataclasses.replace(graph, nodes=nodes, captures=captures), list(writer.handles.values())
 
 
+def share_constants(graph: EmittedGraph, plan: Plan) -> EmittedGraph:
+    """Return the graph with large constants written once, at home, instead of once for every device that uses them."""
+    found: dict[bytes, list[Any]] = {}
+    for node in graph.nodes:
+        if node.op == "Const" and node.name in graph.shard_of and node.attr["value"].ByteSize() > LARGE_BYTES:
+            found.setdefault(node.attr["value"].SerializeToString(deterministic=True), []).append(node)
+    replaced: dict[str, Any] = {}
+    made = []
+    for i, nodes in enumerate(copies for copies in found.values() if len(copies) > 1):
+        made.append(type(nodes[0])())
+        made[i].CopyFrom(nodes[0])
+        made[i].name, made[i].device = f"{SHARED}{i}", plan.home
+        dtype = tf.as_dtype(nodes[0].attr["dtype"].type)
+        replaced |= {
+            node.name: make_node(node.name, "Identity", [made[i].name], node.device, T=dtype) for node in nodes
+        }
+    kept = [replaced.get(node.name, node) for node in graph.nodes]
+    return dataclasses.replace(graph, nodes=(*made, *kept))
+
+
 def sent_bytes(graph: EmittedGraph, plan: Plan) -> int:
     """Return how many bytes of whole values, weights above all, go from home to other devices each time."""
     ops = {op.name: op for op in plan.program.ops}
+    shared = {node.name: node.attr["value"].ByteSize() for node in graph.nodes if node.name.startswith(SHARED)}
     sent = set()
     for node in graph.nodes:
         if node.name in graph.shard_of and node.device not in ("", plan.home):
             for reference in node.input:
                 name, index = split_reference(reference.lstrip("^"))
-                if reference[0] != "^" and name in ops and name not in graph.shard_of:
+                if reference[0] != "^" and (name in ops or name in shared) and name not in graph.shard_of:
                     sent.add((name, index, node.device))
-    return sum(ops[name].out_bytes[index] for name, index, _ in sent)
+    return sum(shared[name] if name in shared else ops[name].out_bytes[index] for name, index, _ in sent)
 
 
 def where_variables_live(devices: Sequence[str]) -> str:
