@@ -17,6 +17,7 @@ if TYPE_CHECKING:
         DeviceError,
         GraphsplitError,
         OutputError,
+        StorageError,
         StrictError,
         UnsupportedError,
     )
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
     from graphsplit.placement import Placement, placement_of
     from graphsplit.plans import Plan
     from graphsplit.retracing import RetracingWarning
+    from graphsplit.saved_models import TranspileReport, strip_devices, transpile_graph_def, transpile_saved_model
     from graphsplit.verification import Difference, Report, verify
 
 __version__ = "0.1.0"
@@ -37,6 +39,7 @@ _MODULES = {
         "DeviceError",
         "GraphsplitError",
         "OutputError",
+        "StorageError",
         "StrictError",
         "UnsupportedError",
     ],
@@ -45,6 +48,7 @@ _MODULES = {
     "placement": ["Placement", "placement_of"],
     "plans": ["Plan"],
     "retracing": ["RetracingWarning"],
+    "saved_models": ["TranspileReport", "strip_devices", "transpile_graph_def", "transpile_saved_model"],
     "verification": ["Difference", "Report", "verify"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -61,13 +65,18 @@ __all__ = [
     "Plan",
     "Report",
     "RetracingWarning",
+    "StorageError",
     "StrictError",
+    "TranspileReport",
     "UnsupportedError",
     "available_devices",
     "make_parallel",
     "multi_gpu_model",
     "parallelize",
     "placement_of",
+    "strip_devices",
+    "transpile_graph_def",
+    "transpile_saved_model",
     "use_logical_devices",
     "verify",
 ]

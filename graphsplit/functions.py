@@ -18,6 +18,7 @@ from graphsplit.differentiation import Differentiable
 from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning import plan_program
 from graphsplit.plans import Plan
+from graphsplit.programs import Program
 from graphsplit.retracing import warn_of_retracing
 from graphsplit.signatures import (
     as_call,
@@ -28,9 +29,9 @@ from graphsplit.signatures import (
     signature_of,
     spread,
 )
-from graphsplit.splitting import Split, argument_paths, check_split, resolve_split, same_batch
+from graphsplit.splitting import Split, Splitting, argument_paths, check_split, resolve_split, same_batch
 from graphsplit.tensorflow_internals import eager_context_started, in_xla_context
-from graphsplit.tracing import inside_trace, trace
+from graphsplit.tracing import Trace, inside_trace, trace
 
 if TYPE_CHECKING:
     from graphsplit.placement import Placement
@@ -208,28 +209,54 @@ class ParallelFunction:
         return same_batch(splitting, spread(arguments, self._signature))
 
     def _compile(self, arguments: structures.Branch) -> Differentiable:
-        splitting = resolve_split(self._options.split, spread(arguments, self._signature))
-        names = [path for path, _ in argument_paths(spread(arguments, self._signature))]
+        named = spread(arguments, self._signature)
         fn = by_bound_arguments(self._fn, self._signature)
-        traced = trace(fn, as_call(arguments), names, splitting.shapes)
-        if isinstance(splitting.batch, Rows) and not traced.program.batch_is_unknown:
-            splitting = splitting.whole()
-        rows = splitting.rows(self._options.weights or (1,) * len(self.devices))
-        used = [d for d, count in enumerate(rows) if count]
-        plan = plan_program(
-            traced.program,
-            devices=[self.devices[d] for d in used],
-            rows=[rows[d] for d in used],
-            home=self.home,
-            input_layouts=splitting.layouts,
-            strict=self._options.strict,
-            random=self._options.random,
-            notes=splitting.notes,
-        )
+        traced, plan = trace_and_plan(fn, as_call(arguments), named, self._options, self.devices, self.home)
         return Differentiable(traced, plan, self._name())
 
     def _name(self) -> str:
         return str(getattr(self, "__name__", type(self._fn).__name__))
+
+
+def trace_and_plan(
+    fn: Callable[..., Any],
+    call: structures.Tree,
+    arguments: structures.Branch,
+    options: Options,
+    devices: Sequence[str],
+    home: str,
+) -> tuple[Trace, Plan]:
+    """Trace `fn` for one structure of arguments, and decide what runs where.
+
+    Args:
+      fn: called as the structure `call` of `(args, kwargs)` says.
+      call: see there.
+      arguments: the same leaves by the names under which users know them.
+      options: all but the devices are taken from here.
+      devices, home: full names. They need not exist here.
+    """
+    splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
+    names = [path for path, _ in argument_paths(arguments)]
+    traced = trace(fn, call, names, splitting.shapes)
+    return traced, plan_for(traced.program, splitting, options, devices, home)
+
+
+def plan_for(program: Program, splitting: Splitting, options: Options, devices: Sequence[str], home: str) -> Plan:
+    """Decide what of a program runs where, given how its inputs are split."""
+    if isinstance(splitting.batch, Rows) and not program.batch_is_unknown:
+        splitting = splitting.whole()
+    rows = splitting.rows(options.weights or (1,) * len(devices))
+    used = [d for d, count in enumerate(rows) if count]
+    return plan_program(
+        program,
+        devices=[devices[d] for d in used],
+        rows=[rows[d] for d in used],
+        home=home,
+        input_layouts=splitting.layouts,
+        strict=options.strict,
+        random=options.random,
+        notes=splitting.notes,
+    )
 
 
 def parallelize(

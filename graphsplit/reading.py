@@ -111,6 +111,25 @@ def build_program(
     )
 
 
+def build_for_any_batch(
+    build: Callable[..., Program], given_shapes: Mapping[str, Shape | None], notes: Sequence[str]
+) -> Program:
+    """Return the program for every number of rows; if shapes do not follow for all, one in which no axis is a batch.
+
+    Args:
+      build: `build_program` with its other arguments.
+      given_shapes, notes: see there.
+    """
+    try:
+        return build(given_shapes=given_shapes, notes=tuple(notes))
+    except ValueError as error:
+        if not any(map(has_rows, given_shapes.values())):
+            raise
+        reason = str(error).strip().split("\n")[0]
+        note = f"shapes do not follow for every batch size, so everything runs at home: {reason}"
+        return build(notes=(*notes, note))
+
+
 _ITEM = {"TensorListFromTensor": 0, "TensorListPushBack": 1, "TensorListSetItem": 2}
 _ON_LISTS = frozenset({*ELEMENT_SHAPE, *_ITEM, "Identity"})
 _ITEM_BYTES: dict[tf.DType, int] = {}

@@ -16,6 +16,9 @@ import tensorflow as tf
 from tensorflow.core.function.polymorphism import function_type
 from tensorflow.core.function.trace_type import default_types
 
+# The stored form of a SavedModel, which comes with TensorFlow under no public name.
+from tensorflow.core.protobuf import saved_model_pb2
+
 # Whether forward-mode differentiation is active, which asks no public function.
 from tensorflow.python import pywrap_tfe
 
@@ -180,6 +183,11 @@ def _flat_type(specs: Sequence[tf.TypeSpec], outs: Sequence[tf.TypeSpec]) -> Any
     return function_type.FunctionType(
         parameters, collections.OrderedDict(), return_annotation=default_types.Tuple(*outs)
     )
+
+
+def new_saved_model() -> Any:
+    """Return an empty `SavedModel` proto."""
+    return saved_model_pb2.SavedModel()
 
 
 def parse_profile(content: bytes) -> Any:

@@ -11,13 +11,13 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit import structures
-from graphsplit.batch_sizes import Shape, has_rows
+from graphsplit.batch_sizes import Shape
 from graphsplit.decompositions import decompose
 from graphsplit.errors import OutputError, bullet_list
 from graphsplit.graphdefs import inline_calls
 from graphsplit.hoisting import hoist_reads
 from graphsplit.programs import Program, is_write
-from graphsplit.reading import build_program
+from graphsplit.reading import build_for_any_batch, build_program
 from graphsplit.tensorflow_internals import resource_value
 
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -156,13 +156,7 @@ def read_graph(
         seeds=seeds,
     )
     given = {tensor.op.name: shape for tensor, shape in zip(inputs, shapes or (), strict=bool(shapes))}
-    try:
-        program = build(given_shapes=given, notes=tuple(notes))
-    except ValueError as error:
-        if not any(map(has_rows, given.values())):
-            raise
-        notes.append(f"shapes do not follow for every batch size, so everything runs at home: {_first_line(error)}")
-        program = build(notes=tuple(notes))
+    program = build_for_any_batch(build, given, notes)
     captures = tuple(graph.external_captures)
     return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, function)
 
@@ -195,10 +189,6 @@ def _order_writes_after_asserts(nodes: Sequence[Any]) -> None:
             asserts.append(f"^{node.name}")
         elif asserts and is_write(node.op):
             node.input.extend(name for name in asserts if name not in node.input)
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0]
 
 
 def _take_apart(returned: Any, results: list[structures.Tree]) -> list[tf.Tensor]:

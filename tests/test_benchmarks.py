@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -84,3 +85,14 @@ def test_a_slow_run_breaks_goals():
         "polyfit training on 2 devices: step as a multiple of plain's: 1.50, goal 1.3 or less"
     ]
     assert len(met_goals(results)) == 2
+
+
+@pytest.mark.long
+def test_a_tiny_run_of_serving(tmp_path: Path):
+    path = tmp_path / "serving.json"
+    few = ("--rows", "1,3", "--devices", "1,2", "--growth", "1,3", "--rounds", 2, "--model", "dense")
+    run("benchmarks.serving", *few, "--output", path)
+    found = json.loads(path.read_text())
+    assert [(r["rows"], r["devices"]) for r in found["requests"]] == [(1, 0), (1, 1), (1, 2), (3, 0), (3, 1), (3, 2)]
+    assert all(len(r["latency_s"]) == 2 and min(r["latency_s"]) > 0 for r in found["requests"])
+    assert [g["devices"] for g in found["growth"]] == [0, 1, 2, 3]

@@ -37,7 +37,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors, and from 
     ["differentiation", "retracing"],
     ["functions"],
     ["placement", "verification"],
-    ["keras_models", "v1_graphs"],
+    ["keras_models", "v1_graphs", "saved_models"],
     ["demos"],
     ["cli"],
 ]
