@@ -86,7 +86,7 @@ def build_program(
     memo = {} if memo is None else memo
     while True:
         cases = [
-            import_for_shapes(nodes, library, versions, resources, given, known, rows)
+            import_for_shapes(nodes, versions, resources, given, known, rows)
             for rows in (WITNESSES if unknown else WITNESSES[-1:])
         ]
         reader = _Reader(by_name, hints, library, versions, resources, unknown, held or {}, memo)

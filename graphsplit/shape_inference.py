@@ -56,7 +56,6 @@ class Findings:
 
 def import_for_shapes(
     nodes: Sequence[Any],
-    library: Any,
     versions: Any,
     resources: Mapping[str, Any],
     given_shapes: Mapping[str, Shape | None],
@@ -68,7 +67,7 @@ def import_for_shapes(
     Placeholders of variables and lists are replaced by ops that say what these hold.
 
     Args:
-      nodes, library, versions: the graph.
+      nodes, versions: the graph. (The functions it calls need not be there.)
       resources: for placeholders of variables and lists, the dtype and shape of what they hold.
       given_shapes: of other placeholders, where they have multiples of an unknown batch.
       findings: what is known besides.
