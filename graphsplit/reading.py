@@ -35,6 +35,7 @@ from graphsplit.graphdefs import (
 from graphsplit.hoisting import CONTROL_FLOW, function_names
 from graphsplit.programs import ROWS_CONSTANT, Op, Program, Tensor, is_stateful
 from graphsplit.shape_inference import ELEMENT_SHAPE, HELPER, Findings, Value, import_for_shapes
+from graphsplit.stages import Stages, stages_of
 from graphsplit.tensorflow_internals import resource_value
 
 _NO_BODIES: dict[str, Any] = {}
@@ -60,6 +61,7 @@ def build_program(
     memo: dict[Any, Program] | None = None,
     notes: Sequence[str] = (),
     locate: Callable[[str], str] = lambda _: "",
+    stages: Stages = Stages(),  # noqa: B008  # frozen
 ) -> Program:
     """Return the program of a flat graph: shapes inferred, integer arithmetic on shapes folded to constants.
 
@@ -75,6 +77,7 @@ def build_program(
       batch_is_unknown: whether this is part of a program with a batch of unknown size.
       held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
       memo: functions that were read before, with what was known of their arguments.
+      stages: the stages among the calls that were inlined.
 
     Raises:
       ValueError: if shapes cannot be inferred for every number of rows.
@@ -108,6 +111,7 @@ def build_program(
         batch_is_unknown=unknown,
         notes=tuple(notes),
         locate=locate,
+        stages=stages,
     )
 
 
@@ -309,7 +313,9 @@ class _Reader:
             maker = self.ops[inputs[i].op]
             if has_rows(shape) and maker.type in ELEMENT_SHAPE:
                 self.found.elements[maker.name] = shape
-            self._elements[Tensor(len(self.ops), i)] = elements[i]
+            carried = Tensor(len(self.ops), i)
+            if has_rows(shape) or carried not in self._elements:  # a loop that was inlined has no hints
+                self._elements[carried] = elements[i]
             if self._unknown and maker.type == "EmptyTensorList" and (pushed := _pushed(body, i)) is not None:
                 self._held[Tensor(len(self.ops), i)] = pushed
         return {
@@ -371,6 +377,7 @@ class _Reader:
     ) -> Program:
         known = [without_rows(shape) for shape in shapes]
         graph, outputs = function_graph(function, self._library.values(), self._versions, known)
+        stages = stages_of(graph)
         effects = [f"^{name}" for name in function.control_ret.values()]
         nodes, references = inline_calls(graph, [*outputs, *effects])
         names = [argument.name for argument in function.signature.input_arg]
@@ -388,6 +395,7 @@ class _Reader:
             batch_is_unknown=self._unknown,
             held={names[i]: value for i, value in held.items()},
             memo=self._memo,
+            stages=stages,
         )
 
     def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:
