@@ -393,3 +393,18 @@ def test_sizes_are_followed_and_doubtful_ones_are_not() -> None:
         (Rows(1), Rows(1)),
         (None, 4),
     ]
+
+
+def test_batches_sent_ahead() -> None:
+    """Rows are counted and cut before they travel; a shard without rows gets nothing."""
+    weight = tf.Variable(tf.ones((2, 3)))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 2))])
+    def f(x):
+        return tf.nn.relu(x @ weight) + tf.ones([tf.shape(x)[0], 1]), tf.reduce_mean(x)
+
+    parallel = gs.parallelize(f, devices=3)
+    batches = [tf.random.stateless_normal((rows, 2), [rows, 0]) for rows in (5, 7, 1, 2, 4)]
+    for actual, batch in zip(parallel.map(iter(batches)), batches, strict=True):
+        assert_close(actual, f(batch))
+    assert parallel.plan(batches[0]).program.batch_is_unknown
