@@ -187,6 +187,8 @@ class _Reader:
             values = self._shape_of_elements(op)
         if values is None:
             self.ops.append(op)
+            if op.type == "IdentityN" and not op.controls:  # keeps all its inputs in memory until the last one is there
+                self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(inputs)})
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
                 self._known[Tensor(op.index, 0)] = constant_value(op.node)
         elif len(values) == 1:
