@@ -94,6 +94,7 @@ class _Emitter:
         self._resource_devices = resource_devices
         self._resharded: dict[tuple[Tensor, Layout], list[str]] = {}
         self._constants: dict[tuple[int, Layout, int], str] = {}
+        self._own_constants: dict[tuple[int, Any, tuple[int, ...], bytes], str] = {}
         self._prefixes = _shard_prefixes(plan)
         self._shards = range(len(plan.devices)) if only is None else [only]
         self._devices = plan.devices if only is None else ("",) * len(plan.devices)
@@ -178,10 +179,14 @@ class _Emitter:
         assert sharded is not None
         prefix, device = self._prefixes[d], self._devices[d]
         name = prefix + op.name
-        inputs = [self._read(tensor, want, d) for tensor, want in zip(op.inputs, sharded.wants, strict=True)]
-        for operand, value, dtype in self._resized(op, d):
-            inputs[operand] = f"{name}/graphsplit_operand_{operand}"
-            self._add(constant_node(inputs[operand], value, dtype, device), d)
+        resized = {
+            operand: self._own_constant(f"{name}/graphsplit_operand_{operand}", value, dtype, d)
+            for operand, value, dtype in self._resized(op, d)
+        }
+        inputs = [
+            resized[i] if i in resized else self._read(tensor, want, d)
+            for i, (tensor, want) in enumerate(zip(op.inputs, sharded.wants, strict=True))
+        ]
         for c in op.controls:
             if not self._is_argument(c):
                 inputs += [
@@ -196,14 +201,10 @@ class _Emitter:
         else:
             share = self.plan.rows[d] / self.plan.batch
             dtype = op.out_dtypes[0]
-            self._add(
-                constant_node(f"{name}/graphsplit_share", np.array(share, dtype.as_numpy_dtype), dtype, device), d
-            )
+            factor = self._own_constant(f"{name}/graphsplit_share", np.array(share, dtype.as_numpy_dtype), dtype, d)
             self._copy(op, f"{name}/graphsplit_local", device, inputs)
             self.shard_of[f"{name}/graphsplit_local"] = d
-            self.nodes.append(
-                make_node(name, "Mul", [f"{name}/graphsplit_local", f"{name}/graphsplit_share"], device, T=dtype)
-            )
+            self.nodes.append(make_node(name, "Mul", [f"{name}/graphsplit_local", factor], device, T=dtype))
         self.shard_of[name] = d
 
     def _draw(self, op: Op, sharded: Sharded, inputs: list[str], d: int) -> None:
@@ -345,6 +346,14 @@ class _Emitter:
                 self.shard_of[name] = d
             self._constants[key] = name
         return self._constants[key]
+
+    def _own_constant(self, name: str, value: np.ndarray, dtype: Any, d: int) -> str:
+        """Return device `d`'s constant of a few numbers: operands of many ops are equal there, and one node."""
+        key = (d, dtype, value.shape, value.tobytes())
+        if key not in self._own_constants:
+            self._add(constant_node(name, value, dtype, self._devices[d]), d)
+            self._own_constants[key] = name
+        return self._own_constants[key]
 
 
 def _own_rows(value: np.ndarray, layout: Shard, rows: tuple[int, ...], d: int) -> np.ndarray:

@@ -133,6 +133,7 @@ class _Reader:
         self.positions: dict[str, int] = {}
         self._nodes = nodes
         self._known: dict[Tensor, np.ndarray] = {}
+        self._constants: dict[tuple[tf.DType, Shape, bytes], int] = {}
         self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
 
     def tensor(self, reference: str) -> Tensor:
@@ -192,12 +193,11 @@ class _Reader:
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
                 self._known[Tensor(op.index, 0)] = constant_value(op.node)
         elif len(values) == 1:
-            self._append_constant(op.name, values[0], op, 0)
+            self.positions[op.name] = self._constant(op.name, values[0], op, 0).op
         else:
             self.ops.append(op)  # keeps its place for whoever waits for it; nobody reads it
             for index, value in enumerate(values):
-                self._replaced[Tensor(op.index, index)] = Tensor(len(self.ops), 0)
-                self._append_constant(f"{op.name}/value_{index}", value, op, index)
+                self._replaced[Tensor(op.index, index)] = self._constant(f"{op.name}/value_{index}", value, op, index)
 
     def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:
         held = self._resources.get(self.ops[op.inputs[0].op].name)
@@ -243,14 +243,18 @@ class _Reader:
             resources={names[i]: held for i, held in elements.items()},
         )
 
-    def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:
+    def _constant(self, name: str, value: np.ndarray, op: Op, output: int) -> Tensor:
+        """Return a constant of what an op's output is worth; equal ones are one."""
         dtype, size = op.out_dtypes[output], op.out_bytes[output]
-        position = len(self.ops)
+        position = self._constants.setdefault((dtype, value.shape, value.tobytes()), len(self.ops))
+        if position < len(self.ops):
+            return Tensor(position, 0)
         node = constant_node(name, value, dtype)
         self.ops.append(
             Op(position, name, "Const", (), (), node, (), (value.shape,), (dtype,), (size,), {}, stateful=False)
         )
         self._known[Tensor(position, 0)] = value
+        return Tensor(position, 0)
 
 
 def _is_known(before: Shape | None, ensured: Shape | None) -> bool:

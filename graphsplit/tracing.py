@@ -14,6 +14,7 @@ from graphsplit.decompositions import decompose
 from graphsplit.errors import OutputError, bullet_list
 from graphsplit.graphdefs import inline_calls
 from graphsplit.hoisting import hoist_reads
+from graphsplit.merging import drop_idle_waits, merge
 from graphsplit.programs import Program, is_write
 from graphsplit.reading import build_program
 from graphsplit.tensorflow_internals import resource_value
@@ -126,6 +127,8 @@ def read_graph(
         for placeholder in graph.internal_captures
         if (value := _held(placeholder)) is not None
     }
+    drop_idle_waits(nodes)
+    nodes, references = merge(nodes, references, set(capture_names))
     program = build_program(
         nodes,
         inputs=[tensor.op.name for tensor in inputs],

@@ -22,6 +22,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors, and from 
     ["errors", "tensorflow_internals", "layouts", "collecting"],
     ["graphdefs", "devices", "structures"],
     ["folding", "hoisting", "decompositions"],
+    ["merging"],
     ["programs"],
     ["reading"],
     ["rules"],
