@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.collecting import collection_paused
 from graphsplit.emission import EmittedGraph, emit
 from graphsplit.graphdefs import function_definition, output_type, split_reference
 from graphsplit.plans import Plan
@@ -21,6 +22,7 @@ _serial = itertools.count()
 class Executable:
     """A plan made runnable: call it with the flat argument tensors, get the flat results."""
 
+    @collection_paused()
     def __init__(self, trace: Trace, plan: Plan, name: str):
         self.plan = plan
         self._trace = trace

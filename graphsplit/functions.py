@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 import tensorflow as tf
 
 from graphsplit import structures
+from graphsplit.collecting import collection_paused
 from graphsplit.devices import canonical_name, resolve_devices
 from graphsplit.differentiation import Differentiable
 from graphsplit.errors import ArgumentError, UnsupportedError
@@ -177,6 +178,7 @@ class ParallelFunction:
                 return compiled
         return None
 
+    @collection_paused()
     def _compile(self, arguments: structures.Branch) -> Differentiable:
         splitting = resolve_split(self._options.split, _spread(arguments, self._signature))
         names = [path for path, _ in argument_paths(_spread(arguments, self._signature))]
