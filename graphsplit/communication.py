@@ -69,6 +69,10 @@ def all_reduce(name: str, parts: Sequence[str], reduction: str, dtype: tf.DType,
     """Return the nodes that reduce the devices' parts at home, in the order of the devices, and the result.
 
     The order is fixed, so a step gives the same bits every time it runs.
+
+    One op per reduction: of a ResNet50 training step on 8 logical CPU devices, a chain of additions at home or a tree
+    over the devices instead of AddN changed neither the CPU time (AddN 692 ms, chain 710, tree 683; rounds differed by
+    as much) nor, by more than a tenth, the memory (1.73, 1.72, 1.63 GB); the first step came 0.3 s of 7.3 later.
     """
     if len(parts) == 1:
         return [], parts[0]
