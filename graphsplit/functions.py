@@ -13,6 +13,7 @@ import tensorflow as tf
 
 from graphsplit import prefetching, structures
 from graphsplit.batch_sizes import Rows
+from graphsplit.collecting import collection_paused
 from graphsplit.devices import canonical_name, resolve_devices
 from graphsplit.differentiation import Differentiable
 from graphsplit.errors import ArgumentError, UnsupportedError
@@ -244,6 +245,7 @@ class ParallelFunction:
         splitting = resolve_split(self._options.split, spread(found, self._signature))
         return same_batch(splitting, spread(arguments, self._signature))
 
+    @collection_paused()
     def _compile(self, arguments: structures.Branch) -> Differentiable:
         named = spread(arguments, self._signature)
         fn = by_bound_arguments(self._traced, self._signature)

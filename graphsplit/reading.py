@@ -180,6 +180,7 @@ class _Reader:
         self._known: dict[Tensor, np.ndarray] = {}
         self.found = Findings()
         self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
+        self._constants: dict[tuple[tf.DType, Shape, bytes, bytes], int] = {}
         self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
 
     def tensor(self, reference: str) -> Tensor:
@@ -240,10 +241,12 @@ class _Reader:
             self._pop(op, self._held[inputs[0]])
         elif values is None:
             self.ops.append(op)
+            if op.type == "IdentityN" and not op.controls:  # keeps all its inputs in memory until the last one is there
+                self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(inputs)})
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
                 self._known[Tensor(op.index, 0)] = constant_value(op.node)
         elif len(values) == 1:
-            self._append_constant(op.name, values[0], op, 0)
+            self.positions[op.name] = self._constant(op.name, values[0], op, 0).op
         else:
             self.ops.append(op)  # keeps its place for whoever waits for it; nobody reads it
             for index, value in enumerate(values):
@@ -257,8 +260,7 @@ class _Reader:
 
     def _append_value(self, op: Op, output: int, value: np.ndarray) -> None:
         """Append a constant in place of one of several outputs."""
-        self._replaced[Tensor(op.index, output)] = Tensor(len(self.ops), 0)
-        self._append_constant(f"{op.name}/value_{output}", value, op, output)
+        self._replaced[Tensor(op.index, output)] = self._constant(f"{op.name}/value_{output}", value, op, output)
         found = Value(op.out_dtypes[output], value.shape, _ints(values_at(value, 0)), _ints(per_row(value)))
         self.found.values[f"{op.name}:{output}" if output else op.name] = found
 
@@ -398,13 +400,18 @@ class _Reader:
             stages=stages,
         )
 
-    def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:
+    def _constant(self, name: str, value: np.ndarray, op: Op, output: int) -> Tensor:
+        """Return a constant of what an op's output is worth; equal ones are one."""
         dtype, size = op.out_dtypes[output], op.out_bytes[output]
-        tensor, kind = Tensor(len(self.ops), 0), "Const"
+        rest, growth, kind = values_at(value, 0), per_row(value), "Const"
+        position = self._constants.setdefault((dtype, value.shape, rest.tobytes(), growth.tobytes()), len(self.ops))
+        tensor = Tensor(position, 0)
+        if position < len(self.ops):
+            return tensor
         if is_symbolic(value):
-            node, kind = constant_node(name, values_at(value, 0), dtype), ROWS_CONSTANT
+            node, kind = constant_node(name, rest, dtype), ROWS_CONSTANT
             node.op = kind
-            node.attr["per_row"].tensor.CopyFrom(tf.make_tensor_proto(per_row(value), dtype, value.shape))
+            node.attr["per_row"].tensor.CopyFrom(tf.make_tensor_proto(growth, dtype, value.shape))
             self._symbols[tensor], value = value, values_at(value, STAND_IN)
         else:
             value = np.asarray(value, dtype.as_numpy_dtype)
@@ -413,6 +420,7 @@ class _Reader:
             Op(tensor.op, name, kind, (), (), node, (), (value.shape,), (dtype,), (size,), {}, stateful=False)
         )
         self._known[tensor] = value
+        return tensor
 
 
 def _ints(values: np.ndarray) -> tuple[int, ...]:
