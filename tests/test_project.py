@@ -21,8 +21,8 @@ PACKAGE = ROOT / "graphsplit"
 FLOORS = [  # from the ground up; a file may import from lower floors, and from its own where it says so
     ["errors", "tensorflow_internals", "layouts", "collecting", "batch_sizes"],
     ["graphdefs", "devices", "structures"],
-    ["folding", "hoisting", "decompositions", "row_counts", "signatures", "shape_inference", "merging", "stages"],
-    ["programs"],
+    ["folding", "hoisting", "decompositions", "row_counts", "signatures", "shape_inference", "stages"],
+    ["programs", "merging"],
     ["reading"],
     ["rules"],
     ["splitting", "tracing", "plans"],
