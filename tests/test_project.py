@@ -23,6 +23,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors, and from 
     ["graphdefs", "devices", "structures"],
     ["folding", "hoisting", "decompositions", "row_counts", "signatures", "shape_inference", "stages"],
     ["programs", "merging"],
+    ["bodies"],
     ["reading"],
     ["rules"],
     ["splitting", "tracing", "plans"],
