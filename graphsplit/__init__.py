@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         DeviceError,
         GraphsplitError,
         OutputError,
+        StorageError,
         StrictError,
         UnsupportedError,
     )
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from graphsplit.placement import Placement, placement_of
     from graphsplit.plans import Plan
     from graphsplit.retracing import RetracingWarning
+    from graphsplit.saved_models import TranspileReport, strip_devices, transpile_graph_def, transpile_saved_model
     from graphsplit.verification import Difference, Report, verify
 
 __version__ = "0.1.0"
@@ -38,6 +40,7 @@ _MODULES = {
         "DeviceError",
         "GraphsplitError",
         "OutputError",
+        "StorageError",
         "StrictError",
         "UnsupportedError",
     ],
@@ -47,6 +50,7 @@ _MODULES = {
     "placement": ["Placement", "placement_of"],
     "plans": ["Plan"],
     "retracing": ["RetracingWarning"],
+    "saved_models": ["TranspileReport", "strip_devices", "transpile_graph_def", "transpile_saved_model"],
     "verification": ["Difference", "Report", "verify"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -63,7 +67,9 @@ __all__ = [
     "Plan",
     "Report",
     "RetracingWarning",
+    "StorageError",
     "StrictError",
+    "TranspileReport",
     "UnsupportedError",
     "available_devices",
     "make_parallel",
@@ -71,6 +77,9 @@ __all__ = [
     "on_device",
     "parallelize",
     "placement_of",
+    "strip_devices",
+    "transpile_graph_def",
+    "transpile_saved_model",
     "use_logical_devices",
     "verify",
 ]

@@ -1,4 +1,4 @@
-"""The command line: `graphsplit demo`, `graphsplit devices`, `graphsplit inspect`."""
+"""The command line: `graphsplit demo`, `graphsplit devices`, `graphsplit inspect`, `graphsplit transpile`."""
 
 from __future__ import annotations
 
@@ -92,6 +92,50 @@ def inspect(
             timeline=timeline,
         )
     )
+
+
+@app.command()
+def transpile(
+    source: Annotated[str, typer.Argument(metavar="IN", help="A SavedModel's directory; a graph's .pb or .pbtxt.")],
+    target: Annotated[str, typer.Argument(metavar="OUT", help="Where to write.")],
+    devices: Annotated[
+        str | None, typer.Option("--devices", help="GPU:0,GPU:1,... or a number. First is home.")
+    ] = None,
+    signatures: Annotated[str, typer.Option("--signatures", help="Which ones, with commas; all by default.")] = "",
+    split: Annotated[str, typer.Option("--split", help="An axis; none; or x=0,mask=none.")] = "0",
+    strict: Annotated[bool, typer.Option("--strict", help="Fail if work on the batch would run at home.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, once the new one is whole.")] = False,
+    strip: Annotated[bool, typer.Option("--strip-devices", help="Only remove all requests for devices.")] = False,
+    replicate: Annotated[
+        bool, typer.Option("--replicate-weights", help="A copy of the weights in every device's memory.")
+    ] = False,
+    inputs: Annotated[str, typer.Option("--inputs", help="Of a graph; by default its placeholders.")] = "",
+    outputs: Annotated[str, typer.Option("--outputs", help="Of a graph; by default what nobody reads.")] = "",
+) -> None:
+    """Turn a finished SavedModel, or a graph, into one that runs on several devices."""
+
+    def run() -> None:
+        from graphsplit.saved_models.command import transpile as run
+
+        run(
+            source,
+            target,
+            devices=devices,
+            signatures=_names(signatures),
+            split=split,
+            strict=strict,
+            overwrite=overwrite,
+            strip=strip,
+            replicate_weights=replicate,
+            inputs=_names(inputs),
+            outputs=_names(outputs),
+        )
+
+    _run(run)
+
+
+def _names(text: str) -> list[str]:
+    return [name.strip() for name in text.split(",") if name.strip()]
 
 
 @contextlib.contextmanager

@@ -12,29 +12,36 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.batch_sizes import has_rows
 from graphsplit.graphdefs import constant_node, make_node
 from graphsplit.layouts import Shard
+from graphsplit.row_counts import RowCounts
 
+_NEUTRAL = {"sum": "ZerosLike", "prod": "OnesLike"}
 _PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
 
 Nodes = list[Any]
 
 
 def split(
-    name: str, source: str, layout: Shard, rows: Sequence[int], dtype: tf.DType, home: str, devices: Sequence[str]
+    name: str, source: str, layout: Shard, counts: RowCounts, dtype: tf.DType, home: str, devices: Sequence[str]
 ) -> tuple[Nodes, list[str]]:
     """Return the nodes that cut `source` at home, and the reference of each device's piece."""
-    if len(rows) == 1:
+    shards = len(devices)
+    if shards == 1:
         return [], [source]
-    pieces = layout.pieces(rows)
-    sizes = np.array([size for block in pieces for size in block], np.int64)
-    nodes, references = _cut(name, source, sizes, layout.axis, dtype, home)
-    if len(pieces) == 1:
+    pieces = len(layout.blocks) * shards
+    nodes, references = _cut(name, source, counts.split_sizes(name, layout), pieces, layout.axis, dtype, home)
+    for k, reference in enumerate(references):
+        if counts.may_be_absent(k % shards):
+            switch = f"{name}/piece_{k}"
+            nodes.append(make_node(switch, "Switch", [reference, counts.present(k % shards)], home, T=dtype))
+            references[k] = f"{switch}:1"
+    if len(layout.blocks) == 1:
         return nodes, references
     joined = []
     for d, device in enumerate(devices):
-        own = references[d :: len(rows)]
-        nodes += _join(f"{name}/shard_{d}", own, layout.axis, dtype, device)
+        nodes += _join(f"{name}/shard_{d}", references[d::shards], layout.axis, dtype, device, counts.waits_for(d))
         joined.append(f"{name}/shard_{d}")
     return nodes, joined
 
@@ -43,7 +50,7 @@ def all_gather(
     name: str,
     shards: Sequence[str],
     layout: Shard,
-    rows: Sequence[int],
+    counts: RowCounts,
     dtype: tf.DType,
     home: str,
     devices: Sequence[str],
@@ -51,31 +58,50 @@ def all_gather(
     """Return the nodes that join the shards at home in the order of the whole, and the reference of the whole."""
     if len(shards) == 1:
         return [], shards[0]
-    if len(layout.blocks) == 1:
-        return _join(name, shards, layout.axis, dtype, home), name
     nodes: Nodes = []
-    pieces = layout.pieces(rows)
-    cut: list[list[str]] = []
-    for d, device in enumerate(devices):
-        sizes = np.array([block[d] for block in pieces], np.int64)
-        own, references = _cut(f"{name}/shard_{d}", shards[d], sizes, layout.axis, dtype, device)
+    cut: list[list[str]] = [[shard] for shard in shards]
+    if len(layout.blocks) > 1:
+        for d, device in enumerate(devices):
+            own_name = f"{name}/shard_{d}"
+            sizes, wait = counts.own_sizes(own_name, layout, d), counts.waits_for(d)
+            own, cut[d] = _cut(own_name, shards[d], sizes, len(layout.blocks), layout.axis, dtype, device, wait)
+            nodes += own
+    in_order = [(d, cut[d][b]) for b in range(len(layout.blocks)) for d in range(len(shards))]
+    if any(counts.may_be_absent(d) for d in range(len(shards))):
+        nothing, own = _no_rows(f"{name}/nothing", cut[0][0], layout.axis, dtype, home)
         nodes += own
-        cut.append(references)
-    in_order = [cut[d][b] for b in range(len(pieces)) for d in range(len(shards))]
-    return nodes + _join(name, in_order, layout.axis, dtype, home), name
+        for k, (d, piece) in enumerate(in_order):
+            if counts.may_be_absent(d):
+                nodes += _unless_absent(f"{name}/piece_{k}", piece, nothing, counts.present(d), dtype, home)
+                in_order[k] = d, f"{name}/piece_{k}"
+    return nodes + _join(name, [piece for _, piece in in_order], layout.axis, dtype, home), name
 
 
-def all_reduce(name: str, parts: Sequence[str], reduction: str, dtype: tf.DType, home: str) -> tuple[Nodes, str]:
+def all_reduce(
+    name: str, parts: Sequence[str], reduction: str, counts: RowCounts, dtype: tf.DType, home: str
+) -> tuple[Nodes, str]:
     """Return the nodes that reduce the devices' parts at home, in the order of the devices, and the result.
 
-    The order is fixed, so a step gives the same bits every time it runs.
+    The order is fixed, so a step gives the same bits every time it runs. A shard without rows contributes what changes
+    nothing: for `max` and the like, what the first shard has.
+
+    One op per reduction: of a ResNet50 training step on 8 logical CPU devices, a chain of additions at home or a tree
+    over the devices instead of AddN changed neither the CPU time (AddN 692 ms, chain 710, tree 683; rounds differed by
+    as much) nor, by more than a tenth, the memory (1.73, 1.72, 1.63 GB); the first step came 0.3 s of 7.3 later.
     """
     if len(parts) == 1:
         return [], parts[0]
+    nodes: Nodes = []
+    given = list(parts)
+    for d in range(len(parts)):
+        if counts.may_be_absent(d):
+            own, neutral = f"{name}/part_{d}", _NEUTRAL.get(reduction, "")
+            nodes += _unless_absent(own, parts[d], parts[0], counts.present(d), dtype, home, neutral)
+            given[d] = own
     if reduction == "sum":
-        return [make_node(name, "AddN", parts, home, N=len(parts), T=dtype)], name
-    nodes, result = [], parts[0]
-    for d, part in enumerate(parts[1:], 1):
+        return [*nodes, make_node(name, "AddN", given, home, N=len(given), T=dtype)], name
+    result = given[0]
+    for d, part in enumerate(given[1:], 1):
         own = name if d == len(parts) - 1 else f"{name}/upto_{d}"
         attributes = {} if reduction in ("all", "any") else {"T": dtype}
         nodes.append(make_node(own, _PAIRWISE[reduction], [result, part], home, **attributes))
@@ -84,38 +110,69 @@ def all_reduce(name: str, parts: Sequence[str], reduction: str, dtype: tf.DType,
 
 
 def zero_fill(
-    name: str, source: str, shape: tuple[int | None, ...] | None, dtype: tf.DType, devices: Sequence[str]
+    name: str,
+    source: str,
+    shape: tuple[int | None, ...] | None,
+    counts: RowCounts,
+    dtype: tf.DType,
+    home: str,
+    devices: Sequence[str],
 ) -> tuple[Nodes, list[str]]:
-    """Return a whole value as a partial sum: itself on the first device, zeros on the others."""
-    if shape is None or None in shape:
-        raise ValueError(f"The shape of {source!r} is not known.")
+    """Return a whole value as a partial sum: itself on the first device, zeros on the others.
+
+    Zeros of known shape are constants of each device; others are made at home and sent.
+    """
     nodes, references = [], [source]
+    known = shape is not None and None not in shape and not has_rows(shape)
+    if not known:
+        nodes.append(make_node(f"{name}/zeros", "ZerosLike", [source], home, T=dtype))
     for d, device in enumerate(devices[1:], 1):
-        zeros = np.broadcast_to(np.zeros((), dtype.as_numpy_dtype), [size or 0 for size in shape])
-        nodes.append(constant_node(f"{name}/shard_{d}", zeros, dtype, device))
-        references.append(f"{name}/shard_{d}")
+        own = f"{name}/shard_{d}"
+        if known:
+            zeros = np.broadcast_to(np.zeros((), dtype.as_numpy_dtype), [size or 0 for size in shape or ()])
+            nodes.append(constant_node(own, zeros, dtype, device, counts.waits_for(d)))
+        elif counts.may_be_absent(d):
+            nodes.append(make_node(own, "Switch", [f"{name}/zeros", counts.present(d)], home, T=dtype))
+            own = f"{own}:1"
+        references.append(own if known or counts.may_be_absent(d) else f"{name}/zeros")
     return nodes, references
 
 
-def _cut(name: str, source: str, sizes: np.ndarray, axis: int, dtype: tf.DType, device: str) -> tuple[Nodes, list[str]]:
+def _unless_absent(
+    name: str, part: str, instead: str, present: str, dtype: tf.DType, home: str, neutral: str = ""
+) -> Nodes:
+    """Return the nodes that yield `part` if its shard has rows, else something else (passed through op `neutral`)."""
+    nodes = [make_node(f"{name}/instead", "Switch", [instead, present], home, T=dtype)]
+    if neutral:
+        nodes.append(make_node(f"{name}/neutral", neutral, [f"{name}/instead"], home, T=dtype))
+    absent = f"{name}/neutral" if neutral else f"{name}/instead"
+    return [*nodes, make_node(name, "Merge", [part, absent], home, N=2, T=dtype)]
+
+
+def _no_rows(name: str, source: str, axis: int, dtype: tf.DType, device: str) -> tuple[str, Nodes]:
+    """Return the reference of what `source` is without any rows, and the nodes that make it."""
+    types = {"Tparams": dtype, "Tindices": tf.int32, "Taxis": tf.int32}
     nodes = [
-        constant_node(f"{name}/sizes", sizes, tf.int64, device),
+        constant_node(f"{name}/indices", np.zeros(0, np.int32), tf.int32, device),
         constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device),
-        make_node(
-            name,
-            "SplitV",
-            [source, f"{name}/sizes", f"{name}/axis"],
-            device,
-            num_split=len(sizes),
-            T=dtype,
-            Tlen=tf.int64,
-        ),
+        make_node(name, "GatherV2", [source, f"{name}/indices", f"{name}/axis"], device, **types),
     ]
-    return nodes, [f"{name}:{i}" for i in range(len(sizes))]
+    return name, nodes
 
 
-def _join(name: str, parts: Sequence[str], axis: int, dtype: tf.DType, device: str) -> Nodes:
+def _cut(
+    name: str, source: str, sizes: str, pieces: int, axis: int, dtype: tf.DType, device: str, wait: str = ""
+) -> tuple[Nodes, list[str]]:
+    types = {"T": dtype, "Tlen": tf.int64}
+    nodes = [
+        constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device, wait),
+        make_node(name, "SplitV", [source, sizes, f"{name}/axis"], device, num_split=pieces, **types),
+    ]
+    return nodes, [f"{name}:{i}" for i in range(pieces)]
+
+
+def _join(name: str, parts: Sequence[str], axis: int, dtype: tf.DType, device: str, wait: str = "") -> Nodes:
     return [
-        constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device),
+        constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device, wait),
         make_node(name, "ConcatV2", [*parts, f"{name}/axis"], device, N=len(parts), T=dtype, Tidx=tf.int32),
     ]

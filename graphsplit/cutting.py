@@ -7,7 +7,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from graphsplit.emission import EmittedGraph
+from graphsplit.absent_shards import DeadTensors, waiting_for
+from graphsplit.emitted import EmittedGraph
 from graphsplit.execution import runtime_function
 from graphsplit.graphdefs import NodeDef, make_node, output_type, split_reference
 from graphsplit.tensorflow_internals import RuntimeFunction, op_definition
@@ -40,23 +41,24 @@ class Cut:
             own_results = graph.outputs[first_result : first_result + results]
             parts.append((own_seeds, own_results, descendants(readers, own_seeds)))
             first_seed, first_result = first_seed + seeds, first_result + results
-        constant = _constant_only(graph.nodes, readers)
+        constant = _constant_only(graph.nodes, readers) | {n.name for n in graph.nodes if n.op == "Const"}
         forward = {node.name for node in graph.nodes}.difference(*[after for _, _, after in parts])
         crossing = [_crossing(graph, after, results, constant) for _, results, after in parts]
-        self._residuals = [
-            r for r in dict.fromkeys(r for c in crossing for r in c) if split_reference(r)[0] not in self._given
-        ]
+        dead = DeadTensors(graph)
+        read = [*[r for c in crossing for r in c], *graph.present]
+        self._residuals = [r for r in dict.fromkeys(read) if split_reference(r)[0] not in self._given]
+        kept, returned = dead.replaced(self._residuals)
         self._forward = runtime_function(
             f"{name}_forward",
             graph,
-            [n for n in graph.nodes if n.name in forward],
+            [*[n for n in graph.nodes if n.name in forward], *kept],
             self._given,
-            (*graph.outputs[:outputs], *self._residuals),
+            (*graph.outputs[:outputs], *returned),
             [e for e in graph.effects if e in forward],
             {},
         )
         self._backward = [
-            _Backward(graph, constant, part, crossing[g], f"{name}_backward") for g, part in enumerate(parts)
+            _Backward(graph, constant, part, crossing[g], dead, f"{name}_backward") for g, part in enumerate(parts)
         ]
 
     def run_forward(self, given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -81,20 +83,23 @@ class _Backward:
         constant: set[str],
         part: tuple[Sequence[str], Sequence[str], set[str]],
         crossing: Sequence[str],
+        dead: DeadTensors,
         name: str,
     ):
         seeds, results, after = part
-        self._read = list(crossing)
-        stand_ins = {r: f"graphsplit/residual_{i}" for i, r in enumerate(crossing)}
         by_name = {node.name: node for node in graph.nodes}
-        nodes = [_placeholder(stand_in, by_name, r) for r, stand_in in stand_ins.items()]
-        nodes += [n for n in graph.nodes if n.name in constant]
+        self._read = list(dict.fromkeys([*crossing, *graph.present]))
+        inputs = {r: f"graphsplit/residual_{i}" for i, r in enumerate(self._read)}
+        nodes = [_placeholder(stand_in, by_name, r) for r, stand_in in inputs.items()]
+        own, stand_ins, tokens = dead.again(inputs)
+        nodes += own
+        nodes += [waiting_for(n, tokens.get(dead.without.get(n.name, ""))) for n in graph.nodes if n.name in constant]
         nodes += [_with_stand_ins(n, stand_ins, after | constant) for n in graph.nodes if n.name in after]
         self._function: RuntimeFunction = runtime_function(
             name,
             graph,
             nodes,
-            (*stand_ins.values(), *seeds),
+            (*inputs.values(), *seeds),
             [stand_ins.get(r, r) for r in results],
             [e for e in graph.effects if e in after],
             {},

@@ -81,8 +81,9 @@ class Backward:
         self._demands[tensor.op][tensor.index, layout] = None
 
     def _demand_inputs(self, op: Op, sharded: Sharded) -> None:
-        for tensor, layout in zip(op.inputs, sharded.wants, strict=True):
-            self._demand(tensor, _ON_SHARDS if layout is REPLICATE else layout)
+        for i, (tensor, layout) in enumerate(zip(op.inputs, sharded.wants, strict=True)):
+            if i not in sharded.makes:
+                self._demand(tensor, _ON_SHARDS if layout is REPLICATE else layout)
 
     def _visit(self, op: Op) -> Step:
         given = self.natural.answers[op.index]
@@ -117,7 +118,7 @@ class Backward:
             elif demand == PARTIAL_SUM:
                 self._reshard(tensor, REPLICATE, PARTIAL_SUM)
                 home = True
-            elif demand is not _ON_SHARDS or op.type != "Const":
+            elif demand is not _ON_SHARDS or not op.is_constant:
                 home = True
         if remade is not None:
             self._demand_inputs(op, remade)
@@ -172,7 +173,11 @@ class Backward:
             return self._costs[tensor, layout]
         op, size = self.program.ops[tensor.op], self._size(tensor, layout)
         made = self.natural.answers[tensor.op]
-        if op.type == "Const" or (made is not None and made.gives[tensor.index] == layout):
+        if (
+            op.type == "Const"
+            or (op.is_constant and layout is REPLICATE)
+            or (made is not None and made.gives[tensor.index] == layout)
+        ):
             cost = 0
         elif made is not None or layout is REPLICATE or depth > _DEEPEST_REMAKE:
             cost = size
@@ -191,7 +196,7 @@ class Backward:
         """Return whether each shard makes a whole value by itself: an empty list, or a few constants."""
         if self._local or not self._may_repeat(op):
             return False
-        from_constants = op.inputs and all(self.program.ops[t.op].type == "Const" for t in op.inputs)
+        from_constants = op.inputs and all(self.program.ops[t.op].is_constant for t in op.inputs)
         small = sum(op.out_bytes) <= _SMALL and not op.bodies
         return op.type in _REMADE_WHOLE or bool(from_constants and small)
 

@@ -82,17 +82,46 @@ def resolve_devices(devices: int | str | Sequence[str] | None, argument: str = "
     if isinstance(devices, int):
         return _first_devices(devices, argument)
     asked = [devices] if isinstance(devices, str) else list(devices)
-    if not asked:
-        raise ArgumentError(f"{argument} is an empty list; name at least one device.")
     names = tuple(canonical_name(name, argument) for name in asked)
-    repeated = sorted({name for name in names if names.count(name) > 1})
-    if repeated:
-        raise ArgumentError(f"{argument} names a device more than once: {', '.join(map(short_name, repeated))}.")
+    _check_names(names, argument)
     existing = _existing()
     missing = [name for name in names if name not in existing]
     if missing:
         raise DeviceError(_missing_message(", ".join(map(short_name, missing)), argument, devices, existing))
     return names
+
+
+def names_of_devices(devices: int | str | Sequence[str] | None, argument: str = "devices") -> tuple[str, ...]:
+    """Return the full names of devices of a process that may be another one than this: they need not exist here.
+
+    A number stands for so many GPUs if this machine has any, else CPU devices; None for all GPUs or one CPU device.
+
+    Raises:
+      ArgumentError: for a number below 1, no names at all, a name twice, or something that is no name.
+
+    >>> names_of_devices(["GPU:0", "gpu:1"])
+    ('/device:GPU:0', '/device:GPU:1')
+    """
+    if devices is None or isinstance(devices, int):
+        gpus = len(tf.config.list_physical_devices("GPU"))
+        kind = "GPU" if gpus else "CPU"
+        count = devices if devices is not None else max(gpus, 1)
+        if isinstance(count, bool) or count < 1:
+            raise ArgumentError(f"{argument}={devices!r}: at least one device is needed.")
+        return tuple(f"/device:{kind}:{i}" for i in range(count))
+    if not isinstance(devices, (str, Sequence)):
+        raise ArgumentError(f"{argument} takes a number or a list of device names, got {devices!r}.")
+    names = tuple(canonical_name(name, argument) for name in ([devices] if isinstance(devices, str) else devices))
+    _check_names(names, argument)
+    return names
+
+
+def _check_names(names: Sequence[str], argument: str) -> None:
+    if not names:
+        raise ArgumentError(f"{argument} is an empty list; name at least one device.")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ArgumentError(f"{argument} names a device more than once: {', '.join(map(short_name, repeated))}.")
 
 
 def canonical_name(name: str, argument: str = "devices") -> str:

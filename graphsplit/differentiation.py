@@ -14,6 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit import structures
+from graphsplit.batch_sizes import Shape
 from graphsplit.cutting import Cut, descendants
 from graphsplit.emission import emit
 from graphsplit.errors import UnsupportedError
@@ -208,12 +209,14 @@ def _layout_of(single: Differentiable, output: int) -> Layout:
 
 
 def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
+    # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
+    split = trace.program.batch_is_unknown == plan.program.batch_is_unknown
     return plan_program(
         trace.program,
-        devices=plan.devices,
-        rows=plan.rows,
+        devices=plan.devices if split else (),
+        rows=plan.rows if split else (),
         home=plan.home,
-        input_layouts=layouts,
+        input_layouts=layouts if split else [REPLICATE] * len(layouts),
         random=plan.random,
         notes=plan.notes,
         positions=plan.positions,
@@ -276,7 +279,16 @@ def _trace_joint(trace: Trace, groups: list[list[int]], watched: Sequence[bool])
     names = [*trace.program.input_names, *[f"gradient of output {k}" for group in groups for k in group]]
     inputs, outputs = (*trace.inputs, *seeds), (*trace.outputs, *flat)
     effects = [trace.program.ops[i].name for i in trace.program.effects]
-    return _Joint(read_graph(trace.function, inputs, outputs, effects, trace.result, names), groups, trees)
+    shapes = _shapes(trace, groups)
+    joint = read_graph(trace.function, inputs, outputs, effects, trace.result, names, shapes, len(seeds))
+    return _Joint(joint, groups, trees)
+
+
+def _shapes(trace: Trace, groups: Sequence[Sequence[int]]) -> list[Shape | None]:
+    """Return the shapes of arguments and of seeds: those of the outputs."""
+    program = trace.program
+    arguments = [program.ops[i].out_shapes[0] for i in program.inputs]
+    return [*arguments, *[program.shape(program.outputs[k]) for group in groups for k in group]]
 
 
 def _has_gradient(source: tf.Tensor) -> bool:
@@ -326,4 +338,5 @@ def _gradients_only(single: Trace, joint: _Joint, g: int) -> Trace:
     inputs = (*single.inputs, *joint.trace.inputs[first_seed : first_seed + sizes[g][0]])
     outputs = joint.trace.outputs[first : first + sizes[g][1]]
     names = (*single.program.input_names, *[f"gradient of output {k}" for k in joint.groups[g]])
-    return read_graph(joint.trace.function, inputs, outputs, (), joint.gradients[g], names)
+    shapes = _shapes(single, [joint.groups[g]])
+    return read_graph(joint.trace.function, inputs, outputs, (), joint.gradients[g], names, shapes, sizes[g][0])

@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from graphsplit.graphdefs import NodeDef, constant_node, make_node
 from graphsplit.layouts import Shard
+from graphsplit.row_counts import Writer
 from graphsplit.rules.registry import Draw
 
 _SEEDS_APART = 0x9E3779B1  # any large odd number: seeds of neighbouring shards share no digits
@@ -55,6 +56,40 @@ def own_rows(
     cut = make_node(f"{own}_rows", "Slice", [f"{own}_flat", f"{own}_begin", f"{own}_size"], T=dtype, Index=tf.int64)
     shaped = make_node(name, "Reshape", [f"{own}_rows", f"{own}_local_shape"], T=dtype, Tshape=tf.int64)
     return [*nodes, flat, cut, shaped]
+
+
+def measured_rows(
+    original: Any,
+    name: str,
+    inputs: Sequence[str],
+    shape: Sequence[int],
+    layout: Shard,
+    draw: Draw,
+    begin: str,
+    w: Writer,
+) -> list[Any]:
+    """Return the nodes that draw the numbers of a shard whose first row is only known in each run: see `own_rows`.
+
+    Args:
+      begin: the reference of the number of that row, 64 bits.
+      w: writes the arithmetic on sizes.
+    """
+    integer, local_dtype = tf.int64, tf.as_dtype(original.attr["Tshape"].type)
+    per_row = int(np.prod(shape[1:], dtype=np.int64)) * layout.blocks[0]
+    first, group = w("Mul", begin, w.constant(per_row), T=integer), w.constant(draw.group)
+    spare, groups = w("FloorMod", first, group, T=integer), w("FloorDiv", first, group, T=integer)
+    low = w("Mul", groups, w.constant(draw.skip), T=integer)
+    steps = w("Pack", low, w.constant(0), N=2, axis=0, T=integer)
+    counter = w("AddV2", inputs[2], w.cast(steps, integer, tf.uint64), T=tf.uint64)
+    own_shape = w.cast(inputs[0], local_dtype, integer)
+    count = w("AddV2", spare, w("Prod", own_shape, w.constant([0]), T=integer, Tidx=integer), T=integer)
+    flat_shape, start = (w("Pack", size, N=1, axis=0, T=integer) for size in (count, spare))
+    flat = _copy(original, f"{name}/graphsplit_flat", [flat_shape, inputs[1], counter, *inputs[3:]])
+    flat.attr["Tshape"].type = integer.as_datatype_enum
+    dtype = tf.as_dtype(original.attr["dtype"].type)
+    rest = [flat.name, start, w.constant([-1])]
+    cut = make_node(f"{name}/graphsplit_rows", "Slice", rest, T=dtype, Index=integer)
+    return [flat, cut, make_node(name, "Reshape", [cut.name, inputs[0]], T=dtype, Tshape=local_dtype)]
 
 
 def own_stream(original: Any, name: str, inputs: Sequence[str], draw: Draw, d: int) -> list[Any]:

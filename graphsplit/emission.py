@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import tensorflow as tf
 
 from graphsplit import communication, drawing, staging
+from graphsplit.batch_sizes import STAND_IN, Rows
 from graphsplit.collecting import collection_paused
-from graphsplit.errors import CheckError
+from graphsplit.emitted import EmittedGraph
 from graphsplit.graphdefs import (
     XLA_ATTRIBUTE,
     GraphDef,
@@ -19,56 +20,13 @@ from graphsplit.graphdefs import (
     constant_value,
     function_definition,
     make_node,
-    split_reference,
 )
-from graphsplit.hoisting import named_by_content, rename_functions
+from graphsplit.hoisting import CONTROL_FLOW, function_names, named_by_content, rename_functions
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
 from graphsplit.plans import Plan
-from graphsplit.programs import Op, Tensor
+from graphsplit.programs import ROWS_CONSTANT, Op, Tensor
+from graphsplit.row_counts import FixedRows, Measured, MeasuredRows, RowCounts, RowsInRun, ToldRows, whole_weights
 from graphsplit.rules import Sharded
-
-
-@dataclass(frozen=True, eq=False)
-class EmittedGraph:
-    """The multi-device graph.
-
-    Attributes:
-      nodes: every node with its device; placeholders of arguments and captures included.
-      inputs, captures: names of those placeholders.
-      outputs: references of the returned tensors.
-      effects: names of nodes that must run.
-      shard_of: the shard of every node that runs on the shards; home nodes are absent.
-    """
-
-    nodes: tuple[Any, ...] = field(repr=False)
-    inputs: tuple[str, ...]
-    captures: tuple[str, ...]
-    outputs: tuple[str, ...]
-    effects: tuple[str, ...]
-    shard_of: Mapping[str, int] = field(repr=False)
-    library: Any = field(repr=False)
-    versions: Any = field(repr=False)
-
-    def graph_def(self) -> Any:
-        """Return the graph as a `GraphDef`."""
-        graph = GraphDef(versions=self.versions, library=self.library)
-        graph.node.extend(self.nodes)
-        return graph
-
-    def check(self) -> None:
-        """Raise `CheckError` unless names are unique, references exist and every node has a device."""
-        names = {node.name for node in self.nodes}
-        if len(names) != len(self.nodes):
-            raise CheckError("Two emitted nodes have the same name.")
-        for node in self.nodes:
-            if not node.device:
-                raise CheckError(f"Emitted node {node.name!r} has no device.")
-            for reference in node.input:
-                if split_reference(reference.lstrip("^"))[0] not in names:
-                    raise CheckError(f"Emitted node {node.name!r} reads {reference!r}, which does not exist.")
-        for reference in (*self.outputs, *self.effects, *self.inputs, *self.captures):
-            if split_reference(reference)[0] not in names:
-                raise CheckError(f"The emitted graph names {reference!r}, which does not exist.")
 
 
 @collection_paused()
@@ -86,7 +44,7 @@ def emit(plan: Plan, resource_devices: Mapping[str, str] | None = None) -> Emitt
 class _Emitter:
     """Writes the nodes of a plan; of a body that shards run by themselves, those of one shard (`only`)."""
 
-    def __init__(self, plan: Plan, resource_devices: Mapping[str, str], only: int | None = None):
+    def __init__(self, plan: Plan, resource_devices: Mapping[str, str], only: int | None = None, nested: bool = False):
         self.plan = plan
         self.program = plan.program
         self.nodes: list[Any] = []
@@ -98,6 +56,26 @@ class _Emitter:
         self._shards = range(len(plan.devices)) if only is None else [only]
         self._devices = plan.devices if only is None else ("",) * len(plan.devices)
         self.functions: dict[str, Any] = {}
+        self._ended: set[str] = set()
+        self._told: list[str] = []
+        self._own = _unused(plan, "graphsplit")
+        self._counts = self._count_rows(only, nested)
+
+    def _count_rows(self, only: int | None, nested: bool) -> RowCounts:
+        plan, scope = self.plan, f"{self._own}/rows"
+        if not self.program.batch_is_unknown:
+            return FixedRows(plan.rows, plan.home, self._devices, self._add)
+        if nested:
+            for k in range(1 if only is None else 3):
+                self._told.append(f"{scope}/given_{k}")
+                self.nodes.append(make_node(self._told[k], "Placeholder", [], plan.home, dtype=tf.int64))
+        if only is not None:
+            return ToldRows(only, self._told, scope, self._add)
+        ops, found = self.program.ops, plan.rows_sources()
+        sources = [Measured(ops[i].name, axis, count, ops[i].out_dtypes[0]) for i, axis, count in found]
+        names = [self.program.input_names[self.program.inputs.index(i)] for i, *_ in found]
+        counted = self._told[0] if nested else sources
+        return MeasuredRows(counted, names, whole_weights(plan.rows), scope, plan.home, plan.devices, self._add)
 
     def emit(self) -> EmittedGraph:
         self._emit_ops()
@@ -110,23 +88,28 @@ class _Emitter:
         return EmittedGraph(
             outputs=outputs,
             nodes=tuple(self.nodes),
-            inputs=tuple(ops[i].name for i in self.program.inputs),
+            inputs=(*[ops[i].name for i in self.program.inputs], *self._told),
             captures=tuple(ops[i].name for i in self.program.captures),
             effects=tuple(
-                name for i in self.program.effects for name in self._names(i) if steps[i].home or steps[i].shards
+                name for i in self.program.effects if steps[i].home or steps[i].shards for name in self._ends(i)
             ),
             shard_of=self.shard_of,
             library=library,
             versions=self.program.versions,
+            present=tuple(self._counts.present(d) for d in self._shards if self._counts.may_be_absent(d)),
         )
 
-    def emit_function(self, name: str) -> str:
-        """Emit the body for one shard as a function, and return the name its content gives it."""
+    def emit_function(self, name: str, carries: bool) -> str:
+        """Emit a function for one shard, and return the name its content gives it.
+
+        If it `carries` its arguments to the next turn of a loop, it returns what it is told of rows as well.
+        """
         self._emit_ops()
         layouts = self.plan.output_layouts or ()
         shard = self._shards[0]
         outputs = [self._read(t, layout, shard) for t, layout in zip(self.program.outputs, layouts, strict=True)]
-        inputs = [self.program.ops[i].name for i in self.program.inputs]
+        inputs = [*[self.program.ops[i].name for i in self.program.inputs], *self._told]
+        outputs += self._told if carries else []
         function = function_definition(name, self.nodes, inputs, outputs, ())
         for original in self.program.library.function:
             if original.signature.name == name and XLA_ATTRIBUTE in original.attr:
@@ -150,6 +133,18 @@ class _Emitter:
             return [name]
         return [self._prefixes[d] + name for d in self._shards]
 
+    def _ends(self, position: int) -> list[str]:
+        """Return the names of nodes that have run when all nodes have that an op became, or will not run."""
+        names = self._names(position)
+        if len(names) == 1 or not any(map(self._counts.may_be_absent, self._shards)):
+            return names
+        name = f"{self._own}/ended/{self.program.ops[position].name}"
+        if name not in self._ended:
+            self._ended.add(name)
+            controls = [f"^{name}" for name in names]
+            self.nodes.append(make_node(name, "ControlTrigger", controls, self.plan.home))  # does not mind the dead
+        return [name]
+
     def _copy(self, op: Op, name: str, device: str, inputs: list[str]) -> Any:
         node = NodeDef()
         node.CopyFrom(op.node)
@@ -163,8 +158,11 @@ class _Emitter:
         return node
 
     def _emit_home(self, op: Op) -> None:
+        if op.type == ROWS_CONSTANT:
+            self._counts.whole(op.name, *_rows_constant(op), op.out_dtypes[0])
+            return
         inputs = [self._read(tensor, REPLICATE) for tensor in op.inputs]
-        controls = [f"^{name}" for c in op.controls for name in self._names(c) if not self._is_argument(c)]
+        controls = [f"^{name}" for c in op.controls for name in self._ends(c) if not self._is_argument(c)]
         device = self.plan.home
         for tensor in op.inputs:
             device = self._resource_devices.get(self.program.ops[tensor.op].name, device)
@@ -180,32 +178,30 @@ class _Emitter:
         assert sharded is not None
         prefix, device = self._prefixes[d], self._devices[d]
         name = prefix + op.name
-        inputs = [self._read(tensor, want, d) for tensor, want in zip(op.inputs, sharded.wants, strict=True)]
-        for operand, value, dtype in self._resized(op, d):
-            inputs[operand] = f"{name}/graphsplit_operand_{operand}"
-            self._add(constant_node(inputs[operand], value, dtype, device), d)
+        inputs = [
+            "" if i in sharded.makes else self._read(tensor, want, d)
+            for i, (tensor, want) in enumerate(zip(op.inputs, sharded.wants, strict=True))
+        ]
+        for i, parts in self._resized(op).items():
+            own_name = f"{name}/graphsplit_operand_{i}"
+            inputs[i] = self._counts.operand(own_name, d, *parts, self._dtype(op.inputs[i]))
         for c in op.controls:
             if not self._is_argument(c):
                 inputs += [
-                    f"^{n}" for n in ([prefix + self.program.ops[c].name] if self._is_sharded(c) else self._names(c))
+                    f"^{n}" for n in ([prefix + self.program.ops[c].name] if self._is_sharded(c) else self._ends(c))
                 ]
         if sharded.draw:
             self._draw(op, sharded, inputs, d)
         elif not sharded.rescale:
             node = self._copy(op, name, device, inputs)
             if sharded.bodies:
-                self._localise_bodies(node, sharded.bodies, d)
+                self._localise_bodies(op, node, sharded.bodies, d)
         else:
-            share = self.plan.rows[d] / self.plan.batch
             dtype = op.out_dtypes[0]
-            self._add(
-                constant_node(f"{name}/graphsplit_share", np.array(share, dtype.as_numpy_dtype), dtype, device), d
-            )
+            share = self._counts.share(f"{name}/graphsplit_share", d, dtype)
             self._copy(op, f"{name}/graphsplit_local", device, inputs)
             self.shard_of[f"{name}/graphsplit_local"] = d
-            self.nodes.append(
-                make_node(name, "Mul", [f"{name}/graphsplit_local", f"{name}/graphsplit_share"], device, T=dtype)
-            )
+            self.nodes.append(make_node(name, "Mul", [f"{name}/graphsplit_local", share], device, T=dtype))
         self.shard_of[name] = d
 
     def _draw(self, op: Op, sharded: Sharded, inputs: list[str], d: int) -> None:
@@ -213,10 +209,13 @@ class _Emitter:
         name, layout, draw = self._prefixes[d] + op.name, sharded.gives[0], sharded.draw
         assert isinstance(layout, Shard)
         assert draw is not None
+        shape = [size or 0 for size in op.out_shapes[0] or ()]
         if self.plan.random == "independent":
             nodes = drawing.own_stream(op.node, name, inputs, draw, d)
+        elif isinstance(self._counts, RowsInRun):
+            writer, begin = self._counts.writers[d], self._counts.begins[d]
+            nodes = drawing.measured_rows(op.node, name, inputs, shape, layout, draw, begin, writer)
         else:
-            shape = [size or 0 for size in op.out_shapes[0] or ()]
             nodes = drawing.own_rows(op.node, name, inputs, shape, layout, draw, self.plan.rows, d)
         for node in nodes:
             node.device = self._devices[d]
@@ -229,45 +228,55 @@ class _Emitter:
         for name, plan in bodies.items():
             own = [self._resource_devices.get(self.program.ops[tensor.op].name, "") for tensor in given]
             arguments = [plan.program.ops[i].name for i in plan.program.inputs]
-            emitter = _Emitter(plan, {a: device for a, device in zip(arguments, own, strict=True) if device})
+            emitter = _Emitter(
+                plan, {a: device for a, device in zip(arguments, own, strict=True) if device}, nested=True
+            )
             emitted = emitter.emit()
-            function = function_definition(name, emitted.nodes, emitted.inputs, emitted.outputs, emitted.effects)
+            outputs = [*emitted.outputs, *(emitter._told if _carries(op, name) else [])]
+            function = function_definition(name, emitted.nodes, emitted.inputs, outputs, emitted.effects)
             function = named_by_content(function)
             names[name] = function.signature.name
             self.functions.update(emitter.functions)
             self.functions[function.signature.name] = function
         rename_functions(node, names)
+        _tell(node, self._counts.told(None))
 
-    def _localise_bodies(self, node: Any, bodies: Mapping[str, Plan], d: int) -> None:
+    def _localise_bodies(self, op: Op, node: Any, bodies: Mapping[str, Plan], d: int) -> None:
         """Let a loop or branch call bodies made for shard `d`. Shards of the same size share them."""
         names = {}
         for name, plan in bodies.items():
-            emitter = _Emitter(plan, {}, only=d)
-            names[name] = emitter.emit_function(name)
+            emitter = _Emitter(plan, {}, only=d, nested=True)
+            names[name] = emitter.emit_function(name, _carries(op, name))
             self.functions.update(emitter.functions)
         rename_functions(node, names)
+        _tell(node, self._counts.told(d))
         if "output_shapes" in node.attr:  # of the whole; TensorFlow infers them again
             del node.attr["output_shapes"].list.shape[:]
 
     def _is_sharded(self, position: int) -> bool:
         return self.plan.steps[position].shards is not None and not self.plan.steps[position].home
 
-    def _add(self, node: Any, d: int) -> None:
+    def _add(self, node: Any, d: int | None) -> None:
         self.nodes.append(node)
-        self.shard_of[node.name] = d
+        if d is not None:
+            self.shard_of[node.name] = d
 
-    def _resized(self, op: Op, d: int) -> list[tuple[int, np.ndarray, Any]]:
-        """Return the operands that hold the size of a sharded axis, or a place on it, with those of this device."""
+    def _resized(self, op: Op) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
+        """Return the operands that hold the size of a sharded axis, or a place on it: `operand` of `FixedRows`."""
         sharded = self.plan.steps[op.index].shards
         assert sharded is not None
-        values: dict[int, np.ndarray] = {}
+        values: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
         for operand, position, value, per_row in sharded.resize:
-            layout, rows = sharded.gives[0], self.plan.rows[d]
-            assert isinstance(layout, Shard)
-            own = values.setdefault(operand, np.array(value))
+            if operand not in values:
+                whole = _growth(op, operand, value)
+                values[operand] = value - whole * STAND_IN, np.zeros(value.shape, np.int64), whole
             if position is not None:
-                own[position] = layout.size(rows) if per_row is None else per_row * rows
-        return [(operand, value, self._dtype(op.inputs[operand])) for operand, value in values.items()]
+                rest, own, whole = values[operand]
+                layout = sharded.gives[0]
+                assert isinstance(layout, Shard)
+                rest[position] = whole[position] = 0
+                own[position] = sum(layout.blocks) if per_row is None else per_row
+        return values
 
     def _dtype(self, tensor: Tensor) -> Any:
         return self.program.ops[tensor.op].out_dtypes[tensor.index]
@@ -279,7 +288,7 @@ class _Emitter:
             return op.name
         if step.shards and step.shards.gives[tensor.index] == layout and (d is not None or not step.home):
             return _reference(self._prefixes[self._shards[0] if d is None else d] + op.name, tensor.index)
-        if op.type == "Const" and d is not None:
+        if d is not None and (op.type == "Const" or (op.is_constant and layout is REPLICATE)):
             return self._constant(op, layout, d)
         if isinstance(layout, Replicate):
             if step.home:
@@ -289,7 +298,9 @@ class _Emitter:
         if key not in self._resharded and isinstance(layout, Partial):
             name, dtype = self._communication_name(tensor, "zero_fill"), self._dtype(tensor)
             shape, whole = self.program.shape(tensor), self._read(tensor, REPLICATE)
-            nodes, self._resharded[key] = communication.zero_fill(name, whole, shape, dtype, self.plan.devices)
+            nodes, self._resharded[key] = communication.zero_fill(
+                name, whole, shape, self._counts, dtype, self.plan.home, self.plan.devices
+            )
             self.nodes += nodes
         if key not in self._resharded:
             assert isinstance(layout, Shard)
@@ -297,7 +308,7 @@ class _Emitter:
                 self._communication_name(tensor, f"split_{layout.axis}"),
                 self._read(tensor, REPLICATE),
                 layout,
-                self.plan.rows,
+                self._counts,
                 self._dtype(tensor),
                 self.plan.home,
                 self.plan.devices,
@@ -316,12 +327,12 @@ class _Emitter:
             dtype, home = self._dtype(tensor), self.plan.home
             if isinstance(given, Partial):
                 name = self._communication_name(tensor, "all_reduce")
-                nodes, reference = communication.all_reduce(name, parts, given.reduction, dtype, home)
+                nodes, reference = communication.all_reduce(name, parts, given.reduction, self._counts, dtype, home)
             else:
                 assert isinstance(given, Shard)
                 name = self._communication_name(tensor, "all_gather")
                 nodes, reference = communication.all_gather(
-                    name, parts, given, self.plan.rows, dtype, home, self.plan.devices
+                    name, parts, given, self._counts, dtype, home, self.plan.devices
                 )
             self.nodes += nodes
             self._resharded[key] = [reference]
@@ -331,7 +342,7 @@ class _Emitter:
         name = self.program.ops[tensor.op].name
         suffix = f"_{tensor.index}" if tensor.index else ""
         blocks = sum(key[0] == tensor for key in self._resharded)
-        return f"graphsplit/{kind}/{name}{suffix}" + (f"_{blocks}" if blocks else "")
+        return f"{self._own}/{kind}/{name}{suffix}" + (f"_{blocks}" if blocks else "")
 
     def _constant(self, op: Op, layout: Layout, d: int) -> str:
         """Return device `d`'s own copy, whole or cut, of a constant: constants are re-made, not sent."""
@@ -342,8 +353,12 @@ class _Emitter:
             if isinstance(layout, Shard):
                 value = _own_rows(constant_value(op.node), layout, self.plan.rows, d)
                 self._add(constant_node(name, value, op.out_dtypes[0], self._devices[d]), d)
+            elif op.type == ROWS_CONSTANT:
+                rest, whole = _rows_constant(op)
+                name = self._counts.operand(name, d, rest, 0 * rest, whole, op.out_dtypes[0])
             else:
-                self._copy(op, name, self._devices[d], [])
+                wait = self._counts.waits_for(d)
+                self._copy(op, name, self._devices[d], [wait] if wait else [])
                 self.shard_of[name] = d
             self._constants[key] = name
         return self._constants[key]
@@ -365,6 +380,45 @@ def _own_rows(value: np.ndarray, layout: Shard, rows: tuple[int, ...], d: int) -
 
 def _reference(name: str, index: int) -> str:
     return f"{name}:{index}" if index else name
+
+
+def _carries(op: Op, name: str) -> bool:
+    """Return whether a function of a control-flow op returns what it is given, for the next turn of a loop."""
+    return "While" in op.type and name == function_names(op.node)[1]
+
+
+def _tell(node: Any, given: Sequence[str]) -> None:
+    """Let a control-flow node hand more arguments to its functions, 64-bit integers."""
+    if given:
+        inputs = [r for r in node.input if r[0] != "^"]
+        controls = [r for r in node.input if r[0] == "^"]
+        del node.input[:]
+        node.input.extend([*inputs, *given, *controls])
+        types = node.attr[CONTROL_FLOW[node.op][1]].list.type
+        types.extend([tf.int64.as_datatype_enum] * len(given))
+        if "While" in node.op:
+            del node.attr["output_shapes"].list.shape[:]  # TensorFlow infers them again
+
+
+def _growth(op: Op, operand: int, value: np.ndarray) -> np.ndarray:
+    """Return by how much a shape operand grows with each row of a batch of unknown size."""
+    if operand in op.constants:
+        return np.array(op.per_row.get(operand, np.zeros(value.shape, np.int64)))
+    sizes = op.out_shapes[0] or ()  # from which its value was taken
+    growth = [size.per_row if isinstance(size, Rows) else 0 for size in sizes]
+    return np.array(growth if value.shape == (len(growth),) else np.zeros(value.shape), np.int64)
+
+
+def _rows_constant(op: Op) -> tuple[np.ndarray, np.ndarray]:
+    """Return what a constant that depends on the number of rows is for none, and by how much it grows with each."""
+    return constant_value(op.node), tf.make_ndarray(op.node.attr["per_row"].tensor)
+
+
+def _unused(plan: Plan, base: str) -> str:
+    """Return a scope that no operation of the program is in."""
+    while any(op.name.startswith(f"{base}/") for op in plan.program.ops):
+        base += "_"
+    return base
 
 
 def _shard_prefixes(plan: Plan) -> list[str]:

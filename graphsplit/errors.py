@@ -31,6 +31,10 @@ class StrictError(GraphsplitError):
     """`strict=True` was asked for and an operation that carries the batch would run at home."""
 
 
+class StorageError(GraphsplitError, OSError):
+    """A file could not be written: the disk is full, or the place may not be written. Nothing was replaced."""
+
+
 class UnsupportedError(GraphsplitError, NotImplementedError):
     """A combination that graphsplit knows and does not support (yet)."""
 

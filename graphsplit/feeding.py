@@ -6,18 +6,21 @@ takes the pieces where they lie, still computes on those of the batch before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.emission import EmittedGraph, emit
+from graphsplit.absent_shards import DeadTensors
+from graphsplit.batch_sizes import without_rows
+from graphsplit.emission import emit
+from graphsplit.emitted import EmittedGraph
 from graphsplit.execution import resource_devices, runtime_function
 from graphsplit.graphdefs import NodeDef, make_node, output_type, split_reference
 from graphsplit.plans import Plan
 from graphsplit.tracing import Trace
 
-_SPLITS = "graphsplit/split_"
+_AHEAD = ("graphsplit/split_", "graphsplit/rows/home/")  # what cuts, and counts what is cut
 _STAYS = frozenset({tf.resource.as_datatype_enum, tf.variant.as_datatype_enum})
 
 
@@ -34,11 +37,16 @@ class FedExecutable:
         by_name = {node.name: node for node in graph.nodes}
         cutting = _cutting(graph, by_name)
         pieces = _pieces(graph, cutting, plan.home)
+        dead = DeadTensors(graph)
+        references = list(dict.fromkeys(reference for reference, _ in pieces))
+        instead, returned = dead.replaced(references)
+        alive = dict(zip(references, returned, strict=True))
+        nodes = [*_feeding_nodes(graph, by_name, cutting), *instead]
         self._trace = trace
         self._feed = runtime_function(
             f"{name}_feed",
             graph,
-            [*_feeding_nodes(graph, by_name, cutting), *_sent(pieces, by_name)],
+            [*nodes, *_sent(pieces, by_name, alive)],
             graph.inputs,
             list(pieces.values()),
             (),
@@ -48,8 +56,15 @@ class FedExecutable:
             make_node(piece, "Placeholder", [], device, dtype=tf.as_dtype(_type(reference, by_name)))
             for (reference, device), piece in pieces.items()
         ]
-        rest = [_reading(node, pieces, cutting) for node in graph.nodes if node.name not in cutting]
-        outputs = [pieces.get((reference, plan.home), reference) for reference in graph.outputs]
+        taken = dict(pieces)
+        for (reference, device), piece in pieces.items():
+            present, dtype = dead.present(reference), tf.as_dtype(_type(reference, by_name))
+            if present is not None:  # a shard without rows: its piece is only there to be sent
+                inputs = [piece, pieces[present, plan.home]]
+                arguments.append(make_node(f"{piece}_taken", "Switch", inputs, device, T=dtype))
+                taken[reference, device] = f"{piece}_taken:1"
+        rest = [_reading(node, taken, cutting) for node in graph.nodes if node.name not in cutting]
+        outputs = [taken.get((reference, plan.home), reference) for reference in graph.outputs]
         self._run = runtime_function(
             name,
             graph,
@@ -58,7 +73,7 @@ class FedExecutable:
             outputs,
             graph.effects,
             {},
-            [plan.program.shape(tensor) for tensor in plan.program.outputs],
+            [without_rows(plan.program.shape(tensor)) for tensor in plan.program.outputs],
         )
 
     def feed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -77,7 +92,7 @@ def _cutting(graph: EmittedGraph, by_name: dict[str, Any]) -> set[str]:
     """Return the names of the arguments and of the nodes that do nothing but cut them."""
     found = set(graph.inputs)
     for node in graph.nodes:
-        if node.name.startswith(_SPLITS) and node.op != "Const":
+        if node.name.startswith(_AHEAD) and node.op != "Const":
             sources = {split_reference(reference)[0] for reference in node.input}
             if all(source in found or by_name[source].op == "Const" for source in sources):
                 found.add(node.name)
@@ -87,7 +102,7 @@ def _cutting(graph: EmittedGraph, by_name: dict[str, Any]) -> set[str]:
 def _pieces(graph: EmittedGraph, cutting: set[str], home: str) -> Pieces:
     """Return a piece for everything that the rest of the graph reads of the cut arguments, and each reader's device."""
     reads = [(r, node.device) for node in graph.nodes if node.name not in cutting for r in node.input if r[0] != "^"]
-    reads += [(reference, home) for reference in graph.outputs]
+    reads += [(reference, home) for reference in (*graph.outputs, *graph.present)]
     wanted = dict.fromkeys((r, device) for r, device in reads if split_reference(r)[0] in cutting)
     return {key: f"graphsplit_piece_{i}" for i, key in enumerate(wanted)}
 
@@ -97,13 +112,13 @@ def _feeding_nodes(graph: EmittedGraph, by_name: dict[str, Any], cutting: set[st
     return [node for node in graph.nodes if node.name in cutting or node.name in constants]
 
 
-def _sent(pieces: Pieces, by_name: dict[str, Any]) -> list[Any]:
-    """Return the nodes that take each piece to its device. Handles are not sent."""
+def _sent(pieces: Pieces, by_name: dict[str, Any], alive: Mapping[str, str]) -> list[Any]:
+    """Return the nodes that take each piece (by `alive`, what can be returned of it) to its device. Handles stay."""
     nodes = []
     for (reference, device), piece in pieces.items():
         dtype = _type(reference, by_name)
         where = by_name[split_reference(reference)[0]].device if dtype in _STAYS else device
-        nodes.append(make_node(piece, "Identity", [reference], where, T=tf.as_dtype(dtype)))
+        nodes.append(make_node(piece, "Identity", [alive[reference]], where, T=tf.as_dtype(dtype)))
     return nodes
 
 

@@ -2,14 +2,20 @@
 
 Gradients of broadcasting ops, `Mean` and the like compute on shapes. Rules need the values (a permutation, a target
 shape), and what is known when planning need not run on every device. Floating-point constants are left to TensorFlow.
+
+Where the batch size is unknown, the same table works on arrays of dtype object, whose entries are `Linear` in the
+number of rows; what cannot be decided for every number of rows is not folded.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from graphsplit.batch_sizes import Linear, UndecidedError, as_linear, is_symbolic
 
 MOST_ELEMENTS = 1024
 Values = Sequence[np.ndarray]
@@ -20,30 +26,35 @@ def _broadcast_gradient_axes(left: np.ndarray, right: np.ndarray) -> list[np.nda
     rank = max(len(left), len(right))
     a = [1] * (rank - len(left)) + list(left)
     b = [1] * (rank - len(right)) + list(right)
-    axes_a = [i for i in range(rank) if i < rank - len(left) or (a[i] == 1 and b[i] != 1)]
-    axes_b = [i for i in range(rank) if i < rank - len(right) or (b[i] == 1 and a[i] != 1)]
-    both = [i for i in range(rank) if a[i] == 1 and b[i] == 1]
-    return [
-        np.array(sorted({*axes_a, *both}), left.dtype),
-        np.array(sorted({*axes_b, *both}), left.dtype),
-    ]
+    pairs = list(zip(a, b, strict=True))
+    if any(isinstance(x, Linear) and not _is_one(y) and x != y for x, y in (*pairs, *zip(b, a, strict=True))):
+        raise UndecidedError  # is it one row, which is broadcast?
+    both = [i for i, (x, y) in enumerate(pairs) if _is_one(x) and _is_one(y)]
+    axes_a = [i for i, (x, y) in enumerate(pairs) if i < rank - len(left) or (_is_one(x) and not _is_one(y))]
+    axes_b = [i for i, (x, y) in enumerate(pairs) if i < rank - len(right) or (_is_one(y) and not _is_one(x))]
+    return [np.array(sorted({*axes_a, *both}), np.int64), np.array(sorted({*axes_b, *both}), np.int64)]
+
+
+def _is_one(size: Any) -> bool:
+    """Return whether an axis is broadcast. A batch of one row need not count: the sum over one row is that row."""
+    return not isinstance(size, Linear) and bool(size == 1)
 
 
 def _concat_offsets(op: Any, values: Values) -> list[np.ndarray]:
     axis, shapes = int(values[0]), values[1:]
     offsets, position = [], 0
     for shape in shapes:
-        offset = np.zeros_like(shape)
+        offset = np.zeros(shape.shape, object)
         offset[axis] = position
         offsets.append(offset)
-        position += int(shape[axis])
+        position = position + shape[axis]
     return offsets
 
 
 def _stitch(op: Any, values: Values) -> list[np.ndarray]:
     count = len(values) // 2
     size = max((int(np.max(indices)) + 1 for indices in values[:count] if indices.size), default=0)
-    result = np.zeros((size, *values[count].shape[values[0].ndim :]), values[count].dtype)
+    result = np.zeros((size, *values[count].shape[values[0].ndim :]), object)
     for indices, data in zip(values[:count], values[count:], strict=True):
         result[indices] = data
     return [result]
@@ -81,7 +92,7 @@ _FOLD: dict[str, Callable[[Any, Values], list[np.ndarray] | None]] = {
     "Add": _elementwise(np.add),
     "AddV2": _elementwise(np.add),
     "BroadcastGradientArgs": lambda op, v: _broadcast_gradient_axes(*v),
-    "Cast": lambda op, v: [v[0].astype(op.out_dtypes[0].as_numpy_dtype)],
+    "Cast": lambda op, v: [v[0] if is_symbolic(v[0]) else v[0].astype(op.out_dtypes[0].as_numpy_dtype)],
     "ConcatOffset": _concat_offsets,
     "ConcatV2": lambda op, v: [np.concatenate(v[:-1], int(v[-1]))],
     "DynamicStitch": _stitch,
@@ -112,29 +123,46 @@ _FOLD: dict[str, Callable[[Any, Values], list[np.ndarray] | None]] = {
     "Sum": _reduce(np.sum),
     "Tile": lambda op, v: [np.tile(v[0], v[1])],
 }
-_FROM_SHAPE: dict[str, Callable[[tuple[int, ...]], Any]] = {
+_FROM_SHAPE: dict[str, Callable[[Sequence[Any]], Any]] = {
     "Rank": len,
     "Shape": list,
     "ShapeN": list,
-    "Size": lambda shape: int(np.prod(shape)),
+    "Size": math.prod,
 }
 FOLDABLE = frozenset({*_FOLD, *_FROM_SHAPE})
 
 
-def fold(op: Any) -> list[np.ndarray] | None:
-    """Return the values of `op`'s outputs if they are small integers that follow from static shapes, else None."""
+def fold(op: Any, symbols: Mapping[int, np.ndarray]) -> list[np.ndarray] | None:
+    """Return the values of `op`'s outputs if they are small integers that follow from shapes, else None.
+
+    Args:
+      op: the operation.
+      symbols: the operands that depend on an unknown number of rows, as arrays of dtype object. Results that depend on
+        it are such arrays too.
+    """
     if not all(dtype.is_integer or dtype.is_bool for dtype in op.out_dtypes):
         return None
     if op.type != "BroadcastGradientArgs" and any(
-        s is None or None in s or np.prod(s) > MOST_ELEMENTS for s in op.out_shapes
+        s is None or None in s or math.prod(s) > MOST_ELEMENTS for s in op.out_shapes
     ):
         return None  # (TensorFlow does not infer how many axes BroadcastGradientArgs returns; there are few)
-    dtypes = [dtype.as_numpy_dtype for dtype in op.out_dtypes]
+    try:
+        values = _values(op, symbols)
+    except UndecidedError:
+        return None
+    return values and [_typed(v, d.as_numpy_dtype) for v, d in zip(values, op.out_dtypes, strict=True)]
+
+
+def _values(op: Any, symbols: Mapping[int, np.ndarray]) -> list[Any] | None:
     if op.type in _FROM_SHAPE:
         if any(shape is None or None in shape for shape in op.in_shapes):
             return None
-        return [np.array(_FROM_SHAPE[op.type](s), d) for s, d in zip(op.in_shapes, dtypes, strict=True)]
+        return [_FROM_SHAPE[op.type]([as_linear(size) for size in s]) for s in op.in_shapes]
     if len(op.constants) != len(op.inputs) or not op.inputs:
         return None
-    values = _FOLD[op.type](op, [op.constants[i] for i in range(len(op.inputs))])
-    return None if values is None else [np.asarray(v, d) for v, d in zip(values, dtypes, strict=True)]
+    return _FOLD[op.type](op, [symbols.get(i, op.constants[i]) for i in range(len(op.inputs))])
+
+
+def _typed(value: Any, dtype: Any) -> np.ndarray:
+    array = np.asarray(value, object) if isinstance(value, (list, Linear)) else np.asarray(value)
+    return array if is_symbolic(array) else array.astype(dtype)

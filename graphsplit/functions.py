@@ -3,27 +3,38 @@
 from __future__ import annotations
 
 import functools
-import inspect
 import threading
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from graphsplit import prefetching, structures
+from graphsplit.batch_sizes import Rows
+from graphsplit.collecting import collection_paused
 from graphsplit.devices import canonical_name, resolve_devices
 from graphsplit.differentiation import Differentiable
 from graphsplit.errors import ArgumentError, UnsupportedError
 from graphsplit.planning import plan_program
 from graphsplit.plans import Plan
+from graphsplit.programs import Program
 from graphsplit.retracing import warn_of_retracing
-from graphsplit.splitting import Split, argument_paths, check_split, resolve_split
+from graphsplit.signatures import (
+    as_call,
+    as_specified,
+    by_bound_arguments,
+    generalized,
+    parameters_of,
+    signature_of,
+    spread,
+)
+from graphsplit.splitting import Split, Splitting, argument_paths, check_split, resolve_split, same_batch
 from graphsplit.stages import check_stages
 from graphsplit.staging import variables_elsewhere
 from graphsplit.tensorflow_internals import eager_context_started, in_xla_context
-from graphsplit.tracing import inside_trace, trace
+from graphsplit.tracing import Trace, inside_trace, trace
 
 if TYPE_CHECKING:
     from graphsplit.placement import Placement
@@ -41,6 +52,7 @@ class Options:
     weights: tuple[float, ...] | None = None
     strict: bool = False
     random: str = "exact"
+    reduce_retracing: bool = False
 
 
 class ParallelFunction:
@@ -49,14 +61,15 @@ class ParallelFunction:
     def __init__(self, fn: Callable[..., Any], options: Options):
         self._fn = fn
         self._options = options
-        self._signature = _signature(fn)
+        self._signature = signature_of(fn)
         self._compiled: dict[structures.Branch, list[Differentiable]] = {}
+        self._covered: dict[structures.Branch, structures.Branch] = {}
         self._lock = threading.RLock()
         self._attribute = ""
         functools.update_wrapper(self, fn, updated=())
         del self.__dict__["__wrapped__"]  # else a tf.function given this object as an argument calls that instead
         self.__signature__ = self._signature
-        check_split(options.split, _parameters(self._signature))
+        check_split(options.split, parameters_of(self._signature))
         _check_weights(options)
         if eager_context_started():
             _ = self.devices, self.home
@@ -194,11 +207,11 @@ class ParallelFunction:
                 "one device and would erase the placement. Drop jit_compile=True from the outer function; put it on "
                 "functions that the parallelized one calls."
             )
-        found = self._find(arguments)
-        if found is not None:
+        if (found := self._find(arguments)) is not None:
             return found
         with self._lock:
-            found = self._find(arguments)  # another thread may have been faster
+            arguments = self._cover(arguments)
+            found = self._find(arguments)  # another thread may have been faster, or another call was like this
             if found is None:
                 found = self._compile(arguments)
                 self._compiled.setdefault(arguments, []).append(found)
@@ -208,33 +221,83 @@ class ParallelFunction:
     def _find(self, arguments: structures.Branch) -> Differentiable | None:
         """Return the compiled form for this signature that is valid here: what it captured is at hand."""
         outer = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        for compiled in self._compiled.get(arguments, ()):
+        for compiled in self._compiled.get(self._covered.get(arguments, arguments), ()):
             if compiled.trace.outer_graph is None or compiled.trace.outer_graph is outer:
                 return compiled
         return None
 
+    def _cover(self, arguments: structures.Branch) -> structures.Branch:
+        """Return the signature under which a call is traced: its own, or one that leaves sizes open.
+
+        It does so where the function is a `tf.function` with an `input_signature`, and under `reduce_retracing`.
+        """
+        specs = self._signature.bind_partial(*(getattr(self._fn, "input_signature", None) or ())).arguments
+        wider: list[structures.Tree | None] = [as_specified(arguments, specs)]
+        if self._options.reduce_retracing:
+            wider += [generalized(known, arguments) for known in self._compiled]
+        for found in wider:
+            if isinstance(found, structures.Branch) and found != arguments and self._is_one_batch(found, arguments):
+                self._covered[arguments] = found
+                return found
+        return arguments
+
+    def _is_one_batch(self, found: structures.Branch, arguments: structures.Branch) -> bool:
+        splitting = resolve_split(self._options.split, spread(found, self._signature))
+        return same_batch(splitting, spread(arguments, self._signature))
+
+    @collection_paused()
     def _compile(self, arguments: structures.Branch) -> Differentiable:
-        splitting = resolve_split(self._options.split, _spread(arguments, self._signature))
-        names = [path for path, _ in argument_paths(_spread(arguments, self._signature))]
-        traced = trace(_by_bound_arguments(self._traced, self._signature), _as_call(arguments), names)
-        check_stages(traced.program.all_stages(), len(self.devices))
-        rows = splitting.rows(self._options.weights or (1,) * len(self.devices))
-        used = [d for d, count in enumerate(rows) if count]
-        plan = plan_program(
-            traced.program,
-            devices=[self.devices[d] for d in used],
-            rows=[rows[d] for d in used],
-            home=self.home,
-            input_layouts=splitting.layouts,
-            strict=self._options.strict,
-            random=self._options.random,
-            notes=(*splitting.notes, *variables_elsewhere(traced)),
-            positions=used,
-        )
+        named = spread(arguments, self._signature)
+        fn = by_bound_arguments(self._traced, self._signature)
+        traced, plan = trace_and_plan(fn, as_call(arguments), named, self._options, self.devices, self.home)
         return Differentiable(traced, plan, self._name())
 
     def _name(self) -> str:
         return str(getattr(self, "__name__", type(self._fn).__name__))
+
+
+def trace_and_plan(
+    fn: Callable[..., Any],
+    call: structures.Tree,
+    arguments: structures.Branch,
+    options: Options,
+    devices: Sequence[str],
+    home: str,
+) -> tuple[Trace, Plan]:
+    """Trace `fn` for one structure of arguments, and decide what runs where.
+
+    Args:
+      fn: called as the structure `call` of `(args, kwargs)` says.
+      call: see there.
+      arguments: the same leaves by the names under which users know them.
+      options: all but the devices are taken from here.
+      devices, home: full names. They need not exist here.
+    """
+    splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
+    names = [path for path, _ in argument_paths(arguments)]
+    traced = trace(fn, call, names, splitting.shapes)
+    check_stages(traced.program.all_stages(), len(devices))
+    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
+    return traced, plan_for(traced.program, splitting, options, devices, home)
+
+
+def plan_for(program: Program, splitting: Splitting, options: Options, devices: Sequence[str], home: str) -> Plan:
+    """Decide what of a program runs where, given how its inputs are split."""
+    if isinstance(splitting.batch, Rows) and not program.batch_is_unknown:
+        splitting = splitting.whole()
+    rows = splitting.rows(options.weights or (1,) * len(devices))
+    used = [d for d, count in enumerate(rows) if count]
+    return plan_program(
+        program,
+        devices=[devices[d] for d in used],
+        rows=[rows[d] for d in used],
+        home=home,
+        input_layouts=splitting.layouts,
+        strict=options.strict,
+        random=options.random,
+        notes=splitting.notes,
+        positions=used,
+    )
 
 
 def parallelize(
@@ -246,6 +309,7 @@ def parallelize(
     weights: Sequence[float] | None = None,
     strict: bool = False,
     random: str = "exact",
+    reduce_retracing: bool = False,
 ) -> Any:
     """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
 
@@ -270,6 +334,9 @@ def parallelize(
       random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw numbers
         of its own: reproducible from the seed, different on every shard, not those of one device. It also shards
         stateful random ops (`tf.random.normal`), which otherwise run at home.
+      reduce_retracing: trace once more, and then no more, where calls differ in sizes only: those that differ are left
+        open, as `tf.function` does; the batch size among them. A `tf.function` with an `input_signature` is traced for
+        that from the start.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
@@ -285,7 +352,14 @@ def parallelize(
     """
     if fn is None:
         return functools.partial(
-            parallelize, devices=devices, split=split, home=home, weights=weights, strict=strict, random=random
+            parallelize,
+            devices=devices,
+            split=split,
+            home=home,
+            weights=weights,
+            strict=strict,
+            random=random,
+            reduce_retracing=reduce_retracing,
         )
     if not callable(fn):
         raise ArgumentError(f"parallelize takes a function, got {fn!r}; options are named: devices=4, split=0, ...")
@@ -293,7 +367,8 @@ def parallelize(
         raise ArgumentError(f"random={random!r} is not known; choose 'exact' or 'independent'.")
     if isinstance(devices, (list, tuple)):
         devices = tuple(devices)
-    options = Options(devices, split, home, None if weights is None else tuple(weights), strict, random)
+    shares = None if weights is None else tuple(weights)
+    options = Options(devices, split, home, shares, strict, random, reduce_retracing)
     _check_devices(options)
     if type(fn) is ParallelFunction:  # a stage stays one
         fn = fn.function
@@ -354,54 +429,3 @@ def _check_weights(options: Options) -> None:
 
 def _weights_message(weights: Sequence[float], count: int) -> str:
     return f"weights={list(weights)} has {len(weights)} entries for {count} devices; give one for each device."
-
-
-def _signature(fn: Callable[..., Any]) -> inspect.Signature:
-    try:
-        signature = inspect.signature(fn)
-    except (TypeError, ValueError):  # builtins and some callables do not say
-        return inspect.signature(lambda *args, **kwargs: (args, kwargs))
-    return signature.replace(return_annotation=inspect.Signature.empty)
-
-
-def _parameters(signature: inspect.Signature) -> list[str] | None:
-    """Return the parameters that `split` may name, or None if the function takes any."""
-    kinds = [parameter.kind for parameter in signature.parameters.values()]
-    return None if inspect.Parameter.VAR_KEYWORD in kinds else list(signature.parameters)
-
-
-def _spread(arguments: structures.Branch, signature: inspect.Signature) -> structures.Branch:
-    """Return the arguments by name with those of `**kwargs` among them, as the user wrote the call."""
-    keys: list[str] = []
-    entries: list[structures.Tree] = []
-    for key, entry in zip(arguments.keys, arguments.entries, strict=True):
-        if signature.parameters[key].kind is inspect.Parameter.VAR_KEYWORD and isinstance(entry, structures.Branch):
-            keys += entry.keys
-            entries += entry.entries
-        else:
-            keys.append(key)
-            entries.append(entry)
-    return structures.Branch(dict, tuple(keys), tuple(entries))
-
-
-def _as_call(arguments: structures.Branch) -> structures.Branch:
-    """Return the structure of `(args, kwargs)` for a function of the bound arguments."""
-    return structures.Branch(
-        tuple, (0, 1), (structures.Branch(tuple, (0,), (arguments,)), structures.Branch(dict, (), ()))
-    )
-
-
-def _by_bound_arguments(fn: Callable[..., Any], signature: inspect.Signature) -> Callable[[Mapping[str, Any]], Any]:
-    """Return `fn` as a function of the mapping that `Signature.bind` gives."""
-    unbind = tf.autograph.experimental.do_not_convert(
-        lambda arguments: (
-            (bound := inspect.BoundArguments(signature, arguments)).args,  # type: ignore[arg-type]
-            bound.kwargs,
-        )
-    )
-
-    def call(arguments: Mapping[str, Any]) -> Any:
-        args, kwargs = unbind(dict(arguments))
-        return fn(*args, **kwargs)
-
-    return call

@@ -66,9 +66,9 @@ def make_node(name: str, op_type: str, inputs: Iterable[str], device: str = "", 
     return node
 
 
-def constant_node(name: str, value: np.ndarray, dtype: tf.DType, device: str = "") -> Any:
+def constant_node(name: str, value: np.ndarray, dtype: tf.DType, device: str = "", control: str = "") -> Any:
     """Return a `Const` node of `value`; an array that repeats one number is stored as that number."""
-    node = NodeDef(name=name, op="Const", device=device)
+    node = NodeDef(name=name, op="Const", device=device, input=[control] if control else [])
     node.attr["dtype"].type = dtype.as_datatype_enum
     proto = node.attr["value"].tensor
     if value.size > 1 and value.dtype != object and not any(value.strides):

@@ -17,7 +17,7 @@ from graphsplit.control_flow import Mesh
 from graphsplit.demands import Backward
 from graphsplit.errors import CheckError, StrictError, bullet_list
 from graphsplit.layouts import REPLICATE, Layout, Replicate, Shard
-from graphsplit.plans import Plan, Reshard, format_bytes
+from graphsplit.plans import Plan, Reshard
 from graphsplit.programs import Op, Program
 from graphsplit.propagation import Forward
 
@@ -104,7 +104,7 @@ def _strict_message(plan: Plan) -> str:
     lines = []
     for op, reason in plan.stayed_home:
         where = plan.program.locate(op.name)
-        gathered = format_bytes(plan.gathered_bytes(op))
+        gathered = plan.size_text(plan.gathered(op))
         lines.append(f"{op.type} {op.name!r}{f' at {where}' if where else ''}: {gathered} gathered; {reason}")
     return (
         "strict=True, but these operations carry rows of the batch and would run at home:\n"

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from fractions import Fraction
 
 import tensorflow as tf
 
+from graphsplit.batch_sizes import has_rows
 from graphsplit.errors import CheckError
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
 from graphsplit.programs import Op, Program, Tensor
 from graphsplit.rules import Sharded
+
+_FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,18 @@ class Plan:
         """Return the number of rows of the whole batch, 0 if nothing is split."""
         return sum(self.rows)
 
+    def rows_sources(self) -> list[tuple[int, int, int]]:
+        """Return the arguments on which the rows of a batch of unknown size are counted.
+
+        For each its position, an axis, and how many entries this has per row.
+        """
+        arguments = len(self.program.inputs) - self.program.seeds
+        found = []
+        for position, layout in zip(self.program.inputs[:arguments], self.input_layouts, strict=False):
+            if isinstance(layout, Shard):
+                found.append((position, layout.axis, sum(layout.blocks)))
+        return found
+
     @property
     def sharded_ops(self) -> tuple[Op, ...]:
         """Return the operations that run on the shards."""
@@ -113,6 +129,11 @@ class Plan:
         pairs = zip(self.program.ops, self.steps, strict=True)
         return tuple((op, step.reason) for op, step in pairs if step.home and step.reason)
 
+    def gathered(self, op: Op) -> list[Tensor]:
+        """Return the tensors that are gathered or reduced to run `op` at home."""
+        moved = {r.tensor for r in self.reshards if isinstance(r.target, Replicate)}
+        return [tensor for tensor in dict.fromkeys(op.inputs) if tensor in moved]
+
     def stage_device(self, name: str, shard: int | None) -> str:
         """Return the device that the stage of an operation has for a shard, or (None) at home; "" outside of stages."""
         stage = None if self.local else self.program.stages.of(name)
@@ -122,8 +143,7 @@ class Plan:
 
     def gathered_bytes(self, op: Op) -> int:
         """Return how many bytes are gathered or reduced to run `op` at home."""
-        moved = {r.tensor for r in self.reshards if isinstance(r.target, Replicate)}
-        return sum(self.program.bytes(tensor) for tensor in dict.fromkeys(op.inputs) if tensor in moved)
+        return sum(map(self.program.bytes, self.gathered(op)))
 
     def check(self) -> None:
         """Raise `CheckError` unless every tensor that is read exists in the layout in which it is read."""
@@ -141,7 +161,8 @@ class Plan:
                     raise CheckError(f"{op.name!r} has side effects and would run {len(self.devices)} times.")
                 if len(step.shards.wants) != len(op.inputs) or len(step.shards.gives) != len(op.out_shapes):
                     raise CheckError(f"{op.name!r} wants {step.shards.wants} and gives {step.shards.gives}.")
-                reads += zip(op.inputs, step.shards.wants, strict=True)
+                wanted = enumerate(zip(op.inputs, step.shards.wants, strict=True))
+                reads += [read for i, read in wanted if i not in step.shards.makes]
                 for body in step.shards.bodies.values():
                     body.check()
                 for k, layout in enumerate(step.shards.gives):
@@ -171,8 +192,9 @@ class Plan:
             return True
         if self.local and tensor.op in self.program.inputs:
             return self.input_layouts[self.program.inputs.index(tensor.op)] == layout
-        is_constant = self.program.ops[tensor.op].type == "Const"
-        return is_constant or (step.home and isinstance(layout, Replicate))
+        op = self.program.ops[tensor.op]
+        is_whole = isinstance(layout, Replicate)
+        return op.type == "Const" or (op.is_constant and is_whole) or (step.home and is_whole)
 
     def __str__(self) -> str:
         return "\n".join([*self._header(), *self._communication(), *self._at_home(), *self._note_lines()])
@@ -182,7 +204,7 @@ class Plan:
         dead = sum(not (s.home or s.shards) for s in steps)
         lines = [f"Plan: {len(ops) - dead} operations, {len(self.devices)} shards, home {_short_device(self.home)}"]
         lines += [
-            f"  shard {d}: {_short_device(name)}, {n} rows"
+            f"  shard {d}: {_short_device(name)}, {self._rows_text(n)}"
             for d, (name, n) in enumerate(zip(self.devices, self.rows, strict=True))
         ]
         for name, position, layout in zip(
@@ -202,9 +224,22 @@ class Plan:
         for kind in ("split", "zero-fill", "all-gather", "all-to-all", "all-reduce", "reduce-scatter"):
             tensors = [r.tensor for r in self.reshards if r.kind == kind]
             if tensors:
-                total = sum(self.program.bytes(t) for t in tensors)
-                lines.append(f"  {kind}: {len(tensors)} tensors, {format_bytes(total)}")
+                lines.append(f"  {kind}: {len(tensors)} tensors, {self.size_text(tensors)}")
         return lines
+
+    def _rows_text(self, rows: int) -> str:
+        if not self.program.batch_is_unknown:
+            return f"{rows} rows"
+        share = Fraction(rows, self.batch).limit_denominator(_FINEST_SHARE)
+        return "all rows" if share == 1 else f"{share} of the rows"
+
+    def size_text(self, tensors: Iterable[Tensor]) -> str:
+        """Return the size of some tensors, for people: of a batch of unknown size, by how much it grows per row."""
+        sizes = [(self.program.bytes(t), has_rows(self.program.shape(t))) for t in tensors]
+        fixed, growing = (sum(size for size, grows in sizes if grows == kind) for kind in (False, True))
+        if not growing:
+            return format_bytes(fixed)
+        return (f"{format_bytes(fixed)} and " if fixed else "") + f"{format_bytes(growing // self.batch)} a row"
 
     def _at_home(self, most: int = 12) -> list[str]:
         stayed = sorted(self.stayed_home, key=lambda pair: -self.gathered_bytes(pair[0]))
@@ -213,7 +248,7 @@ class Plan:
         lines = [f"  carry the batch and run at home: {len(stayed)}"]
         for op, reason in stayed[:most]:
             where = self.program.locate(op.name)
-            gathered = format_bytes(self.gathered_bytes(op))
+            gathered = self.size_text(self.gathered(op))
             lines.append(f"    {op.type} {op.name!r}: {gathered} gathered; {reason}" + (f" ({where})" if where else ""))
         return lines + ([f"    ... and {len(stayed) - most} more"] if len(stayed) > most else [])
 

@@ -8,19 +8,31 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.batch_sizes import (
+    STAND_IN,
+    WITNESSES,
+    Shape,
+    as_linear,
+    has_rows,
+    is_symbolic,
+    joined_shapes,
+    per_row,
+    values_at,
+    with_rows,
+)
+from graphsplit.bodies import ITEM, Bodies, Elements, Given
 from graphsplit.collecting import collection_paused
 from graphsplit.folding import FOLDABLE, fold
 from graphsplit.graphdefs import (
     constant_node,
     constant_value,
-    function_graph,
-    inline_calls,
     make_node,
     split_reference,
 )
-from graphsplit.hoisting import CONTROL_FLOW, function_names
-from graphsplit.programs import Op, Program, Shape, Tensor, is_stateful
-from graphsplit.stages import Stages, stages_of
+from graphsplit.hoisting import CONTROL_FLOW
+from graphsplit.programs import ROWS_CONSTANT, Op, Program, Tensor, is_stateful
+from graphsplit.shape_inference import ELEMENT_SHAPE, HELPER, Findings, Value, import_for_shapes
+from graphsplit.stages import Stages
 from graphsplit.tensorflow_internals import resource_value
 
 _NO_BODIES: dict[str, Any] = {}
@@ -37,8 +49,13 @@ def build_program(
     effects: Sequence[str],
     library: Any,
     versions: Any,
-    resources: Mapping[str, tuple[tf.DType, tf.TensorShape]],
+    resources: Mapping[str, Elements],
     inlined_from: tf.Graph | None = None,
+    given_shapes: Mapping[str, Shape | None] | None = None,
+    seeds: int = 0,
+    batch_is_unknown: bool = False,
+    held: Mapping[str, np.ndarray] | None = None,
+    memo: dict[Any, Program] | None = None,
     notes: Sequence[str] = (),
     locate: Callable[[str], str] = lambda _: "",
     stages: Stages = Stages(),  # noqa: B008  # frozen
@@ -52,11 +69,32 @@ def build_program(
       effects: names of nodes that must run.
       resources: for captured variables, what they hold, without which no shape behind a read is known.
       inlined_from: the graph that the nodes were, before calls were inlined. It knows shapes that were set by hand.
+      given_shapes: of inputs, by name, where they say more than the placeholders do: multiples of an unknown batch.
+      seeds: how many of the inputs, the last, are gradients of outputs.
+      batch_is_unknown: whether this is part of a program with a batch of unknown size.
+      held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
+      memo: functions that were read before, with what was known of their arguments.
       stages: the stages among the calls that were inlined.
+
+    Raises:
+      ValueError: if shapes cannot be inferred for every number of rows.
     """
-    reader = _Reader({node.name: node for node in nodes}, _known_outputs(inlined_from), library, versions, resources)
-    for operation in _import_for_shapes(nodes, library, versions, resources).get_operations():
-        reader.read(operation)
+    given = {name: shape for name, shape in (given_shapes or {}).items() if has_rows(shape)}
+    unknown = bool(given) or batch_is_unknown
+    by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
+    known = Findings()
+    bodies = Bodies(build_program, library, versions, unknown, {} if memo is None else memo)
+    while True:
+        cases = [
+            import_for_shapes(nodes, versions, resources, given, known, rows)
+            for rows in (WITNESSES if unknown else WITNESSES[-1:])
+        ]
+        reader = _Reader(by_name, hints, resources, held or {}, bodies)
+        for operations in zip(*[graph.get_operations() for graph in cases], strict=True):
+            reader.read(operations)
+        if not unknown or reader.found == known:
+            break
+        known = reader.found  # what is behind a loop is only known when the loop is
     return Program(
         ops=tuple(reader.ops),
         inputs=tuple(reader.positions[name] for name in inputs),
@@ -66,42 +104,34 @@ def build_program(
         effects=tuple(dict.fromkeys(reader.positions[name] for name in effects)),
         library=library,
         versions=versions,
+        seeds=seeds,
+        batch_is_unknown=unknown,
         notes=tuple(notes),
         locate=locate,
         stages=stages,
     )
 
 
-def _import_for_shapes(nodes: Sequence[Any], library: Any, versions: Any, resources: Mapping[str, Any]) -> tf.Graph:
-    """Import the nodes into a fresh graph, where TensorFlow infers all shapes again, now that calls are inlined.
+def build_for_any_batch(
+    build: Callable[..., Program], given_shapes: Mapping[str, Shape | None], notes: Sequence[str]
+) -> Program:
+    """Return the program for every number of rows; if shapes do not follow for all, one in which no axis is a batch.
 
-    Placeholders of variables and lists are replaced by ops that say what these hold.
+    Args:
+      build: `build_program` with its other arguments.
+      given_shapes, notes: see there.
     """
-    graph_def = tf.compat.v1.GraphDef(versions=versions, library=library)
-    for node in nodes:
-        if node.name in resources:
-            dtype, shape = resources[node.name]
-            if node.attr["dtype"].type == tf.variant.as_datatype_enum:
-                sizes = np.array(-1 if shape.rank is None else [-1 if s is None else s for s in shape], np.int32)
-                graph_def.node.append(constant_node(f"{node.name}{_HELPER}shape", sizes, tf.int32))
-                graph_def.node.append(constant_node(f"{node.name}{_HELPER}most", np.array(-1, np.int32), tf.int32))
-                inputs = [f"{node.name}{_HELPER}shape", f"{node.name}{_HELPER}most"]
-                node = make_node(node.name, "EmptyTensorList", inputs, element_dtype=dtype, shape_type=tf.int32)
-            else:
-                value = tf.compat.v1.AttrValue(shape=shape.as_proto())
-                node = make_node(node.name, "VarHandleOp", [], dtype=dtype, shape=value)
-        copy = graph_def.node.add()
-        copy.CopyFrom(node)
-        copy.device = ""
-        if "_class" in copy.attr:
-            del copy.attr["_class"]
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.graph_util.import_graph_def(graph_def, name="")
-    return graph
+    try:
+        return build(given_shapes=given_shapes, notes=tuple(notes))
+    except ValueError as error:
+        if not any(map(has_rows, given_shapes.values())):
+            raise
+        reason = str(error).strip().split("\n")[0]
+        note = f"shapes do not follow for every batch size, so everything runs at home: {reason}"
+        return build(notes=(*notes, note))
 
 
-_HELPER = "/graphsplit_"
+_ON_LISTS = frozenset({*ELEMENT_SHAPE, *ITEM, "Identity"})
 _ITEM_BYTES: dict[tf.DType, int] = {}
 
 
@@ -124,19 +154,23 @@ class _Reader:
         self,
         nodes: Mapping[str, Any],
         known_outputs: Mapping[str, Sequence[tf.Tensor]],
-        library: Any,
-        versions: Any,
-        resources: Mapping[str, tuple[tf.DType, tf.TensorShape]],
+        resources: Mapping[str, Elements],
+        held: Mapping[str, np.ndarray],
+        bodies: Bodies,
     ):
         self._known_outputs = known_outputs
-        self._library = {function.signature.name: function for function in library.function}
-        self._versions = versions
         self._resources = resources
-        self._elements: dict[Tensor, tuple[tf.DType, tf.TensorShape]] = {}  # of lists: what they hold
+        self._read_bodies = bodies
+        self._held_by_inputs = held
+        self._held: dict[Tensor, np.ndarray] = {}  # of lists whose elements are all the same known integers: those
+        self._elements: dict[Tensor, Elements] = {}  # of lists: what they hold
         self.ops: list[Op] = []
         self.positions: dict[str, int] = {}
         self._nodes = nodes
         self._known: dict[Tensor, np.ndarray] = {}
+        self.found = Findings()
+        self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
+        self._constants: dict[tuple[tf.DType, Shape, bytes, bytes], int] = {}
         self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
 
     def tensor(self, reference: str) -> Tensor:
@@ -145,27 +179,23 @@ class _Reader:
         tensor = Tensor(self.positions[name], index)
         return self._replaced.get(tensor, tensor)
 
-    def read(self, operation: tf.Operation) -> None:
-        """Append an operation to the program."""
-        if _HELPER in operation.name:
+    def read(self, cases: Sequence[tf.Operation]) -> None:
+        """Append an operation to the program, given its shapes for one or several numbers of rows."""
+        operation = cases[-1]
+        if HELPER in operation.name:
             return
         node = self._nodes[operation.name]
         inputs = tuple([self.tensor(reference) for reference in node.input if reference[0] != "^"])
-        shapes, dtypes, sizes = [], [], []
+        dtypes = [output.dtype for output in operation.outputs]
         hints = self._known_outputs.get(operation.name, ())
+        shapes = []
         for k, output in enumerate(operation.outputs):
-            known = output.shape
-            if k < len(hints) and hints[k].dtype == output.dtype:  # (hoisting turns handles into values)
-                known = known.merge_with(hints[k].shape)
+            hint = hints[k] if k < len(hints) and hints[k].dtype == output.dtype else None  # (hoisting changes dtypes)
+            shape = joined_shapes([_shape(case.outputs[k].shape) for case in cases])
+            shapes.append(shape if hint is None else _merged(shape, hint.shape))
             if output.dtype == tf.variant:
-                self._read_elements(Tensor(len(self.ops), k), output, hints[k] if k < len(hints) else None)
-                if "While" in node.op and inputs[k] in self._elements:  # a loop that was inlined has no hints
-                    self._elements.setdefault(Tensor(len(self.ops), k), self._elements[inputs[k]])
-            dims = known.dims
-            shape = None if dims is None else tuple([dim if isinstance(dim, int) else dim.value for dim in dims])
-            shapes.append(shape)
-            dtypes.append(output.dtype)
-            sizes.append(_bytes(output.dtype, shape))
+                self._read_elements(Tensor(len(self.ops), k), cases, k, hint)
+        sizes = [_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
         if node.op == "Squeeze" and not node.attr["squeeze_dims"].list.i and inputs:
             node = _with_squeezed_axes(node, self.ops[inputs[0].op].out_shapes[inputs[0].index])
         if node.op == "EnsureShape" and _is_known(self.ops[inputs[0].op].out_shapes[inputs[0].index], shapes[0]):
@@ -182,81 +212,154 @@ class _Reader:
             out_dtypes=tuple(dtypes),
             out_bytes=tuple(sizes),
             constants={i: self._known[t] for i, t in enumerate(inputs) if t in self._known},
+            per_row={i: per_row(self._symbols[t]) for i, t in enumerate(inputs) if t in self._symbols},
             stateful=is_stateful(node.op),
             bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
         )
         self.positions[op.name] = op.index
-        values = fold(op) if op.type in FOLDABLE and not op.controls else None
+        if op.name in self._held_by_inputs:
+            self._held[Tensor(op.index, 0)] = self._held_by_inputs[op.name]
+        if op.type in _ON_LISTS:
+            self._refine_elements(op)
+        symbols = {i: self._symbols[t] for i, t in enumerate(inputs) if t in self._symbols}
+        values = fold(op, symbols) if op.type in FOLDABLE and not op.controls else None
         if op.type == "VariableShape":
             values = self._shape_of_variable(op)
         elif op.type == "TensorListElementShape":
             values = self._shape_of_elements(op)
-        if values is None:
+        if op.type == "TensorListPopBack" and inputs[0] in self._held:
+            self._pop(op, self._held[inputs[0]])
+        elif values is None:
             self.ops.append(op)
+            if op.type == "IdentityN" and not op.controls:  # keeps all its inputs in memory until the last one is there
+                self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(inputs)})
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
                 self._known[Tensor(op.index, 0)] = constant_value(op.node)
         elif len(values) == 1:
-            self._append_constant(op.name, values[0], op, 0)
+            self.positions[op.name] = self._constant(op.name, values[0], op, 0).op
         else:
             self.ops.append(op)  # keeps its place for whoever waits for it; nobody reads it
             for index, value in enumerate(values):
-                self._replaced[Tensor(op.index, index)] = Tensor(len(self.ops), 0)
-                self._append_constant(f"{op.name}/value_{index}", value, op, index)
+                self._append_value(op, index, value)
+
+    def _pop(self, op: Op, value: np.ndarray) -> None:
+        """Append the op that takes the last element off a list; that element is known."""
+        self.ops.append(op)
+        self._held[Tensor(op.index, 0)] = value
+        self._append_value(op, 1, value)
+
+    def _append_value(self, op: Op, output: int, value: np.ndarray) -> None:
+        """Append a constant in place of one of several outputs."""
+        self._replaced[Tensor(op.index, output)] = self._constant(f"{op.name}/value_{output}", value, op, output)
+        found = Value(op.out_dtypes[output], value.shape, _ints(values_at(value, 0)), _ints(per_row(value)))
+        self.found.values[f"{op.name}:{output}" if output else op.name] = found
 
     def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:
         held = self._resources.get(self.ops[op.inputs[0].op].name)
-        if held is None or not held[1].is_fully_defined():
+        if held is None or held[1] is None or None in held[1]:
             return None
-        return [np.array(held[1].as_list(), op.out_dtypes[0].as_numpy_dtype)]
+        return [np.array(held[1], op.out_dtypes[0].as_numpy_dtype)]
 
     def _shape_of_elements(self, op: Op) -> list[np.ndarray] | None:
         held = self._elements.get(op.inputs[0])
-        if held is None or held[1].rank is None:
+        if held is None or held[1] is None:
             return None
-        return [np.array([-1 if size is None else size for size in held[1]], op.out_dtypes[0].as_numpy_dtype)]
+        return [np.array([-1 if size is None else as_linear(size) for size in held[1]], object)]
 
-    def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> dict[str, Program]:
-        """Return the programs of the functions that a loop or branch calls."""
-        before = CONTROL_FLOW[node.op][2]
-        given = [self.ops[t.op].out_shapes[t.index] for t in inputs[before:]]
-        shapes = out_shapes if "While" in node.op else given
-        elements = {i: self._elements[t] for i, t in enumerate(inputs[before:]) if t in self._elements}
-        return {name: self._body(self._library[name], shapes, elements) for name in function_names(node)}
-
-    def _read_elements(self, tensor: Tensor, output: tf.Tensor, original: tf.Tensor | None) -> None:
-        held = resource_value(output) or (resource_value(original) if original is not None else None)
-        if held is not None and held[0] != tf.variant:
-            self._elements[tensor] = held
-
-    def _body(
-        self, function: Any, shapes: Sequence[Shape | None], elements: Mapping[int, tuple[tf.DType, tf.TensorShape]]
-    ) -> Program:
-        graph, outputs = function_graph(function, self._library.values(), self._versions, shapes)
-        stages = stages_of(graph)
-        effects = [f"^{name}" for name in function.control_ret.values()]
-        nodes, references = inline_calls(graph, [*outputs, *effects])
-        names = [argument.name for argument in function.signature.input_arg]
-        return build_program(
-            nodes,
-            inputs=names,
-            input_names=names,
-            captures=(),
-            outputs=references[: len(outputs)],
-            effects=[reference[1:] for reference in references[len(outputs) :]],
-            library=graph.library,
-            versions=self._versions,
-            resources={names[i]: held for i, held in elements.items()},
-            stages=stages,
+    def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> Mapping[str, Program]:
+        """Return the programs of the functions that a loop or branch calls, and note what they say of its results."""
+        passed = inputs[CONTROL_FLOW[node.op][2] :]
+        given = Given(
+            [self.ops[t.op].out_shapes[t.index] for t in passed],
+            {i: self._elements[t] for i, t in enumerate(passed) if t in self._elements},
+            {i: self._held[t] for i, t in enumerate(passed) if t in self._held},
         )
+        if "While" not in node.op:
+            programs, shapes = self._read_bodies.of_branches(node, Given(given.shapes, given.elements))
+            if "output_shapes" in node.attr:
+                self._find(node.name, out_shapes, shapes)
+            return programs
+        programs, carried = self._read_bodies.of_loop(node, given, out_shapes)
+        self._find(node.name, out_shapes, carried.shapes)
+        for i, (dtype, shape) in carried.elements.items():
+            maker, result = self.ops[inputs[i].op], Tensor(len(self.ops), i)
+            if has_rows(shape) and maker.type in ELEMENT_SHAPE:
+                self.found.elements[maker.name] = shape
+            if has_rows(shape) or result not in self._elements:  # a loop that was inlined has no hints
+                self._elements[result] = dtype, shape
+            if maker.type == "EmptyTensorList" and i in carried.held:
+                self._held[result] = carried.held[i]
+        return programs
 
-    def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:
+    def _refine_elements(self, op: Op) -> None:
+        """Note the elements of a list that something of more rows is put into, is made from a tensor, or is read."""
+        given = op.inputs[0] if op.inputs else None
+        held = [t for t in (Tensor(op.index, 0), given) if t in self._elements]
+        if not held:
+            return
+        dtype, shape = self._elements[held[0]]
+        if given in self._elements:
+            shape = with_rows(shape, self._elements[given][1])
+        if op.type in ITEM:
+            item = op.in_shapes[ITEM[op.type]]
+            shape = with_rows(shape, item and item[1:] if op.type == "TensorListFromTensor" else item)
+        if op.out_dtypes[0] == tf.variant:
+            self._elements[Tensor(op.index, 0)] = dtype, shape
+        if op.type in ELEMENT_SHAPE and has_rows(shape):
+            self.found.elements[op.name] = shape
+
+    def _find(self, name: str, inferred: Sequence[Shape | None], found: Sequence[Shape | None]) -> None:
+        shapes = tuple([with_rows(shape, hint) for shape, hint in zip(inferred, found, strict=True)])
+        if any(map(has_rows, shapes)):
+            self.found.outputs[name] = shapes
+
+    def _read_elements(self, tensor: Tensor, cases: Sequence[tf.Operation], k: int, original: tf.Tensor | None) -> None:
+        found = [held for case in cases if (held := resource_value(case.outputs[k])) is not None]
+        if found:
+            dtype, shape = found[0][0], joined_shapes([_shape(held[1]) for held in found])
+        elif original is not None and (held := resource_value(original)) is not None:
+            dtype, shape = held[0], _shape(held[1])
+        else:
+            return
+        if dtype != tf.variant:
+            self._elements[tensor] = dtype, shape
+
+    def _constant(self, name: str, value: np.ndarray, op: Op, output: int) -> Tensor:
+        """Return a constant of what an op's output is worth; equal ones are one."""
         dtype, size = op.out_dtypes[output], op.out_bytes[output]
-        position = len(self.ops)
-        node = constant_node(name, value, dtype)
+        rest, growth, kind = values_at(value, 0), per_row(value), "Const"
+        position = self._constants.setdefault((dtype, value.shape, rest.tobytes(), growth.tobytes()), len(self.ops))
+        tensor = Tensor(position, 0)
+        if position < len(self.ops):
+            return tensor
+        if is_symbolic(value):
+            node, kind = constant_node(name, rest, dtype), ROWS_CONSTANT
+            node.op = kind
+            node.attr["per_row"].tensor.CopyFrom(tf.make_tensor_proto(growth, dtype, value.shape))
+            self._symbols[tensor], value = value, values_at(value, STAND_IN)
+        else:
+            value = np.asarray(value, dtype.as_numpy_dtype)
+            node = constant_node(name, value, dtype)
         self.ops.append(
-            Op(position, name, "Const", (), (), node, (), (value.shape,), (dtype,), (size,), {}, stateful=False)
+            Op(tensor.op, name, kind, (), (), node, (), (value.shape,), (dtype,), (size,), {}, stateful=False)
         )
-        self._known[Tensor(position, 0)] = value
+        self._known[tensor] = value
+        return tensor
+
+
+def _ints(values: np.ndarray) -> tuple[int, ...]:
+    return tuple(int(value) for value in values.flat)
+
+
+def _shape(known: tf.TensorShape) -> Shape | None:
+    return None if known.rank is None else tuple(known)
+
+
+def _merged(shape: Shape | None, hint: tf.TensorShape) -> Shape | None:
+    """Return a shape with the sizes that only a hint knows."""
+    if shape is None or hint.rank is None:
+        return _shape(hint) if shape is None else shape
+    return tuple([known if size is None else size for size, known in zip(shape, hint, strict=True)])
 
 
 def _is_known(before: Shape | None, ensured: Shape | None) -> bool:
@@ -265,7 +368,7 @@ def _is_known(before: Shape | None, ensured: Shape | None) -> bool:
 
 def _with_squeezed_axes(node: Any, shape: Shape | None) -> Any:
     """Return a `Squeeze` that names its axes: on a device with one row, the batch is not among them."""
-    if shape is None or None in shape:
+    if shape is None or None in shape or has_rows(shape):
         return node
     copy = tf.compat.v1.NodeDef()
     copy.CopyFrom(node)

@@ -29,8 +29,8 @@ def warn_of_retracing(name: str, signatures: Sequence[structures.Branch]) -> Non
     lines = [f"{path}: {_several(values)}" for path, values in _differing(signatures).items()]
     warnings.warn(
         f"{name} has been traced {MANY_TRACES} times, once for each of these:\n{bullet_list(lines)}\n"
-        "Tracing and planning cost seconds for a large model. Pad or bucket lengths so that few shapes occur, drop the "
-        "last partial batch or pad it, and pass Python numbers that change as tensors.",
+        "Tracing and planning cost seconds for a large model. Pass reduce_retracing=True to leave sizes that change "
+        "open; or pad or bucket lengths so that few shapes occur. Pass Python numbers that change as tensors.",
         RetracingWarning,
         stacklevel=4,
     )

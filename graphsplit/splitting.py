@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.batch_sizes import Rows, Shape
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.layouts import REPLICATE, Layout, Shard, apportion
 from graphsplit.structures import Branch, CompositeLeaf, StaticLeaf, TensorLeaf, Tree, paths, step_path
@@ -21,17 +22,23 @@ class Splitting:
 
     Attributes:
       layouts: the layout of each flat argument.
-      batch: the number of rows; 0 if nothing is split.
+      shapes: of each flat argument; `Rows` where a batch of unknown size is.
+      batch: the number of rows; `Rows` if it is not known, 0 if nothing is split.
       notes: what a user might not expect.
     """
 
     layouts: tuple[Layout, ...]
+    shapes: tuple[Shape | None, ...]
     batch: int
     notes: tuple[str, ...] = ()
 
     def rows(self, weights: Sequence[float]) -> tuple[int, ...]:
         """Return the rows of each device."""
-        return apportion(self.batch, weights)
+        return apportion(int(self.batch), weights)
+
+    def whole(self) -> Splitting:
+        """Return the same with nothing split."""
+        return replace(self, layouts=(REPLICATE,) * len(self.layouts), batch=0, notes=())
 
 
 @dataclass(frozen=True)
@@ -80,11 +87,22 @@ def resolve_split(split: Split, arguments: Branch) -> Splitting:
     _check_ranks(found, split)
     batch, deciding = _batch_size(found)
     layouts: list[Layout] = []
+    shapes: list[Shape | None] = []
     for argument in found:
-        axis = _axis(argument)
-        fits = axis is not None and argument.leaf.shape is not None and argument.leaf.shape[axis] == batch
-        layouts.append(Shard(axis) if batch and fits and axis is not None else REPLICATE)
-    return Splitting(tuple(layouts), batch or 0, _notes(batch, deciding))
+        axis, shape = _axis(argument), argument.leaf.shape
+        fits = axis is not None and shape is not None and shape[axis] == batch and batch != 0
+        layouts.append(Shard(axis) if deciding and fits and axis is not None else REPLICATE)
+        if batch is None and shape is not None and isinstance(layouts[-1], Shard):
+            shape = tuple([Rows(1) if i == axis else size for i, size in enumerate(shape)])
+        shapes.append(shape)
+    rows = Rows(1) if batch is None and deciding else batch or 0
+    return Splitting(tuple(layouts), tuple(shapes), rows, _notes(batch, deciding))
+
+
+def same_batch(splitting: Splitting, arguments: Branch) -> bool:
+    """Return whether all arguments of a call that would be split have the same size along their axes."""
+    found = zip(argument_paths(arguments), splitting.layouts, strict=True)
+    return len({leaf.shape and leaf.shape[c.axis] for (_, leaf), c in found if isinstance(c, Shard)}) < 2
 
 
 def argument_paths(arguments: Branch) -> list[tuple[str, TensorLeaf]]:
@@ -164,7 +182,7 @@ def _batch_size(found: Sequence[_Argument]) -> tuple[int | None, str]:
 
 def _notes(batch: int | None, deciding: str) -> tuple[str, ...]:
     if batch is None and deciding:
-        return (f"the batch size of {deciding} is not known when tracing; everything runs at home",)
+        return (f"planned for any batch size of {deciding}: each shard takes its share of the rows, whole rows only",)
     if batch == 0:
         return (f"{deciding} has no rows; everything runs at home",)
     if not deciding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -10,12 +11,14 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit import structures
+from graphsplit.batch_sizes import Shape
 from graphsplit.decompositions import decompose
 from graphsplit.errors import OutputError, bullet_list
 from graphsplit.graphdefs import inline_calls, make_node
 from graphsplit.hoisting import hoist_reads
+from graphsplit.merging import drop_idle_waits, merge
 from graphsplit.programs import Program, is_write
-from graphsplit.reading import build_program
+from graphsplit.reading import build_for_any_batch, build_program
 from graphsplit.stages import stages_of
 from graphsplit.tensorflow_internals import resource_value
 
@@ -54,13 +57,19 @@ class Trace:
         return next((tensor.graph for tensor in self.captures if not hasattr(tensor, "numpy")), None)
 
 
-def trace(fn: Callable[..., Any], arguments: structures.Tree, names: Sequence[str]) -> Trace:
+def trace(
+    fn: Callable[..., Any],
+    arguments: structures.Tree,
+    names: Sequence[str],
+    shapes: Sequence[Shape | None] | None = None,
+) -> Trace:
     """Trace `fn`.
 
     Args:
       fn: called as `fn(*args, **kwargs)`.
       arguments: the structure of `(args, kwargs)`.
       names: how the user calls each tensor in it.
+      shapes: of each tensor in it, if more is known than the structure says: which axes are a batch of unknown size.
 
     Raises:
       OutputError: if the function returns something that is neither a tensor nor a plain Python value.
@@ -82,7 +91,7 @@ def trace(fn: Callable[..., Any], arguments: structures.Tree, names: Sequence[st
     _check_result(results[-1])
     effects = [operation.name for operation in function.graph.control_outputs]
     inputs = function.inputs[: len(specs)]
-    return read_graph(function, inputs, function.outputs, effects, results[-1], names)
+    return read_graph(function, inputs, function.outputs, effects, results[-1], names, shapes)
 
 
 def read_graph(
@@ -92,8 +101,12 @@ def read_graph(
     effects: Sequence[str],
     result: structures.Tree,
     names: Sequence[str],
+    shapes: Sequence[Shape | None] | None = None,
+    seeds: int = 0,
 ) -> Trace:
     """Return some of a traced function's graph as a trace of its own, calls inlined.
+
+    If shapes do not follow for every number of rows of a batch of unknown size, no axis of it counts as one.
 
     Args:
       function: the `ConcreteFunction` that the graph belongs to.
@@ -101,6 +114,8 @@ def read_graph(
       effects: names of the operations that must run.
       result: the structure of the outputs.
       names: how the user calls each input.
+      shapes: of each input, see `trace`.
+      seeds: how many of the inputs, the last, are gradients of outputs.
     """
     graph = function.graph
     capture_names = [placeholder.op.name for placeholder in graph.internal_captures]
@@ -127,11 +142,14 @@ def read_graph(
     if asked:
         notes.append(f"tf.device requests inside the function are replaced by the plan's: {', '.join(asked)}")
     resources = {
-        placeholder.op.name: value
+        placeholder.op.name: (value[0], None if value[1].rank is None else tuple(value[1]))
         for placeholder in graph.internal_captures
         if (value := _held(placeholder)) is not None
     }
-    program = build_program(
+    drop_idle_waits(nodes)
+    nodes, references = merge(nodes, references, set(capture_names), stages.of)
+    build = functools.partial(
+        build_program,
         nodes,
         inputs=[tensor.op.name for tensor in inputs],
         input_names=names,
@@ -142,10 +160,12 @@ def read_graph(
         versions=graph_def.versions,
         resources=resources,
         inlined_from=graph,
-        notes=tuple(notes),
         locate=source_locator(graph),
+        seeds=seeds,
         stages=stages,
     )
+    given = {tensor.op.name: shape for tensor, shape in zip(inputs, shapes or (), strict=bool(shapes))}
+    program = build_for_any_batch(build, given, notes)
     captures = tuple(graph.external_captures)
     return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, function)
 

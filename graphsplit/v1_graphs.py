@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.devices import canonical_name
+from graphsplit.devices import names_of_devices
 from graphsplit.errors import ArgumentError, bullet_list
 
 v1 = tf.compat.v1
@@ -21,7 +21,7 @@ def make_parallel_in_graph(
     A session knows its devices only when it is made, so names are not checked here. To run several CPU devices in one
     session, give it `ConfigProto(device_count={"CPU": n})`.
     """
-    names = _device_names(devices)
+    names = names_of_devices(devices, "num_gpus")
     tensors = {name: tf.convert_to_tensor(value) for name, value in inputs.items()}
     scalars = [f"{name} has shape []" for name, tensor in tensors.items() if tensor.shape.rank == 0]
     if scalars:
@@ -38,19 +38,6 @@ def make_parallel_in_graph(
     flat = [tf.nest.flatten(tower) for tower in towers]
     joined = [tf.concat(parts, axis=0) for parts in zip(*flat, strict=True)]
     return tf.nest.pack_sequence_as(towers[0], joined)
-
-
-def _device_names(devices: int | str | Sequence[str] | None) -> list[str]:
-    if isinstance(devices, str):
-        return [canonical_name(devices)]
-    if devices is None or isinstance(devices, int):
-        gpus = len(tf.config.list_physical_devices("GPU"))
-        kind = "GPU" if gpus else "CPU"
-        count = devices if devices is not None else max(gpus, 1)
-        if isinstance(count, bool) or count < 1:
-            raise ArgumentError(f"num_gpus={devices!r}: at least one device is needed.")
-        return [f"/device:{kind}:{i}" for i in range(count)]
-    return [canonical_name(name) for name in devices]
 
 
 def _split(tensor: tf.Tensor, count: int) -> list[tf.Tensor]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,13 @@ from pathlib import Path
 import pytest
 
 import graphsplit as gs
+from benchmarks.__main__ import choose_cells
+from benchmarks.__main__ import run as run_cells
 from benchmarks.communication import Traffic, planned_traffic, transfers_in_graph
 from benchmarks.goals import broken_goals, met_goals
 from benchmarks.planning import synthetic_program, synthetic_speed
 from benchmarks.results import Record, Results
+from benchmarks.runner import Settings
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
 
@@ -50,6 +54,15 @@ def test_a_tiny_run(tmp_path: Path):
     assert "polyfit" in page.read_text()
 
 
+def test_curves_end_in_time(tmp_path: Path):
+    cells = choose_cells("curves", [], [], [])
+    assert {cell.devices for cell in cells} == {1, 2, 4, 8, 16}
+    assert len({cell.workload for cell in cells}) * 5 == len(cells) == 30
+    results = Results({}, {})
+    assert run_cells(results, cells, ["graphsplit"], Settings(), tmp_path / "late.json", end=0.0) == cells
+    assert not results.records
+
+
 @pytest.mark.parametrize("name", ["mlp_bn", "transformer"])
 def test_traffic_of_the_plan_is_that_of_the_graph(name: str):
     found = workload(name, small=True, batch=7)
@@ -84,3 +97,14 @@ def test_a_slow_run_breaks_goals():
         "polyfit training on 2 devices: step as a multiple of plain's: 1.50, goal 1.3 or less"
     ]
     assert len(met_goals(results)) == 2
+
+
+@pytest.mark.long
+def test_a_tiny_run_of_serving(tmp_path: Path):
+    path = tmp_path / "serving.json"
+    few = ("--rows", "1,3", "--devices", "1,2", "--growth", "1,3", "--rounds", 2, "--model", "dense")
+    run("benchmarks.serving", *few, "--output", path)
+    found = json.loads(path.read_text())
+    assert [(r["rows"], r["devices"]) for r in found["requests"]] == [(1, 0), (1, 1), (1, 2), (3, 0), (3, 1), (3, 2)]
+    assert all(len(r["latency_s"]) == 2 and min(r["latency_s"]) > 0 for r in found["requests"])
+    assert [g["devices"] for g in found["growth"]] == [0, 1, 2, 3]

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.emission import EmittedGraph, emit
+from graphsplit.emission import emit
+from graphsplit.emitted import EmittedGraph
 from graphsplit.graphdefs import make_node
 from graphsplit.layouts import REPLICATE, Partial, Shard
 from graphsplit.plans import Step

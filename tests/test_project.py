@@ -19,10 +19,11 @@ import graphsplit as gs
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "graphsplit"
 FLOORS = [  # from the ground up; a file may import from lower floors, and from its own where it says so
-    ["errors", "tensorflow_internals", "layouts", "collecting"],
+    ["errors", "tensorflow_internals", "layouts", "collecting", "batch_sizes"],
     ["graphdefs", "devices", "structures"],
-    ["folding", "hoisting", "decompositions", "stages"],
-    ["programs"],
+    ["folding", "hoisting", "decompositions", "row_counts", "signatures", "shape_inference", "stages"],
+    ["programs", "merging"],
+    ["bodies"],
     ["reading"],
     ["rules"],
     ["splitting", "tracing", "plans"],
@@ -30,13 +31,14 @@ FLOORS = [  # from the ground up; a file may import from lower floors, and from 
     ["demands"],
     ["control_flow"],
     ["planning"],
-    ["emission"],
+    ["emitted"],
+    ["emission", "absent_shards"],
     ["execution"],
     ["cutting", "feeding"],
     ["differentiation", "retracing", "prefetching"],
     ["functions"],
     ["placement", "verification", "device_functions"],
-    ["keras_models", "v1_graphs"],
+    ["keras_models", "v1_graphs", "saved_models"],
     ["demos"],
     ["cli"],
 ]

@@ -6,8 +6,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from graphsplit.batch_sizes import Shape
 from graphsplit.layouts import PARTIAL_SUM, Layout
-from graphsplit.programs import Op, Shape
+from graphsplit.programs import Op
 from graphsplit.rules.registry import ELEMENTS, Answer, Declined, Dim, Dims, Factors, pass_through, register
 
 UNARY = [

@@ -7,8 +7,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from graphsplit.batch_sizes import Rows, Shape
 from graphsplit.layouts import REPLICATE, Layout, Shard
-from graphsplit.programs import Op, Shape
+from graphsplit.programs import Op
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.registry import Answer, Declined, Dim, Factors, Resize, Sharded, register
 
@@ -44,12 +45,18 @@ def _strided_specs(op: Op, shape: Shape, begin: np.ndarray, end: np.ndarray, str
         else:
             size = shape[axis]
             starts = bool(masks["begin"] >> i & 1) or begin[i] == 0
-            stops = bool(masks["end"] >> i & 1) or (size is not None and end[i] >= size)
+            clips = isinstance(size, Rows) and not _grows(op, i)  # `x[:10]` takes all rows of some batches, not of all
+            stops = bool(masks["end"] >> i & 1) or (size is not None and end[i] >= size and not clips)
             yield _Spec(i, axis, result, bool(starts and stops and strides[i] == 1))
             axis, result = axis + 1, result + 1
     for _ in range(len(shape) - axis):
         yield _Spec(-1, axis, result, True)
         axis, result = axis + 1, result + 1
+
+
+def _grows(op: Op, position: int) -> bool:
+    """Return whether the end of a strided slice depends on the number of rows of a batch of unknown size."""
+    return 2 in op.per_row and bool(op.per_row[2][position])
 
 
 def _cut(op: Op, shape: Shape, axis: int, first_operand: int, of_result: bool = False) -> tuple[int, int, int] | None:
@@ -68,6 +75,8 @@ def _cut(op: Op, shape: Shape, axis: int, first_operand: int, of_result: bool = 
         if spec.whole or size is None or spec.position < 0 or strides[spec.position] != 1:
             return None
         bit = 1 << spec.position
+        if isinstance(size, Rows) and not op.attr("end_mask").i & bit and not _grows(op, spec.position):
+            return None
         bounds = slice(
             None if op.attr("begin_mask").i & bit else int(begin[spec.position]),
             None if op.attr("end_mask").i & bit else int(end[spec.position]),
@@ -99,7 +108,7 @@ def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer |
     layout, shape, gradient = layouts[4], shape_operand(op, 0), op.in_shapes[4]
     if not isinstance(layout, Shard) or shape is None or gradient is None:
         return None
-    static = tuple(int(size) for size in shape)
+    static = op.out_shapes[0] or tuple(int(size) for size in shape)
     cut = _cut(op, static, layout.axis, first_operand=1, of_result=True)
     rows = (gradient[layout.axis] or 0) // sum(layout.blocks)
     if cut is None or not rows:
@@ -107,9 +116,10 @@ def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer |
     begin, end, strides = (op.constants[i] for i in (1, 2, 3))
     axis = next(s.axis for s in _strided_specs(op, static, begin, end, strides) if s.result == layout.axis)
     start, stop, position = cut
-    if axis is None or start % rows or (static[axis] - stop) % rows:
+    rest = (static[axis] or 0) - stop if axis is not None else 0
+    if axis is None or start % rows or rest % rows:
         return None
-    blocks = ((1,) * (start // rows), layout.blocks, (1,) * ((static[axis] - stop) // rows))
+    blocks = ((1,) * (start // rows), layout.blocks, (1,) * (rest // rows))
     before = sum(blocks[0])
     resize = (
         Resize(0, axis, shape),
@@ -144,7 +154,7 @@ def strided_slice_gradient(op: Op) -> Factors | Declined:
     inputs: list[Dim] = [None] * len(gradient)
     output: list[Dim] = [None] * len(shape)
     resize: dict[int, tuple[Resize, ...]] = {}
-    static = tuple(int(size) for size in shape)
+    static = op.out_shapes[0] or tuple(int(size) for size in shape)
     for spec in _strided_specs(op, static, bounds[0], bounds[1], bounds[2]):
         if spec.whole and spec.axis is not None and spec.result is not None:
             inputs[spec.result] = output[spec.axis] = spec.axis

@@ -15,8 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphsplit.batch_sizes import Shape
 from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
-from graphsplit.programs import Op, Shape
+from graphsplit.programs import Op
 
 
 class Part(NamedTuple):
@@ -100,6 +101,11 @@ class Sharded:
     rescale: bool = False
     bodies: Mapping[str, Any] = field(default_factory=dict)
     draw: Draw | None = None
+
+    @property
+    def makes(self) -> frozenset[int]:
+        """Return the operands that each shard makes for itself instead of reading them."""
+        return frozenset(resize.operand for resize in self.resize)
 
 
 @dataclass(frozen=True)
@@ -191,9 +197,17 @@ def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int], 
                 votes[found] = votes.get(found, 0) + size + 1
     for factor, blocks in sorted(votes, key=lambda key: -votes[key]):
         sharded = _along(factors, factor, blocks)
-        if sharded is not None:
+        if sharded is not None and not _cuts_unknown(op, sharded):
             return sharded
     return Declined("it needs all rows at once")
+
+
+def _cuts_unknown(op: Op, sharded: Sharded) -> bool:
+    """Return whether an operand would be cut along an axis of unknown size: perhaps it has other rows."""
+    return any(
+        isinstance(layout, Shard) and shape is not None and layout.axis < len(shape) and shape[layout.axis] is None
+        for layout, shape in zip(sharded.wants, op.in_shapes, strict=True)
+    )
 
 
 def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded | None:
@@ -220,6 +234,23 @@ def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded
 def pass_through(op: Op, layouts: Sequence[Layout]) -> Answer:
     """Answer for ops that return their inputs: every output has the layout of its input, whatever that is."""
     return Sharded(tuple(layouts), tuple(layouts[: len(op.out_shapes)]))
+
+
+def stays_partial(op: Op, operand: int, may_grow: bool = False) -> bool:
+    """Return whether a partial sum may stay partial through `op`, as far as that is known before layouts are.
+
+    Args:
+      op: a reader of the sum.
+      operand: as which of its inputs.
+      may_grow: as in `answer`.
+    """
+    rule = _RULES.get(op.type)
+    if rule is None or op.stateful or not rule.keeps_partial:
+        return False
+    if rule.layouts is pass_through:
+        return True
+    partial = [i for i in range(len(op.inputs)) if i not in op.constants] if rule.joint else [operand]
+    return operand in partial and _is_linear_in(rule, op, partial) and (may_grow or _pays(op, partial))
 
 
 def _is_linear_in(rule: Rule, op: Op, partial: list[int]) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from graphsplit.programs import Op, Shape
+from graphsplit.batch_sizes import Shape
+from graphsplit.programs import Op
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.registry import Declined, Dim, Dims, Factors, Part, Resize, register
 

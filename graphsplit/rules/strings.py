@@ -1,9 +1,10 @@
-"""Ops on strings, entry by entry: what prepares words for a table or hashes them to categories."""
+"""Ops on strings, entry by entry: what prepares words for a table or hashes them to categories; and stored examples."""
 
 from __future__ import annotations
 
+from graphsplit.programs import Op
 from graphsplit.rules.elementwise import elementwise
-from graphsplit.rules.registry import register
+from graphsplit.rules.registry import Declined, Dims, Factors, register
 
 ENTRY_BY_ENTRY = [
     "AsString",
@@ -25,3 +26,18 @@ ENTRY_BY_ENTRY = [
     "Substr",
 ]
 register(*ENTRY_BY_ENTRY)(elementwise)
+
+
+@register("ParseExample", "ParseExampleV2")
+def parse_example(op: Op) -> Factors | Declined:
+    """Each serialized example gives one row of every dense feature; features of other kinds mix the rows."""
+    shapes = [shape.dim for shape in op.attr("dense_shapes").list.shape]
+    if len(op.out_shapes) != len(shapes):
+        return Declined("sparse and ragged features of several examples are one list")
+    if any(dim.size < 0 for dims in shapes for dim in dims):
+        return Declined("features of different lengths are padded to the longest of all rows")
+    if op.in_shapes[0] is None or len(op.in_shapes[0]) != 1 or op.in_shapes[1] is None:
+        return Declined("it is not known to take a vector of examples")
+    names: Dims = None if op.in_shapes[1] == (0,) else (0,)
+    rest: tuple[Dims, ...] = (None,) * (len(op.in_shapes) - 2)
+    return Factors(((0,), names, *rest), tuple((0, *(None,) * len(dims)) for dims in shapes))

@@ -1,0 +1,197 @@
+"""`transpile_graph_def`: the pure form, for frozen graphs and TensorFlow 1 graphs with variables, training included.
+
+What the outputs depend on is planned and emitted. The rest of the graph (initializers, savers, summaries) stays as it
+is, under its names; where it reads something that now lives on the shards, that is gathered under its old name, which
+costs nothing in a session run that does not ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.devices import names_of_devices
+from graphsplit.emission import emit
+from graphsplit.emitted import EmittedGraph
+from graphsplit.errors import ArgumentError, CheckError
+from graphsplit.functions import Options, plan_for
+from graphsplit.graphdefs import GraphDef, make_node, output_type, split_reference
+from graphsplit.plans import Plan
+from graphsplit.saved_models.files import check_registered
+from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, read_part, take_part
+from graphsplit.splitting import Split, resolve_split
+
+
+def transpile_graph_def(
+    graph_def: Any,
+    inputs: Sequence[str] | str,
+    outputs: Sequence[str] | str,
+    devices: int | str | Sequence[str] | None = None,
+    *,
+    split: Split = 0,
+    strict: bool = False,
+) -> Any:
+    """Return a `GraphDef` that computes on several devices what `graph_def` computes.
+
+    For frozen graphs, and for TensorFlow 1 graphs with variables: build the single-device graph, its optimizer
+    included, transpile it, import the result, and run it in a session. Inputs, outputs and variables keep their names,
+    so feeds, fetches and checkpoints are those of the single device. To run several CPU devices in one session, give
+    it `ConfigProto(device_count={"CPU": n})`.
+
+    Args:
+      graph_def: the graph. It is not changed.
+      inputs: names of the tensors that are fed, `"x"` or `"x:0"`.
+      outputs: names of the tensors to compute, and of operations to run, such as a training step.
+      devices: how many, or their names. They need not exist here. The first is home.
+      split: an axis, or a mapping from inputs to an axis or None (keep whole).
+      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home.
+
+    Raises:
+      ArgumentError: if names do not exist in the graph, or options clash.
+      UnsupportedError: for operation types that are not registered, and TensorFlow 1 control flow on the way from
+        inputs to outputs.
+      StrictError: see `strict`.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> with tf.Graph().as_default() as graph:
+    ...     x = tf.compat.v1.placeholder(tf.float32, [5, 2], name="x")
+    ...     y = tf.multiply(x, 2.0, name="y")
+    >>> result = gs.transpile_graph_def(graph.as_graph_def(), "x", "y", 2)
+    >>> [node.device for node in result.node if node.op == "Mul"]
+    ['/device:CPU:0', '/device:CPU:1']
+    """
+    return transpile_and_plan(graph_def, inputs, outputs, devices, split=split, strict=strict)[0]
+
+
+def transpile_and_plan(
+    graph_def: Any,
+    inputs: Sequence[str] | str,
+    outputs: Sequence[str] | str,
+    devices: int | str | Sequence[str] | None,
+    *,
+    split: Split = 0,
+    strict: bool = False,
+) -> tuple[Any, Plan]:
+    """Return what `transpile_graph_def` returns, and the plan."""
+    names = names_of_devices(devices)
+    check_registered(graph_def, "The graph")
+    part = take_part(graph_def, _listed(inputs), _listed(outputs))
+    called = [reference.removesuffix(":0") for reference in part.inputs.values()]
+    options = Options(split=_by_argument(split, called), strict=strict)
+    splitting = resolve_split(options.split, arguments_of(part, called))
+    plan = plan_for(read_part(part, called, splitting.shapes), splitting, options, names, names[0])
+    return _join(part, plan), plan
+
+
+def _join(part: Part, plan: Plan) -> Any:
+    """Return the emitted part and the rest of the graph as one graph."""
+    emitted = emit(plan, _devices_of_variables(plan))
+    result = GraphDef(versions=part.graph.versions, library=part.graph.library)
+    known = {function.signature.name for function in result.library.function}
+    result.library.function.extend(f for f in emitted.library.function if f.signature.name not in known)
+    by_name, given = {node.name: node for node in part.graph.node}, {**part.inputs, **part.captures}
+    for node in emitted.nodes:
+        if node.name not in given:
+            result.node.append(node)
+        elif node.name in by_name and by_name[node.name].op in PLACEHOLDERS:
+            result.node.append(by_name[node.name])
+        else:
+            dtype = tf.as_dtype(node.attr["dtype"].type)
+            result.node.append(make_node(node.name, "Identity", [given[node.name]], plan.home, T=dtype))
+    there = {node.name for node in result.node}
+    result.node.extend(_under_old_names(part, plan, emitted, there))
+    result.node.extend(_effects_under_old_names(part, plan, emitted, there))
+    members = {node.name for node in part.nodes} - set(part.captures)
+    there = {node.name for node in result.node}
+    for node in part.graph.node:
+        if node.name not in there and (node.name not in members or node.op in PLACEHOLDERS):
+            result.node.append(node)
+    _drop_lost_colocations(result)
+    _check(result)
+    return result
+
+
+def _drop_lost_colocations(graph: Any) -> None:
+    """Let no node ask to be beside one that has become several."""
+    names = {node.name for node in graph.node}
+    for node in graph.node:
+        if "_class" in node.attr:
+            beside = node.attr["_class"].list.s
+            kept = [name for name in beside if name.decode().removeprefix("loc:@") in names]
+            if len(kept) < len(beside):
+                del beside[:]
+                beside.extend(kept)
+
+
+def _under_old_names(part: Part, plan: Plan, emitted: EmittedGraph, there: set[str]) -> list[Any]:
+    """Return a node for every output that is now made by a node of another name."""
+    found: dict[str, list[str]] = {}
+    for reference, now in zip(part.outputs, emitted.outputs, strict=True):
+        name, index = split_reference(reference)
+        if split_reference(now) != (name, index):
+            found.setdefault(name, []).append(now)
+    nodes = []
+    types = {node.name: node for node in (*part.graph.node, *emitted.nodes)}
+    for name, references in found.items():
+        if name in there:
+            raise CheckError(f"The output {name!r} is made under another name, and there is a node of that name.")
+        dtypes = [tf.as_dtype(output_type(types[n], i)) for n, i in map(split_reference, references)]
+        node = make_node(name, "Identity" if len(references) == 1 else "IdentityN", references, plan.home)
+        if len(references) == 1:
+            node.attr["T"].type = dtypes[0].as_datatype_enum
+        else:
+            node.attr["T"].list.type.extend(dtype.as_datatype_enum for dtype in dtypes)
+        nodes.append(node)
+        there.add(name)
+    return nodes
+
+
+def _effects_under_old_names(part: Part, plan: Plan, emitted: EmittedGraph, there: set[str]) -> list[Any]:
+    """Return a node for every operation that others wait for and that became several, or has another name."""
+    copies: dict[str, list[str]] = {}
+    for name in emitted.shard_of:
+        copies.setdefault(name.split("/", 1)[-1], []).append(name)
+    nodes = []
+    for name in part.effects:
+        if name not in there:
+            inlined = [effect for effect in emitted.effects if effect.startswith(f"{name}/")]
+            waits = copies.get(name) or inlined
+            nodes.append(make_node(name, "NoOp", [f"^{wait}" for wait in waits], plan.home))
+            there.add(name)
+    return nodes
+
+
+def _devices_of_variables(plan: Plan) -> dict[str, str]:
+    """Return where variables and tables are: where the graph asks for, else at home."""
+    ops = plan.program.ops
+    holders = [op for op in ops if tf.resource in op.out_dtypes or op.type in VARIABLES]
+    return {op.name: op.node.device or plan.home for op in holders}
+
+
+def _by_argument(split: Split, names: Sequence[str]) -> Split:
+    if not isinstance(split, Mapping):
+        return split
+    by_name = {name.removesuffix(":0"): axis for name, axis in split.items()}
+    unknown = [name for name in by_name if name not in names]
+    if unknown:
+        raise ArgumentError(
+            f"split names {', '.join(map(repr, unknown))}, which are no inputs; inputs are {', '.join(names)}."
+        )
+    return by_name
+
+
+def _listed(names: Sequence[str] | str) -> list[str]:
+    return [names] if isinstance(names, str) else list(names)
+
+
+def _check(graph: Any) -> None:
+    """Raise `CheckError` unless names are unique and every reference exists."""
+    names = {node.name for node in graph.node}
+    if len(names) != len(graph.node):
+        raise CheckError("Two nodes of the transpiled graph have the same name.")
+    for node in graph.node:
+        for reference in node.input:
+            if split_reference(reference.lstrip("^"))[0] not in names:
+                raise CheckError(f"The node {node.name!r} reads {reference!r}, which does not exist.")

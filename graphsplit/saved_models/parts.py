@@ -1,0 +1,284 @@
+"""Parts of graphs: what some outputs depend on, cut out and read as a program."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.batch_sizes import Shape
+from graphsplit.decompositions import decompose
+from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.graphdefs import GraphDef, NodeDef, inline_calls, make_node, output_names, split_reference
+from graphsplit.hoisting import hoist_reads
+from graphsplit.programs import Program
+from graphsplit.reading import build_for_any_batch, build_program
+from graphsplit.structures import Branch, TensorLeaf
+
+V1_CONTROL_FLOW = frozenset(
+    {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "LoopCond"}
+)
+PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault")
+VARIABLES = ("Variable", "VariableV2")
+LARGE_BYTES = 1 << 14
+_DECLARED = "_output_shapes"
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """What the outputs depend on, cut out of a graph.
+
+    Attributes:
+      graph: the whole graph as it was.
+      nodes: the part's nodes; the inputs are placeholders.
+      inputs, captures: the references that were cut, by the placeholder's name. Captures are variables, tables and
+        large constants.
+      outputs: tensors that are asked for, by users and by the rest of the graph.
+      effects: names of operations that must run.
+      imported: the whole graph as TensorFlow reads it, for shapes.
+    """
+
+    graph: Any
+    nodes: tuple[Any, ...]
+    inputs: Mapping[str, str]
+    captures: Mapping[str, str]
+    outputs: tuple[str, ...]
+    effects: tuple[str, ...]
+    imported: tf.Graph
+
+
+def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alone: bool = False) -> Part:
+    """Return what the outputs depend on.
+
+    Args:
+      graph_def: the whole graph.
+      inputs: references of tensors where the part ends.
+      outputs: references of tensors, and names of operations without any.
+      alone: whether the part is to stand alone: then it also ends at variables and tables, and nothing of the rest of
+        the graph reads it. It always ends at large constants, of which the graph is to keep one copy.
+    """
+    by_name = {node.name: node for node in graph_def.node}
+    _check_names(by_name, inputs, outputs)
+    cuts = {plain_reference(reference): reference for reference in inputs}
+    tensors: list[str] = []
+    effects: list[str] = []
+    for reference in outputs:
+        is_operation = ":" not in reference and not output_names_of(by_name[reference], graph_def)
+        (effects if is_operation else tensors).append(reference if is_operation else plain_reference(reference))
+    imported = tf.Graph()
+    with imported.as_default():
+        tf.graph_util.import_graph_def(graph_def, name="")
+    wanted = [*tensors, *(f"^{name}" for name in effects)]
+    holders = [*(_holders(imported) if alone else ()), *_large_constants(graph_def)]
+    members = _ancestors(by_name, wanted, {*cuts, *holders})
+    _check_members(by_name, members)
+    read = {plain_reference(r) for name in members for r in by_name[name].input if r[0] != "^"}.union(wanted)
+    holders = [holder for holder in holders if holder in read and holder not in cuts]
+    ends = dict.fromkeys([*cuts, *holders])
+    if not alone:
+        for node in graph_def.node:
+            for reference in node.input if node.name not in members else ():
+                name = split_reference(reference.lstrip("^"))[0]
+                if name in members and by_name[name].op not in PLACEHOLDERS:
+                    (effects if reference[0] == "^" else tensors).append(
+                        name if reference[0] == "^" else plain_reference(reference)
+                    )
+        tensors = _with_siblings([tensor for tensor in tensors if tensor not in ends], by_name, graph_def)
+    placeholders = {reference: _placeholder_name(reference, by_name) for reference in ends}
+    nodes = [_placeholder(placeholders[r], r, imported, by_name[split_reference(r)[0]]) for r in ends]
+    made = {node.name for node in nodes}
+    for node in graph_def.node:
+        if node.name in members and node.name not in made:
+            nodes.append(_redirected(node, placeholders))
+    named, held = ({placeholders[r]: r for r in references} for references in (cuts, holders))
+    return Part(
+        graph_def, tuple(nodes), named, held, tuple(dict.fromkeys(tensors)), tuple(dict.fromkeys(effects)), imported
+    )
+
+
+def arguments_of(part: Part, names: Sequence[str]) -> Branch:
+    """Return the structure of the part's inputs, called by these names."""
+    placeholders = {node.name: node for node in part.nodes}
+    leaves = []
+    for name in part.inputs:
+        attributes = placeholders[name].attr
+        shape = tf.TensorShape(attributes["shape"].shape)
+        leaves.append(TensorLeaf(tf.as_dtype(attributes["dtype"].type), None if shape.rank is None else tuple(shape)))
+    return Branch(dict, tuple(names), tuple(leaves))
+
+
+def read_part(part: Part, names: Sequence[str], shapes: Sequence[Shape | None]) -> Program:
+    """Return the part as a program: calls inlined, fused ops taken apart, reads before loops.
+
+    Args:
+      part: see `take_part`.
+      names: how users call each input.
+      shapes: of each input; multiples of an unknown batch where it is split along one.
+    """
+    graph = GraphDef(versions=part.graph.versions, library=part.graph.library)
+    graph.node.extend(part.nodes)
+    placeholders = {reference: name for name, reference in {**part.inputs, **part.captures}.items()}
+    results = [placeholders.get(reference, reference) for reference in part.outputs]
+    nodes, references = inline_calls(graph, [*results, *(f"^{name}" for name in part.effects)])
+    nodes, references = decompose(nodes, references, graph.library.function, graph.versions, part.imported)
+    variables = _variables(part, nodes).items()
+    held = {name: tf.TensorShape(node.attr["shape"].shape) for name, node in variables}
+    dtypes = {name: tf.as_dtype(node.attr["dtype"].type) for name, node in variables}
+    library = {function.signature.name: function for function in graph.library.function}
+    nodes, library = hoist_reads(nodes, library, held)
+    del graph.library.function[:]
+    graph.library.function.extend(library.values())
+    count = len(part.outputs)
+    build = functools.partial(
+        build_program,
+        nodes,
+        inputs=list(part.inputs),
+        input_names=names,
+        captures=list(part.captures),
+        outputs=references[:count],
+        effects=[reference[1:] for reference in references[count:]],
+        library=graph.library,
+        versions=graph.versions,
+        resources={name: (dtypes[name], None if s.rank is None else tuple(s)) for name, s in held.items()},
+        inlined_from=part.imported,
+    )
+    return build_for_any_batch(build, dict(zip(part.inputs, shapes, strict=True)), ())
+
+
+def called_functions(nodes: Iterable[Any], library: Any) -> list[Any]:
+    """Return the functions of a library that nodes name, and those that these name."""
+    by_name = {function.signature.name: function for function in library.function}
+    found: dict[str, Any] = {}
+    pending = list(nodes)
+    while pending:
+        node = pending.pop()
+        names = [node.op]
+        for value in node.attr.values():
+            names += [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
+        for name in names:
+            if name in by_name and name not in found:
+                found[name] = by_name[name]
+                pending += by_name[name].node_def
+    return list(found.values())
+
+
+def ends_of(graph_def: Any) -> tuple[list[str], list[str]]:
+    """Return the placeholders of a graph, and the tensors and operations that nothing in it reads or waits for."""
+    read = {split_reference(reference.lstrip("^"))[0] for node in graph_def.node for reference in node.input}
+    placeholders = [node.name for node in graph_def.node if node.op in PLACEHOLDERS]
+    last = [node.name for node in graph_def.node if node.name not in read and node.op not in (*PLACEHOLDERS, "NoOp")]
+    return placeholders, last
+
+
+def output_names_of(node: Any, graph: Any) -> list[str]:
+    """Return the outputs of a node, which may call a function of the graph by its name."""
+    for function in graph.library.function:
+        if function.signature.name == node.op:
+            return [argument.name for argument in function.signature.output_arg]
+    return output_names(node)
+
+
+def plain_reference(reference: str) -> str:
+    """Return a reference with its output's number: `"x"` is `"x:0"`."""
+    name, index = split_reference(reference)
+    return f"{name}:{index}"
+
+
+def _holders(graph: tf.Graph) -> list[str]:
+    """Return the outputs that are variables or tables."""
+    return [
+        output.name
+        for operation in graph.get_operations()
+        for output in operation.outputs
+        if operation.type in VARIABLES or (output.dtype == tf.resource and not operation.inputs)
+    ]
+
+
+def _large_constants(graph_def: Any) -> list[str]:
+    """Return the constants that are too large to be written once for every device: weights of a frozen graph."""
+    constants = [node for node in graph_def.node if node.op == "Const"]
+    return [f"{node.name}:0" for node in constants if node.attr["value"].ByteSize() > LARGE_BYTES]
+
+
+def _variables(part: Part, nodes: Sequence[Any]) -> dict[str, Any]:
+    """Return the nodes of resource variables by the names that they have in the part."""
+    whole = {node.name: node for node in part.graph.node}
+    held = {name: whole[split_reference(reference)[0]] for name, reference in part.captures.items()}
+    return {name: node for name, node in ({n.name: n for n in nodes} | held).items() if node.op == "VarHandleOp"}
+
+
+def _ancestors(by_name: Mapping[str, Any], outputs: Iterable[str], cuts: set[str]) -> set[str]:
+    found: set[str] = set()
+    pending = list(outputs)
+    while pending:
+        reference = pending.pop()
+        name = split_reference(reference.lstrip("^"))[0]
+        if reference in cuts or name in found:
+            continue
+        found.add(name)
+        for given in by_name[name].input:
+            pending.append(given if given[0] == "^" else plain_reference(given))
+    return found
+
+
+def _with_siblings(tensors: Sequence[str], by_name: Mapping[str, Any], graph: Any) -> list[str]:
+    """Return the tensors with all outputs of their operations, so that one node can stand for each operation."""
+    result: dict[str, None] = {}
+    for reference in tensors:
+        name = split_reference(reference)[0]
+        count = len(output_names_of(by_name[name], graph))
+        result.update(dict.fromkeys(f"{name}:{i}" for i in range(count)))
+    return list(result)
+
+
+def _placeholder_name(reference: str, by_name: Mapping[str, Any]) -> str:
+    name, index = split_reference(reference)
+    return name if by_name[name].op in PLACEHOLDERS else f"graphsplit/input/{name}_{index}"
+
+
+def _placeholder(name: str, reference: str, imported: tf.Graph, original: Any) -> Any:
+    """Return the placeholder of an input, in the shape that TensorFlow infers or the graph declares."""
+    tensor = imported.get_tensor_by_name(reference)
+    shape = tensor.shape
+    if _DECLARED in original.attr:  # of `as_graph_def(add_shapes=True)`: knows what was set by hand
+        shape = shape.merge_with(tf.TensorShape(original.attr[_DECLARED].list.shape[tensor.value_index]))
+    value = tf.compat.v1.AttrValue(shape=shape.as_proto())
+    return make_node(name, "Placeholder", [], dtype=tensor.dtype.base_dtype, shape=value)
+
+
+def _redirected(node: Any, placeholders: Mapping[str, str]) -> Any:
+    copy = NodeDef()
+    copy.CopyFrom(node)
+    if _DECLARED in copy.attr:
+        del copy.attr[_DECLARED]
+    for i, reference in enumerate(copy.input):
+        if reference[0] != "^" and plain_reference(reference) in placeholders:
+            copy.input[i] = placeholders[plain_reference(reference)]
+    return copy
+
+
+def _check_names(by_name: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str]) -> None:
+    if not outputs:
+        raise ArgumentError("outputs is empty; name the tensors to compute or the operations to run.")
+    missing = [
+        f"{kind} {reference!r}"
+        for kind, references in (("inputs", inputs), ("outputs", outputs))
+        for reference in references
+        if split_reference(reference)[0] not in by_name
+    ]
+    if missing:
+        there = ", ".join(name for name, node in by_name.items() if node.op in PLACEHOLDERS) or "none"
+        raise ArgumentError(f"The graph has no node for:\n{bullet_list(missing)}\nIts placeholders are: {there}.")
+
+
+def _check_members(by_name: Mapping[str, Any], members: set[str]) -> None:
+    old = [f"{by_name[name].op} {name!r}" for name in sorted(members) if by_name[name].op in V1_CONTROL_FLOW]
+    if old:
+        more = [f"... and {len(old) - 8} more"] if len(old) > 8 else []
+        raise UnsupportedError(
+            f"The outputs depend on TensorFlow 1 control flow:\n{bullet_list(old[:8] + more)}\n"
+            "Build the graph after tf.compat.v1.enable_control_flow_v2()."
+        )

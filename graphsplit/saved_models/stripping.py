@@ -1,0 +1,67 @@
+"""`strip_devices`: a copy of a SavedModel or graph in which nothing asks for a device."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+from graphsplit.saved_models import files
+
+
+def strip_devices(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str], *, overwrite: bool = False) -> int:
+    """Write a copy of a SavedModel, or of a graph's `.pb` or `.pbtxt`, in which nothing asks for a device.
+
+    Args:
+      in_path: what to copy.
+      out_path: where to write.
+      overwrite: replace `out_path` if it exists.
+
+    Returns:
+      How many requests for a device were removed.
+
+    Raises:
+      ArgumentError: if `in_path` is neither, or `out_path` exists.
+      StorageError: if writing fails.
+
+    >>> import tempfile, tensorflow as tf, graphsplit as gs
+    >>> graph = tf.compat.v1.GraphDef()
+    >>> _ = graph.node.add(name="x", op="Placeholder", device="/device:GPU:3")
+    >>> folder = tempfile.mkdtemp()
+    >>> tf.io.write_graph(graph, folder, "graph.pb", as_text=False).endswith("graph.pb")
+    True
+    >>> gs.strip_devices(f"{folder}/graph.pb", f"{folder}/anywhere.pb")
+    1
+    """
+    source, target = os.fspath(in_path), os.fspath(out_path)
+    if source.endswith((".pb", ".pbtxt")) and not os.path.isdir(source):
+        graph = files.read_graph_def(source)
+        files.check_target(source, target, overwrite)
+        count = _strip(graph)
+        with files.replacing(target) as made:
+            Path(made).write_bytes(files.graph_def_bytes(graph, target))
+        return count
+    model = files.read_saved_model(source)
+    files.check_target(source, target, overwrite)
+    count = 0
+    for meta_graph in model.meta_graphs:
+        count += _strip(meta_graph.graph_def)
+        for node in meta_graph.object_graph_def.nodes:
+            kind = node.WhichOneof("kind")
+            if kind in ("variable", "resource") and getattr(node, kind).device:
+                getattr(node, kind).device = ""
+                count += 1
+    with files.replacing(target) as made:
+        shutil.copytree(source, made)
+        files.write_saved_model(made, model)
+    return count
+
+
+def _strip(graph: Any) -> int:
+    count = 0
+    for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
+        for node in nodes:
+            count += bool(node.device)
+            node.device = ""
+    return count

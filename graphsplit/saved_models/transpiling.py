@@ -1,0 +1,277 @@
+"""`transpile_saved_model`: load, plan and emit every signature, save, check, put in place."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.devices import names_of_devices
+from graphsplit.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
+from graphsplit.functions import Options
+from graphsplit.saved_models import files
+from graphsplit.saved_models.parts import V1_CONTROL_FLOW
+from graphsplit.saved_models.reports import SignatureReport, TranspileReport, why_whole
+from graphsplit.saved_models.signatures import build_signature, plan_signature
+from graphsplit.saved_models.v1_models import composites, has_old_variables, is_v1, transpile_in_place
+from graphsplit.saved_models.weights import Mirrors
+from graphsplit.splitting import Split
+
+_INTERNAL_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
+
+
+def transpile_saved_model(
+    in_dir: str | os.PathLike[str],
+    out_dir: str | os.PathLike[str],
+    devices: int | str | Sequence[str] | None = None,
+    *,
+    signatures: Sequence[str] | None = None,
+    split: Split = 0,
+    strict: bool = False,
+    overwrite: bool = False,
+    replicate_weights: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> TranspileReport:
+    """Write a SavedModel whose signatures run on several devices and return what those of `in_dir` return.
+
+    The result has the same signatures, with the same names, dtypes and shapes, for any number of rows. It needs no
+    graphsplit: `tf.saved_model.load`, TensorFlow Serving and `saved_model_cli run` load it. Devices that do not exist
+    where it is loaded are replaced by those that do. Variables, tables and assets are stored once. Functions of the
+    object that are not signatures stay as they are.
+
+    Args:
+      in_dir: the SavedModel. It is only read.
+      out_dir: where to write.
+      devices: how many, or their names. They need not exist here. The first is home.
+      signatures: which ones to transpile; the others are kept as they are. All if None.
+      split: as for `parallelize`, by the names of the signatures' arguments.
+      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home.
+      overwrite: replace `out_dir` if it exists. Until the new one is whole, the old one stays.
+      replicate_weights: keep a copy of every weight on every device, made when the model is loaded, so that none
+        travels per request. Costs the memory of the weights once for each device.
+      progress: called with what is being done.
+
+    Returns:
+      A `TranspileReport`; `print` it.
+
+    Raises:
+      ArgumentError: if `in_dir` is not a SavedModel, a signature does not exist, `out_dir` exists, or options clash.
+      UnsupportedError: for operation types that are not registered, and for `replicate_weights` of what is written to.
+      StorageError: if writing fails; `out_dir` is then what it was.
+      StrictError: see `strict`.
+
+    >>> import tempfile, tensorflow as tf, graphsplit as gs
+    >>> model = tf.Module()
+    >>> model.double = tf.function(lambda x: 2.0 * x, input_signature=[tf.TensorSpec([6, 2], name="x")])
+    >>> folder = tempfile.mkdtemp()
+    >>> tf.saved_model.save(model, f"{folder}/one", signatures=model.double)
+    >>> report = gs.transpile_saved_model(f"{folder}/one", f"{folder}/two", 2)
+    >>> report.plans["serving_default"].rows
+    (3, 3)
+    """
+    source, target = os.fspath(in_dir), os.fspath(out_dir)
+    names = names_of_devices(devices)
+    before = files.read_saved_model(source)
+    files.check_target(source, target, overwrite)
+    definition, graph_bytes_before = before.meta_graphs[0], before.ByteSize()
+    files.check_registered(definition.graph_def, repr(source))
+    keys = [key for key in definition.signature_def if key not in _INTERNAL_SIGNATURES]
+    chosen = _chosen(source, keys, signatures)
+    _check_split(definition, chosen, split)
+    job = _Job(source, keys, chosen, split, strict, names, progress or _quiet)
+    if is_v1(definition) and not replicate_weights:
+        with files.replacing(target) as made:
+            reports, after = _write_v1(job, before, made)
+        mirrors = None
+    else:
+        if is_v1(definition) and has_old_variables(definition):
+            raise UnsupportedError(
+                f"replicate_weights=True, but {source!r} has TensorFlow 1 variables of the old kind "
+                "(use_resource=False), which cannot be copied when a model is loaded. Leave replicate_weights out."
+            )
+        _check_composites(definition)
+        mirrors = Mirrors() if replicate_weights else None
+        loaded, functions, reports = _build(job, mirrors)
+        job.progress(f"writing {target}")
+        with files.replacing(target) as made:
+            tf.saved_model.save(loaded, made, signatures=functions)
+            after = _like_before(made, definition)
+            if (extra := Path(source) / "assets.extra").is_dir():
+                shutil.copytree(extra, Path(made) / "assets.extra")
+    return TranspileReport(
+        devices=names,
+        signatures=tuple(reports),
+        bytes_before=files.size_of(source),
+        bytes_after=files.size_of(target),
+        graph_bytes_before=graph_bytes_before,
+        graph_bytes_after=after.ByteSize(),
+        mirrored_bytes=mirrors.bytes if mirrors is not None else 0,
+    )
+
+
+def _chosen(source: str, keys: Sequence[str], asked: Sequence[str] | None) -> Sequence[str]:
+    there = bullet_list(sorted(keys)) or "  (none)"
+    if not keys:
+        raise ArgumentError(f"The SavedModel {source!r} has no signatures; save it with signatures=... .")
+    if asked is None:
+        return keys
+    asked = [asked] if isinstance(asked, str) else asked
+    missing = [key for key in asked if key not in keys]
+    if missing:
+        names = ", ".join(map(repr, missing))
+        raise ArgumentError(f"The SavedModel {source!r} has no signature {names}. It has:\n{there}")
+    return asked
+
+
+def _check_composites(definition: Any) -> None:
+    composite = [f"{name} of {key}" for key, info in definition.signature_def.items() for name in composites(info)]
+    if composite:
+        raise UnsupportedError(
+            f"These arguments are sparse or composite, whose names saving would change:\n{bullet_list(composite)}"
+        )
+
+
+def _check_split(definition: Any, chosen: Sequence[str], split: Split) -> None:
+    arguments = {key: set(definition.signature_def[key].inputs) for key in chosen}
+    if not isinstance(split, Mapping):
+        if split is not None and (isinstance(split, bool) or not isinstance(split, int)):
+            raise ArgumentError(f"split takes an axis, None, or a mapping from argument names to those, got {split!r}.")
+        return
+    unknown = [name for name in split if not any(name in names for names in arguments.values())]
+    if unknown:
+        lines = [f"{key}: {', '.join(sorted(names)) or 'nothing'}" for key, names in arguments.items()]
+        raise ArgumentError(
+            f"split names {', '.join(map(repr, unknown))}, which no signature takes. They take:\n{bullet_list(lines)}"
+        )
+
+
+def _load(source: str) -> Any:
+    try:
+        return tf.saved_model.load(source)
+    except (OSError, tf.errors.OpError) as error:
+        raise ArgumentError(f"The SavedModel {source!r} cannot be loaded: {error}") from error
+
+
+def _quiet(_: str) -> None:
+    """Say nothing about what is being done."""
+
+
+def _build(job: _Job, mirrors: Mirrors | None) -> tuple[Any, dict[str, Any], list[SignatureReport]]:
+    """Return the loaded model, what to save as its signatures, and what became of each."""
+    job.progress(f"loading {job.source}")
+    loaded = _load(job.source)
+    functions, reports = {}, []
+    for key in job.keys:
+        function = loaded.signatures[key]
+        kept = job.reason_to_keep(key, {operation.type for operation in function.graph.get_operations()})
+        report = SignatureReport(key, None, kept)
+        if not kept:
+            job.progress(f"planning {key}")
+            planned = plan_signature(key, function, job.options(function.structured_input_signature[1]), job.devices)
+            report = SignatureReport(key, planned.plan, why_whole(planned.plan))
+            if any(step.shards for step in planned.plan.steps):
+                function, sent = build_signature(planned, mirrors)
+                report = SignatureReport(key, planned.plan, "", sent)
+        functions[key] = function
+        reports.append(report)
+    if mirrors is not None:
+        loaded.graphsplit_weights = mirrors.made
+    return loaded, functions, reports
+
+
+def _write_v1(job: _Job, model: Any, made: str) -> tuple[list[SignatureReport], Any]:
+    """Write a TensorFlow 1 model whose graph is changed on disk; see `v1_models`."""
+    meta_graph = model.meta_graphs[0]
+    reports = []
+    for key in job.keys:
+        kept = job.reason_to_keep(key, set())
+        report = SignatureReport(key, None, kept)
+        if not kept:
+            job.progress(f"planning {key}")
+            inputs = meta_graph.signature_def[key].inputs
+            try:
+                report = transpile_in_place(meta_graph, key, job.options(inputs), job.devices)
+            except UnsupportedError as error:
+                if job.strict:
+                    raise
+                report = SignatureReport(key, None, str(error).splitlines()[0])
+        reports.append(report)
+    job.progress(f"writing {made}")
+    shutil.copytree(job.source, made)
+    files.write_saved_model(made, model)
+    return reports, model
+
+
+@dataclass(frozen=True)
+class _Job:
+    """What was asked for."""
+
+    source: str
+    keys: Sequence[str]
+    chosen: Sequence[str]
+    split: Split
+    strict: bool
+    devices: Sequence[str]
+    progress: Callable[[str], None]
+
+    def options(self, names: Iterable[str]) -> Options:
+        """Return the options for a signature with arguments of these names."""
+        split = self.split
+        own = (
+            {name: axis for name, axis in split.items() if name in set(names)} if isinstance(split, Mapping) else split
+        )
+        return Options(split=own, strict=self.strict)
+
+    def reason_to_keep(self, key: str, op_types: set[str]) -> str:
+        """Return why a signature is to stay as it is, or ""."""
+        if key not in self.chosen:
+            return "not asked for"
+        old = sorted(op_types & V1_CONTROL_FLOW)
+        reason = f"it has TensorFlow 1 control flow ({', '.join(old)})" if old else ""
+        if reason and self.strict:
+            raise UnsupportedError(f"strict=True, but the signature {key!r} cannot be split: {reason}.")
+        return reason
+
+
+def _like_before(made: str, definition: Any) -> Any:
+    """Give the written SavedModel the tags and methods of the original, and check that it says the same of itself."""
+    model = files.read_saved_model(made)
+    written = model.meta_graphs[0]
+    tags = list(definition.meta_info_def.tags)
+    changed = list(written.meta_info_def.tags) != tags
+    written.meta_info_def.ClearField("tags")
+    written.meta_info_def.tags.extend(tags)
+    for key, signature in definition.signature_def.items():
+        if key in _INTERNAL_SIGNATURES:
+            continue
+        own = written.signature_def[key]
+        changed |= own.method_name != signature.method_name
+        own.method_name = signature.method_name
+        for kind in ("inputs", "outputs"):
+            _check_same(key, kind, getattr(signature, kind), getattr(own, kind))
+    if changed:
+        files.write_saved_model(made, model)
+    return model
+
+
+def _check_same(key: str, kind: str, before: Mapping[str, Any], after: Mapping[str, Any]) -> None:
+    """Raise `CheckError` unless the arguments or results have the names, dtypes and shapes that they had."""
+    lines = [
+        f"{name}: {_described(before, name)} before, {_described(after, name)} after"
+        for name in sorted({*before, *after})
+        if _described(before, name) != _described(after, name)
+    ]
+    if lines:
+        raise CheckError(f"The {kind} of the signature {key!r} are not what they were:\n{bullet_list(lines)}")
+
+
+def _described(infos: Mapping[str, Any], name: str) -> str:
+    if name not in infos:
+        return "none"
+    shape = tf.TensorShape(infos[name].tensor_shape)
+    return f"{tf.as_dtype(infos[name].dtype).name} {shape}"

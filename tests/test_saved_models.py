@@ -1,0 +1,227 @@
+"""Transpiled SavedModels against the originals, in processes that know nothing of graphsplit."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.layouts import Shard
+from graphsplit.saved_models import files
+from tests.saved_model_cases import CASES, Requests
+
+ROOT = Path(__file__).parent.parent
+TOLERANCE = 1e-6
+DEVICES = (1, 2, 3, 4)
+
+
+@dataclass
+class Made:
+    """One model in its forms: the original, transpiled for several numbers of devices, and what was reported."""
+
+    original: str
+    requests: Requests
+    transpiled: dict[int, str]
+    reports: dict[int, gs.TranspileReport]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory):
+    """Return a function that makes a case once."""
+    made: dict[str, Made] = {}
+
+    def get(name: str) -> Made:
+        if name not in made:
+            folder = tmp_path_factory.mktemp(name)
+            original = str(folder / "original")
+            tf.keras.utils.set_random_seed(0)
+            requests = CASES[name](original)
+            transpiled = {n: str(folder / f"on_{n}") for n in DEVICES}
+            reports = {n: gs.transpile_saved_model(original, transpiled[n], n) for n in DEVICES}
+            made[name] = Made(original, requests, transpiled, reports)
+        return made[name]
+
+    return get
+
+
+def compare(folder: Path, jobs: list[tuple[Made, list[str]]], devices: int = 4) -> list[dict]:
+    """Run every model's requests through it and its transpiled forms in a fresh process; return what that says."""
+    arguments: list[object] = [devices]
+    for i, (made, transpiled) in enumerate(jobs):
+        stored = folder / f"requests_{i}.npz"
+        requests = made.requests.items()
+        np.savez(stored, **{f"{key}/{name}": value for key, own in requests for name, value in own.items()})
+        arguments += [made.original, stored, ",".join(transpiled)]
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    command = [sys.executable, ROOT / "tests" / "saved_model_worker.py", *arguments]
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=200, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def assert_same(found: list[dict], models: int) -> None:
+    assert len({line["model"] for line in found}) == models
+    wrong = [line for line in found if line["largest"] > TOLERANCE or not line["same"]]
+    assert not wrong, wrong
+
+
+def assert_sharded(report: gs.TranspileReport, key: str, devices: int) -> None:
+    """Require that a signature really is split over the devices, and that what it computes with runs on all."""
+    assert key in report.plans, str(report)
+    plan = report.plans[key]
+    plan.check()
+    assert len(plan.devices) == devices
+    assert any(isinstance(layout, Shard) for layout in plan.input_layouts)
+    assert {op.type for op in plan.sharded_ops} - {"Const", "Identity"}, str(plan)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_every_model_on_every_number_of_devices_and_rows(name: str, make, tmp_path: Path):
+    made = make(name)
+    for devices in DEVICES:
+        assert_sharded(made.reports[devices], "fixed", devices)
+    found = compare(tmp_path, [(made, list(made.transpiled.values()))])
+    assert_same(found, len(DEVICES))
+    assert {line["rows"] for line in found} >= set(range(name == "conv", 10))
+
+
+SHARDED = {
+    "dense": {"MatMul", "Relu", "Softmax"},
+    "conv": {"Conv2D", "MaxPool", "MatMul"},
+    "lstm": {"StatelessWhile", "TensorListStack", "MatMul"},
+    "transformer": {"GatherV2", "BatchMatMulV2", "Softmax", "MatMul"},
+    "text": {"StringLower"},
+    "two_signatures": {"MatMul", "Tanh"},
+    "tensorflow_1": {"MatMul", "Softmax"},
+    "estimator": {"ParseExampleV2", "MatMul", "Softmax"},
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_an_unknown_number_of_rows_is_sharded(name: str, make):
+    key = "encode" if name == "two_signatures" else "serving_default"
+    for devices in DEVICES[1:]:
+        report = make(name).reports[devices]
+        assert_sharded(report, key, devices)
+        assert {op.type for op in report.plans[key].sharded_ops} >= SHARDED[name]
+        assert len(report.plans[key].stayed_home) == (name in ("text", "tensorflow_1")), str(report)
+
+
+def test_other_forms_on_fewer_devices_than_asked_for(make, tmp_path: Path):
+    text, old, dense, words = (make(name) for name in ("text", "tensorflow_1", "dense", "transformer"))
+    stripped, again, copies = (str(tmp_path / name) for name in ("stripped", "again", "copies"))
+    assert "it was transpiled before; transpile the original" in str(
+        gs.transpile_saved_model(dense.transpiled[3], again, 4)
+    )
+    assert gs.strip_devices(dense.transpiled[4], stripped) > 20
+    assert b"/device:CPU:3" in Path(dense.transpiled[4], "saved_model.pb").read_bytes()
+    assert b"/device:CPU:" not in Path(stripped, "saved_model.pb").read_bytes()
+    report = gs.transpile_saved_model(words.original, copies, 4, replicate_weights=True)
+    assert_sharded(report, "fixed", 4)
+    _assert_weights_stay(report, words, copies)
+    jobs = [(text, [text.transpiled[4]]), (old, [old.transpiled[4]]), (dense, [stripped, again]), (words, [copies])]
+    assert_same(compare(tmp_path, jobs, devices=2), 5)
+
+
+def _assert_weights_stay(report: gs.TranspileReport, made: Made, copies: str) -> None:
+    sent = {s.name: s.sent_bytes for s in report.signatures}
+    before = {s.name: s.sent_bytes for s in made.reports[4].signatures}
+    assert before["fixed"] > 1000
+    assert sent["fixed"] == 0
+    assert report.mirrored_bytes > 1000
+    assert "a copy on every device" in str(report)
+    stored = [
+        sorted(shape for name, shape in tf.train.list_variables(f"{folder}/variables/variables") if "GRAPH" not in name)
+        for folder in (copies, made.original)
+    ]
+    assert stored[0] == stored[1]  # one copy on disk
+
+
+def test_where_copies_of_weights_are(make, tmp_path: Path):
+    made = make("dense")
+    gs.transpile_saved_model(made.original, tmp_path / "copies", 3, replicate_weights=True)
+    loaded = tf.saved_model.load(tmp_path / "copies")
+    placement = gs.placement_of(loaded.signatures["fixed"], x=tf.constant(made.requests["fixed"]["x"][:7]), actual=True)
+    reads = [op.actual for op in placement.select("ReadVariableOp")]
+    assert {device.rpartition("device:")[2] for device in reads} == {"CPU:0", "CPU:1", "CPU:2"}
+    crossing = {t.source for t in placement.transfers}
+    assert not [name for name in crossing if "ReadVariableOp" in name], crossing
+
+
+def test_names_types_shapes_and_assets_stay(make):
+    for name in ("tensorflow_1", "estimator"):
+        before, after = (files.read_saved_model(path) for path in (make(name).original, make(name).transpiled[3]))
+        for key, signature in before.meta_graphs[0].signature_def.items():
+            assert after.meta_graphs[0].signature_def[key].method_name == signature.method_name
+    assert signature.method_name == "tensorflow/serving/classify"
+    made = make("tensorflow_1")
+    assert (Path(made.transpiled[3]) / "assets" / "original.txt").read_text() == "a\nb\nc\n"
+    text = make("text")
+    loaded, original = tf.saved_model.load(text.transpiled[3]), tf.saved_model.load(text.original)
+    for key, function in original.signatures.items():
+        own = loaded.signatures[key]
+        assert own.structured_input_signature == function.structured_input_signature
+        shapes = {name: (t.dtype, t.shape.as_list()) for name, t in function.structured_outputs.items()}
+        assert {name: (t.dtype, t.shape.as_list()) for name, t in own.structured_outputs.items()} == shapes
+    assert len(list((Path(text.transpiled[3]) / "assets").iterdir())) == 1
+
+
+def test_signatures_without_a_batch_are_kept_and_that_is_said(make):
+    report = make("two_signatures").reports[3]
+    assert "norm" not in report.plans
+    assert "norm: kept as it is: no argument has an axis to split" in str(report)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_large_constants_are_stored_once(version: int, tmp_path: Path):
+    weights = np.random.default_rng(0).standard_normal([128, 64]).astype(np.float32)
+    source, target, copies = (str(tmp_path / name) for name in ("in", "out", "copies"))
+    if version == 1:
+        with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+            x = tf.compat.v1.placeholder(tf.float32, [None, 128])
+            tf.compat.v1.saved_model.simple_save(session, source, {"x": x}, {"y": x @ weights})
+    else:
+        function = tf.function(lambda x: {"y": x @ weights}, input_signature=[tf.TensorSpec([None, 128], name="x")])
+        tf.saved_model.save(tf.Module(), source, signatures=function)
+    report = gs.transpile_saved_model(source, target, 5)
+    assert report.graph_bytes_after < report.graph_bytes_before + weights.nbytes
+    assert report.signatures[0].sent_bytes >= 4 * weights.nbytes
+    assert len({op.type for op in report.plans["serving_default"].sharded_ops} & {"MatMul"}) == 1
+    report = gs.transpile_saved_model(source, copies, 5, replicate_weights=True)
+    assert report.graph_bytes_after > report.graph_bytes_before + 4 * weights.nbytes
+    assert report.signatures[0].sent_bytes == 0
+    rows = tf.constant(np.random.default_rng(1).standard_normal([7, 128]), tf.float32)
+    for folder in (target, copies):
+        found = tf.saved_model.load(folder).signatures["serving_default"](x=rows)["y"]
+        np.testing.assert_allclose(found, rows @ weights, atol=1e-4)
+
+
+def test_batches_that_differ(make):
+    made = make("transformer")
+    arguments = {name: tf.constant(value) for name, value in made.requests["serve"].items()}
+    function = tf.saved_model.load(made.transpiled[3]).signatures["serve"]
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        function(words=arguments["words"][:3], mask=arguments["mask"][:1])
+    assert "words" in str(caught.value)
+    assert "mask" in str(caught.value)
+
+
+def test_saved_model_cli(make, tmp_path: Path):
+    made = make("dense")
+    rows = made.requests["serve"]["x"][:5]
+    np.save(tmp_path / "x.npy", rows)
+    command = ["run", "--dir", made.transpiled[3], "--tag_set", "serve", "--signature_def", "serve"]
+    command += ["--inputs", f"x={tmp_path / 'x.npy'}", "--outdir", tmp_path]
+    program = Path(sys.executable).parent / "saved_model_cli"
+    done = subprocess.run([program, *command], capture_output=True, text=True, timeout=200)
+    assert done.returncode == 0, done.stderr[-2000:]
+    expected = tf.saved_model.load(made.original).signatures["serve"](x=tf.constant(rows))
+    np.testing.assert_allclose(np.load(tmp_path / "scores.npy"), expected["scores"], atol=TOLERANCE)

@@ -1,0 +1,230 @@
+"""What cannot be transpiled is refused clearly; the input is untouched, and the output the old or the new one whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.saved_models import files
+from tests.saved_model_cases import tensorflow_1
+
+v1 = tf.compat.v1
+
+
+def message(error: type[Exception], call: Callable[..., Any], *args: Any, **options: Any) -> str:
+    with pytest.raises(error) as caught:
+        call(*args, **options)
+    return str(caught.value)
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(folder)): p.read_bytes() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+def save(folder: Path, factor: float = 2.0) -> str:
+    module = tf.Module()
+    module.factor = tf.Variable(factor, name="factor")
+
+    def scale(x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": x * module.factor}
+
+    def count(x: tf.Tensor) -> dict[str, tf.Tensor]:
+        module.factor.assign_add(1.0)
+        return {"y": x * module.factor}
+
+    def unique(x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"n": tf.size(tf.unique(x + 1.0)[0])}
+
+    signatures = {
+        "scale": tf.function(scale, input_signature=[tf.TensorSpec([5, 2], name="x")]),
+        "count": tf.function(count, input_signature=[tf.TensorSpec([5, 2], name="x")]),
+        "unique": tf.function(unique, input_signature=[tf.TensorSpec([5], name="x")]),
+    }
+    tf.saved_model.save(module, str(folder), signatures=signatures)
+    return str(folder)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return save(tmp_path_factory.mktemp("model") / "original")
+
+
+def test_what_is_no_saved_model(tmp_path: Path):
+    out = tmp_path / "out"
+    assert "does not exist" in message(gs.ArgumentError, gs.transpile_saved_model, tmp_path / "nothing", out, 2)
+    (tmp_path / "weights.h5").write_bytes(b"")
+    found = message(gs.ArgumentError, gs.transpile_saved_model, tmp_path, out, 2)
+    assert "is not a SavedModel: it has no saved_model.pb; it holds weights.h5" in found
+    (tmp_path / "saved_model.pb").write_bytes(b"\xff\xff garbage")
+    assert "cannot be read as a SavedModel" in message(gs.ArgumentError, gs.transpile_saved_model, tmp_path, out, 2)
+    (tmp_path / "saved_model.pb").write_bytes(b"")
+    assert "holds 0 graphs" in message(gs.UnsupportedError, gs.transpile_saved_model, tmp_path, out, 2)
+    assert not out.exists()
+
+
+def test_a_missing_signature_lists_those_there_are(model: str, tmp_path: Path):
+    found = message(gs.ArgumentError, gs.transpile_saved_model, model, tmp_path / "out", 2, signatures=["scael"])
+    assert "no signature 'scael'. It has:\n  - count\n  - scale\n  - unique" in found
+
+
+def test_a_model_without_signatures(tmp_path: Path):
+    tf.saved_model.save(tf.Module(), str(tmp_path / "empty"))
+    assert "has no signatures" in message(
+        gs.ArgumentError, gs.transpile_saved_model, tmp_path / "empty", tmp_path / "o"
+    )
+
+
+def test_arguments_that_do_not_exist(model: str, tmp_path: Path):
+    found = message(gs.ArgumentError, gs.transpile_saved_model, model, tmp_path / "out", 2, split={"z": 0})
+    assert "split names 'z', which no signature takes. They take:\n  - " in found
+    assert "no axis 7" in message(
+        gs.ArgumentError, gs.transpile_saved_model, model, tmp_path / "out", 2, split={"x": 7}
+    )
+    assert "got '0'" in message(gs.ArgumentError, gs.transpile_saved_model, model, tmp_path / "out", 2, split="0")
+    assert "at least one" in message(gs.ArgumentError, gs.transpile_saved_model, model, tmp_path / "out", 0)
+
+
+def test_split_is_followed(model: str, tmp_path: Path):
+    report = gs.transpile_saved_model(model, tmp_path / "out", 2, split={"x": 1}, signatures=["scale"])
+    assert [str(layout) for layout in report.plans["scale"].input_layouts] == ["shard(1)"]
+    assert "count: kept as it is: not asked for" in str(report)
+    report = gs.transpile_saved_model(model, tmp_path / "whole", 2, split=None)
+    assert not report.plans
+
+
+def test_strict(model: str, tmp_path: Path):
+    found = message(gs.StrictError, gs.transpile_saved_model, model, tmp_path / "out", 2, strict=True)
+    assert "Unique" in found
+    assert not (tmp_path / "out").exists()
+    gs.transpile_saved_model(model, tmp_path / "out", 2, strict=True, signatures=["scale"])
+
+
+def test_copies_of_weights_that_change(model: str, tmp_path: Path):
+    found = message(gs.UnsupportedError, gs.transpile_saved_model, model, tmp_path / "out", 2, replicate_weights=True)
+    assert "the signature 'count' changes variables, of which copies would go stale:\n  - factor" in found
+    gs.transpile_saved_model(model, tmp_path / "out", 2, replicate_weights=True, signatures=["scale"])
+
+
+def test_copies_of_variables_of_the_old_kind(tmp_path: Path):
+    tensorflow_1(str(tmp_path / "old"))
+    found = message(
+        gs.UnsupportedError, gs.transpile_saved_model, tmp_path / "old", tmp_path / "out", 2, replicate_weights=True
+    )
+    assert "variables of the old kind (use_resource=False)" in found
+
+
+def test_an_operation_that_is_not_registered(model: str, tmp_path: Path):
+    proto = files.read_saved_model(model)
+    proto.meta_graphs[0].graph_def.node.add(name="mine", op="MyOwnOp")
+    (tmp_path / "custom").mkdir()
+    (tmp_path / "custom" / "saved_model.pb").write_bytes(proto.SerializeToString())
+    found = message(gs.UnsupportedError, gs.transpile_saved_model, tmp_path / "custom", tmp_path / "out", 2)
+    assert "not registered in this process:\n  - MyOwnOp (node 'mine')\n" in found
+    assert "tf.load_op_library" in found
+
+
+def test_several_sets_of_tags(model: str, tmp_path: Path):
+    proto = files.read_saved_model(model)
+    proto.meta_graphs.add().meta_info_def.tags.extend(["serve", "gpu"])
+    (tmp_path / "two").mkdir()
+    (tmp_path / "two" / "saved_model.pb").write_bytes(proto.SerializeToString())
+    found = message(gs.UnsupportedError, gs.transpile_saved_model, tmp_path / "two", tmp_path / "out", 2)
+    assert "holds 2 graphs, one for each set of tags:\n  - serve\n  - serve, gpu" in found
+
+
+def test_what_exists_is_not_replaced_unless_asked(model: str, tmp_path: Path):
+    before = contents(Path(model))
+    out = tmp_path / "out"
+    out.mkdir()
+    (out / "mine").write_text("precious")
+    assert "exists; name another place" in message(gs.ArgumentError, gs.transpile_saved_model, model, out, 2)
+    assert contents(out) == {"mine": b"precious"}
+    gs.transpile_saved_model(model, out, 2, overwrite=True)
+    assert "mine" not in contents(out)
+    assert os.listdir(tmp_path) == ["out"]
+    assert contents(Path(model)) == before
+
+
+def test_the_input_is_never_the_output(model: str, tmp_path: Path):
+    for target in (model, f"{model}/inside", str(Path(model).parent)):
+        found = message(gs.ArgumentError, gs.transpile_saved_model, model, target, 2, overwrite=True)
+        assert "is, holds or lies inside of the input" in found
+
+
+@pytest.mark.parametrize(
+    "error", [OSError(28, "No space left on device"), tf.errors.ResourceExhaustedError(None, None, "full")]
+)
+def test_a_disk_that_is_full(error: Exception, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    out = tmp_path / "out"
+    gs.transpile_saved_model(save(tmp_path / "other", 3.0), out, 2)
+    old, original = contents(out), contents(Path(model))
+
+    def fail_midway(module: Any, folder: str, **options: Any) -> None:
+        os.makedirs(f"{folder}/variables")
+        Path(folder, "saved_model.pb").write_bytes(b"half")
+        raise error
+
+    monkeypatch.setattr(tf.saved_model, "save", fail_midway)
+    found = message(gs.StorageError, gs.transpile_saved_model, model, out, 2, overwrite=True)
+    assert "failed, and it was left as it was" in found
+    assert ("No space left" in found) or ("full" in found)
+    assert contents(out) == old
+    assert contents(Path(model)) == original
+    assert sorted(os.listdir(tmp_path)) == ["other", "out"]
+
+
+def test_a_place_that_may_not_be_written(model: str, tmp_path: Path):
+    (tmp_path / "file").write_text("")
+    found = message(gs.StorageError, gs.transpile_saved_model, model, tmp_path / "file" / "out", 2)
+    assert "Cannot write to" in found
+
+
+@pytest.mark.parametrize("exchange", [True, False])
+def test_an_interruption_leaves_one_of_both_whole(exchange: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    if not exchange:
+        monkeypatch.setattr(files, "_exchange", lambda one, other: False)
+    target = tmp_path / "out"
+    for name in ("old", "new"):
+        with files.replacing(str(target)) as made:
+            os.mkdir(made)
+            Path(made, name).write_text(name)
+        assert contents(target) == {name: name.encode()}
+    with pytest.raises(KeyboardInterrupt), files.replacing(str(target)) as made:  # noqa: PT012
+        os.mkdir(made)
+        raise KeyboardInterrupt
+    assert contents(target) == {"new": b"new"}
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_kill_at_any_moment_leaves_one_of_both_whole(tmp_path: Path):
+    script = """
+import os, sys
+from graphsplit.saved_models.files import replacing
+for turn in range(10**6):
+    with replacing(sys.argv[1]) as made:
+        os.mkdir(made)
+        for part in "ab":
+            open(f"{made}/{part}", "w").write(str(turn))
+    if turn == 0:
+        print("started", flush=True)
+"""
+    target = tmp_path / "out"
+    environment = {**os.environ, "PYTHONPATH": str(Path(gs.__file__).parent.parent), "TF_CPP_MIN_LOG_LEVEL": "3"}
+    with subprocess.Popen([sys.executable, "-c", script, target], stdout=subprocess.PIPE, env=environment) as process:
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(0.3)
+        process.send_signal(signal.SIGKILL)
+    written = contents(target)
+    assert set(written) == {"a", "b"}
+    assert written["a"] == written["b"]
