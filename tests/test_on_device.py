@@ -332,6 +332,20 @@ def test_a_stage_in_a_loop_of_every_shard_stays_there_and_the_plan_says_so():
     assert notes[0].startswith("tanh on CPU:2, CPU:3 is called inside StatelessWhile 'while'")
 
 
+def test_a_batch_of_unknown_size():
+    made = [training(), training(on(STAGE))]
+    (plain, variables), (step, own_variables) = made
+    parallel = gs.parallelize(lambda x: step(x), devices=OUTER)
+    for_any_size = tf.function(parallel, input_signature=[tf.TensorSpec([None, 6], tf.float64)])
+    for count in (5, 1, 8):
+        assert_close(for_any_size(rows(count)), plain(rows(count)))
+    assert_close([v.value() for v in own_variables], [v.value() for v in variables])
+    (compiled,) = (compiled for found in parallel._compiled.values() for compiled in found)
+    graph = compiled.executable.emitted.graph_def()
+    assert devices_by_type([graph], TANH) == expected(TANH, STAGE)
+    assert devices_by_type([graph], LEAKY) == expected(LEAKY, OUTER)
+
+
 def test_shards_without_rows_take_no_device_of_a_stage():
     parallel = gs.parallelize(network(on(["CPU:2", "CPU:3", "CPU:4"]))[0], devices=3, weights=[1, 0, 1])
     expectation = network()[0](rows(5))
