@@ -21,7 +21,6 @@ from graphsplit.plans import Plan
 from graphsplit.programs import is_stateful
 from graphsplit.saved_models.parts import LARGE_BYTES
 
-
 SHARED = "graphsplit/shared/constant_"
 
 
