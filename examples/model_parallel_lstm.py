@@ -1,8 +1,8 @@
 """Model parallelism: one shared LSTM encodes two sequences, each on its own device, concatenated on the CPU.
 
-Keras 3 ignores `tf.device` around layers, and a plain tape puts backward on the first device whatever forward did. A
-layer that is parallelized over one device stays there, forward and backward. With a list of devices each, the stages of
-a model share a batch as well.
+Keras 3 ignores `tf.device` around layers, and a plain tape puts backward on the first device whatever forward did. What
+`on_device` gives a device stays there, forward and backward. With `--shards 2`, each of the two encoders has two
+devices of its own, and every batch is split as well.
 
 python examples/model_parallel_lstm.py --samples 64 --steps 20
 """
@@ -29,8 +29,10 @@ def main() -> None:
     parser.add_argument("--features", type=int, default=256)
     parser.add_argument("--units", type=int, default=64)
     parser.add_argument("--steps", type=int, default=20)
+    parser.add_argument("--shards", type=int, default=1)
     options = parser.parse_args()
-    first, second = devices(2)
+    names = devices(2 * options.shards)
+    first, second = names[: options.shards], names[options.shards :]
     keras.utils.set_random_seed(0)
 
     shared_lstm, head = layers.LSTM(options.units), layers.Dense(1, activation="sigmoid")
@@ -40,15 +42,13 @@ def main() -> None:
     loss_of, optimizer = keras.losses.BinaryCrossentropy(), keras.optimizers.RMSprop(0.001)
     optimizer.build(variables)
 
-    encode_a = gs.parallelize(shared_lstm, devices=[first])
-    encode_b = gs.parallelize(shared_lstm, devices=[second])
+    encode_a, encode_b = gs.on_device(shared_lstm, first), gs.on_device(shared_lstm, second)
+    merge = gs.on_device(layers.Concatenate(name="merge"), "CPU:0")
 
-    @tf.function
+    @gs.parallelize(devices=first)
     def train_step(a: tf.Tensor, b: tf.Tensor, same: tf.Tensor) -> tf.Tensor:
         with tf.GradientTape() as tape:
-            encoded_a, encoded_b = encode_a(a), encode_b(b)
-            with tf.device("CPU:0"):
-                merged = tf.concat([encoded_a, encoded_b], axis=-1)
+            merged = merge([encode_a(a), encode_b(b)])
             loss = loss_of(same, head(merged))
         optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
@@ -58,8 +58,11 @@ def main() -> None:
     a, b = (tf.constant(generator.normal(size=shape), tf.float32) for _ in range(2))
     same = tf.constant(generator.integers(0, 2, (options.samples, 1)), tf.float32)
     losses = [float(train_step(a, b, same)) for _ in range(options.steps)]
-    for name, encode, sequence in (("a", encode_a, a), ("b", encode_b, b)):
-        print(f"sequence {name}: {', '.join(encode.plan(sequence).devices)}")
+    print(train_step.plan(a, b, same))
+    products = train_step.placement(a, b, same, actual=True).select("MatMul")
+    for device in names:
+        backward = [op.backward for op in products if op.device == device]
+        print(f"{device}: {backward.count(False)} matrix products forward, {backward.count(True)} backward")
     print(f"loss {losses[0]:.4f} at first, {losses[-1]:.4f} after {options.steps} steps")
 
 

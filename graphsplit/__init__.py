@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphsplit.device_functions import on_device
     from graphsplit.devices import available_devices, use_logical_devices
     from graphsplit.errors import (
         ArgumentError,
@@ -45,6 +46,7 @@ _MODULES = {
     ],
     "functions": ["ParallelFunction", "make_parallel", "parallelize"],
     "keras_models.wrapping": ["multi_gpu_model"],
+    "device_functions": ["on_device"],
     "placement": ["Placement", "placement_of"],
     "plans": ["Plan"],
     "retracing": ["RetracingWarning"],
@@ -72,6 +74,7 @@ __all__ = [
     "available_devices",
     "make_parallel",
     "multi_gpu_model",
+    "on_device",
     "parallelize",
     "placement_of",
     "strip_devices",

@@ -23,7 +23,8 @@ class DeadTensors:
         self._by_name = {node.name: node for node in graph.nodes}
         self.without = graph.dead_without()
 
-    def _present(self, reference: str) -> str | None:
+    def present(self, reference: str) -> str | None:
+        """Return the truth value without which a tensor is dead, or None if it never is."""
         name, index = split_reference(reference)
         switch = self._by_name[name]
         return str(switch.input[1]) if switch.op == "Switch" and index == 1 else self.without.get(name)
@@ -37,7 +38,7 @@ class DeadTensors:
         nodes: list[Any] = []
         returned = list(residuals)
         for i, reference in enumerate(residuals):
-            present = self._present(reference)
+            present = self.present(reference)
             if present is not None:
                 dtype, device = self._place(reference)
                 returned[i] = own = f"graphsplit/returned_{i}"
@@ -73,7 +74,7 @@ class DeadTensors:
         nodes: list[Any] = []
         stand_ins, tokens = dict(inputs), {}
         for reference, stand_in in inputs.items():
-            present = self._present(reference)
+            present = self.present(reference)
             if present is not None:
                 dtype, device = self._place(reference)
                 nodes.append(make_node(f"{stand_in}_taken", "Switch", [stand_in, inputs[present]], device, T=dtype))

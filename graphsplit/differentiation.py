@@ -19,6 +19,7 @@ from graphsplit.cutting import Cut, descendants
 from graphsplit.emission import emit
 from graphsplit.errors import UnsupportedError
 from graphsplit.execution import Executable, resource_devices
+from graphsplit.feeding import FedExecutable
 from graphsplit.layouts import REPLICATE, Layout, Shard
 from graphsplit.planning import plan_program
 from graphsplit.plans import Plan
@@ -42,6 +43,7 @@ class Differentiable:
         self.plan = plan
         self.name = name
         self._executable: Executable | None = None
+        self._fed: FedExecutable | None = None
         self._pairs: dict[tuple[bool, ...], ForwardAndBackward] = {}
 
     @property
@@ -50,6 +52,29 @@ class Differentiable:
         if self._executable is None:
             self._executable = Executable(self.trace, self.plan, self.name)
         return self._executable
+
+    @property
+    def sends(self) -> bool:
+        """Whether `send` has what it needs, and only runs it."""
+        return self._fed is not None
+
+    def send(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Cut the flat arguments and send the pieces to the devices that read them, for `run_sent`."""
+        if self._fed is None:
+            self._fed = FedExecutable(self.trace, self.plan, self.name)
+        return self._fed.feed(tensors)
+
+    def run_sent(self, tensors: Sequence[tf.Tensor], pieces: Sequence[tf.Tensor] | None) -> list[tf.Tensor]:
+        """Run on the pieces that `send` returned for the flat arguments (None: send them now). No tape may watch."""
+        sources = [*tensors, *self.trace.captures]
+        if tape_watches(sources, self.trace.variables) or accumulator_watches(sources):
+            raise UnsupportedError(
+                f"{self.name}.map is called under a gradient tape or accumulator. It sends batches ahead of the call "
+                "and records no gradients: put the tape inside of the function, or call the function batch by batch."
+            )
+        pieces = self.send(tensors) if pieces is None else pieces
+        assert self._fed is not None
+        return self._fed(pieces)
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on the flat arguments; if a tape is watching any of them, or a variable, tell it how to go back."""
@@ -194,6 +219,7 @@ def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
         input_layouts=layouts if split else [REPLICATE] * len(layouts),
         random=plan.random,
         notes=plan.notes,
+        positions=plan.positions,
     )
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit import communication, drawing
+from graphsplit import communication, drawing, staging
 from graphsplit.batch_sizes import STAND_IN, Rows
 from graphsplit.collecting import collection_paused
 from graphsplit.emitted import EmittedGraph
@@ -79,12 +79,14 @@ class _Emitter:
 
     def emit(self) -> EmittedGraph:
         self._emit_ops()
+        outputs = tuple(self._read(tensor, REPLICATE) for tensor in self.program.outputs)
+        staging.move_stages(self.plan, self.nodes, self.shard_of, self._prefixes, self._resource_devices)
         ops, steps = self.program.ops, self.plan.steps
         library = GraphDef().library
         library.CopyFrom(self.program.library)
         library.function.extend(self.functions.values())
         return EmittedGraph(
-            outputs=tuple(self._read(tensor, REPLICATE) for tensor in self.program.outputs),
+            outputs=outputs,
             nodes=tuple(self.nodes),
             inputs=(*[ops[i].name for i in self.program.inputs], *self._told),
             captures=tuple(ops[i].name for i in self.program.captures),

@@ -5,13 +5,13 @@ from __future__ import annotations
 import functools
 import threading
 import types
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
-from graphsplit import structures
+from graphsplit import prefetching, structures
 from graphsplit.batch_sizes import Rows
 from graphsplit.devices import canonical_name, resolve_devices
 from graphsplit.differentiation import Differentiable
@@ -30,6 +30,8 @@ from graphsplit.signatures import (
     spread,
 )
 from graphsplit.splitting import Split, Splitting, argument_paths, check_split, resolve_split, same_batch
+from graphsplit.stages import check_stages
+from graphsplit.staging import variables_elsewhere
 from graphsplit.tensorflow_internals import eager_context_started, in_xla_context
 from graphsplit.tracing import Trace, inside_trace, trace
 
@@ -92,6 +94,11 @@ class ParallelFunction:
         """The single-device function."""
         return self._fn
 
+    @property
+    def _traced(self) -> Callable[..., Any]:
+        """What is traced: the single-device function, or (a subclass) something around it."""
+        return self._fn
+
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run on the devices."""
         if tf.executing_eagerly():
@@ -105,6 +112,35 @@ class ParallelFunction:
         compiled = self._get(arguments)
         results = compiled(tensors)
         return structures.unflatten(compiled.trace.result, results)
+
+    def map(self, batches: Iterable[Any], *, prefetch: int = 1) -> Iterator[Any]:
+        """Return an iterator over the results for many batches; the next batch travels while this one computes.
+
+        Another thread reads the batches, cuts them and sends each device its rows. Results and changes of variables
+        are those of calling the function on one batch after the other.
+
+        Args:
+          batches: a `tf.data.Dataset` or any iterable. A tuple is the function's arguments in order, as in
+            `Dataset.map`; anything else is its only argument.
+          prefetch: how many batches are read and sent ahead of the one that computes; 0 for none.
+
+        Raises:
+          ArgumentError: if `prefetch` is not a number of at least 0.
+          UnsupportedError: in a graph; from the iterator, if a gradient tape watches.
+
+        >>> import tensorflow as tf, graphsplit as gs
+        >>> double = gs.parallelize(lambda x: 2 * x, devices=2)
+        >>> [y.numpy().tolist() for y in double.map(tf.data.Dataset.range(5).batch(3))]
+        [[0, 2, 4], [6, 8]]
+        """
+        if isinstance(prefetch, bool) or not isinstance(prefetch, int) or prefetch < 0:
+            raise ArgumentError(f"prefetch takes a number of batches, 0 or more, got {prefetch!r}.")
+        if not tf.executing_eagerly():
+            raise UnsupportedError(
+                f"{self._name()}.map runs batch by batch, eagerly; it is called while a graph is built. Call it "
+                "outside of tf.function, or call the function itself in a loop over the dataset."
+            )
+        return prefetching.results(self, iter(batches), prefetch)
 
     def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return what would run where for these arguments, without running it. `print` it."""
@@ -147,7 +183,7 @@ class ParallelFunction:
         """Bind to an instance, once for each: its traces belong to it and go with it."""
         if instance is None:
             return self
-        bound = ParallelFunction(types.MethodType(self._fn, instance), self._options)
+        bound = type(self)(types.MethodType(self._fn, instance), self._options)
         if self._attribute and hasattr(instance, "__dict__"):
             instance.__dict__[self._attribute] = bound  # shadows this descriptor, as functools.cached_property does
         return bound
@@ -194,7 +230,8 @@ class ParallelFunction:
 
         It does so where the function is a `tf.function` with an `input_signature`, and under `reduce_retracing`.
         """
-        wider: list[structures.Tree | None] = [as_specified(arguments, getattr(self._fn, "input_signature", None))]
+        specs = self._signature.bind_partial(*(getattr(self._fn, "input_signature", None) or ())).arguments
+        wider: list[structures.Tree | None] = [as_specified(arguments, specs)]
         if self._options.reduce_retracing:
             wider += [generalized(known, arguments) for known in self._compiled]
         for found in wider:
@@ -209,7 +246,7 @@ class ParallelFunction:
 
     def _compile(self, arguments: structures.Branch) -> Differentiable:
         named = spread(arguments, self._signature)
-        fn = by_bound_arguments(self._fn, self._signature)
+        fn = by_bound_arguments(self._traced, self._signature)
         traced, plan = trace_and_plan(fn, as_call(arguments), named, self._options, self.devices, self.home)
         return Differentiable(traced, plan, self._name())
 
@@ -237,6 +274,8 @@ def trace_and_plan(
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in argument_paths(arguments)]
     traced = trace(fn, call, names, splitting.shapes)
+    check_stages(traced.program.all_stages(), len(devices))
+    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
     return traced, plan_for(traced.program, splitting, options, devices, home)
 
 
@@ -255,6 +294,7 @@ def plan_for(program: Program, splitting: Splitting, options: Options, devices: 
         strict=options.strict,
         random=options.random,
         notes=splitting.notes,
+        positions=used,
     )
 
 
@@ -328,7 +368,7 @@ def parallelize(
     shares = None if weights is None else tuple(weights)
     options = Options(devices, split, home, shares, strict, random, reduce_retracing)
     _check_devices(options)
-    if isinstance(fn, ParallelFunction):
+    if type(fn) is ParallelFunction:  # a stage stays one
         fn = fn.function
     return ParallelFunction(fn, options)
 

@@ -33,6 +33,7 @@ def plan_program(
     strict: bool = False,
     random: str = "exact",
     notes: Sequence[str] = (),
+    positions: Sequence[int] = (),
 ) -> Plan:
     """Decide where every operation runs.
 
@@ -43,6 +44,7 @@ def plan_program(
       input_layouts: `Shard` or `Replicate` for each argument.
       strict: raise `StrictError` if an operation that carries the batch would run at home.
       random: `"exact"` or `"independent"`.
+      positions: which of the devices asked for each shard has.
 
     Raises:
       StrictError: see `strict`.
@@ -54,8 +56,13 @@ def plan_program(
             return {}  # compiled by XLA, for one device
         given = [layout if isinstance(layout, Shard) else REPLICATE for layout in layouts]
         given = given if "While" in op.type else given[1:]
+        stage = program.stages.of(op.name)
+        own_home = stage.home if stage else home
+        own = [stage.device(positions[d] if positions else d) for d in range(len(rows))] if stage else devices
         return {
-            name: plan_program(body, devices=devices, rows=rows, home=home, input_layouts=given, random=random)
+            name: plan_program(
+                body, devices=own, rows=rows, home=own_home, input_layouts=given, random=random, positions=positions
+            )
             for name, body in op.bodies.items()
         }
 
@@ -84,8 +91,9 @@ def plan_program(
         input_layouts=tuple(input_layouts),
         steps=tuple(backward.steps),
         reshards=tuple(reversed(backward.reshards)),
-        notes=tuple(notes),
+        notes=(*notes, *_notes_on_stages(program, backward)),
         random=random,
+        positions=tuple(positions),
     )
     if strict and plan.stayed_home:
         raise StrictError(_strict_message(plan))
@@ -103,6 +111,16 @@ def _strict_message(plan: Plan) -> str:
         f"{bullet_list(lines)}\n"
         "Rewrite them row by row, keep their argument whole with split={...: None}, or drop strict=True."
     )
+
+
+def _notes_on_stages(program: Program, backward: Backward) -> list[str]:
+    """Say which stages cannot have their devices: those inside loops and branches that every shard runs by itself."""
+    notes = []
+    for op, step in zip(program.ops, backward.steps, strict=True):
+        bodies = step.shards.bodies if step.shards else {}
+        for stage in dict.fromkeys(stage for body in bodies.values() for stage in body.program.all_stages()):
+            notes.append(f"{stage} is called inside {op.type} {op.name!r}, which every shard runs on its own device")
+    return notes
 
 
 def _impossible(program: Program, backward: Backward) -> dict[int, str]:

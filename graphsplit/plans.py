@@ -70,6 +70,8 @@ class Plan:
       output_layouts: for the body of a loop or branch, which each shard runs by itself, the layouts of what it
         returns; None for a whole program, which returns whole values.
       random: `"exact"`: shards draw the numbers of one device; `"independent"`: numbers of their own.
+      positions: which of the devices asked for each shard has (those without rows are left out); stages have devices
+        of their own at the same positions. Empty: the first, the second, ...
     """
 
     program: Program = field(repr=False)
@@ -82,6 +84,7 @@ class Plan:
     notes: tuple[str, ...] = ()
     output_layouts: tuple[Layout, ...] | None = None
     random: str = "exact"
+    positions: tuple[int, ...] = ()
 
     @property
     def local(self) -> bool:
@@ -131,6 +134,13 @@ class Plan:
         moved = {r.tensor for r in self.reshards if isinstance(r.target, Replicate)}
         return [tensor for tensor in dict.fromkeys(op.inputs) if tensor in moved]
 
+    def stage_device(self, name: str, shard: int | None) -> str:
+        """Return the device that the stage of an operation has for a shard, or (None) at home; "" outside of stages."""
+        stage = None if self.local else self.program.stages.of(name)
+        if stage is None:
+            return ""
+        return stage.home if shard is None else stage.device(self.positions[shard] if self.positions else shard)
+
     def gathered_bytes(self, op: Op) -> int:
         """Return how many bytes are gathered or reduced to run `op` at home."""
         return sum(map(self.program.bytes, self.gathered(op)))
@@ -139,6 +149,8 @@ class Plan:
         """Raise `CheckError` unless every tensor that is read exists in the layout in which it is read."""
         if self.rows and (min(self.rows) < 1 or len(self.rows) != len(self.devices)):
             raise CheckError(f"Shards of {self.rows} rows on {len(self.devices)} devices.")
+        if self.positions and len(self.positions) != len(self.devices):
+            raise CheckError(f"{len(self.devices)} shards at positions {self.positions}.")
         moves = {(r.tensor, r.target) for r in self.reshards}
         for op, step in zip(self.program.ops, self.steps, strict=True):
             reads: list[tuple[Tensor, Layout]] = [(t, REPLICATE) for t in op.inputs] if step.home else []
@@ -200,6 +212,9 @@ class Plan:
         ):
             shape, dtype = ops[position].out_shapes[0], ops[position].out_dtypes[0].name
             lines.append(f"  argument {name}: {dtype}{list(shape) if shape is not None else ''} {layout}")
+        live = [op.name for op, step in zip(ops, steps, strict=True) if step.home or step.shards]
+        found = Counter(stage for name in live if (stage := self.program.stages.of(name)))
+        lines += [f"  stage {stage}: {count} operations" for stage, count in found.items()]
         lines.append(f"  on every shard: {_count(self.sharded_ops)}")
         lines.append(f"  once, at home:  {_count(self.home_ops)}")
         return lines

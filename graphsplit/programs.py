@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from graphsplit.batch_sizes import Shape
 from graphsplit.errors import CheckError
+from graphsplit.stages import Stage, Stages
 from graphsplit.tensorflow_internals import op_definition
 
 ROWS_CONSTANT = "RowsConstant"
@@ -92,6 +93,7 @@ class Program:
       batch_is_unknown: whether it was read for any number of rows: then sizes that depend on it are `Rows`.
       notes: one sentence for each thing that tracing changed.
       locate: operation name -> the user's source line, or "" where it is not known.
+      stages: which operations were given devices of their own.
     """
 
     ops: tuple[Op, ...]
@@ -106,6 +108,7 @@ class Program:
     batch_is_unknown: bool = False
     notes: tuple[str, ...] = ()
     locate: Callable[[str], str] = field(default=lambda _: "", repr=False)
+    stages: Stages = field(default=Stages(), repr=False)
 
     def shape(self, tensor: Tensor) -> Shape | None:
         """Return the static shape of `tensor`."""
@@ -114,6 +117,12 @@ class Program:
     def bytes(self, tensor: Tensor) -> int:
         """Return the size of `tensor` in bytes, 0 where its shape is not known."""
         return self.ops[tensor.op].out_bytes[tensor.index]
+
+    def all_stages(self) -> tuple[Stage, ...]:
+        """Return every stage, those in loops and branches too."""
+        own = self.stages.calls.values()
+        inside = (stage for op in self.ops for body in op.bodies.values() for stage in body.all_stages())
+        return tuple(dict.fromkeys([*own, *inside]))
 
     @property
     def writes(self) -> set[int]:

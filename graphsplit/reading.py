@@ -35,6 +35,7 @@ from graphsplit.graphdefs import (
 from graphsplit.hoisting import CONTROL_FLOW, function_names
 from graphsplit.programs import ROWS_CONSTANT, Op, Program, Tensor, is_stateful
 from graphsplit.shape_inference import ELEMENT_SHAPE, HELPER, Findings, Value, import_for_shapes
+from graphsplit.stages import Stages, stages_of
 from graphsplit.tensorflow_internals import resource_value
 
 _NO_BODIES: dict[str, Any] = {}
@@ -57,8 +58,10 @@ def build_program(
     seeds: int = 0,
     batch_is_unknown: bool = False,
     held: Mapping[str, np.ndarray] | None = None,
+    memo: dict[Any, Program] | None = None,
     notes: Sequence[str] = (),
     locate: Callable[[str], str] = lambda _: "",
+    stages: Stages = Stages(),  # noqa: B008  # frozen
 ) -> Program:
     """Return the program of a flat graph: shapes inferred, integer arithmetic on shapes folded to constants.
 
@@ -73,6 +76,8 @@ def build_program(
       seeds: how many of the inputs, the last, are gradients of outputs.
       batch_is_unknown: whether this is part of a program with a batch of unknown size.
       held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
+      memo: functions that were read before, with what was known of their arguments.
+      stages: the stages among the calls that were inlined.
 
     Raises:
       ValueError: if shapes cannot be inferred for every number of rows.
@@ -81,12 +86,13 @@ def build_program(
     unknown = bool(given) or batch_is_unknown
     by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
     known = Findings()
+    memo = {} if memo is None else memo
     while True:
         cases = [
-            import_for_shapes(nodes, library, versions, resources, given, known, rows)
+            import_for_shapes(nodes, versions, resources, given, known, rows)
             for rows in (WITNESSES if unknown else WITNESSES[-1:])
         ]
-        reader = _Reader(by_name, hints, library, versions, resources, unknown, held or {})
+        reader = _Reader(by_name, hints, library, versions, resources, unknown, held or {}, memo)
         for operations in zip(*[graph.get_operations() for graph in cases], strict=True):
             reader.read(operations)
         if not unknown or reader.found == known:
@@ -105,6 +111,7 @@ def build_program(
         batch_is_unknown=unknown,
         notes=tuple(notes),
         locate=locate,
+        stages=stages,
     )
 
 
@@ -156,12 +163,14 @@ class _Reader:
         resources: Mapping[str, tuple[tf.DType, Shape | None]],
         unknown: bool,
         held: Mapping[str, np.ndarray],
+        memo: dict[Any, Program],
     ):
         self._known_outputs = known_outputs
         self._library = {function.signature.name: function for function in library.function}
         self._versions = versions
         self._resources = resources
         self._unknown = unknown
+        self._memo = memo
         self._held_by_inputs = held
         self._held: dict[Tensor, np.ndarray] = {}  # of lists whose elements are all the same known integers: those
         self._elements: dict[Tensor, tuple[tf.DType, Shape | None]] = {}  # of lists: what they hold
@@ -304,7 +313,9 @@ class _Reader:
             maker = self.ops[inputs[i].op]
             if has_rows(shape) and maker.type in ELEMENT_SHAPE:
                 self.found.elements[maker.name] = shape
-            self._elements[Tensor(len(self.ops), i)] = elements[i]
+            carried = Tensor(len(self.ops), i)
+            if has_rows(shape) or carried not in self._elements:  # a loop that was inlined has no hints
+                self._elements[carried] = elements[i]
             if self._unknown and maker.type == "EmptyTensorList" and (pushed := _pushed(body, i)) is not None:
                 self._held[Tensor(len(self.ops), i)] = pushed
         return {
@@ -352,8 +363,21 @@ class _Reader:
         elements: Mapping[int, tuple[tf.DType, Shape | None]],
         held: Mapping[int, np.ndarray],
     ) -> Program:
+        key = function.signature.name, repr(shapes), repr(elements), repr(held)
+        if key not in self._memo:
+            self._memo[key] = self._read_body(function, shapes, elements, held)
+        return self._memo[key]
+
+    def _read_body(
+        self,
+        function: Any,
+        shapes: Sequence[Shape | None],
+        elements: Mapping[int, tuple[tf.DType, Shape | None]],
+        held: Mapping[int, np.ndarray],
+    ) -> Program:
         known = [without_rows(shape) for shape in shapes]
         graph, outputs = function_graph(function, self._library.values(), self._versions, known)
+        stages = stages_of(graph)
         effects = [f"^{name}" for name in function.control_ret.values()]
         nodes, references = inline_calls(graph, [*outputs, *effects])
         names = [argument.name for argument in function.signature.input_arg]
@@ -370,6 +394,8 @@ class _Reader:
             given_shapes=dict(zip(names, shapes, strict=True)),
             batch_is_unknown=self._unknown,
             held={names[i]: value for i, value in held.items()},
+            memo=self._memo,
+            stages=stages,
         )
 
     def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:

@@ -56,7 +56,6 @@ class Findings:
 
 def import_for_shapes(
     nodes: Sequence[Any],
-    library: Any,
     versions: Any,
     resources: Mapping[str, Any],
     given_shapes: Mapping[str, Shape | None],
@@ -68,13 +67,13 @@ def import_for_shapes(
     Placeholders of variables and lists are replaced by ops that say what these hold.
 
     Args:
-      nodes, library, versions: the graph.
+      nodes, versions: the graph. (The functions it calls need not be there.)
       resources: for placeholders of variables and lists, the dtype and shape of what they hold.
       given_shapes: of other placeholders, where they have multiples of an unknown batch.
       findings: what is known besides.
       rows: how many rows a batch of unknown size has.
     """
-    graph_def = tf.compat.v1.GraphDef(versions=versions, library=library)
+    graph_def = tf.compat.v1.GraphDef(versions=versions)
     for node in nodes:
         if node.name in resources:
             dtype, shape = resources[node.name][0], shape_at(resources[node.name][1], rows)

@@ -14,10 +14,11 @@ from graphsplit import structures
 from graphsplit.batch_sizes import Shape
 from graphsplit.decompositions import decompose
 from graphsplit.errors import OutputError, bullet_list
-from graphsplit.graphdefs import inline_calls
+from graphsplit.graphdefs import inline_calls, make_node
 from graphsplit.hoisting import hoist_reads
 from graphsplit.programs import Program, is_write
 from graphsplit.reading import build_for_any_batch, build_program
+from graphsplit.stages import stages_of
 from graphsplit.tensorflow_internals import resource_value
 
 _OWN_FOLDER = os.path.dirname(os.path.abspath(__file__))
@@ -119,6 +120,7 @@ def read_graph(
     capture_names = [placeholder.op.name for placeholder in graph.internal_captures]
     graph_def = graph.as_graph_def()
     results = [tensor.name for tensor in outputs] + [f"^{name}" for name in effects]
+    stages = stages_of(graph_def)
     nodes, references = inline_calls(graph_def, results)
     notes: list[str] = []
     nodes, references = decompose(nodes, references, graph_def.library.function, graph_def.versions, graph)
@@ -127,12 +129,15 @@ def read_graph(
         f"{name} is parallelized itself; it was planned with the rest, its own options do not apply" for name in inner
     ]
     _order_writes_after_asserts(nodes)
+    _forget_open_sizes(nodes)
     library = {body.signature.name: body for body in graph_def.library.function}
     held = {p.op.name: v[1] for p in graph.internal_captures if (v := _held(p)) is not None}
     nodes, library = hoist_reads(nodes, library, held)
     del graph_def.library.function[:]
     graph_def.library.function.extend(library.values())
-    asked = sorted({node.device for node in nodes if node.device})
+    asked = sorted(
+        {node.device for node in nodes if node.device and node.op != "Placeholder" and not stages.asked(node)}
+    )
     if asked:
         notes.append(f"tf.device requests inside the function are replaced by the plan's: {', '.join(asked)}")
     resources = {
@@ -154,6 +159,7 @@ def read_graph(
         inlined_from=graph,
         locate=source_locator(graph),
         seeds=seeds,
+        stages=stages,
     )
     given = {tensor.op.name: shape for tensor, shape in zip(inputs, shapes or (), strict=bool(shapes))}
     program = build_for_any_batch(build, given, notes)
@@ -161,13 +167,13 @@ def read_graph(
     return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, function)
 
 
-def inside_trace(name: str) -> bool:
+def inside_trace(name: str = "") -> bool:
     """Return whether a parallelized function is being traced around the code that runs now.
 
     If so, `name` goes on that function's plan as one whose operations were planned with the rest.
     """
     traces = [] if tf.executing_eagerly() else tf.compat.v1.get_collection(_COLLECTION)
-    if traces:
+    if traces and name:
         traces[-1].append(name)
     return bool(traces)
 
@@ -189,6 +195,13 @@ def _order_writes_after_asserts(nodes: Sequence[Any]) -> None:
             asserts.append(f"^{node.name}")
         elif asserts and is_write(node.op):
             node.input.extend(name for name in asserts if name not in node.input)
+
+
+def _forget_open_sizes(nodes: Sequence[Any]) -> None:
+    """Turn placeholders with defaults, which only hide sizes from Python while it is traced, into what they compute."""
+    for node in nodes:
+        if node.op == "PlaceholderWithDefault":
+            node.CopyFrom(make_node(node.name, "Identity", node.input, T=tf.as_dtype(node.attr["dtype"].type)))
 
 
 def _take_apart(returned: Any, results: list[structures.Tree]) -> list[tf.Tensor]:
@@ -240,7 +253,7 @@ def source_locator(graph: Any) -> Callable[[str], str]:
 
 
 def _user_line(frames: Any) -> str:
-    skipped = (os.path.dirname(tf.__file__), _OWN_FOLDER, os.sep + "keras" + os.sep, "site-packages", "<")
+    skipped = (os.path.dirname(tf.__file__), _OWN_FOLDER, os.path.join("keras", "src", ""), "site-packages", "<")
     for frame in reversed(list(frames or ())):
         if not any(part in frame.filename for part in skipped) and "__autograph_generated_file" not in frame.filename:
             return f"{os.path.basename(frame.filename)}:{frame.lineno}"

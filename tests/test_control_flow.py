@@ -206,15 +206,17 @@ def test_recurrent_networks_train_on_the_shards(kind: str):
     assert_law(make, [(x, rows(7, 1))] * 2, sharded=["MatMul", *loop], tolerance=1e-11)
 
 
-def test_one_lstm_encodes_two_inputs():
+@pytest.mark.parametrize("inside", ["the step", "a function of its own"])
+def test_one_lstm_encodes_two_inputs(inside: str):
     def make():
         keras.utils.set_random_seed(1)
         shared = keras.layers.LSTM(4, dtype="float64")
         shared.build((None, 5, 3))
+        encode = shared if inside == "the step" else tf.function(lambda x: shared(x))
 
         def step(a, b):
             with tf.GradientTape() as tape:
-                loss = tf.reduce_mean((shared(a) - shared(b)) ** 2)
+                loss = tf.reduce_mean((encode(a) - encode(b)) ** 2)
             gradients = tape.gradient(loss, shared.trainable_variables)
             for v, g in zip(shared.trainable_variables, gradients, strict=True):
                 v.assign_sub(0.1 * g)

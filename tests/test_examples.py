@@ -90,7 +90,13 @@ def test_strategy_side_by_side(tmp_path):
 
 def test_model_parallel_lstm(tmp_path):
     printed = run("model_parallel_lstm.py", tmp_path)
-    assert "sequence a: /device:CPU:0\nsequence b: /device:CPU:1\n" in printed
+    assert re.findall(r"stage \S+ on [^:]+:\d", printed) == [
+        "stage lstm on CPU:0",
+        "stage lstm on CPU:1",
+        "stage merge on CPU:0",
+    ]
+    assert "/device:CPU:0: 3 matrix products forward, 6 backward\n" in printed  # the head's too
+    assert "/device:CPU:1: 2 matrix products forward, 4 backward\n" in printed
     before, after = re.search(r"loss (\S+) at first, (\S+) after", printed).groups()
     assert float(after) < float(before)
 

@@ -159,7 +159,8 @@ def test_relocation_of_weights_that_cannot_move(monkeypatch):
         "cpu_relocation=True keeps the weights on the CPU, but variables cannot move once they are made:\n"
         + "".join(f"  - dense/kernel_{i} on GPU:0\n" for i in range(5))
         + "  - ... and 2 more\n"
-        "Make the model under `with tf.device('CPU:0'):`, or leave out cpu_relocation."
+        "Make the model under `with tf.device('CPU:0'):`; for one that is trained already, make its copy there, by "
+        "clone_model, and give it the weights, by set_weights. Or leave out cpu_relocation."
     )
 
 

@@ -329,6 +329,24 @@ def test_relocation_trains_on_the_cpu():
     assert plan.devices == ("/device:CPU:1", "/device:CPU:2")
 
 
+def test_relocation_of_a_trained_model_by_a_copy():
+    x, y = arrays()
+    with tf.device("CPU:1"):  # in the place of a GPU
+        trained = classifier()
+    trained.compile("sgd", **copied(SPARSE))
+    trained.fit(x, y, batch_size=7, verbose=0)
+    with tf.device("CPU:0"):
+        template = keras.models.clone_model(trained)
+    template.set_weights(trained.get_weights())
+    model = gs.multi_gpu_model(template, ["CPU:1", "CPU:2"], cpu_relocation=True)
+    assert_same([("y", model.predict(x, verbose=0))], [("y", trained.predict(x, verbose=0))])
+    model.compile("sgd", **copied(SPARSE))
+    model.fit(x, y, batch_size=7, verbose=0)
+    assert model.train_function.plan().home == "/device:CPU:0"
+    assert {v.value.device.rsplit("device:")[-1] for v in trained.variables} == {"CPU:1"}
+    assert {v.value.device.rsplit("device:")[-1] for v in model.variables} == {"CPU:0"}
+
+
 def test_a_shared_layer_on_two_devices_goes_forward_and_backward_there():
     keras.utils.set_random_seed(1)
     shared, head = layers.LSTM(5), layers.Dense(1)

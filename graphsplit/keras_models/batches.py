@@ -19,32 +19,77 @@ class BatchFunction:
     """Runs up to `steps()` batches of an iterator through a parallelized step.
 
     Attributes:
-      step: the template's step, parallelized.
+      step: the template's step, parallelized; see `with_open_rows`.
+
+    Args:
+      step: the attribute.
+      steps: returns the most batches for one call.
+      finish: joins what the steps returned.
+      open_rows: whether steps on several targets are not to know their rows where the iterator does not say.
     """
 
-    def __init__(self, step: ParallelFunction, steps: Callable[[], int], finish: Callable[[list[Any]], Any]):
+    def __init__(
+        self,
+        step: ParallelFunction,
+        steps: Callable[[], int],
+        finish: Callable[[list[Any]], Any],
+        open_rows: bool = False,
+    ):
         self.step = step
+        self._open_rows = open_rows
         self._steps = steps
         self._finish = finish
         self._last: Any = None
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Return what the steps returned, joined; raise `StopIteration` if there is no batch left."""
-        return self.run(_take(iterator, self._steps()))
+        return self.run(_take(iterator, self._steps()), self._open_rows and _leaves_rows_open(iterator))
 
-    def run(self, batches: Iterator[Any]) -> Any:
-        """Run the step on every batch."""
+    def run(self, batches: Iterator[Any], rows_open: bool = False) -> Any:
+        """Run the step on every batch; `rows_open` if Keras itself would not know their rows while tracing."""
         outputs = []
         for batch in batches:
-            self._last = _without_optionals(batch)
-            outputs.append(self.step(self._last))
+            data = _without_optionals(batch)
+            self._last = data, rows_open and _several_targets(data)
+            outputs.append(self.step(*self._last))
         if not outputs:
             raise StopIteration
         return self._finish(outputs)
 
     def plan(self) -> Plan:
         """Return what ran where for the last batch. `print` it."""
-        return self.step.plan(self._last)
+        return self.step.plan(*self._last)
+
+
+def with_open_rows(step: Callable[[Any], Any]) -> Callable[[Any, bool], Any]:
+    """Return a step as a function of its data and of whether it may know their numbers of rows while it is traced.
+
+    Keras 3 weights the losses of several outputs by rows only where it knows their number while tracing, and its own
+    `fit` on arrays does not.
+    """
+
+    def run(data: Any, rows_open: bool = False) -> Any:
+        return step(tf.nest.map_structure(_with_open_rows, data) if rows_open else data)
+
+    run.__name__ = step.__name__
+    made: Callable[[Any, bool], Any] = tf.autograph.experimental.do_not_convert(run)
+    return made
+
+
+def _with_open_rows(part: Any) -> Any:
+    if not isinstance(part, tf.Tensor) or not part.shape.rank:
+        return part
+    return tf.compat.v1.placeholder_with_default(part, [None, *part.shape[1:]])
+
+
+def _leaves_rows_open(iterator: Any) -> bool:
+    """Return whether an iterator does not say how many rows its batches have: a graph that reads it does not know."""
+    specs = tf.nest.flatten(getattr(iterator, "element_spec", ()))
+    return any(isinstance(s, tf.TensorSpec) and s.shape.rank and s.shape[0] is None for s in specs)
+
+
+def _several_targets(data: Any) -> bool:
+    return isinstance(data, tuple) and len(data) > 1 and len(tf.nest.flatten(data[1])) > 1
 
 
 def last(outputs: list[Any]) -> Any:

@@ -19,7 +19,7 @@ import tensorflow as tf
 from graphsplit.devices import short_name
 from graphsplit.errors import UnsupportedError
 from graphsplit.functions import ParallelFunction, parallelize
-from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted
+from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, with_open_rows
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
 
 
@@ -114,7 +114,7 @@ class ParallelModel:
         return getattr(self.template, f"{kind}_function")
 
     def _step(self, kind: str) -> ParallelFunction:
-        step = tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step"))
+        step = with_open_rows(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
         home = self.placement.predict_home if kind == "predict" else self.placement.home
         made: ParallelFunction = parallelize(step, devices=self.placement.devices, home=home)
         return made
@@ -147,7 +147,7 @@ class ParallelKeras3Model(ParallelModel):
     def _batch_function(self, kind: str) -> Any:
         steps = lambda: int(self.template.steps_per_execution)  # noqa: E731
         if kind != "predict":
-            return BatchFunction(self._step(kind), steps, last_sorted)
+            return BatchFunction(self._step(kind), steps, last_sorted, open_rows=True)
         return _OnLists(self._step(kind), steps, joined_predictions)
 
 

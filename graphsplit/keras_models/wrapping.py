@@ -134,7 +134,8 @@ def _check_on_cpu(model: Any) -> None:
         raise ArgumentError(
             "cpu_relocation=True keeps the weights on the CPU, but variables cannot move once they are made:\n"
             f"{bullet_list(elsewhere[:5] + more)}\n"
-            "Make the model under `with tf.device('CPU:0'):`, or leave out cpu_relocation."
+            "Make the model under `with tf.device('CPU:0'):`; for one that is trained already, make its copy there, by "
+            "clone_model, and give it the weights, by set_weights. Or leave out cpu_relocation."
         )
 
 

@@ -197,9 +197,17 @@ def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int], 
                 votes[found] = votes.get(found, 0) + size + 1
     for factor, blocks in sorted(votes, key=lambda key: -votes[key]):
         sharded = _along(factors, factor, blocks)
-        if sharded is not None:
+        if sharded is not None and not _cuts_unknown(op, sharded):
             return sharded
     return Declined("it needs all rows at once")
+
+
+def _cuts_unknown(op: Op, sharded: Sharded) -> bool:
+    """Return whether an operand would be cut along an axis of unknown size: perhaps it has other rows."""
+    return any(
+        isinstance(layout, Shard) and shape is not None and layout.axis < len(shape) and shape[layout.axis] is None
+        for layout, shape in zip(sharded.wants, op.in_shapes, strict=True)
+    )
 
 
 def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded | None:

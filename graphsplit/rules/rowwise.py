@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 
 from graphsplit.batch_sizes import Shape
 from graphsplit.programs import Op
-from graphsplit.rules.elementwise import broadcast_dims
+from graphsplit.rules.elementwise import broadcast_dims, result_dims
 from graphsplit.rules.registry import Declined, Dims, Factors, register
 
 Ranks = tuple[int | None, ...]  # one for each operand or result; None if it is whole, sizes and options
@@ -26,11 +26,14 @@ def by_core_ranks(operands: Ranks, results: Ranks) -> Callable[[Op], Factors | D
         shapes = (*op.in_shapes, *op.out_shapes)
         ranks = (*operands[: len(op.in_shapes)], *results)
         leads = [_lead(shape, rank) for shape, rank in zip(shapes, ranks, strict=True)]
-        whole = _broadcast([lead for lead in leads if lead is not None])
-        dims: list[Dims] = [
-            None if lead is None or rank is None else (*(broadcast_dims(lead, whole) or ()), *(None,) * rank)
-            for lead, rank in zip(leads, ranks, strict=True)
-        ]
+        known = [lead for lead in leads if lead is not None]
+        whole = _broadcast(known)
+        free = result_dims(known, whole)  # an axis is nobody's factor where an operand's size is unknown
+        dims: list[Dims] = []
+        for lead, rank in zip(leads, ranks, strict=True):
+            own = broadcast_dims(lead, whole) if lead is not None else ()
+            axes = tuple([dim if isinstance(dim, int) and free[dim] == dim else None for dim in own or ()])
+            dims.append(None if lead is None or rank is None else (*axes, *(None,) * rank))
         return Factors(tuple(dims[: len(op.in_shapes)]), tuple(dims[len(op.in_shapes) :]))
 
     return rule

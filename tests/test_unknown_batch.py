@@ -1,0 +1,410 @@
+"""One trace for any batch size: planned with a stand-in, counted in each run, equal to one device for every size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from keras import layers
+
+import graphsplit as gs
+from benchmarks.coverage_models import MODELS
+from graphsplit.batch_sizes import STAND_IN, Linear, Rows, UndecidedError, joined_shapes, linear, per_row, values_at
+from graphsplit.emission import emit
+from tests.float64 import EXACT, float64
+from tests.law import assert_close, assert_law
+from tests.rule_cases import CASES, Case
+from tests.test_networks import start_elsewhere
+
+__all__ = ["float64"]
+SIZES = (5, 7, 2, 1, 6)  # fewer rows than devices among them
+# They shape numpy arrays, or nested lists, by a number of rows that is only known in each run.
+NEED_A_NUMBER = {
+    "AddV2-6-b3,b3",
+    "ConcatV2-8-b3",
+    "ConcatV2-9-b3",
+    "MatrixSetDiagV2-1-b34,b33",
+    "MatrixSetDiagV3-1-b34,b33",
+    "Reshape-18-b34",
+    "Reshape-19-3b4",
+    "Reshape-20-34b",
+    "Reshape-21-b34",
+    "Reshape-22-34b",
+}
+# An end beyond every batch that was tried is no end for every batch; a Squeeze may squeeze a batch of one.
+CLIPPED = {"Squeeze-3-b13", "StridedSlice-4-b4", "StridedSliceGrad-2-b2"}
+
+
+def any_batch(case: Case) -> tuple[Callable[..., Any], Any]:
+    """Return a case as a function of arguments of any number of rows, and how it is split."""
+    axes = [argument.axis for argument in case.arguments]
+    first = next(i for i, axis in enumerate(axes) if axis is not None)
+    signature = [
+        tf.TensorSpec([None if c in "bB+" else int(c) for c in argument.shape], tensor.dtype)
+        for argument, tensor in zip(case.arguments, case.make_arguments(3), strict=True)
+    ]
+
+    @tf.autograph.experimental.do_not_convert
+    def function(*tensors: tf.Tensor) -> list[tf.Tensor]:
+        return case.run(tf.shape(tensors[first])[axes[first]], tensors)
+
+    return tf.function(function, input_signature=signature), {"tensors": tuple(axes)}
+
+
+@pytest.mark.parametrize(
+    "case", [c for c in CASES if any(a.axis is not None for a in c.arguments)], ids=lambda c: c.name
+)
+def test_rules(case: Case) -> None:
+    function, split = any_batch(case)
+    parallel = gs.parallelize(function, devices=3, split=split)
+    if case.name in NEED_A_NUMBER:
+        with pytest.raises((TypeError, ValueError)):
+            parallel(*case.make_arguments(5))
+        return
+    for rows in (7, 2, 1):
+        arguments = case.make_arguments(rows)
+        for actual, expected in zip(parallel(*arguments), case.run(rows, arguments), strict=True):
+            assert_close(actual, expected, f"{rows} rows", 1e-12 if expected.dtype == tf.complex128 else None)
+    plan = parallel.plan(*arguments)
+    plan.check()
+    emit(plan).check()
+    assert plan.program.batch_is_unknown
+    assert len(parallel._compiled) == 1
+    if case.name not in CLIPPED and not any("B" in argument.shape for argument in case.arguments):
+        assert len(plan.stayed_home) == case.at_home, str(plan)
+        if not case.at_home and not case.partial:  # whether it pays to keep a sum partial is another matter
+            assert any(op.type == case.op_type for op in plan.sharded_ops), str(plan)
+
+
+QUICK = ("GAN", "Siamese", "Graph convolution", "LSTM text classifier", "U-Net", "Wide & deep", "WaveNet")
+
+
+@pytest.mark.usefixtures("float64", "plain_oracle")
+@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in MODELS])
+def test_networks_train_with_one_trace(name: str) -> None:
+    made = MODELS[name]
+
+    def make() -> tuple[Callable[..., Any], Any]:
+        keras.utils.set_random_seed(1)
+        training = made()
+        start_elsewhere(training.variables)
+        return training.step, training.variables
+
+    calls = [made().inputs(rows) for rows in SIZES]
+    plan = assert_law(make, calls, at_home=None, tolerance=EXACT, devices=3, reduce_retracing=True)
+    assert plan.program.batch_is_unknown
+    tables = ["ResourceScatterAdd"] * 2 if name == "Wide & deep" else []  # updated once, with the rows of all
+    assert [op.type for op, _ in plan.stayed_home] == tables, str(plan)
+
+
+def recurrent() -> tuple[keras.Model, tuple[int, ...]]:
+    inputs = keras.Input((5, 3))
+    h = layers.Bidirectional(layers.GRU(4, return_sequences=True))(layers.Masking()(inputs))
+    return keras.Model(inputs, layers.Dense(2)(layers.LSTM(4)(h))), (5, 3)
+
+
+def normalised() -> tuple[keras.Model, tuple[int, ...]]:
+    stack = [layers.Conv2D(4, 3, padding="same"), layers.BatchNormalization(), layers.ReLU(), layers.MaxPool2D()]
+    return keras.Sequential([keras.Input((8, 8, 3)), *stack, layers.Flatten(), layers.Dense(2)]), (8, 8, 3)
+
+
+def attentive() -> tuple[keras.Model, tuple[int, ...]]:
+    inputs = keras.Input((6, 8))
+    h = layers.MultiHeadAttention(2, 4, dropout=0.2, seed=3)(inputs, inputs, use_causal_mask=True)
+    return keras.Model(inputs, layers.Dense(2)(layers.LayerNormalization()(inputs + h))), (6, 8)
+
+
+@pytest.mark.usefixtures("float64", "plain_oracle")
+@pytest.mark.parametrize("network", [recurrent, normalised, attentive], ids=lambda f: f.__name__)
+def test_gradients_from_outside(network: Callable[[], tuple[keras.Model, tuple[int, ...]]]) -> None:
+    """Inside a function that knows no sizes; the residuals of shards without rows are not there."""
+    results: list[list[tf.Tensor]] = []
+    for split in (False, True):
+        keras.utils.set_random_seed(3)
+        model, shape = network()
+        forward = gs.parallelize(lambda x, model=model: model(x, training=True), devices=3) if split else model
+
+        @tf.function(input_signature=[tf.TensorSpec((None, *shape), tf.float64)])
+        def gradients(x, forward=forward, model=model, split=split):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = forward(x) if split else forward(x, training=True)
+                loss = tf.reduce_mean(y**2)
+            found = tape.gradient(loss, [x, *model.trainable_variables])
+            return loss, y, tf.concat([tf.reshape(g, [-1]) for g in found], 0)  # some are mathematically zero
+
+        rng = np.random.default_rng(0)
+        results.append([gradients(tf.constant(rng.standard_normal((rows, *shape)))) for rows in (7, 2, 1)])
+    assert_close(results[1], results[0], tolerance=EXACT)
+    spec = tf.TensorSpec((None, *shape), tf.float64)
+    plan = tf.function(lambda x: forward.gradient_plan(x) and x).get_concrete_function(spec) and last_plan(forward)
+    assert plan.program.batch_is_unknown
+    assert not plan.stayed_home, str(plan)
+
+
+def last_plan(function: gs.ParallelFunction) -> gs.Plan:
+    compiled = [found for several in function._compiled.values() for found in several]
+    return compiled[-1].pair().plan
+
+
+@pytest.mark.parametrize("shape", [(None, 6), (None, 3, 5)])
+@pytest.mark.parametrize("make", ["normal", "truncated_normal", "uniform"])
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
+def test_random_numbers_are_those_of_one_device(shape: tuple[int | None, ...], make: str, dtype: tf.DType) -> None:
+    def noisy(x):
+        return x + getattr(tf.random, f"stateless_{make}")(tf.shape(x), [1, 2], dtype=dtype)
+
+    parallel = gs.parallelize(tf.function(noisy, input_signature=[tf.TensorSpec(shape, dtype)]), devices=4)
+    for rows in (9, 3, 1, 4):
+        x = tf.zeros((rows, *shape[1:]), dtype)
+        np.testing.assert_array_equal(parallel(x).numpy(), noisy(x).numpy())
+    assert any(step.shards and step.shards.draw for step in parallel.plan(x).steps)
+
+
+def test_independent_random_numbers_differ_between_shards() -> None:
+    def noise(x):
+        return tf.random.stateless_uniform(tf.shape(x), [1, 2]) + 0 * x
+
+    parallel = gs.parallelize(
+        tf.function(noise, input_signature=[tf.TensorSpec((None, 6))]), devices=2, random="independent"
+    )
+    first = parallel(tf.zeros((8, 6))).numpy()
+    np.testing.assert_array_equal(first, parallel(tf.zeros((8, 6))).numpy())
+    assert len(np.unique(first)) == first.size
+
+
+def test_every_number_of_rows_and_devices() -> None:
+    @tf.function(input_signature=[tf.TensorSpec((None, 3), tf.float64), tf.TensorSpec((2, None), tf.float64)])
+    def f(x, z):
+        both = tf.concat([x, 2 * x], 0)
+        rows = tf.shape(x)[0]
+        return {
+            "rows": tf.nn.relu(x) * tf.cast(rows, tf.float64),
+            "time major": tf.transpose(z) + x[:, :2],
+            "halves": both[:rows] - both[rows:],
+            "all": [reduce(x) for reduce in (tf.reduce_mean, tf.reduce_max, tf.reduce_min, tf.reduce_prod)],
+            "truth": (tf.reduce_all(x > -9), tf.reduce_any(x > 9)),
+            "pairs": tf.nn.softmax(x @ tf.transpose(x)),
+            "flat": tf.reshape(x, [-1]) + tf.reshape(tf.tile(z[0][:, None], [1, 3]), [3 * rows]),
+            "zeros": tf.zeros([rows, 2], tf.float64) + tf.transpose(z),
+        }
+
+    for devices in range(1, 6):
+        parallel = gs.parallelize(f, devices=devices, split={"x": 0, "z": 1})
+        for rows in range(1, 10):
+            rng = np.random.default_rng(rows)
+            x, z = rng.standard_normal((rows, 3)), rng.standard_normal((2, rows))
+            assert_close(parallel(x, z), f(x, z), f"{rows} rows on {devices} devices")
+        assert len(parallel._compiled) == 1
+        plan = parallel.plan(x, z)
+        assert not plan.stayed_home, str(plan)
+
+
+def test_weights_and_shares_in_print() -> None:
+    f = tf.function(lambda x: tf.nn.relu(x), input_signature=[tf.TensorSpec((None, 2))])
+    parallel = gs.parallelize(f, devices=3, weights=[1, 0, 3])
+    for rows in (1, 2, 3, 8):
+        assert_close(parallel(tf.ones((rows, 2))), tf.ones((rows, 2)))
+    text = str(parallel.plan(tf.ones((4, 2))))
+    assert "shard 0: CPU:0, 1/4 of the rows" in text
+    assert "shard 1: CPU:2, 3/4 of the rows" in text
+    assert "argument x: float32[rows, 2] shard(0)" in text
+    assert "all-gather: 1 tensors, 8 B a row" in text
+    assert "planned for any batch size of x" in text
+
+
+def test_no_rows_at_all() -> None:
+    f = tf.function(lambda x: (tf.nn.relu(x), tf.reduce_sum(x)), input_signature=[tf.TensorSpec((None, 2))])
+    parallel = gs.parallelize(f, devices=3)
+    assert_close(parallel(tf.zeros((0, 2))), f(tf.zeros((0, 2))))
+
+
+def test_a_shard_without_rows_does_not_run() -> None:
+    """Division by zero fails on any entry: were rows made up for an empty shard, it would fail here."""
+    f = tf.function(lambda x: 12 // x, input_signature=[tf.TensorSpec((None,), tf.int32)])
+    parallel = gs.parallelize(f, devices=4)
+    assert parallel(tf.constant([3])).numpy().tolist() == [4]
+    assert {op.type for op in parallel.plan(tf.constant([3])).sharded_ops} >= {"FloorDiv"}
+
+
+def test_effects_happen_once_whatever_the_size() -> None:
+    def make() -> tuple[Callable[..., Any], list[tf.Variable]]:
+        count, mean = tf.Variable(0), tf.Variable(tf.zeros(2, tf.float64))
+
+        def step(x):
+            tf.debugging.assert_all_finite(x, "finite")
+            count.assign_add(1)
+            for _ in tf.range(2):
+                mean.assign(0.9 * mean + 0.1 * tf.reduce_mean(tf.tanh(x), 0))
+            return tf.tanh(x) - mean, count
+
+        return step, [count, mean]
+
+    rng = np.random.default_rng(0)
+    calls = [(tf.constant(rng.standard_normal((rows, 2))),) for rows in SIZES]
+    plan = assert_law(make, calls, sharded=["Tanh"], reduce_retracing=True, devices=4)
+    assert plan.program.batch_is_unknown
+
+
+def test_unknown_lengths_as_well() -> None:
+    """Sentences of any length in batches of any size."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None), tf.int32)])
+    def f(tokens):
+        table = tf.reshape(tf.range(40.0), (10, 4))
+        words = tf.gather(table, tokens)
+        mask = tf.cast(tokens > 0, tf.float32)[:, :, None]
+        return tf.reduce_sum(words * mask, 1) / (1 + tf.reduce_sum(mask, 1))
+
+    parallel = gs.parallelize(f, devices=3)
+    for rows, length in ((5, 4), (2, 7), (1, 1), (4, 2)):
+        tokens = np.random.default_rng(rows).integers(0, 10, (rows, length)).astype(np.int32)
+        assert_close(parallel(tokens), f(tokens))
+    plan = parallel.plan(tokens)
+    assert len(parallel._compiled) == 1
+    assert not plan.stayed_home, str(plan)
+
+
+def test_shapes_that_do_not_follow_are_kept_at_home() -> None:
+    """Pairs of rows: an odd batch fails on one device too."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 2))])
+    def f(x):
+        return tf.reduce_sum(tf.reshape(x, [-1, 6]), 1)
+
+    parallel = gs.parallelize(f, devices=2)
+    assert_close(parallel(tf.ones((6, 2))), f(tf.ones((6, 2))))
+    note = next(note for note in parallel.plan(tf.ones((6, 2))).program.notes)
+    assert note.startswith("shapes do not follow for every batch size, so everything runs at home: ")
+
+
+def test_arguments_that_are_not_one_batch() -> None:
+    f = tf.function(lambda x, y: x * y, input_signature=[tf.TensorSpec((None, 2)), tf.TensorSpec((None, 2))])
+    parallel = gs.parallelize(f, devices=2)
+    assert_close(parallel(tf.ones((4, 2)), tf.ones((4, 2))), tf.ones((4, 2)))
+    assert_close(parallel(tf.ones((4, 2)), tf.ones((1, 2))), tf.ones((4, 2)))  # traced for these: y is broadcast
+    inside = tf.function(parallel, input_signature=[tf.TensorSpec((None, 2)), tf.TensorSpec((None, 2))])
+    with pytest.raises(tf.errors.InvalidArgumentError, match=r"x and y were taken for one batch, and must have"):
+        inside(tf.ones((4, 2)), tf.ones((1, 2)))
+    apart = gs.parallelize(f, devices=2, split={"y": None})
+    inside = tf.function(apart, input_signature=[tf.TensorSpec((None, 2)), tf.TensorSpec((None, 2))])
+    assert_close(inside(tf.ones((4, 2)), tf.ones((1, 2))), tf.ones((4, 2)))
+
+
+def test_two_traces_and_no_more() -> None:
+    traces = []
+
+    def f(x, flag):
+        traces.append(flag)
+        return tf.nn.relu(x) if flag else x
+
+    parallel = gs.parallelize(f, devices=2, reduce_retracing=True)
+    for rows in (3, 4, 5, 4, 3, 6):
+        parallel(tf.ones((rows, 2)), True)
+    assert traces == [True, True]
+    parallel(tf.ones((3, 2)), False)  # another structure, of which nothing is known yet
+    assert traces == [True, True, False]
+    parallel(tf.ones((3, 2, 1)), True)  # another rank
+    assert len(traces) == 4
+
+
+def test_strict_sees_what_needs_all_rows() -> None:
+    f = tf.function(lambda x: tf.sort(x, axis=0), input_signature=[tf.TensorSpec((None, 2))])
+    with pytest.raises(gs.StrictError, match="a row"):
+        gs.parallelize(f, devices=2, strict=True)(tf.ones((4, 2)))
+
+
+# The arithmetic of sizes.
+
+
+def test_witnesses() -> None:
+    assert joined_shapes([(1, 4), (STAND_IN, 4)]) == (Rows(1), 4)
+    assert joined_shapes([(3, 1), (3 * STAND_IN, STAND_IN)]) == (Rows(3), Rows(1))
+    cut, shifted, halved = (1, 10), (0, STAND_IN - 1), (1, STAND_IN // 2)
+    assert joined_shapes(list(zip(cut, shifted, halved, strict=True))) == (None, None, None)
+    assert joined_shapes([(1, 4), (STAND_IN,)]) is None
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2, 17])
+def test_linear_is_arithmetic(rows: int) -> None:
+    a, b = Linear(2, 3), Linear(-1, 4)
+    for made, expected in [
+        (a + b, a.at(rows) + b.at(rows)),
+        (a - b, a.at(rows) - b.at(rows)),
+        (5 - a, 5 - a.at(rows)),
+        (3 * a, 3 * a.at(rows)),
+        (-a, -a.at(rows)),
+        ((4 * a) // 2, 2 * a.at(rows)),
+        ((4 * a) % 2, 0),
+        (a - a, 0),
+    ]:
+        assert (made.at(rows) if isinstance(made, Linear) else made) == expected
+    array = np.array([a, 7, b], object)
+    assert values_at(array, rows).tolist() == [a.at(rows), 7, b.at(rows)]
+    again = linear(values_at(array, 0), per_row(array))
+    assert values_at(again, rows).tolist() == values_at(array, rows).tolist()
+
+
+@pytest.mark.parametrize(
+    "question",
+    [
+        lambda rows: rows == 1,
+        lambda rows: rows > 10,
+        lambda rows: bool(rows),
+        lambda rows: int(rows),
+        lambda rows: rows * rows,
+        lambda rows: rows // 2,
+        lambda rows: rows % 2,
+        lambda rows: 8 // rows,
+        lambda rows: np.maximum(np.array(rows, object), 1),
+    ],
+)
+def test_what_depends_on_the_rows_is_not_decided(question: Callable[[Any], Any]) -> None:
+    with pytest.raises(UndecidedError):
+        question(Linear(1))
+
+
+def test_what_does_not_depend_on_the_rows_is_decided() -> None:
+    assert Linear(2, 1) == Linear(2, 1)
+    assert Linear(2, 1) > Linear(2)
+    assert Linear(2, 1) != Linear(2)
+
+
+def shapes_of(parallel: gs.ParallelFunction, *arguments: Any) -> Sequence[Any]:
+    plan = parallel.plan(*arguments)
+    return [plan.program.shape(tensor) for tensor in plan.program.outputs]
+
+
+def test_sizes_are_followed_and_doubtful_ones_are_not() -> None:
+    @tf.function(input_signature=[tf.TensorSpec((None, 4))])
+    def f(x):
+        rows = tf.shape(x)[0]
+        return tf.reshape(x, [rows * 2, 2]), x[:3], x[1:], x[:, :3], tf.zeros([rows, rows]), x[: rows // 2]
+
+    assert shapes_of(gs.parallelize(f, devices=2), tf.ones((4, 4))) == [
+        (Rows(2), 2),
+        (None, 4),
+        (None, 4),
+        (Rows(1), 3),
+        (Rows(1), Rows(1)),
+        (None, 4),
+    ]
+
+
+def test_batches_sent_ahead() -> None:
+    """Rows are counted and cut before they travel; a shard without rows gets nothing."""
+    weight = tf.Variable(tf.ones((2, 3)))
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 2))])
+    def f(x):
+        return tf.nn.relu(x @ weight) + tf.ones([tf.shape(x)[0], 1]), tf.reduce_mean(x)
+
+    parallel = gs.parallelize(f, devices=3)
+    batches = [tf.random.stateless_normal((rows, 2), [rows, 0]) for rows in (5, 7, 1, 2, 4)]
+    for actual, batch in zip(parallel.map(iter(batches)), batches, strict=True):
+        assert_close(actual, f(batch))
+    assert parallel.plan(batches[0]).program.batch_is_unknown
