@@ -84,30 +84,11 @@ def transpile_saved_model(
     chosen = _chosen(source, keys, signatures)
     _check_split(definition, chosen, split)
     job = _Job(source, keys, chosen, split, strict, names, progress or _quiet)
-    if is_v1(definition) and not replicate_weights:
-        reports = job.for_each_signature(
-            lambda key: transpile_in_place(definition, key, job.options(definition.signature_def[key].inputs), names)
-        )
-        job.progress(f"writing {target}")
-        with files.replacing(target) as made:
-            shutil.copytree(source, made)
-            files.write_saved_model(made, before)
-        mirrors, after = None, before
+    mirrors = Mirrors() if replicate_weights else None
+    if is_v1(definition) and mirrors is None:
+        reports, after = _write_v1(job, before, target)
     else:
-        if is_v1(definition) and has_old_variables(definition):
-            raise UnsupportedError(
-                f"replicate_weights=True, but {source!r} has TensorFlow 1 variables of the old kind "
-                "(use_resource=False), which cannot be copied when a model is loaded. Leave replicate_weights out."
-            )
-        _check_composites(definition)
-        mirrors = Mirrors() if replicate_weights else None
-        loaded, functions, reports = _build(job, mirrors)
-        job.progress(f"writing {target}")
-        with files.replacing(target) as made:
-            tf.saved_model.save(loaded, made, signatures=functions)
-            after = _like_before(made, definition)
-            if (extra := Path(source) / "assets.extra").is_dir():
-                shutil.copytree(extra, Path(made) / "assets.extra")
+        reports, after = _load_and_save(job, definition, mirrors, target)
     return TranspileReport(
         devices=names,
         signatures=tuple(reports),
@@ -164,6 +145,41 @@ def _load(source: str) -> Any:
 
 def _quiet(_: str) -> None:
     """Say nothing about what is being done."""
+
+
+def _write_v1(job: _Job, model: Any, target: str) -> tuple[list[SignatureReport], Any]:
+    """Change the graph of a TensorFlow 1 model on disk, see `v1_models`; return what became of it, and the model."""
+    meta_graph = model.meta_graphs[0]
+
+    def transpile(key: str) -> SignatureReport:
+        return transpile_in_place(meta_graph, key, job.options(meta_graph.signature_def[key].inputs), job.devices)
+
+    reports = job.for_each_signature(transpile)
+    job.progress(f"writing {target}")
+    with files.replacing(target) as made:
+        shutil.copytree(job.source, made)
+        files.write_saved_model(made, model)
+    return reports, model
+
+
+def _load_and_save(
+    job: _Job, definition: Any, mirrors: Mirrors | None, target: str
+) -> tuple[list[SignatureReport], Any]:
+    """Load a model, and save it with other signatures; return what became of them, and the model as written."""
+    if is_v1(definition) and has_old_variables(definition):
+        raise UnsupportedError(
+            f"replicate_weights=True, but {job.source!r} has TensorFlow 1 variables of the old kind "
+            "(use_resource=False), which cannot be copied when a model is loaded. Leave replicate_weights out."
+        )
+    _check_composites(definition)
+    loaded, functions, reports = _build(job, mirrors)
+    job.progress(f"writing {target}")
+    with files.replacing(target) as made:
+        tf.saved_model.save(loaded, made, signatures=functions)
+        after = _like_before(made, definition)
+        if (extra := Path(job.source) / "assets.extra").is_dir():
+            shutil.copytree(extra, Path(made) / "assets.extra")
+    return reports, after
 
 
 def _build(job: _Job, mirrors: Mirrors | None) -> tuple[Any, dict[str, Any], list[SignatureReport]]:
