@@ -12,9 +12,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.compiling import Options, plan_for
 from graphsplit.emission import emit
 from graphsplit.errors import UnsupportedError
-from graphsplit.functions import Options, plan_for
 from graphsplit.graphdefs import function_definition, make_node, output_type, split_reference
 from graphsplit.saved_models.parts import arguments_of, called_functions, plain_reference, read_part, take_part
 from graphsplit.saved_models.reports import SignatureReport, why_whole
