@@ -1,9 +1,10 @@
-"""`python -m benchmarks --quick | --full`: measure, print, write JSON and pictures."""
+"""`python -m benchmarks --quick | --curves | --full`: measure, print, write JSON and pictures."""
 
 from __future__ import annotations
 
+import math
 import time
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -17,15 +18,44 @@ from benchmarks.runner import Cell, Settings, measure
 from benchmarks.workloads import WORKLOADS
 
 RESULTS = Path(__file__).parent / "results"
+_FOUR = ["plain", "mirrored", "ceiling", "graphsplit"]
+
+
+@dataclass(frozen=True)
+class Form:
+    """What a run measures unless it is told otherwise.
+
+    Attributes:
+      contestants: who takes part.
+      rounds, round_s: how often and for about how long each is timed.
+      planning_ops: sizes of the synthetic programs that are planned.
+      limit_s: a contestant that takes longer for one answer is left out.
+      minutes: no cell begins later than this after the start.
+    """
+
+    contestants: list[str]
+    rounds: int
+    round_s: float
+    planning_ops: list[int]
+    limit_s: float = 600.0
+    minutes: float = math.inf
+
+
+_FORMS = {
+    "quick": Form(_FOUR, 5, 0.3, [1000, 10_000]),
+    "curves": Form(_FOUR, 5, 0.3, [10_000], limit_s=150.0, minutes=22.0),  # and the cell that has begun
+    "full": Form(list(CONTESTANTS), 9, 1.0, [1000, 10_000, 100_000]),
+}
 _QUICK_CELLS = [("polyfit", 2), ("polyfit", 8), ("mlp", 2), ("mini_googlenet", 2)]
-_QUICK_CONTESTANTS = ["plain", "mirrored", "ceiling", "graphsplit"]
-_FULL_DEVICES = [1, 2, 4, 8, 16]
+_CURVES = ["polyfit", "mlp", "mini_googlenet", "lstm", "transformer", "resnet50"]
+_DEVICES = [1, 2, 4, 8, 16]
 
 Names = Annotated[str, typer.Option(help="Comma-separated; everything the form covers by default.")]
 
 
 def main(
     full: Annotated[bool, typer.Option("--full/--quick", help="All of it, hours; or a few minutes.")] = False,
+    curves: Annotated[bool, typer.Option("--curves", help="Training on 1 to 16 devices, within 25 minutes.")] = False,
     workloads: Names = "",
     modes: Names = "",
     devices: Names = "",
@@ -35,54 +65,73 @@ def main(
     batch: Annotated[int, typer.Option(help="Rows of a batch; by default each workload's own.")] = 0,
     small: Annotated[bool, typer.Option("--small", help="Small networks, to see that everything works.")] = False,
     kind: Annotated[str, typer.Option(help="cpu: logical devices; gpu.")] = "cpu",
-    limit_seconds: Annotated[float, typer.Option(help="A contestant that takes longer to answer is left out.")] = 600,
+    limit_seconds: Annotated[float, typer.Option(help="A contestant that takes longer to answer is left out.")] = 0.0,
+    minutes: Annotated[float, typer.Option(help="No cell begins later than this; --resume measures the rest.")] = 0.0,
     planning_ops: Annotated[str, typer.Option(help="Sizes of the synthetic programs to plan.")] = "",
     output: Annotated[Path | None, typer.Option(help="The JSON file; pictures go beside it.")] = None,
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the JSON file has and measure the rest.")] = False,
 ) -> None:
     """Measure graphsplit beside its alternatives."""
-    cells = choose_cells(full, _split(workloads), _split(modes), [int(n) for n in _split(devices)])
-    chosen = _split(contestants) or (list(CONTESTANTS) if full else _QUICK_CONTESTANTS)
+    form = "full" if full else "curves" if curves else "quick"
+    usual = _FORMS[form]
+    cells = choose_cells(form, _split(workloads), _split(modes), [int(n) for n in _split(devices)])
+    chosen = _split(contestants) or usual.contestants
     _check(chosen, CONTESTANTS, "contestants")
     settings = Settings(
-        rounds=rounds or (9 if full else 5),
-        round_s=round_seconds or (1.0 if full else 0.3),
+        rounds=rounds or usual.rounds,
+        round_s=round_seconds or usual.round_s,
         kind=kind,
         small=small,
         batch=batch or None,
-        limit_s=limit_seconds,
+        limit_s=limit_seconds or usual.limit_s,
     )
-    path = output or RESULTS / f"{'full' if full else 'quick'}.json"
+    end = time.time() + 60 * (minutes or usual.minutes)
+    path = output or RESULTS / f"{form}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
-    sizes = [int(n) for n in _split(planning_ops)] or ([1000, 10_000, 100_000] if full else [1000, 10_000])
-    results = Results.load(path) if resume and path.exists() else _new_results(full, settings, sizes)
-    run(results, [cell for cell in cells if _is_open(results, cell, chosen)], chosen, settings, path)
+    sizes = [int(n) for n in _split(planning_ops)] or usual.planning_ops
+    results = Results.load(path) if resume and path.exists() else _new_results(form, settings, sizes)
+    left = run(results, [cell for cell in cells if _is_open(results, cell, chosen)], chosen, settings, path, end)
     results.save(path)
     show(results)
+    if left:
+        console.print(f"Out of time before {', '.join(map(str, left))}. The same command with --resume measures them.")
     console.print(f"Written: {path}", *_pictures(results, path), sep="\n  ")
 
 
-def choose_cells(full: bool, workloads: list[str], modes: list[str], devices: list[int]) -> list[Cell]:
+def choose_cells(form: str, workloads: list[str], modes: list[str], devices: list[int]) -> list[Cell]:
     """Return what to measure: the form's cells, or those asked for."""
     _check(workloads, WORKLOADS, "workloads")
-    if not full and not (workloads or devices or modes):
+    if form == "quick" and not (workloads or devices or modes):
         return [Cell(name, "training", count) for name, count in _QUICK_CELLS]
-    names = workloads or (list(WORKLOADS) if full else list(dict.fromkeys(name for name, _ in _QUICK_CELLS)))
-    counts = devices or (_FULL_DEVICES if full else [2])
-    return [
+    names = (
+        workloads
+        or {
+            "quick": list(dict.fromkeys(name for name, _ in _QUICK_CELLS)),
+            "curves": _CURVES,
+            "full": list(WORKLOADS),
+        }[form]
+    )
+    counts = devices or ([2] if form == "quick" else _DEVICES)
+    cells = [
         Cell(name, mode, count)
         for name in names
         for mode in WORKLOADS[name].modes
-        if mode in (modes or (WORKLOADS[name].modes if full else ["training"]))
+        if mode in (modes or (WORKLOADS[name].modes if form == "full" else ["training"]))
         for count in counts
     ]
+    # Should time run out, every workload has the same points on its curve.
+    return sorted(cells, key=lambda cell: counts.index(cell.devices)) if form == "curves" else cells
 
 
-def run(results: Results, cells: list[Cell], contestants: list[str], settings: Settings, path: Path) -> None:
-    """Measure the cells, saving after each."""
+def run(
+    results: Results, cells: list[Cell], contestants: list[str], settings: Settings, path: Path, end: float = math.inf
+) -> list[Cell]:
+    """Measure the cells, saving after each; return those that should have begun after the time `end`."""
     with progress() as bar:
         task = bar.add_task("starting", total=len(cells))
-        for cell in cells:
+        for position, cell in enumerate(cells):
+            if time.time() > end:
+                return cells[position:]
             start, load = time.time(), load_average()
             records = measure(
                 cell, contestants, settings, lambda text: bar.update(task, description=text, refresh=True)
@@ -91,11 +140,12 @@ def run(results: Results, cells: list[Cell], contestants: list[str], settings: S
             results.save(path)
             bar.advance(task)
             bar.console.print(f"{cell}: {time.time() - start:.0f} s, load before {load:.1f}", highlight=False)
+    return []
 
 
-def _new_results(full: bool, settings: Settings, sizes: list[int]) -> Results:
+def _new_results(form: str, settings: Settings, sizes: list[int]) -> Results:
     """Return results with the environment, and the planning of synthetic programs of these sizes."""
-    results = Results({}, {"form": "full" if full else "quick", **asdict(settings)})
+    results = Results({}, {"form": form, **asdict(settings)})
     with Group(1, settings.kind, settings.limit_s) as group:
         results.environment = {**group.ask("environment")[0], "load_average": load_average()}
         for size in sizes:

@@ -220,3 +220,26 @@ def _joined_sizes(sizes: Sequence[int | None]) -> int | None:
         return first
     multiple = all(size == first * rows for size, rows in zip(sizes, WITNESSES, strict=True))
     return Rows(first) if multiple else None
+
+
+def with_rows(shape: Shape | None, hint: Shape | None) -> Shape | None:
+    """Return a shape whose unknown sizes are those of `hint` where that has multiples of the batch.
+
+    >>> with_rows((None, None), (Rows(2), 7))
+    (2*rows, None)
+    """
+    if shape is None or hint is None or len(shape) != len(hint):
+        return shape
+    return tuple([h if s is None and isinstance(h, Rows) else s for s, h in zip(shape, hint, strict=True)])
+
+
+def agreed(shapes: Sequence[Shape | None]) -> Shape | None:
+    """Return the sizes in which shapes agree.
+
+    >>> agreed([(Rows(1), 4), (Rows(1), 5)])
+    (rows, None)
+    """
+    first = shapes[0]
+    if any(shape is None or first is None or len(shape) != len(first) for shape in shapes):
+        return None
+    return tuple([sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*[s or () for s in shapes], strict=True)])

@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.batch_sizes import without_rows
+from graphsplit.collecting import collection_paused
 from graphsplit.emission import emit
 from graphsplit.emitted import EmittedGraph
 from graphsplit.graphdefs import function_definition, output_type, split_reference
@@ -23,6 +24,7 @@ _serial = itertools.count()
 class Executable:
     """A plan made runnable: call it with the flat argument tensors, get the flat results."""
 
+    @collection_paused()
     def __init__(self, trace: Trace, plan: Plan, name: str):
         self.plan = plan
         self._trace = trace
@@ -30,7 +32,15 @@ class Executable:
         shapes = {name: without_rows(plan.program.ops[i].out_shapes[0]) for name, i in _inputs(graph, plan).items()}
         results = [without_rows(plan.program.shape(tensor)) for tensor in plan.program.outputs]
         self._function = runtime_function(
-            name, graph, graph.nodes, (*graph.inputs, *graph.captures), graph.outputs, graph.effects, shapes, results
+            name,
+            graph,
+            graph.nodes,
+            (*graph.inputs, *graph.captures),
+            graph.outputs,
+            graph.effects,
+            shapes,
+            results,
+            inline=_worth_optimizing(graph.nodes),
         )
 
     @property
@@ -52,6 +62,7 @@ def runtime_function(
     effects: Sequence[str],
     input_shapes: Mapping[str, Any],
     output_shapes: Sequence[Any] | None = None,
+    inline: bool = True,
 ) -> RuntimeFunction:
     """Register some of an emitted graph's nodes with TensorFlow's runtime as one function.
 
@@ -63,6 +74,7 @@ def runtime_function(
       outputs, effects: what it returns and what must run.
       input_shapes: static shapes of inputs, by placeholder name, where known.
       output_shapes: static shapes of the outputs, where known.
+      inline: whether a graph that calls it may contain it. If not, its outputs come to the device of the call.
     """
     label = re.sub(r"\W", "_", name)
     definition = function_definition(f"graphsplit_{label}_{next(_serial)}", nodes, inputs, outputs, effects)
@@ -73,7 +85,8 @@ def runtime_function(
     for reference, shape in zip(outputs, shapes, strict=True):
         node, index = split_reference(reference)
         results.append(_spec(by_name[node], index, shape))
-    return RuntimeFunction(definition, graph.library.function, specs, results, optimize=_worth_optimizing(nodes))
+    optimize = _worth_optimizing(nodes)
+    return RuntimeFunction(definition, graph.library.function, specs, results, optimize, inline)
 
 
 def _worth_optimizing(nodes: Sequence[Any]) -> bool:

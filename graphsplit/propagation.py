@@ -6,7 +6,9 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
 from graphsplit.programs import Op, Program, Tensor
-from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of
+from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of, stays_partial
+
+_MOST_ENDS = 16  # of one tensor that are looked at
 
 ControlFlowRule = Callable[[Op, Sequence[Layout]], Answer]
 """How loops and branches are answered: they need plans of their bodies, which rules know nothing of."""
@@ -45,7 +47,9 @@ class Forward:
         self._control_flow = control_flow
         self._kept_home = kept_home
         self._local = local
-        self._wanted_whole = _tensors_wanted_whole(program, whole_outputs)
+        self._wanted_whole = _tensors_wanted_whole(program, whole_outputs, local)
+        if not local:
+            self._wanted_whole |= _forks(program, self._wanted_whole)
         arguments = dict(zip(program.inputs, input_layouts, strict=True))
         for op in program.ops:
             if op.index in arguments:
@@ -116,10 +120,32 @@ class Forward:
         return layout
 
 
-def _tensors_wanted_whole(program: Program, outputs: Collection[Tensor]) -> set[Tensor]:
+def _tensors_wanted_whole(program: Program, outputs: Collection[Tensor], local: bool) -> set[Tensor]:
     wanted = set(outputs)
     for op in program.ops:
-        rule = rule_of(op.type)
-        if not op.bodies and (rule is None or op.stateful or not rule.keeps_partial):
-            wanted.update(op.inputs)
+        if not op.bodies:
+            wanted.update(tensor for i, tensor in enumerate(op.inputs) if not stays_partial(op, i, local))
     return wanted
+
+
+def _forks(program: Program, wanted: Collection[Tensor]) -> set[Tensor]:
+    """Return the tensors that are reduced for less than what several linear readers make of them.
+
+    A partial sum stays partial through linear ops and is reduced behind them; behind a fork, more than once. (A
+    BatchNormalization reads its mean in three shapes.)
+    """
+    forks: set[Tensor] = set()
+    ends: dict[Tensor, dict[Tensor, None]] = {}  # of a tensor: where it would be reduced if it were partial
+    for op in reversed(program.ops):
+        behind: dict[Tensor, None] = {}
+        for k in range(len(op.out_shapes)):
+            tensor = Tensor(op.index, k)
+            reached = ends.pop(tensor, {})
+            if len(reached) > 1 and 0 < program.bytes(tensor) <= sum(map(program.bytes, reached)):
+                forks.add(tensor)
+            behind.update({tensor: None} if tensor in wanted or tensor in forks else reached)
+        for tensor in op.inputs:
+            reached = ends.setdefault(tensor, {})
+            if len(reached) < _MOST_ENDS:
+                reached.update(behind)
+    return forks

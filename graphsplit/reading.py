@@ -11,31 +11,28 @@ import tensorflow as tf
 from graphsplit.batch_sizes import (
     STAND_IN,
     WITNESSES,
-    Rows,
     Shape,
     as_linear,
     has_rows,
     is_symbolic,
     joined_shapes,
-    linear,
     per_row,
     values_at,
-    without_rows,
+    with_rows,
 )
+from graphsplit.bodies import ITEM, Bodies, Elements, Given
 from graphsplit.collecting import collection_paused
 from graphsplit.folding import FOLDABLE, fold
 from graphsplit.graphdefs import (
     constant_node,
     constant_value,
-    function_graph,
-    inline_calls,
     make_node,
     split_reference,
 )
-from graphsplit.hoisting import CONTROL_FLOW, function_names
+from graphsplit.hoisting import CONTROL_FLOW
 from graphsplit.programs import ROWS_CONSTANT, Op, Program, Tensor, is_stateful
 from graphsplit.shape_inference import ELEMENT_SHAPE, HELPER, Findings, Value, import_for_shapes
-from graphsplit.stages import Stages, stages_of
+from graphsplit.stages import Stages
 from graphsplit.tensorflow_internals import resource_value
 
 _NO_BODIES: dict[str, Any] = {}
@@ -52,7 +49,7 @@ def build_program(
     effects: Sequence[str],
     library: Any,
     versions: Any,
-    resources: Mapping[str, tuple[tf.DType, Shape | None]],
+    resources: Mapping[str, Elements],
     inlined_from: tf.Graph | None = None,
     given_shapes: Mapping[str, Shape | None] | None = None,
     seeds: int = 0,
@@ -86,13 +83,13 @@ def build_program(
     unknown = bool(given) or batch_is_unknown
     by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
     known = Findings()
-    memo = {} if memo is None else memo
+    bodies = Bodies(build_program, library, versions, unknown, {} if memo is None else memo)
     while True:
         cases = [
             import_for_shapes(nodes, versions, resources, given, known, rows)
             for rows in (WITNESSES if unknown else WITNESSES[-1:])
         ]
-        reader = _Reader(by_name, hints, library, versions, resources, unknown, held or {}, memo)
+        reader = _Reader(by_name, hints, resources, held or {}, bodies)
         for operations in zip(*[graph.get_operations() for graph in cases], strict=True):
             reader.read(operations)
         if not unknown or reader.found == known:
@@ -134,8 +131,7 @@ def build_for_any_batch(
         return build(notes=(*notes, note))
 
 
-_ITEM = {"TensorListFromTensor": 0, "TensorListPushBack": 1, "TensorListSetItem": 2}
-_ON_LISTS = frozenset({*ELEMENT_SHAPE, *_ITEM, "Identity"})
+_ON_LISTS = frozenset({*ELEMENT_SHAPE, *ITEM, "Identity"})
 _ITEM_BYTES: dict[tf.DType, int] = {}
 
 
@@ -158,28 +154,23 @@ class _Reader:
         self,
         nodes: Mapping[str, Any],
         known_outputs: Mapping[str, Sequence[tf.Tensor]],
-        library: Any,
-        versions: Any,
-        resources: Mapping[str, tuple[tf.DType, Shape | None]],
-        unknown: bool,
+        resources: Mapping[str, Elements],
         held: Mapping[str, np.ndarray],
-        memo: dict[Any, Program],
+        bodies: Bodies,
     ):
         self._known_outputs = known_outputs
-        self._library = {function.signature.name: function for function in library.function}
-        self._versions = versions
         self._resources = resources
-        self._unknown = unknown
-        self._memo = memo
+        self._read_bodies = bodies
         self._held_by_inputs = held
         self._held: dict[Tensor, np.ndarray] = {}  # of lists whose elements are all the same known integers: those
-        self._elements: dict[Tensor, tuple[tf.DType, Shape | None]] = {}  # of lists: what they hold
+        self._elements: dict[Tensor, Elements] = {}  # of lists: what they hold
         self.ops: list[Op] = []
         self.positions: dict[str, int] = {}
         self._nodes = nodes
         self._known: dict[Tensor, np.ndarray] = {}
         self.found = Findings()
         self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
+        self._constants: dict[tuple[tf.DType, Shape, bytes, bytes], int] = {}
         self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
 
     def tensor(self, reference: str) -> Tensor:
@@ -240,10 +231,12 @@ class _Reader:
             self._pop(op, self._held[inputs[0]])
         elif values is None:
             self.ops.append(op)
+            if op.type == "IdentityN" and not op.controls:  # keeps all its inputs in memory until the last one is there
+                self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(inputs)})
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
                 self._known[Tensor(op.index, 0)] = constant_value(op.node)
         elif len(values) == 1:
-            self._append_constant(op.name, values[0], op, 0)
+            self.positions[op.name] = self._constant(op.name, values[0], op, 0).op
         else:
             self.ops.append(op)  # keeps its place for whoever waits for it; nobody reads it
             for index, value in enumerate(values):
@@ -257,8 +250,7 @@ class _Reader:
 
     def _append_value(self, op: Op, output: int, value: np.ndarray) -> None:
         """Append a constant in place of one of several outputs."""
-        self._replaced[Tensor(op.index, output)] = Tensor(len(self.ops), 0)
-        self._append_constant(f"{op.name}/value_{output}", value, op, output)
+        self._replaced[Tensor(op.index, output)] = self._constant(f"{op.name}/value_{output}", value, op, output)
         found = Value(op.out_dtypes[output], value.shape, _ints(values_at(value, 0)), _ints(per_row(value)))
         self.found.values[f"{op.name}:{output}" if output else op.name] = found
 
@@ -275,53 +267,29 @@ class _Reader:
         return [np.array([-1 if size is None else as_linear(size) for size in held[1]], object)]
 
     def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> Mapping[str, Program]:
-        """Return the programs of the functions that a loop or branch calls."""
-        before = CONTROL_FLOW[node.op][2]
-        given = [self.ops[t.op].out_shapes[t.index] for t in inputs[before:]]
-        elements = {i: self._elements[t] for i, t in enumerate(inputs[before:]) if t in self._elements}
-        if "While" in node.op:
-            return self._bodies_of_loop(node, inputs, out_shapes)
-        bodies = {name: self._body(self._library[name], given, elements, {}) for name in function_names(node)}
-        if any(body.batch_is_unknown for body in bodies.values()) and "output_shapes" in node.attr:
-            results = [[body.shape(tensor) for tensor in body.outputs] for body in bodies.values()]
-            self._find(node.name, out_shapes, [_agreed(shapes) for shapes in zip(*results, strict=True)])
-        return bodies
-
-    def _bodies_of_loop(
-        self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]
-    ) -> Mapping[str, Program]:
-        """Return the programs of a loop's condition and body.
-
-        What it carries has multiples of an unknown batch where it has them before, and still has after a turn. A list
-        has the elements that the body puts into it.
-        """
-        condition, body_name = function_names(node)
-        given = [self.ops[t.op].out_shapes[t.index] for t in inputs]
-        elements = {i: self._elements[t] for i, t in enumerate(inputs) if t in self._elements}
-        held = {i: self._held[t] for i, t in enumerate(inputs) if t in self._held} if self._unknown else {}
-        shapes = [_with_rows(shape, hint) for shape, hint in zip(out_shapes, given, strict=True)]
-        while True:
-            body = self._body(self._library[body_name], shapes, elements, held)
-            after = [body.shape(tensor) for tensor in body.outputs]
-            kept = [_agreed([s, a]) if has_rows(s) else s for s, a in zip(shapes, after, strict=True)]
-            put = {i: (dtype, _with_rows(shape, _put_into(body, i))) for i, (dtype, shape) in elements.items()}
-            if kept == shapes and put == elements:
-                break
-            shapes, elements = kept, put
-        self._find(node.name, out_shapes, shapes)
-        for i, (_, shape) in elements.items():
-            maker = self.ops[inputs[i].op]
+        """Return the programs of the functions that a loop or branch calls, and note what they say of its results."""
+        passed = inputs[CONTROL_FLOW[node.op][2] :]
+        given = Given(
+            [self.ops[t.op].out_shapes[t.index] for t in passed],
+            {i: self._elements[t] for i, t in enumerate(passed) if t in self._elements},
+            {i: self._held[t] for i, t in enumerate(passed) if t in self._held},
+        )
+        if "While" not in node.op:
+            programs, shapes = self._read_bodies.of_branches(node, Given(given.shapes, given.elements))
+            if "output_shapes" in node.attr:
+                self._find(node.name, out_shapes, shapes)
+            return programs
+        programs, carried = self._read_bodies.of_loop(node, given, out_shapes)
+        self._find(node.name, out_shapes, carried.shapes)
+        for i, (dtype, shape) in carried.elements.items():
+            maker, result = self.ops[inputs[i].op], Tensor(len(self.ops), i)
             if has_rows(shape) and maker.type in ELEMENT_SHAPE:
                 self.found.elements[maker.name] = shape
-            carried = Tensor(len(self.ops), i)
-            if has_rows(shape) or carried not in self._elements:  # a loop that was inlined has no hints
-                self._elements[carried] = elements[i]
-            if self._unknown and maker.type == "EmptyTensorList" and (pushed := _pushed(body, i)) is not None:
-                self._held[Tensor(len(self.ops), i)] = pushed
-        return {
-            name: body if name == body_name else self._body(self._library[name], shapes, elements, held)
-            for name in (condition, body_name)
-        }
+            if has_rows(shape) or result not in self._elements:  # a loop that was inlined has no hints
+                self._elements[result] = dtype, shape
+            if maker.type == "EmptyTensorList" and i in carried.held:
+                self._held[result] = carried.held[i]
+        return programs
 
     def _refine_elements(self, op: Op) -> None:
         """Note the elements of a list that something of more rows is put into, is made from a tensor, or is read."""
@@ -331,17 +299,17 @@ class _Reader:
             return
         dtype, shape = self._elements[held[0]]
         if given in self._elements:
-            shape = _with_rows(shape, self._elements[given][1])
-        if op.type in _ITEM:
-            item = op.in_shapes[_ITEM[op.type]]
-            shape = _with_rows(shape, item and item[1:] if op.type == "TensorListFromTensor" else item)
+            shape = with_rows(shape, self._elements[given][1])
+        if op.type in ITEM:
+            item = op.in_shapes[ITEM[op.type]]
+            shape = with_rows(shape, item and item[1:] if op.type == "TensorListFromTensor" else item)
         if op.out_dtypes[0] == tf.variant:
             self._elements[Tensor(op.index, 0)] = dtype, shape
         if op.type in ELEMENT_SHAPE and has_rows(shape):
             self.found.elements[op.name] = shape
 
     def _find(self, name: str, inferred: Sequence[Shape | None], found: Sequence[Shape | None]) -> None:
-        shapes = tuple([_with_rows(shape, hint) for shape, hint in zip(inferred, found, strict=True)])
+        shapes = tuple([with_rows(shape, hint) for shape, hint in zip(inferred, found, strict=True)])
         if any(map(has_rows, shapes)):
             self.found.outputs[name] = shapes
 
@@ -356,55 +324,18 @@ class _Reader:
         if dtype != tf.variant:
             self._elements[tensor] = dtype, shape
 
-    def _body(
-        self,
-        function: Any,
-        shapes: Sequence[Shape | None],
-        elements: Mapping[int, tuple[tf.DType, Shape | None]],
-        held: Mapping[int, np.ndarray],
-    ) -> Program:
-        key = function.signature.name, repr(shapes), repr(elements), repr(held)
-        if key not in self._memo:
-            self._memo[key] = self._read_body(function, shapes, elements, held)
-        return self._memo[key]
-
-    def _read_body(
-        self,
-        function: Any,
-        shapes: Sequence[Shape | None],
-        elements: Mapping[int, tuple[tf.DType, Shape | None]],
-        held: Mapping[int, np.ndarray],
-    ) -> Program:
-        known = [without_rows(shape) for shape in shapes]
-        graph, outputs = function_graph(function, self._library.values(), self._versions, known)
-        stages = stages_of(graph)
-        effects = [f"^{name}" for name in function.control_ret.values()]
-        nodes, references = inline_calls(graph, [*outputs, *effects])
-        names = [argument.name for argument in function.signature.input_arg]
-        return build_program(
-            nodes,
-            inputs=names,
-            input_names=names,
-            captures=(),
-            outputs=references[: len(outputs)],
-            effects=[reference[1:] for reference in references[len(outputs) :]],
-            library=graph.library,
-            versions=self._versions,
-            resources={names[i]: held for i, held in elements.items()},
-            given_shapes=dict(zip(names, shapes, strict=True)),
-            batch_is_unknown=self._unknown,
-            held={names[i]: value for i, value in held.items()},
-            memo=self._memo,
-            stages=stages,
-        )
-
-    def _append_constant(self, name: str, value: np.ndarray, op: Op, output: int) -> None:
+    def _constant(self, name: str, value: np.ndarray, op: Op, output: int) -> Tensor:
+        """Return a constant of what an op's output is worth; equal ones are one."""
         dtype, size = op.out_dtypes[output], op.out_bytes[output]
-        tensor, kind = Tensor(len(self.ops), 0), "Const"
+        rest, growth, kind = values_at(value, 0), per_row(value), "Const"
+        position = self._constants.setdefault((dtype, value.shape, rest.tobytes(), growth.tobytes()), len(self.ops))
+        tensor = Tensor(position, 0)
+        if position < len(self.ops):
+            return tensor
         if is_symbolic(value):
-            node, kind = constant_node(name, values_at(value, 0), dtype), ROWS_CONSTANT
+            node, kind = constant_node(name, rest, dtype), ROWS_CONSTANT
             node.op = kind
-            node.attr["per_row"].tensor.CopyFrom(tf.make_tensor_proto(per_row(value), dtype, value.shape))
+            node.attr["per_row"].tensor.CopyFrom(tf.make_tensor_proto(growth, dtype, value.shape))
             self._symbols[tensor], value = value, values_at(value, STAND_IN)
         else:
             value = np.asarray(value, dtype.as_numpy_dtype)
@@ -413,6 +344,7 @@ class _Reader:
             Op(tensor.op, name, kind, (), (), node, (), (value.shape,), (dtype,), (size,), {}, stateful=False)
         )
         self._known[tensor] = value
+        return tensor
 
 
 def _ints(values: np.ndarray) -> tuple[int, ...]:
@@ -421,46 +353,6 @@ def _ints(values: np.ndarray) -> tuple[int, ...]:
 
 def _shape(known: tf.TensorShape) -> Shape | None:
     return None if known.rank is None else tuple(known)
-
-
-def _with_rows(shape: Shape | None, hint: Shape | None) -> Shape | None:
-    """Return a shape whose unknown sizes are those of `hint` where that has multiples of an unknown batch."""
-    if shape is None or hint is None or len(shape) != len(hint):
-        return shape
-    return tuple([h if s is None and isinstance(h, Rows) else s for s, h in zip(shape, hint, strict=True)])
-
-
-def _agreed(shapes: Sequence[Shape | None]) -> Shape | None:
-    """Return the sizes in which shapes agree."""
-    first = shapes[0]
-    if any(shape is None or first is None or len(shape) != len(first) for shape in shapes):
-        return None
-    return tuple([sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*[s or () for s in shapes], strict=True)])
-
-
-def _put_into(body: Program, i: int) -> Shape | None:
-    """Return the shape of what the body of a loop puts into the list that it carries as number `i`."""
-    op = _last_change(body, i)
-    return op.in_shapes[_ITEM[op.type]] if op.type in _ITEM else None
-
-
-def _pushed(body: Program, i: int) -> np.ndarray | None:
-    """Return the integers that each turn of a loop adds to the list that it carries as number `i`, if it is known."""
-    op = _last_change(body, i)
-    if op.type != "TensorListPushBack" or body.ops[op.inputs[0].op].index != body.inputs[i]:
-        return None
-    item = body.ops[op.inputs[1].op]
-    if not item.is_constant or not item.out_dtypes[0].is_integer:
-        return None
-    rest = constant_value(item.node)
-    return linear(rest, tf.make_ndarray(item.node.attr["per_row"].tensor)) if item.type == ROWS_CONSTANT else rest
-
-
-def _last_change(body: Program, i: int) -> Op:
-    tensor = body.outputs[i]
-    while body.ops[tensor.op].type == "Identity":
-        tensor = body.ops[tensor.op].inputs[0]
-    return body.ops[tensor.op]
 
 
 def _merged(shape: Shape | None, hint: tf.TensorShape) -> Shape | None:

@@ -107,6 +107,7 @@ class FixedRows(RowCounts):
         self._home = home
         self._devices = devices
         self._add = add
+        self._constants: dict[tuple[Any, ...], str] = {}
 
     def split_sizes(self, name: str, layout: Shard) -> str:
         """Write the sizes of all pieces of an axis, block by block, at home."""
@@ -129,8 +130,12 @@ class FixedRows(RowCounts):
         return self._constant(name, np.array(share, dtype.as_numpy_dtype), dtype, d)
 
     def _constant(self, name: str, value: np.ndarray, dtype: tf.DType, d: int | None) -> str:
-        self._add(constant_node(name, value, dtype, self._home if d is None else self._devices[d]), d)
-        return name
+        """Write a constant of a few numbers: operands of many ops are equal on a device, and one node."""
+        key = d, dtype, value.shape, value.tobytes()
+        if key not in self._constants:
+            self._add(constant_node(name, value, dtype, self._home if d is None else self._devices[d]), d)
+            self._constants[key] = name
+        return self._constants[key]
 
 
 class Measured(NamedTuple):

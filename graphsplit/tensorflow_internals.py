@@ -27,9 +27,10 @@ from tensorflow.python import pywrap_tfe
 from tensorflow.python.eager import context, execute, record
 from tensorflow.python.eager.polymorphic_function import atomic_function
 
+# By this attribute a call says which variables it only reads.
 # Names and counts of an op type's outputs: function bodies refer to tensors as `node:output_name:index`.
 # Which kinds of device have a kernel for an op type: no public function says.
-from tensorflow.python.framework import kernels, op_def_registry
+from tensorflow.python.framework import auto_control_deps_utils, kernels, op_def_registry
 
 # Whether the graph being built is to be compiled by XLA as a whole, which would erase all placement; what a captured
 # resource holds (a variable's dtype and shape), which the public handle does not say; and how a read makes tapes watch
@@ -131,6 +132,8 @@ class RuntimeFunction:
       library: the functions that it calls.
       specs, outs: dtypes and shapes of its inputs and outputs.
       optimize: whether TensorFlow's graph optimizer may work on it when it is called eagerly.
+      inline: whether it may become part of the graph that calls it, on which the optimizer works as a whole. If not,
+        what it returns is brought to the device of the call.
     """
 
     def __init__(
@@ -140,9 +143,13 @@ class RuntimeFunction:
         specs: Sequence[tf.TypeSpec],
         outs: Sequence[tf.TypeSpec],
         optimize: bool = True,
+        inline: bool = True,
     ):
+        if not inline:
+            definition.attr["_noinline"].b = True
         self._name = definition.signature.name
-        self._outputs = len(outs)
+        self._outs = outs
+        self._inline = inline
         config = None if optimize else function_utils.get_disabled_rewriter_config()
         self._attributes = None if config is None else ("executor_type", "", "config_proto", config)
         runtime = context.context()
@@ -162,17 +169,47 @@ class RuntimeFunction:
 
     def __call__(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run the function on `arguments`, one tensor for each input of the definition."""
-        if self._attributes is None or not tf.executing_eagerly():
+        eager = tf.executing_eagerly()
+        if not eager and self._attributes is not None and not self._inline:
+            return self._call_apart(arguments)
+        if not eager or self._attributes is None:
             return list(self._function.call_flat(*arguments))
         return list(
             execute.execute(
                 self._name,
-                num_outputs=self._outputs,
+                num_outputs=len(self._outs),
                 inputs=list(arguments),
                 attrs=self._attributes,
                 ctx=context.context(),
             )
         )
+
+    def _call_apart(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Call from a graph, which does not take the body in, and without the optimizer.
+
+        `call_flat` would ask for the caller's optimizer, and make a Python graph of the body to see which variables
+        it only reads.
+        """
+        graph = tf.compat.v1.get_default_graph()
+        graph._add_function_recursive(self._function)
+        types = [spec.dtype.as_datatype_enum for spec in self._outs]
+        stateful = self._function.call_options.is_stateful
+        with record.stop_recording():
+            call = atomic_function.partitioned_call_op(self._name, list(arguments), stateful, types)
+        only_read = tf.compat.v1.AttrValue()
+        only_read.list.i.extend(_variables_only_read(self._function.cached_definition))
+        call._set_attr(auto_control_deps_utils.READ_ONLY_RESOURCE_INPUTS_ATTR, only_read)
+        for output, spec in zip(call.outputs, self._outs, strict=True):
+            output.set_shape(spec.shape)
+        return list(call.outputs)
+
+
+def _variables_only_read(definition: Any) -> list[int]:
+    """Return which arguments of a function are handles that nothing but reads of variables takes."""
+    used = {reference for node in definition.node_def if node.op != "ReadVariableOp" for reference in node.input}
+    used.update(definition.ret.values())
+    arguments = enumerate(definition.signature.input_arg)
+    return [i for i, a in arguments if a.type == tf.resource.as_datatype_enum and a.name not in used]
 
 
 def _flat_type(specs: Sequence[tf.TypeSpec], outs: Sequence[tf.TypeSpec]) -> Any:

@@ -16,6 +16,7 @@ from graphsplit.decompositions import decompose
 from graphsplit.errors import OutputError, bullet_list
 from graphsplit.graphdefs import inline_calls, make_node
 from graphsplit.hoisting import hoist_reads
+from graphsplit.merging import drop_idle_waits, merge
 from graphsplit.programs import Program, is_write
 from graphsplit.reading import build_for_any_batch, build_program
 from graphsplit.stages import stages_of
@@ -145,6 +146,8 @@ def read_graph(
         for placeholder in graph.internal_captures
         if (value := _held(placeholder)) is not None
     }
+    drop_idle_waits(nodes)
+    nodes, references = merge(nodes, references, set(capture_names), stages.of)
     build = functools.partial(
         build_program,
         nodes,

@@ -10,10 +10,13 @@ from pathlib import Path
 import pytest
 
 import graphsplit as gs
+from benchmarks.__main__ import choose_cells
+from benchmarks.__main__ import run as run_cells
 from benchmarks.communication import Traffic, planned_traffic, transfers_in_graph
 from benchmarks.goals import broken_goals, met_goals
 from benchmarks.planning import synthetic_program, synthetic_speed
 from benchmarks.results import Record, Results
+from benchmarks.runner import Settings
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
 
@@ -49,6 +52,15 @@ def test_a_tiny_run(tmp_path: Path):
     page = tmp_path / "performance.md"
     run("benchmarks.report", path, page)
     assert "polyfit" in page.read_text()
+
+
+def test_curves_end_in_time(tmp_path: Path):
+    cells = choose_cells("curves", [], [], [])
+    assert {cell.devices for cell in cells} == {1, 2, 4, 8, 16}
+    assert len({cell.workload for cell in cells}) * 5 == len(cells) == 30
+    results = Results({}, {})
+    assert run_cells(results, cells, ["graphsplit"], Settings(), tmp_path / "late.json", end=0.0) == cells
+    assert not results.records
 
 
 @pytest.mark.parametrize("name", ["mlp_bn", "transformer"])

@@ -158,3 +158,49 @@ def test_a_constant_read_whole_and_in_pieces(cut_first: bool):
         return tf.matmul(x, twos, transpose_b=True), x + twos
 
     check(both, rows(7, 3), sharded="MatMul").plan(rows(7, 3)).check()
+
+
+# Reductions
+
+
+def reduced(plan: gs.Plan) -> list[str]:
+    return [plan.program.ops[r.tensor.op].type for r in plan.reshards if r.kind == "all-reduce"]
+
+
+def test_what_several_readers_need_is_reduced_once():
+    def f(x):
+        mean = tf.reduce_mean(x, 0, keepdims=True)
+        return x - mean, tf.square(tf.squeeze(mean, 0)), tf.exp(tf.reshape(mean, [3, 1]))
+
+    parallel, x = gs.parallelize(f, devices=3), rows(7, 3)
+    assert_close(parallel(x), f(x))
+    assert reduced(parallel.plan(x)) == ["Mean"]
+    assert {"Mean", "Sub"} <= sharded_types(parallel, x)
+
+
+def test_a_large_sum_is_not_reduced_for_small_readers():
+    def f(x, w):
+        large = tf.matmul(x, x, transpose_a=True)
+        return tf.exp(tf.linalg.matvec(large, w)), tf.exp(large[0, :2])
+
+    parallel, x, w = gs.parallelize(f, devices=3, split={"x": 0, "w": None}), rows(7, 16), rows(16)
+    assert_close(parallel(x, w), f(x, w))
+    assert sorted(reduced(parallel.plan(x, w))) != ["MatMul"]
+    assert all(size < 16 * 16 * 8 for size in sizes_reduced(parallel.plan(x, w)))
+
+
+def sizes_reduced(plan: gs.Plan) -> list[int]:
+    return [plan.program.bytes(r.tensor) for r in plan.reshards if r.kind == "all-reduce"]
+
+
+def test_gradients_do_not_wait_for_each_other():
+    """The optimizer of Keras hands all gradients through one IdentityN, which would keep all of them in memory."""
+
+    def f(x):
+        first, second = tf.raw_ops.IdentityN(input=[tf.reduce_sum(x, 0), tf.reduce_max(x, 1)])
+        return tf.exp(first), tf.exp(second)
+
+    parallel, x = gs.parallelize(f, devices=3), rows(7, 3)
+    assert_close(parallel(x), f(x))
+    assert reduced(parallel.plan(x)) == ["Sum"]
+    assert "IdentityN" not in {node.op for node in parallel.graph_def(x).node}

@@ -326,3 +326,33 @@ def test_a_warning_names_what_makes_it_trace_again_and_again():
         "  - x: float64[2], float64[3], float64[4], float64[5], ... (8 in all)",
     ]
     parallel(rows(10), 2)  # said once
+
+
+def test_an_outer_function_calls_the_step_and_does_not_take_it_in():
+    v, read = tf.Variable(1.0, dtype=tf.float64), tf.Variable(2.0, dtype=tf.float64)
+
+    def f(x):
+        v.assign_add(tf.reduce_sum(x) * read)
+        return tf.square(x) * v
+
+    parallel, x = gs.parallelize(f, devices=3), rows(7)
+
+    @tf.function
+    def outer(x):
+        before = v.read_value()
+        first, second = parallel(x), parallel(x)
+        return before, first, second, v.read_value()
+
+    results = outer(x)
+    assert_close(v.read_value(), 1.0 + 4.0 * tf.reduce_sum(x))
+    v.assign(1.0)
+    assert_close(results, (tf.constant(1.0, tf.float64), f(x), f(x), v.read_value()))
+    graph = outer.get_concrete_function(x).graph
+    calls = [op for op in graph.get_operations() if "PartitionedCall" in op.type]
+    assert len(calls) == 2
+    inner = {id(handle): placeholder.name for handle, placeholder in graph.captures}
+    only_read = {call.inputs[i].name for call in calls for i in call.get_attr("_read_only_resource_inputs")}
+    assert only_read == {inner[id(read.handle)]}
+    bodies = [f for f in graph.as_graph_def().library.function if "graphsplit" in f.signature.name]
+    assert [body.attr["_noinline"].b for body in bodies] == [True]
+    assert len({node.device for node in bodies[0].node_def if node.op == "Square"}) == 3

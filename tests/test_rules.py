@@ -9,6 +9,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit import propagation
 from graphsplit.emission import emit
 from graphsplit.layouts import PARTIAL_SUM, Partial, Shard
 from graphsplit.rules import registry, rule_of, ruled_types
@@ -22,6 +23,7 @@ RUNS = [(1, 1), (2, 2), (5, 3), (7, 4)]  # rows, devices
 def partial_sums_are_kept_as_in_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put reductions off wherever a rule says that its op is linear, also where it would not pay: is it true?"""
     monkeypatch.setattr(registry, "_pays", lambda op, partial: True)
+    monkeypatch.setattr(propagation, "_forks", lambda program, wanted: set())
 
 
 def check_whole_plan(plan: gs.Plan) -> None:

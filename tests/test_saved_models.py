@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.emission import emit
 from graphsplit.layouts import Shard
 from graphsplit.saved_models import files
 from tests.saved_model_cases import CASES, Requests
@@ -78,6 +79,7 @@ def assert_sharded(report: gs.TranspileReport, key: str, devices: int) -> None:
     assert key in report.plans, str(report)
     plan = report.plans[key]
     plan.check()
+    emit(plan).check()
     assert len(plan.devices) == devices
     assert any(isinstance(layout, Shard) for layout in plan.input_layouts)
     assert {op.type for op in plan.sharded_ops} - {"Const", "Identity"}, str(plan)

@@ -13,7 +13,16 @@ from graphsplit.rules import (
     rowwise,
     strings,
 )
-from graphsplit.rules.registry import Answer, Declined, Sharded, answer, answer_for_output, rule_of, ruled_types
+from graphsplit.rules.registry import (
+    Answer,
+    Declined,
+    Sharded,
+    answer,
+    answer_for_output,
+    rule_of,
+    ruled_types,
+    stays_partial,
+)
 
 __all__ = [
     "Answer",
@@ -33,5 +42,6 @@ __all__ = [
     "rowwise",
     "rule_of",
     "ruled_types",
+    "stays_partial",
     "strings",
 ]

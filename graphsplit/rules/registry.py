@@ -236,6 +236,23 @@ def pass_through(op: Op, layouts: Sequence[Layout]) -> Answer:
     return Sharded(tuple(layouts), tuple(layouts[: len(op.out_shapes)]))
 
 
+def stays_partial(op: Op, operand: int, may_grow: bool = False) -> bool:
+    """Return whether a partial sum may stay partial through `op`, as far as that is known before layouts are.
+
+    Args:
+      op: a reader of the sum.
+      operand: as which of its inputs.
+      may_grow: as in `answer`.
+    """
+    rule = _RULES.get(op.type)
+    if rule is None or op.stateful or not rule.keeps_partial:
+        return False
+    if rule.layouts is pass_through:
+        return True
+    partial = [i for i in range(len(op.inputs)) if i not in op.constants] if rule.joint else [operand]
+    return operand in partial and _is_linear_in(rule, op, partial) and (may_grow or _pays(op, partial))
+
+
 def _is_linear_in(rule: Rule, op: Op, partial: list[int]) -> bool:
     if not all(dtype.is_floating or dtype.is_complex for dtype in op.out_dtypes):
         return False

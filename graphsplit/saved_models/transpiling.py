@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.compiling import Options
 from graphsplit.devices import names_of_devices
 from graphsplit.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
-from graphsplit.functions import Options
 from graphsplit.saved_models import files
 from graphsplit.saved_models.parts import CannotBeSplitError, check_can_be_split
 from graphsplit.saved_models.reports import SignatureReport, TranspileReport, why_whole

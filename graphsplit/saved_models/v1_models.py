@@ -12,8 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.compiling import Options, plan_for
 from graphsplit.emission import emit
-from graphsplit.functions import Options, plan_for
 from graphsplit.graphdefs import function_definition, make_node, output_type, split_reference
 from graphsplit.saved_models.parts import (
     CannotBeSplitError,
