@@ -7,9 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.compiling import Options
 from graphsplit.devices import canonical_name, resolve_devices
 from graphsplit.errors import ArgumentError, UnsupportedError
-from graphsplit.functions import Options, ParallelFunction
+from graphsplit.functions import ParallelFunction
 from graphsplit.stages import marked
 from graphsplit.tracing import inside_trace
 

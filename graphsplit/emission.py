@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from graphsplit import communication, drawing, staging
-from graphsplit.batch_sizes import STAND_IN, Rows
 from graphsplit.collecting import collection_paused
 from graphsplit.emitted import EmittedGraph
 from graphsplit.graphdefs import (
@@ -21,8 +19,9 @@ from graphsplit.graphdefs import (
     function_definition,
     make_node,
 )
-from graphsplit.hoisting import CONTROL_FLOW, function_names, named_by_content, rename_functions
+from graphsplit.hoisting import function_names, hand_over, named_by_content, rename_functions
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
+from graphsplit.operands import own_rows, resized, rows_constant
 from graphsplit.plans import Plan
 from graphsplit.programs import ROWS_CONSTANT, Op, Tensor
 from graphsplit.row_counts import FixedRows, Measured, MeasuredRows, RowCounts, RowsInRun, ToldRows, whole_weights
@@ -80,8 +79,10 @@ class _Emitter:
     def emit(self) -> EmittedGraph:
         self._emit_ops()
         outputs = tuple(self._read(tensor, REPLICATE) for tensor in self.program.outputs)
+        effects = [i for i in self.program.effects if self.plan.steps[i].home or self.plan.steps[i].shards]
+        ends = tuple(name for i in effects for name in self._ends(i))  # adds nodes
         staging.move_stages(self.plan, self.nodes, self.shard_of, self._prefixes, self._resource_devices)
-        ops, steps = self.program.ops, self.plan.steps
+        ops = self.program.ops
         library = GraphDef().library
         library.CopyFrom(self.program.library)
         library.function.extend(self.functions.values())
@@ -90,9 +91,7 @@ class _Emitter:
             nodes=tuple(self.nodes),
             inputs=(*[ops[i].name for i in self.program.inputs], *self._told),
             captures=tuple(ops[i].name for i in self.program.captures),
-            effects=tuple(
-                name for i in self.program.effects if steps[i].home or steps[i].shards for name in self._ends(i)
-            ),
+            effects=ends,
             shard_of=self.shard_of,
             library=library,
             versions=self.program.versions,
@@ -159,7 +158,7 @@ class _Emitter:
 
     def _emit_home(self, op: Op) -> None:
         if op.type == ROWS_CONSTANT:
-            self._counts.whole(op.name, *_rows_constant(op), op.out_dtypes[0])
+            self._counts.whole(op.name, *rows_constant(op), op.out_dtypes[0])
             return
         inputs = [self._read(tensor, REPLICATE) for tensor in op.inputs]
         controls = [f"^{name}" for c in op.controls for name in self._ends(c) if not self._is_argument(c)]
@@ -182,7 +181,7 @@ class _Emitter:
             "" if i in sharded.makes else self._read(tensor, want, d)
             for i, (tensor, want) in enumerate(zip(op.inputs, sharded.wants, strict=True))
         ]
-        for i, parts in self._resized(op).items():
+        for i, parts in resized(op, sharded).items():
             own_name = f"{name}/graphsplit_operand_{i}"
             inputs[i] = self._counts.operand(own_name, d, *parts, self._dtype(op.inputs[i]))
         for c in op.controls:
@@ -239,7 +238,7 @@ class _Emitter:
             self.functions.update(emitter.functions)
             self.functions[function.signature.name] = function
         rename_functions(node, names)
-        _tell(node, self._counts.told(None))
+        hand_over(node, self._counts.told(None))
 
     def _localise_bodies(self, op: Op, node: Any, bodies: Mapping[str, Plan], d: int) -> None:
         """Let a loop or branch call bodies made for shard `d`. Shards of the same size share them."""
@@ -249,7 +248,7 @@ class _Emitter:
             names[name] = emitter.emit_function(name, _carries(op, name))
             self.functions.update(emitter.functions)
         rename_functions(node, names)
-        _tell(node, self._counts.told(d))
+        hand_over(node, self._counts.told(d))
         if "output_shapes" in node.attr:  # of the whole; TensorFlow infers them again
             del node.attr["output_shapes"].list.shape[:]
 
@@ -260,23 +259,6 @@ class _Emitter:
         self.nodes.append(node)
         if d is not None:
             self.shard_of[node.name] = d
-
-    def _resized(self, op: Op) -> dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]]:
-        """Return the operands that hold the size of a sharded axis, or a place on it: `operand` of `FixedRows`."""
-        sharded = self.plan.steps[op.index].shards
-        assert sharded is not None
-        values: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}
-        for operand, position, value, per_row in sharded.resize:
-            if operand not in values:
-                whole = _growth(op, operand, value)
-                values[operand] = value - whole * STAND_IN, np.zeros(value.shape, np.int64), whole
-            if position is not None:
-                rest, own, whole = values[operand]
-                layout = sharded.gives[0]
-                assert isinstance(layout, Shard)
-                rest[position] = whole[position] = 0
-                own[position] = sum(layout.blocks) if per_row is None else per_row
-        return values
 
     def _dtype(self, tensor: Tensor) -> Any:
         return self.program.ops[tensor.op].out_dtypes[tensor.index]
@@ -351,10 +333,10 @@ class _Emitter:
             cut = f"/{layout.axis}" + "".join(f"_{b}" for b in layout.blocks[:8]) if isinstance(layout, Shard) else ""
             name = f"{self._prefixes[d]}{op.name}{cut}"
             if isinstance(layout, Shard):
-                value = _own_rows(constant_value(op.node), layout, self.plan.rows, d)
+                value = own_rows(constant_value(op.node), layout, self.plan.rows, d)
                 self._add(constant_node(name, value, op.out_dtypes[0], self._devices[d]), d)
             elif op.type == ROWS_CONSTANT:
-                rest, whole = _rows_constant(op)
+                rest, whole = rows_constant(op)
                 name = self._counts.operand(name, d, rest, 0 * rest, whole, op.out_dtypes[0])
             else:
                 wait = self._counts.waits_for(d)
@@ -364,20 +346,6 @@ class _Emitter:
         return self._constants[key]
 
 
-def _own_rows(value: np.ndarray, layout: Shard, rows: tuple[int, ...], d: int) -> np.ndarray:
-    """Return device `d`'s piece of every block of `value`."""
-    if not any(value.strides):  # one number repeated: nothing to pick, and it stays one number
-        shape = list(value.shape)
-        shape[layout.axis] = layout.size(rows[d])
-        return np.broadcast_to(value.reshape(-1)[0], shape)
-    chosen, start = [], 0
-    for block in layout.pieces(rows):
-        first = start + sum(block[:d])
-        chosen.append(np.arange(first, first + block[d]))
-        start += sum(block)
-    return np.take(value, np.concatenate(chosen), layout.axis)
-
-
 def _reference(name: str, index: int) -> str:
     return f"{name}:{index}" if index else name
 
@@ -385,33 +353,6 @@ def _reference(name: str, index: int) -> str:
 def _carries(op: Op, name: str) -> bool:
     """Return whether a function of a control-flow op returns what it is given, for the next turn of a loop."""
     return "While" in op.type and name == function_names(op.node)[1]
-
-
-def _tell(node: Any, given: Sequence[str]) -> None:
-    """Let a control-flow node hand more arguments to its functions, 64-bit integers."""
-    if given:
-        inputs = [r for r in node.input if r[0] != "^"]
-        controls = [r for r in node.input if r[0] == "^"]
-        del node.input[:]
-        node.input.extend([*inputs, *given, *controls])
-        types = node.attr[CONTROL_FLOW[node.op][1]].list.type
-        types.extend([tf.int64.as_datatype_enum] * len(given))
-        if "While" in node.op:
-            del node.attr["output_shapes"].list.shape[:]  # TensorFlow infers them again
-
-
-def _growth(op: Op, operand: int, value: np.ndarray) -> np.ndarray:
-    """Return by how much a shape operand grows with each row of a batch of unknown size."""
-    if operand in op.constants:
-        return np.array(op.per_row.get(operand, np.zeros(value.shape, np.int64)))
-    sizes = op.out_shapes[0] or ()  # from which its value was taken
-    growth = [size.per_row if isinstance(size, Rows) else 0 for size in sizes]
-    return np.array(growth if value.shape == (len(growth),) else np.zeros(value.shape), np.int64)
-
-
-def _rows_constant(op: Op) -> tuple[np.ndarray, np.ndarray]:
-    """Return what a constant that depends on the number of rows is for none, and by how much it grows with each."""
-    return constant_value(op.node), tf.make_ndarray(op.node.attr["per_row"].tensor)
 
 
 def _unused(plan: Plan, base: str) -> str:

@@ -6,20 +6,17 @@ import functools
 import threading
 import types
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
 from graphsplit import prefetching, structures
-from graphsplit.batch_sizes import Rows
 from graphsplit.collecting import collection_paused
-from graphsplit.devices import canonical_name, resolve_devices
+from graphsplit.compiling import DevicesLike, Options, check_devices, check_weights, trace_and_plan, weights_message
+from graphsplit.devices import resolve_devices
 from graphsplit.differentiation import Differentiable
 from graphsplit.errors import ArgumentError, UnsupportedError
-from graphsplit.planning import plan_program
 from graphsplit.plans import Plan
-from graphsplit.programs import Program
 from graphsplit.retracing import warn_of_retracing
 from graphsplit.signatures import (
     as_call,
@@ -30,29 +27,12 @@ from graphsplit.signatures import (
     signature_of,
     spread,
 )
-from graphsplit.splitting import Split, Splitting, argument_paths, check_split, resolve_split, same_batch
-from graphsplit.stages import check_stages
-from graphsplit.staging import variables_elsewhere
+from graphsplit.splitting import Split, check_split, resolve_split, same_batch
 from graphsplit.tensorflow_internals import eager_context_started, in_xla_context
-from graphsplit.tracing import Trace, inside_trace, trace
+from graphsplit.tracing import inside_trace
 
 if TYPE_CHECKING:
     from graphsplit.placement import Placement
-
-DevicesLike = int | str | Sequence[str] | None
-
-
-@dataclass(frozen=True)
-class Options:
-    """The options of `parallelize`, checked as far as they can be without starting TensorFlow."""
-
-    devices: DevicesLike = None
-    split: Split = 0
-    home: str | None = None
-    weights: tuple[float, ...] | None = None
-    strict: bool = False
-    random: str = "exact"
-    reduce_retracing: bool = False
 
 
 class ParallelFunction:
@@ -70,7 +50,7 @@ class ParallelFunction:
         del self.__dict__["__wrapped__"]  # else a tf.function given this object as an argument calls that instead
         self.__signature__ = self._signature
         check_split(options.split, parameters_of(self._signature))
-        _check_weights(options)
+        check_weights(options)
         if eager_context_started():
             _ = self.devices, self.home
 
@@ -80,7 +60,7 @@ class ParallelFunction:
         devices = resolve_devices(self._options.devices)
         weights = self._options.weights
         if weights is not None and len(weights) != len(devices):
-            raise ArgumentError(_weights_message(weights, len(devices)))
+            raise ArgumentError(weights_message(weights, len(devices)))
         return devices
 
     @functools.cached_property
@@ -256,50 +236,6 @@ class ParallelFunction:
         return str(getattr(self, "__name__", type(self._fn).__name__))
 
 
-def trace_and_plan(
-    fn: Callable[..., Any],
-    call: structures.Tree,
-    arguments: structures.Branch,
-    options: Options,
-    devices: Sequence[str],
-    home: str,
-) -> tuple[Trace, Plan]:
-    """Trace `fn` for one structure of arguments, and decide what runs where.
-
-    Args:
-      fn: called as the structure `call` of `(args, kwargs)` says.
-      call: see there.
-      arguments: the same leaves by the names under which users know them.
-      options: all but the devices are taken from here.
-      devices, home: full names. They need not exist here.
-    """
-    splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
-    names = [path for path, _ in argument_paths(arguments)]
-    traced = trace(fn, call, names, splitting.shapes)
-    check_stages(traced.program.all_stages(), len(devices))
-    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
-    return traced, plan_for(traced.program, splitting, options, devices, home)
-
-
-def plan_for(program: Program, splitting: Splitting, options: Options, devices: Sequence[str], home: str) -> Plan:
-    """Decide what of a program runs where, given how its inputs are split."""
-    if isinstance(splitting.batch, Rows) and not program.batch_is_unknown:
-        splitting = splitting.whole()
-    rows = splitting.rows(options.weights or (1,) * len(devices))
-    used = [d for d, count in enumerate(rows) if count]
-    return plan_program(
-        program,
-        devices=[devices[d] for d in used],
-        rows=[rows[d] for d in used],
-        home=home,
-        input_layouts=splitting.layouts,
-        strict=options.strict,
-        random=options.random,
-        notes=splitting.notes,
-        positions=used,
-    )
-
-
 def parallelize(
     fn: Callable[..., Any] | None = None,
     *,
@@ -369,7 +305,7 @@ def parallelize(
         devices = tuple(devices)
     shares = None if weights is None else tuple(weights)
     options = Options(devices, split, home, shares, strict, random, reduce_retracing)
-    _check_devices(options)
+    check_devices(options)
     if type(fn) is ParallelFunction:  # a stage stays one
         fn = fn.function
     return ParallelFunction(fn, options)
@@ -400,32 +336,3 @@ def make_parallel(fn: Callable[..., Any], num_gpus: DevicesLike, **inputs: Any) 
 
         return make_parallel_in_graph(fn, num_gpus, inputs)
     return parallelize(fn, devices=num_gpus)(**inputs)
-
-
-def _check_devices(options: Options) -> None:
-    """Check what can be checked before TensorFlow starts: numbers and spellings, not existence."""
-    devices, home = options.devices, options.home
-    if isinstance(devices, (str, tuple)):
-        names = [devices] if isinstance(devices, str) else list(devices)
-        canonical = [canonical_name(name) for name in names]
-        if not canonical or len(set(canonical)) != len(canonical):
-            resolve_devices(names)
-    elif devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
-        resolve_devices(devices)
-    if home is not None:
-        canonical_name(home, "home")
-
-
-def _check_weights(options: Options) -> None:
-    weights, devices = options.weights, options.devices
-    if weights is None:
-        return
-    if not all(isinstance(w, (int, float)) and w >= 0 for w in weights) or not sum(weights) > 0:
-        raise ArgumentError(f"weights={list(weights)}: weights are numbers of at least 0, and not all of them 0.")
-    count = devices if isinstance(devices, int) else len(devices) if isinstance(devices, tuple) else len(weights)
-    if count != len(weights):
-        raise ArgumentError(_weights_message(weights, count))
-
-
-def _weights_message(weights: Sequence[float], count: int) -> str:
-    return f"weights={list(weights)} has {len(weights)} entries for {count} devices; give one for each device."

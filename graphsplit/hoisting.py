@@ -53,6 +53,19 @@ def rename_functions(node: Any, names: Mapping[str, str]) -> None:
             function.name = names.get(function.name, function.name)
 
 
+def hand_over(node: Any, given: Sequence[str]) -> None:
+    """Let a control-flow node hand more arguments to its functions, 64-bit integers."""
+    if given:
+        inputs = [r for r in node.input if r[0] != "^"]
+        controls = [r for r in node.input if r[0] == "^"]
+        del node.input[:]
+        node.input.extend([*inputs, *given, *controls])
+        types = node.attr[CONTROL_FLOW[node.op][1]].list.type
+        types.extend([tf.int64.as_datatype_enum] * len(given))
+        if "While" in node.op:
+            del node.attr["output_shapes"].list.shape[:]  # TensorFlow infers them again
+
+
 def hoist_reads(
     nodes: Sequence[Any], library: Mapping[str, Any], shapes: Mapping[str, tf.TensorShape]
 ) -> tuple[list[Any], dict[str, Any]]:

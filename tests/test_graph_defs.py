@@ -192,7 +192,7 @@ def test_what_is_refused():
     found = message(gs.ArgumentError, gs.transpile_graph_def, graph_def, "x", "unique", 2, split={"y": 0})
     assert "split names 'y', which are no inputs; inputs are x." in found
     found = message(gs.UnsupportedError, gs.transpile_graph_def, graph_def, "x", "merge", 2)
-    assert "TensorFlow 1 control flow:\n  - Switch 'Switch'\n  - Merge 'merge'" in found
+    assert "TensorFlow 1 control flow:\n  - Merge 'merge'\n  - Switch 'Switch'" in found
     assert "enable_control_flow_v2" in found
     found = message(gs.StrictError, gs.transpile_graph_def, graph_def, "x", "unique", 2, strict=True)
     assert "Unique" in found

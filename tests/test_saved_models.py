@@ -14,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.emission import emit
 from graphsplit.layouts import Shard
 from graphsplit.saved_models import files
 from tests.saved_model_cases import CASES, Requests
@@ -78,6 +79,7 @@ def assert_sharded(report: gs.TranspileReport, key: str, devices: int) -> None:
     assert key in report.plans, str(report)
     plan = report.plans[key]
     plan.check()
+    emit(plan).check()
     assert len(plan.devices) == devices
     assert any(isinstance(layout, Shard) for layout in plan.input_layouts)
     assert {op.type for op in plan.sharded_ops} - {"Const", "Identity"}, str(plan)
@@ -118,16 +120,23 @@ def test_an_unknown_number_of_rows_is_sharded(name: str, make):
 def test_other_forms_on_fewer_devices_than_asked_for(make, tmp_path: Path):
     text, old, dense, words = (make(name) for name in ("text", "tensorflow_1", "dense", "transformer"))
     stripped, again, copies = (str(tmp_path / name) for name in ("stripped", "again", "copies"))
-    assert "it was transpiled before; transpile the original" in str(
-        gs.transpile_saved_model(dense.transpiled[3], again, 4)
-    )
+    for made in (dense, old):
+        report = gs.transpile_saved_model(made.transpiled[3], again, 4, overwrite=True)
+        assert not report.plans
+        assert "serving_default: kept as it is: The graph was transpiled before; transpile the original" in str(report)
     assert gs.strip_devices(dense.transpiled[4], stripped) > 20
     assert b"/device:CPU:3" in Path(dense.transpiled[4], "saved_model.pb").read_bytes()
     assert b"/device:CPU:" not in Path(stripped, "saved_model.pb").read_bytes()
     report = gs.transpile_saved_model(words.original, copies, 4, replicate_weights=True)
     assert_sharded(report, "fixed", 4)
     _assert_weights_stay(report, words, copies)
-    jobs = [(text, [text.transpiled[4]]), (old, [old.transpiled[4]]), (dense, [stripped, again]), (words, [copies])]
+    jobs = [
+        (text, [text.transpiled[4]]),
+        (old, [old.transpiled[4]]),
+        (dense, [stripped]),
+        (old, [again]),
+        (words, [copies]),
+    ]
     assert_same(compare(tmp_path, jobs, devices=2), 5)
 
 

@@ -109,6 +109,29 @@ def test_strict(model: str, tmp_path: Path):
     gs.transpile_saved_model(model, tmp_path / "out", 2, strict=True, signatures=["scale"])
 
 
+def test_old_control_flow_is_kept_whole(tmp_path: Path):
+    source = str(tmp_path / "in")
+    v1.disable_control_flow_v2()
+    try:
+        with tf.Graph().as_default(), v1.Session() as session:
+            x = v1.placeholder(tf.float32, [None, 2])
+            y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, y * 2.0), [0, x])[1]
+            v1.saved_model.simple_save(session, source, {"x": x}, {"y": y})
+    finally:
+        v1.enable_control_flow_v2()
+    report = gs.transpile_saved_model(source, tmp_path / "out", 2)
+    assert "kept as it is: The outputs depend on TensorFlow 1 control flow" in str(report)
+    found = message(gs.UnsupportedError, gs.transpile_saved_model, source, tmp_path / "strict", 2, strict=True)
+    assert "enable_control_flow_v2" in found
+    assert not (tmp_path / "strict").exists()
+    loaded = tf.saved_model.load(tmp_path / "out")
+    tf.saved_model.save(loaded, str(tmp_path / "new"), signatures=loaded.signatures)  # in a function of TensorFlow 2's
+    report = gs.transpile_saved_model(tmp_path / "new", tmp_path / "newer", 2)
+    assert "kept as it is: The outputs depend on TensorFlow 1 control flow" in str(report)
+    result = tf.saved_model.load(tmp_path / "newer").signatures["serving_default"](x=tf.ones([3, 2]))
+    assert float(tf.reduce_sum(result["y"])) == 48.0
+
+
 def test_copies_of_weights_that_change(model: str, tmp_path: Path):
     found = message(gs.UnsupportedError, gs.transpile_saved_model, model, tmp_path / "out", 2, replicate_weights=True)
     assert "the signature 'count' changes variables, of which copies would go stale:\n  - factor" in found

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,14 +51,7 @@ def transpile(
         count = strip_devices(source, target, overwrite=overwrite)
         print(f"Removed {count} requests for devices: {target}")
         return
-    console = rich.console.Console(stderr=True)
-    with console.status("reading ...") as status:
-
-        def progress(text: str) -> None:
-            status.update(f"{text} ...")
-            if not console.is_terminal:
-                console.print(f"{text} ...")
-
+    with _progress() as progress:
         if _is_graph(source):
             text = _transpile_file(
                 source, target, parse_devices(devices), parse_split(split), strict, overwrite, inputs, outputs
@@ -77,6 +71,20 @@ def transpile(
             text = str(report)
     print(text)
     print(f"Written: {target}")
+
+
+@contextlib.contextmanager
+def _progress() -> Iterator[Callable[[str], None]]:
+    """Show what is being done: on a terminal in one line, elsewhere line by line."""
+    console = rich.console.Console(stderr=True)
+    with console.status("reading ...") as status:
+
+        def show(text: str) -> None:
+            status.update(f"{text} ...")
+            if not console.is_terminal:
+                console.print(f"{text} ...", highlight=False)
+
+        yield show
 
 
 def _transpile_file(

@@ -120,7 +120,9 @@ def check_target(source: str, target: str, overwrite: bool) -> None:
     if here == there or here in there.parents or there in here.parents:
         raise ArgumentError(f"{target!r} is, holds or lies inside of the input {source!r}, which is left untouched.")
     if there.exists() and not overwrite:
-        raise ArgumentError(f"{target!r} exists; name another place, or allow overwriting it (overwrite=True).")
+        raise ArgumentError(
+            f"{target!r} exists; name another place, or allow overwriting it (overwrite=True, --overwrite)."
+        )
 
 
 @contextlib.contextmanager

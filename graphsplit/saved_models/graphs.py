@@ -12,11 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.compiling import Options, plan_for
 from graphsplit.devices import names_of_devices
 from graphsplit.emission import emit
 from graphsplit.emitted import EmittedGraph
 from graphsplit.errors import ArgumentError, CheckError
-from graphsplit.functions import Options, plan_for
 from graphsplit.graphdefs import GraphDef, make_node, output_type, split_reference
 from graphsplit.plans import Plan
 from graphsplit.saved_models.files import check_registered

@@ -74,7 +74,7 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
     wanted = [*tensors, *(f"^{name}" for name in effects)]
     holders = [*(_holders(imported) if alone else ()), *_large_constants(graph_def)]
     members = _ancestors(by_name, wanted, {*cuts, *holders})
-    _check_members(by_name, members)
+    check_can_be_split([by_name[name] for name in members], graph_def.library)
     read = {plain_reference(r) for name in members for r in by_name[name].input if r[0] != "^"}.union(wanted)
     holders = [holder for holder in holders if holder in read and holder not in cuts]
     ends = dict.fromkeys([*cuts, *holders])
@@ -97,6 +97,25 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
     return Part(
         graph_def, tuple(nodes), named, held, tuple(dict.fromkeys(tensors)), tuple(dict.fromkeys(effects)), imported
     )
+
+
+class CannotBeSplitError(UnsupportedError):
+    """No plan can be made of a graph; it can only stay as it is."""
+
+
+def check_can_be_split(nodes: Iterable[Any], library: Any) -> None:
+    """Raise `CannotBeSplitError` if nodes, or functions that they call, are what no plan can be made of."""
+    found = list(nodes)
+    everything = [*found, *(node for function in called_functions(found, library) for node in function.node_def)]
+    if any("graphsplit/" in node.name for node in everything):
+        raise CannotBeSplitError("The graph was transpiled before; transpile the original.")
+    old = sorted(f"{node.op} {node.name!r}" for node in everything if node.op in V1_CONTROL_FLOW)
+    if old:
+        more = [f"... and {len(old) - 8} more"] if len(old) > 8 else []
+        raise CannotBeSplitError(
+            f"The outputs depend on TensorFlow 1 control flow:\n{bullet_list(old[:8] + more)}\n"
+            "Build the graph after tf.compat.v1.enable_control_flow_v2()."
+        )
 
 
 def arguments_of(part: Part, names: Sequence[str]) -> Branch:
@@ -272,13 +291,3 @@ def _check_names(by_name: Mapping[str, Any], inputs: Sequence[str], outputs: Seq
     if missing:
         there = ", ".join(name for name, node in by_name.items() if node.op in PLACEHOLDERS) or "none"
         raise ArgumentError(f"The graph has no node for:\n{bullet_list(missing)}\nIts placeholders are: {there}.")
-
-
-def _check_members(by_name: Mapping[str, Any], members: set[str]) -> None:
-    old = [f"{by_name[name].op} {name!r}" for name in sorted(members) if by_name[name].op in V1_CONTROL_FLOW]
-    if old:
-        more = [f"... and {len(old) - 8} more"] if len(old) > 8 else []
-        raise UnsupportedError(
-            f"The outputs depend on TensorFlow 1 control flow:\n{bullet_list(old[:8] + more)}\n"
-            "Build the graph after tf.compat.v1.enable_control_flow_v2()."
-        )

@@ -9,11 +9,11 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit import structures
+from graphsplit.compiling import Options, trace_and_plan
 from graphsplit.emission import emit
 from graphsplit.emitted import EmittedGraph
 from graphsplit.errors import UnsupportedError
 from graphsplit.execution import resource_devices
-from graphsplit.functions import Options, trace_and_plan
 from graphsplit.graphdefs import GraphDef, split_reference
 from graphsplit.plans import Plan
 from graphsplit.saved_models.parts import called_functions

@@ -11,11 +11,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.compiling import Options
 from graphsplit.devices import names_of_devices
 from graphsplit.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
-from graphsplit.functions import Options
 from graphsplit.saved_models import files
-from graphsplit.saved_models.parts import V1_CONTROL_FLOW
+from graphsplit.saved_models.parts import CannotBeSplitError, check_can_be_split
 from graphsplit.saved_models.reports import SignatureReport, TranspileReport, why_whole
 from graphsplit.saved_models.signatures import build_signature, plan_signature
 from graphsplit.saved_models.v1_models import composites, has_old_variables, is_v1, transpile_in_place
@@ -84,25 +84,11 @@ def transpile_saved_model(
     chosen = _chosen(source, keys, signatures)
     _check_split(definition, chosen, split)
     job = _Job(source, keys, chosen, split, strict, names, progress or _quiet)
-    if is_v1(definition) and not replicate_weights:
-        with files.replacing(target) as made:
-            reports, after = _write_v1(job, before, made)
-        mirrors = None
+    mirrors = Mirrors() if replicate_weights else None
+    if is_v1(definition) and mirrors is None:
+        reports, after = _write_v1(job, before, target)
     else:
-        if is_v1(definition) and has_old_variables(definition):
-            raise UnsupportedError(
-                f"replicate_weights=True, but {source!r} has TensorFlow 1 variables of the old kind "
-                "(use_resource=False), which cannot be copied when a model is loaded. Leave replicate_weights out."
-            )
-        _check_composites(definition)
-        mirrors = Mirrors() if replicate_weights else None
-        loaded, functions, reports = _build(job, mirrors)
-        job.progress(f"writing {target}")
-        with files.replacing(target) as made:
-            tf.saved_model.save(loaded, made, signatures=functions)
-            after = _like_before(made, definition)
-            if (extra := Path(source) / "assets.extra").is_dir():
-                shutil.copytree(extra, Path(made) / "assets.extra")
+        reports, after = _load_and_save(job, definition, mirrors, target)
     return TranspileReport(
         devices=names,
         signatures=tuple(reports),
@@ -161,50 +147,61 @@ def _quiet(_: str) -> None:
     """Say nothing about what is being done."""
 
 
+def _write_v1(job: _Job, model: Any, target: str) -> tuple[list[SignatureReport], Any]:
+    """Change the graph of a TensorFlow 1 model on disk, see `v1_models`; return what became of it, and the model."""
+    meta_graph = model.meta_graphs[0]
+
+    def transpile(key: str) -> SignatureReport:
+        return transpile_in_place(meta_graph, key, job.options(meta_graph.signature_def[key].inputs), job.devices)
+
+    reports = job.for_each_signature(transpile)
+    job.progress(f"writing {target}")
+    with files.replacing(target) as made:
+        shutil.copytree(job.source, made)
+        files.write_saved_model(made, model)
+    return reports, model
+
+
+def _load_and_save(
+    job: _Job, definition: Any, mirrors: Mirrors | None, target: str
+) -> tuple[list[SignatureReport], Any]:
+    """Load a model, and save it with other signatures; return what became of them, and the model as written."""
+    if is_v1(definition) and has_old_variables(definition):
+        raise UnsupportedError(
+            f"replicate_weights=True, but {job.source!r} has TensorFlow 1 variables of the old kind "
+            "(use_resource=False), which cannot be copied when a model is loaded. Leave replicate_weights out."
+        )
+    _check_composites(definition)
+    loaded, functions, reports = _build(job, mirrors)
+    job.progress(f"writing {target}")
+    with files.replacing(target) as made:
+        tf.saved_model.save(loaded, made, signatures=functions)
+        after = _like_before(made, definition)
+        if (extra := Path(job.source) / "assets.extra").is_dir():
+            shutil.copytree(extra, Path(made) / "assets.extra")
+    return reports, after
+
+
 def _build(job: _Job, mirrors: Mirrors | None) -> tuple[Any, dict[str, Any], list[SignatureReport]]:
     """Return the loaded model, what to save as its signatures, and what became of each."""
     job.progress(f"loading {job.source}")
     loaded = _load(job.source)
-    functions, reports = {}, []
-    for key in job.keys:
-        function = loaded.signatures[key]
-        kept = job.reason_to_keep(key, {operation.type for operation in function.graph.get_operations()})
-        report = SignatureReport(key, None, kept)
-        if not kept:
-            job.progress(f"planning {key}")
-            planned = plan_signature(key, function, job.options(function.structured_input_signature[1]), job.devices)
-            report = SignatureReport(key, planned.plan, why_whole(planned.plan))
-            if any(step.shards for step in planned.plan.steps):
-                function, sent = build_signature(planned, mirrors)
-                report = SignatureReport(key, planned.plan, "", sent)
-        functions[key] = function
-        reports.append(report)
+    functions = dict(loaded.signatures)
+
+    def transpile(key: str) -> SignatureReport:
+        graph = functions[key].graph.as_graph_def()
+        check_can_be_split(graph.node, graph.library)
+        options = job.options(functions[key].structured_input_signature[1])
+        planned = plan_signature(key, functions[key], options, job.devices)
+        if not any(step.shards for step in planned.plan.steps):
+            return SignatureReport(key, planned.plan, why_whole(planned.plan))
+        functions[key], sent = build_signature(planned, mirrors)
+        return SignatureReport(key, planned.plan, "", sent)
+
+    reports = job.for_each_signature(transpile)
     if mirrors is not None:
         loaded.graphsplit_weights = mirrors.made
-    return loaded, functions, reports
-
-
-def _write_v1(job: _Job, model: Any, made: str) -> tuple[list[SignatureReport], Any]:
-    """Write a TensorFlow 1 model whose graph is changed on disk; see `v1_models`."""
-    meta_graph = model.meta_graphs[0]
-    reports = []
-    for key in job.keys:
-        kept = job.reason_to_keep(key, set())
-        report = SignatureReport(key, None, kept)
-        if not kept:
-            job.progress(f"planning {key}")
-            inputs = meta_graph.signature_def[key].inputs
-            try:
-                report = transpile_in_place(meta_graph, key, job.options(inputs), job.devices)
-            except UnsupportedError as error:
-                if job.strict:
-                    raise
-                report = SignatureReport(key, None, str(error).splitlines()[0])
-        reports.append(report)
-    job.progress(f"writing {made}")
-    shutil.copytree(job.source, made)
-    files.write_saved_model(made, model)
-    return reports, model
+    return loaded, {key: functions[key] for key in job.keys}, reports
 
 
 @dataclass(frozen=True)
@@ -227,15 +224,21 @@ class _Job:
         )
         return Options(split=own, strict=self.strict)
 
-    def reason_to_keep(self, key: str, op_types: set[str]) -> str:
-        """Return why a signature is to stay as it is, or ""."""
-        if key not in self.chosen:
-            return "not asked for"
-        old = sorted(op_types & V1_CONTROL_FLOW)
-        reason = f"it has TensorFlow 1 control flow ({', '.join(old)})" if old else ""
-        if reason and self.strict:
-            raise UnsupportedError(f"strict=True, but the signature {key!r} cannot be split: {reason}.")
-        return reason
+    def for_each_signature(self, transpile: Callable[[str], SignatureReport]) -> list[SignatureReport]:
+        """Return what became of each signature; those of which no plan can be made are kept, unless `strict`."""
+        reports = []
+        for key in self.keys:
+            report = SignatureReport(key, None, "not asked for")
+            if key in self.chosen:
+                self.progress(f"planning {key}")
+                try:
+                    report = transpile(key)
+                except CannotBeSplitError as error:
+                    if self.strict:
+                        raise
+                    report = SignatureReport(key, None, str(error).splitlines()[0].rstrip(":."))
+            reports.append(report)
+        return reports
 
 
 def _like_before(made: str, definition: Any) -> Any:

@@ -12,11 +12,17 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.compiling import Options, plan_for
 from graphsplit.emission import emit
-from graphsplit.errors import UnsupportedError
-from graphsplit.functions import Options, plan_for
 from graphsplit.graphdefs import function_definition, make_node, output_type, split_reference
-from graphsplit.saved_models.parts import arguments_of, called_functions, plain_reference, read_part, take_part
+from graphsplit.saved_models.parts import (
+    CannotBeSplitError,
+    arguments_of,
+    called_functions,
+    plain_reference,
+    read_part,
+    take_part,
+)
 from graphsplit.saved_models.reports import SignatureReport, why_whole
 from graphsplit.saved_models.weights import sent_bytes
 from graphsplit.splitting import resolve_split
@@ -47,12 +53,12 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
       devices: full names; the first is home.
 
     Raises:
-      UnsupportedError: for TensorFlow 1 control flow on the way from the arguments to the results, and for sparse and
+      CannotBeSplitError: for TensorFlow 1 control flow on the way from the arguments to the results, and for sparse and
         composite arguments.
     """
     graph, signature = meta_graph.graph_def, meta_graph.signature_def[key]
     if foreign := composites(signature):
-        raise UnsupportedError(f"it takes or returns sparse or composite tensors ({', '.join(foreign)})")
+        raise CannotBeSplitError(f"it takes or returns sparse or composite tensors ({', '.join(foreign)})")
     inputs = {info.name: name for name, info in sorted(signature.inputs.items())}
     outputs = [info for _, info in sorted(signature.outputs.items())]
     part = take_part(graph, list(inputs), list(dict.fromkeys(info.name for info in outputs)), alone=True)
