@@ -1,6 +1,6 @@
 """The functions that loops and branches call, as programs, and what is known of what they are given.
 
-TensorFlow says nothing of sizes behind a loop that was traced with an unknown batch, nor of what is in its lists. A
+TensorFlow says nothing of sizes behind a loop that was traced with unknown ones, nor of what is in its lists. A
 loop is read with the sizes that it begins with, and those that it no longer has after a turn are dropped.
 """
 
@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.batch_sizes import Shape, agreed, has_rows, linear, with_rows, without_rows
 from graphsplit.graphdefs import constant_value, function_graph, inline_calls
 from graphsplit.hoisting import function_names
-from graphsplit.programs import ROWS_CONSTANT, Op, Program
+from graphsplit.programs import Op, Program
+from graphsplit.sizes import Shape, Symbol, agreed, has_sizes, with_sizes, without_sizes
 from graphsplit.stages import stages_of
 
 Elements = tuple[tf.DType, Shape | None]
@@ -45,7 +45,7 @@ class Bodies:
     Args:
       build: `build_program`.
       library, versions: of the graph.
-      batch_is_unknown: whether the program has a batch of unknown size.
+      symbols: the unknown sizes of the program.
       memo: what was read before.
     """
 
@@ -54,13 +54,13 @@ class Bodies:
         build: Callable[..., Program],
         library: Any,
         versions: Any,
-        batch_is_unknown: bool,
+        symbols: tuple[Symbol, ...],
         memo: dict[Any, Program],
     ):
         self._build = build
         self._library = {function.signature.name: function for function in library.function}
         self._versions = versions
-        self._batch_is_unknown = batch_is_unknown
+        self._symbols = symbols
         self._memo = memo
 
     def of_branches(self, node: Any, given: Given) -> tuple[dict[str, Program], list[Shape | None]]:
@@ -72,17 +72,17 @@ class Bodies:
     def of_loop(self, node: Any, given: Given, out_shapes: Sequence[Shape | None]) -> tuple[dict[str, Program], Given]:
         """Return the programs of a loop's condition and body, and what is known of what it carries from turn to turn.
 
-        That has multiples of an unknown batch where it has them before, and still has after a turn. A list has the
-        elements that the body puts into it.
+        That has sizes that follow from unknown ones where it has them before, and still has after a turn. A list has
+        the elements that the body puts into it.
         """
         condition, body_name = function_names(node)
-        shapes = [with_rows(shape, hint) for shape, hint in zip(out_shapes, given.shapes, strict=True)]
-        carried = Given(shapes, given.elements, given.held if self._batch_is_unknown else {})
+        shapes = [with_sizes(shape, hint) for shape, hint in zip(out_shapes, given.shapes, strict=True)]
+        carried = Given(shapes, given.elements, given.held if self._symbols else {})
         while True:
             body = self._read(body_name, carried)
             after = [body.shape(tensor) for tensor in body.outputs]
-            kept = [agreed([s, a]) if has_rows(s) else s for s, a in zip(carried.shapes, after, strict=True)]
-            put = {i: (dtype, with_rows(shape, _put_into(body, i))) for i, (dtype, shape) in carried.elements.items()}
+            kept = [agreed([s, a]) if has_sizes(s) else s for s, a in zip(carried.shapes, after, strict=True)]
+            put = {i: (dtype, with_sizes(shape, _put_into(body, i))) for i, (dtype, shape) in carried.elements.items()}
             if kept == carried.shapes and put == carried.elements:
                 break
             carried = Given(kept, put, carried.held)
@@ -97,7 +97,7 @@ class Bodies:
         return self._memo[key]
 
     def _program(self, function: Any, given: Given) -> Program:
-        known = [without_rows(shape) for shape in given.shapes]
+        known = [without_sizes(shape) for shape in given.shapes]
         graph, outputs = function_graph(function, self._library.values(), self._versions, known)
         stages = stages_of(graph)
         effects = [f"^{name}" for name in function.control_ret.values()]
@@ -114,7 +114,7 @@ class Bodies:
             versions=self._versions,
             resources={names[i]: elements for i, elements in given.elements.items()},
             given_shapes=dict(zip(names, given.shapes, strict=True)),
-            batch_is_unknown=self._batch_is_unknown,
+            symbols=self._symbols,
             held={names[i]: value for i, value in given.held.items()},
             memo=self._memo,
             stages=stages,
@@ -135,8 +135,7 @@ def _pushed(body: Program, i: int) -> np.ndarray | None:
     item = body.ops[op.inputs[1].op]
     if not item.is_constant or not item.out_dtypes[0].is_integer:
         return None
-    rest = constant_value(item.node)
-    return linear(rest, tf.make_ndarray(item.node.attr["per_row"].tensor)) if item.type == ROWS_CONSTANT else rest
+    return constant_value(item.node) if item.yields is None else item.yields
 
 
 def _last_change(body: Program, i: int) -> Op:

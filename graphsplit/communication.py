@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.batch_sizes import has_rows
 from graphsplit.graphdefs import constant_node, make_node
 from graphsplit.layouts import Shard
 from graphsplit.row_counts import RowCounts
+from graphsplit.sizes import has_sizes
 
 _NEUTRAL = {"sum": "ZerosLike", "prod": "OnesLike"}
 _PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
@@ -123,7 +123,7 @@ def zero_fill(
     Zeros of known shape are constants of each device; others are made at home and sent.
     """
     nodes, references = [], [source]
-    known = shape is not None and None not in shape and not has_rows(shape)
+    known = shape is not None and None not in shape and not has_sizes(shape)
     if not known:
         nodes.append(make_node(f"{name}/zeros", "ZerosLike", [source], home, T=dtype))
     for d, device in enumerate(devices[1:], 1):

@@ -7,12 +7,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from graphsplit import structures
-from graphsplit.batch_sizes import Rows
 from graphsplit.devices import canonical_name, resolve_devices
 from graphsplit.errors import ArgumentError
 from graphsplit.planning import plan_program
 from graphsplit.plans import Plan
 from graphsplit.programs import Program
+from graphsplit.sizes import Size
 from graphsplit.splitting import Split, Splitting, argument_paths, resolve_split
 from graphsplit.stages import check_stages
 from graphsplit.staging import variables_elsewhere
@@ -61,7 +61,7 @@ def trace_and_plan(
 
 def plan_for(program: Program, splitting: Splitting, options: Options, devices: Sequence[str], home: str) -> Plan:
     """Decide what of a program runs where, given how its inputs are split."""
-    if isinstance(splitting.batch, Rows) and not program.batch_is_unknown:
+    if isinstance(splitting.batch, Size) and not program.batch_is_unknown:
         splitting = splitting.whole()
     rows = splitting.rows(options.weights or (1,) * len(devices))
     used = [d for d, count in enumerate(rows) if count]

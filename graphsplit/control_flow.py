@@ -85,8 +85,8 @@ class Mesh:
 
     def _answer_branch(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         chooses = CONTROL_FLOW[op.type][2]  # a branch reads which one to take first; a compiled call does not
-        if not chooses and any(body.batch_is_unknown for body in op.bodies.values()):
-            return Declined("XLA compiles for a batch size that is known")
+        if not chooses and any(body.symbols for body in op.bodies.values()):
+            return Declined("XLA compiles for sizes that are known")
         if chooses and layouts[0] is not REPLICATE:
             return Declined("which branch it takes depends on all rows")
         given: list[Layout] = [REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts[chooses:]]

@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit import structures
-from graphsplit.batch_sizes import Shape
 from graphsplit.cutting import Cut, descendants
 from graphsplit.emission import emit
 from graphsplit.errors import UnsupportedError
@@ -24,6 +23,7 @@ from graphsplit.layouts import REPLICATE, Layout, Shard
 from graphsplit.planning import plan_program
 from graphsplit.plans import Plan
 from graphsplit.programs import Program, Tensor
+from graphsplit.sizes import Shape
 from graphsplit.tensorflow_internals import (
     accumulator_watches,
     no_recording,
@@ -210,7 +210,7 @@ def _layout_of(single: Differentiable, output: int) -> Layout:
 
 def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
     # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
-    split = trace.program.batch_is_unknown == plan.program.batch_is_unknown
+    split = trace.program.symbols == plan.program.symbols
     return plan_program(
         trace.program,
         devices=plan.devices if split else (),

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from graphsplit.graphdefs import NodeDef, constant_node, make_node
 from graphsplit.layouts import Shard
-from graphsplit.row_counts import Writer
 from graphsplit.rules.registry import Draw
+from graphsplit.writing import Writer
 
 _SEEDS_APART = 0x9E3779B1  # any large odd number: seeds of neighbouring shards share no digits
 
@@ -62,21 +62,18 @@ def measured_rows(
     original: Any,
     name: str,
     inputs: Sequence[str],
-    shape: Sequence[int],
-    layout: Shard,
     draw: Draw,
-    begin: str,
+    first: str,
     w: Writer,
 ) -> list[Any]:
-    """Return the nodes that draw the numbers of a shard whose first row is only known in each run: see `own_rows`.
+    """Return the nodes that draw the numbers of a shard whose place is only known in each run: see `own_rows`.
 
     Args:
-      begin: the reference of the number of that row, 64 bits.
+      first: the reference of the number of its first number, 64 bits.
       w: writes the arithmetic on sizes.
     """
     integer, local_dtype = tf.int64, tf.as_dtype(original.attr["Tshape"].type)
-    per_row = int(np.prod(shape[1:], dtype=np.int64)) * layout.blocks[0]
-    first, group = w("Mul", begin, w.constant(per_row), T=integer), w.constant(draw.group)
+    group = w.constant(draw.group)
     spare, groups = w("FloorMod", first, group, T=integer), w("FloorDiv", first, group, T=integer)
     low = w("Mul", groups, w.constant(draw.skip), T=integer)
     steps = w("Pack", low, w.constant(0), N=2, axis=0, T=integer)

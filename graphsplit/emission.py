@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
 
 from graphsplit import communication, drawing, staging
@@ -21,11 +23,13 @@ from graphsplit.graphdefs import (
 )
 from graphsplit.hoisting import function_names, hand_over, named_by_content, rename_functions
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
-from graphsplit.operands import own_rows, resized, rows_constant
+from graphsplit.operands import own_rows, resized
 from graphsplit.plans import Plan
-from graphsplit.programs import ROWS_CONSTANT, Op, Tensor
-from graphsplit.row_counts import FixedRows, Measured, MeasuredRows, RowCounts, RowsInRun, ToldRows, whole_weights
+from graphsplit.programs import SIZES, Op, Tensor
+from graphsplit.row_counts import BEGIN, FixedRows, Measured, MeasuredRows, RowCounts, ToldRows, measured, whole_weights
 from graphsplit.rules import Sharded
+from graphsplit.sizes import OWN, ROWS, Polynomial, Symbol
+from graphsplit.writing import Writer, host_of
 
 
 @collection_paused()
@@ -61,20 +65,31 @@ class _Emitter:
         self._counts = self._count_rows(only, nested)
 
     def _count_rows(self, only: int | None, nested: bool) -> RowCounts:
-        plan, scope = self.plan, f"{self._own}/rows"
-        if not self.program.batch_is_unknown:
-            return FixedRows(plan.rows, plan.home, self._devices, self._add)
+        plan, scope, symbols = self.plan, f"{self._own}/rows", self.program.symbols
+        devices = {d: self._devices[d] for d in self._shards}
+        self._told_symbols = _told(symbols, only is not None)
+        given: dict[Symbol, str] = {}
         if nested:
-            for k in range(1 if only is None else 3):
-                self._told.append(f"{scope}/given_{k}")
-                self.nodes.append(make_node(self._told[k], "Placeholder", [], plan.home, dtype=tf.int64))
+            self._told = [f"{scope}/given_{k}" for k in range(len(self._told_symbols))]
+            given = dict(zip(self._told_symbols, self._told, strict=True))
+            self.nodes += [make_node(name, "Placeholder", [], plan.home, dtype=tf.int64) for name in self._told]
+        elif symbols:
+            writer = Writer(f"{scope}/lengths", host_of(plan.home), self.nodes.append)
+            given = {s: measured(writer, self._source(*source)) for s, source in plan.length_sources().items()}
+        lengths = {symbol: reference for symbol, reference in given.items() if symbol not in (ROWS, OWN, BEGIN)}
+        if ROWS not in symbols:
+            return FixedRows(plan.rows, plan.home, devices, scope, self._add, lengths)
         if only is not None:
-            return ToldRows(only, self._told, scope, self._add)
-        ops, found = self.program.ops, plan.rows_sources()
-        sources = [Measured(ops[i].name, axis, count, ops[i].out_dtypes[0]) for i, axis, count in found]
+            return ToldRows(only, given, scope, self._add)
+        found = plan.rows_sources()
         names = [self.program.input_names[self.program.inputs.index(i)] for i, *_ in found]
-        counted = self._told[0] if nested else sources
-        return MeasuredRows(counted, names, whole_weights(plan.rows), scope, plan.home, plan.devices, self._add)
+        counted = given[ROWS] if nested else [self._source(*source) for source in found]
+        shares = whole_weights(plan.rows)
+        return MeasuredRows(counted, names, shares, plan.home, devices, scope, self._add, lengths)
+
+    def _source(self, position: int, axis: int, each: int = 1) -> Measured:
+        op = self.program.ops[position]
+        return Measured(op.name, axis, each, op.out_dtypes[0])
 
     def emit(self) -> EmittedGraph:
         self._emit_ops()
@@ -157,8 +172,8 @@ class _Emitter:
         return node
 
     def _emit_home(self, op: Op) -> None:
-        if op.type == ROWS_CONSTANT:
-            self._counts.whole(op.name, *rows_constant(op), op.out_dtypes[0])
+        if op.type == SIZES:
+            self._counts.whole(op.name, _yields(op), op.out_dtypes[0])
             return
         inputs = [self._read(tensor, REPLICATE) for tensor in op.inputs]
         controls = [f"^{name}" for c in op.controls for name in self._ends(c) if not self._is_argument(c)]
@@ -181,9 +196,9 @@ class _Emitter:
             "" if i in sharded.makes else self._read(tensor, want, d)
             for i, (tensor, want) in enumerate(zip(op.inputs, sharded.wants, strict=True))
         ]
-        for i, parts in resized(op, sharded).items():
+        for i, value in resized(op, sharded).items():
             own_name = f"{name}/graphsplit_operand_{i}"
-            inputs[i] = self._counts.operand(own_name, d, *parts, self._dtype(op.inputs[i]))
+            inputs[i] = self._counts.operand(own_name, d, value, self._dtype(op.inputs[i]))
         for c in op.controls:
             if not self._is_argument(c):
                 inputs += [
@@ -211,9 +226,11 @@ class _Emitter:
         shape = [size or 0 for size in op.out_shapes[0] or ()]
         if self.plan.random == "independent":
             nodes = drawing.own_stream(op.node, name, inputs, draw, d)
-        elif isinstance(self._counts, RowsInRun):
-            writer, begin = self._counts.writers[d], self._counts.begins[d]
-            nodes = drawing.measured_rows(op.node, name, inputs, shape, layout, draw, begin, writer)
+        elif self.program.symbols:
+            each = [Polynomial.of(size) for size in (*shape[1:], layout.blocks[0])]
+            place = np.array([math.prod(each, start=Polynomial.of(BEGIN)), None], object)[0:1].reshape(())
+            first = self._counts.operand(f"{name}/graphsplit_first", d, place, tf.int64)
+            nodes = drawing.measured_rows(op.node, name, inputs, draw, first, self._counts.writers[d])
         else:
             nodes = drawing.own_rows(op.node, name, inputs, shape, layout, draw, self.plan.rows, d)
         for node in nodes:
@@ -238,7 +255,7 @@ class _Emitter:
             self.functions.update(emitter.functions)
             self.functions[function.signature.name] = function
         rename_functions(node, names)
-        hand_over(node, self._counts.told(None))
+        hand_over(node, self._counts.told(None, _told(self.program.symbols, False)))
 
     def _localise_bodies(self, op: Op, node: Any, bodies: Mapping[str, Plan], d: int) -> None:
         """Let a loop or branch call bodies made for shard `d`. Shards of the same size share them."""
@@ -248,7 +265,7 @@ class _Emitter:
             names[name] = emitter.emit_function(name, _carries(op, name))
             self.functions.update(emitter.functions)
         rename_functions(node, names)
-        hand_over(node, self._counts.told(d))
+        hand_over(node, self._counts.told(d, _told(self.program.symbols, True)))
         if "output_shapes" in node.attr:  # of the whole; TensorFlow infers them again
             del node.attr["output_shapes"].list.shape[:]
 
@@ -335,9 +352,8 @@ class _Emitter:
             if isinstance(layout, Shard):
                 value = own_rows(constant_value(op.node), layout, self.plan.rows, d)
                 self._add(constant_node(name, value, op.out_dtypes[0], self._devices[d]), d)
-            elif op.type == ROWS_CONSTANT:
-                rest, whole = rows_constant(op)
-                name = self._counts.operand(name, d, rest, 0 * rest, whole, op.out_dtypes[0])
+            elif op.type == SIZES:
+                name = self._counts.operand(name, d, _yields(op), op.out_dtypes[0])
             else:
                 wait = self._counts.waits_for(d)
                 self._copy(op, name, self._devices[d], [wait] if wait else [])
@@ -348,6 +364,17 @@ class _Emitter:
 
 def _reference(name: str, index: int) -> str:
     return f"{name}:{index}" if index else name
+
+
+def _told(symbols: Sequence[Symbol], on_shard: bool) -> list[Symbol]:
+    """Return of which sizes the body of a loop is told, in this order."""
+    rows = ([OWN, ROWS, BEGIN] if on_shard else [ROWS]) if ROWS in symbols else []
+    return [*rows, *[symbol for symbol in symbols if symbol != ROWS]]
+
+
+def _yields(op: Op) -> np.ndarray:
+    assert op.yields is not None
+    return op.yields
 
 
 def _carries(op: Op, name: str) -> bool:

@@ -9,12 +9,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.batch_sizes import without_rows
 from graphsplit.collecting import collection_paused
 from graphsplit.emission import emit
 from graphsplit.emitted import EmittedGraph
 from graphsplit.graphdefs import function_definition, output_type, split_reference
 from graphsplit.plans import Plan
+from graphsplit.sizes import without_sizes
 from graphsplit.tensorflow_internals import RuntimeFunction
 from graphsplit.tracing import Trace
 
@@ -29,8 +29,8 @@ class Executable:
         self.plan = plan
         self._trace = trace
         graph = self.emitted
-        shapes = {name: without_rows(plan.program.ops[i].out_shapes[0]) for name, i in _inputs(graph, plan).items()}
-        results = [without_rows(plan.program.shape(tensor)) for tensor in plan.program.outputs]
+        shapes = {name: without_sizes(plan.program.ops[i].out_shapes[0]) for name, i in _inputs(graph, plan).items()}
+        results = [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs]
         self._function = runtime_function(
             name,
             graph,

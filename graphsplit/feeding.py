@@ -12,12 +12,12 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.absent_shards import DeadTensors
-from graphsplit.batch_sizes import without_rows
 from graphsplit.emission import emit
 from graphsplit.emitted import EmittedGraph
 from graphsplit.execution import resource_devices, runtime_function
 from graphsplit.graphdefs import NodeDef, make_node, output_type, split_reference
 from graphsplit.plans import Plan
+from graphsplit.sizes import without_sizes
 from graphsplit.tracing import Trace
 
 _AHEAD = ("graphsplit/split_", "graphsplit/rows/home/")  # what cuts, and counts what is cut
@@ -73,7 +73,7 @@ class FedExecutable:
             outputs,
             graph.effects,
             {},
-            [without_rows(plan.program.shape(tensor)) for tensor in plan.program.outputs],
+            [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs],
         )
 
     def feed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

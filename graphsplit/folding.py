@@ -3,8 +3,8 @@
 Gradients of broadcasting ops, `Mean` and the like compute on shapes. Rules need the values (a permutation, a target
 shape), and what is known when planning need not run on every device. Floating-point constants are left to TensorFlow.
 
-Where the batch size is unknown, the same table works on arrays of dtype object, whose entries are `Linear` in the
-number of rows; what cannot be decided for every number of rows is not folded.
+Where sizes are unknown, the same table works on arrays of dtype object, whose entries are polynomials; what cannot be
+decided for all sizes is not folded.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from graphsplit.batch_sizes import Linear, UndecidedError, as_linear, is_symbolic
+from graphsplit.sizes import Polynomial, UndecidedError, as_exact, is_symbolic
 
 MOST_ELEMENTS = 1024
 Values = Sequence[np.ndarray]
@@ -27,7 +27,7 @@ def _broadcast_gradient_axes(left: np.ndarray, right: np.ndarray) -> list[np.nda
     a = [1] * (rank - len(left)) + list(left)
     b = [1] * (rank - len(right)) + list(right)
     pairs = list(zip(a, b, strict=True))
-    if any(isinstance(x, Linear) and not _is_one(y) and x != y for x, y in (*pairs, *zip(b, a, strict=True))):
+    if any(isinstance(x, Polynomial) and not _is_one(y) and x != y for x, y in (*pairs, *zip(b, a, strict=True))):
         raise UndecidedError  # is it one row, which is broadcast?
     both = [i for i, (x, y) in enumerate(pairs) if _is_one(x) and _is_one(y)]
     axes_a = [i for i, (x, y) in enumerate(pairs) if i < rank - len(left) or (_is_one(x) and not _is_one(y))]
@@ -37,7 +37,7 @@ def _broadcast_gradient_axes(left: np.ndarray, right: np.ndarray) -> list[np.nda
 
 def _is_one(size: Any) -> bool:
     """Return whether an axis is broadcast. A batch of one row need not count: the sum over one row is that row."""
-    return not isinstance(size, Linear) and bool(size == 1)
+    return not isinstance(size, Polynomial) and bool(size == 1)
 
 
 def _concat_offsets(op: Any, values: Values) -> list[np.ndarray]:
@@ -137,8 +137,8 @@ def fold(op: Any, symbols: Mapping[int, np.ndarray]) -> list[np.ndarray] | None:
 
     Args:
       op: the operation.
-      symbols: the operands that depend on an unknown number of rows, as arrays of dtype object. Results that depend on
-        it are such arrays too.
+      symbols: the operands that depend on unknown sizes, as arrays of dtype object. Results that depend on them are
+        such arrays too.
     """
     if not all(dtype.is_integer or dtype.is_bool for dtype in op.out_dtypes):
         return None
@@ -157,12 +157,12 @@ def _values(op: Any, symbols: Mapping[int, np.ndarray]) -> list[Any] | None:
     if op.type in _FROM_SHAPE:
         if any(shape is None or None in shape for shape in op.in_shapes):
             return None
-        return [_FROM_SHAPE[op.type]([as_linear(size) for size in s]) for s in op.in_shapes]
+        return [_FROM_SHAPE[op.type]([as_exact(size) for size in s]) for s in op.in_shapes]
     if len(op.constants) != len(op.inputs) or not op.inputs:
         return None
     return _FOLD[op.type](op, [symbols.get(i, op.constants[i]) for i in range(len(op.inputs))])
 
 
 def _typed(value: Any, dtype: Any) -> np.ndarray:
-    array = np.asarray(value, object) if isinstance(value, (list, Linear)) else np.asarray(value)
+    array = np.asarray(value, object) if isinstance(value, (list, Polynomial)) else np.asarray(value)
     return array if is_symbolic(array) else array.astype(dtype)

@@ -9,11 +9,11 @@ from fractions import Fraction
 
 import tensorflow as tf
 
-from graphsplit.batch_sizes import has_rows
 from graphsplit.errors import CheckError
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
 from graphsplit.programs import Op, Program, Tensor
 from graphsplit.rules import Sharded
+from graphsplit.sizes import ROWS, STAND_IN, Size, Symbol, symbols_in
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
 
@@ -106,6 +106,17 @@ class Plan:
         for position, layout in zip(self.program.inputs[:arguments], self.input_layouts, strict=False):
             if isinstance(layout, Shard):
                 found.append((position, layout.axis, sum(layout.blocks)))
+        return found
+
+    def length_sources(self) -> dict[Symbol, tuple[int, int]]:
+        """Return, for each size of a sequence that is not known, an argument (by position) and the axis that has it."""
+        found: dict[Symbol, tuple[int, int]] = {}
+        for position in self.program.inputs:
+            for axis, size in enumerate(self.program.ops[position].out_shapes[0] or ()):
+                terms = size.polynomial.terms if isinstance(size, Size) else {}
+                for symbol in symbols_in([(size,)]):
+                    if symbol != ROWS and terms == {(symbol,): 1}:
+                        found.setdefault(symbol, (position, axis))
         return found
 
     @property
@@ -235,11 +246,13 @@ class Plan:
 
     def size_text(self, tensors: Iterable[Tensor]) -> str:
         """Return the size of some tensors, for people: of a batch of unknown size, by how much it grows per row."""
-        sizes = [(self.program.bytes(t), has_rows(self.program.shape(t))) for t in tensors]
-        fixed, growing = (sum(size for size, grows in sizes if grows == kind) for kind in (False, True))
-        if not growing:
-            return format_bytes(fixed)
-        return (f"{format_bytes(fixed)} and " if fixed else "") + f"{format_bytes(growing // self.batch)} a row"
+        found: dict[tuple[Symbol, ...], int] = {}
+        for tensor in tensors:
+            symbols = symbols_in([self.program.shape(tensor)])
+            found[symbols] = found.get(symbols, 0) + self.program.bytes(tensor)
+        parts = [format_bytes(fixed)] if (fixed := found.pop((), 0)) or not found else []
+        parts += [f"{format_bytes(growing // STAND_IN)} a row"] if (growing := found.pop((ROWS,), 0)) else []
+        return " and ".join([*parts, *(["what grows with unknown lengths"] if found else [])])
 
     def _at_home(self, most: int = 12) -> list[str]:
         stayed = sorted(self.stayed_home, key=lambda pair: -self.gathered_bytes(pair[0]))

@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.batch_sizes import Shape
 from graphsplit.errors import CheckError
+from graphsplit.sizes import ROWS, Shape, Symbol
 from graphsplit.stages import Stage, Stages
 from graphsplit.tensorflow_internals import op_definition
 
-ROWS_CONSTANT = "RowsConstant"
-"""The type of an op that TensorFlow does not have: integers that follow from the number of rows of a batch of unknown
-size. Its node has two attributes, arrays of the same shape: `value + per_row * rows` is what it yields."""
+SIZES = "Sizes"
+"""The type of an op that TensorFlow does not have: integers that follow from unknown sizes."""
 
 
 _ONLY_READ = frozenset(
@@ -40,12 +39,13 @@ class Op:
       inputs: the tensors it reads; every one is an output of an earlier operation.
       controls: positions of the operations that must have run before it.
       node: the `NodeDef`, for its attributes. Not to be changed.
-      in_shapes, out_shapes: static shapes; `None` for an unknown size, and for an unknown rank; `Rows` for multiples of
-        a batch of unknown size.
+      in_shapes, out_shapes: static shapes; `None` for an unknown size, and for an unknown rank; `Size` for what
+        follows from unknown sizes.
       out_bytes: sizes in bytes; 0 where a size is unknown.
       constants: values of the operands that are known integers: axes, shapes, permutations.
-      per_row: for those constants that depend on an unknown number of rows, by how much they grow with each. Their
-        values are those for the stand-in (`batch_sizes`).
+      symbols: those constants that depend on unknown sizes, as arrays of polynomials (`sizes`). Their values under
+        `constants` are those for the stand-ins.
+      yields: of an op of type `SIZES`, the polynomials.
       stateful: whether running it twice differs from running it once.
       bodies: for loops and branches, the functions that they call, by the functions' names.
     """
@@ -63,12 +63,13 @@ class Op:
     constants: Mapping[int, np.ndarray]
     stateful: bool
     bodies: Mapping[str, Program] = field(default_factory=dict)
-    per_row: Mapping[int, np.ndarray] = field(default_factory=dict)
+    symbols: Mapping[int, np.ndarray] = field(default_factory=dict)
+    yields: np.ndarray | None = None
 
     @property
     def is_constant(self) -> bool:
-        """Return whether any device can make its value, whole, from nothing but the number of rows."""
-        return self.type in ("Const", ROWS_CONSTANT)
+        """Return whether any device can make its value, whole, from nothing but sizes."""
+        return self.type in ("Const", SIZES)
 
     def attr(self, name: str) -> Any:
         """Return an attribute as `AttrValue`, an empty one if the node has none of that name.
@@ -90,7 +91,7 @@ class Program:
       effects: positions of operations that must run even if no output depends on them.
       library: functions that `While`, `If` and the like refer to.
       seeds: how many of the inputs, the last, are gradients of outputs.
-      batch_is_unknown: whether it was read for any number of rows: then sizes that depend on it are `Rows`.
+      symbols: the unknown sizes for all of which it was read.
       notes: one sentence for each thing that tracing changed.
       locate: operation name -> the user's source line, or "" where it is not known.
       stages: which operations were given devices of their own.
@@ -105,7 +106,7 @@ class Program:
     library: Any = field(repr=False)
     versions: Any = field(repr=False)
     seeds: int = 0
-    batch_is_unknown: bool = False
+    symbols: tuple[Symbol, ...] = ()
     notes: tuple[str, ...] = ()
     locate: Callable[[str], str] = field(default=lambda _: "", repr=False)
     stages: Stages = field(default=Stages(), repr=False)
@@ -123,6 +124,11 @@ class Program:
         own = self.stages.calls.values()
         inside = (stage for op in self.ops for body in op.bodies.values() for stage in body.all_stages())
         return tuple(dict.fromkeys([*own, *inside]))
+
+    @property
+    def batch_is_unknown(self) -> bool:
+        """Return whether it was read for any number of rows."""
+        return ROWS in self.symbols
 
     @property
     def writes(self) -> set[int]:

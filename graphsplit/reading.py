@@ -8,18 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.batch_sizes import (
-    STAND_IN,
-    WITNESSES,
-    Shape,
-    as_linear,
-    has_rows,
-    is_symbolic,
-    joined_shapes,
-    per_row,
-    values_at,
-    with_rows,
-)
 from graphsplit.bodies import ITEM, Bodies, Elements, Given
 from graphsplit.collecting import collection_paused
 from graphsplit.folding import FOLDABLE, fold
@@ -30,8 +18,22 @@ from graphsplit.graphdefs import (
     split_reference,
 )
 from graphsplit.hoisting import CONTROL_FLOW
-from graphsplit.programs import ROWS_CONSTANT, Op, Program, Tensor, is_stateful
+from graphsplit.programs import SIZES, Op, Program, Tensor, is_stateful
 from graphsplit.shape_inference import ELEMENT_SHAPE, HELPER, Findings, Value, import_for_shapes
+from graphsplit.sizes import (
+    ROWS,
+    Polynomial,
+    Shape,
+    Symbol,
+    as_exact,
+    has_sizes,
+    is_symbolic,
+    joined_shapes,
+    symbols_in,
+    values_planned,
+    with_sizes,
+    witnesses,
+)
 from graphsplit.stages import Stages
 from graphsplit.tensorflow_internals import resource_value
 
@@ -53,7 +55,7 @@ def build_program(
     inlined_from: tf.Graph | None = None,
     given_shapes: Mapping[str, Shape | None] | None = None,
     seeds: int = 0,
-    batch_is_unknown: bool = False,
+    symbols: tuple[Symbol, ...] = (),
     held: Mapping[str, np.ndarray] | None = None,
     memo: dict[Any, Program] | None = None,
     notes: Sequence[str] = (),
@@ -69,30 +71,27 @@ def build_program(
       effects: names of nodes that must run.
       resources: for captured variables, what they hold, without which no shape behind a read is known.
       inlined_from: the graph that the nodes were, before calls were inlined. It knows shapes that were set by hand.
-      given_shapes: of inputs, by name, where they say more than the placeholders do: multiples of an unknown batch.
+      given_shapes: of inputs, by name, where they say more than the placeholders do: what follows from unknown sizes.
       seeds: how many of the inputs, the last, are gradients of outputs.
-      batch_is_unknown: whether this is part of a program with a batch of unknown size.
+      symbols: the unknown sizes of the program that this is a part of.
       held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
       memo: functions that were read before, with what was known of their arguments.
       stages: the stages among the calls that were inlined.
 
     Raises:
-      ValueError: if shapes cannot be inferred for every number of rows.
+      ValueError: if shapes cannot be inferred for all sizes.
     """
-    given = {name: shape for name, shape in (given_shapes or {}).items() if has_rows(shape)}
-    unknown = bool(given) or batch_is_unknown
+    given = {name: shape for name, shape in (given_shapes or {}).items() if has_sizes(shape)}
+    symbols = symbols or symbols_in(list(given.values()))
     by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
     known = Findings()
-    bodies = Bodies(build_program, library, versions, unknown, {} if memo is None else memo)
+    bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo)
     while True:
-        cases = [
-            import_for_shapes(nodes, versions, resources, given, known, rows)
-            for rows in (WITNESSES if unknown else WITNESSES[-1:])
-        ]
-        reader = _Reader(by_name, hints, resources, held or {}, bodies)
+        cases = [import_for_shapes(nodes, versions, resources, given, known, point) for point in witnesses(symbols)]
+        reader = _Reader(by_name, hints, resources, held or {}, bodies, symbols)
         for operations in zip(*[graph.get_operations() for graph in cases], strict=True):
             reader.read(operations)
-        if not unknown or reader.found == known:
+        if not symbols or reader.found == known:
             break
         known = reader.found  # what is behind a loop is only known when the loop is
     return Program(
@@ -105,7 +104,7 @@ def build_program(
         library=library,
         versions=versions,
         seeds=seeds,
-        batch_is_unknown=unknown,
+        symbols=symbols,
         notes=tuple(notes),
         locate=locate,
         stages=stages,
@@ -115,20 +114,34 @@ def build_program(
 def build_for_any_batch(
     build: Callable[..., Program], given_shapes: Mapping[str, Shape | None], notes: Sequence[str]
 ) -> Program:
-    """Return the program for every number of rows; if shapes do not follow for all, one in which no axis is a batch.
+    """Return the program for all sizes; if shapes do not follow for all, one that leaves some of them open.
 
     Args:
       build: `build_program` with its other arguments.
       given_shapes, notes: see there.
     """
-    try:
-        return build(given_shapes=given_shapes, notes=tuple(notes))
-    except ValueError as error:
-        if not any(map(has_rows, given_shapes.values())):
-            raise
-        reason = str(error).strip().split("\n")[0]
-        note = f"shapes do not follow for every batch size, so everything runs at home: {reason}"
-        return build(notes=(*notes, note))
+    given = dict(given_shapes)
+    notes = list(notes)
+    while True:
+        try:
+            return build(given_shapes=given, notes=tuple(notes))
+        except ValueError as error:
+            symbols = symbols_in(list(given.values()))
+            if not symbols:
+                raise
+            reason = str(error).strip().split("\n")[0]
+            lengths = [symbol for symbol in symbols if symbol != ROWS]
+            if lengths:  # perhaps they are not as independent as they seem
+                given = {name: _without(shape, lengths[-1]) for name, shape in given.items()}
+                notes.append(f"shapes do not follow for every {lengths[-1].name}: {reason}")
+            else:
+                given = {}
+                notes.append(f"shapes do not follow for every batch size, so everything runs at home: {reason}")
+
+
+def _without(shape: Shape | None, symbol: Symbol) -> Shape | None:
+    """Return a shape in which nothing is said of a size."""
+    return shape and tuple([None if symbol in symbols_in([(size,)]) else size for size in shape])
 
 
 _ON_LISTS = frozenset({*ELEMENT_SHAPE, *ITEM, "Identity"})
@@ -157,10 +170,12 @@ class _Reader:
         resources: Mapping[str, Elements],
         held: Mapping[str, np.ndarray],
         bodies: Bodies,
+        symbols: tuple[Symbol, ...],
     ):
         self._known_outputs = known_outputs
         self._resources = resources
         self._read_bodies = bodies
+        self._unknown = symbols
         self._held_by_inputs = held
         self._held: dict[Tensor, np.ndarray] = {}  # of lists whose elements are all the same known integers: those
         self._elements: dict[Tensor, Elements] = {}  # of lists: what they hold
@@ -170,7 +185,7 @@ class _Reader:
         self._known: dict[Tensor, np.ndarray] = {}
         self.found = Findings()
         self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
-        self._constants: dict[tuple[tf.DType, Shape, bytes, bytes], int] = {}
+        self._constants: dict[tuple[tf.DType, Shape, bytes], int] = {}
         self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
 
     def tensor(self, reference: str) -> Tensor:
@@ -191,7 +206,7 @@ class _Reader:
         shapes = []
         for k, output in enumerate(operation.outputs):
             hint = hints[k] if k < len(hints) and hints[k].dtype == output.dtype else None  # (hoisting changes dtypes)
-            shape = joined_shapes([_shape(case.outputs[k].shape) for case in cases])
+            shape = joined_shapes([_shape(case.outputs[k].shape) for case in cases], self._unknown)
             shapes.append(shape if hint is None else _merged(shape, hint.shape))
             if output.dtype == tf.variant:
                 self._read_elements(Tensor(len(self.ops), k), cases, k, hint)
@@ -212,7 +227,7 @@ class _Reader:
             out_dtypes=tuple(dtypes),
             out_bytes=tuple(sizes),
             constants={i: self._known[t] for i, t in enumerate(inputs) if t in self._known},
-            per_row={i: per_row(self._symbols[t]) for i, t in enumerate(inputs) if t in self._symbols},
+            symbols={i: self._symbols[t] for i, t in enumerate(inputs) if t in self._symbols},
             stateful=is_stateful(node.op),
             bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
         )
@@ -221,8 +236,7 @@ class _Reader:
             self._held[Tensor(op.index, 0)] = self._held_by_inputs[op.name]
         if op.type in _ON_LISTS:
             self._refine_elements(op)
-        symbols = {i: self._symbols[t] for i, t in enumerate(inputs) if t in self._symbols}
-        values = fold(op, symbols) if op.type in FOLDABLE and not op.controls else None
+        values = fold(op, op.symbols) if op.type in FOLDABLE and not op.controls else None
         if op.type == "VariableShape":
             values = self._shape_of_variable(op)
         elif op.type == "TensorListElementShape":
@@ -251,8 +265,10 @@ class _Reader:
     def _append_value(self, op: Op, output: int, value: np.ndarray) -> None:
         """Append a constant in place of one of several outputs."""
         self._replaced[Tensor(op.index, output)] = self._constant(f"{op.name}/value_{output}", value, op, output)
-        found = Value(op.out_dtypes[output], value.shape, _ints(values_at(value, 0)), _ints(per_row(value)))
-        self.found.values[f"{op.name}:{output}" if output else op.name] = found
+        if self._unknown:
+            entries = tuple([tuple(Polynomial.of(entry).terms.items()) for entry in value.flat])
+            found = Value(op.out_dtypes[output], value.shape, entries)
+            self.found.values[f"{op.name}:{output}" if output else op.name] = found
 
     def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:
         held = self._resources.get(self.ops[op.inputs[0].op].name)
@@ -264,7 +280,7 @@ class _Reader:
         held = self._elements.get(op.inputs[0])
         if held is None or held[1] is None:
             return None
-        return [np.array([-1 if size is None else as_linear(size) for size in held[1]], object)]
+        return [np.array([-1 if size is None else as_exact(size) for size in held[1]], object)]
 
     def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> Mapping[str, Program]:
         """Return the programs of the functions that a loop or branch calls, and note what they say of its results."""
@@ -283,9 +299,9 @@ class _Reader:
         self._find(node.name, out_shapes, carried.shapes)
         for i, (dtype, shape) in carried.elements.items():
             maker, result = self.ops[inputs[i].op], Tensor(len(self.ops), i)
-            if has_rows(shape) and maker.type in ELEMENT_SHAPE:
+            if has_sizes(shape) and maker.type in ELEMENT_SHAPE:
                 self.found.elements[maker.name] = shape
-            if has_rows(shape) or result not in self._elements:  # a loop that was inlined has no hints
+            if has_sizes(shape) or result not in self._elements:  # a loop that was inlined has no hints
                 self._elements[result] = dtype, shape
             if maker.type == "EmptyTensorList" and i in carried.held:
                 self._held[result] = carried.held[i]
@@ -299,24 +315,24 @@ class _Reader:
             return
         dtype, shape = self._elements[held[0]]
         if given in self._elements:
-            shape = with_rows(shape, self._elements[given][1])
+            shape = with_sizes(shape, self._elements[given][1])
         if op.type in ITEM:
             item = op.in_shapes[ITEM[op.type]]
-            shape = with_rows(shape, item and item[1:] if op.type == "TensorListFromTensor" else item)
+            shape = with_sizes(shape, item and item[1:] if op.type == "TensorListFromTensor" else item)
         if op.out_dtypes[0] == tf.variant:
             self._elements[Tensor(op.index, 0)] = dtype, shape
-        if op.type in ELEMENT_SHAPE and has_rows(shape):
+        if op.type in ELEMENT_SHAPE and has_sizes(shape):
             self.found.elements[op.name] = shape
 
     def _find(self, name: str, inferred: Sequence[Shape | None], found: Sequence[Shape | None]) -> None:
-        shapes = tuple([with_rows(shape, hint) for shape, hint in zip(inferred, found, strict=True)])
-        if any(map(has_rows, shapes)):
+        shapes = tuple([with_sizes(shape, hint) for shape, hint in zip(inferred, found, strict=True)])
+        if any(map(has_sizes, shapes)):
             self.found.outputs[name] = shapes
 
     def _read_elements(self, tensor: Tensor, cases: Sequence[tf.Operation], k: int, original: tf.Tensor | None) -> None:
         found = [held for case in cases if (held := resource_value(case.outputs[k])) is not None]
         if found:
-            dtype, shape = found[0][0], joined_shapes([_shape(held[1]) for held in found])
+            dtype, shape = found[0][0], joined_shapes([_shape(held[1]) for held in found], self._unknown)
         elif original is not None and (held := resource_value(original)) is not None:
             dtype, shape = held[0], _shape(held[1])
         else:
@@ -327,28 +343,22 @@ class _Reader:
     def _constant(self, name: str, value: np.ndarray, op: Op, output: int) -> Tensor:
         """Return a constant of what an op's output is worth; equal ones are one."""
         dtype, size = op.out_dtypes[output], op.out_bytes[output]
-        rest, growth, kind = values_at(value, 0), per_row(value), "Const"
-        position = self._constants.setdefault((dtype, value.shape, rest.tobytes(), growth.tobytes()), len(self.ops))
-        tensor = Tensor(position, 0)
+        symbolic = is_symbolic(value)
+        key = repr(value.tolist()).encode() if symbolic else np.asarray(value, dtype.as_numpy_dtype).tobytes()
+        position = self._constants.setdefault((dtype, value.shape, key), len(self.ops))
+        tensor, kind, yields = Tensor(position, 0), "Const", None
         if position < len(self.ops):
             return tensor
-        if is_symbolic(value):
-            node, kind = constant_node(name, rest, dtype), ROWS_CONSTANT
-            node.op = kind
-            node.attr["per_row"].tensor.CopyFrom(tf.make_tensor_proto(growth, dtype, value.shape))
-            self._symbols[tensor], value = value, values_at(value, STAND_IN)
-        else:
-            value = np.asarray(value, dtype.as_numpy_dtype)
-            node = constant_node(name, value, dtype)
+        if symbolic:
+            yields, self._symbols[tensor], kind, value = value, value, SIZES, values_planned(value)
+        node = constant_node(name, np.asarray(value, dtype.as_numpy_dtype), dtype)
+        node.op = kind
+        shape = value.shape
         self.ops.append(
-            Op(tensor.op, name, kind, (), (), node, (), (value.shape,), (dtype,), (size,), {}, stateful=False)
+            Op(position, name, kind, (), (), node, (), (shape,), (dtype,), (size,), {}, stateful=False, yields=yields)
         )
         self._known[tensor] = value
         return tensor
-
-
-def _ints(values: np.ndarray) -> tuple[int, ...]:
-    return tuple(int(value) for value in values.flat)
 
 
 def _shape(known: tf.TensorShape) -> Shape | None:
@@ -368,7 +378,7 @@ def _is_known(before: Shape | None, ensured: Shape | None) -> bool:
 
 def _with_squeezed_axes(node: Any, shape: Shape | None) -> Any:
     """Return a `Squeeze` that names its axes: on a device with one row, the batch is not among them."""
-    if shape is None or None in shape or has_rows(shape):
+    if shape is None or None in shape or has_sizes(shape):
         return node
     copy = tf.compat.v1.NodeDef()
     copy.CopyFrom(node)

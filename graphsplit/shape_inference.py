@@ -1,4 +1,4 @@
-"""Shapes as TensorFlow infers them, for one number of rows of a batch whose size is unknown."""
+"""Shapes as TensorFlow infers them, for one choice of the sizes that are unknown."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.batch_sizes import Shape, shape_at
 from graphsplit.graphdefs import constant_node, make_node, split_reference
+from graphsplit.sizes import Point, Polynomial, Shape, shape_at
 
 HELPER = "/graphsplit_"
 """What the names of nodes contain that are there for inference only."""
@@ -27,16 +27,15 @@ ELEMENT_SHAPE = {
 
 
 class Value(NamedTuple):
-    """Integers that follow from the number of rows: `rest + growth * rows`, flattened."""
+    """Integers that follow from unknown sizes."""
 
     dtype: tf.DType
     shape: tuple[int, ...]
-    rest: tuple[int, ...]
-    growth: tuple[int, ...]
+    entries: tuple[tuple[tuple[Any, int], ...], ...]  # the terms of each polynomial: comparable
 
-    def at(self, rows: int) -> np.ndarray:
-        """Return the integers for so many rows."""
-        return np.reshape(np.array(self.rest, np.int64) + np.array(self.growth, np.int64) * rows, self.shape)
+    def at(self, point: Point) -> np.ndarray:
+        """Return the integers for these sizes."""
+        return np.reshape(np.array([Polynomial(dict(terms)).at(point) for terms in self.entries], np.int64), self.shape)
 
 
 @dataclass(frozen=True)
@@ -60,7 +59,7 @@ def import_for_shapes(
     resources: Mapping[str, Any],
     given_shapes: Mapping[str, Shape | None],
     findings: Findings,
-    rows: int,
+    point: Point,
 ) -> tf.Graph:
     """Import the nodes into a fresh graph, where TensorFlow infers all shapes again, now that calls are inlined.
 
@@ -69,14 +68,14 @@ def import_for_shapes(
     Args:
       nodes, versions: the graph. (The functions it calls need not be there.)
       resources: for placeholders of variables and lists, the dtype and shape of what they hold.
-      given_shapes: of other placeholders, where they have multiples of an unknown batch.
+      given_shapes: of other placeholders, where sizes follow from unknown ones.
       findings: what is known besides.
-      rows: how many rows a batch of unknown size has.
+      point: what the unknown sizes are.
     """
     graph_def = tf.compat.v1.GraphDef(versions=versions)
     for node in nodes:
         if node.name in resources:
-            dtype, shape = resources[node.name][0], shape_at(resources[node.name][1], rows)
+            dtype, shape = resources[node.name][0], shape_at(resources[node.name][1], point)
             if node.attr["dtype"].type == tf.variant.as_datatype_enum:
                 most = constant_node(f"{node.name}{HELPER}most", np.array(-1, np.int32), tf.int32)
                 graph_def.node.extend([_element_shape(node.name, shape), most])
@@ -86,27 +85,27 @@ def import_for_shapes(
                 value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
                 node = make_node(node.name, "VarHandleOp", [], dtype=dtype, shape=value)
         if node.name in findings.elements:
-            graph_def.node.append(_element_shape(node.name, shape_at(findings.elements[node.name], rows)))
+            graph_def.node.append(_element_shape(node.name, shape_at(findings.elements[node.name], point)))
         copy = graph_def.node.add()
         copy.CopyFrom(node)
         copy.device = ""
         if "_class" in copy.attr:
             del copy.attr["_class"]
         if node.name in given_shapes:
-            shape = tf.TensorShape(shape_at(given_shapes[node.name], rows))
+            shape = tf.TensorShape(shape_at(given_shapes[node.name], point))
             copy.attr["shape"].CopyFrom(tf.compat.v1.AttrValue(shape=shape.as_proto()))
         if node.name in findings.elements:
             copy.input[ELEMENT_SHAPE[node.op]] = f"{node.name}{HELPER}shape"
             copy.attr["shape_type"].type = tf.int32.as_datatype_enum
         if node.name in findings.outputs:
-            shapes = [tf.TensorShape(shape_at(shape, rows)).as_proto() for shape in findings.outputs[node.name]]
+            shapes = [tf.TensorShape(shape_at(shape, point)).as_proto() for shape in findings.outputs[node.name]]
             del copy.attr["output_shapes"].list.shape[:]
             copy.attr["output_shapes"].list.shape.extend(shapes)
         for i, reference in enumerate(copy.input):
             if reference in findings.values:
                 copy.input[i] = _value_name(reference)
     for reference, value in findings.values.items():
-        graph_def.node.append(constant_node(_value_name(reference), value.at(rows), value.dtype))
+        graph_def.node.append(constant_node(_value_name(reference), value.at(point), value.dtype))
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")

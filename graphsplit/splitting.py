@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.batch_sizes import Rows, Shape
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.layouts import REPLICATE, Layout, Shard, apportion
+from graphsplit.sizes import MOST_LENGTHS, Polynomial, Shape, Size, length, rows
 from graphsplit.structures import Branch, CompositeLeaf, StaticLeaf, TensorLeaf, Tree, paths, step_path
 
 Split = Any  # int | None | Mapping | Sequence, nested as the arguments are
@@ -22,8 +22,8 @@ class Splitting:
 
     Attributes:
       layouts: the layout of each flat argument.
-      shapes: of each flat argument; `Rows` where a batch of unknown size is.
-      batch: the number of rows; `Rows` if it is not known, 0 if nothing is split.
+      shapes: of each flat argument; a `Size` where one is not known.
+      batch: the number of rows; a `Size` if it is not known, 0 if nothing is split.
       notes: what a user might not expect.
     """
 
@@ -93,10 +93,25 @@ def resolve_split(split: Split, arguments: Branch) -> Splitting:
         fits = axis is not None and shape is not None and shape[axis] == batch and batch != 0
         layouts.append(Shard(axis) if deciding and fits and axis is not None else REPLICATE)
         if batch is None and shape is not None and isinstance(layouts[-1], Shard):
-            shape = tuple([Rows(1) if i == axis else size for i, size in enumerate(shape)])
+            shape = tuple([rows(1) if i == axis else size for i, size in enumerate(shape)])
         shapes.append(shape)
-    rows = Rows(1) if batch is None and deciding else batch or 0
-    return Splitting(tuple(layouts), tuple(shapes), rows, _notes(batch, deciding))
+    count = rows(1) if batch is None and deciding else batch or 0
+    names = [argument.path for argument in found]
+    return Splitting(tuple(layouts), _with_lengths(shapes, names), count, _notes(batch, deciding))
+
+
+def _with_lengths(shapes: Sequence[Shape | None], names: Sequence[str]) -> tuple[Shape | None, ...]:
+    """Return shapes with symbols for the sizes that are not known, apart from the batch; for the first few of them."""
+    numbers = iter(range(MOST_LENGTHS))
+    result: list[Shape | None] = []
+    for shape, name in zip(shapes, names, strict=True):
+        sizes = list(shape or ())
+        for axis, size in enumerate(sizes):
+            number = next(numbers, None) if size is None else None
+            if number is not None:
+                sizes[axis] = Size(Polynomial.of(length(number, f"{name}.shape[{axis}]")))
+        result.append(None if shape is None else tuple(sizes))
+    return tuple(result)
 
 
 def same_batch(splitting: Splitting, arguments: Branch) -> bool:

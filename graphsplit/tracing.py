@@ -11,7 +11,6 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit import structures
-from graphsplit.batch_sizes import Shape
 from graphsplit.decompositions import decompose
 from graphsplit.errors import OutputError, bullet_list
 from graphsplit.graphdefs import inline_calls, make_node
@@ -19,6 +18,7 @@ from graphsplit.hoisting import hoist_reads
 from graphsplit.merging import drop_idle_waits, merge
 from graphsplit.programs import Program, is_write
 from graphsplit.reading import build_for_any_batch, build_program
+from graphsplit.sizes import Shape
 from graphsplit.stages import stages_of
 from graphsplit.tensorflow_internals import resource_value
 

@@ -163,4 +163,4 @@ def shape_operand(op: Op, operand: int, output: int = 0) -> np.ndarray | None:
     if value is not None:
         return value
     shape = op.out_shapes[output]
-    return None if shape is None or None in shape else np.array(shape, np.int32)
+    return None if shape is None or None in shape else np.array(shape, np.int64)

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.batch_sizes import Shape
 from graphsplit.layouts import PARTIAL_SUM, Layout
 from graphsplit.programs import Op
 from graphsplit.rules.registry import ELEMENTS, Answer, Declined, Dim, Dims, Factors, pass_through, register
+from graphsplit.sizes import Shape
 
 UNARY = [
     "Abs",
@@ -127,11 +127,11 @@ def broadcast_dims(shape: Shape, result: Shape, first_axis: int = 0) -> Dims:
 
 
 def result_dims(shapes: Sequence[Shape | None], result: Shape) -> tuple[Dim, ...]:
-    """Return the factors of the result: none where an operand's size is unknown, so that it may be broadcast or not."""
+    """Return the factors of the result: none where an operand may have another size, and so be broadcast or not."""
     dims: list[Dim] = list(range(len(result)))
     for shape in shapes:
         for axis, size in enumerate(shape or (), len(result) - len(shape or ())):
-            if size is None and result[axis] is not None:
+            if (size is None and result[axis] is not None) or size not in (None, 1, result[axis]):
                 dims[axis] = None
     return tuple(dims)
 

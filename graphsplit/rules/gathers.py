@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphsplit.batch_sizes import Rows, Shape
 from graphsplit.layouts import REPLICATE, Layout, Shard
 from graphsplit.programs import Op
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.registry import Answer, Declined, Dim, Factors, Resize, Sharded, register
+from graphsplit.sizes import Polynomial, Shape, Size
 
 
 class _Spec(NamedTuple):
@@ -45,7 +45,7 @@ def _strided_specs(op: Op, shape: Shape, begin: np.ndarray, end: np.ndarray, str
         else:
             size = shape[axis]
             starts = bool(masks["begin"] >> i & 1) or begin[i] == 0
-            clips = isinstance(size, Rows) and not _grows(op, i)  # `x[:10]` takes all rows of some batches, not of all
+            clips = isinstance(size, Size) and not _grows(op, i)  # `x[:10]` takes all rows of some batches, not of all
             stops = bool(masks["end"] >> i & 1) or (size is not None and end[i] >= size and not clips)
             yield _Spec(i, axis, result, bool(starts and stops and strides[i] == 1))
             axis, result = axis + 1, result + 1
@@ -55,8 +55,8 @@ def _strided_specs(op: Op, shape: Shape, begin: np.ndarray, end: np.ndarray, str
 
 
 def _grows(op: Op, position: int) -> bool:
-    """Return whether the end of a strided slice depends on the number of rows of a batch of unknown size."""
-    return 2 in op.per_row and bool(op.per_row[2][position])
+    """Return whether the end of a strided slice depends on unknown sizes."""
+    return 2 in op.symbols and isinstance(op.symbols[2][position], Polynomial)
 
 
 def _cut(op: Op, shape: Shape, axis: int, first_operand: int, of_result: bool = False) -> tuple[int, int, int] | None:
@@ -75,7 +75,7 @@ def _cut(op: Op, shape: Shape, axis: int, first_operand: int, of_result: bool = 
         if spec.whole or size is None or spec.position < 0 or strides[spec.position] != 1:
             return None
         bit = 1 << spec.position
-        if isinstance(size, Rows) and not op.attr("end_mask").i & bit and not _grows(op, spec.position):
+        if isinstance(size, Size) and not op.attr("end_mask").i & bit and not _grows(op, spec.position):
             return None
         bounds = slice(
             None if op.attr("begin_mask").i & bit else int(begin[spec.position]),

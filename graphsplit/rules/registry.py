@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphsplit.batch_sizes import Shape
 from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
 from graphsplit.programs import Op
+from graphsplit.sizes import ROWS, Polynomial, Shape, Size
 
 
 class Part(NamedTuple):
@@ -203,11 +203,17 @@ def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int], 
 
 
 def _cuts_unknown(op: Op, sharded: Sharded) -> bool:
-    """Return whether an operand would be cut along an axis of unknown size: perhaps it has other rows."""
+    """Return whether an operand would be cut along an axis of unknown size that is no batch: it has other rows."""
     return any(
-        isinstance(layout, Shard) and shape is not None and layout.axis < len(shape) and shape[layout.axis] is None
+        isinstance(layout, Shard) and shape is not None and layout.axis < len(shape) and not _has_rows(shape, layout)
         for layout, shape in zip(sharded.wants, op.in_shapes, strict=True)
     )
+
+
+def _has_rows(shape: Shape, layout: Shard) -> bool:
+    size = shape[layout.axis]
+    count = size // sum(layout.blocks) if isinstance(size, Size) else size
+    return count is not None and (not isinstance(count, Size) or count.polynomial.terms == Polynomial.of(ROWS).terms)
 
 
 def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded | None:
@@ -298,7 +304,7 @@ def _axis_of(dims: Dims, factor: int, blocks: tuple[int, ...]) -> Shard | None:
             return Shard(axis, blocks)
         if isinstance(dim, tuple):
             for part in dim:
-                if part.factor == factor:
+                if part.factor == factor and not isinstance(part.outer, Size):  # an unknown number of blocks
                     return Shard(axis, tuple(block * part.inner for block in blocks) * part.outer)
     return None
 

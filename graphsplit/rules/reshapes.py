@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from graphsplit.batch_sizes import Shape
 from graphsplit.programs import Op
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.registry import Declined, Dim, Dims, Factors, Part, Resize, register
+from graphsplit.sizes import Shape
 
 
 @register("Reshape", linear=(0,))

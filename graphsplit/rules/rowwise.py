@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from graphsplit.batch_sizes import Shape
 from graphsplit.programs import Op
 from graphsplit.rules.elementwise import broadcast_dims, result_dims
 from graphsplit.rules.registry import Declined, Dims, Factors, register
+from graphsplit.sizes import Shape
 
 Ranks = tuple[int | None, ...]  # one for each operand or result; None if it is whole, sizes and options
 
