@@ -32,11 +32,13 @@ class Given:
       shapes: of each.
       elements: of those that are lists, by number: the dtype and shape of what they hold.
       held: of lists that hold the same integers over and over: those.
+      kept: lists that a loop leaves as long as they are.
     """
 
     shapes: Sequence[Shape | None]
     elements: Mapping[int, Elements] = field(default_factory=dict)
     held: Mapping[int, np.ndarray] = field(default_factory=dict)
+    kept: frozenset[int] = frozenset()
 
 
 class Bodies:
@@ -81,14 +83,15 @@ class Bodies:
         while True:
             body = self._read(body_name, carried)
             after = [body.shape(tensor) for tensor in body.outputs]
-            kept = [agreed([s, a]) if has_sizes(s) else s for s, a in zip(carried.shapes, after, strict=True)]
+            same = [agreed([s, a]) if has_sizes(s) else s for s, a in zip(carried.shapes, after, strict=True)]
             put = {i: (dtype, with_sizes(shape, _put_into(body, i))) for i, (dtype, shape) in carried.elements.items()}
-            if kept == carried.shapes and put == carried.elements:
+            if same == carried.shapes and put == carried.elements:
                 break
-            carried = Given(kept, put, carried.held)
+            carried = Given(same, put, carried.held)
         pushed = {i: value for i in carried.elements if (value := _pushed(body, i)) is not None}
+        kept = frozenset(i for i in carried.elements if _is_as_long(body, i))
         programs = {condition: self._read(condition, carried), body_name: body}
-        return programs, Given(carried.shapes, carried.elements, pushed)
+        return programs, Given(carried.shapes, carried.elements, pushed, kept)
 
     def _read(self, name: str, given: Given) -> Program:
         key = name, repr(given)
@@ -136,6 +139,13 @@ def _pushed(body: Program, i: int) -> np.ndarray | None:
     if not item.is_constant or not item.out_dtypes[0].is_integer:
         return None
     return constant_value(item.node) if item.yields is None else item.yields
+
+
+def _is_as_long(body: Program, i: int) -> bool:
+    """Return whether the list that a loop carries as number `i` has as many elements after a turn as before."""
+    op = _last_change(body, i)
+    before = op.inputs[0].op if op.type == "TensorListSetItem" else op.index
+    return before == body.inputs[i]
 
 
 def _last_change(body: Program, i: int) -> Op:

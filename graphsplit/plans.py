@@ -246,13 +246,20 @@ class Plan:
 
     def size_text(self, tensors: Iterable[Tensor]) -> str:
         """Return the size of some tensors, for people: of a batch of unknown size, by how much it grows per row."""
-        found: dict[tuple[Symbol, ...], int] = {}
+        known, per_row, open_ended = 0, 0, 0
         for tensor in tensors:
-            symbols = symbols_in([self.program.shape(tensor)])
-            found[symbols] = found.get(symbols, 0) + self.program.bytes(tensor)
-        parts = [format_bytes(fixed)] if (fixed := found.pop((), 0)) or not found else []
-        parts += [f"{format_bytes(growing // STAND_IN)} a row"] if (growing := found.pop((ROWS,), 0)) else []
-        return " and ".join([*parts, *(["what grows with unknown lengths"] if found else [])])
+            shape, size = self.program.shape(tensor), self.program.bytes(tensor)
+            symbols = symbols_in([shape])
+            if shape is None or None in shape or set(symbols) - {ROWS}:
+                open_ended += 1
+            elif symbols:
+                per_row += size // STAND_IN
+            else:
+                known += size
+        parts = [format_bytes(known)] if known or not (per_row or open_ended) else []
+        parts += [f"{format_bytes(per_row)} a row"] if per_row else []
+        parts += [f"{open_ended} of unknown size"] if open_ended else []
+        return " and ".join(parts)
 
     def _at_home(self, most: int = 12) -> list[str]:
         stayed = sorted(self.stayed_home, key=lambda pair: -self.gathered_bytes(pair[0]))

@@ -24,6 +24,7 @@ from graphsplit.sizes import (
     ROWS,
     Polynomial,
     Shape,
+    Size,
     Symbol,
     as_exact,
     has_sizes,
@@ -132,8 +133,9 @@ def build_for_any_batch(
             reason = str(error).strip().split("\n")[0]
             lengths = [symbol for symbol in symbols if symbol != ROWS]
             if lengths:  # perhaps they are not as independent as they seem
-                given = {name: _without(shape, lengths[-1]) for name, shape in given.items()}
-                notes.append(f"shapes do not follow for every {lengths[-1].name}: {reason}")
+                last = max(lengths, key=lambda symbol: symbol.stand_in)
+                given = {name: _without(shape, last) for name, shape in given.items()}
+                notes.append(f"shapes do not follow for every {last.name}: {reason}")
             else:
                 given = {}
                 notes.append(f"shapes do not follow for every batch size, so everything runs at home: {reason}")
@@ -179,6 +181,7 @@ class _Reader:
         self._held_by_inputs = held
         self._held: dict[Tensor, np.ndarray] = {}  # of lists whose elements are all the same known integers: those
         self._elements: dict[Tensor, Elements] = {}  # of lists: what they hold
+        self._counts: dict[Tensor, Size] = {}  # of lists: how many elements they have
         self.ops: list[Op] = []
         self.positions: dict[str, int] = {}
         self._nodes = nodes
@@ -303,6 +306,8 @@ class _Reader:
                 self.found.elements[maker.name] = shape
             if has_sizes(shape) or result not in self._elements:  # a loop that was inlined has no hints
                 self._elements[result] = dtype, shape
+            if i in carried.kept and inputs[i] in self._counts:
+                self._counts[result] = self._counts[inputs[i]]
             if maker.type == "EmptyTensorList" and i in carried.held:
                 self._held[result] = carried.held[i]
         return programs
@@ -310,6 +315,7 @@ class _Reader:
     def _refine_elements(self, op: Op) -> None:
         """Note the elements of a list that something of more rows is put into, is made from a tensor, or is read."""
         given = op.inputs[0] if op.inputs else None
+        self._count_elements(op, given)
         held = [t for t in (Tensor(op.index, 0), given) if t in self._elements]
         if not held:
             return
@@ -323,6 +329,21 @@ class _Reader:
             self._elements[Tensor(op.index, 0)] = dtype, shape
         if op.type in ELEMENT_SHAPE and has_sizes(shape):
             self.found.elements[op.name] = shape
+
+    def _count_elements(self, op: Op, given: Tensor | None) -> None:
+        """Note how many elements a list has, where that follows from unknown sizes."""
+        list_ = Tensor(op.index, 0)
+        count: int | None = None
+        if op.type == "TensorListReserve" and 1 in op.symbols:
+            count = Size(Polynomial.of(op.symbols[1][()]))
+        elif op.type == "TensorListFromTensor":
+            count = (op.in_shapes[0] or (None,))[0]
+        elif given in self._counts and op.type in ("Identity", "TensorListSetItem", "TensorListStack"):
+            count = self._counts[given]
+        if isinstance(count, Size) and op.type == "TensorListStack":
+            self.found.counts[op.name] = count
+        elif isinstance(count, Size):
+            self._counts[list_] = count
 
     def _find(self, name: str, inferred: Sequence[Shape | None], found: Sequence[Shape | None]) -> None:
         shapes = tuple([with_sizes(shape, hint) for shape, hint in zip(inferred, found, strict=True)])

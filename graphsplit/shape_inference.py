@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.graphdefs import constant_node, make_node, split_reference
-from graphsplit.sizes import Point, Polynomial, Shape, shape_at
+from graphsplit.sizes import Point, Polynomial, Shape, Size, shape_at
 
 HELPER = "/graphsplit_"
 """What the names of nodes contain that are there for inference only."""
@@ -45,11 +45,13 @@ class Findings:
     Attributes:
       outputs: of loops and branches, by name.
       elements: of lists, by the names of the ops that make or read them.
+      counts: how many elements a list has that is stacked, by the names of the ops that do.
       values: of tensors, by reference (`node`, `node:1`).
     """
 
     outputs: dict[str, tuple[Shape | None, ...]] = field(default_factory=dict)
     elements: dict[str, Shape | None] = field(default_factory=dict)
+    counts: dict[str, Size] = field(default_factory=dict)
     values: dict[str, Value] = field(default_factory=dict)
 
 
@@ -97,6 +99,8 @@ def import_for_shapes(
         if node.name in findings.elements:
             copy.input[ELEMENT_SHAPE[node.op]] = f"{node.name}{HELPER}shape"
             copy.attr["shape_type"].type = tf.int32.as_datatype_enum
+        if node.name in findings.counts:
+            copy.attr["num_elements"].i = findings.counts[node.name].polynomial.at(point)
         if node.name in findings.outputs:
             shapes = [tf.TensorShape(shape_at(shape, point)).as_proto() for shape in findings.outputs[node.name]]
             del copy.attr["output_shapes"].list.shape[:]

@@ -42,7 +42,7 @@ that count rows in groups, and it is unlikely as a size of anything else."""
 OWN = Symbol("own rows", STAND_IN, 1, STAND_IN)
 """The rows of one shard. They occur in what a shard makes for itself, in no shape."""
 
-_LENGTHS = ((1009, 29, 100_003), (1013, 31, 100_019), (1019, 37, 100_043))  # primes: products tell their factors
+_LENGTHS = ((1009, 1, 100_003), (1013, 1, 100_019), (1019, 1, 100_043))  # primes: products tell their factors
 MOST_LENGTHS = len(_LENGTHS)
 
 Shape = tuple[int | None, ...]
@@ -334,9 +334,10 @@ def symbols_in(shapes: Sequence[Shape | None]) -> tuple[Symbol, ...]:
 
 
 def witnesses(symbols: Sequence[Symbol]) -> list[Point]:
-    """Return sizes for which shapes are inferred: all small, many rows, long sequences.
+    """Return sizes for which shapes are inferred: one of each, many rows, long sequences.
 
-    What is the same for all of them is constant, and `x[:10]`, which has 1 row and 10, follows from nothing.
+    What is the same for all of them is constant, and `x[:10]`, which has 1 row and 10, follows from nothing. (That
+    there is one at least is taken for granted.)
     """
     small = {symbol: symbol.small for symbol in symbols}
     points: list[Point] = [small]

@@ -115,9 +115,14 @@ def _with_lengths(shapes: Sequence[Shape | None], names: Sequence[str]) -> tuple
 
 
 def same_batch(splitting: Splitting, arguments: Branch) -> bool:
-    """Return whether all arguments of a call that would be split have the same size along their axes."""
-    found = zip(argument_paths(arguments), splitting.layouts, strict=True)
-    return len({leaf.shape and leaf.shape[c.axis] for (_, leaf), c in found if isinstance(c, Shard)}) < 2
+    """Return whether all arguments of a call that would be split have the same size along their axes.
+
+    Not if any is empty: sizes are followed from 1 on, and a batch without rows is traced for itself.
+    """
+    leaves = [leaf for _, leaf in argument_paths(arguments)]
+    found = zip(leaves, splitting.layouts, strict=True)
+    empty = any(0 in (leaf.shape or ()) for leaf in leaves)
+    return not empty and len({leaf.shape and leaf.shape[c.axis] for leaf, c in found if isinstance(c, Shard)}) < 2
 
 
 def argument_paths(arguments: Branch) -> list[tuple[str, TensorLeaf]]:

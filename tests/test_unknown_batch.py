@@ -283,6 +283,96 @@ def test_unknown_lengths_as_well() -> None:
     assert not plan.stayed_home, str(plan)
 
 
+def sentences() -> tuple[keras.Model, int]:
+    inputs = keras.Input((None, 8))
+    h = layers.MultiHeadAttention(2, 4)(inputs, inputs, use_causal_mask=True)
+    h = layers.Dense(5, activation="relu")(layers.LayerNormalization()(inputs + h))
+    return keras.Model(inputs, layers.Dense(1)(layers.GlobalAveragePooling1D()(h))), 8
+
+
+def sounds() -> tuple[keras.Model, int]:
+    inputs = keras.Input((None, 3))
+    h = layers.LSTM(4)(layers.LSTM(4, return_sequences=True)(inputs))
+    return keras.Model(inputs, layers.Dense(1)(h)), 3
+
+
+def shapes_by_hand() -> tuple[Any, int]:
+    class Attention(tf.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.w = tf.Variable(tf.random.normal((8, 8), dtype=tf.float64))
+
+        def __call__(self, x: tf.Tensor, training: bool = False) -> tf.Tensor:
+            rows, steps = tf.unstack(tf.shape(x))[:2]
+            y = tf.reshape(tf.reshape(x, [-1, 8]) @ self.w, [rows, steps, 2, 4])
+            y = tf.transpose(y, [0, 2, 1, 3])
+            mixed = tf.nn.softmax(tf.matmul(y, y, transpose_b=True)) @ y
+            mixed += tf.random.stateless_normal(tf.shape(mixed), [1, 2], dtype=tf.float64)
+            return tf.reshape(tf.transpose(mixed, [0, 2, 1, 3]), [rows, steps * 8])[:, :5]
+
+    return Attention(), 8
+
+
+@pytest.mark.usefixtures("float64", "plain_oracle")
+@pytest.mark.parametrize("rows", [None, 7])
+@pytest.mark.parametrize("network", [sentences, sounds, shapes_by_hand], ids=lambda f: f.__name__)
+def test_training_on_sequences_of_any_length(network: Callable[[], tuple[Any, int]], rows: int | None) -> None:
+    """In batches of any size, or of one: one trace, everything on the shards, equal to one device."""
+
+    def make() -> tuple[Callable[..., Any], Any]:
+        keras.utils.set_random_seed(1)
+        model, channels = network()
+        start_elsewhere(model.trainable_variables)
+
+        @tf.function(input_signature=[tf.TensorSpec((rows, None, channels), tf.float64)])
+        def step(x):
+            with tf.GradientTape() as tape:
+                y = model(x, training=True)
+                loss = tf.reduce_mean(y**2)
+            variables = model.trainable_variables
+            for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                variable.assign_sub(0.1 * gradient)
+            return loss, y
+
+        return step, model.trainable_variables
+
+    rng, channels = np.random.default_rng(0), network()[1]
+    sizes = [(rows or count, steps) for count, steps in ((5, 4), (1, 3), (2, 6), (7, 1))]
+    calls = [(tf.constant(rng.standard_normal((*size, channels))),) for size in sizes]
+    plan = assert_law(make, calls, devices=3, tolerance=EXACT)
+    assert len(plan.program.symbols) == (2 if rows is None else 1)
+    assert "x.shape[1]" in str(plan)
+
+
+def test_lengths_that_depend_on_each_other() -> None:
+    """Tokens and their mask: two lengths that must be one, which only running tells; one is left open."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None)), tf.TensorSpec((None, None))])
+    def f(x, mask):
+        return tf.nn.softmax(x * mask)
+
+    parallel = gs.parallelize(f, devices=2)
+    for rows, words in ((3, 4), (2, 5)):
+        assert_close(parallel(tf.ones((rows, words)), tf.ones((rows, words))), tf.fill((rows, words), 1 / words))
+    plan = parallel.plan(tf.ones((3, 4)), tf.ones((3, 4)))
+    assert any(note.startswith("shapes do not follow for every mask.shape[1]") for note in plan.program.notes)
+    assert {op.type for op in plan.sharded_ops} >= {"Mul", "Softmax"}, str(plan)
+
+
+def test_lengths_that_are_cut() -> None:
+    """At most six words: for more, the answer is not that of as many."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, None))])
+    def f(x):
+        x = x[:, :6]
+        return tf.zeros([tf.shape(x)[1], 1]) + tf.transpose(x), tf.shape(x), x[:, 1:] * 2
+
+    parallel = gs.parallelize(f, devices=2)
+    for rows, words in ((3, 4), (2, 9)):
+        x = tf.random.stateless_normal((rows, words), [1, 2])
+        assert_close(parallel(x), f(x))
+
+
 def test_shapes_that_do_not_follow_are_kept_at_home() -> None:
     """Pairs of rows: an odd batch fails on one device too."""
 
