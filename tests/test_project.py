@@ -24,6 +24,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors, and from 
     ["folding", "hoisting", "decompositions"],
     ["merging"],
     ["programs"],
+    ["untiling"],
     ["reading"],
     ["rules"],
     ["splitting", "tracing", "plans"],
