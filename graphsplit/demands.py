@@ -60,6 +60,7 @@ class Backward:
         self._required = set(program.effects) | set(program.captures) | set(program.inputs)
         self._costs: dict[tuple[Tensor, Layout], int] = {}
         self._inputs = set(program.inputs)
+        self._remade_whole: dict[int, bool] = {}
         self._moved: set[Reshard] = set()
         for tensor, layout in zip(program.outputs, output_layouts, strict=True):
             self._demand(tensor, layout)
@@ -192,13 +193,16 @@ class Backward:
             return self._independent
         return not (op.stateful or op.controls or op.index in self._inputs)
 
-    def _is_remade_whole(self, op: Op) -> bool:
-        """Return whether each shard makes a whole value by itself: an empty list, or a few constants."""
-        if self._local or not self._may_repeat(op):
+    def _is_remade_whole(self, op: Op, depth: int = 0) -> bool:
+        """Return whether each shard makes a whole value by itself: an empty list, or what follows from constants."""
+        if self._local or not self._may_repeat(op) or depth > _DEEPEST_REMAKE:
             return False
-        from_constants = op.inputs and all(self.program.ops[t.op].is_constant for t in op.inputs)
-        small = sum(op.out_bytes) <= _SMALL and not op.bodies
-        return op.type in _REMADE_WHOLE or bool(from_constants and small)
+        if op.index not in self._remade_whole:
+            inputs = [self.program.ops[tensor.op] for tensor in op.inputs]
+            small = bool(inputs) and sum(op.out_bytes) <= _SMALL and not op.bodies
+            from_constants = small and all(i.is_constant or self._is_remade_whole(i, depth + 1) for i in inputs)
+            self._remade_whole[op.index] = op.type in _REMADE_WHOLE or from_constants
+        return self._remade_whole[op.index]
 
     def _size(self, tensor: Tensor, layout: Layout) -> int:
         """Return the bytes that travel when a tensor is cut. Lists cannot be: nothing is dearer."""

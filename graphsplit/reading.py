@@ -37,6 +37,7 @@ from graphsplit.sizes import (
 )
 from graphsplit.stages import Stages
 from graphsplit.tensorflow_internals import resource_value
+from graphsplit.untiling import untile
 
 _NO_BODIES: dict[str, Any] = {}
 
@@ -234,6 +235,8 @@ class _Reader:
             stateful=is_stateful(node.op),
             bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
         )
+        *before, op = untile(op, self.ops)
+        self.ops += before
         self.positions[op.name] = op.index
         if op.name in self._held_by_inputs:
             self._held[Tensor(op.index, 0)] = self._held_by_inputs[op.name]
@@ -250,6 +253,8 @@ class _Reader:
             self.ops.append(op)
             if op.type == "IdentityN" and not op.controls:  # keeps all its inputs in memory until the last one is there
                 self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(inputs)})
+            if op.type == "Reshape" and not op.controls and _is_known(op.in_shapes[0], op.out_shapes[0]):
+                self._replaced[Tensor(op.index, 0)] = inputs[0]  # it changes nothing
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
                 self._known[Tensor(op.index, 0)] = constant_value(op.node)
         elif len(values) == 1:

@@ -23,7 +23,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors, and from 
     ["graphdefs", "devices", "structures"],
     ["folding", "hoisting", "decompositions", "writing", "signatures", "shape_inference", "stages"],
     ["programs", "merging", "row_counts"],
-    ["bodies"],
+    ["bodies", "untiling"],
     ["reading"],
     ["rules"],
     ["splitting", "tracing", "plans"],
