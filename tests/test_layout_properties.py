@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from graphsplit.emission import _own_rows
 from graphsplit.layouts import Shard, apportion
+from graphsplit.operands import own_rows
 from graphsplit.rules.registry import _axis_of, _factor_at
 from graphsplit.rules.reshapes import factor_shapes
 
@@ -139,7 +139,7 @@ def test_pieces_cover_the_axis_in_order() -> None:
         for device, own in enumerate(entries):
             assert np.concatenate(cut[device :: len(rows)]).tolist() == own == sorted(own)
             assert len(own) == layout.size(rows[device])
-            np.testing.assert_array_equal(_own_rows(value, layout, rows, device), piece(value, layout, rows, device))
+            np.testing.assert_array_equal(own_rows(value, layout, rows, device), piece(value, layout, rows, device))
 
 
 def test_apportion() -> None:
