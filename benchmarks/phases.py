@@ -7,11 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from graphsplit import execution, functions
+from graphsplit import compiling, execution
 
-_FLOORS = {
-    "trace": (functions, "trace"),
-    "plan": (functions, "plan_program"),
+FLOORS = {
+    "trace": (compiling, "trace"),
+    "plan": (compiling, "plan_program"),
     "emit": (execution, "emit"),
     "register": (execution, "runtime_function"),
 }
@@ -19,8 +19,8 @@ _FLOORS = {
 
 def watch() -> dict[str, float]:
     """Make the floors of this process note their seconds, and return where they note them."""
-    seconds = dict.fromkeys(_FLOORS, 0.0)
-    for floor, (module, name) in _FLOORS.items():
+    seconds = dict.fromkeys(FLOORS, 0.0)
+    for floor, (module, name) in FLOORS.items():
         setattr(module, name, _timed(getattr(module, name), floor, seconds))
     return seconds
 

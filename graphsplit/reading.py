@@ -199,26 +199,14 @@ class _Reader:
         return self._replaced.get(tensor, tensor)
 
     def read(self, cases: Sequence[tf.Operation]) -> None:
-        """Append an operation to the program, given its shapes for one or several numbers of rows."""
+        """Append an operation to the program, given its shapes for one or several choices of unknown sizes."""
         operation = cases[-1]
         if HELPER in operation.name:
             return
         node = self._nodes[operation.name]
         inputs = tuple([self.tensor(reference) for reference in node.input if reference[0] != "^"])
-        dtypes = [output.dtype for output in operation.outputs]
-        hints = self._known_outputs.get(operation.name, ())
-        shapes = []
-        for k, output in enumerate(operation.outputs):
-            hint = hints[k] if k < len(hints) and hints[k].dtype == output.dtype else None  # (hoisting changes dtypes)
-            shape = joined_shapes([_shape(case.outputs[k].shape) for case in cases], self._unknown)
-            shapes.append(shape if hint is None else _merged(shape, hint.shape))
-            if output.dtype == tf.variant:
-                self._read_elements(Tensor(len(self.ops), k), cases, k, hint)
-        sizes = [_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]
-        if node.op == "Squeeze" and not node.attr["squeeze_dims"].list.i and inputs:
-            node = _with_squeezed_axes(node, self.ops[inputs[0].op].out_shapes[inputs[0].index])
-        if node.op == "EnsureShape" and _is_known(self.ops[inputs[0].op].out_shapes[inputs[0].index], shapes[0]):
-            node = make_node(node.name, "Identity", node.input, T=dtypes[0])  # which names no size of the whole
+        shapes, dtypes = self._inferred(cases), [output.dtype for output in operation.outputs]
+        node = self._simplified(node, inputs, shapes, dtypes)
         op = Op(
             index=len(self.ops),
             name=operation.name,
@@ -229,7 +217,7 @@ class _Reader:
             in_shapes=tuple([self.ops[t.op].out_shapes[t.index] for t in inputs]),
             out_shapes=tuple(shapes),
             out_dtypes=tuple(dtypes),
-            out_bytes=tuple(sizes),
+            out_bytes=tuple([_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]),
             constants={i: self._known[t] for i, t in enumerate(inputs) if t in self._known},
             symbols={i: self._symbols[t] for i, t in enumerate(inputs) if t in self._symbols},
             stateful=is_stateful(node.op),
@@ -242,19 +230,41 @@ class _Reader:
             self._held[Tensor(op.index, 0)] = self._held_by_inputs[op.name]
         if op.type in _ON_LISTS:
             self._refine_elements(op)
-        values = fold(op, op.symbols) if op.type in FOLDABLE and not op.controls else None
-        if op.type == "VariableShape":
-            values = self._shape_of_variable(op)
-        elif op.type == "TensorListElementShape":
-            values = self._shape_of_elements(op)
-        if op.type == "TensorListPopBack" and inputs[0] in self._held:
-            self._pop(op, self._held[inputs[0]])
+        self._append(op)
+
+    def _inferred(self, cases: Sequence[tf.Operation]) -> list[Shape | None]:
+        """Return the shapes of an operation's outputs, and note what lists hold."""
+        hints = self._known_outputs.get(cases[-1].name, ())
+        shapes = []
+        for k, output in enumerate(cases[-1].outputs):
+            hint = hints[k] if k < len(hints) and hints[k].dtype == output.dtype else None  # (hoisting changes dtypes)
+            shape = joined_shapes([_shape(case.outputs[k].shape) for case in cases], self._unknown)
+            shapes.append(shape if hint is None else _merged(shape, hint.shape))
+            if output.dtype == tf.variant:
+                self._read_elements(Tensor(len(self.ops), k), cases, k, hint)
+        return shapes
+
+    def _simplified(
+        self, node: Any, inputs: Sequence[Tensor], shapes: Sequence[Shape | None], dtypes: Sequence[tf.DType]
+    ) -> Any:
+        """Return a node that names no size of the whole where it need not."""
+        if node.op not in ("EnsureShape", "Squeeze") or not inputs:
+            return node
+        given = self.ops[inputs[0].op].out_shapes[inputs[0].index]
+        if node.op == "Squeeze" and not node.attr["squeeze_dims"].list.i:
+            return _with_squeezed_axes(node, given)
+        if node.op == "EnsureShape" and _is_known(given, shapes[0]):
+            return make_node(node.name, "Identity", node.input, T=dtypes[0])
+        return node
+
+    def _append(self, op: Op) -> None:
+        """Append an operation, or constants in its place if its values are known."""
+        values = self._values(op)
+        if op.type == "TensorListPopBack" and op.inputs[0] in self._held:
+            self._pop(op, self._held[op.inputs[0]])
         elif values is None:
             self.ops.append(op)
-            if op.type == "IdentityN" and not op.controls:  # keeps all its inputs in memory until the last one is there
-                self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(inputs)})
-            if op.type == "Reshape" and not op.controls and _is_known(op.in_shapes[0], op.out_shapes[0]):
-                self._replaced[Tensor(op.index, 0)] = inputs[0]  # it changes nothing
+            self._read_through(op)
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
                 self._known[Tensor(op.index, 0)] = constant_value(op.node)
         elif len(values) == 1:
@@ -263,6 +273,22 @@ class _Reader:
             self.ops.append(op)  # keeps its place for whoever waits for it; nobody reads it
             for index, value in enumerate(values):
                 self._append_value(op, index, value)
+
+    def _values(self, op: Op) -> list[np.ndarray] | None:
+        if op.type == "VariableShape":
+            return self._shape_of_variable(op)
+        if op.type == "TensorListElementShape":
+            return self._shape_of_elements(op)
+        return fold(op, op.symbols) if op.type in FOLDABLE and not op.controls else None
+
+    def _read_through(self, op: Op) -> None:
+        """Let the readers of an operation that changes nothing read what it reads."""
+        if op.controls:
+            return
+        if op.type == "IdentityN":  # keeps all its inputs in memory until the last one is there
+            self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(op.inputs)})
+        if op.type == "Reshape" and _is_known(op.in_shapes[0], op.out_shapes[0]):
+            self._replaced[Tensor(op.index, 0)] = op.inputs[0]
 
     def _pop(self, op: Op, value: np.ndarray) -> None:
         """Append the op that takes the last element off a list; that element is known."""

@@ -14,6 +14,7 @@ from benchmarks.__main__ import choose_cells
 from benchmarks.__main__ import run as run_cells
 from benchmarks.communication import Traffic, planned_traffic, transfers_in_graph
 from benchmarks.goals import broken_goals, met_goals
+from benchmarks.phases import FLOORS
 from benchmarks.planning import synthetic_program, synthetic_speed
 from benchmarks.results import Record, Results
 from benchmarks.runner import Settings
@@ -52,6 +53,10 @@ def test_a_tiny_run(tmp_path: Path):
     page = tmp_path / "performance.md"
     run("benchmarks.report", path, page)
     assert "polyfit" in page.read_text()
+
+
+def test_phases_watch_what_exists():
+    assert all(callable(getattr(module, name)) for module, name in FLOORS.values())
 
 
 def test_curves_end_in_time(tmp_path: Path):

@@ -344,6 +344,30 @@ def test_training_on_sequences_of_any_length(network: Callable[[], tuple[Any, in
     assert "x.shape[1]" in str(plan)
 
 
+@pytest.mark.usefixtures("float64", "plain_oracle")
+def test_gradients_from_outside_of_sequences_of_any_length() -> None:
+    results: list[list[tf.Tensor]] = []
+    for split in (False, True):
+        keras.utils.set_random_seed(3)
+        model, channels = sentences()
+        forward = gs.parallelize(lambda x, model=model: model(x), devices=3) if split else model
+
+        @tf.function(input_signature=[tf.TensorSpec((None, None, channels), tf.float64)])
+        def gradients(x, forward=forward, model=model):
+            with tf.GradientTape() as tape:
+                y = forward(x)
+            found = tape.gradient(y, model.trainable_variables, tf.cos(y))
+            return y, tf.concat([tf.reshape(g, [-1]) for g in found], 0)
+
+        rng = np.random.default_rng(0)
+        sizes = [(5, 4), (1, 2), (3, 6)]
+        results.append([gradients(tf.constant(rng.standard_normal((*size, channels)))) for size in sizes])
+    assert_close(results[1], results[0], tolerance=EXACT)
+    plan = last_plan(forward)
+    assert len(plan.program.symbols) == 2
+    assert not plan.stayed_home, str(plan)
+
+
 def test_lengths_that_depend_on_each_other() -> None:
     """Tokens and their mask: two lengths that must be one, which only running tells; one is left open."""
 

@@ -73,6 +73,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         node = node.split("/", 2)[2] if node.startswith("graphsplit/") else node
         return locate_program(node)
 
+    known = not plan.program.symbols  # else bytes and rows are only known in each run
     return Source(
         graph=emitted.graph_def(),
         outputs=emitted.outputs,
@@ -80,8 +81,8 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         inputs=(*emitted.inputs, *emitted.captures),
         locate=locate,
         shard_of=emitted.shard_of,
-        at_home={op.name: (reason, plan.gathered_bytes(op)) for op, reason in plan.stayed_home},
-        rows=plan.rows,
+        at_home={op.name: (reason, plan.gathered_bytes(op) if known else 0) for op, reason in plan.stayed_home},
+        rows=plan.rows if not plan.program.batch_is_unknown else (),
         make_run=lambda: Executable(trace, plan, name),
         variables=_variable_names(emitted.captures, trace.captures, trace.variables),
         **_resources(emitted.captures, trace.function.inputs[len(emitted.inputs) :], trace.captures),
