@@ -82,7 +82,16 @@ _COMMUNICATION = """\
 Tensors that cross devices in one step, by the plan, and the least that a data-parallel step with variables at home
 sends: every parameter to N-1 devices, every gradient back, their rows of the inputs and of the outputs. Whole values
 read on the shards count N-1 transfers each. `in graph` counts the same in the emitted graph, from its nodes' devices.
-BatchNormalization in training has to send more than the bound: statistics of the whole batch, and their gradients."""
+BatchNormalization in training has to send more than the bound: statistics of the whole batch, and their gradients.
+
+The rules, and the measurements behind them (a ResNet50 training step, 8 logical CPU devices of 2 cores):
+
+* A reduction is one `AddN` at home, in the order of the devices. A chain of additions or a tree over the devices
+  changed the CPU time of a step by no more than two runs of the same thing differ (AddN 684 to 700 ms, chain 697 to
+  722, tree 664 to 702). The tree took 6 % less memory and 0.3 to 0.6 s longer to the first step.
+* A value that several linear operations read is reduced once before them, unless that moves more bytes.
+* Constants are made on each device, equal ones once; whole values are sent once to each device that reads them.
+* Small tensors are not packed: of this step's 30,000 nodes, sends and receives included, packing could save 2 %."""
 
 
 def _method(results: Results, source: Path) -> str:

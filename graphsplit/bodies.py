@@ -15,8 +15,9 @@ import tensorflow as tf
 
 from graphsplit.graphdefs import constant_value, function_graph, inline_calls
 from graphsplit.hoisting import function_names
+from graphsplit.polynomials import Symbol
 from graphsplit.programs import Op, Program
-from graphsplit.sizes import Shape, Symbol, agreed, has_sizes, with_sizes, without_sizes
+from graphsplit.sizes import Shape, agreed, has_sizes, with_sizes, without_sizes
 from graphsplit.stages import stages_of
 
 Elements = tuple[tf.DType, Shape | None]

@@ -87,7 +87,7 @@ def all_reduce(
 
     One op per reduction: of a ResNet50 training step on 8 logical CPU devices, a chain of additions at home or a tree
     over the devices instead of AddN changed neither the CPU time (AddN 692 ms, chain 710, tree 683; rounds differed by
-    as much) nor, by more than a tenth, the memory (1.73, 1.72, 1.63 GB); the first step came 0.3 s of 7.3 later.
+    as much) nor, by more than a tenth, the memory (1.73, 1.72, 1.63 GB); the first step came 0.3 to 0.6 s of 7.3 later.
     """
     if len(parts) == 1:
         return [], parts[0]

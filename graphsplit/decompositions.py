@@ -39,7 +39,7 @@ def decompose(
     graph = GraphDef(versions=versions)
     given = {node.name: node for node in nodes}
     for node in nodes:
-        if node.op == "RaggedTensorToTensor" and (shape := _shape_of_words(node, given, traced)) is not None:
+        if node.op == "RaggedTensorToTensor" and (shape := _dense_shape(node, given, traced)) is not None:
             name = f"{node.name}/{_PREFIX}shape"
             graph.node.append(constant_node(name, shape, tf.as_dtype(node.attr["Tshape"].type)))
             graph.node.append(node)
@@ -58,6 +58,35 @@ def decompose(
         graph.node.append(call)
     inlined, found = inline_calls(graph, results)
     return inlined, found
+
+
+def _dense_shape(node: Any, given: Mapping[str, Any], traced: tf.Graph) -> np.ndarray | None:
+    """Return the shape that a ragged tensor gets when it is made dense, with the number of its rows, if that is known.
+
+    TensorFlow does not infer it, though the row splits of an argument say how many rows there are.
+    """
+    words = _shape_of_words(node, given, traced)
+    kinds = list(node.attr["row_partition_types"].list.s)
+    wanted, splits = given.get(node.input[0]), _origin(given, node.input[3])
+    if words is not None or set(kinds) != {b"ROW_SPLITS"} or wanted is None or wanted.op != "Const" or splits is None:
+        return words
+    try:
+        rows, values = (
+            traced.get_operation_by_name(n).outputs[0].shape for n in (splits, _origin(given, node.input[1]))
+        )
+    except KeyError:  # inlined
+        return None
+    if rows.rank != 1 or rows[0] is None or values.rank is None or np.any(constant_value(wanted) != -1):
+        return None
+    return np.array([rows[0] - 1] + [-1] * (len(kinds) + values.rank - 1))
+
+
+def _origin(given: Mapping[str, Any], reference: str) -> str | None:
+    """Return the name of the placeholder that a tensor is, or None if it is none."""
+    name = split_reference(reference)[0]
+    while name in given and given[name].op == "Identity":
+        name = split_reference(given[name].input[0])[0]
+    return name if name in given and given[name].op == "Placeholder" else None
 
 
 def _shape_of_words(node: Any, given: Mapping[str, Any], traced: tf.Graph) -> np.ndarray | None:

@@ -25,10 +25,11 @@ from graphsplit.hoisting import function_names, hand_over, named_by_content, ren
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
 from graphsplit.operands import own_rows, resized
 from graphsplit.plans import Plan
+from graphsplit.polynomials import Polynomial, Symbol
 from graphsplit.programs import SIZES, Op, Tensor
 from graphsplit.row_counts import BEGIN, FixedRows, Measured, MeasuredRows, RowCounts, ToldRows, measured, whole_weights
 from graphsplit.rules import Sharded
-from graphsplit.sizes import OWN, ROWS, Polynomial, Symbol
+from graphsplit.sizes import OWN, ROWS
 from graphsplit.writing import Writer, host_of
 
 

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 
-from graphsplit.sizes import Polynomial, UndecidedError, as_exact, is_symbolic
+from graphsplit.polynomials import Polynomial, UndecidedError, is_symbolic
+from graphsplit.sizes import as_exact
 
 MOST_ELEMENTS = 1024
 Values = Sequence[np.ndarray]

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from graphsplit.layouts import Shard
+from graphsplit.polynomials import Polynomial
 from graphsplit.programs import Op
 from graphsplit.rules import Sharded
-from graphsplit.sizes import OWN, Polynomial, as_exact
+from graphsplit.sizes import OWN, as_exact
 
 
 def resized(op: Op, sharded: Sharded) -> dict[int, np.ndarray]:

@@ -69,7 +69,7 @@ def plan_program(
     mesh = Mesh(tuple(devices), tuple(rows), random)
     kept_home: dict[int, str] = {}
     while True:
-        natural = Forward(program, input_layouts, mesh.answer, program.outputs, kept_home)
+        natural = Forward(program, input_layouts, mesh.answer, program.outputs, kept_home, batch=sum(rows))
         backward = Backward(
             program,
             natural,

@@ -11,9 +11,10 @@ import tensorflow as tf
 
 from graphsplit.errors import CheckError
 from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
+from graphsplit.polynomials import Symbol
 from graphsplit.programs import Op, Program, Tensor
 from graphsplit.rules import Sharded
-from graphsplit.sizes import ROWS, STAND_IN, Size, Symbol, symbols_in
+from graphsplit.sizes import ROWS, STAND_IN, Size, symbols_in
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
 

@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.errors import CheckError
-from graphsplit.sizes import ROWS, Shape, Symbol
+from graphsplit.polynomials import Symbol
+from graphsplit.sizes import ROWS, Shape
 from graphsplit.stages import Stage, Stages
 from graphsplit.tensorflow_internals import op_definition
 

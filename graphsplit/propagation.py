@@ -10,6 +10,7 @@ from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of, stays_p
 
 _MOST_ENDS = 16  # of one tensor that are looked at
 
+_MAKES_DENSE = frozenset({"RaggedTensorToTensor", "SparseTensorDenseMatMul", "SparseToDense"})
 ControlFlowRule = Callable[[Op, Sequence[Layout]], Answer]
 """How loops and branches are answered: they need plans of their bodies, which rules know nothing of."""
 
@@ -24,6 +25,7 @@ class Forward:
       whole_outputs: the outputs that are wanted whole.
       kept_home: ops that must run at home, with the reason.
       local: whether this is a body that every shard runs by itself.
+      batch: the number of rows.
 
     Attributes:
       answers: for each op how it runs on the shards, or None if its natural place is home.
@@ -39,6 +41,7 @@ class Forward:
         whole_outputs: Collection[Tensor],
         kept_home: Mapping[int, str],
         local: bool = False,
+        batch: int = 0,
     ):
         self.program = program
         self.answers: list[Sharded | None] = []
@@ -47,6 +50,7 @@ class Forward:
         self._control_flow = control_flow
         self._kept_home = kept_home
         self._local = local
+        self._batch = batch
         self._wanted_whole = _tensors_wanted_whole(program, whole_outputs, local)
         if not local:
             self._wanted_whole |= _forks(program, self._wanted_whole)
@@ -70,7 +74,8 @@ class Forward:
         layouts = [self.layout(tensor) for tensor in op.inputs]
         whole = (REPLICATE,) * len(op.out_shapes)
         if all(layout is REPLICATE for layout in layouts):
-            self._append(None, "", self._cut_again(op) or whole)
+            made = self._made_dense(op)
+            self._append(None, "its rows are only equal once they are dense" if made else "", made or whole)
             return
         given = self._answer(op, layouts)
         if isinstance(given, Declined):
@@ -92,6 +97,13 @@ class Forward:
         if rule is None:
             return Declined(f"no rule for {op.type}")
         return answer(rule, op, layouts, [self.program.bytes(t) for t in op.inputs], self._local)
+
+    def _made_dense(self, op: Op) -> tuple[Layout] | None:
+        """Return the layout in which the rows of a ragged or sparse argument are cut, where they become dense."""
+        if op.type not in _MAKES_DENSE or self._local or self._batch < 2:
+            return None
+        shape = op.out_shapes[0]
+        return (Shard(0),) if shape and shape[0] == self._batch else None
 
     def _cut_again(self, op: Op) -> tuple[Layout] | None:
         """Return the layout in which the result of an op at home is cut, if it has the rows of something sharded.

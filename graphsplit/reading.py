@@ -18,23 +18,10 @@ from graphsplit.graphdefs import (
     split_reference,
 )
 from graphsplit.hoisting import CONTROL_FLOW
+from graphsplit.polynomials import Polynomial, Symbol, is_symbolic, values_planned
 from graphsplit.programs import SIZES, Op, Program, Tensor, is_stateful
 from graphsplit.shape_inference import ELEMENT_SHAPE, HELPER, Findings, Value, import_for_shapes
-from graphsplit.sizes import (
-    ROWS,
-    Polynomial,
-    Shape,
-    Size,
-    Symbol,
-    as_exact,
-    has_sizes,
-    is_symbolic,
-    joined_shapes,
-    symbols_in,
-    values_planned,
-    with_sizes,
-    witnesses,
-)
+from graphsplit.sizes import ROWS, Shape, Size, as_exact, has_sizes, joined_shapes, symbols_in, with_sizes, witnesses
 from graphsplit.stages import Stages
 from graphsplit.tensorflow_internals import resource_value
 from graphsplit.untiling import untile

@@ -18,7 +18,8 @@ import tensorflow as tf
 from graphsplit.errors import CheckError
 from graphsplit.graphdefs import constant_node
 from graphsplit.layouts import Shard
-from graphsplit.sizes import OWN, ROWS, Monomial, Polynomial, Symbol, coefficients, is_symbolic, substituted, values_at
+from graphsplit.polynomials import Monomial, Polynomial, Symbol, coefficients, is_symbolic, substituted, values_at
+from graphsplit.sizes import OWN, ROWS
 from graphsplit.writing import Writer, host_of
 
 BEGIN = Symbol("first row", 0, 0, 0)

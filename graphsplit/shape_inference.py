@@ -10,7 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.graphdefs import constant_node, make_node, split_reference
-from graphsplit.sizes import Point, Polynomial, Shape, Size, shape_at
+from graphsplit.polynomials import Point, Polynomial
+from graphsplit.sizes import Shape, Size, shape_at
 
 HELPER = "/graphsplit_"
 """What the names of nodes contain that are there for inference only."""

@@ -14,26 +14,10 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
-import numpy as np
-
-
-class Symbol(NamedTuple):
-    """Something of unknown size.
-
-    Attributes:
-      name: how it is printed.
-      stand_in: what it counts as while planning.
-      small, large: what it is while shapes are inferred, once each.
-    """
-
-    name: str
-    stand_in: int
-    small: int
-    large: int
-
+from graphsplit.polynomials import Point, Polynomial, Symbol, UndecidedError, at_stand_ins
 
 STAND_IN = 27720
 ROWS = Symbol("rows", STAND_IN, 1, STAND_IN)
@@ -46,163 +30,11 @@ _LENGTHS = ((1009, 1, 100_003), (1013, 1, 100_019), (1019, 1, 100_043))  # prime
 MOST_LENGTHS = len(_LENGTHS)
 
 Shape = tuple[int | None, ...]
-Point = Mapping[Symbol, int]
 
 
 def length(number: int, name: str) -> Symbol:
     """Return the symbol of the size of an axis that is no batch: one of `MOST_LENGTHS`."""
     return Symbol(name, *_LENGTHS[number])
-
-
-class UndecidedError(Exception):
-    """An answer depends on a size that is not known yet."""
-
-
-Monomial = tuple[Symbol, ...]
-
-
-class Polynomial:
-    """An integer that follows from unknown sizes, under the arithmetic that shapes need.
-
-    Comparisons and divisions are answered if the answer is the same for all sizes.
-    """
-
-    __slots__ = ("terms",)
-
-    def __init__(self, terms: Mapping[Monomial, int]):
-        self.terms = {monomial: count for monomial, count in sorted(terms.items()) if count}
-
-    @classmethod
-    def of(cls, value: Any) -> Polynomial:
-        """Return a number, a `Size` or a symbol as a polynomial."""
-        if isinstance(value, Polynomial):
-            return value
-        if isinstance(value, Size):
-            return value.polynomial
-        return cls({(value,): 1}) if isinstance(value, Symbol) else cls({(): int(value)})
-
-    def substituted(self, point: Point) -> Polynomial:
-        """Return what follows if some sizes are known."""
-        terms: dict[Monomial, int] = {}
-        for monomial, count in self.terms.items():
-            rest = tuple([symbol for symbol in monomial if symbol not in point])
-            known = math.prod([point[symbol] for symbol in monomial if symbol in point])
-            terms[rest] = terms.get(rest, 0) + count * known
-        return Polynomial(terms)
-
-    @property
-    def number(self) -> int | None:
-        """The integer that this is for all sizes, or None."""
-        return self.terms.get((), 0) if not any(self.terms) else None
-
-    def at(self, point: Point) -> int:
-        """Return the integer for these sizes."""
-        return sum(count * math.prod([point[symbol] for symbol in monomial]) for monomial, count in self.terms.items())
-
-    def __add__(self, other: Any) -> Any:
-        terms = dict(self.terms)
-        for monomial, count in Polynomial.of(other).terms.items():
-            terms[monomial] = terms.get(monomial, 0) + count
-        return _plain(Polynomial(terms))
-
-    __radd__ = __add__
-
-    def __neg__(self) -> Any:
-        return _plain(Polynomial({monomial: -count for monomial, count in self.terms.items()}))
-
-    def __sub__(self, other: Any) -> Any:
-        return self + -Polynomial.of(other)
-
-    def __rsub__(self, other: Any) -> Any:
-        return -self + other
-
-    def __mul__(self, other: Any) -> Any:
-        terms: dict[Monomial, int] = {}
-        pairs = itertools.product(self.terms.items(), Polynomial.of(other).terms.items())
-        for (a, m), (b, n) in pairs:
-            monomial = tuple(sorted(a + b))
-            terms[monomial] = terms.get(monomial, 0) + m * n
-        return _plain(Polynomial(terms))
-
-    __rmul__ = __mul__
-
-    def __floordiv__(self, other: Any) -> Any:
-        divisor = Polynomial.of(other)
-        if len(divisor.terms) != 1 or any(divisor.terms):  # by a size that may be 0, or by nothing at all
-            raise UndecidedError
-        return self.divided(divisor)
-
-    def __rfloordiv__(self, other: Any) -> Any:
-        raise UndecidedError
-
-    def __mod__(self, other: Any) -> Any:
-        self // other
-        return 0
-
-    def divided(self, divisor: Polynomial) -> Any:
-        """Return the quotient by a single term.
-
-        Raises:
-          UndecidedError: if it is not whole.
-        """
-        ((below, by),) = divisor.terms.items()
-        terms = {}
-        for monomial, count in self.terms.items():
-            rest = list(monomial)
-            for symbol in below:
-                if symbol not in rest:
-                    raise UndecidedError
-                rest.remove(symbol)
-            if count % by:
-                raise UndecidedError
-            terms[tuple(rest)] = count // by
-        return _plain(Polynomial(terms))
-
-    def __eq__(self, other: object) -> bool:
-        return not self._difference(other)
-
-    def __ne__(self, other: object) -> bool:
-        return bool(self._difference(other))
-
-    def __lt__(self, other: Any) -> bool:
-        return self._difference(other) < 0
-
-    def __le__(self, other: Any) -> bool:
-        return self._difference(other) <= 0
-
-    def __gt__(self, other: Any) -> bool:
-        return self._difference(other) > 0
-
-    def __ge__(self, other: Any) -> bool:
-        return self._difference(other) >= 0
-
-    __hash__ = None  # type: ignore[assignment]  # equality may be undecided
-
-    def __int__(self) -> int:
-        raise UndecidedError
-
-    __index__ = __int__
-
-    def __bool__(self) -> bool:
-        raise UndecidedError
-
-    def __repr__(self) -> str:
-        parts = [
-            "*".join([*([str(count)] if count != 1 or not monomial else []), *[symbol.name for symbol in monomial]])
-            for monomial, count in reversed(self.terms.items())
-        ]
-        return "+".join(parts).replace("+-", "-") or "0"
-
-    def _difference(self, other: object) -> int:
-        difference = self - other
-        if isinstance(difference, Polynomial):
-            raise UndecidedError
-        return int(difference)
-
-
-def _plain(polynomial: Polynomial) -> Polynomial | int:
-    number = polynomial.number
-    return polynomial if number is None else number
 
 
 class Size(int):
@@ -256,56 +88,9 @@ def _as_size(value: Polynomial | int) -> int:
     return Size(value) if isinstance(value, Polynomial) else value
 
 
-def at_stand_ins(polynomial: Polynomial) -> int:
-    """Return what a polynomial is while planning."""
-    symbols = {symbol for monomial in polynomial.terms for symbol in monomial}
-    return polynomial.at({symbol: symbol.stand_in for symbol in symbols})
-
-
 def as_exact(size: int | None) -> Polynomial | int | None:
     """Return a size for arithmetic that must hold for all sizes."""
     return size.polynomial if isinstance(size, Size) else size
-
-
-def is_symbolic(value: np.ndarray) -> bool:
-    """Return whether an array (of dtype object) has entries that depend on unknown sizes."""
-    return value.dtype == object and any(isinstance(entry, Polynomial) for entry in value.flat)
-
-
-def _mapped(function: Callable[[Any], Any], value: np.ndarray, dtype: Any) -> np.ndarray:
-    """Return an array of the same shape with `function` of each entry. (A None keeps numpy from looking inside.)"""
-    return np.array([*map(function, value.flat), None], object)[:-1].reshape(value.shape).astype(dtype)
-
-
-def values_at(value: np.ndarray, point: Point) -> np.ndarray:
-    """Return an array of polynomials and plain entries for these sizes, as 64-bit integers.
-
-    >>> values_at(np.array([Polynomial.of(ROWS) * 2 + 1, 5], object), {ROWS: 10}).tolist()
-    [21, 5]
-    """
-    return _mapped(lambda entry: entry.at(point) if isinstance(entry, Polynomial) else int(entry), value, np.int64)
-
-
-def values_planned(value: np.ndarray) -> np.ndarray:
-    """Return an array of polynomials and plain entries for the stand-ins."""
-    return _mapped(lambda e: at_stand_ins(e) if isinstance(e, Polynomial) else int(e), value, np.int64)
-
-
-def substituted(value: np.ndarray, point: Point) -> np.ndarray:
-    """Return an array of polynomials and plain entries with some sizes known."""
-    return _mapped(
-        lambda entry: _plain(entry.substituted(point)) if isinstance(entry, Polynomial) else entry, value, object
-    )
-
-
-def coefficients(value: np.ndarray) -> dict[Monomial, np.ndarray]:
-    """Return an array of polynomials as one array of numbers for each of their monomials."""
-    polynomials = [Polynomial.of(entry) for entry in value.flat]
-    found = sorted({monomial for polynomial in polynomials for monomial in polynomial.terms})
-    return {
-        monomial: np.array([p.terms.get(monomial, 0) for p in polynomials], np.int64).reshape(value.shape)
-        for monomial in found
-    }
 
 
 def shape_at(shape: Shape | None, point: Point) -> Shape | None:

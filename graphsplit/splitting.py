@@ -10,7 +10,8 @@ import tensorflow as tf
 
 from graphsplit.errors import ArgumentError, bullet_list
 from graphsplit.layouts import REPLICATE, Layout, Shard, apportion
-from graphsplit.sizes import MOST_LENGTHS, Polynomial, Shape, Size, length, rows
+from graphsplit.polynomials import Polynomial
+from graphsplit.sizes import MOST_LENGTHS, Shape, Size, length, rows
 from graphsplit.structures import Branch, CompositeLeaf, StaticLeaf, TensorLeaf, Tree, paths, step_path
 
 Split = Any  # int | None | Mapping | Sequence, nested as the arguments are
@@ -47,6 +48,8 @@ class _Argument:
     leaf: TensorLeaf
     axis: int | None
     explicit: bool
+    composite: str = ""  # the type of the ragged or sparse tensor that it is a part of
+    rows: int | None = None  # of that
 
 
 def check_split(split: Split, parameters: Sequence[str] | None) -> None:
@@ -97,7 +100,7 @@ def resolve_split(split: Split, arguments: Branch) -> Splitting:
         shapes.append(shape)
     count = rows(1) if batch is None and deciding else batch or 0
     names = [argument.path for argument in found]
-    return Splitting(tuple(layouts), _with_lengths(shapes, names), count, _notes(batch, deciding))
+    return Splitting(tuple(layouts), _with_lengths(shapes, names), count, _notes(batch, deciding, found))
 
 
 def _with_lengths(shapes: Sequence[Shape | None], names: Sequence[str]) -> tuple[Shape | None, ...]:
@@ -148,7 +151,8 @@ def _collect(spec: Split, explicit: bool, tree: Tree, path: str, found: list[_Ar
                 f"split asks to split {path}, a {tree.spec.value_type.__name__}; composite tensors are kept whole. "
                 "Leave it out of split, or pass its parts as ordinary tensors."
             )
-        found += [_Argument(p, leaf, None, False) for p, leaf in paths(tree, path)]
+        kind, count = tree.spec.value_type.__name__, _rows_of(tree)
+        found += [_Argument(p, leaf, None, False, kind, count) for p, leaf in paths(tree, path)]
     elif isinstance(tree, TensorLeaf):
         if spec is not None and (isinstance(spec, bool) or not isinstance(spec, int)):
             raise ArgumentError(f"split gives {spec!r} for {path}, which is a single tensor; give an axis or None.")
@@ -197,10 +201,28 @@ def _batch_size(found: Sequence[_Argument]) -> tuple[int | None, str]:
         )
     for argument, size in explicit or sized:
         return size, argument.path
+    for argument in found:
+        if argument.rows is not None:
+            return argument.rows, argument.path.split(" (part")[0]
     return None, ""
 
 
-def _notes(batch: int | None, deciding: str) -> tuple[str, ...]:
+def _rows_of(tree: CompositeLeaf) -> int | None:
+    """Return the number of rows of a ragged or sparse tensor, if it is known."""
+    if isinstance(tree.spec, tf.RaggedTensorSpec) and len(tree.parts) > 1:
+        splits = tree.parts[1].shape
+        return splits[0] - 1 if splits and splits[0] is not None else None
+    shape = tree.spec.shape if isinstance(tree.spec, tf.SparseTensorSpec) else None
+    return None if shape is None or not shape.rank else shape[0]
+
+
+def _notes(batch: int | None, deciding: str, found: Sequence[_Argument]) -> tuple[str, ...]:
+    whole = {argument.path.split(" (part")[0]: argument.composite for argument in found if argument.composite}
+    kept = tuple(f"{path} is a {kind}: whole, and split from where it becomes dense" for path, kind in whole.items())
+    return _batch_notes(batch, deciding) + kept
+
+
+def _batch_notes(batch: int | None, deciding: str) -> tuple[str, ...]:
     if batch is None and deciding:
         return (f"planned for any batch size of {deciding}: each shard takes its share of the rows, whole rows only",)
     if batch == 0:

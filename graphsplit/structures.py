@@ -173,6 +173,17 @@ def paths(tree: Tree, prefix: str) -> list[tuple[str, TensorLeaf]]:
     ]
 
 
+def composites(tree: Tree, first: int = 0) -> list[tuple[int, CompositeLeaf]]:
+    """Return the composite tensors of a structure, each with the number of its first part among the tensors."""
+    if isinstance(tree, CompositeLeaf):
+        return [(first, tree)]
+    found: list[tuple[int, CompositeLeaf]] = []
+    for entry in tree.entries if isinstance(tree, Branch) else ():
+        found += composites(entry, first)
+        first += len(leaves(entry))
+    return found
+
+
 def static_leaves(tree: Tree, prefix: str) -> list[tuple[str, Any]]:
     """Return every value that is part of the structure, with its path."""
     if isinstance(tree, StaticLeaf):

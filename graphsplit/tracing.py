@@ -77,11 +77,12 @@ def trace(
     """
     results: list[structures.Tree] = []
     take_apart = tf.autograph.experimental.do_not_convert(_take_apart)
+    with_shapes = tf.autograph.experimental.do_not_convert(_with_known_shapes)
     put_together = tf.autograph.experimental.do_not_convert(structures.unflatten)
 
     def flat_function(*tensors: tf.Tensor) -> Any:
         mark_trace()
-        args, kwargs = put_together(arguments, tensors)
+        args, kwargs = put_together(arguments, with_shapes(arguments, tensors))
         returned = fn(*args, **kwargs)
         return take_apart(returned, results)  # refused results are reported below, out of the traced code
 
@@ -205,6 +206,15 @@ def _forget_open_sizes(nodes: Sequence[Any]) -> None:
     for node in nodes:
         if node.op == "PlaceholderWithDefault":
             node.CopyFrom(make_node(node.name, "Identity", node.input, T=tf.as_dtype(node.attr["dtype"].type)))
+
+
+def _with_known_shapes(arguments: structures.Tree, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the flat arguments with constants for the shapes of sparse tensors, which are part of the signature."""
+    known = list(tensors)
+    for first, leaf in structures.composites(arguments):
+        if isinstance(leaf.spec, tf.SparseTensorSpec) and leaf.spec.shape.is_fully_defined():
+            known[first + 2] = tf.constant(leaf.spec.shape.as_list(), tf.int64)  # indices, values, shape
+    return known
 
 
 def _take_apart(returned: Any, results: list[structures.Tree]) -> list[tf.Tensor]:

@@ -152,6 +152,48 @@ def test_ragged_argument_beside_a_dense_one():
     assert_law(make, calls, at_home=None, tolerance=EXACT)
 
 
+@pytest.mark.parametrize("beside", [True, False], ids=["beside labels", "alone"])
+def test_ragged_rows_are_split_once_they_are_dense(beside: bool):
+    def make() -> tuple[Any, Any]:
+        table = tf.Variable(tf.reshape(tf.range(60.0, dtype=tf.float64), [WORDS, 3]) / 60)
+
+        def step(words: tf.RaggedTensor, y: Any = 0.5) -> Any:
+            with tf.GradientTape() as tape:
+                padded = words.to_tensor(default_value=0)
+                vectors = tf.tanh(tf.gather(tf.convert_to_tensor(table), padded))
+                loss = tf.reduce_mean(tf.square(tf.reduce_sum(vectors, 1) - y))
+            table.assign_sub(0.1 * tf.convert_to_tensor(tape.gradient(loss, table)))
+            return loss
+
+        return step, [table]
+
+    words = [tf.ragged.constant([[1, 2], [3], [4, 5, 6], [], [2, 2], [19, 0, 1, 3], [8]][:n]) for n in (7, 5, 2)]
+    calls = [(w, numbers(int(w.nrows()), 3)) if beside else (w,) for w in words]
+    plan = assert_law(make, calls, sharded=["GatherV2", "Tanh"], at_home=None, tolerance=EXACT)
+    reasons = {op.type: reason for op, reason in plan.stayed_home}  # some gradients reshape by the unknown length
+    assert reasons["RaggedTensorToTensor"] == "its rows are only equal once they are dense"
+    assert "words is a RaggedTensor: whole, and split from where it becomes dense" in plan.notes
+
+
+@pytest.mark.parametrize(
+    "dense", [tf.sparse.to_dense, lambda s: tf.sparse.sparse_dense_matmul(s, tf.eye(4, dtype=s.dtype))]
+)
+def test_sparse_rows_are_split_once_they_are_dense(dense: Any):
+    def make() -> tuple[Any, Any]:
+        w = tf.Variable(tf.reshape(tf.range(12.0, dtype=tf.float64), [4, 3]) / 12)
+
+        def step(s: tf.SparseTensor) -> Any:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.tanh(dense(s) @ w))
+            w.assign_sub(tape.gradient(loss, w))
+            return loss
+
+        return step, [w]
+
+    calls = [(tf.sparse.from_dense(numbers(n, 4) * tf.cast(numbers(n, 4) > 0, tf.float64)),) for n in (7, 5, 2)]
+    assert_law(make, calls, sharded=["MatMul", "Tanh"], at_home=1, tolerance=EXACT)
+
+
 def test_words_to_categories():
     """Hashed and looked up words: cleaned and embedded on the shards, looked up where the table is."""
     known = ["an apple", "a day", "keeps"]

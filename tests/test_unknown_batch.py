@@ -14,18 +14,8 @@ from keras import layers
 import graphsplit as gs
 from benchmarks.coverage_models import MODELS
 from graphsplit.emission import emit
-from graphsplit.sizes import (
-    ROWS,
-    STAND_IN,
-    Polynomial,
-    Size,
-    UndecidedError,
-    coefficients,
-    joined_shapes,
-    length,
-    values_at,
-    witnesses,
-)
+from graphsplit.polynomials import Polynomial, UndecidedError, coefficients, values_at
+from graphsplit.sizes import ROWS, STAND_IN, Size, joined_shapes, length, witnesses
 from graphsplit.sizes import (
     rows as rows_,
 )

@@ -8,10 +8,11 @@ from typing import NamedTuple
 import numpy as np
 
 from graphsplit.layouts import REPLICATE, Layout, Shard
+from graphsplit.polynomials import Polynomial
 from graphsplit.programs import Op
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.registry import Answer, Declined, Dim, Factors, Resize, Sharded, register
-from graphsplit.sizes import Polynomial, Shape, Size
+from graphsplit.sizes import Shape, Size
 
 
 class _Spec(NamedTuple):

@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
+from graphsplit.polynomials import Polynomial
 from graphsplit.programs import Op
-from graphsplit.sizes import ROWS, Polynomial, Shape, Size
+from graphsplit.sizes import ROWS, Shape, Size
 
 
 class Part(NamedTuple):
