@@ -119,17 +119,17 @@ def symbols_in(shapes: Sequence[Shape | None]) -> tuple[Symbol, ...]:
 
 
 def witnesses(symbols: Sequence[Symbol]) -> list[Point]:
-    """Return sizes for which shapes are inferred: one of each, many rows, long sequences.
+    """Return sizes for which shapes are inferred: one of each, many rows, long sequences of two rows.
 
     What is the same for all of them is constant, and `x[:10]`, which has 1 row and 10, follows from nothing. (That
-    there is one at least is taken for granted.)
+    there is one at least is taken for granted.) Rows and lengths that would be broadcast to each other fit for none.
     """
     small = {symbol: symbol.small for symbol in symbols}
     points: list[Point] = [small]
     if ROWS in small:
         points.append({**small, ROWS: ROWS.large})
     if len(small) > (ROWS in small):
-        points.append({s: s.small if s == ROWS else s.large for s in symbols})
+        points.append({symbol: 2 if symbol == ROWS else symbol.large for symbol in symbols})
     return points
 
 

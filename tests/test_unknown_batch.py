@@ -373,6 +373,20 @@ def test_lengths_that_depend_on_each_other() -> None:
     assert {op.type for op in plan.sharded_ops} >= {"Mul", "Softmax"}, str(plan)
 
 
+def test_lengths_that_are_broadcast_to_rows() -> None:
+    """One row may meet many of something else: the result has neither as many rows, nor their product."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 4)), tf.TensorSpec((None, 4))])
+    def f(x, y):
+        z = x * y
+        return tf.zeros([tf.shape(z)[0], 2]) + z[:, :2], tf.reshape(z, [-1])
+
+    parallel = gs.parallelize(f, devices=2, split={"y": None})
+    for rows, others in ((5, 1), (1, 3), (4, 4)):
+        x, y = tf.ones((rows, 4)), tf.ones((others, 4))
+        assert_close(parallel(x, y), f(x, y))
+
+
 def test_lengths_that_are_cut() -> None:
     """At most six words: for more, the answer is not that of as many."""
 
