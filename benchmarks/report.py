@@ -128,7 +128,13 @@ def _losses(results: Results) -> str:
         return "None of the goals was measured."
     lines = [f"* {line}" for line in broken] or ["* Every goal that was measured is met."]
     lines.append(f"\nGoals met: {len(met)}; missed: {len(broken)}.")
-    return "\n".join(lines)
+    return "\n".join([*lines, "", _WHY] if broken else lines)
+
+
+_WHY = """\
+Why: what a device does in one step must be worth starting it. A step of the polynomial fit is a few numbers, and 16
+devices each get 8 of them; a turn of an LSTM's loop is some 30 us of work, and every device keeps the loop's own books.
+On N devices more than the machine has cores, everyone pays for taking turns; the ceiling's processes do so too."""
 
 
 def _gpu_expectation(results: Results) -> str:
