@@ -133,7 +133,7 @@ def _losses(results: Results) -> str:
 
 _WHY = """\
 Why: what a device does in one step must be worth starting it. A step of the polynomial fit is a few numbers, and 16
-devices each get 8 of them; a turn of an LSTM's loop is some 30 us of work, and every device keeps the loop's own books.
+devices each get 8 of them; an LSTM's loop turns 64 times in 8 ms, and every device keeps the loop's own books.
 On N devices more than the machine has cores, everyone pays for taking turns; the ceiling's processes do so too."""
 
 
