@@ -74,8 +74,9 @@ class Forward:
         layouts = [self.layout(tensor) for tensor in op.inputs]
         whole = (REPLICATE,) * len(op.out_shapes)
         if all(layout is REPLICATE for layout in layouts):
-            made = self._made_dense(op)
-            self._append(None, "its rows are only equal once they are dense" if made else "", made or whole)
+            again = self._cut_again(op)
+            made = None if again else self._made_dense(op)
+            self._append(None, "its rows are only equal once they are dense" if made else "", again or made or whole)
             return
         given = self._answer(op, layouts)
         if isinstance(given, Declined):
