@@ -401,6 +401,14 @@ def test_lengths_that_are_cut() -> None:
         assert_close(parallel(x), f(x))
 
 
+def test_an_end_beyond_the_stand_in_is_still_an_end() -> None:
+    f = tf.function(lambda x: x[:30_000] + 1, input_signature=[tf.TensorSpec((None,))])
+    parallel = gs.parallelize(f, devices=2)
+    for rows in (4, 30_001):
+        assert_close(parallel(tf.zeros(rows)), f(tf.zeros(rows)))
+    assert parallel.plan(tf.zeros(4)).program.batch_is_unknown
+
+
 def test_shapes_that_do_not_follow_are_kept_at_home() -> None:
     """Pairs of rows: an odd batch fails on one device too."""
 
