@@ -14,6 +14,7 @@ from graphsplit.polynomials import Polynomial
 from graphsplit.sizes import MOST_LENGTHS, Shape, Size, length, rows
 from graphsplit.structures import Branch, CompositeLeaf, StaticLeaf, TensorLeaf, Tree, paths, step_path
 
+_ANY_BATCH = "planned for any batch size"
 Split = Any  # int | None | Mapping | Sequence, nested as the arguments are
 
 
@@ -39,7 +40,8 @@ class Splitting:
 
     def whole(self) -> Splitting:
         """Return the same with nothing split."""
-        return replace(self, layouts=(REPLICATE,) * len(self.layouts), batch=0, notes=())
+        notes = tuple(note for note in self.notes if not note.startswith(_ANY_BATCH))
+        return replace(self, layouts=(REPLICATE,) * len(self.layouts), batch=0, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -224,7 +226,7 @@ def _notes(batch: int | None, deciding: str, found: Sequence[_Argument]) -> tupl
 
 def _batch_notes(batch: int | None, deciding: str) -> tuple[str, ...]:
     if batch is None and deciding:
-        return (f"planned for any batch size of {deciding}: each shard takes its share of the rows, whole rows only",)
+        return (f"{_ANY_BATCH} of {deciding}: each shard takes its share of the rows, whole rows only",)
     if batch == 0:
         return (f"{deciding} has no rows; everything runs at home",)
     if not deciding:
