@@ -27,7 +27,17 @@ from graphsplit.operands import own_rows, resized
 from graphsplit.plans import Plan
 from graphsplit.polynomials import Polynomial, Symbol
 from graphsplit.programs import SIZES, Op, Tensor
-from graphsplit.row_counts import BEGIN, FixedRows, Measured, MeasuredRows, RowCounts, ToldRows, measured, whole_weights
+from graphsplit.row_counts import (
+    BEGIN,
+    FixedRows,
+    Measured,
+    MeasuredRows,
+    RowCounts,
+    Site,
+    ToldRows,
+    measured,
+    whole_weights,
+)
 from graphsplit.rules import Sharded
 from graphsplit.sizes import OWN, ROWS
 from graphsplit.writing import Writer, host_of
@@ -78,15 +88,16 @@ class _Emitter:
             writer = Writer(f"{scope}/lengths", host_of(plan.home), self.nodes.append)
             given = {s: measured(writer, self._source(*source)) for s, source in plan.length_sources().items()}
         lengths = {symbol: reference for symbol, reference in given.items() if symbol not in (ROWS, OWN, BEGIN)}
+        site = Site(plan.home, devices, scope, self._add, lengths)
         if ROWS not in symbols:
-            return FixedRows(plan.rows, plan.home, devices, scope, self._add, lengths)
+            return FixedRows(plan.rows, site)
         if only is not None:
             return ToldRows(only, given, scope, self._add)
         found = plan.rows_sources()
         names = [self.program.input_names[self.program.inputs.index(i)] for i, *_ in found]
         counted = given[ROWS] if nested else [self._source(*source) for source in found]
         shares = whole_weights(plan.rows)
-        return MeasuredRows(counted, names, shares, plan.home, devices, scope, self._add, lengths)
+        return MeasuredRows(counted, names, shares, site)
 
     def _source(self, position: int, axis: int, each: int = 1) -> Measured:
         op = self.program.ops[position]

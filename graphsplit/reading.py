@@ -21,7 +21,7 @@ from graphsplit.hoisting import CONTROL_FLOW
 from graphsplit.polynomials import Polynomial, Symbol, is_symbolic, values_planned
 from graphsplit.programs import SIZES, Op, Program, Tensor, is_stateful
 from graphsplit.shape_inference import ELEMENT_SHAPE, HELPER, Findings, Value, import_for_shapes
-from graphsplit.sizes import ROWS, Shape, Size, as_exact, has_sizes, joined_shapes, symbols_in, with_sizes, witnesses
+from graphsplit.sizes import Shape, Size, as_exact, has_sizes, joined_shapes, symbols_in, with_sizes, witnesses
 from graphsplit.stages import Stages
 from graphsplit.tensorflow_internals import resource_value
 from graphsplit.untiling import untile
@@ -98,40 +98,6 @@ def build_program(
         locate=locate,
         stages=stages,
     )
-
-
-def build_for_any_batch(
-    build: Callable[..., Program], given_shapes: Mapping[str, Shape | None], notes: Sequence[str]
-) -> Program:
-    """Return the program for all sizes; if shapes do not follow for all, one that leaves some of them open.
-
-    Args:
-      build: `build_program` with its other arguments.
-      given_shapes, notes: see there.
-    """
-    given = dict(given_shapes)
-    notes = list(notes)
-    while True:
-        try:
-            return build(given_shapes=given, notes=tuple(notes))
-        except ValueError as error:
-            symbols = symbols_in(list(given.values()))
-            if not symbols:
-                raise
-            reason = str(error).strip().split("\n")[0]
-            lengths = [symbol for symbol in symbols if symbol != ROWS]
-            if lengths:  # perhaps they are not as independent as they seem
-                last = max(lengths, key=lambda symbol: symbol.stand_in)
-                given = {name: _without(shape, last) for name, shape in given.items()}
-                notes.append(f"shapes do not follow for every {last.name}: {reason}")
-            else:
-                given = {}
-                notes.append(f"shapes do not follow for every batch size, so everything runs at home: {reason}")
-
-
-def _without(shape: Shape | None, symbol: Symbol) -> Shape | None:
-    """Return a shape in which nothing is said of a size."""
-    return shape and tuple([None if symbol in symbols_in([(size,)]) else size for size in shape])
 
 
 _ON_LISTS = frozenset({*ELEMENT_SHAPE, *ITEM, "Identity"})

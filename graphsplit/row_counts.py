@@ -38,24 +38,37 @@ class Measured(NamedTuple):
     dtype: tf.DType
 
 
-class RowCounts:
-    """What emission asks of sizes, at home (None) and on each shard.
+class Site(NamedTuple):
+    """Where sizes are computed and what for.
 
-    Args:
+    Attributes:
       home: the device of whole values.
       devices: the device of each shard.
       scope: a prefix for the names of nodes.
       add: takes each node and the shard that it belongs to.
       lengths: references of the sizes of sequences, 64 bits.
+    """
+
+    home: str
+    devices: Mapping[int, str]
+    scope: str
+    add: AddToShard
+    lengths: Mapping[Symbol, str]
+
+
+class RowCounts:
+    """What emission asks of sizes, at home (None) and on each shard.
+
+    Args:
+      site: where they are computed.
 
     Attributes:
       home, writers: what writes arithmetic on sizes, at home and for each shard.
       numbers, scalars: the sizes that are known beforehand, and references of those that are not.
     """
 
-    def __init__(
-        self, home: str, devices: Mapping[int, str], scope: str, add: AddToShard, lengths: Mapping[Symbol, str]
-    ):
+    def __init__(self, site: Site):
+        home, devices, scope, add, lengths = site
         self.home = Writer(f"{scope}/home", host_of(home), lambda node: add(node, None))
         self.writers = {
             d: Writer(f"{scope}/shard_{d}", host_of(device), lambda node, d=d: add(node, d))  # type: ignore[misc]
@@ -141,19 +154,11 @@ class RowCounts:
 class FixedRows(RowCounts):
     """Row counts that are known when planning."""
 
-    def __init__(
-        self,
-        rows: Sequence[int],
-        home: str,
-        devices: Mapping[int, str],
-        scope: str,
-        add: AddToShard,
-        lengths: Mapping[Symbol, str],
-    ):
-        super().__init__(home, devices, scope, add, lengths)
+    def __init__(self, rows: Sequence[int], site: Site):
+        super().__init__(site)
         self._rows = tuple(rows)
         self.numbers[None] = {ROWS: sum(rows)}
-        for d in devices:
+        for d in site.devices:
             self.numbers[d] = {ROWS: sum(rows), OWN: rows[d], BEGIN: sum(rows[:d])}
 
     def split_sizes(self, name: str, layout: Shard) -> str:
@@ -182,7 +187,7 @@ class ToldRows(RowCounts):
     """
 
     def __init__(self, d: int, given: Mapping[Symbol, str], scope: str, add: AddToShard):
-        super().__init__("", {d: ""}, scope, add, given)
+        super().__init__(Site("", {d: ""}, scope, add, given))
 
 
 class MeasuredRows(RowCounts):
@@ -193,21 +198,11 @@ class MeasuredRows(RowCounts):
         number.
       batch: how the user calls these arguments.
       weights: the share of each shard, as whole numbers.
-      home, devices, scope, add, lengths: see `RowCounts`.
+      site: where they are computed.
     """
 
-    def __init__(
-        self,
-        sources: Sequence[Measured] | str,
-        batch: Sequence[str],
-        weights: Sequence[int],
-        home: str,
-        devices: Mapping[int, str],
-        scope: str,
-        add: AddToShard,
-        lengths: Mapping[Symbol, str],
-    ):
-        super().__init__(home, devices, scope, add, lengths)
+    def __init__(self, sources: Sequence[Measured] | str, batch: Sequence[str], weights: Sequence[int], site: Site):
+        super().__init__(site)
         w = self.home
         rows = sources if isinstance(sources, str) else _equal(w, [measured(w, s) for s in sources], batch)
         sizes, begins = self._divide(rows, weights)

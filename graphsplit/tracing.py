@@ -16,8 +16,9 @@ from graphsplit.errors import OutputError, bullet_list
 from graphsplit.graphdefs import inline_calls, make_node
 from graphsplit.hoisting import hoist_reads
 from graphsplit.merging import drop_idle_waits, merge
+from graphsplit.open_sizes import build_for_any_batch
 from graphsplit.programs import Program, is_write
-from graphsplit.reading import build_for_any_batch, build_program
+from graphsplit.reading import build_program
 from graphsplit.sizes import Shape
 from graphsplit.stages import stages_of
 from graphsplit.tensorflow_internals import resource_value

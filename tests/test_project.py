@@ -24,6 +24,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors, and from 
     ["graphdefs", "devices", "structures"],
     ["folding", "hoisting", "decompositions", "writing", "signatures", "shape_inference", "stages"],
     ["programs", "merging", "row_counts"],
+    ["open_sizes"],
     ["bodies", "untiling"],
     ["reading"],
     ["rules"],

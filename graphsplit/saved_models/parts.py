@@ -13,8 +13,9 @@ from graphsplit.decompositions import decompose
 from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.graphdefs import GraphDef, NodeDef, inline_calls, make_node, output_names, split_reference
 from graphsplit.hoisting import hoist_reads
+from graphsplit.open_sizes import build_for_any_batch
 from graphsplit.programs import Program
-from graphsplit.reading import build_for_any_batch, build_program
+from graphsplit.reading import build_program
 from graphsplit.sizes import Shape
 from graphsplit.structures import Branch, TensorLeaf
 
