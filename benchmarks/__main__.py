@@ -1,4 +1,4 @@
-"""`python -m benchmarks --quick | --curves | --full`: measure, print, write JSON and pictures."""
+"""`python -m benchmarks --quick | --full`: measure, print, write JSON and pictures."""
 
 from __future__ import annotations
 
@@ -15,10 +15,9 @@ from benchmarks.environment import load_average
 from benchmarks.processes import Group
 from benchmarks.results import CONTESTANTS, Results
 from benchmarks.runner import Cell, Settings, measure
-from benchmarks.workloads import WORKLOADS
+from benchmarks.workloads import MODES, WORKLOADS
 
 RESULTS = Path(__file__).parent / "results"
-_FOUR = ["plain", "mirrored", "ceiling", "graphsplit"]
 
 
 @dataclass(frozen=True)
@@ -30,32 +29,27 @@ class Form:
       rounds, round_s: how often and for about how long each is timed.
       planning_ops: sizes of the synthetic programs that are planned.
       limit_s: a contestant that takes longer for one answer is left out.
-      minutes: no cell begins later than this after the start.
     """
 
     contestants: list[str]
     rounds: int
     round_s: float
     planning_ops: list[int]
-    limit_s: float = 600.0
-    minutes: float = math.inf
+    limit_s: float = 150.0
 
 
 _FORMS = {
-    "quick": Form(_FOUR, 5, 0.3, [1000, 10_000]),
-    "curves": Form(_FOUR, 5, 0.3, [10_000], limit_s=150.0, minutes=22.0),  # and the cell that has begun
-    "full": Form(list(CONTESTANTS), 9, 1.0, [1000, 10_000, 100_000]),
+    "quick": Form(["plain", "mirrored", "ceiling", "graphsplit"], 5, 0.3, [1000, 10_000]),
+    "full": Form(list(CONTESTANTS), 5, 0.3, [1000, 10_000, 100_000]),
 }
 _QUICK_CELLS = [("polyfit", 2), ("polyfit", 8), ("mlp", 2), ("mini_googlenet", 2)]
-_CURVES = ["polyfit", "mlp", "mini_googlenet", "lstm", "transformer", "resnet50"]
 _DEVICES = [1, 2, 4, 8, 16]
 
 Names = Annotated[str, typer.Option(help="Comma-separated; everything the form covers by default.")]
 
 
 def main(
-    full: Annotated[bool, typer.Option("--full/--quick", help="All of it, hours; or a few minutes.")] = False,
-    curves: Annotated[bool, typer.Option("--curves", help="Training on 1 to 16 devices, within 25 minutes.")] = False,
+    full: Annotated[bool, typer.Option("--full/--quick", help="All of it, over an hour; or a few minutes.")] = False,
     workloads: Names = "",
     modes: Names = "",
     devices: Names = "",
@@ -72,7 +66,7 @@ def main(
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the JSON file has and measure the rest.")] = False,
 ) -> None:
     """Measure graphsplit beside its alternatives."""
-    form = "full" if full else "curves" if curves else "quick"
+    form = "full" if full else "quick"
     usual = _FORMS[form]
     cells = choose_cells(form, _split(workloads), _split(modes), [int(n) for n in _split(devices)])
     chosen = _split(contestants) or usual.contestants
@@ -85,7 +79,7 @@ def main(
         batch=batch or None,
         limit_s=limit_seconds or usual.limit_s,
     )
-    end = time.time() + 60 * (minutes or usual.minutes)
+    end = time.time() + 60 * (minutes or math.inf)
     path = output or RESULTS / f"{form}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     sizes = [int(n) for n in _split(planning_ops)] or usual.planning_ops
@@ -103,24 +97,15 @@ def choose_cells(form: str, workloads: list[str], modes: list[str], devices: lis
     _check(workloads, WORKLOADS, "workloads")
     if form == "quick" and not (workloads or devices or modes):
         return [Cell(name, "training", count) for name, count in _QUICK_CELLS]
-    names = (
-        workloads
-        or {
-            "quick": list(dict.fromkeys(name for name, _ in _QUICK_CELLS)),
-            "curves": _CURVES,
-            "full": list(WORKLOADS),
-        }[form]
-    )
-    counts = devices or ([2] if form == "quick" else _DEVICES)
-    cells = [
+    usual = list(WORKLOADS) if form == "full" else list(dict.fromkeys(name for name, _ in _QUICK_CELLS))
+    counts = devices or (_DEVICES if form == "full" else [2])
+    return [  # should time run out, every workload has the same points on its curve
         Cell(name, mode, count)
-        for name in names
-        for mode in WORKLOADS[name].modes
-        if mode in (modes or (WORKLOADS[name].modes if form == "full" else ["training"]))
         for count in counts
+        for mode in MODES
+        for name in workloads or usual
+        if mode in WORKLOADS[name].modes and mode in (modes or (MODES if form == "full" else ["training"]))
     ]
-    # Should time run out, every workload has the same points on its curve.
-    return sorted(cells, key=lambda cell: counts.index(cell.devices)) if form == "curves" else cells
 
 
 def run(

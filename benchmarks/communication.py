@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from graphsplit.layouts import REPLICATE, Partial, Replicate, Shard
+from graphsplit.layouts import Partial
+from graphsplit.packing import whole_values
 from graphsplit.plans import Plan
-from graphsplit.programs import Tensor
 
 
 @dataclass(frozen=True)
@@ -36,40 +36,23 @@ def communication_of(plan: Plan, graph: Any, model: Any, arguments: list[Any], m
 def planned_traffic(plan: Plan) -> dict[str, Traffic]:
     """Return the traffic of the plan's reshards, and of whole values that the shards read.
 
-    A shard that lives at home exchanges nothing with it, so N shards make N-1 transfers.
+    A shard that lives at home exchanges nothing with it, so N shards make N-1 transfers. What is packed is one.
     """
     away = [d for d, device in enumerate(plan.devices) if device != plan.home]
     found: dict[str, Traffic] = {}
-    for reshard in plan.reshards:
+
+    def add(kind: str, transfers: int, size: int) -> None:
+        found[kind] = found.get(kind, Traffic()) + Traffic(transfers, size)
+
+    for reshard in plan.reshards if len(plan.devices) > 1 else ():
         size = plan.program.bytes(reshard.tensor)
-        if isinstance(reshard.source, Partial):
-            traffic = Traffic(len(away), size * len(away))
-        else:
-            traffic = Traffic(len(away), sum(size * plan.rows[d] // max(plan.batch, 1) for d in away))
-        if isinstance(reshard.source, (Replicate, Shard, Partial)) and len(plan.devices) > 1:
-            found[reshard.kind] = found.get(reshard.kind, Traffic()) + traffic
-    whole = Traffic()
-    for tensor in _whole_values_read_on_shards(plan):
-        whole += Traffic(len(away), plan.program.bytes(tensor) * len(away))
-    return {**found, "whole values": whole}
-
-
-def _whole_values_read_on_shards(plan: Plan) -> set[Tensor]:
-    """Return the tensors that exist at home only and are read whole on every shard. Constants are re-made there."""
-    read = set()
-    for op, step in zip(plan.program.ops, plan.steps, strict=True):
-        if step.shards:
-            replaced = {operand for operand, *_ in step.shards.resize}
-            pairs = enumerate(zip(op.inputs, step.shards.wants, strict=True))
-            read |= {t for i, (t, want) in pairs if want == REPLICATE and i not in replaced}
-    return {t for t in read if not _is_on_shards(plan, t)}
-
-
-def _is_on_shards(plan: Plan, tensor: Tensor) -> bool:
-    made = plan.steps[tensor.op].shards
-    if plan.program.ops[tensor.op].type == "Const":
-        return True
-    return made is not None and made.gives[tensor.index] == REPLICATE
+        share = len(away) if isinstance(reshard.source, Partial) else sum(plan.rows[d] for d in away) / plan.batch
+        add(reshard.kind, len(away), int(size * share))
+    for tensor in whole_values(plan.program, plan.steps):
+        add("whole values", len(away), plan.program.bytes(tensor) * len(away))
+    for pack in plan.packs:
+        add(pack.kind, (1 - len(pack.tensors)) * len(away), 0)
+    return found
 
 
 def lower_bound(plan: Plan, model: Any, arguments: list[Any], mode: str) -> Traffic:

@@ -33,6 +33,25 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.{2 if seconds < 0.01 else 1 if seconds < 0.1 else 0}f}"
 
 
+def summary_columns(results: Results) -> list[str]:
+    """Return the columns of the summary: one for each number of devices."""
+    return ["workload", "mode", *[f"N = {n}" for n in _counts(results)]]
+
+
+def summary_rows(results: Results) -> list[list[str]]:
+    """Return graphsplit's step as a multiple of the ceiling's and of MirroredStrategy's, a row for each workload."""
+    rows = []
+    for workload, mode in dict.fromkeys(cell[:2] for cell in results.cells()):
+        cells = [(workload, mode, n) for n in _counts(results)]
+        ratios = [[results.ratio(cell, "graphsplit", other) for other in ("ceiling", "mirrored")] for cell in cells]
+        rows.append([workload, mode, *[f"{times(a)} / {times(b)}" for a, b in ratios]])
+    return rows
+
+
+def _counts(results: Results) -> list[int]:
+    return sorted({n for *cell, n in results.cells() if results.ratio((*cell, n), "graphsplit", "plain") is not None})
+
+
 def step_rows(results: Results) -> list[list[str]]:
     """Return step, first call, memory and graph of every contestant in every cell."""
     rows = []

@@ -61,12 +61,18 @@ def _step_goals(results: Results, cell: tuple[str, str, int]) -> Iterator[Outcom
 
 
 def _first_call_goals(results: Results, cell: tuple[str, str, int]) -> Iterator[Outcome]:
-    """Stated for a large training step on 8 devices; reported for all such cells."""
-    if cell[:2] == ("resnet50", "training") and cell[2] == 8:
+    """Stated for a large training step on 8 devices, and on 64 as a multiple of those."""
+    if cell[:2] != ("resnet50", "training"):
+        return
+    if cell[2] == 8:
         for other, most in {"mirrored": 0.2, "plain": 2.2}.items():
             ratio = results.compared(cell, "graphsplit", other, _first_s)
             if ratio is not None:
                 yield Outcome(f"{_name(cell)}: first call as a multiple of {other}'s", ratio, most)
+    many, few = results.find(*cell, "graphsplit"), results.find(*cell[:2], 8, "graphsplit")
+    if cell[2] == 64 and many and few and many.batch == few.batch:
+        ratio = _first_s(many) / _first_s(few)
+        yield Outcome(f"{_name(cell)}, {many.batch} rows: first call as a multiple of that on 8", ratio, 2.0)
 
 
 def _memory_goals(results: Results, cell: tuple[str, str, int]) -> Iterator[Outcome]:

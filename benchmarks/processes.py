@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import select
+import signal
 import subprocess
 import sys
 import tempfile
@@ -63,6 +64,9 @@ class Worker:
 
     def _last_words(self) -> str:
         code = self._process.wait()
+        if code < 0:  # https://docs.python.org/3/library/subprocess.html#subprocess.Popen.returncode
+            killed = signal.Signals(-code).name
+            return f"its process was ended by {killed}" + (", for memory as a rule" if killed == "SIGKILL" else "")
         self._log.seek(0)
         lines = [line for line in self._log.read().splitlines() if line.strip()]
         return f"its process ended with {code}" + (f": {lines[-1][:200]}" if lines else "")

@@ -45,33 +45,42 @@ _GPUS = "Devices are GPUs: {gpus}.\n"
 _LINKS = (("PCIe 4.0 x16", 25e9), ("NVLink 4", 450e9))  # usable bytes per second in one direction
 
 
-def main(source: Annotated[Path, typer.Argument()], target: Annotated[Path, typer.Argument()]) -> None:
+def main(
+    source: Annotated[Path, typer.Argument()],
+    target: Annotated[Path, typer.Argument()],
+    many: Annotated[Path | None, typer.Option(help="Results on many more devices, with a batch of their own.")] = None,
+) -> None:
     """Write the page `target` from the results in `source`."""
     target.parent.mkdir(parents=True, exist_ok=True)
     relative = Path(os.path.relpath(source.resolve(), target.parent.resolve()))
-    target.write_text(page(Results.load(source), relative, target.parent))
+    more = Results.load(many) if many else None
+    target.write_text(page(Results.load(source), relative, target.parent, more))
 
 
-def page(results: Results, source: Path, folder: Path) -> str:
+def page(results: Results, source: Path, folder: Path, many: Results | None = None) -> str:
     """Return the page; `source` is the JSON file as seen from `folder`, pictures lie beside it."""
     parts = [
         "# Performance",
         _method(results, source),
         "## Environment",
         _table(["what", "value"], [[key, str(value)] for key, value in results.environment.items()]),
+        "## In short",
+        "graphsplit's step as a multiple of the ceiling's / of MirroredStrategy's: below 1, graphsplit is faster.",
+        _table(display.summary_columns(results), display.summary_rows(results)),
         *_pictures(source, folder),
+        "## Where graphsplit loses",
+        _losses(results, many),
         "## Steps",
         _table(display.STEP_COLUMNS, display.step_rows(results)),
         "## Time to the first result",
         "Parts of graphsplit's first call; `rest` is TensorFlow's own: placement, graph optimisation, the step itself.",
         _table(display.FIRST_CALL_COLUMNS, display.first_call_rows(results)),
+        *_many_devices(many),
         "## Communication",
         _COMMUNICATION,
         _table(display.COMMUNICATION_COLUMNS, display.communication_rows(results)),
         "## Planning",
         _table(display.PLANNING_COLUMNS, display.planning_rows(results)),
-        "## Where graphsplit loses",
-        _losses(results),
         "## What to expect on GPUs",
         _gpu_expectation(results),
     ]
@@ -122,8 +131,26 @@ def _table(columns: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def _losses(results: Results) -> str:
-    broken, met = broken_goals(results), met_goals(results)
+def _many_devices(many: Results | None) -> list[str]:
+    if many is None:
+        return []
+    return [
+        "## Many devices",
+        _MANY.format(batch=many.records[0].batch),
+        _table(display.STEP_COLUMNS, display.step_rows(many)),
+        _table(display.FIRST_CALL_COLUMNS, display.first_call_rows(many)),
+    ]
+
+
+_MANY = """\
+With a batch of {batch}, so that every one of 64 devices has rows. New for each device is its share of the graph; what
+takes time there is TensorFlow's own work on every node and every copy between devices: instantiating, placing,
+partitioning, preparing kernels. It grows with the sharded operations and with nothing else."""
+
+
+def _losses(results: Results, many: Results | None) -> str:
+    every = [results] if many is None else [results, many]
+    broken, met = ([goal for r in every for goal in goals(r)] for goals in (broken_goals, met_goals))
     if not broken and not met:
         return "None of the goals was measured."
     lines = [f"* {line}" for line in broken] or ["* Every goal that was measured is met."]

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 
 import tensorflow as tf
 
 from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Replicate, Shard
-from graphsplit.plans import Plan, Reshard, Step
+from graphsplit.plans import Plan
 from graphsplit.programs import Op, Program, Tensor
 from graphsplit.propagation import Forward
 from graphsplit.rules import Sharded, answer_for_output
 from graphsplit.rules.random import STATEFUL_RANDOM, rule_to_make
+from graphsplit.sizes import has_sizes
+from graphsplit.steps import Reshard, Step
 
 _DEEPEST_REMAKE = 24
 _INFINITE = 1 << 62
@@ -89,12 +93,25 @@ class Backward:
     def _visit(self, op: Op) -> Step:
         given = self.natural.answers[op.index]
         if given is not None:
+            if given.rescale and (divisor := self._divisor(op)):
+                given = replace(given, rescale=False, divisor=divisor)
             self._demand_inputs(op, given)
             for (output, demand), _ in self._demands[op.index].items():
                 layout = REPLICATE if demand is _ON_SHARDS else demand
                 self._reshard(Tensor(op.index, output), given.gives[output], layout)
             return Step(shards=given)
         return self._visit_whole(op)
+
+    def _divisor(self, op: Op) -> int:
+        """Return what a mean divides by, if it may do so once: it is read whole only, and its sum does not overflow."""
+        dtype, shapes = op.out_dtypes[0], (op.in_shapes[0], op.out_shapes[0])
+        read_whole = all(demand is REPLICATE or demand is _ON_SHARDS for _, demand in self._demands[op.index])
+        if not read_whole or dtype.size < (8 if dtype.is_complex else 4):
+            return 0
+        if any(shape is None or None in shape or has_sizes(shape) for shape in shapes):
+            return 0
+        before, after = (math.prod(size or 0 for size in shape or ()) for shape in shapes)
+        return before // after if after else 0
 
     def _visit_whole(self, op: Op) -> Step:
         """Visit an op whose natural form is whole: read whole, cut, or made in pieces from the start."""

@@ -22,7 +22,8 @@ from graphsplit.graphdefs import (
     make_node,
 )
 from graphsplit.hoisting import function_names, hand_over, named_by_content, rename_functions
-from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
+from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Replicate, Shard
+from graphsplit.loop_inputs import bring_loop_inputs
 from graphsplit.operands import own_rows, resized
 from graphsplit.plans import Plan
 from graphsplit.polynomials import Polynomial, Symbol
@@ -40,7 +41,10 @@ from graphsplit.row_counts import (
 )
 from graphsplit.rules import Sharded
 from graphsplit.sizes import OWN, ROWS
+from graphsplit.steps import Pack
 from graphsplit.writing import Writer, host_of
+
+_SENT = "sent"  # the whole value as each shard takes it from a pack
 
 
 @collection_paused()
@@ -64,7 +68,10 @@ class _Emitter:
         self.nodes: list[Any] = []
         self.shard_of: dict[str, int] = {}
         self._resource_devices = resource_devices
-        self._resharded: dict[tuple[Tensor, Layout], list[str]] = {}
+        self._resharded: dict[tuple[Tensor, Layout | str], list[str]] = {}
+        self._packed: dict[str, dict[Tensor, Pack]] = {"whole values": {}, "all-reduce": {}}
+        for pack in plan.packs:
+            self._packed[pack.kind].update(dict.fromkeys(pack.tensors, pack))
         self._constants: dict[tuple[int, Layout, int], str] = {}
         self._prefixes = _shard_prefixes(plan)
         self._shards = range(len(plan.devices)) if only is None else [only]
@@ -109,6 +116,7 @@ class _Emitter:
         effects = [i for i in self.program.effects if self.plan.steps[i].home or self.plan.steps[i].shards]
         ends = tuple(name for i in effects for name in self._ends(i))  # adds nodes
         staging.move_stages(self.plan, self.nodes, self.shard_of, self._prefixes, self._resource_devices)
+        bring_loop_inputs(self.nodes, self.shard_of)
         ops = self.program.ops
         library = GraphDef().library
         library.CopyFrom(self.program.library)
@@ -218,8 +226,10 @@ class _Emitter:
                 ]
         if sharded.draw:
             self._draw(op, sharded, inputs, d)
-        elif not sharded.rescale:
+        elif not sharded.rescale or len(self.plan.devices) == 1:
             node = self._copy(op, name, device, inputs)
+            if sharded.divisor and len(self.plan.devices) > 1:
+                node.op = "Sum"
             if sharded.bodies:
                 self._localise_bodies(op, node, sharded.bodies, d)
         else:
@@ -302,6 +312,8 @@ class _Emitter:
         if d is not None and (op.type == "Const" or (op.is_constant and layout is REPLICATE)):
             return self._constant(op, layout, d)
         if isinstance(layout, Replicate):
+            if d is not None and tensor in self._packed["whole values"]:
+                return self._unpacked(tensor, d)
             if step.home:
                 return _reference(op.name, tensor.index)
             return self._make_whole(tensor)
@@ -328,8 +340,40 @@ class _Emitter:
             self._resharded[key] = references
         return self._resharded[key][d or 0]
 
+    def _unpacked(self, tensor: Tensor, d: int) -> str:
+        """Return the reference on shard `d` of a whole value that is sent together with others."""
+        key = (tensor, _SENT)
+        if key not in self._resharded:
+            name, pack, sizes = self._pack(tensor, "whole values")
+            sources = [self._read(t, REPLICATE) for t in pack]
+            nodes, references = communication.send_packed(
+                name, sources, sizes, self._dtype(tensor), self.plan.home, self.plan.devices
+            )
+            self.nodes += nodes
+            for k, packed in enumerate(pack):
+                self._resharded[packed, _SENT] = [own[k] for own in references]
+        return self._resharded[key][d]
+
+    def _reduce_packed(self, tensor: Tensor) -> None:
+        """Reduce a tensor together with others."""
+        name, pack, sizes = self._pack(tensor, "all-reduce")
+        parts = [[self._read(t, PARTIAL_SUM, d) for t in pack] for d in range(len(self.plan.devices))]
+        nodes, references = communication.reduce_packed(
+            name, parts, sizes, self._dtype(tensor), self.plan.home, self.plan.devices
+        )
+        self.nodes += nodes
+        self._resharded.update({(t, REPLICATE): [r] for t, r in zip(pack, references, strict=True)})
+
+    def _pack(self, tensor: Tensor, kind: str) -> tuple[str, Sequence[Tensor], list[int]]:
+        """Return a name for a tensor's pack, what is in it, and the size of each."""
+        pack = self._packed[kind][tensor]
+        name = f"{self._own}/packed/{kind.replace(' ', '_')}_{self.plan.packs.index(pack)}"
+        return name, pack.tensors, [self.program.bytes(t) // self._dtype(t).size for t in pack.tensors]
+
     def _make_whole(self, tensor: Tensor) -> str:
         key = (tensor, REPLICATE)
+        if key not in self._resharded and tensor in self._packed["all-reduce"]:
+            self._reduce_packed(tensor)
         if key not in self._resharded:
             step = self.plan.steps[tensor.op]
             assert step.shards is not None
@@ -338,7 +382,9 @@ class _Emitter:
             dtype, home = self._dtype(tensor), self.plan.home
             if isinstance(given, Partial):
                 name = self._communication_name(tensor, "all_reduce")
-                nodes, reference = communication.all_reduce(name, parts, given.reduction, self._counts, dtype, home)
+                nodes, reference = communication.all_reduce(
+                    name, parts, given.reduction, self._counts, dtype, home, step.shards.divisor
+                )
             else:
                 assert isinstance(given, Shard)
                 name = self._communication_name(tensor, "all_gather")

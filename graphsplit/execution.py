@@ -13,6 +13,7 @@ from graphsplit.collecting import collection_paused
 from graphsplit.emission import emit
 from graphsplit.emitted import EmittedGraph
 from graphsplit.graphdefs import function_definition, output_type, split_reference
+from graphsplit.optimizing import optimizer_config
 from graphsplit.plans import Plan
 from graphsplit.sizes import without_sizes
 from graphsplit.tensorflow_internals import RuntimeFunction
@@ -40,7 +41,7 @@ class Executable:
             graph.effects,
             shapes,
             results,
-            inline=_worth_optimizing(graph.nodes),
+            whole=True,
         )
 
     @property
@@ -62,7 +63,7 @@ def runtime_function(
     effects: Sequence[str],
     input_shapes: Mapping[str, Any],
     output_shapes: Sequence[Any] | None = None,
-    inline: bool = True,
+    whole: bool = False,
 ) -> RuntimeFunction:
     """Register some of an emitted graph's nodes with TensorFlow's runtime as one function.
 
@@ -74,7 +75,8 @@ def runtime_function(
       outputs, effects: what it returns and what must run.
       input_shapes: static shapes of inputs, by placeholder name, where known.
       output_shapes: static shapes of the outputs, where known.
-      inline: whether a graph that calls it may contain it. If not, its outputs come to the device of the call.
+      whole: whether these are all nodes of the graph, so that its outputs may come to the device that calls it. A graph
+        that calls it then need not contain it, on which TensorFlow's optimizer would work again.
     """
     label = re.sub(r"\W", "_", name)
     definition = function_definition(f"graphsplit_{label}_{next(_serial)}", nodes, inputs, outputs, effects)
@@ -85,18 +87,8 @@ def runtime_function(
     for reference, shape in zip(outputs, shapes, strict=True):
         node, index = split_reference(reference)
         results.append(_spec(by_name[node], index, shape))
-    optimize = _worth_optimizing(nodes)
-    return RuntimeFunction(definition, graph.library.function, specs, results, optimize, inline)
-
-
-def _worth_optimizing(nodes: Sequence[Any]) -> bool:
-    """Return whether TensorFlow's graph optimizer pays for itself.
-
-    On CPUs it takes most of the time to the first step, growing with the number of devices, and does not make steps
-    faster: a ResNet50 training step on 8 logical devices of 2 cores came first after 5.4 s instead of 13.6, and then
-    took 0.31 s either way. On GPUs it chooses the layout of convolutions.
-    """
-    return any("GPU" in node.device for node in nodes)
+    config = optimizer_config(nodes, graph.library)
+    return RuntimeFunction(definition, graph.library.function, specs, results, config, not whole or config is None)
 
 
 def _spec(node: Any, index: int, shape: Any) -> tf.TensorSpec:

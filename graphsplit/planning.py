@@ -17,9 +17,11 @@ from graphsplit.control_flow import Mesh
 from graphsplit.demands import Backward
 from graphsplit.errors import CheckError, StrictError, bullet_list
 from graphsplit.layouts import REPLICATE, Layout, Replicate, Shard
-from graphsplit.plans import Plan, Reshard
+from graphsplit.packing import find_packs
+from graphsplit.plans import Plan
 from graphsplit.programs import Op, Program
 from graphsplit.propagation import Forward
+from graphsplit.steps import Reshard
 
 
 @collection_paused()
@@ -83,6 +85,7 @@ def plan_program(
         if impossible.keys() <= kept_home.keys():
             raise CheckError(f"Lists cannot be placed: {sorted(program.ops[i].name for i in impossible)}.")
         kept_home.update(impossible)
+    reshards = tuple(reversed(backward.reshards))
     plan = Plan(
         program=program,
         devices=tuple(devices),
@@ -90,7 +93,8 @@ def plan_program(
         home=home,
         input_layouts=tuple(input_layouts),
         steps=tuple(backward.steps),
-        reshards=tuple(reversed(backward.reshards)),
+        reshards=reshards,
+        packs=find_packs(program, backward.steps, reshards) if len(devices) > 1 else (),
         notes=(*notes, *_notes_on_stages(program, backward)),
         random=random,
         positions=tuple(positions),

@@ -3,56 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from fractions import Fraction
 
 import tensorflow as tf
 
 from graphsplit.errors import CheckError
-from graphsplit.layouts import REPLICATE, Layout, Partial, Replicate, Shard
+from graphsplit.layouts import REPLICATE, Layout, Replicate, Shard
+from graphsplit.packing import check_packs
 from graphsplit.polynomials import Symbol
 from graphsplit.programs import Op, Program, Tensor
-from graphsplit.rules import Sharded
 from graphsplit.sizes import ROWS, STAND_IN, Size, symbols_in
+from graphsplit.steps import Pack, Reshard, Step
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
-
-
-@dataclass(frozen=True)
-class Step:
-    """What becomes of one operation: it may run at home, on the shards, on both, or (dead code) nowhere.
-
-    Attributes:
-      home: whether it runs once, at home, on whole tensors.
-      shards: how it runs on every shard, or None.
-      reason: why it runs at home although it carries rows of the batch; "" where it carries none.
-      bodies: for a loop or branch at home around work on the batch, the plans of its functions, by name: the loop
-        stays one loop, and each turn is split over the devices.
-    """
-
-    home: bool = False
-    shards: Sharded | None = None
-    reason: str = ""
-    bodies: Mapping[str, Plan] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Reshard:
-    """A tensor that changes its layout. Happens once, however many operations read the result."""
-
-    tensor: Tensor
-    source: Layout
-    target: Layout
-
-    @property
-    def kind(self) -> str:
-        """Return the field's name for it."""
-        if isinstance(self.source, Replicate):
-            return "split" if isinstance(self.target, Shard) else "zero-fill"
-        if isinstance(self.source, Partial):
-            return "all-reduce" if isinstance(self.target, Replicate) else "reduce-scatter"
-        return "all-gather" if isinstance(self.target, Replicate) else "all-to-all"
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +32,7 @@ class Plan:
       input_layouts: the layout of each argument.
       steps: one per operation.
       reshards: every change of layout that the live operations need.
+      packs: what travels together.
       notes: one sentence for each thing a user would not expect.
       output_layouts: for the body of a loop or branch, which each shard runs by itself, the layouts of what it
         returns; None for a whole program, which returns whole values.
@@ -82,6 +48,7 @@ class Plan:
     input_layouts: tuple[Layout, ...]
     steps: tuple[Step, ...] = field(repr=False)
     reshards: tuple[Reshard, ...] = field(repr=False)
+    packs: tuple[Pack, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
     output_layouts: tuple[Layout, ...] | None = None
     random: str = "exact"
@@ -185,6 +152,7 @@ class Plan:
                     raise CheckError(
                         f"{op.name!r} reads {self.program.ops[tensor.op].name!r} as {layout}, which is not made."
                     )
+        check_packs(self.program, self.steps, self.packs)
         layouts = self.output_layouts or (REPLICATE,) * len(self.program.outputs)
         for tensor, layout in zip(self.program.outputs, layouts, strict=True):
             if not self._exists(tensor, layout, moves):
@@ -237,6 +205,8 @@ class Plan:
             tensors = [r.tensor for r in self.reshards if r.kind == kind]
             if tensors:
                 lines.append(f"  {kind}: {len(tensors)} tensors, {self.size_text(tensors)}")
+        for pack in self.packs:
+            lines.append(f"  as one, {pack.kind}: {len(pack.tensors)} tensors, {self.size_text(pack.tensors)}")
         return lines
 
     def _rows_text(self, rows: int) -> str:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 
+import tensorflow as tf
+
 from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
 from graphsplit.programs import Op, Program, Tensor
 from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of, stays_partial
@@ -142,23 +144,38 @@ def _tensors_wanted_whole(program: Program, outputs: Collection[Tensor], local: 
 
 
 def _forks(program: Program, wanted: Collection[Tensor]) -> set[Tensor]:
-    """Return the tensors that are reduced for less than what several linear readers make of them.
+    """Return the tensors that are reduced for no more than what linear readers make of them.
 
-    A partial sum stays partial through linear ops and is reduced behind them; behind a fork, more than once. (A
-    BatchNormalization reads its mean in three shapes.)
+    A partial sum stays partial through linear ops and is reduced behind them. Behind a fork that is more than once (a
+    BatchNormalization reads its mean in three shapes); behind ops that only reshape it, once at home is less than once
+    on every shard.
     """
     forks: set[Tensor] = set()
-    ends: dict[Tensor, dict[Tensor, None]] = {}  # of a tensor: where it would be reduced if it were partial
+    ends: dict[Tensor, dict[Tensor, bool]] = {}  # where it would be reduced if it were partial; added to others before?
     for op in reversed(program.ops):
-        behind: dict[Tensor, None] = {}
-        for k in range(len(op.out_shapes)):
+        behind: dict[Tensor, bool] = {}
+        for k, dtype in enumerate(op.out_dtypes):
             tensor = Tensor(op.index, k)
-            reached = ends.pop(tensor, {})
-            if len(reached) > 1 and 0 < program.bytes(tensor) <= sum(map(program.bytes, reached)):
+            reached, size = ends.pop(tensor, {}), program.bytes(tensor)
+            is_fork = len(reached) > 1 and 0 < size <= sum(map(program.bytes, reached))
+            if is_fork or _is_only_moved(program, size, dtype, reached):
                 forks.add(tensor)
-            behind.update({tensor: None} if tensor in wanted or tensor in forks else reached)
+            behind.update({tensor: False} if tensor in wanted or tensor in forks else reached)
+        joins = len(op.inputs) - len(op.constants) > 1
         for tensor in op.inputs:
             reached = ends.setdefault(tensor, {})
             if len(reached) < _MOST_ENDS:
-                reached.update(behind)
+                reached.update(dict.fromkeys(behind, True) if joins else behind)
     return forks
+
+
+def _is_only_moved(program: Program, size: int, dtype: tf.DType, reached: Mapping[Tensor, bool]) -> bool:
+    """Return whether linear ops, none of which adds anything, make one tensor of the same size and dtype.
+
+    (Another dtype may be there for its precision: gradients in float16 are added up in float32.)
+    """
+    if len(reached) != 1:
+        return False
+    [(end, joined)] = reached.items()
+    same = program.ops[end.op].out_dtypes[end.index] == dtype
+    return not joined and same and 0 < size <= program.bytes(end)

@@ -37,9 +37,6 @@ from tensorflow.python.framework import auto_control_deps_utils, kernels, op_def
 # a trainable variable, without reading it.
 from tensorflow.python.ops import control_flow_util, handle_data_util, resource_variable_ops
 
-# How one function call says that the graph optimizer is to leave it alone.
-from tensorflow.python.util import function_utils
-
 # The form in which the profiler writes what it recorded; the protos come with TensorFlow, under no public name.
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
@@ -131,7 +128,7 @@ class RuntimeFunction:
       definition: the `FunctionDef`.
       library: the functions that it calls.
       specs, outs: dtypes and shapes of its inputs and outputs.
-      optimize: whether TensorFlow's graph optimizer may work on it when it is called eagerly.
+      config: the serialized `ConfigProto` that says what TensorFlow's graph optimizer does to it; None: all it can.
       inline: whether it may become part of the graph that calls it, on which the optimizer works as a whole. If not,
         what it returns is brought to the device of the call.
     """
@@ -142,7 +139,7 @@ class RuntimeFunction:
         library: Sequence[Any],
         specs: Sequence[tf.TypeSpec],
         outs: Sequence[tf.TypeSpec],
-        optimize: bool = True,
+        config: bytes | None = None,
         inline: bool = True,
     ):
         if not inline:
@@ -150,8 +147,7 @@ class RuntimeFunction:
         self._name = definition.signature.name
         self._outs = outs
         self._inline = inline
-        config = None if optimize else function_utils.get_disabled_rewriter_config()
-        self._attributes = None if config is None else ("executor_type", "", "config_proto", config)
+        self._config = config
         runtime = context.context()
         children = []
         for child in library:
@@ -170,22 +166,22 @@ class RuntimeFunction:
     def __call__(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run the function on `arguments`, one tensor for each input of the definition."""
         eager = tf.executing_eagerly()
-        if not eager and self._attributes is not None and not self._inline:
+        if not eager and self._config is not None and not self._inline:
             return self._call_apart(arguments)
-        if not eager or self._attributes is None:
+        if not eager or self._config is None:
             return list(self._function.call_flat(*arguments))
         return list(
             execute.execute(
                 self._name,
                 num_outputs=len(self._outs),
                 inputs=list(arguments),
-                attrs=self._attributes,
+                attrs=("executor_type", "", "config_proto", self._config),
                 ctx=context.context(),
             )
         )
 
     def _call_apart(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Call from a graph, which does not take the body in, and without the optimizer.
+        """Call from a graph, which does not take the body in, and with an optimizer of its own.
 
         `call_flat` would ask for the caller's optimizer, and make a Python graph of the body to see which variables
         it only reads.
@@ -195,7 +191,7 @@ class RuntimeFunction:
         types = [spec.dtype.as_datatype_enum for spec in self._outs]
         stateful = self._function.call_options.is_stateful
         with record.stop_recording():
-            call = atomic_function.partitioned_call_op(self._name, list(arguments), stateful, types)
+            call = atomic_function.partitioned_call_op(self._name, list(arguments), stateful, types, self._config)
         only_read = tf.compat.v1.AttrValue()
         only_read.list.i.extend(_variables_only_read(self._function.cached_definition))
         call._set_attr(auto_control_deps_utils.READ_ONLY_RESOURCE_INPUTS_ATTR, only_read)

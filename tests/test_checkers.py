@@ -14,9 +14,9 @@ from graphsplit.emission import emit
 from graphsplit.emitted import EmittedGraph
 from graphsplit.graphdefs import make_node
 from graphsplit.layouts import REPLICATE, Partial, Shard
-from graphsplit.plans import Step
 from graphsplit.programs import Program, Tensor
 from graphsplit.rules import Sharded
+from graphsplit.steps import Step
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,8 @@ _REDUCTION = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "Prod": "
 def reduce(op: Op) -> Factors | Declined:
     """`ab -> b`: the factor of a reduced axis is contracted. A mean is the mean of each shard times its share.
 
-    Not `sum / count`: in float16 a sum over the batch overflows long before its mean does.
+    (Planning makes it `sum / count` where it is reduced at once. Not in float16: a sum over the batch overflows long
+    before its mean does.)
     """
     axes = reduced_axes(op)
     if axes is None:

@@ -92,6 +92,7 @@ class Sharded:
       gives: the layout of each output.
       resize: the shape operands in which each device has the size of its own shard of the first output.
       rescale: whether each copy's result is multiplied by its device's share of the rows.
+      divisor: of a mean that is reduced at once: each copy is a sum, and what they add up to is divided by this.
       bodies: for loops and branches, the plans of the functions that they call, by name.
       draw: for random ops, how each shard draws the numbers of its rows.
     """
@@ -100,6 +101,7 @@ class Sharded:
     gives: tuple[Layout, ...]
     resize: tuple[Resize, ...] = ()
     rescale: bool = False
+    divisor: int = 0
     bodies: Mapping[str, Any] = field(default_factory=dict)
     draw: Draw | None = None
 
