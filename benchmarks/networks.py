@@ -60,6 +60,14 @@ def mini_googlenet(width: float = 1.0, classes: int = 10, normalized: bool = Fal
     return keras.Model(image, layers.Dense(classes)(x))
 
 
+@keras.saving.register_keras_serializable("benchmarks")
+class Unchanged(layers.Layer):
+    """What it is given; it takes the arguments of the BatchNormalization whose place it takes."""
+
+    def call(self, x, training=None, mask=None):
+        return x
+
+
 def resnet50(side: int, classes: int = 10, normalized: bool = True) -> keras.Model:
     model = keras.applications.ResNet50(
         weights=None, input_shape=(side, side, 3), classes=classes, classifier_activation=None
@@ -69,7 +77,7 @@ def resnet50(side: int, classes: int = 10, normalized: bool = True) -> keras.Mod
 
     def without_normalization(layer: keras.Layer) -> keras.Layer:
         if isinstance(layer, layers.BatchNormalization):
-            return layers.Activation("linear", name=layer.name)
+            return Unchanged(name=layer.name)
         return layer.__class__.from_config(layer.get_config())
 
     return keras.models.clone_model(model, clone_function=without_normalization)

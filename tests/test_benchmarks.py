@@ -78,11 +78,12 @@ def test_traffic_of_the_plan_is_that_of_the_graph(name: str):
     assert planned.transfers == transfers_in_graph(step.graph_def(*arguments))
 
 
-def test_every_workload_has_data_for_its_network():
-    for name in WORKLOADS:
-        found = workload(name, small=True)
-        x, y = data(found, 2)
-        assert len(x) == len(y) == 2
+@pytest.mark.parametrize("name", WORKLOADS)
+def test_every_workload_has_data_for_its_network(name: str):
+    found = workload(name, small=True)
+    x, y = data(found, 2)
+    assert len(x) == len(y) == 2
+    assert make_parts(found).model(x).shape[0] == 2
 
 
 def test_synthetic_programs_are_sharded():
