@@ -39,7 +39,9 @@ def _export(folder: str, model: keras.Model, **arguments: np.ndarray) -> Request
 
 
 def dense(folder: str) -> Requests:
-    layers = [keras.Input([6]), keras.layers.Dense(16, "relu"), keras.layers.Dense(3, "softmax")]
+    """Four biases, which travel together where the batch is known."""
+    hidden = [keras.layers.Dense(units, "relu") for units in (16, 8, 8)]
+    layers = [keras.Input([6]), *hidden, keras.layers.Dense(3, "softmax")]
     return _export(folder, keras.Sequential(layers), x=_floats(ROWS, 6))
 
 

@@ -154,6 +154,13 @@ def _assert_weights_stay(report: gs.TranspileReport, made: Made, copies: str) ->
     assert stored[0] == stored[1]  # one copy on disk
 
 
+def test_what_is_sent_together_counts(make):
+    report = make("dense").reports[3]
+    [signature] = [s for s in report.signatures if s.name == "fixed"]
+    weights = 6 * 16 + 16 * 8 + 8 * 8 + 8 * 3 + 16 + 8 + 8 + 3
+    assert signature.sent_bytes == 2 * 4 * weights  # to two devices that are not home, 4 bytes each
+
+
 def test_where_copies_of_weights_are(make, tmp_path: Path):
     made = make("dense")
     gs.transpile_saved_model(made.original, tmp_path / "copies", 3, replicate_weights=True)
@@ -161,8 +168,9 @@ def test_where_copies_of_weights_are(make, tmp_path: Path):
     placement = gs.placement_of(loaded.signatures["fixed"], x=tf.constant(made.requests["fixed"]["x"][:7]), actual=True)
     reads = [op.actual for op in placement.select("ReadVariableOp")]
     assert {device.rpartition("device:")[2] for device in reads} == {"CPU:0", "CPU:1", "CPU:2"}
+    assert made.reports[3].plans["fixed"].packs
     crossing = {t.source for t in placement.transfers}
-    assert not [name for name in crossing if "ReadVariableOp" in name], crossing
+    assert not [name for name in crossing if "ReadVariableOp" in name or "packed" in name], crossing
 
 
 def test_names_types_shapes_and_assets_stay(make):

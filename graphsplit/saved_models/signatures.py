@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -64,6 +64,8 @@ def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple
       mirrors: where copies of weights on the devices come from; None to send weights from home.
     """
     trace, plan = planned.trace, planned.plan
+    if mirrors is not None:
+        plan = replace(plan, packs=())  # nothing is sent that could be sent together
     variables = captured_variables(trace, plan)
     graph = emit(plan, devices_of_resources(trace, plan))
     extra: list[tf.Tensor] = []

@@ -150,7 +150,10 @@ def sent_bytes(graph: EmittedGraph, plan: Plan) -> int:
                 name, index = split_reference(reference.lstrip("^"))
                 if reference[0] != "^" and (name in ops or name in shared) and name not in graph.shard_of:
                     sent.add((name, index, node.device))
-    return sum(shared[name] if name in shared else ops[name].out_bytes[index] for name, index, _ in sent)
+    together = [plan.program.bytes(t) for pack in plan.packs if pack.kind == "whole values" for t in pack.tensors]
+    away = sum(device != plan.home for device in plan.devices)
+    alone = sum(shared[name] if name in shared else ops[name].out_bytes[index] for name, index, _ in sent)
+    return alone + sum(together) * away
 
 
 def where_variables_live(devices: Sequence[str]) -> str:
