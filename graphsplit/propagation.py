@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tensorflow as tf
 
+from graphsplit.home_rows import rows_at_home
 from graphsplit.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
 from graphsplit.programs import Op, Program, Tensor
 from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of, stays_partial
 
 _MOST_ENDS = 16  # of one tensor that are looked at
 
-_MAKES_DENSE = frozenset({"RaggedTensorToTensor", "SparseTensorDenseMatMul", "SparseToDense"})
 ControlFlowRule = Callable[[Op, Sequence[Layout]], Answer]
 """How loops and branches are answered: they need plans of their bodies, which rules know nothing of."""
 
@@ -74,18 +74,23 @@ class Forward:
 
     def _visit(self, op: Op) -> None:
         layouts = [self.layout(tensor) for tensor in op.inputs]
-        whole = (REPLICATE,) * len(op.out_shapes)
         if all(layout is REPLICATE for layout in layouts):
-            again = self._cut_again(op)
-            made = None if again else self._made_dense(op)
-            self._append(None, "its rows are only equal once they are dense" if made else "", again or made or whole)
+            self._append_home(op, "")
             return
         given = self._answer(op, layouts)
         if isinstance(given, Declined):
             carries_rows = any(isinstance(layout, Shard) for layout in layouts)
-            self._append(None, given.reason if carries_rows else "", self._cut_again(op) or whole)
+            self._append_home(op, given.reason if carries_rows else "")
         else:
             self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(given.gives)]))
+
+    def _append_home(self, op: Op, reason: str) -> None:
+        rows = rows_at_home(self.program, op, self.layout, 0 if self._local else self._batch)
+        if rows is None:
+            self._append(None, reason, (REPLICATE,) * len(op.out_shapes))
+        else:
+            layout, why = rows
+            self._append(None, reason or why, (layout,))
 
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         if op.index in self._kept_home:
@@ -100,33 +105,6 @@ class Forward:
         if rule is None:
             return Declined(f"no rule for {op.type}")
         return answer(rule, op, layouts, [self.program.bytes(t) for t in op.inputs], self._local)
-
-    def _made_dense(self, op: Op) -> tuple[Layout] | None:
-        """Return the layout in which the rows of a ragged or sparse argument are cut, where they become dense."""
-        if op.type not in _MAKES_DENSE or self._local or self._batch < 2:
-            return None
-        shape = op.out_shapes[0]
-        return (Shard(0),) if shape and shape[0] == self._batch else None
-
-    def _cut_again(self, op: Op) -> tuple[Layout] | None:
-        """Return the layout in which the result of an op at home is cut, if it has the rows of something sharded.
-
-        So do numbers looked up for words, and the words of texts made dense: their count is that of the texts.
-        """
-        ops, rows = self.program.ops, None
-        if op.type == "LookupTableFindV2":
-            rows = op.inputs[1]
-        elif op.type == "RaggedTensorToTensor" and ops[op.inputs[3].op].type == "StridedSlice":
-            words = ops[ops[op.inputs[3].op].inputs[0].op]
-            rows = words.inputs[0] if words.type == "StringSplitV2" else None
-        layout = self.layout(rows) if rows is not None else REPLICATE
-        if rows is None or not isinstance(layout, Shard):
-            return None
-        before, after = self.program.shape(rows), op.out_shapes[0]
-        if before is None or after is None or len(after) <= layout.axis:
-            return None
-        size = before[layout.axis]
-        return (layout,) if size is not None and size == after[layout.axis] else None
 
     def _as_seen(self, op: Op, output: int, layout: Layout) -> Layout:
         """A partial sum stays partial only while every reader is linear in it: it is reduced once, not twice."""

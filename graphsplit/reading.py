@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.bodies import ITEM, Bodies, Elements, Given
+from graphsplit.bodies import Bodies, Elements
 from graphsplit.collecting import collection_paused
 from graphsplit.folding import FOLDABLE, fold
 from graphsplit.graphdefs import (
@@ -18,12 +19,12 @@ from graphsplit.graphdefs import (
     split_reference,
 )
 from graphsplit.hoisting import CONTROL_FLOW
+from graphsplit.lists import Lists
 from graphsplit.polynomials import Polynomial, Symbol, is_symbolic, values_planned
 from graphsplit.programs import SIZES, Op, Program, Tensor, is_stateful
-from graphsplit.shape_inference import ELEMENT_SHAPE, HELPER, Findings, Value, import_for_shapes
-from graphsplit.sizes import Shape, Size, as_exact, has_sizes, joined_shapes, symbols_in, with_sizes, witnesses
+from graphsplit.shape_inference import HELPER, Findings, Value, import_for_shapes, known_shape
+from graphsplit.sizes import Shape, has_sizes, joined_shapes, symbols_in, with_sizes, witnesses
 from graphsplit.stages import Stages
-from graphsplit.tensorflow_internals import resource_value
 from graphsplit.untiling import untile
 
 _NO_BODIES: dict[str, Any] = {}
@@ -100,7 +101,6 @@ def build_program(
     )
 
 
-_ON_LISTS = frozenset({*ELEMENT_SHAPE, *ITEM, "Identity"})
 _ITEM_BYTES: dict[tf.DType, int] = {}
 
 
@@ -133,14 +133,12 @@ class _Reader:
         self._read_bodies = bodies
         self._unknown = symbols
         self._held_by_inputs = held
-        self._held: dict[Tensor, np.ndarray] = {}  # of lists whose elements are all the same known integers: those
-        self._elements: dict[Tensor, Elements] = {}  # of lists: what they hold
-        self._counts: dict[Tensor, Size] = {}  # of lists: how many elements they have
         self.ops: list[Op] = []
         self.positions: dict[str, int] = {}
         self._nodes = nodes
         self._known: dict[Tensor, np.ndarray] = {}
         self.found = Findings()
+        self._lists = Lists(self.found)
         self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
         self._constants: dict[tuple[tf.DType, Shape, bytes], int] = {}
         self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
@@ -180,9 +178,8 @@ class _Reader:
         self.ops += before
         self.positions[op.name] = op.index
         if op.name in self._held_by_inputs:
-            self._held[Tensor(op.index, 0)] = self._held_by_inputs[op.name]
-        if op.type in _ON_LISTS:
-            self._refine_elements(op)
+            self._lists.held[Tensor(op.index, 0)] = self._held_by_inputs[op.name]
+        self._lists.refine(op)
         self._append(op)
 
     def _inferred(self, cases: Sequence[tf.Operation]) -> list[Shape | None]:
@@ -191,10 +188,11 @@ class _Reader:
         shapes = []
         for k, output in enumerate(cases[-1].outputs):
             hint = hints[k] if k < len(hints) and hints[k].dtype == output.dtype else None  # (hoisting changes dtypes)
-            shape = joined_shapes([_shape(case.outputs[k].shape) for case in cases], self._unknown)
+            shape = joined_shapes([known_shape(case.outputs[k].shape) for case in cases], self._unknown)
             shapes.append(shape if hint is None else _merged(shape, hint.shape))
             if output.dtype == tf.variant:
-                self._read_elements(Tensor(len(self.ops), k), cases, k, hint)
+                found = [case.outputs[k] for case in cases]
+                self._lists.infer(Tensor(len(self.ops), k), found, hint, self._unknown)
         return shapes
 
     def _simplified(
@@ -213,8 +211,8 @@ class _Reader:
     def _append(self, op: Op) -> None:
         """Append an operation, or constants in its place if its values are known."""
         values = self._values(op)
-        if op.type == "TensorListPopBack" and op.inputs[0] in self._held:
-            self._pop(op, self._held[op.inputs[0]])
+        if op.type == "TensorListPopBack" and op.inputs[0] in self._lists.held:
+            self._pop(op, self._lists.held[op.inputs[0]])
         elif values is None:
             self.ops.append(op)
             self._read_through(op)
@@ -231,7 +229,8 @@ class _Reader:
         if op.type == "VariableShape":
             return self._shape_of_variable(op)
         if op.type == "TensorListElementShape":
-            return self._shape_of_elements(op)
+            shape = self._lists.element_shape(op.inputs[0])
+            return None if shape is None else [shape]
         return fold(op, op.symbols) if op.type in FOLDABLE and not op.controls else None
 
     def _read_through(self, op: Op) -> None:
@@ -246,7 +245,7 @@ class _Reader:
     def _pop(self, op: Op, value: np.ndarray) -> None:
         """Append the op that takes the last element off a list; that element is known."""
         self.ops.append(op)
-        self._held[Tensor(op.index, 0)] = value
+        self._lists.held[Tensor(op.index, 0)] = value
         self._append_value(op, 1, value)
 
     def _append_value(self, op: Op, output: int, value: np.ndarray) -> None:
@@ -263,87 +262,24 @@ class _Reader:
             return None
         return [np.array(held[1], op.out_dtypes[0].as_numpy_dtype)]
 
-    def _shape_of_elements(self, op: Op) -> list[np.ndarray] | None:
-        held = self._elements.get(op.inputs[0])
-        if held is None or held[1] is None:
-            return None
-        return [np.array([-1 if size is None else as_exact(size) for size in held[1]], object)]
-
     def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> Mapping[str, Program]:
         """Return the programs of the functions that a loop or branch calls, and note what they say of its results."""
         passed = inputs[CONTROL_FLOW[node.op][2] :]
-        given = Given(
-            [self.ops[t.op].out_shapes[t.index] for t in passed],
-            {i: self._elements[t] for i, t in enumerate(passed) if t in self._elements},
-            {i: self._held[t] for i, t in enumerate(passed) if t in self._held},
-        )
+        given = self._lists.given(passed, [self.ops[t.op].out_shapes[t.index] for t in passed])
         if "While" not in node.op:
-            programs, shapes = self._read_bodies.of_branches(node, Given(given.shapes, given.elements))
+            programs, shapes = self._read_bodies.of_branches(node, replace(given, held={}))
             if "output_shapes" in node.attr:
                 self._find(node.name, out_shapes, shapes)
             return programs
         programs, carried = self._read_bodies.of_loop(node, given, out_shapes)
         self._find(node.name, out_shapes, carried.shapes)
-        for i, (dtype, shape) in carried.elements.items():
-            maker, result = self.ops[inputs[i].op], Tensor(len(self.ops), i)
-            if has_sizes(shape) and maker.type in ELEMENT_SHAPE:
-                self.found.elements[maker.name] = shape
-            if has_sizes(shape) or result not in self._elements:  # a loop that was inlined has no hints
-                self._elements[result] = dtype, shape
-            if i in carried.kept and inputs[i] in self._counts:
-                self._counts[result] = self._counts[inputs[i]]
-            if maker.type == "EmptyTensorList" and i in carried.held:
-                self._held[result] = carried.held[i]
+        self._lists.carry(carried, inputs, self.ops)
         return programs
-
-    def _refine_elements(self, op: Op) -> None:
-        """Note the elements of a list that something of more rows is put into, is made from a tensor, or is read."""
-        given = op.inputs[0] if op.inputs else None
-        self._count_elements(op, given)
-        held = [t for t in (Tensor(op.index, 0), given) if t in self._elements]
-        if not held:
-            return
-        dtype, shape = self._elements[held[0]]
-        if given in self._elements:
-            shape = with_sizes(shape, self._elements[given][1])
-        if op.type in ITEM:
-            item = op.in_shapes[ITEM[op.type]]
-            shape = with_sizes(shape, item and item[1:] if op.type == "TensorListFromTensor" else item)
-        if op.out_dtypes[0] == tf.variant:
-            self._elements[Tensor(op.index, 0)] = dtype, shape
-        if op.type in ELEMENT_SHAPE and has_sizes(shape):
-            self.found.elements[op.name] = shape
-
-    def _count_elements(self, op: Op, given: Tensor | None) -> None:
-        """Note how many elements a list has, where that follows from unknown sizes."""
-        list_ = Tensor(op.index, 0)
-        count: int | None = None
-        if op.type == "TensorListReserve" and 1 in op.symbols:
-            count = Size(Polynomial.of(op.symbols[1][()]))
-        elif op.type == "TensorListFromTensor":
-            count = (op.in_shapes[0] or (None,))[0]
-        elif given in self._counts and op.type in ("Identity", "TensorListSetItem", "TensorListStack"):
-            count = self._counts[given]
-        if isinstance(count, Size) and op.type == "TensorListStack":
-            self.found.counts[op.name] = count
-        elif isinstance(count, Size):
-            self._counts[list_] = count
 
     def _find(self, name: str, inferred: Sequence[Shape | None], found: Sequence[Shape | None]) -> None:
         shapes = tuple([with_sizes(shape, hint) for shape, hint in zip(inferred, found, strict=True)])
         if any(map(has_sizes, shapes)):
             self.found.outputs[name] = shapes
-
-    def _read_elements(self, tensor: Tensor, cases: Sequence[tf.Operation], k: int, original: tf.Tensor | None) -> None:
-        found = [held for case in cases if (held := resource_value(case.outputs[k])) is not None]
-        if found:
-            dtype, shape = found[0][0], joined_shapes([_shape(held[1]) for held in found], self._unknown)
-        elif original is not None and (held := resource_value(original)) is not None:
-            dtype, shape = held[0], _shape(held[1])
-        else:
-            return
-        if dtype != tf.variant:
-            self._elements[tensor] = dtype, shape
 
     def _constant(self, name: str, value: np.ndarray, op: Op, output: int) -> Tensor:
         """Return a constant of what an op's output is worth; equal ones are one."""
@@ -366,14 +302,10 @@ class _Reader:
         return tensor
 
 
-def _shape(known: tf.TensorShape) -> Shape | None:
-    return None if known.rank is None else tuple(known)
-
-
 def _merged(shape: Shape | None, hint: tf.TensorShape) -> Shape | None:
     """Return a shape with the sizes that only a hint knows."""
     if shape is None or hint.rank is None:
-        return _shape(hint) if shape is None else shape
+        return known_shape(hint) if shape is None else shape
     return tuple([known if size is None else size for size, known in zip(shape, hint, strict=True)])
 
 

@@ -126,3 +126,8 @@ def _element_shape(name: str, shape: Shape | None) -> Any:
 def _value_name(reference: str) -> str:
     name, index = split_reference(reference)
     return f"{name}{HELPER}value_{index}"
+
+
+def known_shape(shape: tf.TensorShape) -> Shape | None:
+    """Return a shape as TensorFlow knows it, None for an unknown rank."""
+    return None if shape.rank is None else tuple(shape)

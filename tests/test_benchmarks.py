@@ -120,6 +120,11 @@ def test_many_devices_are_compared_with_eight():
 
 
 @pytest.mark.long
+def test_a_tiny_run_of_packing():
+    run("benchmarks.packing", "--devices", 2, "--vectors", 4, "--rounds", 1)
+
+
+@pytest.mark.long
 def test_a_tiny_run_of_serving(tmp_path: Path):
     path = tmp_path / "serving.json"
     few = ("--rows", "1,3", "--devices", "1,2", "--growth", "1,3", "--rounds", 2, "--model", "dense")
