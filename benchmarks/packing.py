@@ -1,0 +1,92 @@
+"""Does packing pay? A step that adds vectors to its rows and sums their gradients: sent one by one, and as one.
+
+python -m benchmarks.packing [--devices 8] [--vectors 32] [--rounds 9]
+
+For vectors of several sizes it prints the step packed as a multiple of the step apart, the median over interleaved
+rounds, and the same for processor time.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import graphsplit as gs
+
+_ENTRIES = (16, 256, 1024, 4096, 16384)
+_ROWS_EACH, _STEPS = 2, 20
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--devices", type=int, default=8)
+    parser.add_argument("--vectors", type=int, default=32)
+    parser.add_argument("--rounds", type=int, default=9)
+    options = parser.parse_args()
+    names = gs.use_logical_devices(options.devices, threads_per_device=1)
+    print(f"{options.vectors} vectors, {options.devices} devices: packed as a multiple of apart")
+    for entries in _ENTRIES:
+        packed, apart = steps(entries, options.vectors, names)
+        wall, processor = compare(packed, apart, options.rounds)
+        print(f"  {4 * entries:>6} bytes each: step {wall:.2f}, processor time {processor:.2f}")
+
+
+def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """Return the step with its packs, and without."""
+    import tensorflow as tf
+
+    from graphsplit import compiling, packing, structures
+    from graphsplit.devices import canonical_name
+    from graphsplit.execution import Executable
+    from graphsplit.steps import Pack
+
+    devices = [canonical_name(name) for name in devices]
+    added = [tf.Variable(tf.zeros(entries)) for _ in range(vectors)]
+    x = tf.random.normal((_ROWS_EACH * len(devices), entries))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            for vector in added:
+                x = tf.tanh(x + vector)
+            loss = tf.reduce_sum(x)
+        for vector, gradient in zip(added, tape.gradient(loss, added), strict=True):
+            vector.assign_sub(1e-3 * gradient)
+        return loss
+
+    _, call = structures.flatten(((x,), {}))
+    leaf = structures.TensorLeaf(x.dtype, tuple(x.shape))
+    arguments = structures.Branch(dict, ("x",), (leaf,))
+    traced, plan = compiling.trace_and_plan(step, call, arguments, compiling.Options(), devices, devices[0])
+    whole = [t for t in packing.whole_values(plan.program, plan.steps) if plan.program.shape(t) == (entries,)]
+    sums = [r.tensor for r in plan.reshards if r.kind == "all-reduce" and plan.program.shape(r.tensor) == (entries,)]
+    packs = Pack("whole values", tuple(whole)), Pack("all-reduce", tuple(sums))  # whatever their size
+    made = [Executable(traced, replace(plan, packs=own), "step") for own in (packs, ())]
+    return (lambda: made[0]([x])), (lambda: made[1]([x]))
+
+
+def compare(packed: Callable[[], Any], apart: Callable[[], Any], rounds: int) -> tuple[float, float]:
+    """Return the medians of the ratios of step time and of processor time."""
+    found: list[tuple[float, float]] = []
+    for number in range(rounds + 1):  # the first one prepares
+        (wall, processor), (other_wall, other_processor) = _seconds(packed), _seconds(apart)
+        if number:
+            found.append((wall / other_wall, processor / other_processor))
+    walls, processors = zip(*found, strict=True)
+    return statistics.median(walls), statistics.median(processors)
+
+
+def _seconds(step: Callable[[], Any]) -> tuple[float, float]:
+    wall, processor = time.perf_counter(), time.process_time()
+    for _ in range(_STEPS):
+        result = step()
+    result[0].numpy()
+    return time.perf_counter() - wall, time.process_time() - processor
+
+
+if __name__ == "__main__":
+    main()
