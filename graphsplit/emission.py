@@ -197,6 +197,8 @@ class _Emitter:
                 inputs += [
                     f"^{n}" for n in ([prefix + self.program.ops[c].name] if self._is_sharded(c) else self._ends(c))
                 ]
+        if op.index in self.plan.order:
+            inputs.append(f"^{prefix}{self.program.ops[self.plan.order[op.index]].name}")
         if sharded.draw:
             self._draw(op, sharded, inputs, d)
         elif not sharded.rescale or len(self.plan.devices) == 1:

@@ -85,19 +85,25 @@ def _sent_first(program: Program, steps: Sequence[Step]) -> list[Tensor]:
 
 def _reduced_last(program: Program, steps: Sequence[Step], reshards: Iterable[Reshard]) -> list[Tensor]:
     """Return the tensors that are summed over the shards and read at home, with nothing following on the shards."""
-    before: set[int] = set()  # ops at home from which something follows on the shards
-    read_before: set[Tensor] = set()  # tensors that such ops, or shards, read whole
+    leading = leading_to_shards(program, steps)
+    sums = [r.tensor for r in reshards if r.source == PARTIAL_SUM and isinstance(r.target, Replicate)]
+    divided = {t for t in sums if (shards := steps[t.op].shards) and shards.divisor}
+    return [t for t in dict.fromkeys(sums) if t not in leading and t not in divided]
+
+
+def leading_to_shards(program: Program, steps: Sequence[Step]) -> set[Tensor]:
+    """Return the tensors from which, once they are reduced if they were sums, something follows on the shards."""
+    before: set[int] = set()  # operations from which something follows on the shards
+    leading: set[Tensor] = set()
     for op in reversed(program.ops):
         shards = steps[op.index].shards
         if shards:
-            read_before.update(t for t, want in zip(op.inputs, shards.wants, strict=True) if want != PARTIAL_SUM)
+            leading.update(t for t, want in zip(op.inputs, shards.wants, strict=True) if want != PARTIAL_SUM)
         if steps[op.index].home and op.index in before:
-            read_before.update(op.inputs)
+            leading.update(op.inputs)
         if shards or op.index in before or steps[op.index].bodies:
             before.update(_sources(op))
-    sums = [r.tensor for r in reshards if r.source == PARTIAL_SUM and isinstance(r.target, Replicate)]
-    divided = {t for t in sums if (shards := steps[t.op].shards) and shards.divisor}
-    return [t for t in dict.fromkeys(sums) if t not in read_before and t not in divided]
+    return leading
 
 
 def whole_values(program: Program, steps: Sequence[Step]) -> list[Tensor]:

@@ -17,6 +17,7 @@ from graphsplit.control_flow import Mesh
 from graphsplit.demands import Backward
 from graphsplit.errors import CheckError, StrictError, bullet_list
 from graphsplit.layouts import REPLICATE, Layout, Replicate, Shard
+from graphsplit.ordering import find_order
 from graphsplit.packing import find_packs
 from graphsplit.plans import Plan
 from graphsplit.programs import Op, Program
@@ -95,6 +96,7 @@ def plan_program(
         steps=tuple(backward.steps),
         reshards=reshards,
         packs=find_packs(program, backward.steps, reshards) if len(devices) > 1 else (),
+        order=find_order(program, backward.steps) if len(devices) > 1 else {},
         notes=(*notes, *_notes_on_stages(program, backward)),
         random=random,
         positions=tuple(positions),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from fractions import Fraction
 
@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from graphsplit.errors import CheckError
 from graphsplit.layouts import REPLICATE, Layout, Replicate, Shard
+from graphsplit.ordering import check_order
 from graphsplit.packing import check_packs
 from graphsplit.polynomials import Symbol
 from graphsplit.programs import Op, Program, Tensor
@@ -33,6 +34,7 @@ class Plan:
       steps: one per operation.
       reshards: every change of layout that the live operations need.
       packs: what travels together.
+      order: operations on the shards that wait, each for another one that other devices wait for.
       notes: one sentence for each thing a user would not expect.
       output_layouts: for the body of a loop or branch, which each shard runs by itself, the layouts of what it
         returns; None for a whole program, which returns whole values.
@@ -49,6 +51,7 @@ class Plan:
     steps: tuple[Step, ...] = field(repr=False)
     reshards: tuple[Reshard, ...] = field(repr=False)
     packs: tuple[Pack, ...] = field(default=(), repr=False)
+    order: Mapping[int, int] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
     output_layouts: tuple[Layout, ...] | None = None
     random: str = "exact"
@@ -153,6 +156,7 @@ class Plan:
                         f"{op.name!r} reads {self.program.ops[tensor.op].name!r} as {layout}, which is not made."
                     )
         check_packs(self.program, self.steps, self.packs)
+        check_order(self.program, self.steps, self.order)
         layouts = self.output_layouts or (REPLICATE,) * len(self.program.outputs)
         for tensor, layout in zip(self.program.outputs, layouts, strict=True):
             if not self._exists(tensor, layout, moves):
@@ -207,6 +211,8 @@ class Plan:
                 lines.append(f"  {kind}: {len(tensors)} tensors, {self.size_text(tensors)}")
         for pack in self.packs:
             lines.append(f"  as one, {pack.kind}: {len(pack.tensors)} tensors, {self.size_text(pack.tensors)}")
+        if self.order:
+            lines.append(f"  after what other devices wait for: {len(self.order)} operations")
         return lines
 
     def _rows_text(self, rows: int) -> str:

@@ -31,6 +31,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors, and from 
     ["rules"],
     ["splitting", "tracing", "steps", "home_rows"],
     ["packing"],
+    ["ordering"],
     ["plans"],
     ["propagation", "communication", "drawing", "staging", "loop_inputs"],
     ["demands"],

@@ -1,0 +1,78 @@
+"""What other devices wait for goes first."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import keras
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.emission import emit
+from graphsplit.steps import Step
+from tests.law import assert_law
+from tests.test_parallelize import rows
+
+
+def training(normalized: bool):
+    """Return a training step of three layers of each kind, with or without sums over the batch between them."""
+    keras.utils.set_random_seed(3)
+    layers: list[keras.Layer] = [keras.Input((6, 6, 2))]
+    for _ in range(3):
+        layers.append(keras.layers.Conv2D(3, 3, padding="same", activation="tanh"))
+        layers += [keras.layers.BatchNormalization()] if normalized else []
+    layers += [keras.layers.Flatten(), keras.layers.Dense(4), keras.layers.Dense(3)]
+    model = keras.Sequential(layers)
+    optimizer = keras.optimizers.SGD(0.1)
+    optimizer.build(model.trainable_variables)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables))
+        return loss
+
+    return step, [*model.variables, *optimizer.variables]
+
+
+def images_and_labels(batch: int) -> tuple[tf.Tensor, tf.Tensor]:
+    return tf.cast(rows(batch, 6, 6, 2), tf.float32), tf.cast(rows(batch, 3), tf.float32)
+
+
+@pytest.fixture(scope="module")
+def plan() -> gs.Plan:
+    given = images_and_labels(7)
+    return assert_law(lambda: training(True), [given, given], sharded=["Conv2DBackpropFilter", "MatMul"])
+
+
+def test_gradients_of_weights_wait_for_those_that_lead_on(plan: gs.Plan):
+    ops = plan.program.ops
+    pairs = sorted((ops[later].type, ops[first].type) for later, first in plan.order.items())
+    assert pairs == [("Conv2DBackpropFilter", "Conv2DBackpropInput")] * 2 + [("MatMul", "MatMul")] * 2
+    for later, first in plan.order.items():
+        assert set(ops[later].inputs) & set(ops[first].inputs)
+    assert "after what other devices wait for: 4 operations" in str(plan)
+    waiting = {node.name: [r for r in node.input if r[0] == "^"] for node in emit(plan).nodes}
+    for later, first in plan.order.items():
+        for d in range(3):
+            assert f"^shard_{d}/{ops[first].name}" in waiting[f"shard_{d}/{ops[later].name}"]
+
+
+def test_where_nobody_waits_nothing_is_ordered():
+    step, _ = training(False)
+    assert not gs.parallelize(step, devices=3).plan(*images_and_labels(7)).order
+    step, _ = training(True)
+    assert not gs.parallelize(step, devices=1).plan(*images_and_labels(7)).order
+
+
+def test_a_broken_order_is_seen(plan: gs.Plan):
+    [later, first] = next(iter(plan.order.items()))
+    ops = plan.program.ops
+    [shared] = set(ops[later].inputs) & set(ops[first].inputs)
+    with pytest.raises(gs.CheckError, match="which follows from it"):
+        dataclasses.replace(plan, order={shared.op: first}).check()
+    steps = list(plan.steps)
+    steps[first] = Step(home=True)
+    with pytest.raises(gs.CheckError):
+        dataclasses.replace(plan, steps=tuple(steps), order={later: first}).check()
