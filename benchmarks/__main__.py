@@ -11,7 +11,7 @@ from typing import Annotated
 import typer
 
 from benchmarks.display import console, progress, show
-from benchmarks.environment import load_average
+from benchmarks.environment import commit, load_average
 from benchmarks.processes import Group
 from benchmarks.results import CONTESTANTS, Results
 from benchmarks.runner import Cell, Settings, measure
@@ -121,6 +121,8 @@ def run(
             records = measure(
                 cell, contestants, settings, lambda text: bar.update(task, description=text, refresh=True)
             )
+            for record in records:
+                record.commit = commit()
             results.records = [r for r in results.records if r.key not in {new.key for new in records}] + records
             results.save(path)
             bar.advance(task)

@@ -49,7 +49,7 @@ def summary_rows(results: Results) -> list[list[str]]:
 
 
 def _counts(results: Results) -> list[int]:
-    return sorted({n for *cell, n in results.cells() if results.ratio((*cell, n), "graphsplit", "plain") is not None})
+    return sorted({cell[2] for cell in results.cells() if results.ratio(cell, "graphsplit", "ceiling") is not None})
 
 
 def step_rows(results: Results) -> list[list[str]]:

@@ -30,7 +30,7 @@ def environment() -> dict[str, Any]:
         "keras": keras.__version__,
         "numpy": numpy.__version__,
         "graphsplit": graphsplit.__version__,
-        "commit": _commit(),
+        "commit": commit(),
     }
 
 
@@ -56,7 +56,7 @@ def _processor() -> str:
     return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "unknown")
 
 
-def _commit() -> str:
+def commit() -> str:
     """Return the commit, marked where graphsplit itself differs from it."""
     root = Path(__file__).parent.parent
     try:

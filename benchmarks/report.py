@@ -64,6 +64,7 @@ def page(results: Results, source: Path, folder: Path, many: Results | None = No
         _method(results, source),
         "## Environment",
         _table(["what", "value"], [[key, str(value)] for key, value in results.environment.items()]),
+        *_other_commits(results),
         "## In short",
         "graphsplit's step as a multiple of the ceiling's / of MirroredStrategy's: below 1, graphsplit is faster.",
         _table(display.summary_columns(results), display.summary_rows(results)),
@@ -119,6 +120,16 @@ def _method(results: Results, source: Path) -> str:
         devices=devices.format(cores=machine["cores"], gpus=", ".join(machine["gpus"])),
         floor_mb=min(plain, default=0) / 1e6,
     )
+
+
+def _other_commits(results: Results) -> list[str]:
+    """Say which cells were measured again, and on which commit."""
+    found: dict[str, dict[str, None]] = {}
+    for record in results.records:
+        if record.commit and record.commit != results.environment["commit"]:
+            cell = f"{record.workload} {record.mode} on {record.devices}"
+            found.setdefault(record.commit, {})[cell] = None
+    return [f"Measured on commit {commit}: {', '.join(cells)} devices." for commit, cells in found.items()]
 
 
 def _pictures(source: Path, folder: Path) -> list[str]:

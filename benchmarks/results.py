@@ -23,6 +23,7 @@ class Record:
       check: mean of the first result, to see that contestants did the same work.
       graph: what `describe` said.
       skipped: why it was not measured, "" if it was.
+      commit: of the code that was measured.
     """
 
     workload: str
@@ -39,6 +40,7 @@ class Record:
     check: float = 0.0
     graph: dict[str, Any] = field(default_factory=dict)
     skipped: str = ""
+    commit: str = ""
 
     @property
     def key(self) -> tuple[str, str, int, str]:
