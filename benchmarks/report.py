@@ -177,9 +177,8 @@ _WHY = """\
 Why: two timings of the same process differ by up to 2 %, and some of these by no more. Beyond that:
 
 * MiniGoogLeNet with BatchNormalization: its statistics are those of the whole batch, as on one device, so at every one
-  of its 19 normalizations each device waits three times for the slowest. On 2 devices the cores work for as long as the
-  ceiling's do (548 ms of processor time for a step, 534) and idle for a tenth of it. MirroredStrategy does not wait: it
-  normalizes each device's rows by their own statistics, which is another result.
+  of its 19 normalizations each device waits three times for the slowest. MirroredStrategy does not wait: it normalizes
+  each device's rows by their own statistics, which is another result.
 * The LSTM's loops turn 32 times, forward, in 2 ms: each device hands the weights that it was sent from turn to turn,
   which a loop that reads variables in place does not.
 * The forward MiniGoogLeNet: both devices share one pool of threads, and what one core made the other often reads; the
