@@ -214,3 +214,43 @@ def test_how_much_of_the_optimizer_runs():
     assert rewrites.constant_folding == rewrites.OFF
     assert rewrites.function_optimization != rewrites.OFF
     assert optimizer_config([make_node("a", "NoOp", [], "/device:GPU:0")], library) is None
+
+
+# Any mixture
+
+
+def random_step(seed: int):
+    """Return a function of rows in which vectors become rows and rows vectors, and its variables, which it changes."""
+    random = np.random.default_rng(seed)
+    variables = [tf.Variable(tf.cast(rows(1, 3)[0], tf.float64) * (i + 1) / 9) for i in range(6)]
+    choices = random.integers(0, 6, 32)
+    picks = random.integers(0, 1 << 30, (32, 2))
+
+    def step(x):
+        wide, narrow = [x], [variable.read_value() for variable in variables]
+        for choice, (i, j) in zip(choices, picks, strict=True):
+            if choice == 0:
+                narrow.append(tf.reduce_sum(wide[i % len(wide)], 0))
+            elif choice == 1:
+                narrow.append(tf.reduce_mean(tf.tanh(wide[i % len(wide)]), 0))
+            elif choice == 2:
+                narrow.append(tf.tanh(narrow[i % len(narrow)]) + narrow[j % len(narrow)])
+            elif choice == 3:
+                variables[j % 6].assign_add(0.1 * tf.tanh(narrow[i % len(narrow)]))
+                narrow.append(variables[j % 6].read_value())
+            else:
+                wide.append(tf.tanh(wide[i % len(wide)] * narrow[j % len(narrow)] + narrow[i % len(narrow)]))
+        return wide[-1], narrow[-4:], [tf.reduce_sum(rows_, 0) for rows_ in wide[-5:]]
+
+    return step, variables
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_any_mixture_of_rows_and_vectors(seed: int):
+    calls = [(rows(batch, 3),) for batch in (7, 7, 2)]
+    assert_law(lambda: random_step(seed), calls, devices=3, sharded=["Tanh"], at_home=None)
+
+
+def test_mixtures_have_packs_of_both_kinds():
+    plans = [gs.parallelize(random_step(seed)[0], devices=3).plan(rows(7, 3)) for seed in range(24)]
+    assert {pack.kind for plan in plans for pack in plan.packs} == {"whole values", "all-reduce"}
