@@ -44,13 +44,23 @@ def find_order(program: Program, steps: Sequence[Step]) -> Mapping[int, int]:
         if op.index in awaited:
             for tensor in op.inputs:
                 readers.setdefault(tensor, []).append(op.index)
-    order = {}
+    seeds, order = _seeds_of(program), {}
     for op in costly:
         result = Tensor(op.index, 0)
-        beside = {i for tensor in op.inputs for i in readers.get(tensor, ())}
+        beside = {i for tensor in op.inputs for i in readers.get(tensor, ()) if seeds[i] == seeds[op.index]}
         if beside and result not in leading and result not in read_on_shards:
             order[op.index] = min(beside, key=lambda i: (abs(i - op.index), i))
     return order
+
+
+def _seeds_of(program: Program) -> list[frozenset[int]]:
+    """Return for each operation the gradients of outputs that it depends on: what comes later cannot be waited for."""
+    given = set(program.inputs[len(program.inputs) - program.seeds :])
+    found: list[frozenset[int]] = []
+    for op in program.ops:
+        own = frozenset([op.index]) if op.index in given else frozenset()
+        found.append(own.union(*[found[i] for i in (*[t.op for t in op.inputs], *op.controls)] if given else ()))
+    return found
 
 
 def _awaited(program: Program, steps: Sequence[Step], leading: Collection[Tensor]) -> set[int]:

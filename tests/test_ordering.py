@@ -11,7 +11,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.emission import emit
 from graphsplit.steps import Step
-from tests.law import assert_law
+from tests.law import assert_close, assert_law
 from tests.test_parallelize import rows
 
 
@@ -76,3 +76,19 @@ def test_a_broken_order_is_seen(plan: gs.Plan):
     steps[first] = Step(home=True)
     with pytest.raises(gs.CheckError):
         dataclasses.replace(plan, steps=tuple(steps), order={later: first}).check()
+
+
+def test_gradients_from_outside_come_when_they_come():
+    """What is returned cannot wait for what follows from its own gradient, though both read the same rows."""
+
+    def f(h):
+        x = tf.tanh(h - tf.reduce_mean(h * h, 0))
+        return tf.linalg.matmul(x, x, transpose_a=True)
+
+    h, found = rows(7, 4), []
+    for function in (f, gs.parallelize(f, devices=3)):
+        with tf.GradientTape() as tape:
+            tape.watch(h)
+            y = function(h)
+        found.append((y, tape.gradient(y, h)))
+    assert_close(found[1], found[0])
