@@ -12,6 +12,7 @@ import graphsplit as gs
 from graphsplit.emission import emit
 from graphsplit.steps import Step
 from tests.law import assert_close, assert_law
+from tests.test_packing import regression_step
 from tests.test_parallelize import rows
 
 
@@ -23,17 +24,7 @@ def training(normalized: bool):
         layers.append(keras.layers.Conv2D(3, 3, padding="same", activation="tanh"))
         layers += [keras.layers.BatchNormalization()] if normalized else []
     layers += [keras.layers.Flatten(), keras.layers.Dense(4), keras.layers.Dense(3)]
-    model = keras.Sequential(layers)
-    optimizer = keras.optimizers.SGD(0.1)
-    optimizer.build(model.trainable_variables)
-
-    def step(x, y):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-        optimizer.apply(tape.gradient(loss, model.trainable_variables))
-        return loss
-
-    return step, [*model.variables, *optimizer.variables]
+    return regression_step(keras.Sequential(layers))
 
 
 def images_and_labels(batch: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -23,14 +23,8 @@ from tests.test_parallelize import rows
 # Packs
 
 
-def dense_training(normalized: bool = False):
-    """Return a training step of five dense layers, so of five biases, and its variables."""
-    keras.utils.set_random_seed(3)
-    layers = [keras.Input((6,))]
-    for _ in range(4):
-        layers.append(keras.layers.Dense(5, "tanh"))
-        layers += [keras.layers.BatchNormalization()] if normalized else []
-    model = keras.Sequential([*layers, keras.layers.Dense(2)])
+def regression_step(model: keras.Model):
+    """Return a training step of a model, by the squared error, and its variables."""
     optimizer = keras.optimizers.SGD(0.1)
     optimizer.build(model.trainable_variables)
 
@@ -41,6 +35,16 @@ def dense_training(normalized: bool = False):
         return loss
 
     return step, [*model.variables, *optimizer.variables]
+
+
+def dense_training(normalized: bool = False):
+    """Return a training step of five dense layers, so of five biases, and its variables."""
+    keras.utils.set_random_seed(3)
+    layers = [keras.Input((6,))]
+    for _ in range(4):
+        layers.append(keras.layers.Dense(5, "tanh"))
+        layers += [keras.layers.BatchNormalization()] if normalized else []
+    return regression_step(keras.Sequential([*layers, keras.layers.Dense(2)]))
 
 
 @pytest.mark.parametrize("normalized", [False, True])
