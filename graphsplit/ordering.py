@@ -59,7 +59,7 @@ def _seeds_of(program: Program) -> list[frozenset[int]]:
     found: list[frozenset[int]] = []
     for op in program.ops:
         own = frozenset([op.index]) if op.index in given else frozenset()
-        found.append(own.union(*[found[i] for i in (*[t.op for t in op.inputs], *op.controls)] if given else ()))
+        found.append(own.union(*[found[i] for i in op.sources] if given else ()))
     return found
 
 
@@ -84,7 +84,7 @@ def check_order(program: Program, steps: Sequence[Step], order: Mapping[int, int
             raise CheckError(f"{names} on the shards.")
         after = {later}
         for op in program.ops[later + 1 :]:
-            if any(source in after for source in [*[t.op for t in op.inputs], *op.controls]):
+            if not after.isdisjoint(op.sources):
                 after.add(op.index)
         if first in after:
             raise CheckError(f"{names}, which follows from it.")

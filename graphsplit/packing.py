@@ -32,11 +32,11 @@ def check_packs(program: Program, steps: Sequence[Step], packs: Iterable[Pack]) 
     """Raise `CheckError` if a part of a pack waits for another part, through what runs on the shards."""
     readers: dict[int, list[int]] = {}
     for op in program.ops:
-        for source in dict.fromkeys(_sources(op)):
+        for source in dict.fromkeys(op.sources):
             readers.setdefault(source, []).append(op.index)
     for pack in packs:
         if pack.kind == "whole values":
-            found = _reached([tensor.op for tensor in pack.tensors], lambda i: _sources(program.ops[i]))
+            found = _reached([tensor.op for tensor in pack.tensors], lambda i: program.ops[i].sources)
         else:
             reading = [
                 i for t in pack.tensors for i in readers.get(t.op, ()) if _reads_whole(program.ops[i], steps[i], t)
@@ -78,7 +78,7 @@ def _sent_first(program: Program, steps: Sequence[Step]) -> list[Tensor]:
     """Return the tensors that are read whole on the shards and do not depend on anything that ran there."""
     after: set[int] = set()
     for op in program.ops:
-        if steps[op.index].shards or steps[op.index].bodies or any(source in after for source in _sources(op)):
+        if steps[op.index].shards or steps[op.index].bodies or any(source in after for source in op.sources):
             after.add(op.index)
     return [tensor for tensor in whole_values(program, steps) if tensor.op not in after]
 
@@ -102,7 +102,7 @@ def leading_to_shards(program: Program, steps: Sequence[Step]) -> set[Tensor]:
         if steps[op.index].home and op.index in before:
             leading.update(op.inputs)
         if shards or op.index in before or steps[op.index].bodies:
-            before.update(_sources(op))
+            before.update(op.sources)
     return leading
 
 
@@ -119,7 +119,3 @@ def whole_values(program: Program, steps: Sequence[Step]) -> list[Tensor]:
 
 def _is_made_at_home(op: Op, step: Step, output: int) -> bool:
     return not op.is_constant and not (step.shards and step.shards.gives[output] is REPLICATE)
-
-
-def _sources(op: Op) -> list[int]:
-    return [*[tensor.op for tensor in op.inputs], *op.controls]

@@ -72,6 +72,11 @@ class Op:
         """Return whether any device can make its value, whole, from nothing but sizes."""
         return self.type in ("Const", SIZES)
 
+    @property
+    def sources(self) -> list[int]:
+        """Return the positions of the operations that it reads and waits for."""
+        return [*[tensor.op for tensor in self.inputs], *self.controls]
+
     def attr(self, name: str) -> Any:
         """Return an attribute as `AttrValue`, an empty one if the node has none of that name.
 
