@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from graphsplit.layouts import Partial
-from graphsplit.packing import whole_values
-from graphsplit.plans import Plan
+from graphsplit.core.layouts import Partial
+from graphsplit.planning.bucketing import whole_values
+from graphsplit.planning.plan import Plan
 
 
 @dataclass(frozen=True)

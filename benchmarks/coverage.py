@@ -24,7 +24,7 @@ import graphsplit as gs
 from benchmarks.coverage_models import CLASSES, MODELS, Training, integers, numbers, supervised
 from benchmarks.display import console, progress
 from benchmarks.environment import environment
-from graphsplit.layouts import Replicate
+from graphsplit.core.layouts import Replicate
 
 ROWS = 11  # a number that is no width of any network: see `summarize`
 
@@ -134,7 +134,7 @@ def _as_long_as_the_batch(op: Any, batch: int) -> bool:
 
 
 def _planning_s(plan: gs.Plan) -> float:
-    from graphsplit.planning import plan_program
+    from graphsplit.planning.planner import plan_program
 
     started = time.perf_counter()
     plan_program(plan.program, devices=plan.devices, rows=plan.rows, home=plan.home, input_layouts=plan.input_layouts)

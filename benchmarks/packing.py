@@ -40,10 +40,13 @@ def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], 
     """Return the step with its packs, and without."""
     import tensorflow as tf
 
-    from graphsplit import compiling, packing, structures
-    from graphsplit.devices import canonical_name
-    from graphsplit.execution import Executable
-    from graphsplit.steps import Pack
+    from graphsplit.api.compile import trace_and_plan
+    from graphsplit.api.options import Options
+    from graphsplit.core import structures
+    from graphsplit.core.devices import canonical_name
+    from graphsplit.planning import bucketing
+    from graphsplit.planning.steps import Pack
+    from graphsplit.runtime.executable import Executable
 
     devices = [canonical_name(name) for name in devices]
     added = [tf.Variable(tf.zeros(entries)) for _ in range(vectors)]
@@ -61,8 +64,8 @@ def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], 
     _, call = structures.flatten(((x,), {}))
     leaf = structures.TensorLeaf(x.dtype, tuple(x.shape))
     arguments = structures.Branch(dict, ("x",), (leaf,))
-    traced, plan = compiling.trace_and_plan(step, call, arguments, compiling.Options(), devices, devices[0])
-    whole = [t for t in packing.whole_values(plan.program, plan.steps) if plan.program.shape(t) == (entries,)]
+    traced, plan = trace_and_plan(step, call, arguments, Options(), devices, devices[0])
+    whole = [t for t in bucketing.whole_values(plan.program, plan.steps) if plan.program.shape(t) == (entries,)]
     sums = [r.tensor for r in plan.reshards if r.kind == "all-reduce" and plan.program.shape(r.tensor) == (entries,)]
     packs = Pack("whole values", tuple(whole)), Pack("all-reduce", tuple(sums))  # whatever their size
     made = [Executable(traced, replace(plan, packs=own), "step") for own in (packs, ())]

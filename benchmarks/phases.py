@@ -7,13 +7,14 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from graphsplit import compiling, execution
+from graphsplit.api import compile
+from graphsplit.runtime import executable
 
 FLOORS = {
-    "trace": (compiling, "trace"),
-    "plan": (compiling, "plan_program"),
-    "emit": (execution, "emit"),
-    "register": (execution, "runtime_function"),
+    "trace": (compile, "trace"),
+    "plan": (compile, "plan_program"),
+    "emit": (executable, "emit"),
+    "register": (executable, "runtime_function"),
 }
 
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.emission import emit
-from graphsplit.graphdefs import make_node
-from graphsplit.layouts import REPLICATE, Shard
-from graphsplit.planning import plan_program
-from graphsplit.plans import Plan
-from graphsplit.programs import Program
-from graphsplit.reading import build_program
+from graphsplit.core.graphdefs import make_node
+from graphsplit.core.layouts import REPLICATE, Shard
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.plan import Plan
+from graphsplit.planning.planner import plan_program
+from graphsplit.program.program import Program
+from graphsplit.program.reader import build_program
 
 _NODES_PER_LAYER = 6
 _ROWS, _WIDTH = 32, 16

@@ -10,9 +10,12 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from graphsplit.device_functions import on_device
-    from graphsplit.devices import available_devices, use_logical_devices
-    from graphsplit.errors import (
+    from graphsplit.api.on_device import on_device
+    from graphsplit.api.parallel_function import ParallelFunction, make_parallel, parallelize
+    from graphsplit.api.retracing import RetracingWarning
+    from graphsplit.api.verification import Difference, Report, verify
+    from graphsplit.core.devices import available_devices, use_logical_devices
+    from graphsplit.core.errors import (
         ArgumentError,
         CheckError,
         DeviceError,
@@ -22,19 +25,20 @@ if TYPE_CHECKING:
         StrictError,
         UnsupportedError,
     )
-    from graphsplit.functions import ParallelFunction, make_parallel, parallelize
     from graphsplit.keras_models.wrapping import multi_gpu_model
     from graphsplit.placement import Placement, placement_of
-    from graphsplit.plans import Plan
-    from graphsplit.retracing import RetracingWarning
+    from graphsplit.planning.plan import Plan
     from graphsplit.saved_models import TranspileReport, strip_devices, transpile_graph_def, transpile_saved_model
-    from graphsplit.verification import Difference, Report, verify
 
 __version__ = "0.1.0"
 
 _MODULES = {
-    "devices": ["available_devices", "use_logical_devices"],
-    "errors": [
+    "api.on_device": ["on_device"],
+    "api.parallel_function": ["ParallelFunction", "make_parallel", "parallelize"],
+    "api.retracing": ["RetracingWarning"],
+    "api.verification": ["Difference", "Report", "verify"],
+    "core.devices": ["available_devices", "use_logical_devices"],
+    "core.errors": [
         "ArgumentError",
         "CheckError",
         "DeviceError",
@@ -44,14 +48,10 @@ _MODULES = {
         "StrictError",
         "UnsupportedError",
     ],
-    "functions": ["ParallelFunction", "make_parallel", "parallelize"],
     "keras_models.wrapping": ["multi_gpu_model"],
-    "device_functions": ["on_device"],
     "placement": ["Placement", "placement_of"],
-    "plans": ["Plan"],
-    "retracing": ["RetracingWarning"],
+    "planning.plan": ["Plan"],
     "saved_models": ["TranspileReport", "strip_devices", "transpile_graph_def", "transpile_saved_model"],
-    "verification": ["Difference", "Report", "verify"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
 

@@ -10,13 +10,13 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.emission import emit
-from graphsplit.emitted import EmittedGraph
-from graphsplit.graphdefs import make_node
-from graphsplit.layouts import REPLICATE, Partial, Shard
-from graphsplit.programs import Program, Tensor
+from graphsplit.core.graphdefs import make_node
+from graphsplit.core.layouts import REPLICATE, Partial, Shard
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.steps import Step
+from graphsplit.program.program import Program, Tensor
 from graphsplit.rules import Sharded
-from graphsplit.steps import Step
 
 
 @pytest.fixture(scope="module")

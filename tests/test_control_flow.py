@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.law import assert_close, assert_law
+from tests.helpers.law import assert_close, assert_law
 
 DOUBLE = tf.float64
 
@@ -244,7 +244,7 @@ def test_gradient_from_outside_through_a_loop():
 
 
 def test_loops_run_where_they_were_asked_to():
-    from graphsplit.tensorflow_internals import partition_graphs
+    from graphsplit.core.tensorflow_internals import partition_graphs
 
     keras.utils.set_random_seed(1)
     net = keras.Sequential([keras.Input((5, 3)), keras.layers.LSTM(4, dtype="float64")])

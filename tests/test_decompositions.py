@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.law import assert_close
+from tests.helpers.law import assert_close
 
 
 def normal(*shape: int, seed: int = 0, dtype: tf.DType = tf.float32) -> tf.Tensor:

@@ -12,8 +12,8 @@ import tensorflow as tf
 from keras import layers, optimizers
 
 from benchmarks.coverage_models import Training, integers, numbers, supervised
-from tests.float64 import EXACT, float64
-from tests.law import assert_law
+from tests.helpers.float64 import EXACT, float64
+from tests.helpers.law import assert_law
 from tests.test_networks import assert_training
 
 __all__ = ["float64"]

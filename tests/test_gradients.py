@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.tensorflow_internals import partition_graphs
-from tests.law import assert_close
+from graphsplit.core.tensorflow_internals import partition_graphs
+from tests.helpers.law import assert_close
 
 DOUBLE = tf.float64
 

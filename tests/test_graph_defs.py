@@ -15,7 +15,7 @@ import graphsplit as gs
 from graphsplit.cli import app
 from graphsplit.saved_models import files
 from graphsplit.saved_models.graphs import transpile_and_plan
-from tests.saved_model_cases import two_signatures
+from tests.helpers.saved_model_cases import two_signatures
 
 v1 = tf.compat.v1
 ROWS = 7

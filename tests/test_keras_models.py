@@ -7,7 +7,7 @@ import keras
 import pytest
 import tensorflow as tf
 
-from tests.keras_cases import CASES, OPTIMIZERS, assert_same, assert_sharded, fit, state
+from tests.helpers.keras_cases import CASES, OPTIMIZERS, assert_same, assert_sharded, fit, state
 
 pytestmark = pytest.mark.usefixtures("plain_oracle")
 

@@ -41,7 +41,7 @@ def test_wrapped_already():
         "'twice' is wrapped already, on 3 devices. Wrap its template, model.template, to run it on others."
     )
     assert model.template is template
-    assert len(gs.multi_gpu_model(model.template, 2).placement.devices) == 2
+    assert len(gs.multi_gpu_model(model.template, 2).model_devices.devices) == 2
 
 
 def test_own_batch_functions():

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.keras_cases import assert_same, classes, numbers, state
+from tests.helpers.keras_cases import assert_same, classes, numbers, state
 
 layers = keras.layers
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
-from tests.keras_cases import CASES, copied
+from tests.helpers.keras_cases import CASES, copied
 
 pytest.importorskip("tensorboard", reason="the callback needs TensorBoard, which is not installed")
 

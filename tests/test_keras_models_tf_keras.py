@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.keras_cases import ROWS, assert_same, assert_sharded, classes, numbers
+from tests.helpers.keras_cases import ROWS, assert_same, assert_sharded, classes, numbers
 
 tf_keras = pytest.importorskip("tf_keras")
 layers = tf_keras.layers

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.tensorflow_internals import partition_graphs
-from tests.keras_cases import CASES, ROWS, SPARSE, assert_same, assert_sharded, classes, copied, numbers, state
+from graphsplit.core.tensorflow_internals import partition_graphs
+from tests.helpers.keras_cases import CASES, ROWS, SPARSE, assert_same, assert_sharded, classes, copied, numbers, state
 
 pytestmark = pytest.mark.usefixtures("plain_oracle")
 

@@ -7,9 +7,9 @@ import itertools
 import numpy as np
 import pytest
 
-from graphsplit.layouts import Shard, apportion
-from graphsplit.operands import own_rows
-from graphsplit.rules.registry import _axis_of, _factor_at
+from graphsplit.core.layouts import Shard, apportion
+from graphsplit.emission.local_operands import own_rows
+from graphsplit.rules.answers import _axis_of, _factor_at
 from graphsplit.rules.reshapes import factor_shapes
 
 SEEDS = range(400)

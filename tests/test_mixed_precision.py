@@ -12,7 +12,7 @@ import tensorflow as tf
 from keras import layers, optimizers
 
 import graphsplit as gs
-from tests.law import assert_law
+from tests.helpers.law import assert_law
 
 
 @pytest.fixture

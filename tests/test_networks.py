@@ -13,8 +13,8 @@ from keras import layers
 import graphsplit as gs
 from benchmarks.coverage import application
 from benchmarks.coverage_models import MODELS, Training, integers, numbers, supervised
-from tests.float64 import EXACT, float64
-from tests.law import assert_law
+from tests.helpers.float64 import EXACT, float64
+from tests.helpers.law import assert_law
 
 __all__ = ["float64"]
 pytestmark = pytest.mark.usefixtures("float64")

@@ -10,9 +10,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.errors import CheckError
-from graphsplit.tensorflow_internals import partition_graphs
-from tests.law import assert_close, assert_law
+from graphsplit.core.errors import CheckError
+from graphsplit.core.tensorflow_internals import partition_graphs
+from tests.helpers.law import assert_close, assert_law
 
 OUTER, STAGE = ["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]
 

@@ -11,13 +11,13 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.emission import emit
-from graphsplit.graphdefs import make_node
-from graphsplit.loop_inputs import bring_loop_inputs
-from graphsplit.optimizing import optimizer_config
-from graphsplit.packing import check_packs
-from graphsplit.steps import Pack
-from tests.law import assert_close, assert_law
+from graphsplit.core.graphdefs import make_node
+from graphsplit.emission.emitter import emit
+from graphsplit.emission.loop_inputs import bring_loop_inputs
+from graphsplit.planning.bucketing import check_packs
+from graphsplit.planning.steps import Pack
+from graphsplit.runtime.grappler import optimizer_config
+from tests.helpers.law import assert_close, assert_law
 from tests.test_parallelize import rows
 
 # Packs

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.placement import Edge, PlacedOp, Placement, PlacementError, placement_of_graph
-from tests.placements import placeholder, synthetic, two_device_graph
+from tests.helpers.placements import placeholder, synthetic, two_device_graph
 
 
 @pytest.fixture

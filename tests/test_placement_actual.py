@@ -10,7 +10,7 @@ import graphsplit as gs
 from graphsplit.placement import PlacedOp, PlacementError
 from graphsplit.placement.actual import match_op, plain_name, require_graphs
 from graphsplit.placement.reasons import Facts, RanNode
-from tests.keras_cases import CASES
+from tests.helpers.keras_cases import CASES
 
 CPU0, GPU0 = "/device:CPU:0", "/device:GPU:0"
 
@@ -167,7 +167,7 @@ def test_a_device_that_is_not_there_is_reported_as_moved():
 
 def test_an_op_without_a_kernel_is_reported_as_moved():
     """The kernels are TensorFlow's own; only the graph that ran is made up, for want of a GPU."""
-    from graphsplit.tensorflow_internals import kernel_devices
+    from graphsplit.core.tensorflow_internals import kernel_devices
 
     op = PlacedOp("length", "StringLength", GPU0)
     facts = Facts(

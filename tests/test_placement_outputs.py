@@ -17,7 +17,7 @@ from graphsplit.placement import PlacedOp, Placement, placement_of_graph
 from graphsplit.placement.pages import page_data
 from graphsplit.placement.questions import reading_order
 from graphsplit.placement.summaries import summarize
-from tests.placements import synthetic, two_device_graph
+from tests.helpers.placements import synthetic, two_device_graph
 
 BROWSER = next(
     (found for name in ("chromium", "chromium-browser", "google-chrome") if (found := shutil.which(name))), ""

@@ -9,12 +9,12 @@ import tensorflow as tf
 from typer.testing import CliRunner
 
 import graphsplit as gs
+from graphsplit.cli.inspect import example, parse_spec
 from graphsplit.cli import app
+from graphsplit.core.tensorflow_internals import parse_profile
 from graphsplit.placement import Placement, timeline_of
-from graphsplit.placement.command import example, parse_spec
 from graphsplit.placement.profiles import OpEvent, read_events
 from graphsplit.placement.timeline import Timeline
-from graphsplit.tensorflow_internals import parse_profile
 
 WEIGHTS = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 

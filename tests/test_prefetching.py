@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.tensorflow_internals import partition_graphs
-from tests.law import assert_close
+from graphsplit.core.tensorflow_internals import partition_graphs
+from tests.helpers.law import assert_close
 
 DEVICES = ["CPU:1", "CPU:2", "CPU:3"]
 

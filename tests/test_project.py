@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import doctest
+import graphlib
 import importlib
 import inspect
 import re
@@ -18,72 +19,65 @@ import graphsplit as gs
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "graphsplit"
-FLOORS = [  # from the ground up; a file may import from lower floors, and from its own where it says so
-    ["errors", "tensorflow_internals", "layouts", "collecting", "polynomials"],
-    ["sizes"],
-    ["graphdefs", "devices", "structures", "optimizing"],
-    ["folding", "hoisting", "decompositions", "writing", "signatures", "shape_inference", "stages"],
-    ["programs", "merging", "row_counts"],
-    ["open_sizes"],
-    ["bodies", "untiling"],
-    ["lists"],
-    ["reading"],
-    ["rules"],
-    ["splitting", "tracing", "steps", "home_rows"],
-    ["packing"],
-    ["ordering"],
-    ["plans"],
-    ["propagation", "communication", "drawing", "staging", "loop_inputs"],
-    ["demands"],
-    ["control_flow"],
-    ["planning"],
-    ["emitted"],
-    ["operands", "drafts"],
-    ["resharding"],
-    ["emission", "absent_shards"],
-    ["execution"],
-    ["cutting", "feeding"],
-    ["differentiation", "retracing", "prefetching"],
-    ["compiling"],
-    ["functions"],
-    ["placement", "verification", "device_functions"],
-    ["keras_models", "v1_graphs", "saved_models"],
-    ["demos"],
-    ["cli"],
+FLOORS = [  # from the ground up; a file may import from lower floors and from its own, without circles
+    "core",
+    "program",
+    "tracing",
+    "rules",
+    "planning",
+    "emission",
+    "runtime",
+    "placement",
+    "api",
+    "keras_models",
+    "saved_models",
+    "demos",
+    "cli",
 ]
-FLOOR_OF = {name: height for height, names in enumerate(FLOORS) for name in names}
 MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
 
 
-def room(module: str) -> str:
-    return module.split("/")[0].removesuffix(".py")
-
-
-def top_level_imports(path: Path) -> set[str]:
-    """Return the rooms of graphsplit that a file imports when it is imported."""
+def imports_of(module: str) -> set[str]:
+    """Return the modules of graphsplit that a file imports anywhere: in functions and for types only, too."""
     found = set()
-    for node in ast.parse(path.read_text()).body:
+    for node in ast.walk(ast.parse((PACKAGE / module).read_text())):
         names = []
         if isinstance(node, ast.ImportFrom) and node.module:
-            names = [f"{node.module}.{a.name}" for a in node.names] if node.module == "graphsplit" else [node.module]
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
         elif isinstance(node, ast.Import):
             names = [alias.name for alias in node.names]
-        found |= {name.split(".")[1] for name in names if name.startswith("graphsplit.")}
+        for name in names:
+            path = name.replace(".", "/").removeprefix("graphsplit/")
+            found |= {m for m in (f"{path}.py", f"{path}/__init__.py", f"{path.rpartition('/')[0]}.py") if m in MODULES}
+            if name.startswith("graphsplit.") and f"{path.rpartition('/')[0]}/__init__.py" in MODULES:
+                found.add(f"{path.rpartition('/')[0]}/__init__.py")
     return found
+
+
+def test_every_folder_is_a_floor():
+    assert sorted({m.split("/")[0] for m in MODULES if m != "__init__.py"}) == sorted(FLOORS)
+    listed = re.findall(r"^\| `(\w+)/` \|", (ROOT / "CONTRIBUTING.md").read_text(), re.MULTILINE)
+    assert listed == FLOORS[::-1], "CONTRIBUTING.md lists other floors"
 
 
 @pytest.mark.parametrize("module", [m for m in MODULES if m != "__init__.py"])
 def test_imports_point_downwards(module: str):
-    own = room(module)
-    assert own in FLOOR_OF, f"{own} has no floor yet"
-    for other in top_level_imports(PACKAGE / module) - {own}:
-        assert FLOOR_OF[other] < FLOOR_OF[own], f"{module} imports {other}"
+    floor = module.split("/")[0]
+    above = [m for m in imports_of(module) if FLOORS.index(m.split("/")[0]) > FLOORS.index(floor)]
+    assert not above, f"{module} imports {above}"
+
+
+def test_no_circles_among_modules():
+    # (a package's __init__ gathers names of its own modules, which import each other and not it)
+    graph = {m: {i for i in imports_of(m) if not i.endswith("__init__.py")} for m in MODULES if m != "__init__.py"}
+    order = graphlib.TopologicalSorter({m: i for m, i in graph.items() if not m.endswith("__init__.py")})
+    order.prepare()  # raises CycleError, which names them
 
 
 def test_private_tensorflow_in_one_file_only():
     pattern = re.compile(r"tensorflow\.(python|core)\b")
     found = [m for m in MODULES if pattern.search((PACKAGE / m).read_text())]
-    assert found == ["tensorflow_internals.py"]
+    assert found == ["core/tensorflow_internals.py"]
 
 
 def test_import_is_light():
@@ -99,7 +93,8 @@ def test_public_names_and_signatures():
         if inspect.isfunction(value):
             lines.append(f"{name}{inspect.signature(value)}")
         else:
-            members = [m for m in vars(value) if not m.startswith("_")]
+            own = [c for c in value.__mro__ if c.__module__.startswith("graphsplit.") and not issubclass(c, Exception)]
+            members = {m for c in own for m in vars(c) if not m.startswith("_")}
             lines.append(f"class {name}: {', '.join(sorted(members))}" if members else f"class {name}")
     golden = ROOT / "tests" / "public_names.txt"
     assert lines == golden.read_text().splitlines(), "\n".join(["public names changed:", *lines])

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.law import assert_close, assert_law
+from tests.helpers.law import assert_close, assert_law
 
 DRAWS: dict[str, Callable[[list[int], Any], tf.Tensor]] = {
     "uniform": lambda shape, seed: tf.random.stateless_uniform(shape, seed),

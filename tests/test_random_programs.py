@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from graphsplit.emission import emit
-from tests.law import assert_law
-from tests.sampler import sample_arguments, sample_program
+from graphsplit.emission.emitter import emit
+from tests.helpers.law import assert_law
+from tests.helpers.sampler import sample_arguments, sample_program
 
 SEEDS = 40
 TOLERANCE = {tf.float32: 2e-4, tf.float64: 1e-10}

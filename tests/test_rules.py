@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit import propagation
-from graphsplit.emission import emit
-from graphsplit.layouts import PARTIAL_SUM, Partial, Shard
-from graphsplit.rules import registry, rule_of, ruled_types
-from tests.law import assert_close
+from graphsplit.core.layouts import PARTIAL_SUM, Partial, Shard
+from graphsplit.emission.emitter import emit
+from graphsplit.planning import forward_propagation
+from graphsplit.rules import answers, rule_of, ruled_types
+from tests.helpers.law import assert_close
 from tests.rule_cases import CASES, Case
 
 RUNS = [(1, 1), (2, 2), (5, 3), (7, 4)]  # rows, devices
@@ -22,8 +22,8 @@ RUNS = [(1, 1), (2, 2), (5, 3), (7, 4)]  # rows, devices
 @pytest.fixture(autouse=True)
 def partial_sums_are_kept_as_in_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put reductions off wherever a rule says that its op is linear, also where it would not pay: is it true?"""
-    monkeypatch.setattr(registry, "_pays", lambda op, partial: True)
-    monkeypatch.setattr(propagation, "_forks", lambda program, wanted: set())
+    monkeypatch.setattr(answers, "_pays", lambda op, partial: True)
+    monkeypatch.setattr(forward_propagation, "_forks", lambda program, wanted: set())
 
 
 def check_whole_plan(plan: gs.Plan) -> None:

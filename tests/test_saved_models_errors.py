@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.saved_models import files
-from tests.saved_model_cases import tensorflow_1
+from tests.helpers.saved_model_cases import tensorflow_1
 
 v1 = tf.compat.v1
 

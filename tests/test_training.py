@@ -14,8 +14,8 @@ from keras import layers, optimizers
 
 import graphsplit as gs
 from benchmarks.coverage_models import Training, integers, numbers, supervised
-from tests.float64 import EXACT, float64
-from tests.law import assert_law
+from tests.helpers.float64 import EXACT, float64
+from tests.helpers.law import assert_law
 from tests.test_networks import assert_training
 
 __all__ = ["float64"]

@@ -13,12 +13,12 @@ from keras import layers
 
 import graphsplit as gs
 from benchmarks.coverage_models import MODELS
-from graphsplit.emission import emit
-from graphsplit.sizes import (
+from graphsplit.core.symbolic_sizes import (
     rows as rows_,
 )
-from tests.float64 import EXACT, float64
-from tests.law import assert_close, assert_law
+from graphsplit.emission.emitter import emit
+from tests.helpers.float64 import EXACT, float64
+from tests.helpers.law import assert_close, assert_law
 from tests.rule_cases import CASES, Case
 from tests.test_networks import start_elsewhere
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.law import assert_close
+from tests.helpers.law import assert_close
 from tests.test_parallelize import rows
 
 

@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.law import assert_close, assert_law
+from tests.helpers.law import assert_close, assert_law
 
 
 def rows(*shape: int) -> tf.Tensor:

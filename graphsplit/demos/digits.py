@@ -13,9 +13,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.api.parallel_function import parallelize
+from graphsplit.core.errors import UnsupportedError
 from graphsplit.demos.display import console, demo_devices, progress, table
-from graphsplit.errors import UnsupportedError
-from graphsplit.functions import parallelize
 
 TEST_IMAGES = 297
 

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from graphsplit.devices import resolve_devices, short_name, use_logical_devices
+from graphsplit.core.devices import resolve_devices, short_name, use_logical_devices
 
 Item = TypeVar("Item")
 console = Console()

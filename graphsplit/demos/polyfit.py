@@ -8,9 +8,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.api.parallel_function import parallelize
+from graphsplit.core.devices import short_name
 from graphsplit.demos.display import console, demo_devices, progress, table
-from graphsplit.devices import short_name
-from graphsplit.functions import parallelize
 
 TRUE_COEFFICIENTS = (5.0, 0.0, 3.0)
 LEARNING_RATE = 0.1

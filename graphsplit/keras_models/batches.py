@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.functions import ParallelFunction
-from graphsplit.plans import Plan
+from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.planning.plan import Plan
 
 
 class BatchFunction:

@@ -16,15 +16,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.devices import short_name
-from graphsplit.errors import UnsupportedError
-from graphsplit.functions import ParallelFunction, parallelize
+from graphsplit.api.parallel_function import ParallelFunction, parallelize
+from graphsplit.core.devices import short_name
+from graphsplit.core.errors import UnsupportedError
 from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, with_open_rows
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
 
 
 @dataclass(frozen=True)
-class Placement:
+class ModelDevices:
     """Where a wrapped model runs.
 
     Attributes:
@@ -43,20 +43,20 @@ class ParallelModel:
 
     Attributes:
       template: the model that was wrapped.
-      placement: where this one runs.
+      model_devices: where this one runs.
     """
 
-    __slots__ = ("_functions", "placement", "template")
+    __slots__ = ("_functions", "model_devices", "template")
 
     template: Any
-    placement: Placement
+    model_devices: ModelDevices
     _functions: dict[str, tuple[Any, Any]]
 
     @classmethod
-    def _wrap(cls, template: Any, placement: Placement) -> ParallelModel:
+    def _wrap(cls, template: Any, model_devices: ModelDevices) -> ParallelModel:
         model: ParallelModel = object.__new__(cls)  # Keras' own constructors would make new state
         object.__setattr__(model, "__dict__", template.__dict__)
-        for name, value in (("template", template), ("placement", placement), ("_functions", {})):
+        for name, value in (("template", template), ("model_devices", model_devices), ("_functions", {})):
             object.__setattr__(model, name, value)
         return model
 
@@ -65,7 +65,7 @@ class ParallelModel:
         return type(self.template)
 
     def __repr__(self) -> str:
-        names = ", ".join(map(short_name, self.placement.devices))
+        names = ", ".join(map(short_name, self.model_devices.devices))
         return f"<{type(self.template).__name__} name={self.template.name} on {names}>"
 
     def __reduce__(self) -> Any:
@@ -76,15 +76,15 @@ class ParallelModel:
         bound = _bind(self.template.compile, args, kwargs)
         if bound.get("jit_compile") is True:
             raise UnsupportedError(
-                f"compile(jit_compile=True) on {self.template.name!r}, which runs on {len(self.placement.devices)} "
+                f"compile(jit_compile=True) on {self.template.name!r}, which runs on {len(self.model_devices.devices)} "
                 "devices: XLA compiles a step for one device and would erase the placement. Leave jit_compile out; "
                 "'auto' does not turn XLA on here. To use XLA inside the step, put @tf.function(jit_compile=True) on "
                 "a function that a layer calls."
             )
         if tf.distribute.has_strategy():
             raise UnsupportedError(
-                f"compile() on {self.template.name!r}, which runs on {len(self.placement.devices)} devices, is called "
-                "under a tf.distribute strategy's scope, which would mirror the optimizer's variables. Call it "
+                f"compile() on {self.template.name!r}, which runs on {len(self.model_devices.devices)} devices, is "
+                "called under a tf.distribute strategy's scope, which would mirror the optimizer's variables. Call it "
                 "outside of `with strategy.scope():`."
             )
         return self.template.compile(*args, **kwargs)
@@ -106,7 +106,7 @@ class ParallelModel:
         """Return the template's own function after a word on what that costs."""
         warnings.warn(
             f"{self.template.name!r} was compiled with run_eagerly=True: it runs operation by operation, on one device "
-            f"instead of {len(self.placement.devices)}, many times slower. The numbers are the same. To use the "
+            f"instead of {len(self.model_devices.devices)}, many times slower. The numbers are the same. To use the "
             "devices, compile without run_eagerly.",
             stacklevel=4,
         )
@@ -115,8 +115,8 @@ class ParallelModel:
 
     def _step(self, kind: str) -> ParallelFunction:
         step = with_open_rows(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
-        home = self.placement.predict_home if kind == "predict" else self.placement.home
-        made: ParallelFunction = parallelize(step, devices=self.placement.devices, home=home)
+        home = self.model_devices.predict_home if kind == "predict" else self.model_devices.home
+        made: ParallelFunction = parallelize(step, devices=self.model_devices.devices, home=home)
         return made
 
     def _batch_function(self, kind: str) -> Any:

@@ -7,10 +7,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.devices import canonical_name, resolve_devices, short_name
-from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.devices import canonical_name, resolve_devices, short_name
+from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
-from graphsplit.keras_models.models import Placement, is_wrapped, parallel_class
+from graphsplit.keras_models.models import ModelDevices, is_wrapped, parallel_class
 
 _CPU = "/device:CPU:0"
 
@@ -58,8 +58,8 @@ def multi_gpu_model(
     if cpu_relocation:
         _check_on_cpu(model)
     home = _CPU if cpu_relocation else devices[0]
-    placement = Placement(devices, home, predict_home=_CPU if cpu_merge else home)
-    return parallel_class(type(model), flavor)._wrap(model, placement)
+    where = ModelDevices(devices, home, predict_home=_CPU if cpu_merge else home)
+    return parallel_class(type(model), flavor)._wrap(model, where)
 
 
 def _check_model(model: Any) -> Flavor:
@@ -76,7 +76,7 @@ def _check_model(model: Any) -> Flavor:
         )
     if is_wrapped(model):
         raise ArgumentError(
-            f"{model.name!r} is wrapped already, on {len(model.placement.devices)} devices. "
+            f"{model.name!r} is wrapped already, on {len(model.model_devices.devices)} devices. "
             "Wrap its template, model.template, to run it on others."
         )
     if not model.built:

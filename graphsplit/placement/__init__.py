@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from graphsplit.placement.builders import placement_of, placement_of_graph, placement_of_plan
-from graphsplit.placement.placements import Placement, PlacementError
+from graphsplit.placement.graph import PlacementError
+from graphsplit.placement.placements import Placement
 from graphsplit.placement.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
 from graphsplit.placement.timeline import Timeline, timeline_of
 

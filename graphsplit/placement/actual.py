@@ -10,14 +10,14 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.errors import ArgumentError, GraphsplitError
-from graphsplit.graphdefs import split_reference
+from graphsplit.core.errors import ArgumentError, GraphsplitError
+from graphsplit.core.graphdefs import split_reference
+from graphsplit.core.tensorflow_internals import kernel_devices, partition_graphs
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.reading import full_name
 from graphsplit.placement.reasons import Facts, RanNode, explain_absence, explain_move
 from graphsplit.placement.records import PlacedOp
 from graphsplit.placement.sources import Source, StateKeeper
-from graphsplit.tensorflow_internals import kernel_devices, partition_graphs
 
 _PLUMBING = frozenset({"_Send", "_Recv", "_HostSend", "_HostRecv", "_Retval", "_DeviceRetval"})
 _ARGUMENTS = frozenset({"_Arg", "_DeviceArg"})

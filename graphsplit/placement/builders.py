@@ -10,7 +10,7 @@ from graphsplit.placement.actual import match, run_and_collect
 from graphsplit.placement.flattening import flatten
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.reading import read_ops
-from graphsplit.placement.sources import Source, load_signature, source_of_function, source_of_plan
+from graphsplit.placement.sources import Planned, Planning, Source, load_signature, source_of_function, source_of_plan
 
 
 def placement_of(
@@ -46,12 +46,9 @@ def source_of(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], signature: str = "serving_default"
 ) -> tuple[Source, Sequence[Any], str]:
     """Return the graph of anything that `placement_of` takes, its flat arguments, and what to call it."""
-    from graphsplit.functions import ParallelFunction
-
-    if isinstance(fn, ParallelFunction):
-        tensors, arguments = fn._flatten(tuple(args), dict(kwargs))
-        compiled = fn._get(arguments)
-        return source_of_plan(compiled.trace, compiled.plan, fn._name()), tensors, fn._name()
+    if isinstance(fn, Planning):
+        planned = fn._planned(*args, **kwargs)
+        return source_of_plan(planned.trace, planned.plan, planned.name), planned.tensors, planned.name
     title = str(getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__)
     if isinstance(fn, (str, os.PathLike)):
         title, fn = f"{os.fspath(fn)} ({signature})", load_signature(os.fspath(fn), signature)
@@ -59,9 +56,10 @@ def source_of(
     return source, flat, title
 
 
-def placement_of_plan(trace: Any, plan: Any, name: str, tensors: Sequence[Any], actual: bool) -> Placement:
+def placement_of_plan(planned: Planned, actual: bool) -> Placement:
     """Return the placement of a parallelized function for one signature; see `ParallelFunction.placement`."""
-    return placement_of_source(source_of_plan(trace, plan, name), tensors, actual=actual, title=name)
+    source = source_of_plan(planned.trace, planned.plan, planned.name)
+    return placement_of_source(source, planned.tensors, actual=actual, title=planned.name)
 
 
 def placement_of_graph(graph_def: Any, *, title: str = "graph") -> Placement:

@@ -6,20 +6,19 @@ import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import networkx as nx
 import tensorflow as tf
 
-from graphsplit.errors import ArgumentError
+from graphsplit.core.errors import ArgumentError
+from graphsplit.placement.findings import find_warnings
+from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.pages import page_html
 from graphsplit.placement.pictures import save_dot, save_picture
 
-if TYPE_CHECKING:
-    from graphsplit.placement.placements import Placement
 
-
-def save(placement: Placement, path: str | os.PathLike[str]) -> None:
+def save(placement: PlacementGraph, path: str | os.PathLike[str]) -> None:
     """Write `placement` to `path`; see `Placement.save`."""
     path = os.fspath(path)
     suffix = os.path.splitext(path)[1].lower()
@@ -34,12 +33,12 @@ def save(placement: Placement, path: str | os.PathLike[str]) -> None:
     writer(placement, path)
 
 
-def save_html(placement: Placement, path: str) -> None:
+def save_html(placement: PlacementGraph, path: str) -> None:
     """Write the self-contained page."""
     _write(path, page_html(placement))
 
 
-def save_json(placement: Placement, path: str) -> None:
+def save_json(placement: PlacementGraph, path: str) -> None:
     """Write operations, edges and the answers to the usual questions."""
     content = {
         "title": placement.title,
@@ -49,12 +48,12 @@ def save_json(placement: Placement, path: str) -> None:
         "edges": [asdict(edge) for edge in placement.edges],
         "devices": [asdict(totals) for totals in placement.devices.values()],
         "transfers": [asdict(transfer) for transfer in placement.transfers],
-        "warnings": list(placement.warnings),
+        "warnings": list(find_warnings(placement)),
     }
     _write(path, json.dumps(content, indent=1))
 
 
-def save_graphml(placement: Placement, path: str) -> None:
+def save_graphml(placement: PlacementGraph, path: str) -> None:
     """Write the networkx graph; GraphML knows numbers and strings, so lists become text and None is left out."""
     plain = nx.MultiDiGraph()
     for name, fields in placement.graph.nodes(data=True):
@@ -64,13 +63,13 @@ def save_graphml(placement: Placement, path: str) -> None:
     nx.write_graphml(plain, path)
 
 
-def save_graph_def(placement: Placement, path: str) -> None:
+def save_graph_def(placement: PlacementGraph, path: str) -> None:
     """Write the graph as a binary `GraphDef` with the device that each node has."""
     with open(path, "wb") as file:
         file.write(graph_def_with_devices(placement).SerializeToString())
 
 
-def save_events(placement: Placement, path: str) -> None:
+def save_events(placement: PlacementGraph, path: str) -> None:
     """Write an event file for TensorBoard's graph page.
 
     The operations are written as one flat graph: the page colours by device only what is outside of functions.
@@ -87,7 +86,7 @@ def save_events(placement: Placement, path: str) -> None:
         writer.write(event.SerializeToString())
 
 
-def graph_def_with_devices(placement: Placement) -> Any:
+def graph_def_with_devices(placement: PlacementGraph) -> Any:
     """Return all operations, bodies inlined, as one `GraphDef` in which every node has its device and shapes."""
     graph = tf.compat.v1.GraphDef()
     originals = {node.name: node for node in placement.graph_def.node} if placement.graph_def is not None else {}
@@ -119,7 +118,7 @@ def _write(path: str, text: str) -> None:
         file.write(text)
 
 
-WRITERS: dict[str, Callable[[Placement, str], None]] = {
+WRITERS: dict[str, Callable[[PlacementGraph, str], None]] = {
     ".html": save_html,
     ".svg": save_picture,
     ".png": save_picture,

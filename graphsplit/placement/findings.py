@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import TYPE_CHECKING
 
-from graphsplit.devices import short_name
-from graphsplit.plans import format_bytes
-
-if TYPE_CHECKING:
-    from graphsplit.placement.placements import Placement
+from graphsplit.core.devices import short_name
+from graphsplit.placement.graph import PlacementGraph
+from graphsplit.planning.plan import format_bytes
 
 FEW_ROWS = 8
 MUCH_WORK = 0.6
 LARGE_TRANSFER = 1_000_000
 
 
-def find_warnings(placement: Placement) -> list[str]:
+def find_warnings(placement: PlacementGraph) -> list[str]:
     """Return one sentence for each thing that stands out."""
     return [
         *_unequal_work(placement),
@@ -29,7 +26,7 @@ def find_warnings(placement: Placement) -> list[str]:
     ]
 
 
-def _unequal_work(placement: Placement) -> list[str]:
+def _unequal_work(placement: PlacementGraph) -> list[str]:
     total = sum(t.flops for t in placement.devices.values())
     count = len(placement.devices)
     if count < 2 or not total:
@@ -41,14 +38,14 @@ def _unequal_work(placement: Placement) -> list[str]:
     return [f"{share:.0%} of the FLOPs run on {short_name(busiest.device)}"]
 
 
-def _few_rows(placement: Placement) -> list[str]:
+def _few_rows(placement: PlacementGraph) -> list[str]:
     small = [rows for rows in placement.rows if rows < FEW_ROWS]
     if not small or len(placement.rows) < 2:
         return []
     return [f"a shard has {_count(min(small), 'row')}: likely launch-bound"]
 
 
-def _gathered_at_home(placement: Placement) -> list[str]:
+def _gathered_at_home(placement: PlacementGraph) -> list[str]:
     found = []
     for op in placement.home_ops_with_batch[:5]:
         where = f", called at {op.source}" if op.source else ""
@@ -57,7 +54,7 @@ def _gathered_at_home(placement: Placement) -> list[str]:
     return found + ([f"{_count(more, 'more operation')} at home carry rows of the batch"] if more > 0 else [])
 
 
-def _large_transfers(placement: Placement) -> list[str]:
+def _large_transfers(placement: PlacementGraph) -> list[str]:
     total = sum(t.bytes for t in placement.transfers)
     large = [t for t in placement.transfers if t.bytes >= LARGE_TRANSFER]
     if not large:
@@ -69,7 +66,7 @@ def _large_transfers(placement: Placement) -> list[str]:
     ]
 
 
-def _scattered_gradients(placement: Placement) -> list[str]:
+def _scattered_gradients(placement: PlacementGraph) -> list[str]:
     wrong = [pair for pair in placement.gradients if not pair.colocated]
     if not wrong:
         return []
@@ -80,7 +77,7 @@ def _scattered_gradients(placement: Placement) -> list[str]:
     ]
 
 
-def _moved(placement: Placement) -> list[str]:
+def _moved(placement: PlacementGraph) -> list[str]:
     reasons: dict[str, list[str]] = {}
     for op in placement.moved:
         if not op.reason.startswith("has to run where"):  # expected: a variable is read where it lives
@@ -92,7 +89,7 @@ def _moved(placement: Placement) -> list[str]:
     return found
 
 
-def _unknown(placement: Placement) -> list[str]:
+def _unknown(placement: PlacementGraph) -> list[str]:
     unknown = sum(
         any(s is None or None in s for s in op.shapes) and "resource" not in op.dtypes and "variant" not in op.dtypes
         for op in placement.ops.values()

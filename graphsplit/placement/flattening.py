@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.errors import UnsupportedError
-from graphsplit.graphdefs import CALL_TYPES, XLA_ATTRIBUTE, make_node, output_names, split_reference
+from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.graphdefs import CALL_TYPES, XLA_ATTRIBUTE, make_node, output_names, split_reference
 
 _LOOPS = frozenset({"While", "StatelessWhile"})
 _BRANCHES = frozenset({"If", "StatelessIf"})

@@ -5,14 +5,13 @@ from __future__ import annotations
 import html
 import importlib.resources
 import json
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from graphsplit.devices import short_name
+from graphsplit.core.devices import short_name
+from graphsplit.placement.findings import find_warnings
+from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.questions import natural_order, reading_order
-
-if TYPE_CHECKING:
-    from graphsplit.placement.placements import Placement
-    from graphsplit.placement.records import PlacedOp
+from graphsplit.placement.records import PlacedOp
 
 # Okabe and Ito's palette, made for colour-blind readers (jfly.uni-koeln.de/color), then Tableau's for more devices.
 COLORS = (
@@ -27,7 +26,7 @@ def device_colors(devices: Any) -> dict[str, str]:
     return {device: COLORS[i % len(COLORS)] for i, device in enumerate(ordered)}
 
 
-def page_html(placement: Placement) -> str:
+def page_html(placement: PlacementGraph) -> str:
     """Return the page."""
     folder = importlib.resources.files("graphsplit.placement") / "page"
     parts = {
@@ -42,13 +41,13 @@ def page_html(placement: Placement) -> str:
     return page
 
 
-def notebook_html(placement: Placement, height: int = 640) -> str:
+def notebook_html(placement: PlacementGraph, height: int = 640) -> str:
     """Return the page in a frame, as a notebook shows it."""
     page = html.escape(page_html(placement), quote=True)
     return f'<iframe srcdoc="{page}" style="width:100%;height:{height}px;border:1px solid #d8dee4"></iframe>'
 
 
-def page_data(placement: Placement) -> dict[str, Any]:
+def page_data(placement: PlacementGraph) -> dict[str, Any]:
     """Return what the page shows, as plain lists: names and reasons once, operations in the order of execution."""
     order = reading_order(placement.graph)
     number = {name: i for i, name in enumerate(order)}
@@ -74,7 +73,7 @@ def page_data(placement: Placement) -> dict[str, Any]:
             for t in placement.transfers
         ],
         "mostFlops": max((op.flops or 0 for op in placement.ops.values()), default=0),
-        "warnings": list(placement.warnings),
+        "warnings": list(find_warnings(placement)),
     }
 
 
@@ -92,7 +91,7 @@ class _Table:
         return self._numbers[text]
 
 
-def _device(placement: Placement, device: str, color: str) -> dict[str, Any]:
+def _device(placement: PlacementGraph, device: str, color: str) -> dict[str, Any]:
     totals = placement.devices.get(device)
     return {
         "name": short_name(device),

@@ -6,28 +6,26 @@ import math
 import os
 import shutil
 import subprocess
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from graphsplit.errors import UnsupportedError
+from graphsplit.core.errors import UnsupportedError
+from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.pages import device_colors
 from graphsplit.placement.summaries import Box, Flow, Summary, summarize
 from graphsplit.placement.tables import format_flops, shorten
-from graphsplit.plans import format_bytes
-
-if TYPE_CHECKING:
-    from graphsplit.placement.placements import Placement
+from graphsplit.planning.plan import format_bytes
 
 _WIDTH, _HEIGHT, _ROW = 3.0, 0.62, 0.9  # of a box, and from one box to the next, in inches
 _COLUMN = 4.4
 
 
-def save_dot(placement: Placement, path: str) -> None:
+def save_dot(placement: PlacementGraph, path: str) -> None:
     """Write the summary in Graphviz's language; `dot -Tsvg` draws it."""
     with open(path, "w", encoding="utf-8") as file:
         file.write(dot_text(placement))
 
 
-def save_picture(placement: Placement, path: str) -> None:
+def save_picture(placement: PlacementGraph, path: str) -> None:
     """Write the summary as `.svg` or `.png`.
 
     Raises:
@@ -49,7 +47,7 @@ def save_picture(placement: Placement, path: str) -> None:
     )
 
 
-def dot_text(placement: Placement) -> str:
+def dot_text(placement: PlacementGraph) -> str:
     """Return the summary in Graphviz's language: a cluster for each shard or device, coloured by device."""
     summary, colors = summarize(placement), device_colors(placement.devices)
     number: dict[tuple[str, str], int] = {}

@@ -1,159 +1,23 @@
-"""`Placement`: which operation runs where, as a graph that answers questions."""
+"""`Placement`: where every operation runs, to print, save and ask."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
-from typing import Any
 
-import networkx as nx
-
-from graphsplit.devices import canonical_name, short_name
-from graphsplit.errors import CheckError, bullet_list
-from graphsplit.placement import questions
-from graphsplit.placement.gradients import GradientPair, pair_gradients
-from graphsplit.placement.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
+from graphsplit.placement.exports import save
+from graphsplit.placement.findings import find_warnings
+from graphsplit.placement.graph import PlacementGraph
+from graphsplit.placement.pages import notebook_html
+from graphsplit.placement.tables import render
 
 
-class PlacementError(CheckError):
-    """An assertion about a placement does not hold."""
-
-
-class Placement:
-    """Where every operation of a graph runs: requested and, if it has been run, actual. Print it, save it, ask it.
-
-    Attributes:
-      ops: every operation by name, those in function bodies, loops and branches included.
-      edges: every tensor and control dependency between them.
-      actual: whether the operations' actual devices are known.
-      rows: rows of the batch on each shard; empty where nothing is split.
-      graph_def: the graph as a `GraphDef` with devices, for `save("x.pb")`; None if there is none.
-      added: names of nodes that TensorFlow's optimizer put into the graph that ran.
-    """
-
-    def __init__(
-        self,
-        ops: Sequence[PlacedOp],
-        edges: Sequence[Edge],
-        *,
-        actual: bool = False,
-        rows: Sequence[int] = (),
-        graph_def: Any = None,
-        added: Sequence[str] = (),
-        title: str = "placement",
-    ):
-        self.ops = {op.name: op for op in ops}
-        self.edges = tuple(edges)
-        self.actual = actual
-        self.rows = tuple(rows)
-        self.graph_def = graph_def
-        self.added = tuple(added)
-        self.title = title
-
-    @functools.cached_property
-    def graph(self) -> nx.MultiDiGraph:
-        """The placement as a `networkx.MultiDiGraph`: a node per operation, an edge per tensor and control dependency.
-
-        A node has the fields of `PlacedOp` as attributes, and `device`. An edge has `bytes`, `dtype`, `output`,
-        `control` and `crosses`.
-        """
-        graph = nx.MultiDiGraph(actual=self.actual, title=self.title)
-        for op in self.ops.values():
-            fields = {name: value for name, value in vars(op).items() if name != "name"}
-            graph.add_node(op.name, **fields, device=op.device)
-        for edge in self.edges:
-            crosses = questions.crosses(self.ops[edge.source], self.ops[edge.target])
-            graph.add_edge(
-                edge.source,
-                edge.target,
-                bytes=edge.bytes,
-                dtype=edge.dtype,
-                output=edge.output,
-                control=edge.control,
-                crosses=crosses,
-            )
-        return graph
-
-    @functools.cached_property
-    def transfers(self) -> tuple[Transfer, ...]:
-        """Every tensor that is sent from one device to another, largest first."""
-        return tuple(questions.find_transfers(self.ops, self.edges))
-
-    @functools.cached_property
-    def devices(self) -> dict[str, DeviceTotals]:
-        """What each device has to do: operations, FLOPs, parameter and activation bytes, bytes received and sent."""
-        return questions.total_by_device(self.ops.values(), self.transfers)
-
-    @property
-    def balance(self) -> float:
-        """The busiest device's FLOPs over the devices' mean; 1.0 is perfect balance."""
-        return questions.balance_of(self.devices)
-
-    @functools.cached_property
-    def home_ops_with_batch(self) -> tuple[PlacedOp, ...]:
-        """The operations that run once, at home, though they carry rows of the batch; the most expensive first."""
-        return tuple(questions.carrying_home(list(self.ops.values())))
-
-    @property
-    def moved(self) -> tuple[PlacedOp, ...]:
-        """The operations that ran elsewhere than asked; each has its `reason`."""
-        return tuple(op for op in self.ops.values() if op.moved)
-
-    @property
-    def missing(self) -> tuple[PlacedOp, ...]:
-        """The operations that are not in the graph that ran; each has its `reason`."""
-        return tuple(op for op in self.ops.values() if not op.ran)
-
-    @functools.cached_property
-    def gradients(self) -> tuple[GradientPair, ...]:
-        """Backward operations with the forward operation that each differentiates, where that can be told."""
-        return tuple(pair_gradients(self.ops, self.graph))
+class Placement(PlacementGraph):
+    """Where every operation of a graph runs: requested and, if it has been run, actual. Print it, save it, ask it."""
 
     @functools.cached_property
     def warnings(self) -> tuple[str, ...]:
         """What is likely to disappoint, in plain sentences."""
-        from graphsplit.placement.findings import find_warnings
-
         return tuple(find_warnings(self))
-
-    def critical_path(
-        self, *, flops_per_second: float = 1e12, bytes_per_second: float = 1e10, seconds_per_op: float = 1e-6
-    ) -> CriticalPath:
-        """Return the chain of operations that takes longest, under a simple model of speed.
-
-        An operation takes `flops / flops_per_second + seconds_per_op`, a tensor that crosses devices
-        `bytes / bytes_per_second`; no queueing. Loop bodies count once. The defaults are of the order of one GPU.
-        """
-        return questions.find_critical_path(self.graph, self.ops, flops_per_second, bytes_per_second, seconds_per_op)
-
-    def select(self, pattern: str) -> list[PlacedOp]:
-        """Return the operations whose name or type matches a shell pattern: `"dense/*"`, `"MatMul"`."""
-        return questions.select(self.ops.values(), pattern)
-
-    def assert_on(self, pattern: str, device: str) -> None:
-        """Raise `PlacementError` unless operations match `pattern` (a name or type) and all of them are on `device`."""
-        asked, found = canonical_name(device), [op for op in self.select(pattern) if op.ran]
-        if not found:
-            raise PlacementError(f"No operation that runs matches {pattern!r} in {self.title}.")
-        wrong = [f"{op.name} on {short_name(op.device) or 'no device'}" for op in found if op.device != asked]
-        if wrong:
-            raise PlacementError(
-                f"{len(wrong)} of the {len(found)} operations that match {pattern!r} are not on {short_name(asked)}:\n"
-                + bullet_list(wrong[:20])
-            )
-
-    def assert_colocated_gradients(self) -> None:
-        """Raise `PlacementError` unless every backward operation is on the device of its forward operation."""
-        wrong = [str(pair) for pair in self.gradients if not pair.colocated]
-        if wrong:
-            raise PlacementError(
-                f"{len(wrong)} of {len(self.gradients)} backward operations are not with the forward operation that "
-                f"they differentiate:\n{bullet_list(wrong[:20])}"
-            )
-
-    def diff(self, other: Placement) -> list[Change]:
-        """Return what is different in `other`: operations that came or went, or changed device, shapes or FLOPs."""
-        return questions.compare(self.ops, other.ops)
 
     def save(self, path: str) -> None:
         """Write the placement; the suffix chooses the form.
@@ -164,19 +28,10 @@ class Placement:
         Raises:
           ArgumentError: for another suffix.
         """
-        from graphsplit.placement.exports import save
-
         save(self, path)
 
     def __str__(self) -> str:
-        from graphsplit.placement.tables import render
-
         return render(self)
 
-    def __repr__(self) -> str:
-        return f"<Placement of {self.title}: {len(self.ops)} operations on {len(self.devices)} devices>"
-
     def _repr_html_(self) -> str:
-        from graphsplit.placement.pages import notebook_html
-
         return notebook_html(self)

@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.graphdefs import split_reference
+from graphsplit.core.graphdefs import split_reference
+from graphsplit.core.tensorflow_internals import parse_profile
 from graphsplit.placement.actual import plain_name
 from graphsplit.placement.reading import full_name
-from graphsplit.tensorflow_internals import parse_profile
 
 _OP_EVENT = re.compile(r"^(?P<name>[A-Za-z0-9._][\w.\-/>\\]*):(?P<type>_?[A-Z]\w*)$")
 

@@ -9,9 +9,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.devices import canonical_name
-from graphsplit.errors import ArgumentError
-from graphsplit.graphdefs import make_node, split_reference
+from graphsplit.core.devices import canonical_name
+from graphsplit.core.errors import ArgumentError
+from graphsplit.core.graphdefs import make_node, split_reference
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.flops import count_flops
 from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape

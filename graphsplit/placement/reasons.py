@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
-from graphsplit.devices import short_name
+from graphsplit.core.devices import short_name
 from graphsplit.placement.records import PlacedOp
 
 _LOWERED = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}

@@ -8,21 +8,37 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from graphsplit.devices import canonical_name
-from graphsplit.emission import emit
-from graphsplit.errors import ArgumentError
-from graphsplit.execution import Executable, resource_devices
-from graphsplit.graphdefs import function_definition
-from graphsplit.plans import Plan
-from graphsplit.tensorflow_internals import RuntimeFunction, resource_value
-from graphsplit.tracing import Trace, source_locator
+from graphsplit.core.devices import canonical_name
+from graphsplit.core.errors import ArgumentError
+from graphsplit.core.graphdefs import function_definition
+from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.plan import Plan
+from graphsplit.runtime.executable import Executable, resource_devices
+from graphsplit.tracing.trace import Trace, source_locator
 
 _serial = itertools.count()
 Value = tuple[tf.DType, tf.TensorShape]
+
+
+class Planned(NamedTuple):
+    """A function of one signature, planned for several devices, with the flat arguments of a call."""
+
+    trace: Trace
+    plan: Plan
+    tensors: Sequence[Any]
+    name: str
+
+
+@runtime_checkable
+class Planning(Protocol):
+    """Whatever plans its calls: a parallelized function. (It stands on a higher floor.)"""
+
+    def _planned(self, *args: Any, **kwargs: Any) -> Planned: ...
 
 
 @dataclass(frozen=True, eq=False)

@@ -7,14 +7,11 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from graphsplit.devices import short_name
+from graphsplit.core.devices import short_name
+from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.questions import natural_order, reading_order
-
-if TYPE_CHECKING:
-    from graphsplit.placement.placements import Placement
-    from graphsplit.placement.records import PlacedOp
+from graphsplit.placement.records import PlacedOp
 
 _HIDDEN = frozenset({"Const", "NoOp"})
 
@@ -54,7 +51,7 @@ class Summary:
     flows: tuple[Flow, ...]
 
 
-def summarize(placement: Placement, most: int = 70) -> Summary:
+def summarize(placement: PlacementGraph, most: int = 70) -> Summary:
     """Return the finest summary with at most `most` boxes (or the coarsest one, if even that has more)."""
     rank = {name: i for i, name in enumerate(reading_order(placement.graph))}
     ops = [op for op in placement.ops.values() if op.ran and op.type not in _HIDDEN]
@@ -105,7 +102,7 @@ def scope_path(op: PlacedOp) -> list[str]:
     return parts
 
 
-def _flows(placement: Placement, box_of: Mapping[str, Box]) -> tuple[Flow, ...]:
+def _flows(placement: PlacementGraph, box_of: Mapping[str, Box]) -> tuple[Flow, ...]:
     sizes: dict[tuple[Box, Box], int] = defaultdict(int)
     crossing: set[tuple[Box, Box]] = set()
     seen: set[tuple[str, int, object]] = set()

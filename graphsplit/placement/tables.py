@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from typing import TYPE_CHECKING
 
-from graphsplit.devices import short_name
-from graphsplit.plans import format_bytes
-
-if TYPE_CHECKING:
-    from graphsplit.placement.placements import Placement
-    from graphsplit.placement.records import DeviceTotals
+from graphsplit.core.devices import short_name
+from graphsplit.placement.findings import find_warnings
+from graphsplit.placement.graph import PlacementGraph
+from graphsplit.placement.records import DeviceTotals
+from graphsplit.planning.plan import format_bytes
 
 WIDTH = 100
 _HEADERS = ("device", "ops", "FLOPs", "share", "parameters", "activations", "received", "sent")
 
 
-def render(placement: Placement) -> str:
+def render(placement: PlacementGraph) -> str:
     """Return the table: devices, the largest transfers, what moved or is missing, warnings. Lines are <= 100 wide."""
     kind = "actual" if placement.actual else "requested"
     lines = [f"Placement ({kind}) of {placement.title}: {len(placement.ops)} operations"]
@@ -25,7 +23,7 @@ def render(placement: Placement) -> str:
     lines += _rows(placement)
     lines += _transfer_lines(placement)
     lines += _actual_lines(placement)
-    lines += [f"  ! {warning}" for warning in placement.warnings]
+    lines += [f"  ! {warning}" for warning in find_warnings(placement)]
     return "\n".join(shorten(line) for line in lines)
 
 
@@ -72,14 +70,14 @@ def _device_table(totals: list[DeviceTotals]) -> list[str]:
     ]
 
 
-def _rows(placement: Placement) -> list[str]:
+def _rows(placement: PlacementGraph) -> list[str]:
     if len(placement.rows) < 2:
         return []
     shown = ", ".join(map(str, placement.rows[:16])) + (", ..." if len(placement.rows) > 16 else "")
     return [f"  rows of the batch on the shards: {shown}; balance {placement.balance:.2f}"]
 
 
-def _transfer_lines(placement: Placement, most: int = 5) -> list[str]:
+def _transfer_lines(placement: PlacementGraph, most: int = 5) -> list[str]:
     transfers = placement.transfers
     if not transfers:
         return ["  no tensor crosses devices"]
@@ -91,7 +89,7 @@ def _transfer_lines(placement: Placement, most: int = 5) -> list[str]:
     return lines + ([f"    ... and {len(transfers) - most} more"] if len(transfers) > most else [])
 
 
-def _actual_lines(placement: Placement, most: int = 6) -> list[str]:
+def _actual_lines(placement: PlacementGraph, most: int = 6) -> list[str]:
     if not placement.actual:
         return []
     moved = placement.moved

@@ -9,9 +9,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from graphsplit.devices import short_name
-from graphsplit.errors import ArgumentError, UnsupportedError
-from graphsplit.placement.actual import match
+from graphsplit.core.devices import short_name
+from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.placement.actual import match, require_runnable
+from graphsplit.placement.builders import source_of
 from graphsplit.placement.flattening import flatten
 from graphsplit.placement.pages import device_colors
 from graphsplit.placement.placements import Placement
@@ -19,8 +21,7 @@ from graphsplit.placement.profiles import OpEvent, SendEvent, read_events, recor
 from graphsplit.placement.questions import natural_order
 from graphsplit.placement.reading import bytes_of, read_ops
 from graphsplit.placement.sources import Source, StateKeeper
-from graphsplit.plans import format_bytes
-from graphsplit.tensorflow_internals import partition_graphs
+from graphsplit.planning.plan import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -128,16 +129,12 @@ def timeline_of(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
     >>> timeline_of(tf.function(lambda x: tf.linalg.matmul(x, x)), tf.ones([64, 64])).slowest(1)[0].device
     '/device:CPU:0'
     """
-    from graphsplit.placement.builders import source_of
-
     source, arguments, title = source_of(fn, args, kwargs)
     return timeline_of_source(source, arguments, title)
 
 
 def timeline_of_source(source: Source, arguments: Sequence[Any], title: str) -> Timeline:
     """Return the timeline of a graph run on flat arguments."""
-    from graphsplit.placement.actual import require_runnable
-
     require_runnable(source, arguments)
     assert source.make_run is not None
     run = source.make_run()

@@ -13,16 +13,9 @@ from graphsplit.rules import (
     rowwise,
     strings,
 )
-from graphsplit.rules.registry import (
-    Answer,
-    Declined,
-    Sharded,
-    answer,
-    answer_for_output,
-    rule_of,
-    ruled_types,
-    stays_partial,
-)
+from graphsplit.rules.answers import answer, answer_for_output, stays_partial
+from graphsplit.rules.factors import Declined
+from graphsplit.rules.registry import Answer, Sharded, rule_of, ruled_types
 
 __all__ = [
     "Answer",

@@ -9,9 +9,10 @@ import string
 
 import numpy as np
 
-from graphsplit.programs import Op
+from graphsplit.program.program import Op
 from graphsplit.rules.elementwise import result_dims
-from graphsplit.rules.registry import Declined, Dims, Factors, Resize, register
+from graphsplit.rules.factors import Declined, Dims, Factors, Resize
+from graphsplit.rules.registry import register
 
 _M, _N, _K = 0, 1, 2
 

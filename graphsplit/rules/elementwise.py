@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.layouts import PARTIAL_SUM, Layout
-from graphsplit.programs import Op
-from graphsplit.rules.registry import ELEMENTS, Answer, Declined, Dim, Dims, Factors, pass_through, register
-from graphsplit.sizes import Shape
+from graphsplit.core.layouts import PARTIAL_SUM, Layout
+from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.program.program import Op
+from graphsplit.rules.factors import ELEMENTS, Declined, Dim, Dims, Factors
+from graphsplit.rules.registry import Answer, pass_through, register
 
 UNARY = [
     "Abs",

@@ -7,12 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
-from graphsplit.layouts import REPLICATE, Layout, Shard
-from graphsplit.polynomials import Polynomial
-from graphsplit.programs import Op
+from graphsplit.core.layouts import REPLICATE, Layout, Shard
+from graphsplit.core.polynomials import Polynomial
+from graphsplit.core.symbolic_sizes import Shape, Size
+from graphsplit.program.program import Op
 from graphsplit.rules.contractions import shape_operand
-from graphsplit.rules.registry import Answer, Declined, Dim, Factors, Resize, Sharded, register
-from graphsplit.sizes import Shape, Size
+from graphsplit.rules.factors import Declined, Dim, Factors, Resize
+from graphsplit.rules.registry import Answer, Sharded, register
 
 
 class _Spec(NamedTuple):

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from graphsplit.programs import Op
+from graphsplit.program.program import Op
 from graphsplit.rules.contractions import shape_operand
-from graphsplit.rules.registry import Declined, Dims, Factors, Part, Resize, register
+from graphsplit.rules.factors import Declined, Dims, Factors, Part, Resize
+from graphsplit.rules.registry import register
 
 
 def _samples(shape: tuple[int | None, ...] | None) -> Dims:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphsplit.programs import Op
-from graphsplit.rules.registry import ELEMENTS, Declined, Dims, Factors, Resize, register
+from graphsplit.program.program import Op
+from graphsplit.rules.factors import ELEMENTS, Declined, Dims, Factors, Resize
+from graphsplit.rules.registry import register
 
 _STACKED: Dims = (None, *range(15))
 

@@ -6,11 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from graphsplit.layouts import REPLICATE, Layout, Shard
-from graphsplit.programs import Op
+from graphsplit.core.layouts import REPLICATE, Layout, Shard
+from graphsplit.program.program import Op
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.elementwise import result_dims
-from graphsplit.rules.registry import Answer, Declined, Dim, Dims, Factors, Part, Resize, Sharded, register
+from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Part, Resize
+from graphsplit.rules.registry import Answer, Sharded, register
 
 
 @register("Transpose", "ConjugateTranspose", linear=(0,))

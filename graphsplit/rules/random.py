@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from graphsplit.programs import Op
+from graphsplit.program.program import Op
 from graphsplit.rules.contractions import shape_operand
-from graphsplit.rules.registry import Declined, Draw, Factors, Resize, Rule, register, rule_of
+from graphsplit.rules.factors import Declined, Draw, Factors, Resize
+from graphsplit.rules.registry import Rule, register, rule_of
 
 _PHILOX, _AUTOMATIC = 1, 3
 _RESERVED = 256  # numbers that a truncated normal may throw away for each that it keeps

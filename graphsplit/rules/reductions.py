@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphsplit.programs import Op
+from graphsplit.program.program import Op
 from graphsplit.rules.contractions import shape_operand
-from graphsplit.rules.registry import Declined, Dims, Factors, Resize, register
+from graphsplit.rules.factors import Declined, Dims, Factors, Resize
+from graphsplit.rules.registry import register
 
 _REDUCTION = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
 

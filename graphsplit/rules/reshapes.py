@@ -5,10 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Sequence
 
-from graphsplit.programs import Op
+from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.program.program import Op
 from graphsplit.rules.contractions import shape_operand
-from graphsplit.rules.registry import Declined, Dim, Dims, Factors, Part, Resize, register
-from graphsplit.sizes import Shape
+from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Part, Resize
+from graphsplit.rules.registry import register
 
 
 @register("Reshape", linear=(0,))

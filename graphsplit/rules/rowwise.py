@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from graphsplit.programs import Op
+from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.program.program import Op
 from graphsplit.rules.elementwise import broadcast_dims, result_dims
-from graphsplit.rules.registry import Declined, Dims, Factors, register
-from graphsplit.sizes import Shape
+from graphsplit.rules.factors import Declined, Dims, Factors
+from graphsplit.rules.registry import register
 
 Ranks = tuple[int | None, ...]  # one for each operand or result; None if it is whole, sizes and options
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from graphsplit.programs import Op
+from graphsplit.program.program import Op
 from graphsplit.rules.elementwise import elementwise
-from graphsplit.rules.registry import Declined, Dims, Factors, register
+from graphsplit.rules.factors import Declined, Dims, Factors
+from graphsplit.rules.registry import register
 
 ENTRY_BY_ENTRY = [
     "AsString",

@@ -16,9 +16,9 @@ import tensorflow as tf
 from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
-from graphsplit.errors import ArgumentError, StorageError, UnsupportedError, bullet_list
-from graphsplit.graphdefs import GraphDef
-from graphsplit.tensorflow_internals import new_saved_model, op_definition
+from graphsplit.core.errors import ArgumentError, StorageError, UnsupportedError, bullet_list
+from graphsplit.core.graphdefs import GraphDef
+from graphsplit.core.tensorflow_internals import new_saved_model, op_definition
 
 _AT_WORKING_DIRECTORY, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fs.h
 

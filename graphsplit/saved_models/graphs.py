@@ -12,16 +12,17 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.compiling import Options, plan_for
-from graphsplit.devices import names_of_devices
-from graphsplit.emission import emit
-from graphsplit.emitted import EmittedGraph
-from graphsplit.errors import ArgumentError, CheckError
-from graphsplit.graphdefs import GraphDef, make_node, output_type, split_reference
-from graphsplit.plans import Plan
+from graphsplit.api.argument_splitting import Split, resolve_split
+from graphsplit.api.compile import plan_for
+from graphsplit.api.options import Options
+from graphsplit.core.devices import names_of_devices
+from graphsplit.core.errors import ArgumentError, CheckError
+from graphsplit.core.graphdefs import GraphDef, make_node, output_type, split_reference
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.plan import Plan
 from graphsplit.saved_models.files import check_registered
 from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, read_part, take_part
-from graphsplit.splitting import Split, resolve_split
 
 
 def transpile_graph_def(

@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.decompositions import decompose
-from graphsplit.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.graphdefs import GraphDef, NodeDef, inline_calls, make_node, output_names, split_reference
-from graphsplit.hoisting import hoist_reads
-from graphsplit.open_sizes import build_for_any_batch
-from graphsplit.programs import Program
-from graphsplit.reading import build_program
-from graphsplit.sizes import Shape
-from graphsplit.structures import Branch, TensorLeaf
+from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.graphdefs import GraphDef, NodeDef, make_node, output_names, split_reference
+from graphsplit.core.structures import Branch, TensorLeaf
+from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.program.program import Program
+from graphsplit.tracing.graph_to_program import Reading, graph_to_program
 
 V1_CONTROL_FLOW = frozenset(
     {"Switch", "RefSwitch", "Merge", "RefMerge", "Enter", "RefEnter", "Exit", "RefExit", "NextIteration", "LoopCond"}
@@ -141,31 +137,22 @@ def read_part(part: Part, names: Sequence[str], shapes: Sequence[Shape | None]) 
     graph = GraphDef(versions=part.graph.versions, library=part.graph.library)
     graph.node.extend(part.nodes)
     placeholders = {reference: name for name, reference in {**part.inputs, **part.captures}.items()}
-    results = [placeholders.get(reference, reference) for reference in part.outputs]
-    nodes, references = inline_calls(graph, [*results, *(f"^{name}" for name in part.effects)])
-    nodes, references = decompose(nodes, references, graph.library.function, graph.versions, part.imported)
-    variables = _variables(part, nodes).items()
-    held = {name: tf.TensorShape(node.attr["shape"].shape) for name, node in variables}
-    dtypes = {name: tf.as_dtype(node.attr["dtype"].type) for name, node in variables}
-    library = {function.signature.name: function for function in graph.library.function}
-    nodes, library = hoist_reads(nodes, library, held)
-    del graph.library.function[:]
-    graph.library.function.extend(library.values())
-    count = len(part.outputs)
-    build = functools.partial(
-        build_program,
-        nodes,
+    held = {
+        name: (tf.as_dtype(node.attr["dtype"].type), tf.TensorShape(node.attr["shape"].shape))
+        for name, node in _variables(part).items()
+    }
+    reading = Reading(
         inputs=list(part.inputs),
         input_names=names,
         captures=list(part.captures),
-        outputs=references[:count],
-        effects=[reference[1:] for reference in references[count:]],
-        library=graph.library,
-        versions=graph.versions,
-        resources={name: (dtypes[name], None if s.rank is None else tuple(s)) for name, s in held.items()},
-        inlined_from=part.imported,
+        outputs=[placeholders.get(reference, reference) for reference in part.outputs],
+        effects=part.effects,
+        shapes=shapes,
+        known=part.imported,
+        held=held,
+        names_stay=True,
     )
-    return build_for_any_batch(build, dict(zip(part.inputs, shapes, strict=True)), ())
+    return graph_to_program(graph, reading)
 
 
 def called_functions(nodes: Iterable[Any], library: Any) -> list[Any]:
@@ -223,11 +210,11 @@ def _large_constants(graph_def: Any) -> list[str]:
     return [f"{node.name}:0" for node in constants if node.attr["value"].ByteSize() > LARGE_BYTES]
 
 
-def _variables(part: Part, nodes: Sequence[Any]) -> dict[str, Any]:
+def _variables(part: Part) -> dict[str, Any]:
     """Return the nodes of resource variables by the names that they have in the part."""
     whole = {node.name: node for node in part.graph.node}
     held = {name: whole[split_reference(reference)[0]] for name, reference in part.captures.items()}
-    return {name: node for name, node in ({n.name: n for n in nodes} | held).items() if node.op == "VarHandleOp"}
+    return {name: node for name, node in ({n.name: n for n in part.nodes} | held).items() if node.op == "VarHandleOp"}
 
 
 def _ancestors(by_name: Mapping[str, Any], outputs: Iterable[str], cuts: set[str]) -> set[str]:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from graphsplit.devices import short_name
-from graphsplit.layouts import Shard
-from graphsplit.plans import Plan, format_bytes
+from graphsplit.core.devices import short_name
+from graphsplit.core.layouts import Shard
+from graphsplit.planning.plan import Plan, format_bytes
 
 _HEADERS = ("signature", "split", "on every shard", "at home", "batch at home", "resharded", "sent whole")
 

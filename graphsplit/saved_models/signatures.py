@@ -8,17 +8,18 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit import structures
-from graphsplit.compiling import Options, trace_and_plan
-from graphsplit.emission import emit
-from graphsplit.emitted import EmittedGraph
-from graphsplit.errors import UnsupportedError
-from graphsplit.execution import resource_devices
-from graphsplit.graphdefs import GraphDef, split_reference
-from graphsplit.plans import Plan
+from graphsplit.api.compile import trace_and_plan
+from graphsplit.api.options import Options
+from graphsplit.core import structures
+from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.graphdefs import GraphDef, split_reference
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.plan import Plan
+from graphsplit.runtime.executable import resource_devices
 from graphsplit.saved_models.parts import called_functions
 from graphsplit.saved_models.weights import Mirrors, check_only_read, sent_bytes, share_constants, use_mirrors
-from graphsplit.tracing import Trace
+from graphsplit.tracing.trace import Trace
 
 
 @dataclass(frozen=True, eq=False)

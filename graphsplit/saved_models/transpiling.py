@@ -11,16 +11,16 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.compiling import Options
-from graphsplit.devices import names_of_devices
-from graphsplit.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
+from graphsplit.api.argument_splitting import Split
+from graphsplit.api.options import Options
+from graphsplit.core.devices import names_of_devices
+from graphsplit.core.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
 from graphsplit.saved_models import files
 from graphsplit.saved_models.parts import CannotBeSplitError, check_can_be_split
 from graphsplit.saved_models.reports import SignatureReport, TranspileReport, why_whole
 from graphsplit.saved_models.signatures import build_signature, plan_signature
 from graphsplit.saved_models.v1_models import composites, has_old_variables, is_v1, transpile_in_place
 from graphsplit.saved_models.weights import Mirrors
-from graphsplit.splitting import Split
 
 _INTERNAL_SIGNATURES = ("__saved_model_init_op", "__saved_model_train_op")
 

@@ -12,9 +12,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.compiling import Options, plan_for
-from graphsplit.emission import emit
-from graphsplit.graphdefs import function_definition, make_node, output_type, split_reference
+from graphsplit.api.argument_splitting import resolve_split
+from graphsplit.api.compile import plan_for
+from graphsplit.api.options import Options
+from graphsplit.core.graphdefs import function_definition, make_node, output_type, split_reference
+from graphsplit.emission.emitter import emit
 from graphsplit.saved_models.parts import (
     CannotBeSplitError,
     arguments_of,
@@ -25,7 +27,6 @@ from graphsplit.saved_models.parts import (
 )
 from graphsplit.saved_models.reports import SignatureReport, why_whole
 from graphsplit.saved_models.weights import sent_bytes
-from graphsplit.splitting import resolve_split
 
 
 def is_v1(meta_graph: Any) -> bool:

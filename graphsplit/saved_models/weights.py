@@ -14,11 +14,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.emitted import EmittedGraph
-from graphsplit.errors import UnsupportedError, bullet_list
-from graphsplit.graphdefs import make_node, split_reference
-from graphsplit.plans import Plan
-from graphsplit.programs import is_stateful
+from graphsplit.core.errors import UnsupportedError, bullet_list
+from graphsplit.core.graphdefs import make_node, split_reference
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.planning.plan import Plan
+from graphsplit.program.program import is_stateful
 from graphsplit.saved_models.parts import LARGE_BYTES
 
 SHARED = "graphsplit/shared/constant_"

@@ -1,0 +1,1 @@
+"""What users call on functions: options, signatures, `parallelize`, `on_device`, `verify`."""

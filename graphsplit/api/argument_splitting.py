@@ -1,0 +1,238 @@
+"""Splitting: from `split` and the shapes of a call to a layout for each argument and rows for each device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.core.layouts import REPLICATE, Layout, Shard, apportion
+from graphsplit.core.polynomials import Polynomial
+from graphsplit.core.structures import Branch, CompositeLeaf, StaticLeaf, TensorLeaf, Tree, paths, step_path
+from graphsplit.core.symbolic_sizes import MOST_LENGTHS, Shape, Size, length, rows
+
+_ANY_BATCH = "planned for any batch size"
+Split = Any  # int | None | Mapping | Sequence, nested as the arguments are
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How one call is split.
+
+    Attributes:
+      layouts: the layout of each flat argument.
+      shapes: of each flat argument; a `Size` where one is not known.
+      batch: the number of rows; a `Size` if it is not known, 0 if nothing is split.
+      notes: what a user might not expect.
+    """
+
+    layouts: tuple[Layout, ...]
+    shapes: tuple[Shape | None, ...]
+    batch: int
+    notes: tuple[str, ...] = ()
+
+    def rows(self, weights: Sequence[float]) -> tuple[int, ...]:
+        """Return the rows of each device."""
+        return apportion(int(self.batch), weights)
+
+    def whole(self) -> Splitting:
+        """Return the same with nothing split."""
+        notes = tuple(note for note in self.notes if not note.startswith(_ANY_BATCH))
+        return replace(self, layouts=(REPLICATE,) * len(self.layouts), batch=0, notes=notes)
+
+
+@dataclass(frozen=True)
+class _Argument:
+    path: str
+    leaf: TensorLeaf
+    axis: int | None
+    explicit: bool
+    composite: str = ""  # the type of the ragged or sparse tensor that it is a part of
+    rows: int | None = None  # of that
+
+
+def check_split(split: Split, parameters: Sequence[str] | None) -> None:
+    """Raise `ArgumentError` if `split` cannot be meant for a function with these parameters (None: any)."""
+    if isinstance(split, Mapping):
+        unknown = [name for name in split if parameters is not None and name not in parameters]
+        if unknown:
+            raise ArgumentError(
+                f"split names {_quoted(unknown)}, which the function does not take. "
+                f"It takes {_quoted(parameters or ())}."
+            )
+    elif isinstance(split, (list, tuple)):
+        if parameters is not None and len(split) > len(parameters):
+            raise ArgumentError(
+                f"split has {len(split)} entries, but the function takes {len(parameters)} arguments: "
+                f"{_quoted(parameters)}."
+            )
+    elif split is not None and (isinstance(split, bool) or not isinstance(split, int)):
+        raise ArgumentError(f"split takes an axis, or a mapping from argument names to an axis or None, got {split!r}.")
+
+
+def resolve_split(split: Split, arguments: Branch) -> Splitting:
+    """Return how the arguments are split.
+
+    Args:
+      split: an axis for every batched argument; or a mapping (or sequence) that is a tree prefix of the arguments
+        with an axis or None ("keep whole") at its leaves. Arguments that a mapping does not name follow axis 0.
+      arguments: the structure of the call's arguments by name.
+
+    Raises:
+      ArgumentError: if `split` does not fit the arguments; names all offenders.
+    """
+    named = _by_name(split, arguments)
+    found: list[_Argument] = []
+    for name, tree in zip(arguments.keys, arguments.entries, strict=True):
+        spec, explicit = named.get(name, (split if isinstance(split, int) else 0, False))
+        _collect(spec, explicit, tree, name, found)
+    _check_ranks(found, split)
+    batch, deciding = _batch_size(found)
+    layouts: list[Layout] = []
+    shapes: list[Shape | None] = []
+    for argument in found:
+        axis, shape = _axis(argument), argument.leaf.shape
+        fits = axis is not None and shape is not None and shape[axis] == batch and batch != 0
+        layouts.append(Shard(axis) if deciding and fits and axis is not None else REPLICATE)
+        if batch is None and shape is not None and isinstance(layouts[-1], Shard):
+            shape = tuple([rows(1) if i == axis else size for i, size in enumerate(shape)])
+        shapes.append(shape)
+    count = rows(1) if batch is None and deciding else batch or 0
+    names = [argument.path for argument in found]
+    return Splitting(tuple(layouts), _with_lengths(shapes, names), count, _notes(batch, deciding, found))
+
+
+def _with_lengths(shapes: Sequence[Shape | None], names: Sequence[str]) -> tuple[Shape | None, ...]:
+    """Return shapes with symbols for the sizes that are not known, apart from the batch; for the first few of them."""
+    numbers = iter(range(MOST_LENGTHS))
+    result: list[Shape | None] = []
+    for shape, name in zip(shapes, names, strict=True):
+        sizes = list(shape or ())
+        for axis, size in enumerate(sizes):
+            number = next(numbers, None) if size is None else None
+            if number is not None:
+                sizes[axis] = Size(Polynomial.of(length(number, f"{name}.shape[{axis}]")))
+        result.append(None if shape is None else tuple(sizes))
+    return tuple(result)
+
+
+def same_batch(splitting: Splitting, arguments: Branch) -> bool:
+    """Return whether all arguments of a call that would be split have the same size along their axes.
+
+    Not if any is empty: sizes are followed from 1 on, and a batch without rows is traced for itself.
+    """
+    leaves = [leaf for _, leaf in argument_paths(arguments)]
+    found = zip(leaves, splitting.layouts, strict=True)
+    empty = any(0 in (leaf.shape or ()) for leaf in leaves)
+    return not empty and len({leaf.shape and leaf.shape[c.axis] for leaf, c in found if isinstance(c, Shard)}) < 2
+
+
+def argument_paths(arguments: Branch) -> list[tuple[str, TensorLeaf]]:
+    """Return the flat arguments, each with the expression by which a user would reach it."""
+    return [found for name, tree in zip(arguments.keys, arguments.entries, strict=True) for found in paths(tree, name)]
+
+
+def _by_name(split: Split, arguments: Branch) -> dict[str, tuple[Split, bool]]:
+    if isinstance(split, Mapping):
+        return {name: (spec, True) for name, spec in split.items()}
+    if isinstance(split, (list, tuple)):
+        return {name: (spec, True) for name, spec in zip(arguments.keys, split, strict=False)}
+    return dict.fromkeys(arguments.keys, (None, True)) if split is None else {}
+
+
+def _collect(spec: Split, explicit: bool, tree: Tree, path: str, found: list[_Argument]) -> None:
+    """Walk `spec`, a tree prefix, down the structure."""
+    if isinstance(tree, StaticLeaf):
+        return
+    if isinstance(tree, CompositeLeaf):
+        if explicit and spec is not None:
+            raise ArgumentError(
+                f"split asks to split {path}, a {tree.spec.value_type.__name__}; composite tensors are kept whole. "
+                "Leave it out of split, or pass its parts as ordinary tensors."
+            )
+        kind, count = tree.spec.value_type.__name__, _rows_of(tree)
+        found += [_Argument(p, leaf, None, False, kind, count) for p, leaf in paths(tree, path)]
+    elif isinstance(tree, TensorLeaf):
+        if spec is not None and (isinstance(spec, bool) or not isinstance(spec, int)):
+            raise ArgumentError(f"split gives {spec!r} for {path}, which is a single tensor; give an axis or None.")
+        found.append(_Argument(path, tree, spec, explicit))
+    elif isinstance(spec, (Mapping, list, tuple)):
+        entries = dict(zip(tree.keys, tree.entries, strict=True))
+        chosen = dict(spec.items() if isinstance(spec, Mapping) else zip(tree.keys, spec, strict=False))
+        unknown = [key for key in chosen if key not in entries]
+        if unknown or (not isinstance(spec, Mapping) and len(spec) != len(entries)):
+            raise ArgumentError(f"split for {path} has entries {_quoted(chosen)}, but {path} has {_quoted(tree.keys)}.")
+        for key, entry in entries.items():
+            _collect(chosen.get(key, 0), key in chosen, entry, step_path(tree.kind, path, key), found)
+    else:
+        for key, entry in zip(tree.keys, tree.entries, strict=True):
+            _collect(spec, explicit, entry, step_path(tree.kind, path, key), found)
+
+
+def _axis(argument: _Argument) -> int | None:
+    """Return the axis counted from the front, or None if the argument has no such axis or cannot be cut."""
+    shape, axis = argument.leaf.shape, argument.axis
+    if shape is None or axis is None or argument.leaf.dtype in (tf.resource, tf.variant):
+        return None
+    return axis % len(shape) if -len(shape) <= axis < len(shape) else None
+
+
+def _check_ranks(found: Sequence[_Argument], split: Split) -> None:
+    wrong = [a for a in found if a.explicit and a.axis is not None and a.leaf.shape is not None and _axis(a) is None]
+    if wrong:
+        lines = [f"{a.path} has shape {list(a.leaf.shape or ())}, which has no axis {a.axis}" for a in wrong]
+        raise ArgumentError(f"split names axes that do not exist:\n{bullet_list(lines)}")
+    if isinstance(split, int) and split not in (0, -1) and found and all(_axis(a) is None for a in found):
+        lines = [f"{a.path} has shape {list(a.leaf.shape or ())}" for a in found]
+        raise ArgumentError(f"split={split}, but no argument has an axis {split}:\n{bullet_list(lines)}")
+
+
+def _batch_size(found: Sequence[_Argument]) -> tuple[int | None, str]:
+    """Return the size that counts as the batch and the argument that decided it."""
+    sized = [(a, a.leaf.shape[axis]) for a in found if (axis := _axis(a)) is not None and a.leaf.shape]
+    explicit = [(a, size) for a, size in sized if a.explicit]
+    if len({size for _, size in explicit}) > 1:
+        lines = [f"{a.path}: {size} along axis {a.axis} (shape {list(a.leaf.shape or ())})" for a, size in explicit]
+        raise ArgumentError(
+            "The arguments named in split have different batch sizes:\n"
+            f"{bullet_list(lines)}\n"
+            "Rows are split alike over the devices; give None to those that are not batches."
+        )
+    for argument, size in explicit or sized:
+        return size, argument.path
+    for argument in found:
+        if argument.rows is not None:
+            return argument.rows, argument.path.split(" (part")[0]
+    return None, ""
+
+
+def _rows_of(tree: CompositeLeaf) -> int | None:
+    """Return the number of rows of a ragged or sparse tensor, if it is known."""
+    if isinstance(tree.spec, tf.RaggedTensorSpec) and len(tree.parts) > 1:
+        splits = tree.parts[1].shape
+        return splits[0] - 1 if splits and splits[0] is not None else None
+    shape = tree.spec.shape if isinstance(tree.spec, tf.SparseTensorSpec) else None
+    return None if shape is None or not shape.rank else shape[0]
+
+
+def _notes(batch: int | None, deciding: str, found: Sequence[_Argument]) -> tuple[str, ...]:
+    whole = {argument.path.split(" (part")[0]: argument.composite for argument in found if argument.composite}
+    kept = tuple(f"{path} is a {kind}: whole, and split from where it becomes dense" for path, kind in whole.items())
+    return _batch_notes(batch, deciding) + kept
+
+
+def _batch_notes(batch: int | None, deciding: str) -> tuple[str, ...]:
+    if batch is None and deciding:
+        return (f"{_ANY_BATCH} of {deciding}: each shard takes its share of the rows, whole rows only",)
+    if batch == 0:
+        return (f"{deciding} has no rows; everything runs at home",)
+    if not deciding:
+        return ("no argument has an axis to split; everything runs at home",)
+    return ()
+
+
+def _quoted(names: Any) -> str:
+    return ", ".join(repr(name) for name in names) or "nothing"

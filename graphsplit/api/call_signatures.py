@@ -1,0 +1,98 @@
+"""Signatures: how a function is called, and under which shapes a call is traced."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core import structures
+from graphsplit.core.structures import Branch, TensorLeaf, Tree
+
+
+def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
+    """Return how a function is called."""
+    try:
+        signature = inspect.signature(fn)
+    except (TypeError, ValueError):  # builtins and some callables do not say
+        return inspect.signature(lambda *args, **kwargs: (args, kwargs))
+    return signature.replace(return_annotation=inspect.Signature.empty)
+
+
+def parameters_of(signature: inspect.Signature) -> list[str] | None:
+    """Return the parameters that `split` may name, or None if the function takes any."""
+    kinds = [parameter.kind for parameter in signature.parameters.values()]
+    return None if inspect.Parameter.VAR_KEYWORD in kinds else list(signature.parameters)
+
+
+def spread(arguments: structures.Branch, signature: inspect.Signature) -> structures.Branch:
+    """Return the arguments by name with those of `**kwargs` among them, as the user wrote the call."""
+    keys: list[str] = []
+    entries: list[structures.Tree] = []
+    for key, entry in zip(arguments.keys, arguments.entries, strict=True):
+        if signature.parameters[key].kind is inspect.Parameter.VAR_KEYWORD and isinstance(entry, structures.Branch):
+            keys += entry.keys
+            entries += entry.entries
+        else:
+            keys.append(key)
+            entries.append(entry)
+    return structures.Branch(dict, tuple(keys), tuple(entries))
+
+
+def as_call(arguments: structures.Branch) -> structures.Branch:
+    """Return the structure of `(args, kwargs)` for a function of the bound arguments."""
+    return structures.Branch(
+        tuple, (0, 1), (structures.Branch(tuple, (0,), (arguments,)), structures.Branch(dict, (), ()))
+    )
+
+
+def by_bound_arguments(fn: Callable[..., Any], signature: inspect.Signature) -> Callable[[Mapping[str, Any]], Any]:
+    """Return `fn` as a function of the mapping that `Signature.bind` gives."""
+    unbind = tf.autograph.experimental.do_not_convert(
+        lambda arguments: (
+            (bound := inspect.BoundArguments(signature, arguments)).args,  # type: ignore[arg-type]
+            bound.kwargs,
+        )
+    )
+
+    def call(arguments: Mapping[str, Any]) -> Any:
+        args, kwargs = unbind(dict(arguments))
+        return fn(*args, **kwargs)
+
+    return call
+
+
+def as_specified(arguments: Tree, specs: Any) -> Tree:
+    """Return a call's structure with the shapes of `tf.TensorSpec`s, nested alike, wherever there are some."""
+    if isinstance(arguments, TensorLeaf):
+        known = isinstance(specs, tf.TensorSpec) and specs.shape.rank is not None
+        return TensorLeaf(arguments.dtype, tuple(specs.shape)) if known else arguments
+    if not isinstance(arguments, Branch):
+        return arguments
+    if isinstance(specs, Mapping):
+        chosen = [specs.get(key) for key in arguments.keys]
+    elif isinstance(specs, Sequence):
+        chosen = [specs[i] if i < len(specs) else None for i in range(len(arguments.keys))]
+    else:
+        return arguments
+    entries = [as_specified(entry, spec) for entry, spec in zip(arguments.entries, chosen, strict=True)]
+    return dataclasses.replace(arguments, entries=tuple(entries))
+
+
+def generalized(one: Tree, other: Tree) -> Tree | None:
+    """Return the structure that covers two calls that differ in sizes only: those are unknown. None if more differs."""
+    if isinstance(one, TensorLeaf) and isinstance(other, TensorLeaf):
+        a, b = one.shape, other.shape
+        if one.dtype != other.dtype or a is None or b is None or len(a) != len(b):
+            return one if one == other else None
+        return TensorLeaf(one.dtype, tuple([x if x == y else None for x, y in zip(a, b, strict=True)]))
+    if not isinstance(one, Branch) or not isinstance(other, Branch):
+        return one if one == other else None
+    if (one.kind, one.keys, one.factory) != (other.kind, other.keys, other.factory):
+        return None
+    entries = [generalized(x, y) for x, y in zip(one.entries, other.entries, strict=True)]
+    found = [entry for entry in entries if entry is not None]
+    return dataclasses.replace(one, entries=tuple(found)) if len(found) == len(entries) else None

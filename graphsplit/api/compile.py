@@ -1,0 +1,62 @@
+"""From a function and options to a plan."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from graphsplit.api.argument_splitting import Splitting, argument_paths, resolve_split
+from graphsplit.api.options import Options
+from graphsplit.core import structures
+from graphsplit.core.symbolic_sizes import Size
+from graphsplit.emission.stage_devices import variables_elsewhere
+from graphsplit.planning.plan import Plan
+from graphsplit.planning.planner import plan_program
+from graphsplit.program.program import Program
+from graphsplit.program.stages import check_stages
+from graphsplit.tracing.trace import Trace, trace
+
+
+def trace_and_plan(
+    fn: Callable[..., Any],
+    call: structures.Tree,
+    arguments: structures.Branch,
+    options: Options,
+    devices: Sequence[str],
+    home: str,
+) -> tuple[Trace, Plan]:
+    """Trace `fn` for one structure of arguments, and decide what runs where.
+
+    Args:
+      fn: called as the structure `call` of `(args, kwargs)` says.
+      call: see there.
+      arguments: the same leaves by the names under which users know them.
+      options: all but the devices are taken from here.
+      devices, home: full names. They need not exist here.
+    """
+    splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
+    names = [path for path, _ in argument_paths(arguments)]
+    traced = trace(fn, call, names, splitting.shapes)
+    check_stages(traced.program.all_stages(), len(devices))
+    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
+    return traced, plan_for(traced.program, splitting, options, devices, home)
+
+
+def plan_for(program: Program, splitting: Splitting, options: Options, devices: Sequence[str], home: str) -> Plan:
+    """Decide what of a program runs where, given how its inputs are split."""
+    if isinstance(splitting.batch, Size) and not program.batch_is_unknown:
+        splitting = splitting.whole()
+    rows = splitting.rows(options.weights or (1,) * len(devices))
+    used = [d for d, count in enumerate(rows) if count]
+    return plan_program(
+        program,
+        devices=[devices[d] for d in used],
+        rows=[rows[d] for d in used],
+        home=home,
+        input_layouts=splitting.layouts,
+        strict=options.strict,
+        random=options.random,
+        notes=splitting.notes,
+        positions=used,
+    )

@@ -1,0 +1,59 @@
+"""The warning for a function that is traced again and again: every trace costs what the first one cost."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from graphsplit.api.argument_splitting import argument_paths
+from graphsplit.core import structures
+from graphsplit.core.errors import bullet_list
+
+MANY_TRACES = 8
+
+
+class RetracingWarning(UserWarning):
+    """A parallelized function is traced for many different signatures."""
+
+
+def warn_of_retracing(name: str, signatures: Sequence[structures.Branch]) -> None:
+    """Warn, once, when a function has reached `MANY_TRACES` signatures; name the arguments that differ.
+
+    Args:
+      name: the function's.
+      signatures: the structures of the arguments of all traces so far.
+    """
+    if len(signatures) != MANY_TRACES:
+        return
+    lines = [f"{path}: {_several(values)}" for path, values in _differing(signatures).items()]
+    warnings.warn(
+        f"{name} has been traced {MANY_TRACES} times, once for each of these:\n{bullet_list(lines)}\n"
+        "Tracing and planning cost seconds for a large model. Pass reduce_retracing=True to leave sizes that change "
+        "open; or pad or bucket lengths so that few shapes occur. Pass Python numbers that change as tensors.",
+        RetracingWarning,
+        stacklevel=4,
+    )
+
+
+def _differing(signatures: Sequence[structures.Branch]) -> dict[str, list[str]]:
+    """Return what each argument was, for those that were not always the same."""
+    seen: dict[str, list[str]] = {}
+    for signature in signatures:
+        for path, leaf in argument_paths(signature):
+            shape = "unknown" if leaf.shape is None else str(list(leaf.shape))
+            _note(seen, path, f"{leaf.dtype.name}{shape}")
+        for key, entry in zip(signature.keys, signature.entries, strict=True):
+            for path, value in structures.static_leaves(entry, key):
+                _note(seen, path, repr(value))
+    return {path: values for path, values in seen.items() if len(values) > 1}
+
+
+def _note(seen: dict[str, list[str]], path: str, value: Any) -> None:
+    values = seen.setdefault(path, [])
+    if value not in values:
+        values.append(value)
+
+
+def _several(values: Sequence[str], most: int = 4) -> str:
+    return ", ".join(values[:most]) + (f", ... ({len(values)} in all)" if len(values) > most else "")

@@ -1,0 +1,47 @@
+"""The make_parallel recipe in TensorFlow 1 graphs: sessions, placeholders, variable scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.devices import names_of_devices
+from graphsplit.core.errors import ArgumentError, bullet_list
+
+v1 = tf.compat.v1
+
+
+def make_parallel_in_graph(
+    fn: Callable[..., Any], devices: int | str | Sequence[str] | None, inputs: Mapping[str, Any]
+) -> Any:
+    """Return `fn`'s outputs for `inputs`, computed in one tower per device. See `graphsplit.make_parallel`.
+
+    A session knows its devices only when it is made, so names are not checked here. To run several CPU devices in one
+    session, give it `ConfigProto(device_count={"CPU": n})`.
+    """
+    names = names_of_devices(devices, "num_gpus")
+    tensors = {name: tf.convert_to_tensor(value) for name, value in inputs.items()}
+    scalars = [f"{name} has shape []" for name, tensor in tensors.items() if tensor.shape.rank == 0]
+    if scalars:
+        raise ArgumentError(
+            f"make_parallel splits every input along its first axis; these have none:\n{bullet_list(scalars)}\n"
+            "Let the function capture them instead: functools.partial(fn, ...)."
+        )
+    pieces = {name: _split(tensor, len(names)) for name, tensor in tensors.items()}
+    towers = []
+    for i, device in enumerate(names):
+        reuse = v1.AUTO_REUSE if i == 0 else True
+        with tf.device(device), v1.variable_scope(v1.get_variable_scope(), reuse=reuse), v1.name_scope(f"tower_{i}"):
+            towers.append(fn(**{name: pieces[name][i] for name in tensors}))
+    flat = [tf.nest.flatten(tower) for tower in towers]
+    joined = [tf.concat(parts, axis=0) for parts in zip(*flat, strict=True)]
+    return tf.nest.pack_sequence_as(towers[0], joined)
+
+
+def _split(tensor: tf.Tensor, count: int) -> list[tf.Tensor]:
+    """Split along the first axis, the first pieces one row longer where it does not divide; the size may be unknown."""
+    rows = tf.shape(tensor)[0]
+    sizes = rows // count + tf.cast(tf.range(count) < rows % count, tf.int32)
+    return list(tf.split(tensor, sizes, axis=0, num=count))

@@ -1,0 +1,169 @@
+"""Devices: which there are, making logical ones, and understanding how users name them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from graphsplit.core.errors import ArgumentError, DeviceError, bullet_list
+from graphsplit.core.tensorflow_internals import eager_context_started
+
+
+def use_logical_devices(count: int, *, threads_per_device: int | None = None) -> tuple[str, ...]:
+    """Divide the CPU into `count` logical devices, before TensorFlow starts.
+
+    With them everything that graphsplit does with GPUs can be tried, and tested, on any machine.
+
+    Args:
+      count: how many; at least 1.
+      threads_per_device: with a number, each operation uses that many threads, so that a logical device behaves like
+        a device of that many cores (the honest setting for benchmarks). All logical devices share one thread pool.
+
+    Returns:
+      Their names, `("CPU:0", "CPU:1", ...)`.
+
+    Raises:
+      ArgumentError: if `count` is not a positive number.
+      DeviceError: if TensorFlow has already started with another number of devices.
+
+    >>> import graphsplit as gs
+    >>> gs.use_logical_devices(4)
+    ('CPU:0', 'CPU:1', 'CPU:2', 'CPU:3')
+    """
+    if isinstance(count, bool) or not isinstance(count, int) or count < 1:
+        raise ArgumentError(f"use_logical_devices(count) takes a positive number of devices, got {count!r}.")
+    if eager_context_started():
+        existing = len(tf.config.list_logical_devices("CPU"))
+        if existing != count:
+            raise DeviceError(
+                f"use_logical_devices({count}) was called after TensorFlow had started with {existing} CPU "
+                f"device{'s' if existing != 1 else ''}; devices are fixed from then on. Call it first in the program, "
+                "before any tensor, variable or model is made."
+            )
+    else:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
+        if threads_per_device is not None:
+            tf.config.threading.set_intra_op_parallelism_threads(threads_per_device)
+            # More threads than cores only take turns: a small step on 8 devices and 2 cores took twice as long.
+            threads = min(count * threads_per_device, os.cpu_count() or 1)
+            tf.config.threading.set_inter_op_parallelism_threads(threads)
+    return tuple(f"CPU:{i}" for i in range(count))
+
+
+def available_devices() -> tuple[str, ...]:
+    """Return the devices that computations can run on, in the order in which a number of devices is filled.
+
+    All GPUs if there are any, else all logical CPU devices. Starts TensorFlow.
+    """
+    names = _existing()
+    gpus = tuple(name for name in names if "device:GPU:" in name)
+    return gpus or tuple(name for name in names if "device:CPU:" in name)
+
+
+def resolve_devices(devices: int | str | Sequence[str] | None, argument: str = "devices") -> tuple[str, ...]:
+    """Return the full names of the devices asked for.
+
+    Args:
+      devices: how many, or their names in any of TensorFlow's spellings (`"GPU:0"`, `"/gpu:0"`,
+        `"/job:worker/task:1/device:GPU:0"`), or None for all there are.
+      argument: how the user calls the option, for messages.
+
+    Raises:
+      ArgumentError: for a number below 1, no names at all, a name twice, or something that is no name.
+      DeviceError: if some do not exist.
+    """
+    if devices is None:
+        return available_devices()
+    if isinstance(devices, bool) or not isinstance(devices, (int, str, Sequence)):
+        raise ArgumentError(f"{argument} takes a number or a list of device names, got {devices!r}.")
+    if isinstance(devices, int):
+        return _first_devices(devices, argument)
+    asked = [devices] if isinstance(devices, str) else list(devices)
+    names = tuple(canonical_name(name, argument) for name in asked)
+    _check_names(names, argument)
+    existing = _existing()
+    missing = [name for name in names if name not in existing]
+    if missing:
+        raise DeviceError(_missing_message(", ".join(map(short_name, missing)), argument, devices, existing))
+    return names
+
+
+def names_of_devices(devices: int | str | Sequence[str] | None, argument: str = "devices") -> tuple[str, ...]:
+    """Return the full names of devices of a process that may be another one than this: they need not exist here.
+
+    A number stands for so many GPUs if this machine has any, else CPU devices; None for all GPUs or one CPU device.
+
+    Raises:
+      ArgumentError: for a number below 1, no names at all, a name twice, or something that is no name.
+
+    >>> names_of_devices(["GPU:0", "gpu:1"])
+    ('/device:GPU:0', '/device:GPU:1')
+    """
+    if devices is None or isinstance(devices, int):
+        gpus = len(tf.config.list_physical_devices("GPU"))
+        kind = "GPU" if gpus else "CPU"
+        count = devices if devices is not None else max(gpus, 1)
+        if isinstance(count, bool) or count < 1:
+            raise ArgumentError(f"{argument}={devices!r}: at least one device is needed.")
+        return tuple(f"/device:{kind}:{i}" for i in range(count))
+    if not isinstance(devices, (str, Sequence)):
+        raise ArgumentError(f"{argument} takes a number or a list of device names, got {devices!r}.")
+    names = tuple(canonical_name(name, argument) for name in ([devices] if isinstance(devices, str) else devices))
+    _check_names(names, argument)
+    return names
+
+
+def _check_names(names: Sequence[str], argument: str) -> None:
+    if not names:
+        raise ArgumentError(f"{argument} is an empty list; name at least one device.")
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise ArgumentError(f"{argument} names a device more than once: {', '.join(map(short_name, repeated))}.")
+
+
+def canonical_name(name: str, argument: str = "devices") -> str:
+    """Return the full form of a device name.
+
+    >>> canonical_name("gpu:1")
+    '/device:GPU:1'
+    """
+    if not isinstance(name, str):
+        raise ArgumentError(f"{argument} takes device names, got {name!r}.")
+    try:
+        spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
+    except ValueError as error:
+        raise ArgumentError(f"{argument}: {name!r} is not a device name; write it like 'GPU:0'.") from error
+    if spec.device_type is None or spec.device_index is None:
+        raise ArgumentError(f"{argument}: {name!r} is not a device name; write it like 'GPU:0'.")
+    if spec.job in (None, "localhost"):
+        return f"/device:{spec.device_type}:{spec.device_index}"
+    return str(spec.make_merged_spec(tf.DeviceSpec(replica=spec.replica or 0, task=spec.task or 0)).to_string())
+
+
+def short_name(name: str) -> str:
+    """Return a device name as people write it: `GPU:0`."""
+    return name.replace("/device:", "") if name.startswith("/device:") else name
+
+
+def _existing() -> tuple[str, ...]:
+    return tuple(canonical_name(device.name) for device in tf.config.list_logical_devices())
+
+
+def _first_devices(count: int, argument: str) -> tuple[str, ...]:
+    if count < 1:
+        raise ArgumentError(f"{argument}={count}: at least one device is needed.")
+    available = available_devices()
+    if count > len(available):
+        raise DeviceError(_missing_message(f"{count} devices", argument, count, _existing()))
+    return available[:count]
+
+
+def _missing_message(missing: str, argument: str, asked: object, existing: Sequence[str]) -> str:
+    return (
+        f"{argument}={asked!r}: {missing} do not exist. This process has:\n"
+        f"{bullet_list([short_name(name) for name in existing])}\n"
+        "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
+    )

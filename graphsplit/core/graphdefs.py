@@ -1,0 +1,320 @@
+"""GraphDefs: reading, writing and inlining protos. Nothing here knows about devices or layouts.
+
+References to tensors come in two spellings. A graph says `node:2` for the third output of a node, a function body
+says `node:output_name:0`. Everything in graphsplit uses the first; this file translates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.tensorflow_internals import op_definition
+
+NodeDef = tf.compat.v1.NodeDef
+GraphDef = tf.compat.v1.GraphDef
+CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
+XLA_ATTRIBUTE = "_XlaMustCompile"
+
+
+def output_names(node: Any) -> list[str]:
+    """Return the names of a node's outputs as function bodies spell them: `["output:0", "output:1"]`."""
+    definition = op_definition(node.op)
+    if definition is None:
+        raise UnsupportedError(f"The operation type {node.op!r} of node {node.name!r} is not registered here.")
+    names = []
+    for argument in definition.output_arg:
+        if argument.number_attr:
+            count = node.attr[argument.number_attr].i
+        elif argument.type_list_attr:
+            count = len(node.attr[argument.type_list_attr].list.type)
+        else:
+            count = 1
+        names += [f"{argument.name}:{i}" for i in range(count)]
+    return names
+
+
+def split_reference(reference: str) -> tuple[str, int]:
+    """Split `node:2` into `("node", 2)`; a bare `node` is its first output.
+
+    >>> split_reference("dense/MatMul:1")
+    ('dense/MatMul', 1)
+    """
+    name, _, index = reference.partition(":")
+    return name, int(index or 0)
+
+
+def make_node(name: str, op_type: str, inputs: Iterable[str], device: str = "", **attributes: Any) -> Any:
+    """Return a `NodeDef`. Attribute values are `AttrValue`s, DTypes, ints, bools or lists of ints."""
+    node = NodeDef(name=name, op=op_type, device=device)
+    node.input.extend(inputs)
+    for key, value in attributes.items():
+        if isinstance(value, tf.compat.v1.AttrValue):
+            node.attr[key].CopyFrom(value)
+        elif isinstance(value, tf.DType):
+            node.attr[key].type = value.as_datatype_enum
+        elif isinstance(value, bool):
+            node.attr[key].b = value
+        elif isinstance(value, int):
+            node.attr[key].i = value
+        else:
+            node.attr[key].list.i.extend(value)
+    return node
+
+
+def constant_node(name: str, value: np.ndarray, dtype: tf.DType, device: str = "", control: str = "") -> Any:
+    """Return a `Const` node of `value`; an array that repeats one number is stored as that number."""
+    node = NodeDef(name=name, op="Const", device=device, input=[control] if control else [])
+    node.attr["dtype"].type = dtype.as_datatype_enum
+    proto = node.attr["value"].tensor
+    if value.size > 1 and value.dtype != object and not any(value.strides):
+        proto.CopyFrom(tf.make_tensor_proto(value.reshape(-1)[:1].reshape(()), dtype))
+        del proto.tensor_shape.dim[:]
+        for size in value.shape:
+            proto.tensor_shape.dim.add().size = size
+    else:
+        proto.CopyFrom(tf.make_tensor_proto(value, dtype, value.shape))
+    return node
+
+
+def constant_value(node: Any) -> np.ndarray:
+    """Return the array of a `Const` node; a stored single number comes back with zero strides, not copied out."""
+    proto = node.attr["value"].tensor
+    shape = tuple(d.size for d in proto.tensor_shape.dim)
+    if shape and not proto.tensor_content and int(np.prod(shape)) > 1:
+        value = _single_value(proto)
+        if value is not None:
+            return np.broadcast_to(value, shape)
+    return np.asarray(tf.make_ndarray(proto))
+
+
+def _single_value(proto: Any) -> np.ndarray | None:
+    fields = [field for field, _ in proto.ListFields() if field.name.endswith("_val")]
+    if len(fields) != 1 or len(getattr(proto, fields[0].name)) != 1:
+        return None
+    scalar = tf.compat.v1.AttrValue().tensor
+    scalar.CopyFrom(proto)
+    del scalar.tensor_shape.dim[:]
+    return np.asarray(tf.make_ndarray(scalar))
+
+
+def is_compiled(node: Any) -> bool:
+    """Return whether a call is compiled by XLA as a whole (`jit_compile=True`)."""
+    return XLA_ATTRIBUTE in node.attr and bool(node.attr[XLA_ATTRIBUTE].b)
+
+
+def inline_calls(graph: Any, results: Sequence[str]) -> tuple[list[Any], list[str]]:
+    """Replace every function call in `graph` by the called body.
+
+    Bodies of `While`, `If` and other ops that take functions as attributes stay in the library. Effects keep their
+    order: what waited for the call waits for the effects of its body, and the body waits for what the call waited for.
+
+    Args:
+      graph: a `GraphDef`; its nodes are edited in place.
+      results: references (`node:0`) and effects (`^node`) to follow into the bodies.
+
+    Returns:
+      The nodes, and `results` as they are named now. Calls that XLA compiles as a whole stay calls.
+    """
+    library = {function.signature.name: function for function in graph.library.function}
+    sink = NodeDef(name="", op="")
+    sink.input.extend(results)
+    nodes: list[Any] = [*graph.node, sink]
+    while any(_called_function(node, library) for node in nodes):
+        nodes = _inline_one_level(nodes, library)
+    return nodes[:-1], list(sink.input)
+
+
+def _inline_one_level(nodes: list[Any], library: Mapping[str, Any]) -> list[Any]:
+    result: list[Any] = []
+    tensors: dict[str, str] = {}  # "call:2" -> the reference inside the inlined body
+    effects: dict[str, list[str]] = {}  # "call" -> the nodes that finish when the call has finished
+    for node in nodes:
+        name = _called_function(node, library)
+        if not name:
+            result.append(node)
+            continue
+        body, outputs, effects[node.name] = _body_of_call(node, library[name])
+        tensors.update({f"{node.name}:{i}": reference for i, reference in enumerate(outputs)})
+        result += body
+    for node in result:
+        _redirect(node, tensors, effects)
+    return result
+
+
+def _called_function(node: Any, library: Mapping[str, Any]) -> str:
+    if node.op in CALL_TYPES:
+        return "" if is_compiled(node) else str(node.attr["f"].func.name)
+    return str(node.op) if node.op in library else ""
+
+
+def _redirect(node: Any, tensors: Mapping[str, str], effects: Mapping[str, list[str]]) -> None:
+    """Point the inputs of `node` that name an inlined call at the body that replaced it."""
+    data: list[str] = []
+    controls: list[str] = []
+    pending = list(reversed(node.input))
+    changed = False
+    while pending:
+        reference = pending.pop()
+        name, index = split_reference(reference.lstrip("^"))
+        if name not in effects:
+            (controls if reference[0] == "^" else data).append(reference)
+        elif reference[0] == "^":
+            pending += [f"^{finish}" for finish in reversed(effects[name])]
+            changed = True
+        else:
+            pending.append(tensors[f"{name}:{index}"])
+            changed = True
+    if changed:
+        del node.input[:]
+        node.input.extend(data + list(dict.fromkeys(controls)))
+
+
+def _body_of_call(call: Any, function: Any) -> tuple[list[Any], list[str], list[str]]:
+    """Return the nodes of the called body, the references of its outputs, and the nodes that end its effects."""
+    data = [i for i in call.input if not i.startswith("^")]
+    controls = [i for i in call.input if i.startswith("^")]
+    arguments = {argument.name: data[i] for i, argument in enumerate(function.signature.input_arg)}
+    prefix = call.name + "/"
+    flat = {node.name: output_names(node) for node in function.node_def}
+
+    def translate(reference: str) -> str:
+        if reference.startswith("^"):
+            name = reference[1:]
+            return f"^{split_reference(arguments[name])[0]}" if name in arguments else f"^{prefix}{name}"
+        if reference in arguments:
+            return str(arguments[reference])
+        name, _, output = reference.partition(":")
+        return f"{prefix}{name}:{flat[name].index(output)}"
+
+    body = []
+    begin = f"{prefix}begin"
+    if controls:
+        body.append(make_node(begin, "NoOp", controls))
+    for original in function.node_def:
+        node = NodeDef()
+        node.CopyFrom(original)
+        node.name = prefix + original.name
+        node.device = node.device or call.device
+        inside = [i for i in original.input if i.lstrip("^").split(":")[0] not in arguments]
+        inputs = [translate(i) for i in original.input]
+        if controls and not inside:
+            inputs.append(f"^{begin}")
+        del node.input[:]
+        node.input.extend(inputs)
+        body.append(node)
+    outputs = [translate(function.ret[argument.name]) for argument in function.signature.output_arg]
+    finish = [prefix + name for name in function.control_ret.values()]
+    finish += [name for reference in outputs if (name := split_reference(reference)[0]).startswith(prefix)]
+    if controls:
+        finish.append(begin)
+    return body, outputs, list(dict.fromkeys(finish))
+
+
+def function_graph(
+    function: Any, library: Iterable[Any], versions: Any, shapes: Sequence[Any]
+) -> tuple[Any, list[str]]:
+    """Return the body of a function as a `GraphDef`, and the references of its outputs.
+
+    The arguments become placeholders of their names, with the given shapes (tuples, None where unknown).
+    """
+    graph = GraphDef(versions=versions)
+    graph.library.function.extend(library)
+    arguments = [argument.name for argument in function.signature.input_arg]
+    for argument, shape in zip(function.signature.input_arg, shapes, strict=True):
+        value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
+        dtype = tf.as_dtype(argument.type)
+        graph.node.append(make_node(argument.name, "Placeholder", [], dtype=dtype, shape=value))
+    flat = {node.name: output_names(node) for node in function.node_def}
+
+    def translate(reference: str) -> str:
+        if reference[0] == "^" or reference in arguments:
+            return reference
+        name, _, output = reference.partition(":")
+        return f"{name}:{flat[name].index(output)}"
+
+    for original in function.node_def:
+        node = graph.node.add()
+        node.CopyFrom(original)
+        del node.input[:]
+        node.input.extend(translate(i) for i in original.input)
+    return graph, [translate(function.ret[output.name]) for output in function.signature.output_arg]
+
+
+def function_definition(
+    name: str, nodes: Sequence[Any], inputs: Sequence[str], outputs: Sequence[str], effects: Sequence[str]
+) -> Any:
+    """Return `nodes` as a `FunctionDef`.
+
+    Args:
+      name: the function's name in the runtime.
+      nodes: all nodes, the inputs' placeholders included.
+      inputs: names of the placeholder nodes that become the arguments.
+      outputs: references of the tensors that it returns.
+      effects: names of the nodes that must run though nothing returned depends on them.
+    """
+    definition = tf.compat.v1.GraphDef().library.function.add()
+    definition.signature.name = name
+    definition.signature.is_stateful = bool(effects)
+    arguments = {placeholder: f"a{i}" for i, placeholder in enumerate(inputs)}
+    names: dict[str, list[str]] = {}
+    dtypes: dict[str, int] = {}
+    cached: dict[str, list[str] | None] = {}
+    for node in nodes:
+        if node.name in arguments:
+            dtypes[node.name] = node.attr["dtype"].type
+        else:
+            fixed = cached.get(node.op)
+            if fixed is None:
+                fixed = output_names(node)
+                if _has_fixed_outputs(node.op):
+                    cached[node.op] = fixed
+            names[node.name] = fixed
+
+    def translate(reference: str) -> str:
+        if reference[0] == "^":
+            return reference
+        node, index = split_reference(reference)
+        return arguments[node] if node in arguments else f"{node}:{names[node][index]}"
+
+    for placeholder, argument in arguments.items():
+        definition.signature.input_arg.add(name=argument, type=dtypes[placeholder])
+    for node in nodes:
+        if node.name in arguments:
+            continue
+        copy = definition.node_def.add()
+        copy.CopyFrom(node)
+        del copy.input[:]
+        copy.input.extend(translate(i) for i in node.input if i.lstrip("^") not in arguments or i[0] != "^")
+    by_name = {node.name: node for node in nodes}
+    for i, reference in enumerate(outputs):
+        node, index = split_reference(reference)
+        definition.signature.output_arg.add(name=f"r{i}", type=output_type(by_name[node], index))
+        definition.ret[f"r{i}"] = translate(reference)
+    for effect in effects:
+        definition.signature.control_output.append(effect)
+        definition.control_ret[effect] = effect
+    return definition
+
+
+def _has_fixed_outputs(op_type: str) -> bool:
+    definition = op_definition(op_type)
+    return not any(a.number_attr or a.type_list_attr for a in definition.output_arg)
+
+
+def output_type(node: Any, index: int) -> int:
+    """Return the dtype (its enum) of output `index` of a node."""
+    if node.op == "Placeholder":
+        return int(node.attr["dtype"].type)
+    types: list[int] = []
+    for argument in op_definition(node.op).output_arg:
+        if argument.type_list_attr:
+            types += node.attr[argument.type_list_attr].list.type
+            continue
+        kind = node.attr[argument.type_attr].type if argument.type_attr else argument.type
+        types += [kind] * (node.attr[argument.number_attr].i if argument.number_attr else 1)
+    return types[index]

@@ -1,0 +1,1 @@
+"""From a plan to nodes that each name their device. Decides nothing."""

@@ -1,0 +1,220 @@
+"""Communication as ordinary graph nodes: cutting, gathering and reducing tensors between home and the shards.
+
+TensorFlow's runtime inserts the copies between devices wherever an input comes from another device; these nodes only
+say what is computed where.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.graphdefs import constant_node, make_node
+from graphsplit.core.layouts import Shard
+from graphsplit.core.symbolic_sizes import has_sizes
+from graphsplit.emission.row_counts import RowCounts
+
+_NEUTRAL = {"sum": "ZerosLike", "prod": "OnesLike"}
+_PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
+
+Nodes = list[Any]
+
+
+def split(
+    name: str, source: str, layout: Shard, counts: RowCounts, dtype: tf.DType, home: str, devices: Sequence[str]
+) -> tuple[Nodes, list[str]]:
+    """Return the nodes that cut `source` at home, and the reference of each device's piece."""
+    shards = len(devices)
+    if shards == 1:
+        return [], [source]
+    pieces = len(layout.blocks) * shards
+    nodes, references = _cut(name, source, counts.split_sizes(name, layout), pieces, layout.axis, dtype, home)
+    for k, reference in enumerate(references):
+        if counts.may_be_absent(k % shards):
+            switch = f"{name}/piece_{k}"
+            nodes.append(make_node(switch, "Switch", [reference, counts.present(k % shards)], home, T=dtype))
+            references[k] = f"{switch}:1"
+    if len(layout.blocks) == 1:
+        return nodes, references
+    joined = []
+    for d, device in enumerate(devices):
+        nodes += _join(f"{name}/shard_{d}", references[d::shards], layout.axis, dtype, device, counts.waits_for(d))
+        joined.append(f"{name}/shard_{d}")
+    return nodes, joined
+
+
+def all_gather(
+    name: str,
+    shards: Sequence[str],
+    layout: Shard,
+    counts: RowCounts,
+    dtype: tf.DType,
+    home: str,
+    devices: Sequence[str],
+) -> tuple[Nodes, str]:
+    """Return the nodes that join the shards at home in the order of the whole, and the reference of the whole."""
+    if len(shards) == 1:
+        return [], shards[0]
+    nodes: Nodes = []
+    cut: list[list[str]] = [[shard] for shard in shards]
+    if len(layout.blocks) > 1:
+        for d, device in enumerate(devices):
+            own_name = f"{name}/shard_{d}"
+            sizes, wait = counts.own_sizes(own_name, layout, d), counts.waits_for(d)
+            own, cut[d] = _cut(own_name, shards[d], sizes, len(layout.blocks), layout.axis, dtype, device, wait)
+            nodes += own
+    in_order = [(d, cut[d][b]) for b in range(len(layout.blocks)) for d in range(len(shards))]
+    if any(counts.may_be_absent(d) for d in range(len(shards))):
+        nothing, own = _no_rows(f"{name}/nothing", cut[0][0], layout.axis, dtype, home)
+        nodes += own
+        for k, (d, piece) in enumerate(in_order):
+            if counts.may_be_absent(d):
+                nodes += _unless_absent(f"{name}/piece_{k}", piece, nothing, counts.present(d), dtype, home)
+                in_order[k] = d, f"{name}/piece_{k}"
+    return nodes + _join(name, [piece for _, piece in in_order], layout.axis, dtype, home), name
+
+
+def all_reduce(
+    name: str,
+    parts: Sequence[str],
+    reduction: str,
+    counts: RowCounts,
+    dtype: tf.DType,
+    home: str,
+    divisor: int = 0,
+) -> tuple[Nodes, str]:
+    """Return the nodes that reduce the devices' parts at home, in the order of the devices, and the result.
+
+    The order is fixed, so a step gives the same bits every time it runs. A shard without rows contributes what changes
+    nothing: for `max` and the like, what the first shard has. A sum may be divided by a number (`divisor`): a mean.
+
+    One op per reduction: of a ResNet50 training step on 8 logical CPU devices, a chain of additions at home or a tree
+    over the devices instead of AddN changed neither the CPU time (AddN 692 ms, chain 710, tree 683; rounds differed by
+    as much) nor, by more than a tenth, the memory (1.73, 1.72, 1.63 GB); the first step came 0.3 to 0.6 s of 7.3 later.
+    """
+    if len(parts) == 1:
+        return [], parts[0]
+    nodes: Nodes = []
+    given = list(parts)
+    for d in range(len(parts)):
+        if counts.may_be_absent(d):
+            own, neutral = f"{name}/part_{d}", _NEUTRAL.get(reduction, "")
+            nodes += _unless_absent(own, parts[d], parts[0], counts.present(d), dtype, home, neutral)
+            given[d] = own
+    if divisor:
+        total, count = f"{name}/total", f"{name}/count"
+        nodes.append(make_node(total, "AddN", given, home, N=len(given), T=dtype))
+        nodes.append(constant_node(count, np.array(divisor, dtype.as_numpy_dtype), dtype, home))
+        return [*nodes, make_node(name, "RealDiv", [total, count], home, T=dtype)], name
+    if reduction == "sum":
+        return [*nodes, make_node(name, "AddN", given, home, N=len(given), T=dtype)], name
+    result = given[0]
+    for d, part in enumerate(given[1:], 1):
+        own = name if d == len(parts) - 1 else f"{name}/upto_{d}"
+        attributes = {} if reduction in ("all", "any") else {"T": dtype}
+        nodes.append(make_node(own, _PAIRWISE[reduction], [result, part], home, **attributes))
+        result = own
+    return nodes, name
+
+
+def send_packed(
+    name: str, sources: Sequence[str], sizes: Sequence[int], dtype: tf.DType, home: str, devices: Sequence[str]
+) -> tuple[Nodes, list[list[str]]]:
+    """Return the nodes that join vectors at home and take them apart on each device, and their references there."""
+    nodes, references = _join(name, sources, 0, dtype, home), []
+    for d, device in enumerate(devices):
+        own, apart = _taken_apart(f"{name}/shard_{d}", name, sizes, dtype, device)
+        nodes += own
+        references.append(apart)
+    return nodes, references
+
+
+def reduce_packed(
+    name: str, parts: Sequence[Sequence[str]], sizes: Sequence[int], dtype: tf.DType, home: str, devices: Sequence[str]
+) -> tuple[Nodes, list[str]]:
+    """Return the nodes that add up vectors as one: joined on each device, taken apart at home; and their sums."""
+    nodes: Nodes = []
+    for d, device in enumerate(devices):
+        nodes += _join(f"{name}/shard_{d}", parts[d], 0, dtype, device)
+    joined = [f"{name}/shard_{d}" for d in range(len(devices))]
+    nodes.append(make_node(name, "AddN", joined, home, N=len(joined), T=dtype))
+    own, references = _taken_apart(f"{name}/sums", name, sizes, dtype, home)
+    return nodes + own, references
+
+
+def _taken_apart(name: str, source: str, sizes: Sequence[int], dtype: tf.DType, device: str) -> tuple[Nodes, list[str]]:
+    count = constant_node(f"{name}/sizes", np.array(sizes, np.int64), tf.int64, device)
+    nodes, references = _cut(name, source, count.name, len(sizes), 0, dtype, device)
+    return [count, *nodes], references
+
+
+def zero_fill(
+    name: str,
+    source: str,
+    shape: tuple[int | None, ...] | None,
+    counts: RowCounts,
+    dtype: tf.DType,
+    home: str,
+    devices: Sequence[str],
+) -> tuple[Nodes, list[str]]:
+    """Return a whole value as a partial sum: itself on the first device, zeros on the others.
+
+    Zeros of known shape are constants of each device; others are made at home and sent.
+    """
+    nodes, references = [], [source]
+    known = shape is not None and None not in shape and not has_sizes(shape)
+    if not known:
+        nodes.append(make_node(f"{name}/zeros", "ZerosLike", [source], home, T=dtype))
+    for d, device in enumerate(devices[1:], 1):
+        own = f"{name}/shard_{d}"
+        if known:
+            zeros = np.broadcast_to(np.zeros((), dtype.as_numpy_dtype), [size or 0 for size in shape or ()])
+            nodes.append(constant_node(own, zeros, dtype, device, counts.waits_for(d)))
+        elif counts.may_be_absent(d):
+            nodes.append(make_node(own, "Switch", [f"{name}/zeros", counts.present(d)], home, T=dtype))
+            own = f"{own}:1"
+        references.append(own if known or counts.may_be_absent(d) else f"{name}/zeros")
+    return nodes, references
+
+
+def _unless_absent(
+    name: str, part: str, instead: str, present: str, dtype: tf.DType, home: str, neutral: str = ""
+) -> Nodes:
+    """Return the nodes that yield `part` if its shard has rows, else something else (passed through op `neutral`)."""
+    nodes = [make_node(f"{name}/instead", "Switch", [instead, present], home, T=dtype)]
+    if neutral:
+        nodes.append(make_node(f"{name}/neutral", neutral, [f"{name}/instead"], home, T=dtype))
+    absent = f"{name}/neutral" if neutral else f"{name}/instead"
+    return [*nodes, make_node(name, "Merge", [part, absent], home, N=2, T=dtype)]
+
+
+def _no_rows(name: str, source: str, axis: int, dtype: tf.DType, device: str) -> tuple[str, Nodes]:
+    """Return the reference of what `source` is without any rows, and the nodes that make it."""
+    types = {"Tparams": dtype, "Tindices": tf.int32, "Taxis": tf.int32}
+    nodes = [
+        constant_node(f"{name}/indices", np.zeros(0, np.int32), tf.int32, device),
+        constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device),
+        make_node(name, "GatherV2", [source, f"{name}/indices", f"{name}/axis"], device, **types),
+    ]
+    return name, nodes
+
+
+def _cut(
+    name: str, source: str, sizes: str, pieces: int, axis: int, dtype: tf.DType, device: str, wait: str = ""
+) -> tuple[Nodes, list[str]]:
+    types = {"T": dtype, "Tlen": tf.int64}
+    nodes = [
+        constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device, wait),
+        make_node(name, "SplitV", [source, sizes, f"{name}/axis"], device, num_split=pieces, **types),
+    ]
+    return nodes, [f"{name}:{i}" for i in range(pieces)]
+
+
+def _join(name: str, parts: Sequence[str], axis: int, dtype: tf.DType, device: str, wait: str = "") -> Nodes:
+    return [
+        constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device, wait),
+        make_node(name, "ConcatV2", [*parts, f"{name}/axis"], device, N=len(parts), T=dtype, Tidx=tf.int32),
+    ]

@@ -1,0 +1,76 @@
+"""EmittedGraph: the multi-device graph, as nodes that each name their device."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphsplit.core.errors import CheckError
+from graphsplit.core.graphdefs import GraphDef, split_reference
+
+
+@dataclass(frozen=True, eq=False)
+class EmittedGraph:
+    """The multi-device graph.
+
+    Attributes:
+      nodes: every node with its device; placeholders of arguments and captures included.
+      inputs, captures: names of those placeholders.
+      outputs: references of the returned tensors.
+      effects: names of nodes that must run.
+      shard_of: the shard of every node that runs on the shards; home nodes are absent.
+      present: for each shard that may turn out to have no rows, the reference of whether it has. If not, whatever
+        depends on its `Switch`es is dead, up to a `Merge`.
+    """
+
+    nodes: tuple[Any, ...] = field(repr=False)
+    inputs: tuple[str, ...]
+    captures: tuple[str, ...]
+    outputs: tuple[str, ...]
+    effects: tuple[str, ...]
+    shard_of: Mapping[str, int] = field(repr=False)
+    library: Any = field(repr=False)
+    versions: Any = field(repr=False)
+    present: tuple[str, ...] = ()
+
+    def graph_def(self) -> Any:
+        """Return the graph as a `GraphDef`."""
+        graph = GraphDef(versions=self.versions, library=self.library)
+        graph.node.extend(self.nodes)
+        return graph
+
+    def dead_without(self) -> dict[str, str]:
+        """Return the nodes that are dead if a shard has no rows, each with the reference of whether it has."""
+        found: dict[str, str] = {}
+        if not self.present:
+            return found
+        switches = {f"{node.name}:1": node.input[1] for node in self.nodes if node.op == "Switch"}
+        readers: dict[str, list[str]] = {}
+        lasting = {node.name for node in self.nodes if node.op in ("Merge", "ControlTrigger")}
+        for node in self.nodes:
+            for reference in node.input:
+                source = reference if reference in switches else split_reference(reference.lstrip("^"))[0]
+                readers.setdefault(source, []).append(node.name)
+        pending = [(reader, present) for switch, present in switches.items() for reader in readers.get(switch, ())]
+        while pending:
+            name, present = pending.pop()
+            if name not in lasting and name not in found:
+                found[name] = present
+                pending += [(reader, present) for reader in readers.get(name, ())]
+        return found
+
+    def check(self) -> None:
+        """Raise `CheckError` unless names are unique, references exist and every node has a device."""
+        names = {node.name for node in self.nodes}
+        if len(names) != len(self.nodes):
+            raise CheckError("Two emitted nodes have the same name.")
+        for node in self.nodes:
+            if not node.device:
+                raise CheckError(f"Emitted node {node.name!r} has no device.")
+            for reference in node.input:
+                if split_reference(reference.lstrip("^"))[0] not in names:
+                    raise CheckError(f"Emitted node {node.name!r} reads {reference!r}, which does not exist.")
+        for reference in (*self.outputs, *self.effects, *self.inputs, *self.captures, *self.present):
+            if split_reference(reference)[0] not in names:
+                raise CheckError(f"The emitted graph names {reference!r}, which does not exist.")

@@ -1,0 +1,295 @@
+"""How many rows each shard has, and how long sequences are, as graph nodes: constants where that is known beforehand.
+
+Of a batch of unknown size every shard takes a fixed share, rounded to whole rows. With fewer rows than devices some
+shards have none. No kernel runs there: what a shard reads passes a `Switch`, everything behind an untaken one is dead
+and costs nothing, and where shards are joined a `Merge` puts in what no rows amount to. The first shard is the last to
+run out of rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from fractions import Fraction
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.errors import CheckError
+from graphsplit.core.graphdefs import constant_node
+from graphsplit.core.layouts import Shard
+from graphsplit.core.node_writer import Writer, host_of
+from graphsplit.core.polynomials import Monomial, Polynomial, Symbol, coefficients, is_symbolic, substituted, values_at
+from graphsplit.core.symbolic_sizes import OWN, ROWS
+
+BEGIN = Symbol("first row", 0, 0, 0)
+"""The number of the first row of a shard. It occurs in what a shard makes for itself, in no shape."""
+
+AddToShard = Callable[[Any, int | None], None]
+_FINEST_SHARE = 1000  # weights are rounded to fractions with at most this denominator
+
+
+class Measured(NamedTuple):
+    """An argument on which something is counted: on `axis` it has `each` entries for one of it."""
+
+    name: str
+    axis: int
+    each: int
+    dtype: tf.DType
+
+
+class Site(NamedTuple):
+    """Where sizes are computed and what for.
+
+    Attributes:
+      home: the device of whole values.
+      devices: the device of each shard.
+      scope: a prefix for the names of nodes.
+      add: takes each node and the shard that it belongs to.
+      lengths: references of the sizes of sequences, 64 bits.
+    """
+
+    home: str
+    devices: Mapping[int, str]
+    scope: str
+    add: AddToShard
+    lengths: Mapping[Symbol, str]
+
+
+class RowCounts:
+    """What emission asks of sizes, at home (None) and on each shard.
+
+    Args:
+      site: where they are computed.
+
+    Attributes:
+      home, writers: what writes arithmetic on sizes, at home and for each shard.
+      numbers, scalars: the sizes that are known beforehand, and references of those that are not.
+    """
+
+    def __init__(self, site: Site):
+        home, devices, scope, add, lengths = site
+        self.home = Writer(f"{scope}/home", host_of(home), lambda node: add(node, None))
+        self.writers = {
+            d: Writer(f"{scope}/shard_{d}", host_of(device), lambda node, d=d: add(node, d))  # type: ignore[misc]
+            for d, device in devices.items()
+        }
+        self.numbers: dict[int | None, dict[Symbol, int]] = {d: {} for d in (None, *devices)}
+        self.scalars: dict[int | None, dict[Symbol, str]] = {d: dict(lengths) for d in (None, *devices)}
+        self._devices: dict[int | None, str] = {None: home} | {d: device for d, device in devices.items()}  # noqa: C416
+        self._add = add
+        self._made: dict[tuple[Any, ...], str] = {}
+
+    def may_be_absent(self, d: int) -> bool:
+        """Return whether shard `d` may turn out to have no rows."""
+        return False
+
+    def present(self, d: int) -> str:
+        """Return the reference of a truth value at home: whether shard `d` has rows."""
+        raise CheckError(f"Shard {d} has rows, and nobody should ask.")
+
+    def waits_for(self, d: int) -> str:
+        """Return the control input that keeps a node of shard `d` from running if it has no rows, or ""."""
+        return ""
+
+    def operand(self, name: str, d: int | None, value: np.ndarray, dtype: tf.DType) -> str:
+        """Return integers that follow from sizes, on the device of shard `d`, made if need be; `name` if constant."""
+        value = substituted(value, self.numbers[d])
+        key = d, repr(value.tolist()), value.shape, dtype
+        if key not in self._made:
+            self._made[key] = self._sum(d, value, dtype) if is_symbolic(value) else self._number(name, d, value, dtype)
+        return self._made[key]
+
+    def whole(self, name: str, value: np.ndarray, dtype: tf.DType) -> None:
+        """Write integers that follow from sizes at home, under a name."""
+        source = self.operand(f"{name}/graphsplit_value", None, value, dtype)
+        self.home.write(name, "Identity", source, T=dtype)
+
+    def split_sizes(self, name: str, layout: Shard) -> str:
+        """Write the sizes of all pieces of an axis, block by block, at home."""
+        raise CheckError("A shard by itself cuts nothing.")
+
+    def own_sizes(self, name: str, layout: Shard, d: int) -> str:
+        """Write the sizes of the blocks that shard `d` holds, on its device."""
+        blocks = [Polynomial.of(block) * Polynomial.of(OWN) for block in layout.blocks]
+        return self.operand(f"{name}/sizes", d, np.array([*blocks, None], object)[:-1], tf.int64)
+
+    def share(self, name: str, d: int, dtype: tf.DType) -> str:
+        """Write the fraction of all rows that shard `d` has."""
+        w, double = self.writers[d], tf.float64
+        own, rows = (self._scalar(d, (symbol,), double) for symbol in (OWN, ROWS))
+        return w.cast(w("RealDiv", own, rows, T=double), double, dtype)
+
+    def told(self, d: int | None, symbols: Sequence[Symbol]) -> list[str]:
+        """Return the references that the body of a loop is given, on shard `d` or at home."""
+        return [self.scalars[d][symbol] for symbol in symbols]
+
+    def _number(self, name: str, d: int | None, value: np.ndarray, dtype: tf.DType) -> str:
+        wait = "" if d is None else self.waits_for(d)
+        array = values_at(value, {}).astype(dtype.as_numpy_dtype)
+        self._add(constant_node(name, array, dtype, self._devices[d], wait), d)
+        return name
+
+    def _sum(self, d: int | None, value: np.ndarray, dtype: tf.DType) -> str:
+        """Write a polynomial, one product for each of its monomials."""
+        w = self.home if d is None else self.writers[d]
+        total = ""
+        for monomial, counts in coefficients(value).items():
+            part = w.constant(counts, dtype)
+            if monomial:
+                part = w("Mul", self._scalar(d, monomial, dtype), part, T=dtype)
+            total = w("AddV2", total, part, T=dtype) if total else part
+        return total
+
+    def _scalar(self, d: int | None, monomial: Monomial, dtype: tf.DType) -> str:
+        """Write the product of some sizes."""
+        w, key = self.home if d is None else self.writers[d], (d, monomial, dtype)
+        if key not in self._made:
+            last = w.cast(self.scalars[d][monomial[-1]], tf.int64, dtype)
+            before = self._scalar(d, monomial[:-1], dtype) if len(monomial) > 1 else ""
+            self._made[key] = w("Mul", before, last, T=dtype) if before else last
+        return self._made[key]
+
+
+class FixedRows(RowCounts):
+    """Row counts that are known when planning."""
+
+    def __init__(self, rows: Sequence[int], site: Site):
+        super().__init__(site)
+        self._rows = tuple(rows)
+        self.numbers[None] = {ROWS: sum(rows)}
+        for d in site.devices:
+            self.numbers[d] = {ROWS: sum(rows), OWN: rows[d], BEGIN: sum(rows[:d])}
+
+    def split_sizes(self, name: str, layout: Shard) -> str:
+        """Write the sizes of all pieces of an axis, block by block, at home."""
+        sizes = [Polynomial.of(block) * count for block in layout.blocks for count in self._rows]
+        return self.operand(f"{name}/sizes", None, np.array([*sizes, None], object)[:-1], tf.int64)
+
+    def share(self, name: str, d: int, dtype: tf.DType) -> str:
+        """Write the fraction of all rows that shard `d` has."""
+        key = "share", d, dtype
+        if key not in self._made:
+            share = np.array(self._rows[d] / sum(self._rows), dtype.as_numpy_dtype)
+            self._add(constant_node(name, share, dtype, self._devices[d]), d)
+            self._made[key] = name
+        return self._made[key]
+
+
+class ToldRows(RowCounts):
+    """Row counts of the one shard that runs the body of a loop by itself. (Without rows, it does not run it.)
+
+    Args:
+      d: the shard.
+      given: references of its rows, those of the batch, where it begins, and the lengths.
+      scope: a prefix for the names of the nodes.
+      add: takes each node.
+    """
+
+    def __init__(self, d: int, given: Mapping[Symbol, str], scope: str, add: AddToShard):
+        super().__init__(Site("", {d: ""}, scope, add, given))
+
+
+class MeasuredRows(RowCounts):
+    """Row counts that are measured, and divided among shards of which some may go without.
+
+    Args:
+      sources: the arguments that have the rows of the batch; all must have the same number. Or the reference of that
+        number.
+      batch: how the user calls these arguments.
+      weights: the share of each shard, as whole numbers.
+      site: where they are computed.
+    """
+
+    def __init__(self, sources: Sequence[Measured] | str, batch: Sequence[str], weights: Sequence[int], site: Site):
+        super().__init__(site)
+        w = self.home
+        rows = sources if isinstance(sources, str) else _equal(w, [measured(w, s) for s in sources], batch)
+        sizes, begins = self._divide(rows, weights)
+        self._present = [w("Greater", size, w.constant(0), T=tf.int64) for size in sizes]
+        self.scalars[None][ROWS] = rows
+        for d, writer in self.writers.items():
+            self.scalars[d] |= {ROWS: rows, OWN: self._taken(d, sizes[d]), BEGIN: self._taken(d, begins[d])}
+            if self.may_be_absent(d):
+                writer.control = "^" + writer("Identity", self.scalars[d][OWN], T=tf.int64)  # dead if there are no rows
+
+    def _divide(self, rows: str, weights: Sequence[int]) -> tuple[list[str], list[str]]:
+        """Write the rows of each shard and where they begin: border `d` is the batch times its part, rounded up."""
+        w, count, total = self.home, len(weights), sum(weights)
+        upto = w.constant(np.cumsum([0, *weights]))
+        rounded_up = w("AddV2", w("Mul", rows, upto, T=tf.int64), w.constant(total - 1), T=tf.int64)
+        borders = w("FloorDiv", rounded_up, w.constant(total), T=tf.int64)
+        begins, ends = [
+            w("Slice", borders, w.constant([first]), w.constant([count]), T=tf.int64, Index=tf.int64)
+            for first in (0, 1)
+        ]
+        self._all_sizes = w("Sub", ends, begins, T=tf.int64)
+        refs = [w("Unpack", vector, num=count, axis=0, T=tf.int64) for vector in (self._all_sizes, begins)]
+        sizes, starts = [[f"{ref}:{d}" if d else ref for d in range(count)] for ref in refs]
+        return sizes, starts
+
+    def _taken(self, d: int, source: str) -> str:
+        """Return a number at home as shard `d` reads it."""
+        return self.home("Switch", source, self._present[d], T=tf.int64) + ":1" if self.may_be_absent(d) else source
+
+    def may_be_absent(self, d: int) -> bool:
+        """Return whether shard `d` may turn out to have no rows: all but the first."""
+        return d > 0
+
+    def present(self, d: int) -> str:
+        """Return the reference of a truth value at home: whether shard `d` has rows."""
+        return self._present[d]
+
+    def waits_for(self, d: int) -> str:
+        """Return the control input that keeps a node of shard `d` from running if it has no rows; "" for the first."""
+        return self.writers[d].control
+
+    def split_sizes(self, name: str, layout: Shard) -> str:
+        """Write the sizes of all pieces of an axis, block by block, at home."""
+        if layout.blocks == (1,):
+            return self._all_sizes
+        w, key = self.home, ("split sizes", repr(layout.blocks))
+        if key not in self._made:
+            column = np.array([[Polynomial.of(block), None] for block in layout.blocks], object)[:, :1]
+            blocks = self.operand(f"{name}/blocks", None, column, tf.int64)
+            by_block = w("Mul", self._all_sizes, blocks, T=tf.int64)
+            self._made[key] = w("Reshape", by_block, w.constant([-1]), T=tf.int64, Tshape=tf.int64)
+        return self._made[key]
+
+
+def measured(w: Writer, source: Measured) -> str:
+    """Write how many there are of something along an axis of an argument."""
+    shape = w("Shape", source.name, T=source.dtype, out_type=tf.int64)
+    types = {"Tparams": tf.int64, "Tindices": tf.int64, "Taxis": tf.int64}
+    size = w("GatherV2", shape, w.constant(source.axis), w.constant(0), **types)
+    return size if source.each == 1 else w("FloorDiv", size, w.constant(source.each), T=tf.int64)
+
+
+def _equal(w: Writer, counts: Sequence[str], batch: Sequence[str]) -> str:
+    """Write the number of rows that all of `counts` are, and an assertion that they are the same."""
+    if len(counts) == 1:
+        return counts[0]
+    every = w("Pack", *counts, N=len(counts), axis=0, T=tf.int64)
+    same = w("Equal", every, counts[0], T=tf.int64)
+    alike = w("All", same, w.constant([0]), Tidx=tf.int64)
+    names = " and ".join([", ".join(batch[:-1]), batch[-1]])
+    message = (
+        f"{names} were taken for one batch, and must have the same number of rows; give split={{...: None}} for those "
+        "that are not. They have:"
+    )
+    types = tf.compat.v1.AttrValue()
+    types.list.type.extend([tf.string.as_datatype_enum, tf.int64.as_datatype_enum])
+    check = w("Assert", alike, w.constant(message.encode(), tf.string), every, T=types)
+    return w("Identity", counts[0], f"^{check}", T=tf.int64)
+
+
+def whole_weights(weights: Sequence[float]) -> list[int]:
+    """Return weights as whole numbers in the same proportion.
+
+    >>> whole_weights([1, 0.5])
+    [2, 1]
+    """
+    shares = [Fraction(weight / sum(weights)).limit_denominator(_FINEST_SHARE) for weight in weights]
+    common = np.lcm.reduce([share.denominator for share in shares])
+    counts = [int(share * common) for share in shares]
+    return [count // int(np.gcd.reduce(counts)) for count in counts]

@@ -1,0 +1,151 @@
+"""Loops, branches and compiled calls that run on every shard by themselves: their bodies, planned as programs."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from graphsplit.core.function_calls import CONTROL_FLOW, function_names
+from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard
+from graphsplit.planning.backward_propagation import Backward
+from graphsplit.planning.forward_propagation import Forward
+from graphsplit.planning.plan import Plan
+from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.rules import Answer, Declined, Sharded
+
+_ADDS = frozenset({"Add", "AddN", "AddV2"})
+_PASSES = frozenset({"Identity"})
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The devices of the shards and the rows of each."""
+
+    devices: tuple[str, ...]
+    rows: tuple[int, ...]
+    random: str = "exact"
+
+    def answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
+        """Return how a loop or branch runs on the shards, each by itself, or why it cannot."""
+        if "While" in op.type:
+            return self._answer_loop(op, layouts)
+        return self._answer_branch(op, layouts)
+
+    def _forward(self, program: Program, layouts: Sequence[Layout], outputs: Sequence[Layout] = ()) -> Forward:
+        whole = {t for t, layout in zip(program.outputs, outputs, strict=False) if layout is REPLICATE}
+        return Forward(program, layouts, self.answer, whole, {}, local=True)
+
+    def _plan(self, program: Program, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Plan | Declined:
+        backward = Backward(
+            program,
+            self._forward(program, inputs, outputs),
+            outputs,
+            local=True,
+            independent=self.random == "independent",
+        )
+        if backward.obstacles:
+            return Declined(backward.obstacles[0])
+        return Plan(
+            program=program,
+            devices=self.devices,
+            rows=self.rows,
+            home="",
+            input_layouts=tuple(inputs),
+            steps=tuple(backward.steps),
+            reshards=(),
+            output_layouts=tuple(outputs),
+            random=self.random,
+        )
+
+    def _answer_loop(self, op: Op, layouts: Sequence[Layout]) -> Answer:
+        condition_name, body_name = function_names(op.node)
+        body = op.bodies[body_name]
+        carried: list[Layout] = [REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts]
+        for _ in range(len(carried) + 2):
+            forward = self._forward(body, carried)
+            after = [_joined(carried[i], forward, body, i) for i in range(len(carried))]
+            clash = next((i for i, layout in enumerate(after) if layout is None), None)
+            if clash is not None:
+                return Declined(f"what it carries as {body.input_names[clash]!r} changes its layout from turn to turn")
+            if after == carried:
+                break
+            carried = [layout for layout in after if layout is not None]
+        plans: dict[str, Plan] = {}
+        for name, program, outputs in (
+            (body_name, body, carried),
+            (condition_name, op.bodies[condition_name], [REPLICATE]),
+        ):
+            plan = self._plan(program, carried, outputs)
+            if isinstance(plan, Declined):
+                return plan
+            plans[name] = plan
+        return _sharded(op, carried, carried, plans)
+
+    def _answer_branch(self, op: Op, layouts: Sequence[Layout]) -> Answer:
+        chooses = CONTROL_FLOW[op.type][2]  # a branch reads which one to take first; a compiled call does not
+        if not chooses and any(body.symbols for body in op.bodies.values()):
+            return Declined("XLA compiles for sizes that are known")
+        if chooses and layouts[0] is not REPLICATE:
+            return Declined("which branch it takes depends on all rows")
+        given: list[Layout] = [REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts[chooses:]]
+        names = function_names(op.node)
+        forwards = [self._forward(op.bodies[name], given) for name in names]
+        outputs: list[Layout] = []
+        for k in range(len(op.out_shapes)):
+            found = {f.layout(op.bodies[name].outputs[k]) for f, name in zip(forwards, names, strict=True)}
+            shards = [layout for layout in found if isinstance(layout, Shard)]
+            if len(shards) > 1:
+                return Declined("its branches give different layouts")
+            outputs.append(shards[0] if shards else PARTIAL_SUM if found == {PARTIAL_SUM} else REPLICATE)
+        plans = {}
+        for name in names:
+            plan = self._plan(op.bodies[name], given, outputs)
+            if isinstance(plan, Declined):
+                return plan
+            if not chooses and any(step.shards and step.shards.draw for step in plan.steps):
+                return Declined("it draws random numbers, which XLA does in its own way")
+            plans[name] = plan
+        return _sharded(op, [*[REPLICATE] * chooses, *given], outputs, plans)
+
+
+def _sharded(op: Op, wants: Sequence[Layout], gives: Sequence[Layout], plans: Mapping[str, Plan]) -> Answer:
+    handles = [t for t in CONTROL_FLOW[op.type][1:2] if tf.resource.as_datatype_enum in op.attr(t).list.type]
+    if handles:
+        return Declined("it captures a table or another resource, which lives on one device")
+    return Sharded(tuple(wants), tuple(gives), bodies=plans)
+
+
+def _joined(carried: Layout, forward: Forward, body: Program, i: int) -> Layout | None:
+    """Return the layout of a carried tensor after a turn, joined with that before; None if they cannot be joined."""
+    after = forward.layout(body.outputs[i])
+    if isinstance(carried, Shard):
+        return carried if after == carried or after is REPLICATE else None
+    if isinstance(after, Shard):
+        return after if carried is REPLICATE else None
+    if carried is REPLICATE and _accumulates_partial(forward, body, i):
+        return PARTIAL_SUM
+    return carried
+
+
+def _accumulates_partial(forward: Forward, body: Program, i: int) -> bool:
+    """Return whether carried tensor `i` becomes itself plus partial sums: then it may stay partial through the loop.
+
+    So does the weight gradient of a recurrent layer. What it starts from is partial too: on the first device, with
+    zeros on the others.
+    """
+    end = _origin(body, body.outputs[i])
+    op = body.ops[end.op]
+    if op.type not in _ADDS or not op.out_dtypes[0].is_floating:
+        return False
+    origins = [_origin(body, tensor) for tensor in op.inputs]
+    own = Tensor(body.inputs[i], 0)
+    others = [t for t in origins if t != own]
+    return len(others) < len(origins) and bool(others) and all(forward.layout(t) == PARTIAL_SUM for t in others)
+
+
+def _origin(body: Program, tensor: Tensor) -> Tensor:
+    while body.ops[tensor.op].type in _PASSES:
+        tensor = body.ops[tensor.op].inputs[0]
+    return tensor

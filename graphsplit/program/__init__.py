@@ -1,0 +1,1 @@
+"""A traced function as a flat list of operations with shapes, and how a graph is read into it."""

@@ -1,0 +1,169 @@
+"""Constant folding of integer arithmetic on static shapes, in numpy.
+
+Gradients of broadcasting ops, `Mean` and the like compute on shapes. Rules need the values (a permutation, a target
+shape), and what is known when planning need not run on every device. Floating-point constants are left to TensorFlow.
+
+Where sizes are unknown, the same table works on arrays of dtype object, whose entries are polynomials; what cannot be
+decided for all sizes is not folded.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from graphsplit.core.polynomials import Polynomial, UndecidedError, is_symbolic
+from graphsplit.core.symbolic_sizes import as_exact
+
+MOST_ELEMENTS = 1024
+Values = Sequence[np.ndarray]
+
+
+def _broadcast_gradient_axes(left: np.ndarray, right: np.ndarray) -> list[np.ndarray]:
+    """Return the axes over which the gradients of both operands of a broadcasting op are summed."""
+    rank = max(len(left), len(right))
+    a = [1] * (rank - len(left)) + list(left)
+    b = [1] * (rank - len(right)) + list(right)
+    pairs = list(zip(a, b, strict=True))
+    if any(isinstance(x, Polynomial) and not _is_one(y) and x != y for x, y in (*pairs, *zip(b, a, strict=True))):
+        raise UndecidedError  # is it one row, which is broadcast?
+    both = [i for i, (x, y) in enumerate(pairs) if _is_one(x) and _is_one(y)]
+    axes_a = [i for i, (x, y) in enumerate(pairs) if i < rank - len(left) or (_is_one(x) and not _is_one(y))]
+    axes_b = [i for i, (x, y) in enumerate(pairs) if i < rank - len(right) or (_is_one(y) and not _is_one(x))]
+    return [np.array(sorted({*axes_a, *both}), np.int64), np.array(sorted({*axes_b, *both}), np.int64)]
+
+
+def _is_one(size: Any) -> bool:
+    """Return whether an axis is broadcast. A batch of one row need not count: the sum over one row is that row."""
+    return not isinstance(size, Polynomial) and bool(size == 1)
+
+
+def _concat_offsets(op: Any, values: Values) -> list[np.ndarray]:
+    axis, shapes = int(values[0]), values[1:]
+    offsets, position = [], 0
+    for shape in shapes:
+        offset = np.zeros(shape.shape, object)
+        offset[axis] = position
+        offsets.append(offset)
+        position = position + shape[axis]
+    return offsets
+
+
+def _stitch(op: Any, values: Values) -> list[np.ndarray]:
+    count = len(values) // 2
+    size = max((int(np.max(indices)) + 1 for indices in values[:count] if indices.size), default=0)
+    result = np.zeros((size, *values[count].shape[values[0].ndim :]), object)
+    for indices, data in zip(values[:count], values[count:], strict=True):
+        result[indices] = data
+    return [result]
+
+
+def _reduce(function: Callable[..., Any]) -> Callable[[Any, Values], list[np.ndarray]]:
+    def apply(op: Any, values: Values) -> list[np.ndarray]:
+        axes = tuple(int(a) for a in np.reshape(values[1], -1))
+        dtype = {"dtype": values[0].dtype} if function in (np.sum, np.prod) else {}
+        return [np.asarray(function(values[0], axis=axes, keepdims=op.attr("keep_dims").b, **dtype))]
+
+    return apply
+
+
+def _strided_slice(op: Any, values: Values) -> list[np.ndarray] | None:
+    if op.attr("ellipsis_mask").i or values[0].ndim != 1 or len(values[1]) != 1 or op.attr("new_axis_mask").i:
+        return None
+    begin, end, stride = (int(v[0]) for v in values[1:])
+    if op.attr("shrink_axis_mask").i:
+        return [np.asarray(values[0][begin])]
+    first = None if op.attr("begin_mask").i else begin
+    last = None if op.attr("end_mask").i else end
+    return [values[0][first:last:stride]]
+
+
+def _elementwise(function: Callable[..., Any]) -> Callable[[Any, Values], list[np.ndarray]]:
+    return lambda op, values: [np.asarray(function(*values))]
+
+
+def _divide(function: Callable[..., Any]) -> Callable[[Any, Values], list[np.ndarray] | None]:
+    return lambda op, values: None if not np.all(values[1]) else [np.asarray(function(*values))]
+
+
+_FOLD: dict[str, Callable[[Any, Values], list[np.ndarray] | None]] = {
+    "Add": _elementwise(np.add),
+    "AddV2": _elementwise(np.add),
+    "BroadcastGradientArgs": lambda op, v: _broadcast_gradient_axes(*v),
+    "Cast": lambda op, v: [v[0] if is_symbolic(v[0]) else v[0].astype(op.out_dtypes[0].as_numpy_dtype)],
+    "ConcatOffset": _concat_offsets,
+    "ConcatV2": lambda op, v: [np.concatenate(v[:-1], int(v[-1]))],
+    "DynamicStitch": _stitch,
+    "Equal": _elementwise(np.equal),
+    "ExpandDims": lambda op, v: [np.expand_dims(v[0], int(v[1]))],
+    "FloorDiv": _divide(np.floor_divide),
+    "FloorMod": _divide(np.mod),
+    "Fill": lambda op, v: [np.full(v[0], v[1])],
+    "GatherV2": lambda op, v: None if op.attr("batch_dims").i else [np.take(v[0], v[1], axis=int(v[2]))],
+    "Identity": lambda op, v: [v[0]],
+    "InvertPermutation": lambda op, v: [np.argsort(v[0]).astype(v[0].dtype)],
+    "Max": _reduce(np.max),
+    "Maximum": _elementwise(np.maximum),
+    "Min": _reduce(np.min),
+    "Minimum": _elementwise(np.minimum),
+    "Mul": _elementwise(np.multiply),
+    "Neg": _elementwise(np.negative),
+    "Pack": lambda op, v: [np.stack(v, op.attr("axis").i)],
+    "Prod": _reduce(np.prod),
+    "Range": lambda op, v: [np.arange(int(v[0]), int(v[1]), int(v[2]))],
+    "Reshape": lambda op, v: [np.reshape(v[0], v[1])],
+    "Select": _elementwise(np.where),
+    "SelectV2": _elementwise(np.where),
+    "Slice": lambda op, v: [v[0][tuple(slice(b, None if s < 0 else b + s) for b, s in zip(v[1], v[2], strict=True))]],
+    "Squeeze": lambda op, v: [np.reshape(v[0], op.out_shapes[0])],
+    "StridedSlice": _strided_slice,
+    "Sub": _elementwise(np.subtract),
+    "Sum": _reduce(np.sum),
+    "Tile": lambda op, v: [np.tile(v[0], v[1])],
+}
+_FROM_SHAPE: dict[str, Callable[[Sequence[Any]], Any]] = {
+    "Rank": len,
+    "Shape": list,
+    "ShapeN": list,
+    "Size": math.prod,
+}
+FOLDABLE = frozenset({*_FOLD, *_FROM_SHAPE})
+
+
+def fold(op: Any, symbols: Mapping[int, np.ndarray]) -> list[np.ndarray] | None:
+    """Return the values of `op`'s outputs if they are small integers that follow from shapes, else None.
+
+    Args:
+      op: the operation.
+      symbols: the operands that depend on unknown sizes, as arrays of dtype object. Results that depend on them are
+        such arrays too.
+    """
+    if not all(dtype.is_integer or dtype.is_bool for dtype in op.out_dtypes):
+        return None
+    if op.type != "BroadcastGradientArgs" and any(
+        s is None or None in s or math.prod(s) > MOST_ELEMENTS for s in op.out_shapes
+    ):
+        return None  # (TensorFlow does not infer how many axes BroadcastGradientArgs returns; there are few)
+    try:
+        values = _values(op, symbols)
+    except UndecidedError:
+        return None
+    return values and [_typed(v, d.as_numpy_dtype) for v, d in zip(values, op.out_dtypes, strict=True)]
+
+
+def _values(op: Any, symbols: Mapping[int, np.ndarray]) -> list[Any] | None:
+    if op.type in _FROM_SHAPE:
+        if any(shape is None or None in shape for shape in op.in_shapes):
+            return None
+        return [_FROM_SHAPE[op.type]([as_exact(size) for size in s]) for s in op.in_shapes]
+    if len(op.constants) != len(op.inputs) or not op.inputs:
+        return None
+    return _FOLD[op.type](op, [symbols.get(i, op.constants[i]) for i in range(len(op.inputs))])
+
+
+def _typed(value: Any, dtype: Any) -> np.ndarray:
+    array = np.asarray(value, object) if isinstance(value, (list, Polynomial)) else np.asarray(value)
+    return array if is_symbolic(array) else array.astype(dtype)

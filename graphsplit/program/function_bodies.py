@@ -1,0 +1,156 @@
+"""The functions that loops and branches call, as programs, and what is known of what they are given.
+
+TensorFlow says nothing of sizes behind a loop that was traced with unknown ones, nor of what is in its lists. A
+loop is read with the sizes that it begins with, and those that it no longer has after a turn are dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.function_calls import function_names
+from graphsplit.core.graphdefs import constant_value, function_graph, inline_calls
+from graphsplit.core.polynomials import Symbol
+from graphsplit.core.symbolic_sizes import Shape, agreed, has_sizes, with_sizes, without_sizes
+from graphsplit.program.program import Op, Program
+from graphsplit.program.stages import stages_of
+
+Elements = tuple[tf.DType, Shape | None]
+ITEM = {"TensorListFromTensor": 0, "TensorListPushBack": 1, "TensorListSetItem": 2}
+"""Ops that put something into a list, and the operand that it is."""
+
+
+@dataclass(frozen=True)
+class Given:
+    """What is known of the arguments of a function.
+
+    Attributes:
+      shapes: of each.
+      elements: of those that are lists, by number: the dtype and shape of what they hold.
+      held: of lists that hold the same integers over and over: those.
+      kept: lists that a loop leaves as long as they are.
+    """
+
+    shapes: Sequence[Shape | None]
+    elements: Mapping[int, Elements] = field(default_factory=dict)
+    held: Mapping[int, np.ndarray] = field(default_factory=dict)
+    kept: frozenset[int] = frozenset()
+
+
+class Bodies:
+    """Reads functions, each once for what is known of its arguments.
+
+    Args:
+      build: `build_program`.
+      library, versions: of the graph.
+      symbols: the unknown sizes of the program.
+      memo: what was read before.
+    """
+
+    def __init__(
+        self,
+        build: Callable[..., Program],
+        library: Any,
+        versions: Any,
+        symbols: tuple[Symbol, ...],
+        memo: dict[Any, Program],
+    ):
+        self._build = build
+        self._library = {function.signature.name: function for function in library.function}
+        self._versions = versions
+        self._symbols = symbols
+        self._memo = memo
+
+    def of_branches(self, node: Any, given: Given) -> tuple[dict[str, Program], list[Shape | None]]:
+        """Return the programs that a branch or call chooses among, and the shapes in which their results agree."""
+        bodies = {name: self._read(name, given) for name in function_names(node)}
+        results = [[body.shape(tensor) for tensor in body.outputs] for body in bodies.values()]
+        return bodies, [agreed(shapes) for shapes in zip(*results, strict=True)]
+
+    def of_loop(self, node: Any, given: Given, out_shapes: Sequence[Shape | None]) -> tuple[dict[str, Program], Given]:
+        """Return the programs of a loop's condition and body, and what is known of what it carries from turn to turn.
+
+        That has sizes that follow from unknown ones where it has them before, and still has after a turn. A list has
+        the elements that the body puts into it.
+        """
+        condition, body_name = function_names(node)
+        shapes = [with_sizes(shape, hint) for shape, hint in zip(out_shapes, given.shapes, strict=True)]
+        carried = Given(shapes, given.elements, given.held if self._symbols else {})
+        while True:
+            body = self._read(body_name, carried)
+            after = [body.shape(tensor) for tensor in body.outputs]
+            same = [agreed([s, a]) if has_sizes(s) else s for s, a in zip(carried.shapes, after, strict=True)]
+            put = {i: (dtype, with_sizes(shape, _put_into(body, i))) for i, (dtype, shape) in carried.elements.items()}
+            if same == carried.shapes and put == carried.elements:
+                break
+            carried = Given(same, put, carried.held)
+        pushed = {i: value for i in carried.elements if (value := _pushed(body, i)) is not None}
+        kept = frozenset(i for i in carried.elements if _is_as_long(body, i))
+        programs = {condition: self._read(condition, carried), body_name: body}
+        return programs, Given(carried.shapes, carried.elements, pushed, kept)
+
+    def _read(self, name: str, given: Given) -> Program:
+        key = name, repr(given)
+        if key not in self._memo:
+            self._memo[key] = self._program(self._library[name], given)
+        return self._memo[key]
+
+    def _program(self, function: Any, given: Given) -> Program:
+        known = [without_sizes(shape) for shape in given.shapes]
+        graph, outputs = function_graph(function, self._library.values(), self._versions, known)
+        stages = stages_of(graph)
+        effects = [f"^{name}" for name in function.control_ret.values()]
+        nodes, references = inline_calls(graph, [*outputs, *effects])
+        names = [argument.name for argument in function.signature.input_arg]
+        return self._build(
+            nodes,
+            inputs=names,
+            input_names=names,
+            captures=(),
+            outputs=references[: len(outputs)],
+            effects=[reference[1:] for reference in references[len(outputs) :]],
+            library=graph.library,
+            versions=self._versions,
+            resources={names[i]: elements for i, elements in given.elements.items()},
+            given_shapes=dict(zip(names, given.shapes, strict=True)),
+            symbols=self._symbols,
+            held={names[i]: value for i, value in given.held.items()},
+            memo=self._memo,
+            stages=stages,
+        )
+
+
+def _put_into(body: Program, i: int) -> Shape | None:
+    """Return the shape of what the body of a loop puts into the list that it carries as number `i`."""
+    op = _last_change(body, i)
+    return op.in_shapes[ITEM[op.type]] if op.type in ITEM else None
+
+
+def _pushed(body: Program, i: int) -> np.ndarray | None:
+    """Return the integers that each turn of a loop adds to the list that it carries as number `i`, if it is known."""
+    op = _last_change(body, i)
+    if op.type != "TensorListPushBack" or op.inputs[0].op != body.inputs[i]:
+        return None
+    item = body.ops[op.inputs[1].op]
+    if not item.is_constant or not item.out_dtypes[0].is_integer:
+        return None
+    return constant_value(item.node) if item.yields is None else item.yields
+
+
+def _is_as_long(body: Program, i: int) -> bool:
+    """Return whether the list that a loop carries as number `i` has as many elements after a turn as before."""
+    op = _last_change(body, i)
+    before = op.inputs[0].op if op.type == "TensorListSetItem" else op.index
+    return before == body.inputs[i]
+
+
+def _last_change(body: Program, i: int) -> Op:
+    tensor = body.outputs[i]
+    while body.ops[tensor.op].type == "Identity":
+        tensor = body.ops[tensor.op].inputs[0]
+    return body.ops[tensor.op]

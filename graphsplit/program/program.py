@@ -1,0 +1,182 @@
+"""Program: the single-device function as a flat list of operations. The planner reads it, nothing edits it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.errors import CheckError
+from graphsplit.core.polynomials import Symbol
+from graphsplit.core.symbolic_sizes import ROWS, Shape
+from graphsplit.core.tensorflow_internals import op_definition
+from graphsplit.program.stages import Stage, Stages
+
+SIZES = "Sizes"
+"""The type of an op that TensorFlow does not have: integers that follow from unknown sizes."""
+
+
+_ONLY_READ = frozenset(
+    {"Assert", "NoOp", "Placeholder", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"}
+)
+_NO_ATTRIBUTE = tf.compat.v1.AttrValue()
+
+
+class Tensor(NamedTuple):
+    """One output of one operation: the operation's position in the program and the output's number."""
+
+    op: int
+    index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls on these
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Op:
+    """One operation with everything a rule may look at.
+
+    Attributes:
+      inputs: the tensors it reads; every one is an output of an earlier operation.
+      controls: positions of the operations that must have run before it.
+      node: the `NodeDef`, for its attributes. Not to be changed.
+      in_shapes, out_shapes: static shapes; `None` for an unknown size, and for an unknown rank; `Size` for what
+        follows from unknown sizes.
+      out_bytes: sizes in bytes; 0 where a size is unknown.
+      constants: values of the operands that are known integers: axes, shapes, permutations.
+      symbols: those constants that depend on unknown sizes, as arrays of polynomials (`sizes`). Their values under
+        `constants` are those for the stand-ins.
+      yields: of an op of type `SIZES`, the polynomials.
+      stateful: whether running it twice differs from running it once.
+      bodies: for loops and branches, the functions that they call, by the functions' names.
+    """
+
+    index: int
+    name: str
+    type: str
+    inputs: tuple[Tensor, ...]
+    controls: tuple[int, ...]
+    node: Any
+    in_shapes: tuple[Shape | None, ...]
+    out_shapes: tuple[Shape | None, ...]
+    out_dtypes: tuple[tf.DType, ...]
+    out_bytes: tuple[int, ...]
+    constants: Mapping[int, np.ndarray]
+    stateful: bool
+    bodies: Mapping[str, Program] = field(default_factory=dict)
+    symbols: Mapping[int, np.ndarray] = field(default_factory=dict)
+    yields: np.ndarray | None = None
+
+    @property
+    def is_constant(self) -> bool:
+        """Return whether any device can make its value, whole, from nothing but sizes."""
+        return self.type in ("Const", SIZES)
+
+    @property
+    def sources(self) -> list[int]:
+        """Return the positions of the operations that it reads and waits for."""
+        return [*[tensor.op for tensor in self.inputs], *self.controls]
+
+    def attr(self, name: str) -> Any:
+        """Return an attribute as `AttrValue`, an empty one if the node has none of that name.
+
+        (Indexing the proto's map would add the missing entry to the node.)
+        """
+        return self.node.attr.get(name, _NO_ATTRIBUTE)
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A traced function: operations in an order in which every one follows its inputs.
+
+    Attributes:
+      inputs: positions of the placeholders of the arguments, in the order of the flattened arguments.
+      input_names: how the user calls each argument: `x`, `batch['image']`.
+      captures: positions of the placeholders of captured tensors (variables, tables), after the inputs.
+      outputs: what the function returns, flattened.
+      effects: positions of operations that must run even if no output depends on them.
+      library: functions that `While`, `If` and the like refer to.
+      seeds: how many of the inputs, the last, are gradients of outputs.
+      symbols: the unknown sizes for all of which it was read.
+      notes: one sentence for each thing that tracing changed.
+      locate: operation name -> the user's source line, or "" where it is not known.
+      stages: which operations were given devices of their own.
+    """
+
+    ops: tuple[Op, ...]
+    inputs: tuple[int, ...]
+    input_names: tuple[str, ...]
+    captures: tuple[int, ...]
+    outputs: tuple[Tensor, ...]
+    effects: tuple[int, ...]
+    library: Any = field(repr=False)
+    versions: Any = field(repr=False)
+    seeds: int = 0
+    symbols: tuple[Symbol, ...] = ()
+    notes: tuple[str, ...] = ()
+    locate: Callable[[str], str] = field(default=lambda _: "", repr=False)
+    stages: Stages = field(default=Stages(), repr=False)
+
+    def shape(self, tensor: Tensor) -> Shape | None:
+        """Return the static shape of `tensor`."""
+        return self.ops[tensor.op].out_shapes[tensor.index]
+
+    def bytes(self, tensor: Tensor) -> int:
+        """Return the size of `tensor` in bytes, 0 where its shape is not known."""
+        return self.ops[tensor.op].out_bytes[tensor.index]
+
+    def all_stages(self) -> tuple[Stage, ...]:
+        """Return every stage, those in loops and branches too."""
+        own = self.stages.calls.values()
+        inside = (stage for op in self.ops for body in op.bodies.values() for stage in body.all_stages())
+        return tuple(dict.fromkeys([*own, *inside]))
+
+    @property
+    def batch_is_unknown(self) -> bool:
+        """Return whether it was read for any number of rows."""
+        return ROWS in self.symbols
+
+    @property
+    def writes(self) -> set[int]:
+        """The positions of operations that change something outside of the program."""
+        return {op.index for op in self.ops if is_write(op.type)}
+
+    def check(self) -> None:
+        """Raise `CheckError` unless the operations are in order and every reference exists."""
+        for position, op in enumerate(self.ops):
+            if op.index != position:
+                raise CheckError(f"Operation {op.name!r} stands at {position} and says {op.index}.")
+            for tensor in op.inputs:
+                if not 0 <= tensor.op < position:
+                    raise CheckError(f"Operation {op.name!r} reads {tensor}, which does not come before it.")
+                if tensor.index >= len(self.ops[tensor.op].out_shapes):
+                    raise CheckError(f"Operation {op.name!r} reads {tensor}, which has no such output.")
+            if any(not 0 <= control < position for control in op.controls):
+                raise CheckError(f"Operation {op.name!r} waits for an operation that does not come before it.")
+        for tensor in self.outputs:
+            if not 0 <= tensor.op < len(self.ops) or tensor.index >= len(self.ops[tensor.op].out_shapes):
+                raise CheckError(f"The program returns {tensor}, which does not exist.")
+
+    def __str__(self) -> str:
+        lines = [f"Program: {len(self.ops)} operations, arguments {', '.join(self.input_names) or 'none'}"]
+        for op in self.ops:
+            shapes = ", ".join(str(list(s)) if s is not None else "?" for s in op.out_shapes)
+            reads = ", ".join(f"%{t.op}" + (f":{t.index}" if t.index else "") for t in op.inputs)
+            lines.append(f"  %{op.index} = {op.type}({reads}) -> {shapes}  # {op.name}")
+        return "\n".join(lines)
+
+
+# Stateful so that TensorFlow keeps them though nobody reads them; run twice, they say the same twice.
+_STATEFUL: dict[str, bool] = {"CheckNumerics": False, "CheckNumericsV2": False}
+
+
+def is_stateful(op_type: str) -> bool:
+    """Return whether running an op of this type twice differs from running it once."""
+    if op_type not in _STATEFUL:
+        _STATEFUL[op_type] = op_type != "Placeholder" and bool(op_definition(op_type).is_stateful)
+    return _STATEFUL[op_type]
+
+
+def is_write(op_type: str) -> bool:
+    """Return whether an op of this type changes something outside of the program."""
+    return op_type not in _ONLY_READ and is_stateful(op_type)

@@ -1,0 +1,332 @@
+"""Reading a graph into a Program: shapes inferred, shape arithmetic folded, bodies of loops and branches included."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.function_calls import CONTROL_FLOW
+from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.graphdefs import (
+    constant_node,
+    constant_value,
+    make_node,
+    split_reference,
+)
+from graphsplit.core.polynomials import Polynomial, Symbol, is_symbolic, values_planned
+from graphsplit.core.symbolic_sizes import Shape, has_sizes, joined_shapes, symbols_in, with_sizes, witnesses
+from graphsplit.program.constant_folding import FOLDABLE, fold
+from graphsplit.program.function_bodies import Bodies, Elements
+from graphsplit.program.program import SIZES, Op, Program, Tensor, is_stateful
+from graphsplit.program.shape_inference import HELPER, Findings, Value, import_for_shapes, known_shape
+from graphsplit.program.stages import Stages
+from graphsplit.program.tensor_lists import Lists
+from graphsplit.program.tile_simplification import untile
+
+_NO_BODIES: dict[str, Any] = {}
+
+
+@collection_paused()
+def build_program(
+    nodes: Sequence[Any],
+    *,
+    inputs: Sequence[str],
+    input_names: Sequence[str],
+    captures: Sequence[str],
+    outputs: Sequence[str],
+    effects: Sequence[str],
+    library: Any,
+    versions: Any,
+    resources: Mapping[str, Elements],
+    inlined_from: tf.Graph | None = None,
+    given_shapes: Mapping[str, Shape | None] | None = None,
+    seeds: int = 0,
+    symbols: tuple[Symbol, ...] = (),
+    held: Mapping[str, np.ndarray] | None = None,
+    memo: dict[Any, Program] | None = None,
+    notes: Sequence[str] = (),
+    locate: Callable[[str], str] = lambda _: "",
+    stages: Stages = Stages(),  # noqa: B008  # frozen
+) -> Program:
+    """Return the program of a flat graph: shapes inferred, integer arithmetic on shapes folded to constants.
+
+    Args:
+      nodes: the `NodeDef`s, calls inlined, in any order.
+      inputs, captures: names of placeholder nodes.
+      outputs: references (`node:0`) of the returned tensors.
+      effects: names of nodes that must run.
+      resources: for captured variables, what they hold, without which no shape behind a read is known.
+      inlined_from: the graph that the nodes were, before calls were inlined. It knows shapes that were set by hand.
+      given_shapes: of inputs, by name, where they say more than the placeholders do: what follows from unknown sizes.
+      seeds: how many of the inputs, the last, are gradients of outputs.
+      symbols: the unknown sizes of the program that this is a part of.
+      held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
+      memo: functions that were read before, with what was known of their arguments.
+      stages: the stages among the calls that were inlined.
+
+    Raises:
+      ValueError: if shapes cannot be inferred for all sizes.
+    """
+    given = {name: shape for name, shape in (given_shapes or {}).items() if has_sizes(shape)}
+    symbols = symbols or symbols_in(list(given.values()))
+    by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
+    known = Findings()
+    bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo)
+    while True:
+        cases = [import_for_shapes(nodes, versions, resources, given, known, point) for point in witnesses(symbols)]
+        reader = _Reader(by_name, hints, resources, held or {}, bodies, symbols)
+        for operations in zip(*[graph.get_operations() for graph in cases], strict=True):
+            reader.read(operations)
+        if not symbols or reader.found == known:
+            break
+        known = reader.found  # what is behind a loop is only known when the loop is
+    return Program(
+        ops=tuple(reader.ops),
+        inputs=tuple(reader.positions[name] for name in inputs),
+        input_names=tuple(input_names),
+        captures=tuple(reader.positions[name] for name in captures),
+        outputs=tuple(reader.tensor(reference) for reference in outputs),
+        effects=tuple(dict.fromkeys(reader.positions[name] for name in effects)),
+        library=library,
+        versions=versions,
+        seeds=seeds,
+        symbols=symbols,
+        notes=tuple(notes),
+        locate=locate,
+        stages=stages,
+    )
+
+
+_ITEM_BYTES: dict[tf.DType, int] = {}
+
+
+def _item_bytes(dtype: tf.DType) -> int:
+    if dtype not in _ITEM_BYTES:
+        sized = dtype not in (tf.string, tf.resource, tf.variant)
+        _ITEM_BYTES[dtype] = int(dtype.size) if sized else (0 if dtype != tf.string else 16)
+    return _ITEM_BYTES[dtype]
+
+
+def _known_outputs(graph: tf.Graph | None) -> dict[str, list[tf.Tensor]]:
+    operations = graph.get_operations() if graph is not None else []
+    return {operation.name: list(operation.outputs) for operation in operations}
+
+
+class _Reader:
+    """Reads operations one by one, in order, and replaces those whose integer values are known by constants."""
+
+    def __init__(
+        self,
+        nodes: Mapping[str, Any],
+        known_outputs: Mapping[str, Sequence[tf.Tensor]],
+        resources: Mapping[str, Elements],
+        held: Mapping[str, np.ndarray],
+        bodies: Bodies,
+        symbols: tuple[Symbol, ...],
+    ):
+        self._known_outputs = known_outputs
+        self._resources = resources
+        self._read_bodies = bodies
+        self._unknown = symbols
+        self._held_by_inputs = held
+        self.ops: list[Op] = []
+        self.positions: dict[str, int] = {}
+        self._nodes = nodes
+        self._known: dict[Tensor, np.ndarray] = {}
+        self.found = Findings()
+        self._lists = Lists(self.found)
+        self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
+        self._constants: dict[tuple[tf.DType, Shape, bytes], int] = {}
+        self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
+
+    def tensor(self, reference: str) -> Tensor:
+        """Return the tensor that a reference of the original graph means."""
+        name, index = split_reference(reference)
+        tensor = Tensor(self.positions[name], index)
+        return self._replaced.get(tensor, tensor)
+
+    def read(self, cases: Sequence[tf.Operation]) -> None:
+        """Append an operation to the program, given its shapes for one or several choices of unknown sizes."""
+        operation = cases[-1]
+        if HELPER in operation.name:
+            return
+        node = self._nodes[operation.name]
+        inputs = tuple([self.tensor(reference) for reference in node.input if reference[0] != "^"])
+        shapes, dtypes = self._inferred(cases), [output.dtype for output in operation.outputs]
+        node = self._simplified(node, inputs, shapes, dtypes)
+        op = Op(
+            index=len(self.ops),
+            name=operation.name,
+            type=node.op,
+            inputs=inputs,
+            controls=tuple([self.positions[reference[1:]] for reference in node.input if reference[0] == "^"]),
+            node=node,
+            in_shapes=tuple([self.ops[t.op].out_shapes[t.index] for t in inputs]),
+            out_shapes=tuple(shapes),
+            out_dtypes=tuple(dtypes),
+            out_bytes=tuple([_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]),
+            constants={i: self._known[t] for i, t in enumerate(inputs) if t in self._known},
+            symbols={i: self._symbols[t] for i, t in enumerate(inputs) if t in self._symbols},
+            stateful=is_stateful(node.op),
+            bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
+        )
+        *before, op = untile(op, self.ops)
+        self.ops += before
+        self.positions[op.name] = op.index
+        if op.name in self._held_by_inputs:
+            self._lists.held[Tensor(op.index, 0)] = self._held_by_inputs[op.name]
+        self._lists.refine(op)
+        self._append(op)
+
+    def _inferred(self, cases: Sequence[tf.Operation]) -> list[Shape | None]:
+        """Return the shapes of an operation's outputs, and note what lists hold."""
+        hints = self._known_outputs.get(cases[-1].name, ())
+        shapes = []
+        for k, output in enumerate(cases[-1].outputs):
+            hint = hints[k] if k < len(hints) and hints[k].dtype == output.dtype else None  # (hoisting changes dtypes)
+            shape = joined_shapes([known_shape(case.outputs[k].shape) for case in cases], self._unknown)
+            shapes.append(shape if hint is None else _merged(shape, hint.shape))
+            if output.dtype == tf.variant:
+                found = [case.outputs[k] for case in cases]
+                self._lists.infer(Tensor(len(self.ops), k), found, hint, self._unknown)
+        return shapes
+
+    def _simplified(
+        self, node: Any, inputs: Sequence[Tensor], shapes: Sequence[Shape | None], dtypes: Sequence[tf.DType]
+    ) -> Any:
+        """Return a node that names no size of the whole where it need not."""
+        if node.op not in ("EnsureShape", "Squeeze") or not inputs:
+            return node
+        given = self.ops[inputs[0].op].out_shapes[inputs[0].index]
+        if node.op == "Squeeze" and not node.attr["squeeze_dims"].list.i:
+            return _with_squeezed_axes(node, given)
+        if node.op == "EnsureShape" and _is_known(given, shapes[0]):
+            return make_node(node.name, "Identity", node.input, T=dtypes[0])
+        return node
+
+    def _append(self, op: Op) -> None:
+        """Append an operation, or constants in its place if its values are known."""
+        values = self._values(op)
+        if op.type == "TensorListPopBack" and op.inputs[0] in self._lists.held:
+            self._pop(op, self._lists.held[op.inputs[0]])
+        elif values is None:
+            self.ops.append(op)
+            self._read_through(op)
+            if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
+                self._known[Tensor(op.index, 0)] = constant_value(op.node)
+        elif len(values) == 1:
+            self.positions[op.name] = self._constant(op.name, values[0], op, 0).op
+        else:
+            self.ops.append(op)  # keeps its place for whoever waits for it; nobody reads it
+            for index, value in enumerate(values):
+                self._append_value(op, index, value)
+
+    def _values(self, op: Op) -> list[np.ndarray] | None:
+        if op.type == "VariableShape":
+            return self._shape_of_variable(op)
+        if op.type == "TensorListElementShape":
+            shape = self._lists.element_shape(op.inputs[0])
+            return None if shape is None else [shape]
+        return fold(op, op.symbols) if op.type in FOLDABLE and not op.controls else None
+
+    def _read_through(self, op: Op) -> None:
+        """Let the readers of an operation that changes nothing read what it reads."""
+        if op.controls:
+            return
+        if op.type == "IdentityN":  # keeps all its inputs in memory until the last one is there
+            self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(op.inputs)})
+        if op.type == "Reshape" and _is_known(op.in_shapes[0], op.out_shapes[0]):
+            self._replaced[Tensor(op.index, 0)] = op.inputs[0]
+
+    def _pop(self, op: Op, value: np.ndarray) -> None:
+        """Append the op that takes the last element off a list; that element is known."""
+        self.ops.append(op)
+        self._lists.held[Tensor(op.index, 0)] = value
+        self._append_value(op, 1, value)
+
+    def _append_value(self, op: Op, output: int, value: np.ndarray) -> None:
+        """Append a constant in place of one of several outputs."""
+        self._replaced[Tensor(op.index, output)] = self._constant(f"{op.name}/value_{output}", value, op, output)
+        if self._unknown:
+            entries = tuple([tuple(Polynomial.of(entry).terms.items()) for entry in value.flat])
+            found = Value(op.out_dtypes[output], value.shape, entries)
+            self.found.values[f"{op.name}:{output}" if output else op.name] = found
+
+    def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:
+        held = self._resources.get(self.ops[op.inputs[0].op].name)
+        if held is None or held[1] is None or None in held[1]:
+            return None
+        return [np.array(held[1], op.out_dtypes[0].as_numpy_dtype)]
+
+    def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> Mapping[str, Program]:
+        """Return the programs of the functions that a loop or branch calls, and note what they say of its results."""
+        passed = inputs[CONTROL_FLOW[node.op][2] :]
+        given = self._lists.given(passed, [self.ops[t.op].out_shapes[t.index] for t in passed])
+        if "While" not in node.op:
+            programs, shapes = self._read_bodies.of_branches(node, replace(given, held={}))
+            if "output_shapes" in node.attr:
+                self._find(node.name, out_shapes, shapes)
+            return programs
+        programs, carried = self._read_bodies.of_loop(node, given, out_shapes)
+        self._find(node.name, out_shapes, carried.shapes)
+        self._lists.carry(carried, inputs, self.ops)
+        return programs
+
+    def _find(self, name: str, inferred: Sequence[Shape | None], found: Sequence[Shape | None]) -> None:
+        shapes = tuple([with_sizes(shape, hint) for shape, hint in zip(inferred, found, strict=True)])
+        if any(map(has_sizes, shapes)):
+            self.found.outputs[name] = shapes
+
+    def _constant(self, name: str, value: np.ndarray, op: Op, output: int) -> Tensor:
+        """Return a constant of what an op's output is worth; equal ones are one."""
+        dtype, size = op.out_dtypes[output], op.out_bytes[output]
+        symbolic = is_symbolic(value)
+        key = repr(value.tolist()).encode() if symbolic else np.asarray(value, dtype.as_numpy_dtype).tobytes()
+        position = self._constants.setdefault((dtype, value.shape, key), len(self.ops))
+        tensor, kind, yields = Tensor(position, 0), "Const", None
+        if position < len(self.ops):
+            return tensor
+        if symbolic:
+            yields, self._symbols[tensor], kind, value = value, value, SIZES, values_planned(value)
+        node = constant_node(name, np.asarray(value, dtype.as_numpy_dtype), dtype)
+        node.op = kind
+        shape = value.shape
+        self.ops.append(
+            Op(position, name, kind, (), (), node, (), (shape,), (dtype,), (size,), {}, stateful=False, yields=yields)
+        )
+        self._known[tensor] = value
+        return tensor
+
+
+def _merged(shape: Shape | None, hint: tf.TensorShape) -> Shape | None:
+    """Return a shape with the sizes that only a hint knows."""
+    if shape is None or hint.rank is None:
+        return known_shape(hint) if shape is None else shape
+    return tuple([known if size is None else size for size, known in zip(shape, hint, strict=True)])
+
+
+def _is_known(before: Shape | None, ensured: Shape | None) -> bool:
+    return before is not None and None not in before and before == ensured
+
+
+def _with_squeezed_axes(node: Any, shape: Shape | None) -> Any:
+    """Return a `Squeeze` that names its axes: on a device with one row, the batch is not among them."""
+    if shape is None or None in shape or has_sizes(shape):
+        return node
+    copy = tf.compat.v1.NodeDef()
+    copy.CopyFrom(node)
+    copy.attr["squeeze_dims"].list.i.extend(i for i, size in enumerate(shape) if size == 1)
+    return copy
+
+
+def _bytes(dtype: tf.DType, shape: Shape | None) -> int:
+    if shape is None or None in shape:
+        return 0
+    size = _item_bytes(dtype)
+    for dim in shape:
+        size *= dim or 0
+    return size

@@ -1,0 +1,133 @@
+"""Shapes as TensorFlow infers them, for one choice of the sizes that are unknown."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.graphdefs import constant_node, make_node, split_reference
+from graphsplit.core.polynomials import Point, Polynomial
+from graphsplit.core.symbolic_sizes import Shape, Size, shape_at
+
+HELPER = "/graphsplit_"
+"""What the names of nodes contain that are there for inference only."""
+
+ELEMENT_SHAPE = {
+    "EmptyTensorList": 0,
+    "TensorListFromTensor": 1,
+    "TensorListGetItem": 2,
+    "TensorListPopBack": 1,
+    "TensorListReserve": 0,
+    "TensorListStack": 1,
+}
+"""Ops that make or read lists, and the operand that says what shape the elements have."""
+
+
+class Value(NamedTuple):
+    """Integers that follow from unknown sizes."""
+
+    dtype: tf.DType
+    shape: tuple[int, ...]
+    entries: tuple[tuple[tuple[Any, int], ...], ...]  # the terms of each polynomial: comparable
+
+    def at(self, point: Point) -> np.ndarray:
+        """Return the integers for these sizes."""
+        return np.reshape(np.array([Polynomial(dict(terms)).at(point) for terms in self.entries], np.int64), self.shape)
+
+
+@dataclass(frozen=True)
+class Findings:
+    """What TensorFlow does not infer, because a loop was traced with an unknown batch, or does not fold.
+
+    Attributes:
+      outputs: of loops and branches, by name.
+      elements: of lists, by the names of the ops that make or read them.
+      counts: how many elements a list has that is stacked, by the names of the ops that do.
+      values: of tensors, by reference (`node`, `node:1`).
+    """
+
+    outputs: dict[str, tuple[Shape | None, ...]] = field(default_factory=dict)
+    elements: dict[str, Shape | None] = field(default_factory=dict)
+    counts: dict[str, Size] = field(default_factory=dict)
+    values: dict[str, Value] = field(default_factory=dict)
+
+
+def import_for_shapes(
+    nodes: Sequence[Any],
+    versions: Any,
+    resources: Mapping[str, Any],
+    given_shapes: Mapping[str, Shape | None],
+    findings: Findings,
+    point: Point,
+) -> tf.Graph:
+    """Import the nodes into a fresh graph, where TensorFlow infers all shapes again, now that calls are inlined.
+
+    Placeholders of variables and lists are replaced by ops that say what these hold.
+
+    Args:
+      nodes, versions: the graph. (The functions it calls need not be there.)
+      resources: for placeholders of variables and lists, the dtype and shape of what they hold.
+      given_shapes: of other placeholders, where sizes follow from unknown ones.
+      findings: what is known besides.
+      point: what the unknown sizes are.
+    """
+    graph_def = tf.compat.v1.GraphDef(versions=versions)
+    for node in nodes:
+        if node.name in resources:
+            dtype, shape = resources[node.name][0], shape_at(resources[node.name][1], point)
+            if node.attr["dtype"].type == tf.variant.as_datatype_enum:
+                most = constant_node(f"{node.name}{HELPER}most", np.array(-1, np.int32), tf.int32)
+                graph_def.node.extend([_element_shape(node.name, shape), most])
+                inputs = [f"{node.name}{HELPER}shape", most.name]
+                node = make_node(node.name, "EmptyTensorList", inputs, element_dtype=dtype, shape_type=tf.int32)
+            else:
+                value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
+                node = make_node(node.name, "VarHandleOp", [], dtype=dtype, shape=value)
+        if node.name in findings.elements:
+            graph_def.node.append(_element_shape(node.name, shape_at(findings.elements[node.name], point)))
+        copy = graph_def.node.add()
+        copy.CopyFrom(node)
+        copy.device = ""
+        if "_class" in copy.attr:
+            del copy.attr["_class"]
+        if node.name in given_shapes:
+            shape = tf.TensorShape(shape_at(given_shapes[node.name], point))
+            copy.attr["shape"].CopyFrom(tf.compat.v1.AttrValue(shape=shape.as_proto()))
+        if node.name in findings.elements:
+            copy.input[ELEMENT_SHAPE[node.op]] = f"{node.name}{HELPER}shape"
+            copy.attr["shape_type"].type = tf.int32.as_datatype_enum
+        if node.name in findings.counts:
+            copy.attr["num_elements"].i = findings.counts[node.name].polynomial.at(point)
+        if node.name in findings.outputs:
+            shapes = [tf.TensorShape(shape_at(shape, point)).as_proto() for shape in findings.outputs[node.name]]
+            del copy.attr["output_shapes"].list.shape[:]
+            copy.attr["output_shapes"].list.shape.extend(shapes)
+        for i, reference in enumerate(copy.input):
+            if reference in findings.values:
+                copy.input[i] = _value_name(reference)
+    for reference, value in findings.values.items():
+        graph_def.node.append(constant_node(_value_name(reference), value.at(point), value.dtype))
+    graph = tf.Graph()
+    with graph.as_default():
+        tf.graph_util.import_graph_def(graph_def, name="")
+    return graph
+
+
+def _element_shape(name: str, shape: Shape | None) -> Any:
+    """Return the constant that says what shape the elements of a list have."""
+    sizes = np.array(-1 if shape is None else [-1 if s is None else s for s in shape], np.int32)
+    return constant_node(f"{name}{HELPER}shape", sizes, tf.int32)
+
+
+def _value_name(reference: str) -> str:
+    name, index = split_reference(reference)
+    return f"{name}{HELPER}value_{index}"
+
+
+def known_shape(shape: tf.TensorShape) -> Shape | None:
+    """Return a shape as TensorFlow knows it, None for an unknown rank."""
+    return None if shape.rank is None else tuple(shape)

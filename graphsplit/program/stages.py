@@ -1,0 +1,130 @@
+"""Stages: parts of a traced function with devices of their own.
+
+A stage is traced as a call of a function whose name says which devices were asked for. TensorFlow derives the names of
+a call's backward functions from that of its forward function, whatever tape or gradient makes them. So the calls of a
+graph tell, before they are inlined, which operations belong to which stage, forward and backward alike.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core import structures
+from graphsplit.core.devices import short_name
+from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.core.graphdefs import CALL_TYPES
+
+_MARK = "on_devices_{}x_{}"
+_MARKED = re.compile(r"on_devices_([0-9a-f]+)x_(\w*?)_\d+")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """What a user gave devices of its own.
+
+    Attributes:
+      name: of the function or layer.
+      devices: one for every shard, or one for all shards.
+    """
+
+    name: str
+    devices: tuple[str, ...]
+
+    @property
+    def home(self) -> str:
+        """The device of the stage's whole operations and of the variables that it makes."""
+        return self.devices[0]
+
+    def device(self, position: int) -> str:
+        """Return the device of the shard that runs on the surrounding function's device number `position`."""
+        return self.devices[position] if len(self.devices) > 1 else self.home
+
+    def __str__(self) -> str:
+        return f"{self.name} on {', '.join(map(short_name, self.devices))}"
+
+
+@dataclass(frozen=True)
+class Stages:
+    """The stages of a program, by the calls that they were: an operation inlined from `call` is named `call/...`."""
+
+    calls: Mapping[str, Stage] = field(default_factory=dict)
+
+    def __bool__(self) -> bool:
+        return bool(self.calls)
+
+    def of(self, name: str) -> Stage | None:
+        """Return the innermost stage that the operation of this name belongs to."""
+        while self.calls and name:
+            if name in self.calls:
+                return self.calls[name]
+            name = name.rpartition("/")[0]
+        return None
+
+    def asked(self, node: Any) -> bool:
+        """Return whether a node names its own stage's device: so does what was traced for a stage."""
+        stage = self.of(node.name)
+        return stage is not None and node.device == stage.home
+
+
+def check_stages(stages: Iterable[Stage], count: int) -> None:
+    """Raise `ArgumentError` unless every stage can run with a function on `count` devices."""
+    wrong = [f"{stage}: {len(stage.devices)} devices" for stage in stages if len(stage.devices) not in (1, count)]
+    if wrong:
+        raise ArgumentError(
+            f"The function runs on {count} device{'s' if count != 1 else ''}, but on_device gives stages of it other "
+            f"numbers of devices:\n{bullet_list(wrong)}\n"
+            "Give a stage one device for each device of the function, or a single one for all shards."
+        )
+
+
+def marked(fn: Callable[..., Any], name: str, devices: Sequence[str]) -> Callable[..., Any]:
+    """Return `fn` as a function that can only be called while a graph is built, where it leaves a stage's mark.
+
+    Variables that `fn` makes are made on the first of `devices`.
+    """
+    label = _MARK.format("\n".join(devices).encode().hex(), re.sub(r"\W", "_", name).strip("_"))
+
+    def run(*args: Any, **kwargs: Any) -> Any:
+        results: list[structures.Tree] = []
+        take_apart = tf.autograph.experimental.do_not_convert(lambda result: _take_apart(result, results))
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return take_apart(fn(*args, **kwargs))
+
+        call.__name__ = label
+        with tf.device(devices[0]):
+            tensors = tf.function(call)(*args, **kwargs)
+        return structures.unflatten(results[-1], tensors)
+
+    placed: Callable[..., Any] = tf.autograph.experimental.do_not_convert(run)
+    return placed
+
+
+def _take_apart(result: Any, results: list[structures.Tree]) -> list[tf.Tensor]:
+    tensors, tree = structures.flatten(result)
+    results.append(tree)
+    return tensors
+
+
+def stages_of(graph: Any) -> Stages:
+    """Return the stages of a `GraphDef` whose calls are not inlined yet."""
+    library = {function.signature.name: function for function in graph.library.function}
+    calls: dict[str, Stage] = {}
+    if any(_MARKED.search(name) for name in library):
+        _collect(graph.node, "", library, calls)
+    return Stages(calls)
+
+
+def _collect(nodes: Sequence[Any], prefix: str, library: Mapping[str, Any], calls: dict[str, Stage]) -> None:
+    for node in nodes:
+        name = node.attr["f"].func.name if node.op in CALL_TYPES else node.op
+        if name not in library:
+            continue
+        if found := _MARKED.search(name):
+            calls[prefix + node.name] = Stage(found[2], tuple(bytes.fromhex(found[1]).decode().split("\n")))
+        _collect(library[name].node_def, f"{prefix}{node.name}/", library, calls)

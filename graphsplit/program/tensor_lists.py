@@ -1,0 +1,110 @@
+"""What is known of TensorLists while a graph is read: what their elements are, and how many there are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.polynomials import Polynomial, Symbol
+from graphsplit.core.symbolic_sizes import Shape, Size, as_exact, has_sizes, joined_shapes, with_sizes
+from graphsplit.core.tensorflow_internals import resource_value
+from graphsplit.program.function_bodies import ITEM, Elements, Given
+from graphsplit.program.program import Op, Tensor
+from graphsplit.program.shape_inference import ELEMENT_SHAPE, Findings, known_shape
+
+_ON_LISTS = frozenset({*ELEMENT_SHAPE, *ITEM, "Identity"})
+
+
+class Lists:
+    """Notes on the lists of a program.
+
+    Args:
+      found: takes what shape inference is to be told of them.
+
+    Attributes:
+      held: of lists whose elements are all the same known integers: those.
+    """
+
+    def __init__(self, found: Findings):
+        self._found = found
+        self._elements: dict[Tensor, Elements] = {}
+        self._counts: dict[Tensor, Size] = {}
+        self.held: dict[Tensor, np.ndarray] = {}
+
+    def infer(
+        self, tensor: Tensor, cases: Sequence[tf.Tensor], hint: tf.Tensor | None, symbols: tuple[Symbol, ...]
+    ) -> None:
+        """Note what TensorFlow knows of the elements of a list, for one or several choices of unknown sizes."""
+        found = [held for case in cases if (held := resource_value(case)) is not None]
+        if found:
+            dtype, shape = found[0][0], joined_shapes([known_shape(held[1]) for held in found], symbols)
+        elif hint is not None and (held := resource_value(hint)) is not None:
+            dtype, shape = held[0], known_shape(held[1])
+        else:
+            return
+        if dtype != tf.variant:
+            self._elements[tensor] = dtype, shape
+
+    def element_shape(self, tensor: Tensor) -> np.ndarray | None:
+        """Return the shape of a list's elements, -1 where it is not known, or None if their rank is not."""
+        held = self._elements.get(tensor)
+        if held is None or held[1] is None:
+            return None
+        return np.array([-1 if size is None else as_exact(size) for size in held[1]], object)
+
+    def given(self, passed: Sequence[Tensor], shapes: Sequence[Shape | None]) -> Given:
+        """Return what is known of the arguments of a function."""
+        return Given(
+            shapes,
+            {i: self._elements[t] for i, t in enumerate(passed) if t in self._elements},
+            {i: self.held[t] for i, t in enumerate(passed) if t in self.held},
+        )
+
+    def carry(self, carried: Given, inputs: Sequence[Tensor], ops: Sequence[Op]) -> None:
+        """Note what a loop, the operation after `ops`, makes of the lists that it is given."""
+        for i, (dtype, shape) in carried.elements.items():
+            maker, result = ops[inputs[i].op], Tensor(len(ops), i)
+            if has_sizes(shape) and maker.type in ELEMENT_SHAPE:
+                self._found.elements[maker.name] = shape
+            if has_sizes(shape) or result not in self._elements:  # a loop that was inlined has no hints
+                self._elements[result] = dtype, shape
+            if i in carried.kept and inputs[i] in self._counts:
+                self._counts[result] = self._counts[inputs[i]]
+            if maker.type == "EmptyTensorList" and i in carried.held:
+                self.held[result] = carried.held[i]
+
+    def refine(self, op: Op) -> None:
+        """Note the elements of a list that something of more rows is put into, is made from a tensor, or is read."""
+        if op.type not in _ON_LISTS:
+            return
+        given = op.inputs[0] if op.inputs else None
+        self._count(op, given)
+        held = [t for t in (Tensor(op.index, 0), given) if t in self._elements]
+        if not held:
+            return
+        dtype, shape = self._elements[held[0]]
+        if given in self._elements:
+            shape = with_sizes(shape, self._elements[given][1])
+        if op.type in ITEM:
+            item = op.in_shapes[ITEM[op.type]]
+            shape = with_sizes(shape, item and item[1:] if op.type == "TensorListFromTensor" else item)
+        if op.out_dtypes[0] == tf.variant:
+            self._elements[Tensor(op.index, 0)] = dtype, shape
+        if op.type in ELEMENT_SHAPE and has_sizes(shape):
+            self._found.elements[op.name] = shape
+
+    def _count(self, op: Op, given: Tensor | None) -> None:
+        """Note how many elements a list has, where that follows from unknown sizes."""
+        count: int | None = None
+        if op.type == "TensorListReserve" and 1 in op.symbols:
+            count = Size(Polynomial.of(op.symbols[1][()]))
+        elif op.type == "TensorListFromTensor":
+            count = (op.in_shapes[0] or (None,))[0]
+        elif given in self._counts and op.type in ("Identity", "TensorListSetItem", "TensorListStack"):
+            count = self._counts[given]
+        if isinstance(count, Size) and op.type == "TensorListStack":
+            self._found.counts[op.name] = count
+        elif isinstance(count, Size):
+            self._counts[Tensor(op.index, 0)] = count

@@ -1,0 +1,165 @@
+"""How an op runs on the shards, from its factors and the layouts of what it reads; and against the dataflow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
+from graphsplit.core.polynomials import Polynomial
+from graphsplit.core.symbolic_sizes import ROWS, Shape, Size
+from graphsplit.program.program import Op
+from graphsplit.rules.factors import Declined, Dim, Dims, Factors
+from graphsplit.rules.registry import Answer, Rule, Sharded, pass_through, rule_of
+
+
+def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int], may_grow: bool = False) -> Answer:
+    """Return how `op` runs on the shards, given the layouts (and sizes in bytes) of its inputs.
+
+    Partial sums stay partial where the op is linear in them and that pays (in a loop, where nothing can be reduced, it
+    always does: `may_grow`); elsewhere they are wanted whole.
+    Among sharded inputs the factor that keeps most bytes where they are wins; the others are resharded to fit.
+    """
+    if rule.layouts is not None:
+        special = rule.layouts(op, layouts)
+        if special is not None:
+            return special
+    partial = [i for i, layout in enumerate(layouts) if layout == PARTIAL_SUM]
+    others_whole = not any(isinstance(layout, Shard) for layout in layouts)
+    if partial and others_whole and _is_linear_in(rule, op, partial) and (may_grow or _pays(op, partial)):
+        wants = tuple(PARTIAL_SUM if i in partial else REPLICATE for i in range(len(layouts)))
+        return Sharded(wants, (PARTIAL_SUM,) * len(op.out_shapes))
+    factors = rule.factors(op)
+    if isinstance(factors, Declined):
+        return factors
+    votes: dict[tuple[int, tuple[int, ...]], int] = {}
+    for layout, dims, size in zip(layouts, factors.inputs, sizes, strict=True):
+        if isinstance(layout, Shard) and dims is not None:
+            found = _factor_at(dims[layout.axis], layout.blocks)
+            if found is not None:
+                votes[found] = votes.get(found, 0) + size + 1
+    for factor, blocks in sorted(votes, key=lambda key: -votes[key]):
+        sharded = _along(factors, factor, blocks)
+        if sharded is not None and not _cuts_unknown(op, sharded):
+            return sharded
+    return Declined("it needs all rows at once")
+
+
+def _cuts_unknown(op: Op, sharded: Sharded) -> bool:
+    """Return whether an operand would be cut along an axis of unknown size that is no batch: it has other rows."""
+    return any(
+        isinstance(layout, Shard) and shape is not None and layout.axis < len(shape) and not _has_rows(shape, layout)
+        for layout, shape in zip(sharded.wants, op.in_shapes, strict=True)
+    )
+
+
+def _has_rows(shape: Shape, layout: Shard) -> bool:
+    size = shape[layout.axis]
+    count = size // sum(layout.blocks) if isinstance(size, Size) else size
+    return count is not None and (not isinstance(count, Size) or count.polynomial.terms == Polynomial.of(ROWS).terms)
+
+
+def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded | None:
+    """Return how `op` can yield `output` in `layout`, or None: the demand that runs against the dataflow.
+
+    This is how what would be computed whole and then cut (a gradient tiled over the batch, a mask from a constant) is
+    made in pieces from the start.
+    """
+    factors = rule.factors(op)
+    if isinstance(factors, Declined):
+        return None
+    dims = factors.outputs[output]
+    found = _factor_at(dims[layout.axis], layout.blocks) if dims is not None else None
+    if found is None:
+        return None
+    sharded = _along(factors, *found)
+    if sharded is None or sharded.gives[output] != layout:
+        return None
+    if sharded.draw and len(layout.blocks) > 1:
+        return None  # rows of joined batches do not follow each other
+    return sharded
+
+
+def stays_partial(op: Op, operand: int, may_grow: bool = False) -> bool:
+    """Return whether a partial sum may stay partial through `op`, as far as that is known before layouts are.
+
+    Args:
+      op: a reader of the sum.
+      operand: as which of its inputs.
+      may_grow: as in `answer`.
+    """
+    rule = rule_of(op.type)
+    if rule is None or op.stateful or not rule.keeps_partial:
+        return False
+    if rule.layouts is pass_through:
+        return True
+    partial = [i for i in range(len(op.inputs)) if i not in op.constants] if rule.joint else [operand]
+    return operand in partial and _is_linear_in(rule, op, partial) and (may_grow or _pays(op, partial))
+
+
+def _is_linear_in(rule: Rule, op: Op, partial: list[int]) -> bool:
+    if not all(dtype.is_floating or dtype.is_complex for dtype in op.out_dtypes):
+        return False
+    if rule.joint:
+        data = [i for i in range(len(op.inputs)) if i not in op.constants]
+        return partial == data
+    return len(partial) == 1 and partial[0] in rule.linear
+
+
+def _pays(op: Op, partial: list[int]) -> bool:
+    """Return whether it pays to put off a reduction until after `op`: what is reduced gets smaller, or is only moved.
+
+    Scaling a gradient by a learning rate is linear too, but on the shards it would be done by all of them, and the
+    learning rate sent to each. (Unknown sizes count as none.)
+    """
+    before = sum(_entries(op.in_shapes[i]) for i in partial)
+    after = sum(map(_entries, op.out_shapes))
+    alone = len(partial) + len(op.constants) == len(op.inputs)
+    return after < before or (after == before and alone)
+
+
+def _entries(shape: Shape | None) -> int:
+    return 0 if shape is None else math.prod(size or 0 for size in shape)
+
+
+def _factor_at(dim: Dim, blocks: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
+    """Return the factor that is cut when an axis is cut into `blocks`, and the blocks of the factor itself."""
+    if dim is None:
+        return None
+    if isinstance(dim, int):
+        return dim, blocks
+    for factor, outer, inner in dim:
+        count, rest = divmod(len(blocks), outer)
+        unit = blocks[:count]
+        if not rest and unit * outer == blocks and all(block % inner == 0 for block in unit):
+            return factor, tuple(block // inner for block in unit)
+    return None
+
+
+def _axis_of(dims: Dims, factor: int, blocks: tuple[int, ...]) -> Shard | None:
+    for axis, dim in enumerate(dims or ()):
+        if dim == factor:
+            return Shard(axis, blocks)
+        if isinstance(dim, tuple):
+            for part in dim:
+                if part.factor == factor and not isinstance(part.outer, Size):  # an unknown number of blocks
+                    return Shard(axis, tuple(block * part.inner for block in blocks) * part.outer)
+    return None
+
+
+def _along(factors: Factors, factor: int, blocks: tuple[int, ...]) -> Sharded | None:
+    wants = tuple([_axis_of(dims, factor, blocks) or REPLICATE for dims in factors.inputs])
+    gives: list[Layout] = []
+    rescale = False
+    for dims in factors.outputs:
+        shard = _axis_of(dims, factor, blocks)
+        if shard is not None:
+            gives.append(shard)
+        elif dims is None:
+            gives.append(REPLICATE)
+        elif factor in factors.contracted:
+            rescale = factors.rescale
+            gives.append(Partial(factors.contracted[factor]))
+        else:
+            return None
+    return Sharded(wants, tuple(gives), factors.resize.get(factor, ()), rescale, draw=factors.draw)

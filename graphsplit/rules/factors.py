@@ -1,0 +1,84 @@
+"""Factors: what a rule says of an op.
+
+A rule names the *factors* of an op, as einsum letters name the axes of a contraction, or as Shardy's
+`op_sharding_rule` does. `MatMul` is `mk, kn -> mn`: shard `m` or `n` and the output is sharded, shard `k`, which the
+output lacks, and every device holds an addend of the sum. Nothing in a rule depends on which axis is the batch, on how
+many devices there are or how many rows each has; all of that follows in `answer`, in one place, for every op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+import numpy as np
+
+
+class Part(NamedTuple):
+    """A factor inside a merged axis: `outer * factor * inner` entries, the factor being number `factor`."""
+
+    factor: int
+    outer: int
+    inner: int
+
+
+Dim = int | None | tuple[Part, ...]
+"""What one axis of an operand is: a factor, None (it must be whole), or several factors merged (`Reshape`)."""
+
+Dims = tuple[Dim, ...] | None
+"""The axes of one operand; None if every shard reads the whole value, or yields the whole value as all others do."""
+
+
+ELEMENTS: Dims = tuple(range(16))
+"""The axes of a TensorList: those of its elements, whose rank nobody needs to know."""
+
+
+class Resize(NamedTuple):
+    """A shape operand holds the size of the output's sharded axis: element `position` becomes each device's own.
+
+    `value` is the operand as the single device has it; with no position, it is what every device gets instead.
+    A `per_row` says that the element is so many entries for each row of the batch, and not the size of that axis.
+    """
+
+    operand: int
+    position: int | tuple[int, int] | None
+    value: np.ndarray
+    per_row: int | None = None
+
+
+class Draw(NamedTuple):
+    """The op draws random numbers: `group` numbers from each counter, `skip` counters from one group to the next.
+
+    A shard draws the numbers of its rows. With `skip` 0 there is no counter to set, only a seed.
+    """
+
+    group: int
+    skip: int
+
+
+@dataclass(frozen=True)
+class Factors:
+    """The factors of one op: of each input axis, of each output axis, and of what the shape operands hold.
+
+    Attributes:
+      inputs, outputs: one `Dims` per operand and result.
+      contracted: factors that the outputs lack, and the reduction that joins the devices' parts (`sum`, `max`, ...).
+      resize: per factor, the elements of shape operands that hold its size.
+      rescale: whether a contracted result is an average: each part is weighted with its share of the rows.
+      draw: for random ops, how to draw the numbers of some rows.
+    """
+
+    inputs: tuple[Dims, ...]
+    outputs: tuple[Dims, ...]
+    contracted: Mapping[int, str] = field(default_factory=dict)
+    resize: Mapping[int, tuple[Resize, ...]] = field(default_factory=dict)
+    rescale: bool = False
+    draw: Draw | None = None
+
+
+@dataclass(frozen=True)
+class Declined:
+    """The op cannot run on the shards with these layouts; `reason` completes "runs at home because ..."."""
+
+    reason: str

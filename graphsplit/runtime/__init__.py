@@ -1,0 +1,1 @@
+"""From emitted graphs to functions that TensorFlow runs and differentiates."""

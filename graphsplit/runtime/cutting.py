@@ -1,0 +1,155 @@
+"""Cutting an emitted graph where gradients of outputs come in: one forward part, backward parts, residuals between."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+import tensorflow as tf
+
+from graphsplit.core.graphdefs import NodeDef, make_node, output_type, split_reference
+from graphsplit.core.tensorflow_internals import RuntimeFunction, op_definition
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.runtime.empty_shards import DeadTensors, waiting_for
+from graphsplit.runtime.executable import runtime_function
+
+Node = TypeVar("Node", bound=Hashable)
+
+
+class Cut:
+    """An emitted graph of outputs and gradients, as functions that run forward and backward.
+
+    What depends on a seed (the gradient of an output) runs backward, the rest forward. A forward tensor that is read
+    backward is a residual and stays on its device; what follows from constants alone is made again instead.
+
+    Args:
+      graph: inputs are the arguments, then the seeds, group by group; outputs are the outputs proper, then the
+        gradients, group by group.
+      arguments, outputs: how many of each there are.
+      groups: for each group, its number of seeds and its number of gradient tensors.
+      name: what to call the functions.
+    """
+
+    def __init__(self, graph: EmittedGraph, arguments: int, outputs: int, groups: Sequence[tuple[int, int]], name: str):
+        self._outputs = outputs
+        self._given = (*graph.inputs[:arguments], *graph.captures)
+        readers = _readers(graph.nodes)
+        parts = []
+        first_seed, first_result = arguments, outputs
+        for seeds, results in groups:
+            own_seeds = graph.inputs[first_seed : first_seed + seeds]
+            own_results = graph.outputs[first_result : first_result + results]
+            parts.append((own_seeds, own_results, descendants(readers, own_seeds)))
+            first_seed, first_result = first_seed + seeds, first_result + results
+        constant = _constant_only(graph.nodes, readers) | {n.name for n in graph.nodes if n.op == "Const"}
+        forward = {node.name for node in graph.nodes}.difference(*[after for _, _, after in parts])
+        crossing = [_crossing(graph, after, results, constant) for _, results, after in parts]
+        dead = DeadTensors(graph)
+        read = [*[r for c in crossing for r in c], *graph.present]
+        self._residuals = [r for r in dict.fromkeys(read) if split_reference(r)[0] not in self._given]
+        kept, returned = dead.replaced(self._residuals)
+        self._forward = runtime_function(
+            f"{name}_forward",
+            graph,
+            [*[n for n in graph.nodes if n.name in forward], *kept],
+            self._given,
+            (*graph.outputs[:outputs], *returned),
+            [e for e in graph.effects if e in forward],
+            {},
+        )
+        self._backward = [
+            _Backward(graph, constant, part, crossing[g], dead, f"{name}_backward") for g, part in enumerate(parts)
+        ]
+
+    def run_forward(self, given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Return the outputs and the residuals, for the arguments and captures."""
+        results = self._forward(given)
+        return results[: self._outputs], results[self._outputs :]
+
+    def run_backward(
+        self, g: int, given: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Return the gradients of group `g`."""
+        known = dict(zip((*self._given, *self._residuals), (*given, *residuals), strict=True))
+        return self._backward[g](known, seeds)
+
+
+class _Backward:
+    """One group's backward part: seeds, residuals and some of the arguments -> gradients."""
+
+    def __init__(
+        self,
+        graph: EmittedGraph,
+        constant: set[str],
+        part: tuple[Sequence[str], Sequence[str], set[str]],
+        crossing: Sequence[str],
+        dead: DeadTensors,
+        name: str,
+    ):
+        seeds, results, after = part
+        by_name = {node.name: node for node in graph.nodes}
+        self._read = list(dict.fromkeys([*crossing, *graph.present]))
+        inputs = {r: f"graphsplit/residual_{i}" for i, r in enumerate(self._read)}
+        nodes = [_placeholder(stand_in, by_name, r) for r, stand_in in inputs.items()]
+        own, stand_ins, tokens = dead.again(inputs)
+        nodes += own
+        nodes += [waiting_for(n, tokens.get(dead.without.get(n.name, ""))) for n in graph.nodes if n.name in constant]
+        nodes += [_with_stand_ins(n, stand_ins, after | constant) for n in graph.nodes if n.name in after]
+        self._function: RuntimeFunction = runtime_function(
+            name,
+            graph,
+            nodes,
+            (*inputs.values(), *seeds),
+            [stand_ins.get(r, r) for r in results],
+            [e for e in graph.effects if e in after],
+            {},
+        )
+
+    def __call__(self, known: Mapping[str, tf.Tensor], seeds: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._function([*[known[r] for r in self._read], *seeds])
+
+
+def _crossing(graph: EmittedGraph, after: set[str], results: Sequence[str], constant: set[str]) -> list[str]:
+    """Return the references that a backward part (or its results) reads from outside of it, constants apart."""
+    read = [r for n in graph.nodes if n.name in after for r in n.input if r[0] != "^"]
+    return [r for r in dict.fromkeys([*read, *results]) if split_reference(r)[0] not in after | constant]
+
+
+def _placeholder(name: str, nodes: Mapping[str, Any], reference: str) -> Any:
+    node, index = split_reference(reference)
+    return make_node(name, "Placeholder", [], dtype=tf.as_dtype(output_type(nodes[node], index)))
+
+
+def _with_stand_ins(node: Any, stand_ins: Mapping[str, str], kept: set[str]) -> Any:
+    """Return `node` reading stand-ins for residuals, and waiting only for nodes that run in the same part."""
+    copy = NodeDef()
+    copy.CopyFrom(node)
+    del copy.input[:]
+    copy.input.extend(stand_ins.get(r, r) for r in node.input if r[0] != "^" or r[1:] in kept)
+    return copy
+
+
+def _readers(nodes: Sequence[Any]) -> dict[str, list[str]]:
+    readers: dict[str, list[str]] = {}
+    for node in nodes:
+        for reference in node.input:
+            readers.setdefault(split_reference(reference.lstrip("^"))[0], []).append(node.name)
+    return readers
+
+
+def descendants(readers: Mapping[Any, Sequence[Any]], roots: Iterable[Node]) -> set[Node]:
+    """Return all nodes that depend on `roots`, themselves included."""
+    found = set(roots)
+    pending = list(found)
+    while pending:
+        for reader in readers.get(pending.pop(), ()):
+            if reader not in found:
+                found.add(reader)
+                pending.append(reader)
+    return found
+
+
+def _constant_only(nodes: Sequence[Any], readers: Mapping[str, Sequence[str]]) -> set[str]:
+    """Return the names of nodes that follow from constants alone."""
+    variable = [n.name for n in nodes if n.op == "Placeholder" or op_definition(n.op).is_stateful]
+    return {node.name for node in nodes} - descendants(readers, variable)

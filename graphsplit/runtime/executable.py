@@ -1,0 +1,109 @@
+"""Execution: an emitted graph as a callable on flat tensors."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.graphdefs import function_definition, output_type, split_reference
+from graphsplit.core.symbolic_sizes import without_sizes
+from graphsplit.core.tensorflow_internals import RuntimeFunction
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.plan import Plan
+from graphsplit.runtime.grappler import optimizer_config
+from graphsplit.tracing.trace import Trace
+
+_serial = itertools.count()
+
+
+class Executable:
+    """A plan made runnable: call it with the flat argument tensors, get the flat results."""
+
+    @collection_paused()
+    def __init__(self, trace: Trace, plan: Plan, name: str):
+        self.plan = plan
+        self._trace = trace
+        graph = self.emitted
+        shapes = {name: without_sizes(plan.program.ops[i].out_shapes[0]) for name, i in _inputs(graph, plan).items()}
+        results = [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs]
+        self._function = runtime_function(
+            name,
+            graph,
+            graph.nodes,
+            (*graph.inputs, *graph.captures),
+            graph.outputs,
+            graph.effects,
+            shapes,
+            results,
+            whole=True,
+        )
+
+    @property
+    def emitted(self) -> EmittedGraph:
+        """The multi-device graph, written anew each time: at many devices it is large, and the runtime has its own."""
+        return emit(self.plan, resource_devices(self._trace, self.plan))
+
+    def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Run on the flat arguments."""
+        return self._function([*tensors, *self._trace.captures])
+
+
+def runtime_function(
+    name: str,
+    graph: EmittedGraph,
+    nodes: Sequence[Any],
+    inputs: Sequence[str],
+    outputs: Sequence[str],
+    effects: Sequence[str],
+    input_shapes: Mapping[str, Any],
+    output_shapes: Sequence[Any] | None = None,
+    whole: bool = False,
+) -> RuntimeFunction:
+    """Register some of an emitted graph's nodes with TensorFlow's runtime as one function.
+
+    Args:
+      name: what to call it; a serial number is added.
+      graph: where the nodes come from, for its library.
+      nodes: the nodes, placeholders of the inputs included.
+      inputs: names of the placeholders that become the arguments.
+      outputs, effects: what it returns and what must run.
+      input_shapes: static shapes of inputs, by placeholder name, where known.
+      output_shapes: static shapes of the outputs, where known.
+      whole: whether these are all nodes of the graph, so that its outputs may come to the device that calls it. A graph
+        that calls it then need not contain it, on which TensorFlow's optimizer would work again.
+    """
+    label = re.sub(r"\W", "_", name)
+    definition = function_definition(f"graphsplit_{label}_{next(_serial)}", nodes, inputs, outputs, effects)
+    by_name = {node.name: node for node in nodes}
+    specs = [_spec(by_name[name], 0, input_shapes.get(name)) for name in inputs]
+    shapes = output_shapes if output_shapes is not None else [None] * len(outputs)
+    results = []
+    for reference, shape in zip(outputs, shapes, strict=True):
+        node, index = split_reference(reference)
+        results.append(_spec(by_name[node], index, shape))
+    config = optimizer_config(nodes, graph.library)
+    return RuntimeFunction(definition, graph.library.function, specs, results, config, not whole or config is None)
+
+
+def _spec(node: Any, index: int, shape: Any) -> tf.TensorSpec:
+    return tf.TensorSpec(shape, tf.as_dtype(output_type(node, index)))
+
+
+def _inputs(graph: EmittedGraph, plan: Plan) -> dict[str, int]:
+    names = (*graph.inputs, *graph.captures)
+    return dict(zip(names, (*plan.program.inputs, *plan.program.captures), strict=True))
+
+
+def resource_devices(trace: Trace, plan: Plan) -> dict[str, str]:
+    """Return where captured variables and tables live, by the name of their placeholder."""
+    devices = {}
+    for position, handle in zip(plan.program.captures, trace.captures, strict=True):
+        if handle.dtype == tf.resource and handle.device:
+            devices[plan.program.ops[position].name] = handle.device
+    return devices

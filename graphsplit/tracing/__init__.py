@@ -1,0 +1,1 @@
+"""From a Python callable, or a finished graph, to a program."""

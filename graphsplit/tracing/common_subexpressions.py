@@ -1,0 +1,118 @@
+"""Equal operations become one, and waits that order nothing are dropped, before a graph is read.
+
+A traced training step repeats itself: Keras' Adam computes the powers of its decay rates for every variable anew, and
+every axis and shape is a constant of its own. TensorFlow's graph optimizer would merge them, but on CPUs graphsplit
+does without it; and what is merged before the split is not planned, copied to every device, placed and started.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
+from typing import Any
+
+from graphsplit.core.function_calls import CONTROL_FLOW
+from graphsplit.core.graphdefs import NodeDef
+from graphsplit.core.tensorflow_internals import op_definition
+
+_MOST_BYTES = 1 << 16  # of a node that is compared; a larger constant is hardly there twice
+_MADE_IN_PIECES = frozenset({"BroadcastTo", "Fill", "Range"})  # each reader may want other pieces, for nothing
+_READ = "ReadVariableOp"
+
+
+def merge(
+    nodes: Sequence[Any],
+    references: Sequence[str],
+    named: Collection[str],
+    place_of: Callable[[str], Hashable] = lambda _: None,
+) -> tuple[list[Any], list[str]]:
+    """Return the nodes without repetitions, and `references` as they are named now.
+
+    Operations are equal if their types, attributes, inputs and controls are. Reads of a variable between the same
+    controls read the same value: whatever writes waits for the reads before it, and is waited for by those after it.
+
+    Args:
+      nodes: `NodeDef`s in graph spelling, calls inlined. Those that stand behind their inputs are merged; their inputs
+        are edited in place.
+      references: references (`node:0`) and effects (`^node`).
+      named: names of nodes that stay: captured tensors, which may be constants.
+      place_of: from a node's name to where it was asked to run; nodes with different answers stay apart.
+    """
+    twins: dict[str, str] = {}  # the name of a dropped node -> that of the one that is kept
+    found: dict[Hashable, str] = {}
+    kept: list[Any] = []
+    for node in nodes:
+        key = _key(node, twins)
+        apart = key is None or node.name in named
+        name = node.name if apart else found.setdefault((key, place_of(node.name)), node.name)
+        if name == node.name:
+            kept.append(node)
+        else:
+            twins[node.name] = name
+    for node in kept:  # again, for those that stand before their inputs
+        _set_inputs(node, [_renamed(reference, twins) for reference in node.input])
+    return kept, [_renamed(reference, twins) for reference in references]
+
+
+def drop_idle_waits(nodes: Sequence[Any]) -> None:
+    """Let operations without effects not wait for such, which orders nothing; edits the nodes.
+
+    (The gradient of a squared difference waits for the gradient that it is given: that would be made whole at home only
+    to be waited for, where it is read in pieces.)
+    """
+    idle: set[str] = set()
+    for node in nodes:
+        pure = _is_pure(node.op)
+        if pure:
+            _set_inputs(node, [r for r in node.input if r[0] != "^" or r[1:] not in idle])
+        # EnsureShape may be there for its error, and others wait for that
+        silent = (pure and node.op != "EnsureShape") or node.op in ("Placeholder", _READ)
+        if silent and all(_name(reference) in idle for reference in node.input):
+            idle.add(node.name)
+
+
+def _key(node: Any, twins: Mapping[str, str]) -> Hashable | None:
+    """Return what equal nodes have in common, or None for a node that is not to be merged."""
+    if not (_is_pure(node.op) or node.op == _READ) or node.op in _MADE_IN_PIECES or "TensorList" in node.op:
+        return None
+    if node.ByteSize() > _MOST_BYTES:
+        return None
+    inputs = [_renamed(reference, twins) for reference in node.input]
+    bare = NodeDef()
+    bare.CopyFrom(node)
+    bare.name = bare.device = ""
+    del bare.input[:]
+    if "_class" in bare.attr:  # colocation, which the plan replaces
+        del bare.attr["_class"]
+    data = tuple([reference for reference in inputs if reference[0] != "^"])
+    controls = frozenset([reference for reference in inputs if reference[0] == "^"])
+    return bare.SerializeToString(deterministic=True), data, controls
+
+
+_PURE: dict[str, bool] = {}
+
+
+def _is_pure(op_type: str) -> bool:
+    if op_type not in _PURE:
+        definition = op_definition(op_type)
+        _PURE[op_type] = not definition.is_stateful and op_type != "Placeholder" and op_type not in CONTROL_FLOW
+    return _PURE[op_type]
+
+
+def _name(reference: str) -> str:
+    return reference.lstrip("^").partition(":")[0]
+
+
+def _renamed(reference: str, twins: Mapping[str, str]) -> str:
+    if not twins:
+        return reference
+    control = "^" if reference[0] == "^" else ""
+    name, colon, index = reference[len(control) :].partition(":")
+    return f"{control}{twins.get(name, name)}{colon}{index}"
+
+
+def _set_inputs(node: Any, inputs: Sequence[str]) -> None:
+    if inputs != list(node.input):
+        data = [reference for reference in inputs if reference[0] != "^"]
+        controls = dict.fromkeys(reference for reference in inputs if reference[0] == "^")
+        del node.input[:]
+        node.input.extend([*data, *controls])

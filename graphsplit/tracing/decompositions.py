@@ -1,0 +1,226 @@
+"""Ops that hide what they do from the rules are taken apart into ordinary ones while a program is read.
+
+Batch normalisation in training is one fused kernel that needs all rows at once, though all that it shares between rows
+is two sums; a gather from a variable is a read and a gather. Each is replaced by a call of a function that does the
+same step by step, and the call is inlined as any other.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.graphdefs import GraphDef, constant_node, constant_value, inline_calls, make_node, split_reference
+
+_FORWARD = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
+_BACKWARD = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})
+_GATHERS = frozenset({"ResourceGather", "ResourceGatherNd"})
+_PREFIX = "taken_apart_"
+
+
+def decompose(
+    nodes: Sequence[Any], results: Sequence[str], library: Iterable[Any], versions: Any, traced: tf.Graph
+) -> tuple[list[Any], list[str]]:
+    """Return a graph's nodes and the references of its results, with fused and reading ops taken apart.
+
+    Args:
+      nodes: `NodeDef`s in graph spelling, calls inlined.
+      results: references (`node:0`) and effects (`^node`).
+      library: the functions that loops and branches call. They are left as they are.
+      versions: of the graph.
+      traced: the graph that the nodes were, before calls were inlined. It knows shapes.
+    """
+    # What a fused forward op hands to a gradient in a branch is in the kernel's own form: then both stay fused.
+    fused = any(node.op in _BACKWARD and node.attr["is_training"].b for f in library for node in f.node_def)
+    graph = GraphDef(versions=versions)
+    given = {node.name: node for node in nodes}
+    for node in nodes:
+        if node.op == "RaggedTensorToTensor" and (shape := _dense_shape(node, given, traced)) is not None:
+            name = f"{node.name}/{_PREFIX}shape"
+            graph.node.append(constant_node(name, shape, tf.as_dtype(node.attr["Tshape"].type)))
+            graph.node.append(node)
+            graph.node[-1].input[0] = name
+            continue
+        if node.op in _GATHERS:
+            graph.node.extend(_gather(node))
+            continue
+        function = _function_for(node, fused)
+        if function is None:
+            graph.node.append(node)
+            continue
+        graph.library.function.append(function)
+        call = make_node(node.name, "PartitionedCall", node.input)
+        call.attr["f"].func.name = function.signature.name
+        graph.node.append(call)
+    inlined, found = inline_calls(graph, results)
+    return inlined, found
+
+
+def _dense_shape(node: Any, given: Mapping[str, Any], traced: tf.Graph) -> np.ndarray | None:
+    """Return the shape that a ragged tensor gets when it is made dense, with the number of its rows, if that is known.
+
+    TensorFlow does not infer it, though the row splits of an argument say how many rows there are.
+    """
+    words = _shape_of_words(node, given, traced)
+    kinds = list(node.attr["row_partition_types"].list.s)
+    wanted, splits = given.get(node.input[0]), _origin(given, node.input[3])
+    if words is not None or set(kinds) != {b"ROW_SPLITS"} or wanted is None or wanted.op != "Const" or splits is None:
+        return words
+    try:
+        rows, values = (
+            traced.get_operation_by_name(n).outputs[0].shape for n in (splits, _origin(given, node.input[1]))
+        )
+    except KeyError:  # inlined
+        return None
+    if rows.rank != 1 or rows[0] is None or values.rank is None or np.any(constant_value(wanted) != -1):
+        return None
+    return np.array([rows[0] - 1] + [-1] * (len(kinds) + values.rank - 1))
+
+
+def _origin(given: Mapping[str, Any], reference: str) -> str | None:
+    """Return the name of the placeholder that a tensor is, or None if it is none."""
+    name = split_reference(reference)[0]
+    while name in given and given[name].op == "Identity":
+        name = split_reference(given[name].input[0])[0]
+    return name if name in given and given[name].op == "Placeholder" else None
+
+
+def _shape_of_words(node: Any, given: Mapping[str, Any], traced: tf.Graph) -> np.ndarray | None:
+    """Return the shape that a ragged tensor of the words of so many texts gets when it is made dense.
+
+    TensorFlow does not infer how many rows that is, though it knows how many texts are split, and so would lose the
+    batch here: everything behind it would have an unknown size.
+    """
+    wanted, count = given.get(node.input[0]), given.get(node.input[3])
+    if wanted is None or wanted.op != "Const" or count is None or count.op != "StridedSlice":
+        return None
+    name, index = split_reference(count.input[0])
+    words, begin = given[name], given.get(count.input[1])
+    if words.op != "StringSplitV2" or index != 2 or begin is None or begin.op != "Const" or constant_value(begin).any():
+        return None
+    name, index = split_reference(words.input[0])
+    shape = np.array(constant_value(wanted))
+    try:
+        texts = traced.get_operation_by_name(name).outputs[index].shape
+    except KeyError:  # inlined
+        return None
+    if shape.ndim != 1 or not texts.is_fully_defined() or shape[0] != -1:
+        return None
+    shape[0] = texts[0]
+    return shape
+
+
+def _function_for(node: Any, keep_fused: bool) -> Any:
+    """Return the `FunctionDef` that does what `node` does, or None."""
+    attributes = node.attr
+    if node.op in _FORWARD | _BACKWARD and attributes["is_training"].b and not keep_fused:
+        x, statistics = attributes["T"].type, attributes["U"].type or attributes["T"].type
+        layout, epsilon = attributes["data_format"].s.decode(), attributes["epsilon"].f
+        spaces = 3 if node.op.endswith("V3") else 2
+        if node.op in _BACKWARD:
+            given = (x, x, tf.float32, *(statistics,) * spaces)
+            return _definition(_normalise_gradient, (layout, epsilon), given)
+        factor = attributes["exponential_avg_factor"].f if "exponential_avg_factor" in attributes else 1.0
+        return _definition(_normalise, (layout, epsilon, factor, spaces), (x, *(statistics,) * 4))
+    return None
+
+
+@functools.lru_cache(maxsize=256)
+def _definition(make: Callable[..., Any], options: tuple[Any, ...], dtypes: tuple[Any, ...]) -> Any:
+    specs = [tf.TensorSpec(None, tf.as_dtype(dtype)) for dtype in dtypes]
+    with tf.init_scope():
+        function = tf.function(make(*options), autograph=False).get_concrete_function(*specs)
+    return _with_names_of_its_own(function.function_def)
+
+
+def _with_names_of_its_own(function: Any) -> Any:
+    """Return `function` with other names for its nodes: inlined as `call/node`, they must not meet the program's."""
+    own = {node.name for node in function.node_def}
+    for node in function.node_def:
+        node.name = f"{_PREFIX}{node.name}"
+        inputs = [_renamed(reference, own) for reference in node.input]
+        del node.input[:]
+        node.input.extend(inputs)
+    for returned in (function.ret, function.control_ret):
+        for name, reference in list(returned.items()):
+            returned[name] = _renamed(reference, own)
+    return function
+
+
+def _renamed(reference: str, own: set[str]) -> str:
+    caret, name = reference[: reference.startswith("^")], reference.lstrip("^")
+    return f"{caret}{_PREFIX}{name}" if name.split(":")[0] in own else reference
+
+
+def _gather(node: Any) -> list[Any]:
+    """Return a read of the whole variable and, under the name of the `ResourceGather`, a gather from what was read."""
+    handle, indices = node.input[:2]
+    dtype, index_dtype = (tf.as_dtype(node.attr[name].type) for name in ("dtype", "Tindices"))
+    name = f"{node.name}/{_PREFIX}"
+    read = make_node(f"{name}read", "ReadVariableOp", [handle, *node.input[2:]], dtype=dtype)
+    types = {"Tparams": dtype, "Tindices": index_dtype}
+    if node.op == "ResourceGatherNd":
+        return [read, make_node(node.name, "GatherNd", [read.name, indices], **types)]
+    dimensions = node.attr["batch_dims"].i
+    axis = constant_node(f"{name}axis", np.array(dimensions, np.int32), tf.int32)
+    inputs = [read.name, indices, axis.name]
+    gather = make_node(node.name, "GatherV2", inputs, **types, Taxis=tf.int32, batch_dims=dimensions)
+    return [read, axis, gather]
+
+
+def _axes(layout: str) -> tuple[list[int], list[int]]:
+    """Return the axes over which statistics are taken, and the shape in which they meet the images."""
+    reduced = [axis for axis, letter in enumerate(layout) if letter != "C"]
+    return reduced, [-1] + [1] * (len(layout) - 1 - layout.index("C"))
+
+
+def _normalise(layout: str, epsilon: float, factor: float, spaces: int) -> Callable[..., Any]:
+    """Batch normalisation with the batch's own statistics: `(x, scale, offset, mean, variance)`.
+
+    As the kernel does, it returns the normalised images, the statistics to keep (the variance unbiased, both averaged
+    with those given if `factor` says so), and what the gradient needs: here the mean and the biased variance.
+    """
+    axes, spread = _axes(layout)
+
+    def normalise(x: tf.Tensor, scale: tf.Tensor, offset: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor) -> Any:
+        wide = tf.cast(x, scale.dtype)
+        own_mean = tf.reduce_mean(wide, axes)
+        centred = wide - tf.reshape(own_mean, spread)
+        own_variance = tf.reduce_mean(centred * centred, axes)
+        y = centred * tf.reshape(tf.math.rsqrt(own_variance + epsilon) * scale, spread) + tf.reshape(offset, spread)
+        count = tf.size(x) // tf.size(own_mean)
+        unbiased = own_variance * tf.cast(count, scale.dtype) / tf.cast(tf.maximum(count - 1, 1), scale.dtype)
+        kept = own_mean, unbiased
+        if factor != 1.0:
+            kept = (1 - factor) * mean + factor * own_mean, (1 - factor) * variance + factor * unbiased
+        rest = [tf.zeros([0], scale.dtype)] if spaces == 3 else []
+        return [tf.cast(y, x.dtype), *kept, own_mean, own_variance, *rest]
+
+    return normalise
+
+
+def _normalise_gradient(layout: str, epsilon: float) -> Callable[..., Any]:
+    """`(dy, x, scale, mean, variance, ...) -> dx, dscale, doffset` and two outputs that nobody reads.
+
+    With `x' = (x - mean) / std` it is `dx = scale / std * (dy - mean(dy) - x' mean(dy x'))`: two sums over the batch
+    (Ioffe and Szegedy, https://arxiv.org/abs/1502.03167, section 3).
+    """
+    axes, spread = _axes(layout)
+
+    def gradient(dy: tf.Tensor, x: tf.Tensor, scale: tf.Tensor, mean: tf.Tensor, variance: tf.Tensor, *_: Any) -> Any:
+        wide = tf.cast(dy, mean.dtype)
+        inverse = tf.math.rsqrt(variance + epsilon)
+        normalised = (tf.cast(x, mean.dtype) - tf.reshape(mean, spread)) * tf.reshape(inverse, spread)
+        by_offset = tf.reduce_sum(wide, axes)
+        by_scale = tf.reduce_sum(wide * normalised, axes)
+        count = tf.cast(tf.size(x) // tf.size(mean), mean.dtype)
+        shared = tf.reshape(by_offset / count, spread) + normalised * tf.reshape(by_scale / count, spread)
+        dx = tf.reshape(tf.cast(scale, mean.dtype) * inverse, spread) * (wide - shared)
+        nothing = tf.zeros([0], mean.dtype)
+        return [tf.cast(dx, x.dtype), by_scale, by_offset, nothing, nothing]
+
+    return gradient

@@ -1,0 +1,111 @@
+"""From a graph to a program, whoever made it: a traced function, a SavedModel's signature, a TensorFlow 1 graph.
+
+Calls are inlined, fused operations taken apart, reads of variables put before loops, and equal operations made one.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.graphdefs import GraphDef, inline_calls, split_reference
+from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.program.program import Program
+from graphsplit.program.reader import build_program
+from graphsplit.program.stages import Stages, stages_of
+from graphsplit.program.symbolic_reading import build_for_any_batch
+from graphsplit.tracing.common_subexpressions import drop_idle_waits, merge
+from graphsplit.tracing.decompositions import decompose
+from graphsplit.tracing.variable_hoisting import hoist_reads
+
+Held = Mapping[str, tuple[tf.DType, tf.TensorShape]]
+
+
+@dataclass(frozen=True, eq=False)
+class Reading:
+    """What of a graph is read, and under which names.
+
+    Attributes:
+      inputs, captures: names of the placeholders of arguments, and of variables, tables and large constants.
+      input_names: how users call each argument.
+      outputs: references (`node:0`) of what is returned.
+      effects: names of operations that must run.
+      shapes: of the inputs, where more is known than the placeholders say: multiples of unknown sizes.
+      known: the graph as TensorFlow reads it, calls not inlined. It knows shapes that were set by hand.
+      held: what the variables among the captures hold, by placeholder name.
+      locate: operation name -> the user's source line.
+      seeds: how many of the inputs, the last, are gradients of outputs.
+      notes: what a user might not expect.
+      names_stay: whether what is returned keeps its name, because others read it by that.
+    """
+
+    inputs: Sequence[str]
+    input_names: Sequence[str]
+    captures: Sequence[str]
+    outputs: Sequence[str]
+    effects: Sequence[str]
+    shapes: Sequence[Shape | None]
+    known: tf.Graph
+    held: Held
+    locate: Callable[[str], str] = lambda _: ""
+    seeds: int = 0
+    notes: Sequence[str] = ()
+    names_stay: bool = False
+    adjust: Callable[[Sequence[Any]], None] = field(default=lambda _: None)
+
+
+def graph_to_program(graph: Any, reading: Reading) -> Program:
+    """Return some of a graph as a program.
+
+    If shapes do not follow for every number of rows of a batch of unknown size, no axis of it counts as one.
+
+    Args:
+      graph: a `GraphDef`. It is changed.
+      reading: what of it, and what is known besides.
+
+    Raises:
+      ValueError: if TensorFlow cannot infer shapes.
+    """
+    stages = stages_of(graph)
+    nodes, references = inline_calls(graph, [*reading.outputs, *(f"^{name}" for name in reading.effects)])
+    nodes, references = decompose(nodes, references, graph.library.function, graph.versions, reading.known)
+    reading.adjust(nodes)
+    shapes_held = {name: shape for name, (_, shape) in reading.held.items()}
+    nodes, library = hoist_reads(nodes, {body.signature.name: body for body in graph.library.function}, shapes_held)
+    whole = GraphDef().library
+    whole.function.extend(library.values())
+    drop_idle_waits(nodes)
+    named = {*reading.captures, *(split_reference(r.lstrip("^"))[0] for r in references if reading.names_stay)}
+    notes = [*reading.notes, *_replaced_devices(nodes, stages)]
+    nodes, references = merge(nodes, references, named, stages.of)
+    count = len(reading.outputs)
+    build = functools.partial(
+        build_program,
+        nodes,
+        inputs=reading.inputs,
+        input_names=reading.input_names,
+        captures=reading.captures,
+        outputs=references[:count],
+        effects=[reference[1:] for reference in references[count:]],
+        library=whole,
+        versions=graph.versions,
+        resources={n: (d, None if s.rank is None else tuple(s)) for n, (d, s) in reading.held.items()},
+        inlined_from=reading.known,
+        locate=reading.locate,
+        seeds=reading.seeds,
+        stages=stages,
+    )
+    given = dict(zip(reading.inputs, reading.shapes, strict=bool(reading.shapes)))
+    return build_for_any_batch(build, given, notes)
+
+
+def _replaced_devices(nodes: Sequence[Any], stages: Stages) -> list[str]:
+    """Say which devices were asked for inside of the graph, which the plan does not follow."""
+    asked = {n.device for n in nodes if n.device and n.op != "Placeholder" and not stages.asked(n)}
+    return [f"tf.device requests inside the function are replaced by the plan's: {', '.join(sorted(asked))}"] * bool(
+        asked
+    )

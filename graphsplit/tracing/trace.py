@@ -1,0 +1,244 @@
+"""Tracing: anything callable -> Program, by running the user's Python once on symbolic tensors of known shape."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core import structures
+from graphsplit.core.errors import OutputError, bullet_list
+from graphsplit.core.graphdefs import make_node
+from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.core.tensorflow_internals import resource_value
+from graphsplit.program.program import Program, is_write
+from graphsplit.tracing.graph_to_program import Reading, graph_to_program
+
+_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # of the package
+_COLLECTION = "graphsplit_traces"  # of a graph, and of graphs inside it: lists of parallelized functions called
+_RETURNED_AS_IS = (bool, int, float, complex, str, bytes, type(None))
+
+
+@dataclass(frozen=True, eq=False)
+class Trace:
+    """A traced call.
+
+    Attributes:
+      program: what it computes.
+      captures: the tensors from outside that it reads, in the order of `program.captures`: handles of variables and
+        tables, constants of the surrounding program.
+      variables: the variables behind them.
+      result: the structure of what the function returns.
+      inputs, outputs: the flat arguments and results as tensors of `graph`.
+      graph: TensorFlow's own graph of the function. Gradients are added to it; the program is read off it.
+      function: TensorFlow's traced function, which owns the graph and the bodies of loops and branches.
+    """
+
+    program: Program
+    captures: tuple[tf.Tensor, ...]
+    variables: tuple[tf.Variable, ...]
+    result: structures.Tree
+    inputs: tuple[tf.Tensor, ...] = field(repr=False)
+    outputs: tuple[tf.Tensor, ...] = field(repr=False)
+    graph: Any = field(repr=False)
+    function: Any = field(repr=False)
+
+    @property
+    def outer_graph(self) -> Any:
+        """The graph that captures belong to, or None if all of them are eager."""
+        return next((tensor.graph for tensor in self.captures if not hasattr(tensor, "numpy")), None)
+
+
+def trace(
+    fn: Callable[..., Any],
+    arguments: structures.Tree,
+    names: Sequence[str],
+    shapes: Sequence[Shape | None] | None = None,
+) -> Trace:
+    """Trace `fn`.
+
+    Args:
+      fn: called as `fn(*args, **kwargs)`.
+      arguments: the structure of `(args, kwargs)`.
+      names: how the user calls each tensor in it.
+      shapes: of each tensor in it, if more is known than the structure says: which axes are a batch of unknown size.
+
+    Raises:
+      OutputError: if the function returns something that is neither a tensor nor a plain Python value.
+      Exception: whatever `fn` raises, unchanged.
+    """
+    results: list[structures.Tree] = []
+    take_apart = tf.autograph.experimental.do_not_convert(_take_apart)
+    with_shapes = tf.autograph.experimental.do_not_convert(_with_known_shapes)
+    put_together = tf.autograph.experimental.do_not_convert(structures.unflatten)
+
+    def flat_function(*tensors: tf.Tensor) -> Any:
+        mark_trace()
+        args, kwargs = put_together(arguments, with_shapes(arguments, tensors))
+        returned = fn(*args, **kwargs)
+        return take_apart(returned, results)  # refused results are reported below, out of the traced code
+
+    mark_trace = tf.autograph.experimental.do_not_convert(lambda: tf.compat.v1.add_to_collection(_COLLECTION, []))
+    specs = [leaf.spec() for leaf in structures.leaves(arguments)]
+    function = tf.function(flat_function).get_concrete_function(*specs)
+    _check_result(results[-1])
+    effects = [operation.name for operation in function.graph.control_outputs]
+    inputs = function.inputs[: len(specs)]
+    return read_graph(function, inputs, function.outputs, effects, results[-1], names, shapes)
+
+
+def read_graph(
+    function: Any,
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tf.Tensor],
+    effects: Sequence[str],
+    result: structures.Tree,
+    names: Sequence[str],
+    shapes: Sequence[Shape | None] | None = None,
+    seeds: int = 0,
+) -> Trace:
+    """Return some of a traced function's graph as a trace of its own, calls inlined.
+
+    If shapes do not follow for every number of rows of a batch of unknown size, no axis of it counts as one.
+
+    Args:
+      function: the `ConcreteFunction` that the graph belongs to.
+      inputs, outputs: tensors of its graph.
+      effects: names of the operations that must run.
+      result: the structure of the outputs.
+      names: how the user calls each input.
+      shapes: of each input, see `trace`.
+      seeds: how many of the inputs, the last, are gradients of outputs.
+    """
+    graph = function.graph
+    inner = sorted({name for names in graph.get_collection(_COLLECTION)[-1:] for name in names})
+    reading = Reading(
+        inputs=[tensor.op.name for tensor in inputs],
+        input_names=names,
+        captures=[placeholder.op.name for placeholder in graph.internal_captures],
+        outputs=[tensor.name for tensor in outputs],
+        effects=effects,
+        shapes=shapes or (),
+        known=graph,
+        held={p.op.name: value for p in graph.internal_captures if (value := _held(p)) is not None},
+        locate=source_locator(graph),
+        seeds=seeds,
+        notes=[
+            f"{name} is parallelized itself; it was planned with the rest, its own options do not apply"
+            for name in inner
+        ],
+        adjust=_as_in_eager_code,
+    )
+    program = graph_to_program(graph.as_graph_def(), reading)
+    captures = tuple(graph.external_captures)
+    return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, function)
+
+
+def inside_trace(name: str = "") -> bool:
+    """Return whether a parallelized function is being traced around the code that runs now.
+
+    If so, `name` goes on that function's plan as one whose operations were planned with the rest.
+    """
+    traces = [] if tf.executing_eagerly() else tf.compat.v1.get_collection(_COLLECTION)
+    if traces and name:
+        traces[-1].append(name)
+    return bool(traces)
+
+
+def _held(placeholder: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
+    """Return what the variable behind a captured handle holds, or None for captures of other kinds."""
+    return resource_value(placeholder) if placeholder.dtype == tf.resource else None
+
+
+def _as_in_eager_code(nodes: Sequence[Any]) -> None:
+    _order_writes_after_asserts(nodes)
+    _forget_open_sizes(nodes)
+
+
+def _order_writes_after_asserts(nodes: Sequence[Any]) -> None:
+    """Make every write wait for the assertions before it, as in eager code: what fails changes nothing.
+
+    (A `tf.function` lets them race.)
+    """
+    asserts: list[str] = []
+    for node in nodes:
+        # tf.debugging guards its Assert by a branch, which touches no variable
+        if node.op == "Assert" or (node.op == "If" and tf.resource.as_datatype_enum not in node.attr["Tin"].list.type):
+            asserts.append(f"^{node.name}")
+        elif asserts and is_write(node.op):
+            node.input.extend(name for name in asserts if name not in node.input)
+
+
+def _forget_open_sizes(nodes: Sequence[Any]) -> None:
+    """Turn placeholders with defaults, which only hide sizes from Python while it is traced, into what they compute."""
+    for node in nodes:
+        if node.op == "PlaceholderWithDefault":
+            node.CopyFrom(make_node(node.name, "Identity", node.input, T=tf.as_dtype(node.attr["dtype"].type)))
+
+
+def _with_known_shapes(arguments: structures.Tree, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """Return the flat arguments with constants for the shapes of sparse tensors, which are part of the signature."""
+    known = list(tensors)
+    for first, leaf in structures.composites(arguments):
+        if isinstance(leaf.spec, tf.SparseTensorSpec) and leaf.spec.shape.is_fully_defined():
+            known[first + 2] = tf.constant(leaf.spec.shape.as_list(), tf.int64)  # indices, values, shape
+    return known
+
+
+def _take_apart(returned: Any, results: list[structures.Tree]) -> list[tf.Tensor]:
+    tensors, tree = structures.flatten(_tensors_of_variables(returned))
+    results.append(tree)
+    return [tf.identity(tensor) for tensor in tensors]
+
+
+def _check_result(tree: structures.Tree) -> None:
+    """Refuse what cannot be returned again on the next call."""
+    foreign = [
+        f"{path or 'the result'}: {type(value).__module__}.{type(value).__name__}"
+        for path, value in structures.static_leaves(tree, "")
+        if not isinstance(value, _RETURNED_AS_IS)
+    ]
+    if foreign:
+        raise OutputError(
+            "The function returns values that are not tensors:\n"
+            f"{bullet_list(foreign)}\n"
+            "Return tensors, numpy arrays, Python numbers, strings, None, or lists, tuples, dicts and dataclasses of "
+            "them; keep other objects outside of the function."
+        )
+
+
+def _tensors_of_variables(returned: Any) -> Any:
+    """Replace variables in the result by their values: what a variable is worth when the function returns."""
+
+    def value(leaf: Any) -> Any:
+        is_variable = isinstance(leaf, tf.Variable) or hasattr(leaf, "assign_add")
+        return tf.convert_to_tensor(leaf) if is_variable else leaf
+
+    return structures.map_static(value, returned)
+
+
+def source_locator(graph: Any) -> Callable[[str], str]:
+    """Return a function from operation names to the line of the user's code that made them."""
+
+    def locate(name: str) -> str:
+        while name:
+            try:
+                operation = graph.get_operation_by_name(name)
+            except KeyError:
+                name = name.rpartition("/")[0]  # inlined: the call it came from
+                continue
+            return _user_line(operation.traceback)
+        return ""
+
+    return locate
+
+
+def _user_line(frames: Any) -> str:
+    skipped = (os.path.dirname(tf.__file__), _OWN_FOLDER, os.path.join("keras", "src", ""), "site-packages", "<")
+    for frame in reversed(list(frames or ())):
+        if not any(part in frame.filename for part in skipped) and "__autograph_generated_file" not in frame.filename:
+            return f"{os.path.basename(frame.filename)}:{frame.lineno}"
+    return ""

@@ -1,0 +1,168 @@
+"""Variables that a loop or branch only reads are read once, before it: then it has no effects and can be sharded.
+
+`tf.while_loop` and `tf.cond` capture variables as resource handles and read them inside. Here such an argument becomes
+the value: a read before the loop, the type of the argument, and an identity where the reads were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.function_calls import CONTROL_FLOW, function_names, named_by_content, rename_functions
+from graphsplit.core.graphdefs import make_node, split_reference
+from graphsplit.core.tensorflow_internals import op_definition
+
+_STATELESS = {
+    "While": "StatelessWhile",
+    "If": "StatelessIf",
+    "Case": "StatelessCase",
+    "StatefulPartitionedCall": "PartitionedCall",
+}
+_RESOURCE = tf.resource.as_datatype_enum
+_READS = ("ReadVariableOp",)
+
+
+def hoist_reads(
+    nodes: Sequence[Any], library: Mapping[str, Any], shapes: Mapping[str, tf.TensorShape]
+) -> tuple[list[Any], dict[str, Any]]:
+    """Return `nodes` and the functions they use, with reads hoisted out of loops and branches.
+
+    Args:
+      nodes: `NodeDef`s in graph spelling.
+      library: the functions by name.
+      shapes: shapes of the variables behind captured handles, by placeholder name.
+    """
+    hoister = _Hoister(dict(library), shapes)
+    return hoister.hoist(list(nodes)), hoister.library
+
+
+class _Hoister:
+    def __init__(self, library: dict[str, Any], shapes: Mapping[str, tf.TensorShape]):
+        self.library = library
+        self._shapes = shapes
+
+    def hoist(self, nodes: list[Any], returned: Sequence[str] | None = None) -> list[Any]:
+        """Hoist out of every loop and branch among `nodes`: a graph's, or, with what it returns, a function's."""
+        spelling = "{}:{}" if returned is None else "{}:output:{}"
+        result: list[Any] = []
+        handles: dict[str, str] = {}  # what a loop hands through -> what it was given
+        for node in nodes:
+            if handles:
+                inputs = [handles.get(reference, reference) for reference in node.input]
+                del node.input[:]
+                node.input.extend(inputs)
+            if node.op not in CONTROL_FLOW:
+                result.append(node)
+                continue
+            for name in function_names(node):
+                self._hoist_inside(name)
+            reads = self._hoist_node(node, set(returned or ()), spelling, handles)
+            if node.op in _STATELESS and all(self._is_stateless(name) for name in function_names(node)):
+                node.op = _STATELESS[node.op]
+            result += [*reads, node]
+        return result
+
+    def _hoist_inside(self, name: str) -> None:
+        """Hoist out of the loops and branches inside a function."""
+        function = self.library[name]
+        if any(node.op in CONTROL_FLOW for node in function.node_def):
+            nodes = self.hoist([_copy(node) for node in function.node_def], list(function.ret.values()))
+            changed = _copy(function)
+            del changed.node_def[:]
+            changed.node_def.extend(nodes)
+            self.library[name] = changed
+
+    def _is_stateless(self, name: str) -> bool:
+        return not any(op_definition(node.op).is_stateful for node in self.library[name].node_def)
+
+    def _hoist_node(self, node: Any, returned: set[str], spelling: str, handles: dict[str, str]) -> list[Any]:
+        """Hoist what can be hoisted out of one node; return the reads that now stand before it."""
+        _, types, before = CONTROL_FLOW[node.op]
+        names = function_names(node)
+        data = [r for r in node.input if r[0] != "^"]
+        controls = [r for r in node.input if r[0] == "^"]
+        loop = "While" in node.op
+        reads, chosen = [], {}
+        for i, reference in enumerate(data[before:]):
+            if node.attr[types].list.type[i] != _RESOURCE:
+                continue
+            dtypes = {d or 0 for name in names for d in _dtypes_read(self.library[name], i, loop)}
+            if len(dtypes) != 1 or 0 in dtypes or (loop and spelling.format(node.name, i) in returned):
+                continue
+            chosen[i] = dtypes.pop()
+            if loop:
+                handles[spelling.format(node.name, i)] = reference
+            read = make_node(
+                f"{node.name}/read_{i}", "ReadVariableOp", [reference, *controls], dtype=tf.as_dtype(chosen[i])
+            )
+            reads.append(read)
+            data[before + i] = read.name if spelling == "{}:{}" else f"{read.name}:value:0"
+            node.attr[types].list.type[i] = chosen[i]
+            if loop and node.attr["output_shapes"].list.shape:
+                shape = self._shapes.get(split_reference(reference)[0], tf.TensorShape(None))
+                node.attr["output_shapes"].list.shape[i].CopyFrom(shape.as_proto())
+        if chosen:
+            del node.input[:]
+            node.input.extend(data + controls)
+            renamed = {}
+            for name in dict.fromkeys(names):
+                function = _with_values(self.library[name], chosen)
+                self.library[function.signature.name] = function
+                renamed[name] = function.signature.name
+            rename_functions(node, renamed)
+        return reads
+
+
+def _copy(proto: Any) -> Any:
+    copy = type(proto)()
+    copy.CopyFrom(proto)
+    return copy
+
+
+def _dtypes_read(function: Any, i: int, loop: bool) -> list[int | None]:
+    """Return the dtypes that a function reads from argument `i`; with a None if it does anything else with it."""
+    argument = function.signature.input_arg[i].name
+    found: list[int | None] = []
+    for node in function.node_def:
+        if argument in node.input:
+            found.append(node.attr["dtype"].type if node.op in _READS else None)
+    returned = [output for output, reference in function.ret.items() if reference == argument]
+    if returned:
+        same_place = len(function.signature.output_arg) > i and returned == [function.signature.output_arg[i].name]
+        if not (loop and same_place):
+            found.append(None)
+    return found
+
+
+def _with_values(function: Any, chosen: Mapping[int, int]) -> Any:
+    """Return `function` with values instead of handles as the chosen arguments."""
+    result = _copy(function)
+    values = {}
+    for i, dtype in chosen.items():
+        argument = result.signature.input_arg[i]
+        values[argument.name] = dtype
+        argument.ClearField("handle_data")
+        argument.type = dtype
+        if i in result.arg_attr:
+            del result.arg_attr[i]
+        if i < len(result.signature.output_arg) and result.signature.output_arg[i].type == _RESOURCE:
+            result.signature.output_arg[i].type = dtype
+            result.signature.output_arg[i].ClearField("handle_data")
+    renamed = {}
+    for node in result.node_def:
+        if node.op in _READS and node.input[0] in values:
+            dtype = tf.as_dtype(node.attr["dtype"].type)
+            renamed[f"{node.name}:value:0"] = f"{node.name}:output:0"
+            inputs = list(node.input)
+            identity = make_node(node.name, "Identity", inputs, T=dtype)
+            node.CopyFrom(identity)
+    for node in result.node_def:
+        inputs = [renamed.get(reference, reference) for reference in node.input]
+        del node.input[:]
+        node.input.extend(inputs)
+    for output, reference in function.ret.items():
+        result.ret[output] = renamed.get(reference, reference)
+    return named_by_content(result)

@@ -1,0 +1,1 @@
+"""What tests share: the oracle, samplers, and cases of models and files."""

@@ -1,0 +1,84 @@
+"""The one oracle: a parallelized function against the function itself, and proof that the work was sharded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core import structures
+
+TOLERANCE = {tf.float16: 2e-3, tf.bfloat16: 2e-2, tf.float32: 1e-5, tf.float64: 1e-12, tf.complex64: 1e-5}
+
+
+def assert_close(actual: Any, expected: Any, what: str = "output", tolerance: float | None = None) -> None:
+    """Compare nested results: same structure, dtypes and shapes; numbers to the tolerance of their dtype.
+
+    The tolerance is relative to the largest entry of the tensor: a sum in another order changes small entries of a
+    tensor by rounding errors of its large ones.
+    """
+    actual_tensors, actual_tree = structures.flatten(actual)
+    expected_tensors, expected_tree = structures.flatten(expected)
+    assert _kinds(actual_tree) == _kinds(expected_tree), what
+    for i, (a, b) in enumerate(zip(actual_tensors, expected_tensors, strict=True)):
+        assert a.dtype == b.dtype, f"{what} {i}"
+        assert a.shape == b.shape, f"{what} {i}"
+        allowed = TOLERANCE.get(b.dtype) if tolerance is None else tolerance
+        if allowed is None:
+            np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=f"{what} {i}")
+            continue
+        kind = np.complex128 if b.dtype.is_complex else np.float64
+        a64, b64 = a.numpy().astype(kind), b.numpy().astype(kind)
+        scale = np.max(np.abs(b64[np.isfinite(b64)]), initial=1e-30)
+        np.testing.assert_allclose(a64, b64, rtol=0, atol=allowed * scale, err_msg=f"{what} {i}")
+
+
+def _kinds(tree: structures.Tree) -> Any:
+    if isinstance(tree, structures.Branch):
+        return tree.kind, tree.keys, tuple(_kinds(entry) for entry in tree.entries)
+    return type(tree)
+
+
+def assert_law(
+    make: Callable[[], tuple[Callable[..., Any], Sequence[tf.Variable]]],
+    calls: Sequence[tuple[Any, ...]],
+    *,
+    devices: int = 3,
+    sharded: Sequence[str] = (),
+    at_home: int | None = 0,
+    tolerance: float | None = None,
+    **options: Any,
+) -> gs.Plan:
+    """Run a function and its parallelized twin, made anew each, on the same calls; compare results and variables.
+
+    Args:
+      make: returns a function and its variables, the same every time it is called.
+      calls: the arguments of each call.
+      sharded: op types that must run on the shards.
+      at_home: how many ops may carry the batch and run at home; None for any number.
+
+    Returns:
+      The plan of the last call.
+    """
+    single, single_variables = make()
+    many, many_variables = make()
+    parallel, plain = gs.parallelize(many, devices=devices, **options), tf.function(single)
+    for i, arguments in enumerate(calls):
+        expected = plain(*arguments)
+        actual = parallel(*arguments)
+        assert_close(actual, expected, f"call {i}: output", tolerance)
+        pairs = zip(many_variables, single_variables, strict=True)
+        for a, b in pairs:
+            name = getattr(b, "path", b.name)
+            assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b), f"call {i}: variable {name}", tolerance)
+    plan = parallel.plan(*calls[-1])
+    plan.check()
+    plan.program.check()
+    kinds = {op.type for op in plan.sharded_ops}
+    assert set(sharded) <= kinds, f"not sharded: {set(sharded) - kinds}\n{plan}"
+    if at_home is not None:
+        assert len(plan.stayed_home) == at_home, str(plan)
+    return plan
