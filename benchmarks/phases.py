@@ -7,12 +7,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from graphsplit.api import compile
+from graphsplit.api import compilation
 from graphsplit.runtime import executable
 
 FLOORS = {
-    "trace": (compile, "trace"),
-    "plan": (compile, "plan_program"),
+    "trace": (compilation, "trace"),
+    "plan": (compilation, "plan_program"),
     "emit": (executable, "emit"),
     "register": (executable, "runtime_function"),
 }

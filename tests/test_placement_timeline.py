@@ -9,8 +9,8 @@ import tensorflow as tf
 from typer.testing import CliRunner
 
 import graphsplit as gs
-from graphsplit.cli.inspect import example, parse_spec
 from graphsplit.cli import app
+from graphsplit.cli.inspect import example, parse_spec
 from graphsplit.core.tensorflow_internals import parse_profile
 from graphsplit.placement import Placement, timeline_of
 from graphsplit.placement.profiles import OpEvent, read_events

@@ -21,7 +21,7 @@ from graphsplit.api.call_signatures import (
     signature_of,
     spread,
 )
-from graphsplit.api.compile import trace_and_plan
+from graphsplit.api.compilation import trace_and_plan
 from graphsplit.api.options import DevicesLike, Options, check_devices, check_weights, weights_message
 from graphsplit.api.retracing import warn_of_retracing
 from graphsplit.core import structures

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.argument_splitting import Split, resolve_split
-from graphsplit.api.compile import plan_for
+from graphsplit.api.compilation import plan_for
 from graphsplit.api.options import Options
 from graphsplit.core.devices import names_of_devices
 from graphsplit.core.errors import ArgumentError, CheckError

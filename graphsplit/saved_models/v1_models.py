@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.argument_splitting import resolve_split
-from graphsplit.api.compile import plan_for
+from graphsplit.api.compilation import plan_for
 from graphsplit.api.options import Options
 from graphsplit.core.graphdefs import function_definition, make_node, output_type, split_reference
 from graphsplit.emission.emitter import emit
