@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from graphsplit.core.layouts import Partial
-from graphsplit.planning.bucketing import whole_values
 from graphsplit.planning.plan import Plan
 
 
@@ -34,9 +32,9 @@ def communication_of(plan: Plan, graph: Any, model: Any, arguments: list[Any], m
 
 
 def planned_traffic(plan: Plan) -> dict[str, Traffic]:
-    """Return the traffic of the plan's reshards, and of whole values that the shards read.
+    """Return the traffic of the plan's moves.
 
-    A shard that lives at home exchanges nothing with it, so N shards make N-1 transfers. What is packed is one.
+    A shard that lives at home exchanges nothing with it, so N shards make N-1 transfers. What is in a bucket is one.
     """
     away = [d for d, device in enumerate(plan.devices) if device != plan.home]
     found: dict[str, Traffic] = {}
@@ -44,14 +42,16 @@ def planned_traffic(plan: Plan) -> dict[str, Traffic]:
     def add(kind: str, transfers: int, size: int) -> None:
         found[kind] = found.get(kind, Traffic()) + Traffic(transfers, size)
 
-    for reshard in plan.reshards if len(plan.devices) > 1 else ():
-        size = plan.program.bytes(reshard.tensor)
-        share = len(away) if isinstance(reshard.source, Partial) else sum(plan.rows[d] for d in away) / plan.batch
-        add(reshard.kind, len(away), int(size * share))
-    for tensor in whole_values(plan.program, plan.steps):
-        add("whole values", len(away), plan.program.bytes(tensor) * len(away))
-    for pack in plan.packs:
-        add(pack.kind, (1 - len(pack.tensors)) * len(away), 0)
+    for move in plan.moves if len(plan.devices) > 1 else ():
+        if move.kind in ("local slice", "local copy"):
+            continue
+        if move.kind in ("scatter", "gather"):
+            share = sum(plan.mesh.share(d) for d in away)
+        else:
+            share = 1 if move.kind == "send" else len(away)
+        add(move.kind, 1 if move.kind == "send" else len(away), int(plan.program.bytes(move.tensor) * share))
+    for bucket in plan.buckets:
+        add(bucket.kind, (1 - len(bucket.moves)) * len(away), 0)
     return found
 
 
@@ -63,7 +63,7 @@ def lower_bound(plan: Plan, model: Any, arguments: list[Any], mode: str) -> Traf
     whole batch, and their gradients.)
     """
     away = [d for d, device in enumerate(plan.devices) if device != plan.home]
-    share = sum(plan.rows[d] for d in away) / max(plan.batch, 1)
+    share = sum(plan.mesh.share(d) for d in away)
     training = mode == "training"
     used = model.trainable_variables if training else model.variables
     parameters = [_bytes(v.shape, v.dtype) for v in used if not str(v.dtype).startswith(("int", "uint"))]

@@ -24,7 +24,7 @@ import graphsplit as gs
 from benchmarks.coverage_models import CLASSES, MODELS, Training, integers, numbers, supervised
 from benchmarks.display import console, progress
 from benchmarks.environment import environment
-from graphsplit.core.layouts import Replicate
+from graphsplit.core.layouts import is_whole
 
 ROWS = 11  # a number that is no width of any network: see `summarize`
 
@@ -106,7 +106,7 @@ def summarize(name: str, plan: gs.Plan, trace_s: float = 0.0, plan_s: float = 0.
     after: set[int] = set()
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         layouts = (*step.shards.wants, *step.shards.gives) if step.shards else ()
-        if any(not isinstance(layout, Replicate) for layout in layouts):
+        if not all(map(is_whole, layouts)):
             sharded.append(op)
         elif step.home and step.reason:
             home.append((op, step.reason))
@@ -137,7 +137,7 @@ def _planning_s(plan: gs.Plan) -> float:
     from graphsplit.planning.planner import plan_program
 
     started = time.perf_counter()
-    plan_program(plan.program, devices=plan.devices, rows=plan.rows, home=plan.home, input_layouts=plan.input_layouts)
+    plan_program(plan.program, mesh=plan.mesh, home=plan.home, input_layouts=plan.input_layouts, state=plan.state)
     return time.perf_counter() - started
 
 

@@ -44,8 +44,7 @@ def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], 
     from graphsplit.api.options import Options
     from graphsplit.core import structures
     from graphsplit.core.devices import canonical_name
-    from graphsplit.planning import bucketing
-    from graphsplit.planning.steps import Pack
+    from graphsplit.planning.steps import Bucket
     from graphsplit.runtime.executable import Executable
 
     devices = [canonical_name(name) for name in devices]
@@ -65,10 +64,11 @@ def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], 
     leaf = structures.TensorLeaf(x.dtype, tuple(x.shape))
     arguments = structures.Branch(dict, ("x",), (leaf,))
     traced, plan = trace_and_plan(step, call, arguments, Options(), devices, devices[0])
-    whole = [t for t in bucketing.whole_values(plan.program, plan.steps) if plan.program.shape(t) == (entries,)]
-    sums = [r.tensor for r in plan.reshards if r.kind == "all-reduce" and plan.program.shape(r.tensor) == (entries,)]
-    packs = Pack("whole values", tuple(whole)), Pack("all-reduce", tuple(sums))  # whatever their size
-    made = [Executable(traced, replace(plan, packs=own), "step") for own in (packs, ())]
+    vectors_moved = [move for move in plan.moves if plan.program.shape(move.tensor) == (entries,)]
+    buckets = tuple(  # whatever their size
+        Bucket(tuple(move for move in vectors_moved if move.kind == kind)) for kind in ("broadcast", "reduce")
+    )
+    made = [Executable(traced, replace(plan, buckets=own), "step") for own in (buckets, ())]
     return (lambda: made[0]([x])), (lambda: made[1]([x]))
 
 

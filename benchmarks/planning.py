@@ -9,8 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import make_node
-from graphsplit.core.layouts import REPLICATE, Shard
+from graphsplit.core.layouts import SINGLE_DEVICE, Shard
 from graphsplit.emission.emitter import emit
+from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.program.program import Program
@@ -37,10 +38,9 @@ def synthetic_speed(operations: int, devices: int) -> dict[str, float]:
     start = time.perf_counter()
     program = synthetic_program(operations)
     read_s = time.perf_counter() - start
-    inputs = [Shard(0), Shard(0), REPLICATE, REPLICATE]
+    inputs = [Shard(0), Shard(0), SINGLE_DEVICE, SINGLE_DEVICE]
     names = [f"/device:CPU:{d}" for d in range(devices)]
-    rows = [_ROWS // devices] * devices
-    plan = plan_program(program, devices=names, rows=rows, home=names[0], input_layouts=inputs)
+    plan = plan_program(program, mesh=mesh_of(names, _ROWS), home=names[0], input_layouts=inputs)
     read = {"read_us_per_op": read_s / len(program.ops) * 1e6, "sharded_operations": len(plan.sharded_ops)}
     return {**program_speed(plan, 2), **read}
 
@@ -89,7 +89,7 @@ def _matmul(name: str, a: str, b: str, transpose_a: bool = False, transpose_b: b
 
 def _again(plan: Plan) -> Plan:
     return plan_program(
-        plan.program, devices=plan.devices, rows=plan.rows, home=plan.home, input_layouts=plan.input_layouts
+        plan.program, mesh=plan.mesh, home=plan.home, input_layouts=plan.input_layouts, state=plan.state
     )
 
 

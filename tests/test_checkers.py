@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.graphdefs import make_node
-from graphsplit.core.layouts import REPLICATE, Partial, Shard
+from graphsplit.core.layouts import REPLICATE, Partial, Shard, SingleDevice
+from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
-from graphsplit.planning.steps import Step
+from graphsplit.planning.steps import Bucket, Move, Step
 from graphsplit.program.program import Program, Tensor
 from graphsplit.rules import Sharded
 
@@ -50,6 +50,19 @@ def with_step(plan: gs.Plan, op_type: str, change: Callable[[Step], Step]) -> gs
     return dataclasses.replace(plan, steps=tuple(steps))
 
 
+def with_mesh(plan: gs.Plan, **changes: Any) -> gs.Plan:
+    return dataclasses.replace(plan, mesh=dataclasses.replace(plan.mesh, **changes))
+
+
+def idle(plan: gs.Plan) -> Move:
+    """A move that nobody needs: what is read in pieces only, sent whole."""
+    return Move(scattered(plan).tensor, scattered(plan).source, SingleDevice("/device:CPU:4"))
+
+
+def scattered(plan: gs.Plan) -> Move:
+    return next(move for move in plan.moves if move.kind == "scatter")
+
+
 def sharded(**changes: Any) -> Callable[[Step], Step]:
     return lambda step: dataclasses.replace(step, shards=dataclasses.replace(step.shards, **changes))
 
@@ -57,7 +70,7 @@ def sharded(**changes: Any) -> Callable[[Step], Step]:
 def test_what_is_right_passes(plan: gs.Plan):
     plan.program.check()
     plan.check()
-    emit(plan).check()
+    check_emitted(plan, emit(plan))
 
 
 @pytest.mark.parametrize(
@@ -78,13 +91,19 @@ def test_broken_programs(plan: gs.Plan, broken: Callable[[Program], Program], me
 @pytest.mark.parametrize(
     ("broken", "message"),
     [
-        (lambda p: dataclasses.replace(p, rows=(7, 0, 0)), "Shards of"),
-        (lambda p: dataclasses.replace(p, rows=(4, 3)), "Shards of"),
-        (lambda p: dataclasses.replace(p, rows=(4, 3, 3)), "cannot be shard"),
-        (lambda p: dataclasses.replace(p, reshards=()), "which is not made"),
+        (lambda p: with_mesh(p, rows=(7, 0, 0)), r"Shards of \(7, 0, 0\) rows on 3 devices"),
+        (lambda p: with_mesh(p, rows=(4, 3)), r"Shards of \(4, 3\) rows on 3 devices"),
+        (lambda p: with_mesh(p, weights=(1, 1)), "Shares of"),
+        (lambda p: with_mesh(p, positions=(0,)), "3 shards at positions"),
+        (lambda p: with_mesh(p, rows=(4, 3, 3)), "cannot be shard"),
+        (lambda p: dataclasses.replace(p, moves=()), "is missing"),
+        (lambda p: dataclasses.replace(p, moves=(*p.moves, p.moves[0])), "A move is made twice"),
+        (lambda p: dataclasses.replace(p, moves=(*p.moves, idle(p))), "serves nobody"),
+        (lambda p: dataclasses.replace(p, buckets=(Bucket((idle(p),)),)), "moves that are not made"),
+        (lambda p: dataclasses.replace(p, buckets=(Bucket((scattered(p),)),)), "cannot be made as one"),
         (lambda p: with_step(p, "Tanh", sharded(wants=(Shard(1),))), "cannot be shard"),
         (lambda p: with_step(p, "Tanh", sharded(wants=())), "wants"),
-        (lambda p: with_step(p, "Tanh", sharded(wants=(Partial("sum"),))), "which is not made"),
+        (lambda p: with_step(p, "Tanh", sharded(wants=(Partial("sum"),))), "is missing"),
         (lambda p: with_step(p, "Tanh", lambda step: Step()), "which is not made"),
         (
             lambda p: with_step(
@@ -102,9 +121,59 @@ def test_broken_plans(plan: gs.Plan, broken: Callable[[gs.Plan], gs.Plan], messa
 
 
 def with_nodes(graph: EmittedGraph, change: Callable[[list[Any]], None]) -> EmittedGraph:
-    nodes = [make_node(n.name, n.op, n.input, n.device) for n in graph.nodes]
+    nodes = [type(node)() for node in graph.nodes]
+    for copy, node in zip(nodes, graph.nodes, strict=True):
+        copy.CopyFrom(node)
     change(nodes)
     return dataclasses.replace(graph, nodes=tuple(nodes))
+
+
+def edited(edit: Callable[[Any], None], role: str, op_type: str) -> Callable[[EmittedGraph], EmittedGraph]:
+    """Return what changes the first node of a type that plays a role."""
+
+    def change(graph: EmittedGraph) -> EmittedGraph:
+        def on(nodes: list[Any]) -> None:
+            edit(next(n for n in nodes if graph.origins[n.name].role == role and n.op == op_type))
+
+        return with_nodes(graph, on)
+
+    return change
+
+
+def swap_inputs(node: Any) -> None:
+    node.input[0], node.input[1] = node.input[1], node.input[0]
+
+
+def drop_input(node: Any) -> None:
+    del node.input[0]
+
+
+def move_away(node: Any) -> None:
+    node.device = "/device:CPU:4"
+
+
+def read_another_piece(node: Any) -> None:
+    node.input[0] = node.input[0].split(":")[0] + ":2"
+
+
+@pytest.mark.parametrize(
+    ("broken", "message"),
+    [
+        (edited(swap_inputs, "reduce", "AddN"), "and the plan says"),
+        (edited(drop_input, "reduce", "AddN"), "and the plan says"),
+        (edited(move_away, "reduce", "AddN"), "and the plan says"),
+        (edited(swap_inputs, "gather", "ConcatV2"), "and the plan says"),
+        (edited(move_away, "scatter", "SplitV"), "and the plan says"),
+        (edited(read_another_piece, "op", "MatMul"), "and the plan says"),
+        (edited(move_away, "op", "Tanh"), "and planned on '/device:CPU:0'"),
+        (edited(move_away, "op", "AssignSubVariableOp"), "and planned on '/device:CPU:0'"),
+        (lambda g: dataclasses.replace(g, outputs=(g.outputs[1], g.outputs[0])), "The result reads"),
+        (lambda g: dataclasses.replace(g, origins={}), "Nobody knows where"),
+    ],
+)
+def test_graphs_that_move_something_else(plan: gs.Plan, broken: Callable[[EmittedGraph], EmittedGraph], message: str):
+    with pytest.raises(gs.CheckError, match=message):
+        check_emitted(plan, broken(emit(plan)))
 
 
 def without_device(nodes: list[Any]) -> None:

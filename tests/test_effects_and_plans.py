@@ -164,7 +164,7 @@ def test_a_constant_read_whole_and_in_pieces(cut_first: bool):
 
 
 def reduced(plan: gs.Plan) -> list[str]:
-    return [plan.program.ops[r.tensor.op].type for r in plan.reshards if r.kind == "all-reduce"]
+    return [plan.program.ops[r.tensor.op].type for r in plan.moves if r.kind == "reduce"]
 
 
 def test_what_several_readers_need_is_reduced_once():
@@ -190,7 +190,7 @@ def test_a_large_sum_is_not_reduced_for_small_readers():
 
 
 def sizes_reduced(plan: gs.Plan) -> list[int]:
-    return [plan.program.bytes(r.tensor) for r in plan.reshards if r.kind == "all-reduce"]
+    return [plan.program.bytes(r.tensor) for r in plan.moves if r.kind == "reduce"]
 
 
 def test_gradients_do_not_wait_for_each_other():

@@ -65,7 +65,7 @@ def test_sparse_gradients(name: str):
     kinds = {op.type for op, _ in plan.stayed_home}
     assert all("Scatter" in kind for kind in kinds), str(plan)
     assert bool(kinds) == sparse
-    reduced = [r for r in plan.reshards if r.kind == "all-reduce" and plan.program.shape(r.tensor) == (WORDS, 3)]
+    reduced = [r for r in plan.moves if r.kind == "reduce" and plan.program.shape(r.tensor) == (WORDS, 3)]
     assert bool(reduced) != sparse  # sparse: the rows and their numbers are gathered, the table's size is never sent
 
 

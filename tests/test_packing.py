@@ -12,10 +12,13 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.graphdefs import make_node
+from graphsplit.emission.draft import Draft, prefix_of_shard
+from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.emitter import emit
 from graphsplit.emission.loop_inputs import bring_loop_inputs
-from graphsplit.planning.bucketing import check_packs
-from graphsplit.planning.steps import Pack
+from graphsplit.planning.bucketing import check_buckets
+from graphsplit.planning.steps import Bucket, Move
+from graphsplit.program.program import Tensor
 from graphsplit.runtime.grappler import optimizer_config
 from tests.helpers.law import assert_close, assert_law
 from tests.test_parallelize import rows
@@ -52,10 +55,10 @@ def dense_training(normalized: bool = False):
 def test_biases_and_their_gradients_travel_as_one(normalized: bool, batch: int):
     x, y = (tf.cast(rows(batch, width), tf.float32) for width in (6, 2))
     plan = assert_law(lambda: dense_training(normalized), [(x, y), (x, y)], sharded=["MatMul", "BiasAdd"])
-    packs = {pack.kind: [plan.program.ops[t.op].name for t in pack.tensors] for pack in plan.packs}
-    assert len(packs["whole values"]) >= 5
-    assert sum("BiasAddGrad" in name for name in packs["all-reduce"]) == 5
-    assert "as one, all-reduce: " in str(plan)
+    buckets = {bucket.kind: [plan.program.ops[m.tensor.op].name for m in bucket.moves] for bucket in plan.buckets}
+    assert len(buckets["broadcast"]) >= 5
+    assert sum("BiasAddGrad" in name for name in buckets["reduce"]) == 5
+    assert "reduce as one: " in str(plan)
 
 
 def transfers(plan: gs.Plan) -> int:
@@ -68,8 +71,8 @@ def transfers(plan: gs.Plan) -> int:
 def test_a_pack_is_one_transfer_to_and_from_each_device():
     x, y = (tf.cast(rows(6, width), tf.float32) for width in (6, 2))
     plan = gs.parallelize(dense_training()[0], devices=3).plan(x, y)
-    apart = dataclasses.replace(plan, packs=())
-    assert [len(pack.tensors) for pack in plan.packs] == [5, 5]
+    apart = dataclasses.replace(plan, buckets=())
+    assert [len(bucket.moves) for bucket in plan.buckets] == [5, 5]
     assert transfers(apart) - transfers(plan) == 2 * (10 - 2)  # two devices are not home
 
 
@@ -86,8 +89,8 @@ def test_what_waits_for_each_other_is_not_packed():
     x = rows(7, 3)
     assert_close(parallel(x), f(x))
     plan = parallel.plan(x)
-    assert sum(reshard.kind == "all-reduce" for reshard in plan.reshards) == 6
-    assert plan.packs == ()
+    assert sum(move.kind == "reduce" for move in plan.moves) == 6
+    assert plan.buckets == ()
 
 
 def test_sums_read_at_home_are_packed_whatever_is_done_with_them_there():
@@ -99,8 +102,8 @@ def test_sums_read_at_home_are_packed_whatever_is_done_with_them_there():
     for batch in (9, 4, 3):
         x = rows(batch, 3)
         assert_close(parallel(x), f(x))
-    [pack] = parallel.plan(rows(9, 3)).packs
-    assert (pack.kind, len(pack.tensors)) == ("all-reduce", 5)
+    [bucket] = parallel.plan(rows(9, 3)).buckets
+    assert (bucket.kind, len(bucket.moves)) == ("reduce", 5)
 
 
 def test_large_tensors_and_other_dtypes_travel_alone():
@@ -112,7 +115,7 @@ def test_large_tensors_and_other_dtypes_travel_alone():
     parallel = gs.parallelize(f, devices=2)
     x = rows(5, 4000)  # 32 kB a sum
     assert_close(parallel(x), f(x))
-    assert parallel.plan(x).packs == ()
+    assert parallel.plan(x).buckets == ()
 
 
 def test_a_broken_pack_is_seen():
@@ -123,19 +126,17 @@ def test_a_broken_pack_is_seen():
         return tf.reduce_sum(tf.tanh(x - first * w), 0), first
 
     plan = gs.parallelize(f, devices=2).plan(rows(4, 3))
-    sums = tuple(r.tensor for r in plan.reshards if r.kind == "all-reduce")
-    sent = tuple(
-        t
-        for op, s in zip(plan.program.ops, plan.steps, strict=True)
-        if op.type == "Sub" and s.shards
-        for t in op.inputs
-    )
+    sums = tuple(move for move in plan.moves if move.kind == "reduce")
+    [product] = [op.index for op in plan.program.ops if op.type == "Mul"]
+    sent = tuple(move for move in plan.moves if move.kind == "broadcast")
+    later = tuple(Move(Tensor(op.index, 0), m.source, m.target) for m in sent for op in plan.program.ops[-1:])
     assert len(sums) == 2
-    for pack in (Pack("all-reduce", sums), Pack("whole values", sent)):
+    assert [move.tensor.op for move in sent] == [product]
+    for bucket in (Bucket(sums), Bucket((*sent, *later))):
         with pytest.raises(gs.CheckError, match="wait for each other"):
-            check_packs(plan.program, plan.steps, [pack])
-        with pytest.raises(gs.CheckError, match="wait for each other"):
-            dataclasses.replace(plan, packs=(pack,)).check()
+            check_buckets(plan.program, plan.steps, [bucket])
+    with pytest.raises(gs.CheckError, match="wait for each other"):
+        dataclasses.replace(plan, buckets=(Bucket(sums),)).check()
 
 
 # Means
@@ -175,7 +176,7 @@ def test_partial_sums_that_are_added_are_reduced_once():
     parallel = gs.parallelize(f, devices=3)
     x = rows(7, 6)
     assert_close(parallel(x)[1], f(x)[1])
-    assert sum(reshard.kind == "all-reduce" for reshard in parallel.plan(x).reshards) == 1
+    assert sum(move.kind == "reduce" for move in parallel.plan(x).moves) == 1
 
 
 # Loops
@@ -200,11 +201,14 @@ def test_only_what_comes_from_elsewhere_is_copied():
     other = make_node("other", "Const", [], "/CPU:0", dtype=tf.float32)
     loop = make_node("loop", "While", ["own", "other"], "/CPU:1")
     loop.attr["T"].list.type.extend([tf.float32.as_datatype_enum] * 2)
-    nodes, shard_of = [own, other, loop], {"loop": 1}
-    bring_loop_inputs(nodes, shard_of)
+    draft = Draft(gs.parallelize(tf.identity, devices=1).plan(tf.zeros(2)).program, range(2), prefix_of_shard)
+    for node, shard in ((own, 1), (other, 0), (loop, 1)):
+        draft.add(node, Origin(None, shard, "op"))
+    bring_loop_inputs(loop, draft)
+    nodes = draft.nodes
     assert list(loop.input) == ["own", "loop/graphsplit_input_1"]
     assert (nodes[-1].op, nodes[-1].device, list(nodes[-1].input)) == ("Identity", "/CPU:1", ["other"])
-    assert shard_of["loop/graphsplit_input_1"] == 1
+    assert draft.origins["loop/graphsplit_input_1"] == Origin(None, 1, "part")
 
 
 def test_how_much_of_the_optimizer_runs():
@@ -257,4 +261,4 @@ def test_any_mixture_of_rows_and_vectors(seed: int):
 
 def test_mixtures_have_packs_of_both_kinds():
     plans = [gs.parallelize(random_step(seed)[0], devices=3).plan(rows(7, 3)) for seed in range(24)]
-    assert {pack.kind for plan in plans for pack in plan.packs} == {"whole values", "all-reduce"}
+    assert {bucket.kind for plan in plans for bucket in plan.buckets} == {"broadcast", "reduce"}

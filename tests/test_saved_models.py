@@ -168,7 +168,7 @@ def test_where_copies_of_weights_are(make, tmp_path: Path):
     placement = gs.placement_of(loaded.signatures["fixed"], x=tf.constant(made.requests["fixed"]["x"][:7]), actual=True)
     reads = [op.actual for op in placement.select("ReadVariableOp")]
     assert {device.rpartition("device:")[2] for device in reads} == {"CPU:0", "CPU:1", "CPU:2"}
-    assert made.reports[3].plans["fixed"].packs
+    assert made.reports[3].plans["fixed"].buckets
     crossing = {t.source for t in placement.transfers}
     assert not [name for name in crossing if "ReadVariableOp" in name or "packed" in name], crossing
 

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, bullet_list
-from graphsplit.core.layouts import REPLICATE, Layout, Shard, apportion
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.polynomials import Polynomial
 from graphsplit.core.structures import Branch, CompositeLeaf, StaticLeaf, TensorLeaf, Tree, paths, step_path
 from graphsplit.core.symbolic_sizes import MOST_LENGTHS, Shape, Size, length, rows
@@ -34,14 +34,10 @@ class Splitting:
     batch: int
     notes: tuple[str, ...] = ()
 
-    def rows(self, weights: Sequence[float]) -> tuple[int, ...]:
-        """Return the rows of each device."""
-        return apportion(int(self.batch), weights)
-
     def whole(self) -> Splitting:
         """Return the same with nothing split."""
         notes = tuple(note for note in self.notes if not note.startswith(_ANY_BATCH))
-        return replace(self, layouts=(REPLICATE,) * len(self.layouts), batch=0, notes=notes)
+        return replace(self, layouts=(SINGLE_DEVICE,) * len(self.layouts), batch=0, notes=notes)
 
 
 @dataclass(frozen=True)
@@ -96,7 +92,7 @@ def resolve_split(split: Split, arguments: Branch) -> Splitting:
     for argument in found:
         axis, shape = _axis(argument), argument.leaf.shape
         fits = axis is not None and shape is not None and shape[axis] == batch and batch != 0
-        layouts.append(Shard(axis) if deciding and fits and axis is not None else REPLICATE)
+        layouts.append(Shard(axis) if deciding and fits and axis is not None else SINGLE_DEVICE)
         if batch is None and shape is not None and isinstance(layouts[-1], Shard):
             shape = tuple([rows(1) if i == axis else size for i, size in enumerate(shape)])
         shapes.append(shape)

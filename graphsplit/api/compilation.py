@@ -10,11 +10,13 @@ from graphsplit.api.argument_splitting import Splitting, argument_paths, resolve
 from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.symbolic_sizes import Size
-from graphsplit.emission.stage_devices import variables_elsewhere
+from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
+from graphsplit.planning.state import State, state_of
 from graphsplit.program.program import Program
 from graphsplit.program.stages import check_stages
+from graphsplit.tracing.stage_notes import variables_elsewhere
 from graphsplit.tracing.trace import Trace, trace
 
 
@@ -25,6 +27,7 @@ def trace_and_plan(
     options: Options,
     devices: Sequence[str],
     home: str,
+    find_state: Callable[[Trace], State] = state_of,
 ) -> tuple[Trace, Plan]:
     """Trace `fn` for one structure of arguments, and decide what runs where.
 
@@ -34,29 +37,29 @@ def trace_and_plan(
       arguments: the same leaves by the names under which users know them.
       options: all but the devices are taken from here.
       devices, home: full names. They need not exist here.
+      find_state: says where variables and tables of a trace live.
     """
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in argument_paths(arguments)]
     traced = trace(fn, call, names, splitting.shapes)
     check_stages(traced.program.all_stages(), len(devices))
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
-    return traced, plan_for(traced.program, splitting, options, devices, home)
+    return traced, plan_for(traced.program, splitting, options, devices, home, find_state(traced))
 
 
-def plan_for(program: Program, splitting: Splitting, options: Options, devices: Sequence[str], home: str) -> Plan:
+def plan_for(
+    program: Program, splitting: Splitting, options: Options, devices: Sequence[str], home: str, state: State
+) -> Plan:
     """Decide what of a program runs where, given how its inputs are split."""
     if isinstance(splitting.batch, Size) and not program.batch_is_unknown:
         splitting = splitting.whole()
-    rows = splitting.rows(options.weights or (1,) * len(devices))
-    used = [d for d, count in enumerate(rows) if count]
     return plan_program(
         program,
-        devices=[devices[d] for d in used],
-        rows=[rows[d] for d in used],
+        mesh=mesh_of(devices, splitting.batch, options.weights),
         home=home,
         input_layouts=splitting.layouts,
+        state=state,
         strict=options.strict,
         random=options.random,
         notes=splitting.notes,
-        positions=used,
     )

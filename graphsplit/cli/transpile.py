@@ -11,7 +11,7 @@ import rich.console
 
 from graphsplit.api.argument_splitting import Split
 from graphsplit.core.errors import ArgumentError
-from graphsplit.planning.plan import format_bytes
+from graphsplit.planning.amounts import format_bytes
 from graphsplit.saved_models import files
 from graphsplit.saved_models.graphs import transpile_and_plan
 from graphsplit.saved_models.parts import ends_of

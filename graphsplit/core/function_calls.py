@@ -4,27 +4,53 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
 
-# op type -> the attributes that name its functions, the attribute with the arguments' types, arguments before them
-CONTROL_FLOW: dict[str, tuple[tuple[str, ...], str, int]] = {
-    "While": (("cond", "body"), "T", 0),
-    "StatelessWhile": (("cond", "body"), "T", 0),
-    "If": (("then_branch", "else_branch"), "Tin", 1),
-    "StatelessIf": (("then_branch", "else_branch"), "Tin", 1),
-    "Case": (("branches",), "Tin", 1),
-    "StatelessCase": (("branches",), "Tin", 1),
-    "PartitionedCall": (("f",), "Tin", 0),  # only those that are not inlined: compiled by XLA
-    "StatefulPartitionedCall": (("f",), "Tin", 0),
+
+@dataclass(frozen=True)
+class ControlFlow:
+    """How an op type calls functions.
+
+    Attributes:
+      functions: the attributes that name them.
+      types: the attribute with the types of their arguments.
+      chooses: whether its first operand says which function to call, and is not handed on.
+      loops: whether what a function returns is handed to it again.
+      compiled: whether XLA compiles the function as a whole. (Other calls are inlined.)
+      stateless: the type of the same op without effects.
+    """
+
+    functions: tuple[str, ...]
+    types: str = "Tin"
+    chooses: bool = False
+    loops: bool = False
+    compiled: bool = False
+    stateless: str = ""
+
+
+_WHILE = ControlFlow(("cond", "body"), "T", loops=True, stateless="StatelessWhile")
+_IF = ControlFlow(("then_branch", "else_branch"), chooses=True, stateless="StatelessIf")
+_CASE = ControlFlow(("branches",), chooses=True, stateless="StatelessCase")
+_CALL = ControlFlow(("f",), compiled=True, stateless="PartitionedCall")
+CONTROL_FLOW = {
+    "While": _WHILE,
+    "StatelessWhile": _WHILE,
+    "If": _IF,
+    "StatelessIf": _IF,
+    "Case": _CASE,
+    "StatelessCase": _CASE,
+    "PartitionedCall": _CALL,
+    "StatefulPartitionedCall": _CALL,
 }
 
 
 def function_names(node: Any) -> list[str]:
     """Return the functions that a control-flow node names, in the order of its attributes."""
     names = []
-    for attribute in CONTROL_FLOW[node.op][0]:
+    for attribute in CONTROL_FLOW[node.op].functions:
         value = node.attr[attribute]
         names += [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
     return names
@@ -32,7 +58,7 @@ def function_names(node: Any) -> list[str]:
 
 def rename_functions(node: Any, names: Mapping[str, str]) -> None:
     """Let a control-flow node name other functions."""
-    for attribute in CONTROL_FLOW[node.op][0]:
+    for attribute in CONTROL_FLOW[node.op].functions:
         value = node.attr[attribute]
         for function in [value.func] if value.HasField("func") else value.list.func:
             function.name = names.get(function.name, function.name)
@@ -45,9 +71,9 @@ def hand_over(node: Any, given: Sequence[str]) -> None:
         controls = [r for r in node.input if r[0] == "^"]
         del node.input[:]
         node.input.extend([*inputs, *given, *controls])
-        types = node.attr[CONTROL_FLOW[node.op][1]].list.type
+        types = node.attr[CONTROL_FLOW[node.op].types].list.type
         types.extend([tf.int64.as_datatype_enum] * len(given))
-        if "While" in node.op:
+        if CONTROL_FLOW[node.op].loops:
             del node.attr["output_shapes"].list.shape[:]  # TensorFlow infers them again
 
 

@@ -1,8 +1,7 @@
-"""Layouts: how one tensor of the single-device program lies on several devices.
+"""Layouts: how one tensor of the single-device program lies on several devices, and the moves between layouts.
 
-Plain Python, no TensorFlow. The terms are those of GSPMD and DTensor. There is one mesh axis: the shards of the
-batch. Every sharded dimension is a multiple of the batch, so a layout says *which* multiple and in which order, and
-never how many rows there are: that is the plan's business (`apportion`).
+Plain Python, no TensorFlow. The terms are those of GSPMD and DTensor. There is one mesh axis: the shards. A layout says
+*how* an axis is cut and in which order its pieces lie, and never how many rows there are: that is the mesh's business.
 """
 
 from __future__ import annotations
@@ -13,33 +12,80 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Replicate:
-    """The whole value, held at home and sent to the devices that use it."""
+class SingleDevice:
+    """The whole value, on one device; "" while no device has been chosen for it: in the end its owner's, or home."""
+
+    device: str = ""
 
     def __str__(self) -> str:
-        return "whole"
+        return f"whole on {self.device.split('device:')[-1]}" if self.device else "whole"
+
+
+@dataclass(frozen=True)
+class Replicate:
+    """The whole value, on every device of the mesh."""
+
+    def __str__(self) -> str:
+        return "replicated"
+
+
+@dataclass(frozen=True)
+class BatchRows:
+    """An axis is cut into the rows of the batch: each shard has its share of them, uneven, perhaps unknown."""
+
+    def __str__(self) -> str:
+        return ""
+
+
+@dataclass(frozen=True)
+class EvenCut:
+    """An axis of known length is cut evenly over the shards, whatever the batch: a slice of a variable."""
+
+    length: int
+
+    def counts(self, shards: int) -> tuple[int, ...]:
+        """Return the entries of each shard; the first have one more where it does not divide.
+
+        >>> EvenCut(10).counts(4)
+        (3, 3, 2, 2)
+        """
+        each, more = divmod(self.length, shards)
+        return tuple(each + (d < more) for d in range(shards))
+
+    def __str__(self) -> str:
+        return f" of {self.length}"
+
+
+Partition = BatchRows | EvenCut
+BATCH = BatchRows()
 
 
 @dataclass(frozen=True)
 class Shard:
-    """Cut along `axis`; device `d` holds the rows that the plan gives it.
+    """Cut along `axis`; shard `d` holds what the `partition` gives it.
 
-    The axis consists of consecutive `blocks`. Block `i` is `blocks[i]` entries per row of the batch, ordered by row,
-    and every device holds its own rows of every block, one block after the other. The ordinary batch axis is one
-    block of one entry per row, `(1,)`. Flattening `[batch, 7, c]` to `[batch * 7, c]` gives `(7,)`; flattening
-    time-major `[3, batch, c]` to `[3 * batch, c]` gives `(1, 1, 1)`, as does concatenating three batches.
+    Cut by rows of the batch, the axis consists of consecutive `blocks`. Block `i` is `blocks[i]` entries per row,
+    ordered by row, and every shard holds its own rows of every block, one block after the other. The ordinary batch
+    axis is one block of one entry per row, `(1,)`. Flattening `[batch, 7, c]` to `[batch * 7, c]` gives `(7,)`;
+    flattening time-major `[3, batch, c]` to `[3 * batch, c]` gives `(1, 1, 1)`, as does concatenating three batches.
     """
 
     axis: int
     blocks: tuple[int, ...] = (1,)
+    partition: Partition = BATCH
 
     def size(self, rows: int) -> int:
         """Return the length of the axis for `rows` rows of the batch."""
-        return rows * sum(self.blocks)
+        return self.partition.length if isinstance(self.partition, EvenCut) else rows * sum(self.blocks)
 
     def pieces(self, rows: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return, block by block, the number of entries each device holds: the order they have in the whole."""
-        return [tuple(count * block for count in rows) for block in self.blocks]
+        """Return, block by block, the number of entries each shard holds: the order they have in the whole.
+
+        Args:
+          rows: of each shard.
+        """
+        counts = self.partition.counts(len(rows)) if isinstance(self.partition, EvenCut) else rows
+        return [tuple(count * block for count in counts) for block in self.blocks]
 
     def between(self, begin: int, end: int, length: int) -> tuple[int, int] | None:
         """Return which blocks lie from `begin` to `end` on an axis of `length`, or None if either is inside of one.
@@ -54,12 +100,16 @@ class Shard:
         return (borders.index(begin), borders.index(end)) if begin in borders and end in borders else None
 
     def __str__(self) -> str:
-        return f"shard({self.axis})" if self.blocks == (1,) else f"shard({self.axis}, blocks={_short(self.blocks)})"
+        cut = f"{self.axis}{self.partition}"
+        return f"shard({cut})" if self.blocks == (1,) else f"shard({cut}, blocks={_short(self.blocks)})"
 
 
 @dataclass(frozen=True)
 class Partial:
-    """One full-shape part per device; `reduction` over the devices gives the value."""
+    """One full-shape part per shard; `reduction` over the shards gives the value.
+
+    A `mean` is a sum that is divided once it is reduced: what each shard has is the sum over its own rows.
+    """
 
     reduction: str = "sum"
 
@@ -67,9 +117,32 @@ class Partial:
         return f"partial({self.reduction})"
 
 
-Layout = Replicate | Shard | Partial
+Layout = SingleDevice | Replicate | Shard | Partial
+SINGLE_DEVICE = SingleDevice()
 REPLICATE = Replicate()
 PARTIAL_SUM = Partial("sum")
+PARTIAL_MEAN = Partial("mean")
+
+MOVES: dict[tuple[type, type], str] = {
+    (SingleDevice, SingleDevice): "send",
+    (SingleDevice, Replicate): "broadcast",
+    (SingleDevice, Shard): "scatter",
+    (SingleDevice, Partial): "zero-fill",
+    (Replicate, SingleDevice): "local copy",
+    (Replicate, Shard): "local slice",
+    (Shard, SingleDevice): "gather",
+    (Shard, Replicate): "all-gather",
+    (Shard, Shard): "all-to-all",
+    (Partial, SingleDevice): "reduce",
+    (Partial, Replicate): "all-reduce",
+    (Partial, Shard): "reduce-scatter",
+}
+"""The field's names for what takes a tensor from one layout to another."""
+
+
+def is_whole(layout: Layout) -> bool:
+    """Return whether every device that holds the tensor holds all of it."""
+    return isinstance(layout, (SingleDevice, Replicate))
 
 
 def apportion(rows: int, weights: Sequence[float]) -> tuple[int, ...]:

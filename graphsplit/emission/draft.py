@@ -2,43 +2,63 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import NodeDef
-from graphsplit.planning.plan import Plan
-from graphsplit.program.program import Op, Tensor
+from graphsplit.core.graphdefs import NodeDef, split_reference
+from graphsplit.emission.emitted_graph import Origin
+from graphsplit.program.program import Op, Program, Tensor
+
+SIZES_ROLE = "sizes"
 
 
 class Draft:
-    """The nodes of a plan as they are written; of a body that shards run by themselves, those of one shard (`only`).
+    """The nodes of a plan as they are written.
+
+    Args:
+      program: what is written.
+      prefixes: how the names of each shard's copies begin, by shard.
 
     Attributes:
       nodes: what has been written.
-      shard_of: the shard of every node that belongs to one, by name.
+      origins: where every node comes from, by name.
       shards: the shards that are written.
-      devices: the device of each shard; "" in a function that runs wherever it is called.
       prefixes: how the names of each shard's copies begin.
       scope: how the names of all other nodes begin that are no operation of the program.
     """
 
-    def __init__(self, plan: Plan, only: int | None = None):
-        self.program = plan.program
+    def __init__(self, program: Program, shards: Sequence[int], prefix_of: Callable[[str, int], str]):
+        self.program = program
         self.nodes: list[Any] = []
-        self.shard_of: dict[str, int] = {}
-        self.shards = range(len(plan.devices)) if only is None else range(only, only + 1)
-        self.devices = plan.devices if only is None else ("",) * len(plan.devices)
-        self.prefixes = _shard_prefixes(plan)
-        self.scope = _unused(plan, "graphsplit")
+        self.origins: dict[str, Origin] = {}
+        self.shards = shards
+        base = _unused(program, "shard", "_")
+        self.prefixes = {d: prefix_of(base, d) for d in shards}
+        self.scope = _unused(program, "graphsplit", "/")
+        self._devices: dict[str, str] = {}
 
-    def add(self, node: Any, d: int | None) -> None:
-        """Write a node that belongs to shard `d` or (None) to none."""
+    def add(self, node: Any, origin: Origin) -> None:
+        """Write a node."""
         self.nodes.append(node)
-        if d is not None:
-            self.shard_of[node.name] = d
+        self.origins[node.name] = origin
+        self._devices[node.name] = node.device
 
-    def copy(self, op: Op, name: str, device: str, inputs: list[str], d: int | None) -> Any:
+    def add_all(self, nodes: Iterable[Any], origin: Origin) -> None:
+        """Write nodes of the same origin."""
+        for node in nodes:
+            self.add(node, origin)
+
+    def add_sizes(self, node: Any, shard: int | None) -> None:
+        """Write a node that counts rows for a shard, or (None) at home."""
+        self.add(node, Origin(None, shard, SIZES_ROLE))
+
+    def device_of(self, reference: str) -> str:
+        """Return the device of the node that a reference names."""
+        return self._devices[split_reference(reference)[0]]
+
+    def copy(self, op: Op, name: str, device: str, inputs: Sequence[str], shard: int | None, role: str = "op") -> Any:
         """Write an operation under a name, and return its node."""
         node = NodeDef()
         node.CopyFrom(op.node)
@@ -48,7 +68,7 @@ class Draft:
         node.input.extend(inputs)
         if "_class" in node.attr:  # colocation with nodes that have other names now
             del node.attr["_class"]
-        self.add(node, d)
+        self.add(node, Origin(op.index, shard, role))
         return node
 
     def dtype(self, tensor: Tensor) -> tf.DType:
@@ -56,18 +76,18 @@ class Draft:
         return self.program.ops[tensor.op].out_dtypes[tensor.index]
 
 
-def _unused(plan: Plan, base: str) -> str:
-    """Return a scope that no operation of the program is in."""
-    while any(op.name.startswith(f"{base}/") for op in plan.program.ops):
+def _unused(program: Program, base: str, end: str) -> str:
+    """Return a beginning of names, up to `end`, that no name of the program has."""
+    while any(op.name.startswith(f"{base}{end}") for op in program.ops):
         base += "_"
     return base
 
 
-def _shard_prefixes(plan: Plan) -> list[str]:
-    """Return a name prefix for each shard that no name of the program begins with."""
-    base = "shard"
-    while any(op.name.startswith(f"{base}_") for op in plan.program.ops):
-        base += "_"
-    if plan.local:  # the same name on every shard, so that shards of the same size have the same function
-        return [f"{base}_/"] * len(plan.devices)
-    return [f"{base}_{d}/" for d in range(len(plan.devices))]
+def prefix_of_shard(base: str, d: int) -> str:
+    """Return how the names of one of several shards begin."""
+    return f"{base}_{d}/"
+
+
+def prefix_of_any(base: str, _: int) -> str:
+    """Return how names begin in a function for one shard: alike, so that shards of equal size share the function."""
+    return f"{base}_/"

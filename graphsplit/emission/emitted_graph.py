@@ -1,13 +1,37 @@
-"""EmittedGraph: the multi-device graph, as nodes that each name their device."""
+"""EmittedGraph: the multi-device graph, as nodes that each name their device and know where they come from."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.graphdefs import GraphDef, split_reference
+
+
+class Origin(NamedTuple):
+    """Where a node comes from.
+
+    Attributes:
+      op: the position of the operation of the program that it is, or belongs to, or whose tensor it moves; None for
+        what belongs to none.
+      shard: the shard that it belongs to, or None.
+      role: `"op"` for the operation itself; the kind of a move, `"scatter"`, `"reduce"`, ...; `"constant"` for a copy
+        of a constant, `"copy"` of a capture; `"part"` for what an operation needs besides; `"sizes"` for counting rows.
+    """
+
+    op: int | None
+    shard: int | None
+    role: str
+
+
+class Copy(NamedTuple):
+    """A shard's own copy of a captured tensor: the placeholder to be fed with it."""
+
+    capture: int
+    shard: int
+    name: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -19,9 +43,11 @@ class EmittedGraph:
       inputs, captures: names of those placeholders.
       outputs: references of the returned tensors.
       effects: names of nodes that must run.
-      shard_of: the shard of every node that runs on the shards; home nodes are absent.
+      origins: of every node, by name.
+      scope: a name scope that no operation of the program is in.
       present: for each shard that may turn out to have no rows, the reference of whether it has. If not, whatever
         depends on its `Switch`es is dead, up to a `Merge`.
+      copies: the placeholders of shards' own copies of captures, which are not among `captures`.
     """
 
     nodes: tuple[Any, ...] = field(repr=False)
@@ -29,10 +55,16 @@ class EmittedGraph:
     captures: tuple[str, ...]
     outputs: tuple[str, ...]
     effects: tuple[str, ...]
-    shard_of: Mapping[str, int] = field(repr=False)
+    origins: Mapping[str, Origin] = field(repr=False)
     library: Any = field(repr=False)
     versions: Any = field(repr=False)
+    scope: str = "graphsplit"
     present: tuple[str, ...] = ()
+    copies: tuple[Copy, ...] = ()
+
+    def shard_of(self, name: str) -> int | None:
+        """Return the shard that a node belongs to, or None."""
+        return self.origins[name].shard
 
     def graph_def(self) -> Any:
         """Return the graph as a `GraphDef`."""
@@ -68,6 +100,8 @@ class EmittedGraph:
         for node in self.nodes:
             if not node.device:
                 raise CheckError(f"Emitted node {node.name!r} has no device.")
+            if node.name not in self.origins:
+                raise CheckError(f"Nobody knows where the emitted node {node.name!r} comes from.")
             for reference in node.input:
                 if split_reference(reference.lstrip("^"))[0] not in names:
                     raise CheckError(f"Emitted node {node.name!r} reads {reference!r}, which does not exist.")

@@ -1,4 +1,4 @@
-"""What each shard makes for itself: operands that hold sizes, and its pieces of constants."""
+"""What each shard makes for itself: operands that hold sizes."""
 
 from __future__ import annotations
 
@@ -32,17 +32,3 @@ def _exact(op: Op, operand: int, value: np.ndarray) -> np.ndarray:
     if operand in op.constants or value.shape != (len(sizes),):
         return value.astype(object)
     return np.array([*map(as_exact, sizes), None], object)[:-1]  # from which its value was taken
-
-
-def own_rows(value: np.ndarray, layout: Shard, rows: tuple[int, ...], d: int) -> np.ndarray:
-    """Return device `d`'s piece of every block of `value`."""
-    if not any(value.strides):  # one number repeated: nothing to pick, and it stays one number
-        shape = list(value.shape)
-        shape[layout.axis] = layout.size(rows[d])
-        return np.broadcast_to(value.reshape(-1)[0], shape)
-    chosen, start = [], 0
-    for block in layout.pieces(rows):
-        first = start + sum(block[:d])
-        chosen.append(np.arange(first, first + block[d]))
-        start += sum(block)
-    return np.take(value, np.concatenate(chosen), layout.axis)

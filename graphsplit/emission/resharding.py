@@ -1,29 +1,34 @@
-"""Resharding: every tensor in the layout in which it is read, made once, however many operations read it."""
+"""Resharding: the moves of a plan, each carried out once, when somebody first reads what it makes."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from graphsplit.core.graphdefs import constant_node, constant_value
-from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Replicate, Shard
+import tensorflow as tf
+
+from graphsplit.core.errors import CheckError
+from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard, SingleDevice, is_whole
 from graphsplit.emission import collectives
+from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft
-from graphsplit.emission.local_operands import own_rows
+from graphsplit.emission.emitted_graph import Copy, Origin
 from graphsplit.emission.row_counts import RowCounts
+from graphsplit.planning.averages import entries_averaged
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.steps import Pack
-from graphsplit.program.program import SIZES, Op, Tensor
-
-_SENT = "sent"  # the whole value as each shard takes it from a pack
+from graphsplit.planning.steps import Bucket, Move
+from graphsplit.program.program import Op, Tensor
 
 
 class Resharding:
     """References of tensors in the layouts in which they are read.
 
     Args:
-      plan: which tensor has which layout where.
-      draft: what is written; what it takes to change layouts is added.
+      plan: which tensor is made in which layouts, and every move.
+      draft: what is written; what it takes to move tensors is added.
       counts: how many rows each shard has.
+
+    Attributes:
+      copies: the shards' own copies of captures that were read.
     """
 
     def __init__(self, plan: Plan, draft: Draft, counts: RowCounts):
@@ -31,117 +36,170 @@ class Resharding:
         self._program = plan.program
         self._draft = draft
         self._counts = counts
-        self._made: dict[tuple[Tensor, Layout | str], list[str]] = {}
-        self._constants: dict[tuple[int, Layout, int], str] = {}
-        self._packed: dict[str, dict[Tensor, Pack]] = {"whole values": {}, "all-reduce": {}}
-        for pack in plan.packs:
-            self._packed[pack.kind].update(dict.fromkeys(pack.tensors, pack))
+        self._constants = Constants(draft, counts, plan.mesh)
+        self._moves: dict[tuple[Tensor, Layout], Move] = {(move.tensor, move.target): move for move in plan.moves}
+        self._numbers: Mapping[Move, int] = {move: number for number, move in enumerate(plan.moves)}
+        self._bucket_of = {move: bucket for bucket in plan.buckets for move in bucket.moves}
+        self._made: dict[Move, list[str]] = {}
+        self.copies: dict[tuple[int, int], Copy] = {}
 
-    def read(self, tensor: Tensor, layout: Layout, d: int | None = None) -> str:
-        """Return the reference of `tensor` in `layout`, on device `d` or (None) at home; make it if need be."""
+    def check(self) -> None:
+        """Raise `CheckError` if a move was not carried out."""
+        left = [move for move in self._plan.moves if move not in self._made]
+        if left and self._plan.mesh.shards:
+            name = self._program.ops[left[0].tensor.op].name
+            raise CheckError(f"The {left[0].kind} of {name!r} is planned, and nobody reads what it makes.")
+
+    def whole(self, tensor: Tensor, layout: SingleDevice) -> str:
+        """Return the reference of a whole value on a device; on whichever it is made, if the layout names none."""
         op, step = self._program.ops[tensor.op], self._plan.steps[tensor.op]
-        if self._plan.local and op.type == "Placeholder":
-            return op.name
-        if step.shards and step.shards.gives[tensor.index] == layout and (d is not None or not step.home):
-            shard = self._draft.shards[0] if d is None else d
-            return _reference(self._draft.prefixes[shard] + op.name, tensor.index)
-        if d is not None and (op.type == "Const" or (op.is_constant and layout is REPLICATE)):
-            return self._constant(op, layout, d)
-        if isinstance(layout, Replicate):
-            if d is not None and tensor in self._packed["whole values"]:
-                return self._sent(tensor)[d]
-            return _reference(op.name, tensor.index) if step.home else self._whole(tensor)
-        if (tensor, layout) not in self._made:
-            self._made[tensor, layout] = self._pieces(tensor, layout)
-        return self._made[tensor, layout][d or 0]
+        own = SingleDevice(self._plan.owners.of_ops[tensor.op])
+        if step.home and (layout == own or not layout.device):
+            return _reference(op.name, tensor.index)
+        if self._plan.state.is_everywhere(op):
+            copied = op.index in self._program.captures
+            return op.name if copied else self._constants.get(op, layout, None, layout.device)
+        if layout.device:
+            return self._moved(tensor, layout)[0]
+        if step.shards and is_whole(step.shards.gives[tensor.index]):
+            return self._of_shard(tensor, self._draft.shards[0])
+        return self._moved(tensor, SingleDevice(self._plan.owners.of(tensor)))[0]
 
-    def _pieces(self, tensor: Tensor, layout: Layout) -> list[str]:
-        """Cut a whole value, or make it the sum of itself and zeros."""
-        kind = f"split_{layout.axis}" if isinstance(layout, Shard) else "zero_fill"
-        name, whole, dtype = self._name(tensor, kind), self.read(tensor, REPLICATE), self._draft.dtype(tensor)
-        home, devices = self._plan.home, self._plan.devices
-        if isinstance(layout, Shard):
-            nodes, references = collectives.split(name, whole, layout, self._counts, dtype, home, devices)
-        else:
-            shape = self._program.shape(tensor)
-            nodes, references = collectives.zero_fill(name, whole, shape, self._counts, dtype, home, devices)
-        self._draft.nodes += nodes
+    def on_shard(self, tensor: Tensor, layout: Layout, d: int, device: str) -> str:
+        """Return the reference of what shard `d` has of a tensor in a layout, for a reader on a device."""
+        op, step = self._program.ops[tensor.op], self._plan.steps[tensor.op]
+        if step.shards and step.shards.gives[tensor.index] == layout:
+            return self._of_shard(tensor, d)
+        if op.name in self._plan.state.replicated:
+            return self._copy(op, d, device)
+        if op.type == "Const" and isinstance(layout, Shard):
+            self._made.setdefault(self._moves[tensor, layout], [])
+            return self._constants.get(op, layout, d, device)
+        if is_whole(layout) and self._plan.state.is_everywhere(op):
+            return self._constants.get(op, layout, d, device)
+        return self._moved(tensor, layout)[d]
+
+    def _of_shard(self, tensor: Tensor, d: int) -> str:
+        return _reference(self._draft.prefixes[d] + self._program.ops[tensor.op].name, tensor.index)
+
+    def _copy(self, op: Op, d: int, device: str) -> str:
+        """Return the placeholder of a shard's own copy of a capture."""
+        position = self._program.captures.index(op.index)
+        if (position, d) not in self.copies:
+            name = f"{self._draft.scope}/copies_{d}/{op.name}"
+            self._draft.copy(op, name, device or self._plan.devices[d], [], d, "copy")
+            self.copies[position, d] = Copy(position, d, name)
+        return self.copies[position, d].name
+
+    def _moved(self, tensor: Tensor, layout: Layout) -> Sequence[str]:
+        """Return what a move makes: one reference, or one for each shard."""
+        move = self._moves.get((tensor, layout))
+        if move is None:
+            name = self._program.ops[tensor.op].name
+            raise CheckError(f"{name!r} is read as {layout}, and no move of the plan makes that.")
+        if move not in self._made:
+            bucket = self._bucket_of.get(move)
+            if bucket is None:
+                self._made[move] = self._carry_out(move)
+            else:
+                self._made.update(self._carry_out_bucket(bucket))
+        return self._made[move]
+
+    def _carry_out(self, move: Move) -> list[str]:
+        if isinstance(move.source, Shard):
+            return self._gather(move, move.source)
+        if isinstance(move.source, Partial):
+            return self._reduce(move, move.source)
+        source = self._source(move)
+        if isinstance(move.target, Shard):
+            return self._scatter(move, move.target, source)
+        if isinstance(move.target, Partial):
+            return self._zero_fill(move, source)
+        return [source] * self._plan.mesh.shards if move.target == REPLICATE else [source]  # TensorFlow sends it
+
+    def _source(self, move: Move) -> str:
+        """Return the reference of the whole value that a move starts from."""
+        if isinstance(move.source, SingleDevice):
+            return self.whole(move.tensor, move.source)
+        assert isinstance(move.target, SingleDevice)
+        devices = list(self._plan.devices)  # every shard has it: nothing moves if one is on the device
+        return self._of_shard(move.tensor, devices.index(move.target.device) if move.target.device in devices else 0)
+
+    def _parts(self, move: Move) -> list[str]:
+        return [self._of_shard(move.tensor, d) for d in self._draft.shards]
+
+    def _gather(self, move: Move, source: Shard) -> list[str]:
+        op, name = self._program.ops[move.tensor.op], self._name(move)
+        nodes, reference = collectives.gather(
+            name,
+            self._parts(move),
+            source,
+            self._counts,
+            self._draft.dtype(move.tensor),
+            _device(move.target, self._plan.home),
+            [self._plan.shard_device(op, d) for d in self._draft.shards],
+        )
+        self._draft.add_all(nodes, self._origin(move))
+        return [reference]
+
+    def _reduce(self, move: Move, source: Partial) -> list[str]:
+        nodes, reference = collectives.reduce(
+            self._name(move),
+            self._parts(move),
+            source.reduction,
+            self._counts,
+            self._draft.dtype(move.tensor),
+            _device(move.target, self._plan.home),
+            entries_averaged(self._program.ops[move.tensor.op]) if source.reduction == "mean" else 0,
+        )
+        self._draft.add_all(nodes, self._origin(move))
+        return [reference]
+
+    def _scatter(self, move: Move, target: Shard, source: str) -> list[str]:
+        name, device = self._name(move), _device(move.source, self._plan.home)
+        dtype, devices = self._draft.dtype(move.tensor), self._plan.devices
+        nodes, references = collectives.scatter(name, source, target, self._counts, dtype, device, devices)
+        self._draft.add_all(nodes, self._origin(move))
         return references
 
-    def _whole(self, tensor: Tensor) -> str:
-        """Gather or reduce what the shards have."""
-        if (tensor, REPLICATE) not in self._made and tensor in self._packed["all-reduce"]:
-            self._reduce_packed(tensor)
-        if (tensor, REPLICATE) not in self._made:
-            shards = self._plan.steps[tensor.op].shards
-            assert shards is not None
-            given, dtype = shards.gives[tensor.index], self._draft.dtype(tensor)
-            home, devices = self._plan.home, self._plan.devices
-            parts = [self.read(tensor, given, d) for d in range(len(devices))]
-            if isinstance(given, Partial):
-                name = self._name(tensor, "all_reduce")
-                nodes, reference = collectives.all_reduce(
-                    name, parts, given.reduction, self._counts, dtype, home, shards.divisor
-                )
-            else:
-                assert isinstance(given, Shard)
-                name = self._name(tensor, "all_gather")
-                nodes, reference = collectives.all_gather(name, parts, given, self._counts, dtype, home, devices)
-            self._draft.nodes += nodes
-            self._made[tensor, REPLICATE] = [reference]
-        return self._made[tensor, REPLICATE][0]
+    def _zero_fill(self, move: Move, source: str) -> list[str]:
+        name, device = self._name(move), _device(move.source, self._plan.home)
+        shape, dtype = self._program.shape(move.tensor), self._draft.dtype(move.tensor)
+        nodes, references = collectives.zero_fill(name, source, shape, self._counts, dtype, device, self._plan.devices)
+        self._draft.add_all(nodes, self._origin(move))
+        return references
 
-    def _sent(self, tensor: Tensor) -> list[str]:
-        """Return the references, one for each shard, of a whole value that is sent together with others."""
-        if (tensor, _SENT) not in self._made:
-            name, pack, sizes = self._pack(tensor, "whole values")
-            sources, dtype = [self.read(t, REPLICATE) for t in pack], self._draft.dtype(tensor)
-            home, devices = self._plan.home, self._plan.devices
-            nodes, references = collectives.send_packed(name, sources, sizes, dtype, home, devices)
-            self._draft.nodes += nodes
-            for k, packed in enumerate(pack):
-                self._made[packed, _SENT] = [own[k] for own in references]
-        return self._made[tensor, _SENT]
+    def _carry_out_bucket(self, bucket: Bucket) -> dict[Move, list[str]]:
+        first, moves = bucket.moves[0], bucket.moves
+        dtype: tf.DType = self._draft.dtype(first.tensor)
+        name = f"{self._draft.scope}/bucket_{self._plan.buckets.index(bucket)}/{first.kind}"
+        sizes = [self._program.bytes(move.tensor) // dtype.size for move in moves]
+        if bucket.kind == "broadcast":
+            sources, device = [self._source(move) for move in moves], _device(first.source, self._plan.home)
+            nodes, apart = collectives.broadcast_bucket(name, sources, sizes, dtype, device, self._plan.devices)
+            made = {move: [own[k] for own in apart] for k, move in enumerate(moves)}
+        else:
+            assert first.source == PARTIAL_SUM
+            parts = [[self._of_shard(move.tensor, d) for move in moves] for d in self._draft.shards]
+            device = _device(first.target, self._plan.home)
+            nodes, sums = collectives.reduce_bucket(name, parts, sizes, dtype, device, self._plan.devices)
+            made = {move: [reference] for move, reference in zip(moves, sums, strict=True)}
+        self._draft.add_all(nodes, Origin(None, None, first.kind))
+        return made
 
-    def _reduce_packed(self, tensor: Tensor) -> None:
-        """Reduce a tensor together with others."""
-        name, pack, sizes = self._pack(tensor, "all-reduce")
-        home, devices, dtype = self._plan.home, self._plan.devices, self._draft.dtype(tensor)
-        parts = [[self.read(t, PARTIAL_SUM, d) for t in pack] for d in range(len(devices))]
-        nodes, references = collectives.reduce_packed(name, parts, sizes, dtype, home, devices)
-        self._draft.nodes += nodes
-        self._made.update({(t, REPLICATE): [reference] for t, reference in zip(pack, references, strict=True)})
+    def _name(self, move: Move) -> str:
+        """Return a name for what carries out a move that no other node's begins with: it has the move's number."""
+        kind = move.kind.replace("-", "_")
+        return f"{self._draft.scope}/{kind}_{self._numbers[move]}/{self._program.ops[move.tensor.op].name}"
 
-    def _pack(self, tensor: Tensor, kind: str) -> tuple[str, Sequence[Tensor], list[int]]:
-        """Return a name for a tensor's pack, what is in it, and the size of each."""
-        pack = self._packed[kind][tensor]
-        name = f"{self._draft.scope}/packed/{kind.replace(' ', '_')}_{self._plan.packs.index(pack)}"
-        return name, pack.tensors, [self._program.bytes(t) // self._draft.dtype(t).size for t in pack.tensors]
+    def _origin(self, move: Move) -> Origin:
+        return Origin(move.tensor.op, None, move.kind)
 
-    def _name(self, tensor: Tensor, kind: str) -> str:
-        """Return a name for what changes the layout of a tensor: it says how, and of which operation."""
-        suffix = f"_{tensor.index}" if tensor.index else ""
-        before = sum(key[0] == tensor for key in self._made)
-        name = f"{self._draft.scope}/{kind}/{self._program.ops[tensor.op].name}{suffix}"
-        return name + (f"_{before}" if before else "")
 
-    def _constant(self, op: Op, layout: Layout, d: int) -> str:
-        """Return device `d`'s own copy, whole or cut, of a constant: constants are re-made, not sent."""
-        key = (op.index, layout, d)
-        if key not in self._constants:
-            cut = f"/{layout.axis}" + "".join(f"_{b}" for b in layout.blocks[:8]) if isinstance(layout, Shard) else ""
-            name, device = f"{self._draft.prefixes[d]}{op.name}{cut}", self._draft.devices[d]
-            if isinstance(layout, Shard):
-                value = own_rows(constant_value(op.node), layout, self._plan.rows, d)
-                self._draft.add(constant_node(name, value, op.out_dtypes[0], device), d)
-            elif op.type == SIZES:
-                assert op.yields is not None
-                name = self._counts.operand(name, d, op.yields, op.out_dtypes[0])
-            else:
-                wait = self._counts.waits_for(d)
-                self._draft.copy(op, name, device, [wait] if wait else [], d)
-            self._constants[key] = name
-        return self._constants[key]
+def _device(layout: Layout, home: str) -> str:
+    """Return the device of a whole value; nodes that move it are at home where that is wherever a loader puts it."""
+    assert isinstance(layout, SingleDevice)
+    return layout.device or home
 
 
 def _reference(name: str, index: int) -> str:

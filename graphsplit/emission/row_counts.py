@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.graphdefs import constant_node
-from graphsplit.core.layouts import Shard
+from graphsplit.core.layouts import EvenCut, Shard
 from graphsplit.core.node_writer import Writer, host_of
 from graphsplit.core.polynomials import Monomial, Polynomial, Symbol, coefficients, is_symbolic, substituted, values_at
 from graphsplit.core.symbolic_sizes import OWN, ROWS
@@ -100,19 +100,18 @@ class RowCounts:
             self._made[key] = self._sum(d, value, dtype) if is_symbolic(value) else self._number(name, d, value, dtype)
         return self._made[key]
 
-    def whole(self, name: str, value: np.ndarray, dtype: tf.DType) -> None:
-        """Write integers that follow from sizes at home, under a name."""
-        source = self.operand(f"{name}/graphsplit_value", None, value, dtype)
-        self.home.write(name, "Identity", source, T=dtype)
-
     def split_sizes(self, name: str, layout: Shard) -> str:
         """Write the sizes of all pieces of an axis, block by block, at home."""
         raise CheckError("A shard by itself cuts nothing.")
 
     def own_sizes(self, name: str, layout: Shard, d: int) -> str:
-        """Write the sizes of the blocks that shard `d` holds, on its device."""
+        """Write the sizes of the blocks that shard `d` holds of a batch, on its device."""
         blocks = [Polynomial.of(block) * Polynomial.of(OWN) for block in layout.blocks]
         return self.operand(f"{name}/sizes", d, np.array([*blocks, None], object)[:-1], tf.int64)
+
+    def _sizes_known(self, name: str, layout: Shard, rows: Sequence[int]) -> str:
+        sizes = [count for block in layout.pieces(rows) for count in block]
+        return self.operand(f"{name}/sizes", None, np.array(sizes, np.int64), tf.int64)
 
     def share(self, name: str, d: int, dtype: tf.DType) -> str:
         """Write the fraction of all rows that shard `d` has."""
@@ -163,8 +162,7 @@ class FixedRows(RowCounts):
 
     def split_sizes(self, name: str, layout: Shard) -> str:
         """Write the sizes of all pieces of an axis, block by block, at home."""
-        sizes = [Polynomial.of(block) * count for block in layout.blocks for count in self._rows]
-        return self.operand(f"{name}/sizes", None, np.array([*sizes, None], object)[:-1], tf.int64)
+        return self._sizes_known(name, layout, self._rows)
 
     def share(self, name: str, d: int, dtype: tf.DType) -> str:
         """Write the fraction of all rows that shard `d` has."""
@@ -246,6 +244,8 @@ class MeasuredRows(RowCounts):
 
     def split_sizes(self, name: str, layout: Shard) -> str:
         """Write the sizes of all pieces of an axis, block by block, at home."""
+        if isinstance(layout.partition, EvenCut):
+            return self._sizes_known(name, layout, (0,) * len(self._present))
         if layout.blocks == (1,):
             return self._all_sizes
         w, key = self.home, ("split sizes", repr(layout.blocks))
@@ -255,6 +255,11 @@ class MeasuredRows(RowCounts):
             by_block = w("Mul", self._all_sizes, blocks, T=tf.int64)
             self._made[key] = w("Reshape", by_block, w.constant([-1]), T=tf.int64, Tshape=tf.int64)
         return self._made[key]
+
+
+def length_sizes(given: Mapping[Symbol, str]) -> dict[Symbol, str]:
+    """Return those of some sizes that are lengths: no numbers of rows."""
+    return {symbol: reference for symbol, reference in given.items() if symbol not in (ROWS, OWN, BEGIN)}
 
 
 def measured(w: Writer, source: Measured) -> str:

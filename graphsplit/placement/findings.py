@@ -6,7 +6,7 @@ from collections import Counter
 
 from graphsplit.core.devices import short_name
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.planning.plan import format_bytes
+from graphsplit.planning.amounts import format_bytes
 
 FEW_ROWS = 8
 MUCH_WORK = 0.6

@@ -13,7 +13,7 @@ from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.pages import device_colors
 from graphsplit.placement.summaries import Box, Flow, Summary, summarize
 from graphsplit.placement.tables import format_flops, shorten
-from graphsplit.planning.plan import format_bytes
+from graphsplit.planning.amounts import format_bytes
 
 _WIDTH, _HEIGHT, _ROW = 3.0, 0.62, 0.9  # of a box, and from one box to the next, in inches
 _COLUMN = 4.4

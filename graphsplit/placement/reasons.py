@@ -7,9 +7,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
+from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.placement.records import PlacedOp
 
-_LOWERED = {"While", "StatelessWhile", "If", "StatelessIf", "Case", "StatelessCase"}
+_LOWERED = {op_type for op_type, flow in CONTROL_FLOW.items() if not flow.compiled}
 _TRIVIAL = {"Identity", "IdentityN", "NoOp", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape"}
 _SHAPE_ONLY = {"Reshape", "Squeeze", "ExpandDims", "Transpose", "Cast", "BroadcastTo", "Bitcast"}
 

@@ -18,7 +18,7 @@ from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
-from graphsplit.runtime.executable import Executable, resource_devices
+from graphsplit.runtime.executable import Executable
 from graphsplit.tracing.trace import Trace, source_locator
 
 _serial = itertools.count()
@@ -77,17 +77,17 @@ class Source:
 
 def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
     """Return the multi-device graph of a `ParallelFunction` for one signature."""
-    emitted = emit(plan, resource_devices(trace, plan))
-    prefixes = tuple({node.split("/", 1)[0] + "/" for node in emitted.shard_of})
+    emitted = emit(plan)
 
     @functools.cache
-    def locate_program(node: str) -> str:
-        return plan.program.locate(node)  # once for all shards
+    def locate_op(position: int) -> str:
+        return plan.program.locate(plan.program.ops[position].name)  # once for all shards
 
     def locate(node: str) -> str:
-        node = node.split("/", 1)[1] if node.startswith(prefixes) and prefixes else node
-        node = node.split("/", 2)[2] if node.startswith("graphsplit/") else node
-        return locate_program(node)
+        while node and node not in emitted.origins:  # inside of a function: the node that calls it
+            node = node.rpartition("/")[0]
+        position = emitted.origins[node].op if node else None
+        return "" if position is None else locate_op(position)
 
     known = not plan.program.symbols  # else bytes and rows are only known in each run
     return Source(
@@ -96,9 +96,9 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         effects=emitted.effects,
         inputs=(*emitted.inputs, *emitted.captures),
         locate=locate,
-        shard_of=emitted.shard_of,
+        shard_of={name: origin.shard for name, origin in emitted.origins.items() if origin.shard is not None},
         at_home={op.name: (reason, plan.gathered_bytes(op) if known else 0) for op, reason in plan.stayed_home},
-        rows=plan.rows if not plan.program.batch_is_unknown else (),
+        rows=plan.rows,
         make_run=lambda: Executable(trace, plan, name),
         variables=_variable_names(emitted.captures, trace.captures, trace.variables),
         **_resources(emitted.captures, trace.function.inputs[len(emitted.inputs) :], trace.captures),

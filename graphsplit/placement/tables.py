@@ -9,7 +9,7 @@ from graphsplit.core.devices import short_name
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.records import DeviceTotals
-from graphsplit.planning.plan import format_bytes
+from graphsplit.planning.amounts import format_bytes
 
 WIDTH = 100
 _HEADERS = ("device", "ops", "FLOPs", "share", "parameters", "activations", "received", "sent")

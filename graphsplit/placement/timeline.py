@@ -21,7 +21,7 @@ from graphsplit.placement.profiles import OpEvent, SendEvent, read_events, recor
 from graphsplit.placement.questions import natural_order
 from graphsplit.placement.reading import bytes_of, read_ops
 from graphsplit.placement.sources import Source, StateKeeper
-from graphsplit.planning.plan import format_bytes
+from graphsplit.planning.amounts import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping

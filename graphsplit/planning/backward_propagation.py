@@ -1,18 +1,16 @@
-"""The backward pass of planning: from what is returned and changed, what must run, and in which layouts it is read."""
+"""Backward propagation: from what is returned and changed, what must run, and in which layouts it is read."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Replicate, Shard
-from graphsplit.core.symbolic_sizes import has_sizes
-from graphsplit.planning.forward_propagation import Forward
-from graphsplit.planning.plan import Plan
-from graphsplit.planning.steps import Reshard, Step
+from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard, is_whole
+from graphsplit.planning.averages import as_planned
+from graphsplit.planning.forward_propagation import ForwardPropagation
+from graphsplit.planning.state import State
+from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Sharded, answer_for_output
 from graphsplit.rules.random import STATEFUL_RANDOM, rule_to_make
@@ -20,158 +18,95 @@ from graphsplit.rules.random import STATEFUL_RANDOM, rule_to_make
 _DEEPEST_REMAKE = 24
 _INFINITE = 1 << 62
 _SMALL = 1024  # bytes: less than the copy of a tensor between devices costs
-_ON_SHARDS = "on shards"  # a whole value that the shards read; what follows from constants is then re-made, not sent
 _REMADE_WHOLE = frozenset({"EmptyTensorList", "TensorListReserve"})
-_Demand = Layout | str
+_READ = "ReadVariableOp"
+
+BodyPlanner = Callable[[Op, Sequence[Layout]], Mapping[str, object]]
 
 
-class Backward:
+class BackwardPropagation:
     """From what is read to what must run.
 
     Args:
       program: what is planned.
       natural: its forward pass.
       output_layouts: the layouts in which the outputs are wanted.
-      local: whether every shard runs the program by itself, as the body of a loop: then whole ops run on every shard,
-        and there is nobody to exchange rows with.
       independent: whether shards may draw random numbers of their own.
-      plan_bodies: plans the functions of a loop or branch that stays at home, given the layouts of its inputs.
+      state: where lives what the program does not compute.
 
     Attributes:
       steps: what becomes of each op.
-      reshards: the changes of layout, last first.
-      obstacles: for a local program, why it cannot run by itself.
     """
 
     def __init__(
         self,
         program: Program,
-        natural: Forward,
+        natural: ForwardPropagation,
         output_layouts: Sequence[Layout],
-        local: bool = False,
+        *,
         independent: bool = False,
-        plan_bodies: Callable[[Op, Sequence[Layout]], Mapping[str, Plan]] | None = None,
+        state: State = State(),  # noqa: B008  # frozen
     ):
         self.program = program
         self.natural = natural
         self.steps: list[Step] = [Step()] * len(program.ops)
-        self.reshards: list[Reshard] = []
-        self.obstacles: list[str] = []
-        self._local = local
         self._independent = independent
-        self._plan_bodies = plan_bodies
-        self._demands: list[dict[tuple[int, _Demand], None]] = [{} for _ in program.ops]
+        self._state = state
+        self._demands: list[dict[tuple[int, Layout], None]] = [{} for _ in program.ops]
         self._required = set(program.effects) | set(program.captures) | set(program.inputs)
         self._costs: dict[tuple[Tensor, Layout], int] = {}
         self._inputs = set(program.inputs)
         self._remade_whole: dict[int, bool] = {}
-        self._moved: set[Reshard] = set()
         for tensor, layout in zip(program.outputs, output_layouts, strict=True):
             self._demand(tensor, layout)
         for op in reversed(program.ops):
             if self._demands[op.index] or op.index in self._required:
                 self.steps[op.index] = self._visit(op)
                 self._required.update(op.controls)
-                if local:
-                    self._check_local(op)
 
-    def _check_local(self, op: Op) -> None:
-        step = self.steps[op.index]
-        if step.home and op.stateful:
-            self.obstacles.append(f"{op.type} in it has side effects, which happen once")
-        elif step.home and step.reason:
-            self.obstacles.append(f"{op.type} in it: {step.reason}")
-
-    def _demand(self, tensor: Tensor, layout: _Demand) -> None:
+    def _demand(self, tensor: Tensor, layout: Layout) -> None:
         self._demands[tensor.op][tensor.index, layout] = None
+
+    def _demanded(self, op: Op) -> Iterable[tuple[Tensor, Layout]]:
+        return ((Tensor(op.index, output), layout) for output, layout in self._demands[op.index])
 
     def _demand_inputs(self, op: Op, sharded: Sharded) -> None:
         for i, (tensor, layout) in enumerate(zip(op.inputs, sharded.wants, strict=True)):
             if i not in sharded.makes:
-                self._demand(tensor, _ON_SHARDS if layout is REPLICATE else layout)
+                self._demand(tensor, layout)
 
     def _visit(self, op: Op) -> Step:
         given = self.natural.answers[op.index]
-        if given is not None:
-            if given.rescale and (divisor := self._divisor(op)):
-                given = replace(given, rescale=False, divisor=divisor)
-            self._demand_inputs(op, given)
-            for (output, demand), _ in self._demands[op.index].items():
-                layout = REPLICATE if demand is _ON_SHARDS else demand
-                self._reshard(Tensor(op.index, output), given.gives[output], layout)
-            return Step(shards=given)
-        return self._visit_whole(op)
-
-    def _divisor(self, op: Op) -> int:
-        """Return what a mean divides by, if it may do so once: it is read whole only, and its sum does not overflow."""
-        dtype, shapes = op.out_dtypes[0], (op.in_shapes[0], op.out_shapes[0])
-        read_whole = all(demand is REPLICATE or demand is _ON_SHARDS for _, demand in self._demands[op.index])
-        if not read_whole or dtype.size < (8 if dtype.is_complex else 4):
-            return 0
-        if any(shape is None or None in shape or has_sizes(shape) for shape in shapes):
-            return 0
-        before, after = (math.prod(size or 0 for size in shape or ()) for shape in shapes)
-        return before // after if after else 0
+        if given is None:
+            return self._visit_whole(op)
+        given = as_planned(op, given, [layout for _, layout in self._demanded(op)])
+        self._demand_inputs(op, given)
+        return Step(shards=given)
 
     def _visit_whole(self, op: Op) -> Step:
         """Visit an op whose natural form is whole: read whole, cut, or made in pieces from the start."""
         remade: Sharded | None = None
         home = op.index in self._required
-        if self._local and op.index in self._inputs:
-            return self._visit_local_argument(op)
-        for (output, demand), _ in self._demands[op.index].items():
-            tensor = Tensor(op.index, output)
-            if isinstance(demand, Shard):
+        for tensor, layout in self._demanded(op):
+            if isinstance(layout, Shard):
                 if op.type == "Const":
                     continue
-                if remade is None or remade.gives[output] != demand:
-                    found = self._remake(tensor, demand)
-                    if found is None or remade is not None:
-                        self._reshard(tensor, REPLICATE, demand)
-                        home = True
-                    else:
-                        remade = found
-            elif demand is _ON_SHARDS and remade is None and self._is_remade_whole(op):
+                if remade is None or remade.gives[tensor.index] != layout:
+                    found = self._remake(tensor, layout) if remade is None else None
+                    home, remade = home or found is None, remade or found
+            elif layout == REPLICATE and remade is None and self._is_remade_whole(op):
                 remade = Sharded((REPLICATE,) * len(op.inputs), (REPLICATE,) * len(op.out_shapes))
-            elif demand == PARTIAL_SUM:
-                self._reshard(tensor, REPLICATE, PARTIAL_SUM)
-                home = True
-            elif demand is not _ON_SHARDS or not op.is_constant:
+            elif layout != REPLICATE or not self._state.is_everywhere(op):
                 home = True
         if remade is not None:
             self._demand_inputs(op, remade)
         if home:
             for tensor in op.inputs:
-                self._demand(tensor, REPLICATE)
-        reason = self.natural.reasons[op.index]
-        if home and reason and op.bodies and self._plan_bodies is not None:
-            bodies = self._plan_bodies(op, [self.natural.layout(tensor) for tensor in op.inputs])
-            if any(body.sharded_ops for body in bodies.values()):
-                return Step(home, remade, "", bodies)
-        return Step(home, remade, reason)
+                self._demand(tensor, self.natural.whole)
+        return self._step_at_home(op, home, remade)
 
-    def _visit_local_argument(self, op: Op) -> Step:
-        """Visit an argument of a local program: every shard has it, in the layout in which it is given."""
-        given = self.natural.seen[op.index][0]
-        for (_, demand), _ in self._demands[op.index].items():
-            if demand != given and not (given is REPLICATE and demand is _ON_SHARDS):
-                self.obstacles.append(f"argument {op.name}: it is given {given} and read {demand}")
-        return Step(home=True)
-
-    def _reshard(self, tensor: Tensor, source: Layout, target: _Demand) -> None:
-        if isinstance(target, str) or source == target:
-            return
-        if self._local:
-            name = self.program.ops[tensor.op].type
-            self.obstacles.append(f"{name} in it: its rows would be exchanged between devices each time")
-            return
-        if not isinstance(source, Replicate) and not isinstance(target, Replicate):
-            self._reshard(tensor, source, REPLICATE)  # through home: gather or reduce, then cut
-            source = REPLICATE
-        move = Reshard(tensor, source, target)
-        if move not in self._moved:
-            self._moved.add(move)
-            self.reshards.append(move)
+    def _step_at_home(self, op: Op, home: bool, remade: Sharded | None) -> Step:
+        return Step(home, remade, self.natural.reasons[op.index])
 
     def _remake(self, tensor: Tensor, layout: Shard) -> Sharded | None:
         """Return how to make a whole tensor in pieces, if that moves fewer bytes than cutting it."""
@@ -193,11 +128,11 @@ class Backward:
         made = self.natural.answers[tensor.op]
         if (
             op.type == "Const"
-            or (op.is_constant and layout is REPLICATE)
+            or (self._state.is_everywhere(op) and is_whole(layout))
             or (made is not None and made.gives[tensor.index] == layout)
         ):
             cost = 0
-        elif made is not None or layout is REPLICATE or depth > _DEEPEST_REMAKE:
+        elif made is not None or is_whole(layout) or depth > _DEEPEST_REMAKE:
             cost = size
         else:
             cost = min(size, self._remake_cost(op, tensor, layout, depth))
@@ -208,23 +143,44 @@ class Backward:
         """Return whether an op may run on every shard instead of once: nobody could tell the difference."""
         if op.type in STATEFUL_RANDOM:
             return self._independent
+        if op.type == _READ and self._is_copied(op.inputs[0].op):
+            return not op.controls
         return not (op.stateful or op.controls or op.index in self._inputs)
 
     def _is_remade_whole(self, op: Op, depth: int = 0) -> bool:
-        """Return whether each shard makes a whole value by itself: an empty list, or what follows from constants."""
-        if self._local or not self._may_repeat(op) or depth > _DEEPEST_REMAKE:
+        """Return whether each shard makes a whole value by itself.
+
+        That is an empty list, something small that follows from constants, or what follows from copies that every
+        shard has.
+        """
+        if not self._may_repeat(op) or depth > _DEEPEST_REMAKE or self._is_copied(op.index):
             return False
         if op.index not in self._remade_whole:
             inputs = [self.program.ops[tensor.op] for tensor in op.inputs]
-            small = bool(inputs) and sum(op.out_bytes) <= _SMALL and not op.bodies
-            from_constants = small and all(i.is_constant or self._is_remade_whole(i, depth + 1) for i in inputs)
-            self._remade_whole[op.index] = op.type in _REMADE_WHOLE or from_constants
+            anywhere = bool(inputs) and all(
+                self._state.is_everywhere(i) or self._is_remade_whole(i, depth + 1) for i in inputs
+            )
+            small = sum(op.out_bytes) <= _SMALL and not op.bodies
+            self._remade_whole[op.index] = op.type in _REMADE_WHOLE or (anywhere and (small or self._has_copies(op)))
         return self._remade_whole[op.index]
+
+    def _is_copied(self, position: int) -> bool:
+        return self.program.ops[position].name in self._state.replicated
+
+    def _has_copies(self, op: Op) -> bool:
+        """Return whether something of which every shard has a copy leads to an op."""
+        pending = [tensor.op for tensor in op.inputs] if self._state.replicated else []
+        while pending:
+            i = pending.pop()
+            if self._is_copied(i):
+                return True
+            pending += [tensor.op for tensor in self.program.ops[i].inputs]
+        return False
 
     def _size(self, tensor: Tensor, layout: Layout) -> int:
         """Return the bytes that travel when a tensor is cut. Lists cannot be: nothing is dearer."""
         opaque = self.program.ops[tensor.op].out_dtypes[tensor.index] == tf.variant
-        return _INFINITE if opaque and layout is not REPLICATE else self.program.bytes(tensor)
+        return _INFINITE if opaque and not is_whole(layout) else self.program.bytes(tensor)
 
     def _remake_cost(self, op: Op, tensor: Tensor, layout: Layout, depth: int) -> int:
         rule = rule_to_make(op.type, self._independent)
@@ -235,3 +191,67 @@ class Backward:
         if found is None:
             return size
         return sum(self._cost(t, want, depth + 1) for t, want in zip(op.inputs, found.wants, strict=True))
+
+
+class WholeBackwardPropagation(BackwardPropagation):
+    """Of a whole program, or of what a loop at home does in each turn.
+
+    Args:
+      plan_bodies: plans the functions of a loop or branch that stays at home, given the layouts of its inputs.
+    """
+
+    def __init__(self, program: Program, natural: ForwardPropagation, plan_bodies: BodyPlanner, **others: object):
+        self._plan_bodies = plan_bodies
+        outputs = (SINGLE_DEVICE,) * len(program.outputs)
+        super().__init__(program, natural, outputs, **others)  # type: ignore[arg-type]
+
+    def _step_at_home(self, op: Op, home: bool, remade: Sharded | None) -> Step:
+        reason = self.natural.reasons[op.index]
+        if home and reason and op.bodies:
+            bodies = self._plan_bodies(op, [self.natural.layout(tensor) for tensor in op.inputs])
+            if any(body.sharded_ops for body in bodies.values()):  # type: ignore[attr-defined]
+                return Step(home, remade, "", bodies)
+        return Step(home, remade, reason)
+
+
+class LocalBackwardPropagation(BackwardPropagation):
+    """Of a body that every shard runs by itself: whole ops run on every shard, and nobody is there to exchange with.
+
+    Attributes:
+      obstacles: why it cannot run by itself.
+    """
+
+    def __init__(self, program: Program, natural: ForwardPropagation, outputs: Sequence[Layout], independent: bool):
+        self.obstacles: list[str] = []
+        super().__init__(program, natural, outputs, independent=independent)
+
+    def _visit(self, op: Op) -> Step:
+        step = super()._visit(op)
+        if step.home and op.stateful:
+            self.obstacles.append(f"{op.type} in it has side effects, which happen once")
+        elif step.home and step.reason:
+            self.obstacles.append(f"{op.type} in it: {step.reason}")
+        for tensor, layout in self._demanded(op):
+            self._check_exists(op, step, tensor, layout)
+        return step
+
+    def _visit_whole(self, op: Op) -> Step:
+        if op.index not in self._inputs:
+            return super()._visit_whole(op)
+        given = self.natural.seen[op.index][0]  # every shard has an argument in the layout in which it is given
+        for _, layout in self._demanded(op):
+            if layout != given:
+                self.obstacles.append(f"argument {op.name}: it is given {given} and read {layout}")
+        return Step(home=True)
+
+    def _is_remade_whole(self, op: Op, depth: int = 0) -> bool:  # noqa: ARG002
+        return False  # it is made on every shard anyway
+
+    def _check_exists(self, op: Op, step: Step, tensor: Tensor, layout: Layout) -> None:
+        """Note an obstacle if the shards would have to exchange rows for somebody to read a tensor in a layout."""
+        if op.index in self._inputs or (layout == REPLICATE and (step.home or op.is_constant)):
+            return
+        if op.type == "Const" and isinstance(layout, Shard):
+            return
+        if step.shards is None or step.shards.gives[tensor.index] != layout:
+            self.obstacles.append(f"{op.type} in it: its rows would be exchanged between devices each time")

@@ -8,10 +8,11 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from graphsplit.core.function_calls import CONTROL_FLOW, function_names
-from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard
-from graphsplit.planning.backward_propagation import Backward
-from graphsplit.planning.forward_propagation import Forward
-from graphsplit.planning.plan import Plan
+from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard, is_whole
+from graphsplit.planning.backward_propagation import LocalBackwardPropagation
+from graphsplit.planning.forward_propagation import LocalForwardPropagation
+from graphsplit.planning.local_plan import LocalPlan
+from graphsplit.planning.mesh import Mesh
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Answer, Declined, Sharded
 
@@ -20,44 +21,35 @@ _PASSES = frozenset({"Identity"})
 
 
 @dataclass(frozen=True)
-class Mesh:
-    """The devices of the shards and the rows of each."""
+class ControlFlowAnswers:
+    """How loops and branches run on the shards of a mesh, each by itself.
 
-    devices: tuple[str, ...]
-    rows: tuple[int, ...]
+    Attributes:
+      mesh: the shards.
+      random: `"exact"` or `"independent"`.
+    """
+
+    mesh: Mesh
     random: str = "exact"
 
     def answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         """Return how a loop or branch runs on the shards, each by itself, or why it cannot."""
-        if "While" in op.type:
+        if CONTROL_FLOW[op.type].loops:
             return self._answer_loop(op, layouts)
         return self._answer_branch(op, layouts)
 
-    def _forward(self, program: Program, layouts: Sequence[Layout], outputs: Sequence[Layout] = ()) -> Forward:
-        whole = {t for t, layout in zip(program.outputs, outputs, strict=False) if layout is REPLICATE}
-        return Forward(program, layouts, self.answer, whole, {}, local=True)
+    def _forward(
+        self, program: Program, layouts: Sequence[Layout], outputs: Sequence[Layout] = ()
+    ) -> LocalForwardPropagation:
+        whole = {t for t, layout in zip(program.outputs, outputs, strict=False) if is_whole(layout)}
+        return LocalForwardPropagation(program, layouts, self.answer, whole)
 
-    def _plan(self, program: Program, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> Plan | Declined:
-        backward = Backward(
-            program,
-            self._forward(program, inputs, outputs),
-            outputs,
-            local=True,
-            independent=self.random == "independent",
-        )
+    def _plan(self, program: Program, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> LocalPlan | Declined:
+        natural = self._forward(program, inputs, outputs)
+        backward = LocalBackwardPropagation(program, natural, outputs, self.random == "independent")
         if backward.obstacles:
             return Declined(backward.obstacles[0])
-        return Plan(
-            program=program,
-            devices=self.devices,
-            rows=self.rows,
-            home="",
-            input_layouts=tuple(inputs),
-            steps=tuple(backward.steps),
-            reshards=(),
-            output_layouts=tuple(outputs),
-            random=self.random,
-        )
+        return LocalPlan(program, self.mesh, tuple(inputs), tuple(outputs), tuple(backward.steps), self.random)
 
     def _answer_loop(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         condition_name, body_name = function_names(op.node)
@@ -72,7 +64,7 @@ class Mesh:
             if after == carried:
                 break
             carried = [layout for layout in after if layout is not None]
-        plans: dict[str, Plan] = {}
+        plans: dict[str, LocalPlan] = {}
         for name, program, outputs in (
             (body_name, body, carried),
             (condition_name, op.bodies[condition_name], [REPLICATE]),
@@ -84,12 +76,12 @@ class Mesh:
         return _sharded(op, carried, carried, plans)
 
     def _answer_branch(self, op: Op, layouts: Sequence[Layout]) -> Answer:
-        chooses = CONTROL_FLOW[op.type][2]  # a branch reads which one to take first; a compiled call does not
-        if not chooses and any(body.symbols for body in op.bodies.values()):
+        flow = CONTROL_FLOW[op.type]
+        if flow.compiled and any(body.symbols for body in op.bodies.values()):
             return Declined("XLA compiles for sizes that are known")
-        if chooses and layouts[0] is not REPLICATE:
+        if flow.chooses and not is_whole(layouts[0]):
             return Declined("which branch it takes depends on all rows")
-        given: list[Layout] = [REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts[chooses:]]
+        given: list[Layout] = [REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts[flow.chooses :]]
         names = function_names(op.node)
         forwards = [self._forward(op.bodies[name], given) for name in names]
         outputs: list[Layout] = []
@@ -104,32 +96,31 @@ class Mesh:
             plan = self._plan(op.bodies[name], given, outputs)
             if isinstance(plan, Declined):
                 return plan
-            if not chooses and any(step.shards and step.shards.draw for step in plan.steps):
+            if flow.compiled and any(step.shards and step.shards.draw for step in plan.steps):
                 return Declined("it draws random numbers, which XLA does in its own way")
             plans[name] = plan
-        return _sharded(op, [*[REPLICATE] * chooses, *given], outputs, plans)
+        return _sharded(op, [*[REPLICATE] * flow.chooses, *given], outputs, plans)
 
 
-def _sharded(op: Op, wants: Sequence[Layout], gives: Sequence[Layout], plans: Mapping[str, Plan]) -> Answer:
-    handles = [t for t in CONTROL_FLOW[op.type][1:2] if tf.resource.as_datatype_enum in op.attr(t).list.type]
-    if handles:
+def _sharded(op: Op, wants: Sequence[Layout], gives: Sequence[Layout], plans: Mapping[str, LocalPlan]) -> Answer:
+    if tf.resource.as_datatype_enum in op.attr(CONTROL_FLOW[op.type].types).list.type:
         return Declined("it captures a table or another resource, which lives on one device")
     return Sharded(tuple(wants), tuple(gives), bodies=plans)
 
 
-def _joined(carried: Layout, forward: Forward, body: Program, i: int) -> Layout | None:
+def _joined(carried: Layout, forward: LocalForwardPropagation, body: Program, i: int) -> Layout | None:
     """Return the layout of a carried tensor after a turn, joined with that before; None if they cannot be joined."""
     after = forward.layout(body.outputs[i])
     if isinstance(carried, Shard):
-        return carried if after == carried or after is REPLICATE else None
+        return carried if after == carried or is_whole(after) else None
     if isinstance(after, Shard):
-        return after if carried is REPLICATE else None
-    if carried is REPLICATE and _accumulates_partial(forward, body, i):
+        return after if is_whole(carried) else None
+    if is_whole(carried) and _accumulates_partial(forward, body, i):
         return PARTIAL_SUM
     return carried
 
 
-def _accumulates_partial(forward: Forward, body: Program, i: int) -> bool:
+def _accumulates_partial(forward: LocalForwardPropagation, body: Program, i: int) -> bool:
     """Return whether carried tensor `i` becomes itself plus partial sums: then it may stay partial through the loop.
 
     So does the weight gradient of a recurrent layer. What it starts from is partial too: on the first device, with

@@ -1,4 +1,4 @@
-"""The forward pass of planning: rows flow from the sharded arguments through the rules."""
+"""Forward propagation: rows flow from the sharded arguments through the rules, and give every op its natural form."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
+from graphsplit.core.layouts import (
+    PARTIAL_MEAN,
+    PARTIAL_SUM,
+    REPLICATE,
+    SINGLE_DEVICE,
+    Layout,
+    Partial,
+    Shard,
+    is_whole,
+)
 from graphsplit.planning.home_rows import rows_at_home
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of, stays_partial
 
 _MOST_ENDS = 16  # of one tensor that are looked at
+_LINEAR = (PARTIAL_SUM, PARTIAL_MEAN)
 
 ControlFlowRule = Callable[[Op, Sequence[Layout]], Answer]
 """How loops and branches are answered: they need plans of their bodies, which rules know nothing of."""
 
 
-class Forward:
+class ForwardPropagation:
     """The natural form of every op, and the layout in which its readers meet each of its outputs.
 
     Args:
@@ -26,14 +36,20 @@ class Forward:
       control_flow: answers for ops that have bodies.
       whole_outputs: the outputs that are wanted whole.
       kept_home: ops that must run at home, with the reason.
-      local: whether this is a body that every shard runs by itself.
       batch: the number of rows.
+      captures: the layouts of captures that are not whole on one device, by position.
 
     Attributes:
-      answers: for each op how it runs on the shards, or None if its natural place is home.
+      answers: for each op how it runs on the shards, or None if it is naturally run whole.
       reasons: why an op that carries rows is at home.
       seen: for each op, the layouts of its outputs.
     """
+
+    whole: Layout = SINGLE_DEVICE
+    """What whole values are, of ops that run on whole tensors."""
+
+    may_grow = False
+    """Whether partial sums stay partial even where it would pay to reduce them: where nothing can be reduced."""
 
     def __init__(
         self,
@@ -41,22 +57,19 @@ class Forward:
         input_layouts: Sequence[Layout],
         control_flow: ControlFlowRule,
         whole_outputs: Collection[Tensor],
-        kept_home: Mapping[int, str],
-        local: bool = False,
+        kept_home: Mapping[int, str] | None = None,
         batch: int = 0,
+        captures: Mapping[int, Layout] | None = None,
     ):
         self.program = program
         self.answers: list[Sharded | None] = []
         self.reasons: list[str] = []
         self.seen: list[tuple[Layout, ...]] = []
         self._control_flow = control_flow
-        self._kept_home = kept_home
-        self._local = local
+        self._kept_home = kept_home or {}
         self._batch = batch
-        self._wanted_whole = _tensors_wanted_whole(program, whole_outputs, local)
-        if not local:
-            self._wanted_whole |= _forks(program, self._wanted_whole)
-        arguments = dict(zip(program.inputs, input_layouts, strict=True))
+        self._wanted_whole = self._tensors_wanted_whole(whole_outputs)
+        arguments = {**dict(zip(program.inputs, input_layouts, strict=True)), **(captures or {})}
         for op in program.ops:
             if op.index in arguments:
                 self._append(None, "", (arguments[op.index],))
@@ -74,10 +87,10 @@ class Forward:
 
     def _visit(self, op: Op) -> None:
         layouts = [self.layout(tensor) for tensor in op.inputs]
-        if all(layout is REPLICATE for layout in layouts):
+        if all(map(is_whole, layouts)):
             self._append_home(op, "")
             return
-        given = self._answer(op, layouts)
+        given = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
         if isinstance(given, Declined):
             carries_rows = any(isinstance(layout, Shard) for layout in layouts)
             self._append_home(op, given.reason if carries_rows else "")
@@ -85,9 +98,9 @@ class Forward:
             self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(given.gives)]))
 
     def _append_home(self, op: Op, reason: str) -> None:
-        rows = rows_at_home(self.program, op, self.layout, 0 if self._local else self._batch)
+        rows = rows_at_home(self.program, op, self.layout, self._batch)
         if rows is None:
-            self._append(None, reason, (REPLICATE,) * len(op.out_shapes))
+            self._append(None, reason, (self.whole,) * len(op.out_shapes))
         else:
             layout, why = rows
             self._append(None, reason or why, (layout,))
@@ -104,21 +117,38 @@ class Forward:
         rule = rule_of(op.type)
         if rule is None:
             return Declined(f"no rule for {op.type}")
-        return answer(rule, op, layouts, [self.program.bytes(t) for t in op.inputs], self._local)
+        return answer(rule, op, layouts, [self.program.bytes(t) for t in op.inputs], self.may_grow)
 
     def _as_seen(self, op: Op, output: int, layout: Layout) -> Layout:
         """A partial sum stays partial only while every reader is linear in it: it is reduced once, not twice."""
-        if isinstance(layout, Partial) and (layout != PARTIAL_SUM or Tensor(op.index, output) in self._wanted_whole):
-            return REPLICATE
-        return layout
+        if not isinstance(layout, Partial):
+            return layout
+        stays = layout in _LINEAR and Tensor(op.index, output) not in self._wanted_whole
+        return PARTIAL_SUM if stays else self.whole
+
+    def _tensors_wanted_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
+        wanted = self._read_whole(outputs)
+        return wanted | _forks(self.program, wanted)
+
+    def _read_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
+        wanted = set(outputs)
+        for op in self.program.ops:
+            if not op.bodies:
+                wanted.update(t for i, t in enumerate(op.inputs) if not stays_partial(op, i, self.may_grow))
+        return wanted
 
 
-def _tensors_wanted_whole(program: Program, outputs: Collection[Tensor], local: bool) -> set[Tensor]:
-    wanted = set(outputs)
-    for op in program.ops:
-        if not op.bodies:
-            wanted.update(tensor for i, tensor in enumerate(op.inputs) if not stays_partial(op, i, local))
-    return wanted
+class LocalForwardPropagation(ForwardPropagation):
+    """Of a body that every shard runs by itself: every shard has whole values of its own, and reduces nothing."""
+
+    whole = REPLICATE
+    may_grow = True
+
+    def _append_home(self, op: Op, reason: str) -> None:
+        self._append(None, reason, (REPLICATE,) * len(op.out_shapes))
+
+    def _tensors_wanted_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
+        return self._read_whole(outputs)
 
 
 def _forks(program: Program, wanted: Collection[Tensor]) -> set[Tensor]:

@@ -1,9 +1,9 @@
-"""Planning: Program + devices -> Plan. One pass forward, one pass back, no TensorFlow op is made.
+"""Planning: Program + mesh -> Plan. One pass forward, one pass back, no TensorFlow op is made.
 
 Forward, every op gets its natural layout: rows flow from the sharded arguments through the rules. Backward, from what
 the function returns and changes, every op learns in which layouts it is read. What nobody reads is dropped; what is
-whole and is read in pieces is made in pieces where that moves fewer bytes; every other change of layout becomes one
-reshard.
+whole and is read in pieces is made in pieces where that moves fewer bytes. Then whole values get the device that they
+belong to, and every other change of layout becomes one move.
 """
 
 from __future__ import annotations
@@ -13,15 +13,20 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from graphsplit.core.errors import CheckError, StrictError, bullet_list
+from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.layouts import REPLICATE, Layout, Replicate, Shard
-from graphsplit.planning.backward_propagation import Backward
-from graphsplit.planning.bucketing import find_packs
-from graphsplit.planning.control_flow import Mesh
-from graphsplit.planning.forward_propagation import Forward
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
+from graphsplit.planning.backward_propagation import WholeBackwardPropagation
+from graphsplit.planning.bucketing import find_buckets
+from graphsplit.planning.control_flow import ControlFlowAnswers
+from graphsplit.planning.forward_propagation import ForwardPropagation
+from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.moves import find_moves
+from graphsplit.planning.owners import find_owners
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.scheduling import find_order
-from graphsplit.planning.steps import Reshard
+from graphsplit.planning.state import State
+from graphsplit.planning.steps import Move, Step
 from graphsplit.program.program import Op, Program
 
 
@@ -29,81 +34,90 @@ from graphsplit.program.program import Op, Program
 def plan_program(
     program: Program,
     *,
-    devices: Sequence[str],
-    rows: Sequence[int],
+    mesh: Mesh,
     home: str,
     input_layouts: Sequence[Layout],
+    state: State = State(),  # noqa: B008  # frozen
     strict: bool = False,
     random: str = "exact",
     notes: Sequence[str] = (),
-    positions: Sequence[int] = (),
 ) -> Plan:
     """Decide where every operation runs.
 
     Args:
       program: the traced function.
-      devices, rows: the device and number of rows of each shard; every shard has at least one row.
-      home: the device of whole operations.
-      input_layouts: `Shard` or `Replicate` for each argument.
+      mesh: the shards.
+      home: the device of whole values that belong to nobody.
+      input_layouts: `Shard` or `SingleDevice` for each argument.
+      state: where variables, tables and large constants live.
       strict: raise `StrictError` if an operation that carries the batch would run at home.
       random: `"exact"` or `"independent"`.
-      positions: which of the devices asked for each shard has.
 
     Raises:
       StrictError: see `strict`.
     """
 
     def plan_bodies(op: Op, layouts: Sequence[Layout]) -> dict[str, Plan]:
-        """Plan what a loop or branch at home does in each turn, as if its functions were whole programs."""
-        if "Call" in op.type:
-            return {}  # compiled by XLA, for one device
-        given = [layout if isinstance(layout, Shard) else REPLICATE for layout in layouts]
-        given = given if "While" in op.type else given[1:]
-        stage = program.stages.of(op.name)
-        own_home = stage.home if stage else home
-        own = [stage.device(positions[d] if positions else d) for d in range(len(rows))] if stage else devices
-        return {
-            name: plan_program(
-                body, devices=own, rows=rows, home=own_home, input_layouts=given, random=random, positions=positions
-            )
-            for name, body in op.bodies.items()
-        }
+        return _plan_bodies(program, op, layouts, mesh=mesh, home=home, state=state, random=random)
 
-    mesh = Mesh(tuple(devices), tuple(rows), random)
+    answers = ControlFlowAnswers(mesh, random)
     kept_home: dict[int, str] = {}
     while True:
-        natural = Forward(program, input_layouts, mesh.answer, program.outputs, kept_home, batch=sum(rows))
-        backward = Backward(
-            program,
-            natural,
-            (REPLICATE,) * len(program.outputs),
-            independent=random == "independent",
-            plan_bodies=plan_bodies,
+        natural = ForwardPropagation(
+            program, input_layouts, answers.answer, program.outputs, kept_home, mesh.batch, state.layouts(program)
         )
-        impossible = _impossible(program, backward)
+        backward = WholeBackwardPropagation(
+            program, natural, plan_bodies, independent=random == "independent", state=state
+        )
+        steps = tuple(backward.steps)
+        owners = find_owners(program, steps, home, state)
+        moves = find_moves(program, steps, owners, state)
+        impossible = _impossible(program, steps, moves)
         if not impossible:
             break
         if impossible.keys() <= kept_home.keys():
             raise CheckError(f"Lists cannot be placed: {sorted(program.ops[i].name for i in impossible)}.")
         kept_home.update(impossible)
-    reshards = tuple(reversed(backward.reshards))
     plan = Plan(
         program=program,
-        devices=tuple(devices),
-        rows=tuple(rows),
+        mesh=mesh,
         home=home,
         input_layouts=tuple(input_layouts),
-        steps=tuple(backward.steps),
-        reshards=reshards,
-        packs=find_packs(program, backward.steps, reshards) if len(devices) > 1 else (),
-        order=find_order(program, backward.steps) if len(devices) > 1 else {},
-        notes=(*notes, *_notes_on_stages(program, backward)),
+        state=state,
+        steps=steps,
+        owners=owners,
+        moves=moves,
+        buckets=find_buckets(program, steps, moves) if mesh.shards > 1 else (),
+        order=find_order(program, steps) if mesh.shards > 1 else {},
+        notes=(*notes, *_notes_on_stages(program, steps)),
         random=random,
-        positions=tuple(positions),
     )
     if strict and plan.stayed_home:
         raise StrictError(_strict_message(plan))
     return plan
+
+
+def _plan_bodies(
+    program: Program, op: Op, layouts: Sequence[Layout], *, mesh: Mesh, home: str, state: State, random: str
+) -> dict[str, Plan]:
+    """Plan what a loop or branch at home does in each turn, as if its functions were whole programs."""
+    flow = CONTROL_FLOW[op.type]
+    if flow.compiled:
+        return {}  # by XLA, for one device
+    passed = range(flow.chooses, len(op.inputs))
+    given = [layouts[i] if isinstance(layouts[i], Shard) else SINGLE_DEVICE for i in passed]
+    handles = [state.devices.get(program.ops[op.inputs[i].op].name) for i in passed]
+    stage = program.stages.of(op.name)
+    if stage:
+        mesh = Mesh(tuple([stage.device(p) for p in mesh.positions]), mesh.weights, mesh.rows, mesh.positions)
+        home = stage.home
+    plans = {}
+    for name, body in op.bodies.items():
+        arguments = [body.ops[i].name for i in body.inputs]
+        devices = {a: device for a, device in zip(arguments, handles, strict=True) if device}
+        own = State(devices, largest_constant=state.largest_constant)
+        plans[name] = plan_program(body, mesh=mesh, home=home, input_layouts=given, state=own, random=random)
+    return plans
 
 
 def _strict_message(plan: Plan) -> str:
@@ -119,34 +133,35 @@ def _strict_message(plan: Plan) -> str:
     )
 
 
-def _notes_on_stages(program: Program, backward: Backward) -> list[str]:
+def _notes_on_stages(program: Program, steps: Sequence[Step]) -> list[str]:
     """Say which stages cannot have their devices: those inside loops and branches that every shard runs by itself."""
     notes = []
-    for op, step in zip(program.ops, backward.steps, strict=True):
+    for op, step in zip(program.ops, steps, strict=True):
         bodies = step.shards.bodies if step.shards else {}
         for stage in dict.fromkeys(stage for body in bodies.values() for stage in body.program.all_stages()):
             notes.append(f"{stage} is called inside {op.type} {op.name!r}, which every shard runs on its own device")
     return notes
 
 
-def _impossible(program: Program, backward: Backward) -> dict[int, str]:
+def _impossible(program: Program, steps: Sequence[Step], moves: Sequence[Move]) -> dict[int, str]:
     """Return the ops that must stay at home because lists cannot be gathered or cut: they are opaque to other ops."""
     found = {}
-    for reshard in backward.reshards:
-        tensor = reshard.tensor
-        if program.ops[tensor.op].out_dtypes[tensor.index] != tf.variant:
+    for move in moves:
+        tensor = move.tensor
+        both_whole = is_whole(move.source) and is_whole(move.target)
+        if both_whole or program.ops[tensor.op].out_dtypes[tensor.index] != tf.variant:
             continue
-        if not isinstance(reshard.source, Replicate):
-            found[tensor.op] = "its list is read whole" + _by_whom(program, backward, reshard)
+        if not is_whole(move.source):
+            found[tensor.op] = "its list is read whole" + _by_whom(program, steps, move)
             continue
-        for op, step in zip(program.ops, backward.steps, strict=True):
-            if step.shards and (tensor, reshard.target) in zip(op.inputs, step.shards.wants, strict=True):
+        for op, step in zip(program.ops, steps, strict=True):
+            if step.shards and (tensor, move.target) in zip(op.inputs, step.shards.wants, strict=True):
                 found[op.index] = "its list is made whole"
     return found
 
 
-def _by_whom(program: Program, backward: Backward, reshard: Reshard) -> str:
-    for op, step in zip(program.ops, backward.steps, strict=True):
-        if step.home and step.reason and reshard.tensor in op.inputs:
+def _by_whom(program: Program, steps: Sequence[Step], move: Move) -> str:
+    for op, step in zip(program.ops, steps, strict=True):
+        if step.home and step.reason and move.tensor in op.inputs:
             return f" by {op.type}: {step.reason}"
     return ""

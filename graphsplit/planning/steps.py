@@ -6,17 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphsplit.core.layouts import Layout, Partial, Replicate, Shard
+from graphsplit.core.layouts import MOVES, Layout
 from graphsplit.program.program import Tensor
 from graphsplit.rules import Sharded
 
 
 @dataclass(frozen=True)
 class Step:
-    """What becomes of one operation: it may run at home, on the shards, on both, or (dead code) nowhere.
+    """What becomes of one operation: it may run whole, on the shards, on both, or (dead code) nowhere.
 
     Attributes:
-      home: whether it runs once, at home, on whole tensors.
+      home: whether it runs once, on whole tensors, on the device of what it serves.
       shards: how it runs on every shard, or None.
       reason: why it runs at home although it carries rows of the batch; "" where it carries none.
       bodies: for a loop or branch at home around work on the batch, the plans of its functions, by name: the loop
@@ -30,7 +30,7 @@ class Step:
 
 
 @dataclass(frozen=True)
-class Reshard:
+class Move:
     """A tensor that changes its layout. Happens once, however many operations read the result."""
 
     tensor: Tensor
@@ -40,21 +40,16 @@ class Reshard:
     @property
     def kind(self) -> str:
         """Return the field's name for it."""
-        if isinstance(self.source, Replicate):
-            return "split" if isinstance(self.target, Shard) else "zero-fill"
-        if isinstance(self.source, Partial):
-            return "all-reduce" if isinstance(self.target, Replicate) else "reduce-scatter"
-        return "all-gather" if isinstance(self.target, Replicate) else "all-to-all"
+        return MOVES[type(self.source), type(self.target)]
 
 
 @dataclass(frozen=True)
-class Pack:
-    """Small tensors that travel as one: each has one axis, and all have the same dtype.
+class Bucket:
+    """Moves that are made as one: of small tensors that each have one axis, all of one dtype and one kind."""
 
-    Attributes:
-      kind: "whole values", joined at home and sent to each device; or "all-reduce", joined on each shard.
-      tensors: what is joined.
-    """
+    moves: tuple[Move, ...]
 
-    kind: str
-    tensors: tuple[Tensor, ...]
+    @property
+    def kind(self) -> str:
+        """Return the kind that its moves have."""
+        return self.moves[0].kind

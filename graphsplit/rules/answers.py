@@ -150,7 +150,6 @@ def _axis_of(dims: Dims, factor: int, blocks: tuple[int, ...]) -> Shard | None:
 def _along(factors: Factors, factor: int, blocks: tuple[int, ...]) -> Sharded | None:
     wants = tuple([_axis_of(dims, factor, blocks) or REPLICATE for dims in factors.inputs])
     gives: list[Layout] = []
-    rescale = False
     for dims in factors.outputs:
         shard = _axis_of(dims, factor, blocks)
         if shard is not None:
@@ -158,8 +157,7 @@ def _along(factors: Factors, factor: int, blocks: tuple[int, ...]) -> Sharded | 
         elif dims is None:
             gives.append(REPLICATE)
         elif factor in factors.contracted:
-            rescale = factors.rescale
             gives.append(Partial(factors.contracted[factor]))
         else:
             return None
-    return Sharded(wants, tuple(gives), factors.resize.get(factor, ()), rescale, draw=factors.draw)
+    return Sharded(wants, tuple(gives), factors.resize.get(factor, ()), draw=factors.draw)

@@ -65,7 +65,6 @@ class Factors:
       inputs, outputs: one `Dims` per operand and result.
       contracted: factors that the outputs lack, and the reduction that joins the devices' parts (`sum`, `max`, ...).
       resize: per factor, the elements of shape operands that hold its size.
-      rescale: whether a contracted result is an average: each part is weighted with its share of the rows.
       draw: for random ops, how to draw the numbers of some rows.
     """
 
@@ -73,7 +72,6 @@ class Factors:
     outputs: tuple[Dims, ...]
     contracted: Mapping[int, str] = field(default_factory=dict)
     resize: Mapping[int, tuple[Resize, ...]] = field(default_factory=dict)
-    rescale: bool = False
     draw: Draw | None = None
 
 

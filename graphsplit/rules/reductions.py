@@ -9,17 +9,13 @@ from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import Declined, Dims, Factors, Resize
 from graphsplit.rules.registry import register
 
-_REDUCTION = {"Sum": "sum", "Mean": "sum", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
+_REDUCTION = {"Sum": "sum", "Mean": "mean", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
 
 
 @register("Sum", "Mean", linear=(0,))
 @register("Max", "Min", "Prod", "All", "Any")
 def reduce(op: Op) -> Factors | Declined:
-    """`ab -> b`: the factor of a reduced axis is contracted. A mean is the mean of each shard times its share.
-
-    (Planning makes it `sum / count` where it is reduced at once. Not in float16: a sum over the batch overflows long
-    before its mean does.)
-    """
+    """`ab -> b`: the factor of a reduced axis is contracted. What becomes of a mean, planning decides."""
     axes = reduced_axes(op)
     if axes is None:
         return Declined("its axes are not known when planning")
@@ -28,12 +24,7 @@ def reduce(op: Op) -> Factors | Declined:
     rank = len(op.in_shapes[0] or ())
     keep = op.attr("keep_dims").b
     output: Dims = tuple([None if i in axes else i for i in range(rank) if keep or i not in axes])
-    return Factors(
-        (tuple(range(rank)), None),
-        (output,),
-        dict.fromkeys(axes, _REDUCTION[op.type]),
-        rescale=op.type == "Mean",
-    )
+    return Factors((tuple(range(rank)), None), (output,), dict.fromkeys(axes, _REDUCTION[op.type]))
 
 
 def reduced_axes(op: Op, operand: int = 1) -> set[int] | None:

@@ -19,8 +19,7 @@ class Sharded:
       wants: the layout in which each input is read. `Replicate` means each device reads the whole value.
       gives: the layout of each output.
       resize: the shape operands in which each device has the size of its own shard of the first output.
-      rescale: whether each copy's result is multiplied by its device's share of the rows.
-      divisor: of a mean that is reduced at once: each copy is a sum, and what they add up to is divided by this.
+      weighted: whether each copy's result, a mean over its own rows, is multiplied by its share of all rows.
       bodies: for loops and branches, the plans of the functions that they call, by name.
       draw: for random ops, how each shard draws the numbers of its rows.
     """
@@ -28,8 +27,7 @@ class Sharded:
     wants: tuple[Layout, ...]
     gives: tuple[Layout, ...]
     resize: tuple[Resize, ...] = ()
-    rescale: bool = False
-    divisor: int = 0
+    weighted: bool = False
     bodies: Mapping[str, Any] = field(default_factory=dict)
     draw: Draw | None = None
 

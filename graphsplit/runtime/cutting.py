@@ -89,7 +89,7 @@ class _Backward:
         seeds, results, after = part
         by_name = {node.name: node for node in graph.nodes}
         self._read = list(dict.fromkeys([*crossing, *graph.present]))
-        inputs = {r: f"graphsplit/residual_{i}" for i, r in enumerate(self._read)}
+        inputs = {r: f"{graph.scope}/residual_{i}" for i, r in enumerate(self._read)}
         nodes = [_placeholder(stand_in, by_name, r) for r, stand_in in inputs.items()]
         own, stand_ins, tokens = dead.again(inputs)
         nodes += own

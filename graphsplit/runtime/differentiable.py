@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
-from graphsplit.core.layouts import REPLICATE, Layout, Shard
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import (
     accumulator_watches,
@@ -26,11 +26,13 @@ from graphsplit.core.tensorflow_internals import (
     tape_watches,
 )
 from graphsplit.emission.emitter import emit
+from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
+from graphsplit.planning.state import state_of
 from graphsplit.program.program import Program, Tensor
 from graphsplit.runtime.cutting import Cut, descendants
-from graphsplit.runtime.executable import Executable, resource_devices
+from graphsplit.runtime.executable import Executable
 from graphsplit.runtime.feeding import FedExecutable
 from graphsplit.tracing.trace import Trace, read_graph
 
@@ -132,7 +134,7 @@ class ForwardAndBackward:
         self._joint = joint
         layouts = [_layout_of(single, k) for group in joint.groups for k in group]
         self.plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
-        graph = emit(self.plan, resource_devices(joint.trace, self.plan))
+        graph = emit(self.plan)
         self._cut = Cut(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name)
         self._again_functions: dict[int, Differentiable] = {}
 
@@ -204,8 +206,8 @@ def _layout_of(single: Differentiable, output: int) -> Layout:
     """Return the layout in which the gradient of an output is used: that in which the output is made."""
     tensor = single.trace.program.outputs[output]
     sharded = single.plan.steps[tensor.op].shards
-    given = sharded.gives[tensor.index] if sharded else REPLICATE
-    return given if isinstance(given, Shard) else REPLICATE
+    given = sharded.gives[tensor.index] if sharded else SINGLE_DEVICE
+    return given if isinstance(given, Shard) else SINGLE_DEVICE
 
 
 def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
@@ -213,13 +215,12 @@ def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
     split = trace.program.symbols == plan.program.symbols
     return plan_program(
         trace.program,
-        devices=plan.devices if split else (),
-        rows=plan.rows if split else (),
+        mesh=plan.mesh if split else Mesh(),
         home=plan.home,
-        input_layouts=layouts if split else [REPLICATE] * len(layouts),
+        input_layouts=layouts if split else [SINGLE_DEVICE] * len(layouts),
+        state=state_of(trace),
         random=plan.random,
         notes=plan.notes,
-        positions=plan.positions,
     )
 
 

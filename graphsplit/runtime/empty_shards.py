@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.graphdefs import NodeDef, constant_node, make_node, output_type, split_reference
 from graphsplit.emission.emitted_graph import EmittedGraph
 
@@ -41,7 +42,7 @@ class DeadTensors:
             present = self.present(reference)
             if present is not None:
                 dtype, device = self._place(reference)
-                returned[i] = own = f"graphsplit/returned_{i}"
+                returned[i] = own = f"{self._graph.scope}/returned_{i}"
                 nodes += self._nothing(f"{own}/nothing", reference, dtype, device)
                 nodes.append(make_node(f"{own}/instead", "Switch", [f"{own}/nothing", present], device, T=dtype))
                 nodes.append(make_node(own, "Merge", [reference, f"{own}/instead"], device, N=2, T=dtype))
@@ -61,7 +62,7 @@ class DeadTensors:
         name, index = split_reference(reference)
         node = self._by_name[name]
         while "element_dtype" not in node.attr:
-            reference = node.input[index if "While" in node.op else 0]
+            reference = node.input[index if _loops(node) else 0]
             name, index = split_reference(reference)
             node = self._by_name[name]
         return tf.as_dtype(node.attr["element_dtype"].type)
@@ -85,6 +86,10 @@ class DeadTensors:
             nodes.append(make_node(token, "Identity", [f"{token}/taken:1"], device, T=tf.bool))
             tokens[present] = token
         return nodes, stand_ins, tokens
+
+
+def _loops(node: Any) -> bool:
+    return node.op in CONTROL_FLOW and CONTROL_FLOW[node.op].loops
 
 
 def waiting_for(node: Any, token: str | None) -> Any:

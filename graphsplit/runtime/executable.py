@@ -47,7 +47,7 @@ class Executable:
     @property
     def emitted(self) -> EmittedGraph:
         """The multi-device graph, written anew each time: at many devices it is large, and the runtime has its own."""
-        return emit(self.plan, resource_devices(self._trace, self.plan))
+        return emit(self.plan)
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on the flat arguments."""
@@ -98,12 +98,3 @@ def _spec(node: Any, index: int, shape: Any) -> tf.TensorSpec:
 def _inputs(graph: EmittedGraph, plan: Plan) -> dict[str, int]:
     names = (*graph.inputs, *graph.captures)
     return dict(zip(names, (*plan.program.inputs, *plan.program.captures), strict=True))
-
-
-def resource_devices(trace: Trace, plan: Plan) -> dict[str, str]:
-    """Return where captured variables and tables live, by the name of their placeholder."""
-    devices = {}
-    for position, handle in zip(plan.program.captures, trace.captures, strict=True):
-        if handle.dtype == tf.resource and handle.device:
-            devices[plan.program.ops[position].name] = handle.device
-    return devices

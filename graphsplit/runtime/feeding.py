@@ -17,10 +17,10 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.empty_shards import DeadTensors
-from graphsplit.runtime.executable import resource_devices, runtime_function
+from graphsplit.runtime.executable import runtime_function
 from graphsplit.tracing.trace import Trace
 
-_AHEAD = ("graphsplit/split_", "graphsplit/rows/home/")  # what cuts, and counts what is cut
+_AHEAD = frozenset({"scatter", "sizes"})  # what cuts, and counts what is cut
 _STAYS = frozenset({tf.resource.as_datatype_enum, tf.variant.as_datatype_enum})
 
 
@@ -33,7 +33,7 @@ class FedExecutable:
     """
 
     def __init__(self, trace: Trace, plan: Plan, name: str):
-        graph = emit(plan, resource_devices(trace, plan))
+        graph = emit(plan)
         by_name = {node.name: node for node in graph.nodes}
         cutting = _cutting(graph, by_name)
         pieces = _pieces(graph, cutting, plan.home)
@@ -92,7 +92,8 @@ def _cutting(graph: EmittedGraph, by_name: dict[str, Any]) -> set[str]:
     """Return the names of the arguments and of the nodes that do nothing but cut them."""
     found = set(graph.inputs)
     for node in graph.nodes:
-        if node.name.startswith(_AHEAD) and node.op != "Const":
+        origin = graph.origins[node.name]
+        if origin.role in _AHEAD and origin.shard is None and node.op != "Const":
             sources = {split_reference(reference)[0] for reference in node.input}
             if all(source in found or by_name[source].op == "Const" for source in sources):
                 found.add(node.name)
@@ -104,7 +105,7 @@ def _pieces(graph: EmittedGraph, cutting: set[str], home: str) -> Pieces:
     reads = [(r, node.device) for node in graph.nodes if node.name not in cutting for r in node.input if r[0] != "^"]
     reads += [(reference, home) for reference in (*graph.outputs, *graph.present)]
     wanted = dict.fromkeys((r, device) for r, device in reads if split_reference(r)[0] in cutting)
-    return {key: f"graphsplit_piece_{i}" for i, key in enumerate(wanted)}
+    return {key: f"{graph.scope}/piece_{i}" for i, key in enumerate(wanted)}
 
 
 def _feeding_nodes(graph: EmittedGraph, by_name: dict[str, Any], cutting: set[str]) -> list[Any]:

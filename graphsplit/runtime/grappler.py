@@ -7,7 +7,9 @@ from typing import Any
 
 import tensorflow as tf
 
-_LOOPS = frozenset({"While", "StatelessWhile"})
+from graphsplit.core.function_calls import CONTROL_FLOW
+
+_LOOPS = frozenset(op_type for op_type, flow in CONTROL_FLOW.items() if flow.loops)
 _FOR_LOOPS = frozenset({"function_optimization", "dependency_optimization"})
 
 

@@ -21,6 +21,8 @@ from graphsplit.core.graphdefs import GraphDef, make_node, output_type, split_re
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.state import State
+from graphsplit.program.program import Program
 from graphsplit.saved_models.files import check_registered
 from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, read_part, take_part
 
@@ -82,13 +84,14 @@ def transpile_and_plan(
     called = [reference.removesuffix(":0") for reference in part.inputs.values()]
     options = Options(split=_by_argument(split, called), strict=strict)
     splitting = resolve_split(options.split, arguments_of(part, called))
-    plan = plan_for(read_part(part, called, splitting.shapes), splitting, options, names, names[0])
+    program = read_part(part, called, splitting.shapes)
+    plan = plan_for(program, splitting, options, names, names[0], _state(program, names[0]))
     return _join(part, plan), plan
 
 
 def _join(part: Part, plan: Plan) -> Any:
     """Return the emitted part and the rest of the graph as one graph."""
-    emitted = emit(plan, _devices_of_variables(plan))
+    emitted = emit(plan)
     result = GraphDef(versions=part.graph.versions, library=part.graph.library)
     known = {function.signature.name for function in result.library.function}
     result.library.function.extend(f for f in emitted.library.function if f.signature.name not in known)
@@ -152,8 +155,9 @@ def _under_old_names(part: Part, plan: Plan, emitted: EmittedGraph, there: set[s
 def _effects_under_old_names(part: Part, plan: Plan, emitted: EmittedGraph, there: set[str]) -> list[Any]:
     """Return a node for every operation that others wait for and that became several, or has another name."""
     copies: dict[str, list[str]] = {}
-    for name in emitted.shard_of:
-        copies.setdefault(name.split("/", 1)[-1], []).append(name)
+    for name, origin in emitted.origins.items():
+        if origin.role == "op" and origin.op is not None and origin.shard is not None:
+            copies.setdefault(plan.program.ops[origin.op].name, []).append(name)
     nodes = []
     for name in part.effects:
         if name not in there:
@@ -164,11 +168,10 @@ def _effects_under_old_names(part: Part, plan: Plan, emitted: EmittedGraph, ther
     return nodes
 
 
-def _devices_of_variables(plan: Plan) -> dict[str, str]:
+def _state(program: Program, home: str) -> State:
     """Return where variables and tables are: where the graph asks for, else at home."""
-    ops = plan.program.ops
-    holders = [op for op in ops if tf.resource in op.out_dtypes or op.type in VARIABLES]
-    return {op.name: op.node.device or plan.home for op in holders}
+    holders = [op for op in program.ops if tf.resource in op.out_dtypes or op.type in VARIABLES]
+    return State({op.name: op.node.device or home for op in holders})
 
 
 def _by_argument(split: Split, names: Sequence[str]) -> Split:

@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.layouts import Shard
-from graphsplit.planning.plan import Plan, format_bytes
+from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.plan import Plan
 
 _HEADERS = ("signature", "split", "on every shard", "at home", "batch at home", "resharded", "sent whole")
 
@@ -41,7 +42,7 @@ class SignatureReport:
             str(sum(op.type != "Const" for op in plan.sharded_ops)),
             str(sum(op.type not in ("Const", "Placeholder") for op in plan.home_ops)),
             str(len(plan.stayed_home)),
-            plan.size_text([reshard.tensor for reshard in plan.reshards]),
+            plan.size_text([move.tensor for move in plan.moves if move.kind not in ("broadcast", "local slice")]),
             format_bytes(self.sent_bytes),
         )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -16,9 +16,9 @@ from graphsplit.core.graphdefs import GraphDef, split_reference
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
-from graphsplit.runtime.executable import resource_devices
-from graphsplit.saved_models.parts import called_functions
-from graphsplit.saved_models.weights import Mirrors, check_only_read, sent_bytes, share_constants, use_mirrors
+from graphsplit.planning.state import State
+from graphsplit.saved_models.parts import LARGE_BYTES, called_functions
+from graphsplit.saved_models.weights import Mirrors, check_only_read, sent_bytes, where_variables_live
 from graphsplit.tracing.trace import Trace
 
 
@@ -39,8 +39,28 @@ class PlannedSignature:
     plan: Plan
 
 
-def plan_signature(name: str, function: Any, options: Options, devices: Sequence[str]) -> PlannedSignature:
-    """Trace a loaded signature and plan it; `options` has the split by the names of its arguments."""
+def plan_signature(
+    name: str, function: Any, options: Options, devices: Sequence[str], *, replicate_weights: bool = False
+) -> PlannedSignature:
+    """Trace a loaded signature and plan it.
+
+    Args:
+      name, function: the signature.
+      options: has the split by the names of its arguments.
+      devices: full names; the first is home.
+      replicate_weights: whether every device has a copy of the variables.
+
+    Raises:
+      UnsupportedError: if they shall have copies, and the signature changes variables.
+    """
+
+    def find_state(trace: Trace) -> State:
+        variables = captured_variables(trace)
+        if replicate_weights:
+            check_only_read(name, trace.program, variables)
+        devices = dict.fromkeys(resources_of(trace), "")  # they are where the loader puts them
+        return State(devices, frozenset(variables if replicate_weights else ()), _largest_constant(replicate_weights))
+
     specs = dict(function.structured_input_signature[1])
     leaves = tuple(
         structures.TensorLeaf(spec.dtype, None if spec.shape.rank is None else tuple(spec.shape))
@@ -48,11 +68,18 @@ def plan_signature(name: str, function: Any, options: Options, devices: Sequence
     )
     arguments = structures.Branch(dict, tuple(specs), leaves)
     call = structures.Branch(tuple, (0, 1), (structures.Branch(tuple, (0,), (arguments,)), _NOTHING))
-    traced, plan = trace_and_plan(lambda inputs: function(**inputs), call, arguments, options, devices, devices[0])
+    traced, plan = trace_and_plan(
+        lambda inputs: function(**inputs), call, arguments, options, devices, devices[0], find_state
+    )
     return PlannedSignature(name, function, specs, traced, plan)
 
 
 _NOTHING = structures.Branch(dict, (), ())
+
+
+def _largest_constant(replicate_weights: bool) -> int | None:
+    """Return of how many bytes a constant may be to be written once for every device: frozen weights are not."""
+    return None if replicate_weights else LARGE_BYTES
 
 
 def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple[Any, int]:
@@ -65,16 +92,8 @@ def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple
       mirrors: where copies of weights on the devices come from; None to send weights from home.
     """
     trace, plan = planned.trace, planned.plan
-    if mirrors is not None:
-        plan = replace(plan, packs=())  # nothing is sent that could be sent together
-    variables = captured_variables(trace, plan)
-    graph = emit(plan, devices_of_resources(trace, plan))
-    extra: list[tf.Tensor] = []
-    if mirrors is not None:
-        check_only_read(planned.name, plan, variables)
-        graph, extra = use_mirrors(graph, plan.devices, variables, mirrors)
-    else:
-        graph = share_constants(graph, plan)
+    graph = emit(plan)
+    extra = _copies(planned, graph, mirrors) if mirrors is not None else []
     graph_def = _importable(graph)
     declared = planned.function.structured_outputs
     captures = [*trace.captures, *extra]
@@ -90,24 +109,32 @@ def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple
     specs = [tf.TensorSpec(spec.shape, spec.dtype, name) for name, spec in planned.specs.items()]
     signature.__name__ = f"transpiled_{planned.name}"
     function = tf.function(tf.autograph.experimental.do_not_convert(signature), input_signature=specs)
-    return function, sent_bytes(graph, plan)
+    return function, sent_bytes(plan)
 
 
-def captured_variables(trace: Trace, plan: Plan) -> dict[str, tf.Variable]:
+def _copies(planned: PlannedSignature, graph: EmittedGraph, mirrors: Mirrors) -> list[tf.Tensor]:
+    """Return the handles of the copies that shards read; the original, on the device where a loader puts it."""
+    trace, devices = planned.trace, planned.plan.devices
+    variables, original = captured_variables(trace), where_variables_live(devices)
+    handles = []
+    for copy in graph.copies:
+        name, device = trace.program.ops[trace.program.captures[copy.capture]].name, devices[copy.shard]
+        own = device == original
+        handles.append(trace.captures[copy.capture] if own else mirrors.get(variables[name], device).resource_handle)
+    return handles
+
+
+def captured_variables(trace: Trace) -> dict[str, tf.Variable]:
     """Return the captured variables by the names of their placeholders."""
     by_handle = {id(variable.handle): variable for variable in trace.variables}
-    names = [plan.program.ops[position].name for position in plan.program.captures]
+    names = [trace.program.ops[position].name for position in trace.program.captures]
     pairs = zip(names, trace.captures, strict=True)
     return {name: by_handle[id(handle)] for name, handle in pairs if id(handle) in by_handle}
 
 
-def devices_of_resources(trace: Trace, plan: Plan) -> dict[str, str]:
-    """Return no device at all for every variable and table, by name: they are where the loader puts them.
-
-    What touches them has none either, and TensorFlow places it beside them.
-    """
-    own = {op.name for op in plan.program.ops if tf.resource in op.out_dtypes}
-    return dict.fromkeys([*own, *resource_devices(trace, plan)], "")
+def resources_of(trace: Trace) -> list[str]:
+    """Return the names of all variables and tables of a signature, captured or made in it."""
+    return [op.name for op in trace.program.ops if tf.resource in op.out_dtypes]
 
 
 def _run(graph: EmittedGraph, graph_def: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -115,7 +142,7 @@ def _run(graph: EmittedGraph, graph_def: Any, tensors: Sequence[tf.Tensor]) -> l
 
     (A call of a function that the runtime knows would be quicker to make, but TensorFlow cannot save such a call.)
     """
-    placeholders = (*graph.inputs, *graph.captures)
+    placeholders = _placeholders(graph)
     here = tf.compat.v1.get_default_graph()
     given = {f"{name}:0": here.capture(tensor) for name, tensor in zip(placeholders, tensors, strict=True)}
     wanted = [f"{name}:{index}" for name, index in map(split_reference, graph.outputs)]
@@ -123,10 +150,15 @@ def _run(graph: EmittedGraph, graph_def: Any, tensors: Sequence[tf.Tensor]) -> l
     return list(results)
 
 
+def _placeholders(graph: EmittedGraph) -> list[str]:
+    """Return what is to be fed: arguments, captures, and copies of these."""
+    return [*graph.inputs, *graph.captures, *[copy.name for copy in graph.copies]]
+
+
 def _importable(graph: EmittedGraph) -> Any:
     """Return the graph without its placeholders, and with those functions only that it calls."""
     result = GraphDef(versions=graph.versions)
-    placeholders = {*graph.inputs, *graph.captures}
+    placeholders = set(_placeholders(graph))
     for node in graph.nodes:
         if node.name not in placeholders:
             copy = result.node.add()

@@ -192,7 +192,7 @@ def _build(job: _Job, mirrors: Mirrors | None) -> tuple[Any, dict[str, Any], lis
         graph = functions[key].graph.as_graph_def()
         check_can_be_split(graph.node, graph.library)
         options = job.options(functions[key].structured_input_signature[1])
-        planned = plan_signature(key, functions[key], options, job.devices)
+        planned = plan_signature(key, functions[key], options, job.devices, replicate_weights=mirrors is not None)
         if not any(step.shards for step in planned.plan.steps):
             return SignatureReport(key, planned.plan, why_whole(planned.plan))
         functions[key], sent = build_signature(planned, mirrors)

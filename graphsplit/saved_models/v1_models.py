@@ -17,6 +17,7 @@ from graphsplit.api.compilation import plan_for
 from graphsplit.api.options import Options
 from graphsplit.core.graphdefs import function_definition, make_node, output_type, split_reference
 from graphsplit.emission.emitter import emit
+from graphsplit.planning.state import State
 from graphsplit.saved_models.parts import (
     CannotBeSplitError,
     arguments_of,
@@ -66,11 +67,11 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
     called = [inputs[reference] for reference in part.inputs.values()]
     splitting = resolve_split(options.split, arguments_of(part, called))
     program = read_part(part, called, splitting.shapes)
-    plan = plan_for(program, splitting, options, devices, devices[0])
+    resources = [op.name for op in program.ops if tf.resource in op.out_dtypes]
+    plan = plan_for(program, splitting, options, devices, devices[0], State(dict.fromkeys(resources, "")))
     if not any(step.shards for step in plan.steps):
         return SignatureReport(key, plan, why_whole(plan))
-    resources = [op.name for op in program.ops if tf.resource in op.out_dtypes]
-    emitted = emit(plan, dict.fromkeys(resources, ""))
+    emitted = emit(plan)
     name = f"graphsplit_{re.sub(r'[^a-zA-Z0-9]', '_', key)}"
     function = function_definition(
         name, emitted.nodes, (*emitted.inputs, *emitted.captures), emitted.outputs, emitted.effects
@@ -91,7 +92,7 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
     graph.library.function.extend(f for f in [function, *used] if f.signature.name not in known)
     for info in outputs:
         info.name = f"{call.name}:{part.outputs.index(plain_reference(info.name))}"
-    return SignatureReport(key, plan, "", sent_bytes(emitted, plan))
+    return SignatureReport(key, plan, "", sent_bytes(plan))
 
 
 def _declared(outputs: Sequence[Any], reference: str) -> Any:

@@ -15,12 +15,6 @@ from graphsplit.core.function_calls import CONTROL_FLOW, function_names, named_b
 from graphsplit.core.graphdefs import make_node, split_reference
 from graphsplit.core.tensorflow_internals import op_definition
 
-_STATELESS = {
-    "While": "StatelessWhile",
-    "If": "StatelessIf",
-    "Case": "StatelessCase",
-    "StatefulPartitionedCall": "PartitionedCall",
-}
 _RESOURCE = tf.resource.as_datatype_enum
 _READS = ("ReadVariableOp",)
 
@@ -60,8 +54,8 @@ class _Hoister:
             for name in function_names(node):
                 self._hoist_inside(name)
             reads = self._hoist_node(node, set(returned or ()), spelling, handles)
-            if node.op in _STATELESS and all(self._is_stateless(name) for name in function_names(node)):
-                node.op = _STATELESS[node.op]
+            if all(self._is_stateless(name) for name in function_names(node)):
+                node.op = CONTROL_FLOW[node.op].stateless
             result += [*reads, node]
         return result
 
@@ -80,11 +74,11 @@ class _Hoister:
 
     def _hoist_node(self, node: Any, returned: set[str], spelling: str, handles: dict[str, str]) -> list[Any]:
         """Hoist what can be hoisted out of one node; return the reads that now stand before it."""
-        _, types, before = CONTROL_FLOW[node.op]
+        flow = CONTROL_FLOW[node.op]
+        types, before, loop = flow.types, int(flow.chooses), flow.loops
         names = function_names(node)
         data = [r for r in node.input if r[0] != "^"]
         controls = [r for r in node.input if r[0] == "^"]
-        loop = "While" in node.op
         reads, chosen = [], {}
         for i, reference in enumerate(data[before:]):
             if node.attr[types].list.type[i] != _RESOURCE:

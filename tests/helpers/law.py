@@ -10,6 +10,8 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core import structures
+from graphsplit.emission.checks import check_emitted
+from graphsplit.emission.emitter import emit
 
 TOLERANCE = {tf.float16: 2e-3, tf.bfloat16: 2e-2, tf.float32: 1e-5, tf.float64: 1e-12, tf.complex64: 1e-5}
 
@@ -77,6 +79,7 @@ def assert_law(
     plan = parallel.plan(*calls[-1])
     plan.check()
     plan.program.check()
+    check_emitted(plan, emit(plan))
     kinds = {op.type for op in plan.sharded_ops}
     assert set(sharded) <= kinds, f"not sharded: {set(sharded) - kinds}\n{plan}"
     if at_home is not None:

@@ -1,0 +1,216 @@
+"""Whether an emitted graph carries out its plan: every move is read off the nodes again and held against the plan's.
+
+What an operation reads is followed back through the nodes to the operations that made it. The nodes on the way say what
+happened: a `SplitV` cut it, a `ConcatV2` joined it, an `AddN` added it up, nothing at all sent it. The plan says the
+same in its own words; both are brought into one form, nested tuples, and compared. Only which node is which operation
+is taken from the origins: what joins what, in which order and on which device, is read from the nodes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from graphsplit.core.errors import CheckError
+from graphsplit.core.graphdefs import split_reference
+from graphsplit.core.layouts import REPLICATE, Layout, Partial, Shard, SingleDevice, is_whole
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.planning.plan import Plan
+from graphsplit.planning.steps import Move
+from graphsplit.program.program import Op, Tensor
+
+Form = tuple[Any, ...]
+"""How a value came about: `("made", tensor, shard)`, `("SplitV", device, form, number)`, `("AddN", device, forms)`."""
+
+_REDUCTIONS = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
+_PASSED_ON = {"Identity": 0, "Switch": 0, "Merge": 0}  # of what they read; a `Merge` takes what is there before nothing
+
+
+def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
+    """Raise `CheckError` unless every operation is where the plan says, and reads what the plan says.
+
+    Args:
+      plan: the decisions.
+      graph: what was emitted for it.
+    """
+    graph.check()
+    found, planned = _Found(plan, graph), _Planned(plan)
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        if step.home and op.yields is None:
+            node, device = found.node(op, None), plan.owners.of_ops[op.index]
+            _compare_devices(node, device)
+            for tensor, reference in zip(op.inputs, node.input, strict=False):
+                _compare(plan, found.form(reference), planned.whole(tensor, SingleDevice(device)), tensor, node)
+        for d in range(plan.mesh.shards) if step.shards else ():
+            _check_shard(plan, op, d, found, planned)
+    for tensor, reference in zip(plan.program.outputs, graph.outputs, strict=True):
+        _compare(plan, found.form(reference), planned.whole(tensor, SingleDevice()), tensor, None)
+
+
+def _check_shard(plan: Plan, op: Op, d: int, found: _Found, planned: _Planned) -> None:
+    sharded, node = plan.steps[op.index].shards, found.node(op, d)
+    assert sharded is not None
+    if not plan.state.replicated:
+        _compare_devices(node, plan.shard_device(op, d))
+    if sharded.draw:
+        return  # its counter is moved on, and its numbers cut to the shard's rows
+    if sharded.weighted and plan.mesh.shards > 1:
+        node = found.reader(node)
+    for i, (tensor, layout, reference) in enumerate(zip(op.inputs, sharded.wants, node.input, strict=False)):
+        if i not in sharded.makes:
+            _compare(plan, found.form(reference), planned.on_shard(tensor, layout, d), tensor, node)
+
+
+def _compare(plan: Plan, found: Form, planned: Form, tensor: Tensor, reader: Any) -> None:
+    if found != planned:
+        name, who = plan.program.ops[tensor.op].name, "The result" if reader is None else repr(reader.name)
+        raise CheckError(f"{who} reads {name!r} as {found}, and the plan says {planned}.")
+
+
+def _compare_devices(node: Any, device: str) -> None:
+    if node.device != device:
+        raise CheckError(f"{node.name!r} is on {node.device!r}, and planned on {device!r}.")
+
+
+class _Found:
+    """What the nodes say."""
+
+    def __init__(self, plan: Plan, graph: EmittedGraph):
+        self._plan = plan
+        self._graph = graph
+        self._nodes = {node.name: node for node in graph.nodes}
+        self._forms: dict[str, Form] = {}
+        self._node_of = {
+            (origin.op, origin.shard): self._nodes[name]
+            for name, origin in graph.origins.items()
+            if origin.role == "op"
+        }
+
+    def node(self, op: Op, shard: int | None) -> Any:
+        """Return the node that an operation is."""
+        if (op.index, shard) not in self._node_of:
+            where = "once" if shard is None else f"on shard {shard}"
+            raise CheckError(f"{op.name!r} is planned {where}, and no node is that.")
+        return self._node_of[op.index, shard]
+
+    def reader(self, weighted: Any) -> Any:
+        """Return the node whose result a node weights."""
+        return self._nodes[split_reference(weighted.input[0])[0]]
+
+    def form(self, reference: str) -> Form:
+        """Return how what a reference names came about."""
+        if reference not in self._forms:
+            self._forms[reference] = self._follow(reference)
+        return self._forms[reference]
+
+    def _follow(self, reference: str) -> Form:
+        name, index = split_reference(reference)
+        node, origin = self._nodes[name], self._graph.origins[name]
+        if origin.role == "op":
+            return ("made", Tensor(origin.op or 0, index), origin.shard)
+        if origin.role in ("constant", "copy"):
+            return ("everywhere", Tensor(origin.op or 0, index))
+        data = [self.form(r) for r in node.input if r[0] != "^"] if node.op not in ("Const", "ZerosLike") else []
+        if node.op in _PASSED_ON:
+            return data[_PASSED_ON[node.op]]
+        if node.op == "SplitV":
+            return self._part(data[0], index, node.device) if origin.op is None else _cut(node, data[0], index)
+        if node.op == "ConcatV2":
+            return ("ConcatV2", node.device, tuple(data[:-1]))
+        if node.op == "RealDiv":
+            return ("RealDiv", node.device, data[0])
+        if node.op in ("Const", "ZerosLike"):
+            return ("zeros",)
+        return (node.op, node.device, tuple(data))
+
+    def _part(self, joined: Form, index: int, device: str) -> Form:
+        """Return one of the tensors of a bucket: what was joined is taken apart again."""
+        if joined[0] == "ConcatV2":
+            return joined[2][index]  # type: ignore[no-any-return]
+        return (joined[0], device, tuple([self._part(form, index, device) for form in joined[2]]))
+
+
+def _cut(node: Any, form: Form, index: int) -> Form:
+    return ("SplitV", node.device, form, index)
+
+
+class _Planned:
+    """What the plan says."""
+
+    def __init__(self, plan: Plan):
+        self._plan = plan
+        self._shards = range(plan.mesh.shards)
+        self._moves = {(move.tensor, move.target): move for move in plan.moves}
+
+    def whole(self, tensor: Tensor, layout: SingleDevice) -> Form:
+        """Return how a whole value on a device comes about; wherever it is made, if the layout names none."""
+        plan, op, step = self._plan, self._plan.program.ops[tensor.op], self._plan.steps[tensor.op]
+        if step.home and layout.device in ("", plan.owners.of_ops[tensor.op]):
+            return ("made", tensor, None)
+        if plan.state.is_everywhere(op):
+            return ("everywhere", tensor) if op.index not in plan.program.captures else ("made", tensor, None)
+        if not layout.device and step.shards and is_whole(step.shards.gives[tensor.index]):
+            return ("made", tensor, 0)
+        return self._moved(self._move(tensor, layout if layout.device else SingleDevice(plan.owners.of(tensor))), None)
+
+    def on_shard(self, tensor: Tensor, layout: Layout, d: int) -> Form:
+        """Return how what shard `d` has of a tensor comes about."""
+        op, step = self._plan.program.ops[tensor.op], self._plan.steps[tensor.op]
+        if step.shards and step.shards.gives[tensor.index] == layout:
+            return ("made", tensor, d)
+        cut_constant = op.type == "Const" and isinstance(layout, Shard)
+        if cut_constant or (is_whole(layout) and self._plan.state.is_everywhere(op)):
+            return ("everywhere", tensor)
+        return self._moved(self._move(tensor, layout), d)
+
+    def _move(self, tensor: Tensor, layout: Layout) -> Move:
+        if (tensor, layout) not in self._moves:
+            name = self._plan.program.ops[tensor.op].name
+            raise CheckError(f"{name!r} is read as {layout}, and no move of the plan makes that.")
+        return self._moves[tensor, layout]
+
+    def _moved(self, move: Move, d: int | None) -> Form:
+        """Return what a move makes, for shard `d` if it makes something for each."""
+        if isinstance(move.source, (Shard, Partial)):
+            return self._put_together(move)
+        if move.source == REPLICATE:
+            devices, target = list(self._plan.devices), move.target
+            at = target.device if isinstance(target, SingleDevice) else ""
+            return ("made", move.tensor, devices.index(at) if at in devices else 0)
+        assert isinstance(move.source, SingleDevice)
+        whole = self.whole(move.tensor, move.source)
+        if isinstance(move.target, Partial):
+            return whole if d == 0 else ("zeros",)
+        if is_whole(move.target) or len(self._shards) == 1:
+            return whole
+        assert isinstance(move.target, Shard)
+        assert d is not None
+        device, blocks = move.source.device or self._plan.home, len(move.target.blocks)
+        pieces = [("SplitV", device, whole, b * len(self._shards) + d) for b in range(blocks)]
+        return pieces[0] if blocks == 1 else ("ConcatV2", self._plan.devices[d], tuple(pieces))
+
+    def _put_together(self, move: Move) -> Form:
+        assert isinstance(move.target, SingleDevice)
+        parts: Sequence[Form] = [("made", move.tensor, d) for d in self._shards]
+        device = move.target.device or self._plan.home
+        if len(parts) == 1:
+            return parts[0]
+        if isinstance(move.source, Partial):
+            return _reduced(move.source.reduction, parts, device)
+        assert isinstance(move.source, Shard)
+        if (blocks := len(move.source.blocks)) > 1:
+            op = self._plan.program.ops[move.tensor.op]
+            own = [self._plan.shard_device(op, d) for d in self._shards]
+            parts = [("SplitV", own[d], parts[d], b) for b in range(blocks) for d in self._shards]
+        return ("ConcatV2", device, tuple(parts))
+
+
+def _reduced(reduction: str, parts: Sequence[Form], device: str) -> Form:
+    if reduction == "sum":
+        return ("AddN", device, tuple(parts))
+    if reduction == "mean":
+        return ("RealDiv", device, ("AddN", device, tuple(parts)))
+    form = parts[0]
+    for part in parts[1:]:
+        form = (_REDUCTIONS[reduction], device, (form, part))
+    return form

@@ -1,0 +1,98 @@
+"""Emission of what a shard does by itself: a `LocalPlan` -> a function."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.function_calls import named_by_content
+from graphsplit.core.graphdefs import XLA_ATTRIBUTE, function_definition, make_node
+from graphsplit.core.layouts import REPLICATE, Layout, Shard
+from graphsplit.core.symbolic_sizes import ROWS
+from graphsplit.emission.constants import Constants
+from graphsplit.emission.draft import Draft, prefix_of_any
+from graphsplit.emission.emitted_graph import Origin
+from graphsplit.emission.row_counts import FixedRows, RowCounts, Site, ToldRows, length_sizes
+from graphsplit.emission.shard_copies import ShardCopies, told_sizes
+from graphsplit.planning.local_plan import LocalPlan
+from graphsplit.program.program import SIZES, Op, Tensor
+
+
+def emit_local(plan: LocalPlan, name: str, d: int, carries: bool) -> tuple[str, dict[str, Any]]:
+    """Return the name of the function in which shard `d` runs a body, and it and what it calls by their names.
+
+    Its content gives it its name. If it `carries` its arguments to the next turn of a loop, it returns what it is told
+    of rows as well.
+    """
+    return _LocalEmitter(plan, d).emit(name, carries)
+
+
+class _LocalEmitter:
+    def __init__(self, plan: LocalPlan, d: int):
+        self._plan = plan
+        self._d = d
+        self._program = plan.program
+        self._functions: dict[str, Any] = {}
+        self._draft = Draft(plan.program, range(d, d + 1), prefix_of_any)
+        symbols = told_sizes(plan.program.symbols, on_shard=True)
+        self._told = [f"{self._draft.scope}/rows/given_{k}" for k in range(len(symbols))]
+        for told in self._told:
+            self._draft.add_sizes(make_node(told, "Placeholder", [], "", dtype=tf.int64), d)
+        self._counts = self._count_rows(dict(zip(symbols, self._told, strict=True)))
+        self._constants = Constants(self._draft, self._counts, plan.mesh)
+        self._copies = ShardCopies(self._draft, self._counts, plan.mesh, plan.random, self._functions, emit_local)
+
+    def _count_rows(self, given: dict[Any, str]) -> RowCounts:
+        scope, d = f"{self._draft.scope}/rows", self._d
+        if ROWS in self._program.symbols:
+            return ToldRows(d, given, scope, self._draft.add_sizes)
+        return FixedRows(self._plan.mesh.rows, Site("", {d: ""}, scope, self._draft.add_sizes, length_sizes(given)))
+
+    def emit(self, name: str, carries: bool) -> tuple[str, dict[str, Any]]:
+        for op, step in zip(self._program.ops, self._plan.steps, strict=True):
+            if step.home:
+                self._write_whole(op)
+            if step.shards:
+                wanted = enumerate(zip(op.inputs, step.shards.wants, strict=True))
+                data = ["" if i in step.shards.makes else self._read(t, want) for i, (t, want) in wanted]
+                self._copies.write(op, step.shards, self._d, "", data, self._controls(op))
+        pairs = zip(self._program.outputs, self._plan.output_layouts, strict=True)
+        outputs = [self._read(tensor, layout) for tensor, layout in pairs] + (self._told if carries else [])
+        inputs = [*[self._program.ops[i].name for i in self._program.inputs], *self._told]
+        function = function_definition(name, self._draft.nodes, inputs, outputs, ())
+        for original in self._program.library.function:
+            if original.signature.name == name and XLA_ATTRIBUTE in original.attr:
+                function.attr[XLA_ATTRIBUTE].CopyFrom(original.attr[XLA_ATTRIBUTE])
+        function = named_by_content(function)
+        self._functions[function.signature.name] = function
+        return str(function.signature.name), self._functions
+
+    def _write_whole(self, op: Op) -> None:
+        """Write an operation on whole values, which every shard has for itself."""
+        if op.type == SIZES:
+            assert op.yields is not None
+            source = self._counts.operand(f"{op.name}/graphsplit_value", self._d, op.yields, op.out_dtypes[0])
+            node = make_node(op.name, "Identity", [source], "", T=op.out_dtypes[0])
+            self._draft.add(node, Origin(op.index, self._d, "op"))
+            return
+        data = [self._read(tensor, REPLICATE) for tensor in op.inputs]
+        self._draft.copy(op, op.name, "", [*data, *self._controls(op)], self._d)
+
+    def _controls(self, op: Op) -> list[str]:
+        return [f"^{self._name(c)}" for c in op.controls if self._program.ops[c].type != "Placeholder"]
+
+    def _name(self, position: int) -> str:
+        name = self._program.ops[position].name
+        return name if self._plan.steps[position].home else self._draft.prefixes[self._d] + name
+
+    def _read(self, tensor: Tensor, layout: Layout) -> str:
+        op, step = self._program.ops[tensor.op], self._plan.steps[tensor.op]
+        suffix = f":{tensor.index}" if tensor.index else ""
+        if op.type == "Placeholder":
+            return op.name
+        if step.shards and step.shards.gives[tensor.index] == layout:
+            return self._draft.prefixes[self._d] + op.name + suffix
+        if op.is_constant and (isinstance(layout, Shard) or not step.home):
+            return self._constants.get(op, layout, self._d, "")
+        return op.name + suffix

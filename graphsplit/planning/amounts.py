@@ -1,0 +1,38 @@
+"""Amounts of bytes, for people."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from graphsplit.core.symbolic_sizes import ROWS, STAND_IN, symbols_in
+from graphsplit.program.program import Program, Tensor
+
+
+def size_text(program: Program, tensors: Iterable[Tensor]) -> str:
+    """Return the size of some tensors, for people: of a batch of unknown size, by how much it grows per row."""
+    known, per_row, open_ended = 0, 0, 0
+    for tensor in tensors:
+        shape, size = program.shape(tensor), program.bytes(tensor)
+        symbols = symbols_in([shape])
+        if shape is None or None in shape or set(symbols) - {ROWS}:
+            open_ended += 1
+        elif symbols:
+            per_row += size // STAND_IN
+        else:
+            known += size
+    parts = [format_bytes(known)] if known or not (per_row or open_ended) else []
+    parts += [f"{format_bytes(per_row)} a row"] if per_row else []
+    parts += [f"{open_ended} of unknown size"] if open_ended else []
+    return " and ".join(parts)
+
+
+def format_bytes(count: int) -> str:
+    """Return a number of bytes for people.
+
+    >>> format_bytes(2_500_000)
+    '2.5 MB'
+    """
+    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
+    while size >= 1000 and len(units) > 1:
+        size, units = size / 1000, units[1:]
+    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"

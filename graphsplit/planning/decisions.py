@@ -1,0 +1,126 @@
+"""Decisions: what a plan consists of, and what can be asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from graphsplit.core.layouts import Layout, Shard, is_whole
+from graphsplit.core.polynomials import Symbol
+from graphsplit.core.symbolic_sizes import ROWS, Size, symbols_in
+from graphsplit.planning.amounts import size_text
+from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.owners import Owners
+from graphsplit.planning.state import State
+from graphsplit.planning.steps import Bucket, Move, Step
+from graphsplit.program.program import Op, Program, Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Decisions:
+    """Where every operation of a program runs, and what has to travel.
+
+    Attributes:
+      program: the single-device program.
+      mesh: the shards.
+      home: the device of whole values that belong to nobody.
+      input_layouts: the layout of each argument.
+      steps: one per operation.
+      owners: the devices of whole values.
+      moves: every change of layout that the live operations need, each once.
+      buckets: which of them are made as one.
+      order: operations on the shards that wait, each for another one that other devices wait for.
+      notes: one sentence for each thing a user would not expect.
+      random: `"exact"`: shards draw the numbers of one device; `"independent"`: numbers of their own.
+      state: where variables, tables and large constants live.
+    """
+
+    program: Program = field(repr=False)
+    mesh: Mesh
+    home: str
+    input_layouts: tuple[Layout, ...]
+    steps: tuple[Step, ...] = field(repr=False)
+    owners: Owners = field(repr=False)
+    moves: tuple[Move, ...] = field(repr=False)
+    buckets: tuple[Bucket, ...] = field(default=(), repr=False)
+    order: Mapping[int, int] = field(default_factory=dict, repr=False)
+    notes: tuple[str, ...] = ()
+    random: str = "exact"
+    state: State = field(default_factory=State, repr=False)
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The device of each shard; only devices that have rows."""
+        return self.mesh.devices
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """How many rows of the batch each shard has; empty if that is not known when planning."""
+        return self.mesh.rows
+
+    @property
+    def batch(self) -> int:
+        """Return the number of rows of the whole batch, 0 if nothing is split."""
+        return self.mesh.batch
+
+    def rows_sources(self) -> list[tuple[int, int, int]]:
+        """Return the arguments on which the rows of a batch of unknown size are counted.
+
+        For each its position, an axis, and how many entries this has per row.
+        """
+        arguments = len(self.program.inputs) - self.program.seeds
+        found = []
+        for position, layout in zip(self.program.inputs[:arguments], self.input_layouts, strict=False):
+            if isinstance(layout, Shard):
+                found.append((position, layout.axis, sum(layout.blocks)))
+        return found
+
+    def length_sources(self) -> dict[Symbol, tuple[int, int]]:
+        """Return, for each size of a sequence that is not known, an argument (by position) and the axis that has it."""
+        found: dict[Symbol, tuple[int, int]] = {}
+        for position in self.program.inputs:
+            for axis, size in enumerate(self.program.ops[position].out_shapes[0] or ()):
+                terms = size.polynomial.terms if isinstance(size, Size) else {}
+                for symbol in symbols_in([(size,)]):
+                    if symbol != ROWS and terms == {(symbol,): 1}:
+                        found.setdefault(symbol, (position, axis))
+        return found
+
+    @property
+    def sharded_ops(self) -> tuple[Op, ...]:
+        """Return the operations that run on the shards."""
+        return tuple(op for op, step in zip(self.program.ops, self.steps, strict=True) if step.shards)
+
+    @property
+    def home_ops(self) -> tuple[Op, ...]:
+        """Return the operations that run once, on whole tensors."""
+        return tuple(op for op, step in zip(self.program.ops, self.steps, strict=True) if step.home)
+
+    @property
+    def stayed_home(self) -> tuple[tuple[Op, str], ...]:
+        """Return the operations that carry rows of the batch and run at home all the same, with the reason.
+
+        None do where home is where the only shard is: a batch of one row needs nothing else.
+        """
+        if self.devices == (self.home,):
+            return ()
+        pairs = zip(self.program.ops, self.steps, strict=True)
+        return tuple((op, step.reason) for op, step in pairs if step.home and step.reason)
+
+    def gathered(self, op: Op) -> list[Tensor]:
+        """Return the tensors that are gathered or reduced to run `op` once."""
+        moved = {move.tensor for move in self.moves if is_whole(move.target) and not is_whole(move.source)}
+        return [tensor for tensor in dict.fromkeys(op.inputs) if tensor in moved]
+
+    def gathered_bytes(self, op: Op) -> int:
+        """Return how many bytes are gathered or reduced to run `op` once."""
+        return sum(map(self.program.bytes, self.gathered(op)))
+
+    def shard_device(self, op: Op, shard: int) -> str:
+        """Return the device on which a shard runs an operation: the shard's, or the one that its stage has for it."""
+        stage = self.program.stages.of(op.name)
+        return stage.device(self.mesh.positions[shard]) if stage else self.devices[shard]
+
+    def size_text(self, tensors: Iterable[Tensor]) -> str:
+        """Return the size of some tensors, for people: of a batch of unknown size, by how much it grows per row."""
+        return size_text(self.program, tensors)

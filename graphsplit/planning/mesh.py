@@ -1,0 +1,78 @@
+"""The mesh: the shards, the device of each, and its share of the batch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphsplit.core.errors import CheckError
+from graphsplit.core.layouts import apportion
+from graphsplit.core.symbolic_sizes import Size
+from graphsplit.core.symbolic_sizes import rows as rows_of_unknown_batch
+
+
+@dataclass(frozen=True)
+class Mesh:
+    """The shards of a plan. A device may have several of them.
+
+    Attributes:
+      devices: of each shard; only those that have rows.
+      weights: the share of the batch of each, in any unit.
+      rows: how many rows of the batch each has; empty if that is not known when planning.
+      positions: which of the devices asked for each shard has (those without rows are left out); stages have devices of
+        their own at the same positions.
+    """
+
+    devices: tuple[str, ...] = ()
+    weights: tuple[float, ...] = ()
+    rows: tuple[int, ...] = ()
+    positions: tuple[int, ...] = ()
+
+    @property
+    def shards(self) -> int:
+        """The number of shards."""
+        return len(self.devices)
+
+    @property
+    def batch(self) -> int:
+        """The number of rows of the whole batch: 0 if nothing is split, a `Size` if it is not known."""
+        if self.devices and not self.rows:
+            return rows_of_unknown_batch(1)
+        return sum(self.rows)
+
+    def share(self, d: int) -> float:
+        """Return the part of the batch that shard `d` has."""
+        shares = self.rows or self.weights
+        return shares[d] / sum(shares)
+
+    def check(self) -> None:
+        """Raise `CheckError` unless every shard has a device, a share, and rows if those are known."""
+        count = self.shards
+        if self.rows and (min(self.rows) < 1 or len(self.rows) != count):
+            raise CheckError(f"Shards of {self.rows} rows on {count} devices.")
+        if len(self.weights) != count or (count and min(self.weights) <= 0):
+            raise CheckError(f"Shares of {self.weights} for {count} devices.")
+        if len(self.positions) != count:
+            raise CheckError(f"{count} shards at positions {self.positions}.")
+
+
+def mesh_of(devices: Sequence[str], batch: int, weights: Sequence[float] | None = None) -> Mesh:
+    """Return the mesh for a batch: devices that get no rows are left out.
+
+    Args:
+      devices: all that were asked for.
+      batch: the number of rows; a `Size` if it is not known, 0 if nothing is split.
+      weights: the share of each device; equal by default.
+
+    >>> mesh_of(["a", "b", "c"], 2).rows
+    (1, 1)
+    """
+    shares = tuple(weights or (1,) * len(devices))
+    if isinstance(batch, Size):
+        used = [d for d, share in enumerate(shares) if share > 0]
+        rows: tuple[int, ...] = ()
+    else:
+        given = apportion(batch, shares)
+        used = [d for d, count in enumerate(given) if count]
+        rows = tuple([given[d] for d in used])
+    return Mesh(tuple([devices[d] for d in used]), tuple([shares[d] for d in used]), rows, tuple(used))

@@ -1,0 +1,134 @@
+"""Owners: on which device whole values are made. Arithmetic for a variable runs where the variable is.
+
+What only leads to changes of one device's variables belongs to that device: an optimizer's momentum never travels.
+What serves several devices (a global norm), or nobody, runs where most of what it reads already is, or at home.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from graphsplit.core.layouts import Layout, Partial, is_whole
+from graphsplit.planning.state import State
+from graphsplit.planning.steps import Step
+from graphsplit.program.program import Op, Program, Tensor
+
+
+@dataclass(frozen=True)
+class Owners:
+    """Devices of whole values.
+
+    Attributes:
+      of_ops: the device on which each op runs, if it runs once; "" beside its variable, wherever a loader puts that.
+      of_tensors: where tensors are made whole that the shards have in pieces, if not at home.
+      home: the device of what belongs to nobody.
+    """
+
+    of_ops: tuple[str, ...]
+    of_tensors: Mapping[Tensor, str]
+    home: str
+
+    def of(self, tensor: Tensor) -> str:
+        """Return where pieces of a tensor are put together."""
+        return self.of_tensors.get(tensor, self.home)
+
+
+def find_owners(program: Program, steps: Sequence[Step], home: str, state: State) -> Owners:
+    """Return where whole values are made."""
+    pinned = _pinned(program, state)
+    if not program.stages and all(device in (home, "") for device in pinned.values()):
+        return Owners(tuple([pinned.get(op.index, home) for op in program.ops]), {}, home)
+    return _Finder(program, steps, home, pinned).owners()
+
+
+def _pinned(program: Program, state: State) -> dict[int, str]:
+    """Return the ops that must run on one device: those that touch a variable or table, which cannot be sent."""
+    found: dict[int, str] = {}
+    for op in program.ops:
+        device = state.devices.get(op.name)
+        for tensor in op.inputs:
+            device = state.devices.get(program.ops[tensor.op].name, device)
+        if device is not None:
+            found[op.index] = device
+    return found
+
+
+class _Finder:
+    def __init__(self, program: Program, steps: Sequence[Step], home: str, pinned: Mapping[int, str]):
+        self._program = program
+        self._steps = steps
+        self._home = home
+        self._pinned = pinned
+        self._readers: dict[Tensor, list[int]] = {}  # those that read it whole and run once
+        for op in program.ops:
+            for tensor in dict.fromkeys(op.inputs) if steps[op.index].home else ():
+                self._readers.setdefault(tensor, []).append(op.index)
+        self._served = self._find_served()
+
+    def owners(self) -> Owners:
+        of_ops: list[str] = []
+        gathered: dict[Tensor, str] = {}
+        for op in self._program.ops:
+            of_ops.append(self._device(op, of_ops, gathered))
+            shards = self._steps[op.index].shards
+            for k in range(len(op.out_shapes) if shards and not self._steps[op.index].home else 0):
+                assert shards is not None
+                if not is_whole(shards.gives[k]):
+                    gathered[Tensor(op.index, k)] = self._where_gathered(op, Tensor(op.index, k), shards.gives[k])
+        return Owners(tuple(of_ops), gathered, self._home)
+
+    def _find_served(self) -> list[frozenset[str]]:
+        """Return for each op the devices of what it leads to: variables, stages, or home for what is returned."""
+        returned = {tensor.op for tensor in self._program.outputs}
+        served: list[frozenset[str]] = [frozenset()] * len(self._program.ops)
+        for op in reversed(self._program.ops):
+            own = self._own_place(op)
+            if own is not None:
+                served[op.index] = frozenset([own or self._home])
+                continue
+            readers = [i for k in range(len(op.out_shapes)) for i in self._readers.get(Tensor(op.index, k), ())]
+            found = [served[i] for i in readers] + [frozenset([self._home])] * (op.index in returned)
+            served[op.index] = frozenset().union(*found)
+        return served
+
+    def _own_place(self, op: Op) -> str | None:
+        """Return where an op runs whoever reads it: beside its variable, in its stage."""
+        if op.index in self._pinned:
+            return self._pinned[op.index]
+        touches = any(self._dtype(tensor) == tf.resource for tensor in op.inputs) or tf.resource in op.out_dtypes
+        stage = None if touches else self._program.stages.of(op.name)
+        return stage.home if stage else None
+
+    def _dtype(self, tensor: Tensor) -> tf.DType:
+        return self._program.ops[tensor.op].out_dtypes[tensor.index]
+
+    def _device(self, op: Op, of_ops: Sequence[str], gathered: Mapping[Tensor, str]) -> str:
+        own = self._own_place(op)
+        if own is not None:
+            return own
+        if len(self._served[op.index]) == 1:
+            [device] = self._served[op.index]
+            return device
+        votes = {self._home: 0}
+        for tensor in op.inputs:
+            if not self._program.ops[tensor.op].is_constant:
+                device = gathered.get(tensor, of_ops[tensor.op]) or self._home
+                votes[device] = votes.get(device, 0) + self._program.bytes(tensor)
+        return max(votes, key=lambda device: (votes[device], device == self._home))
+
+    def _where_gathered(self, op: Op, tensor: Tensor, layout: Layout) -> str:
+        """Return where a tensor is put together: a stage's sums in the stage, others where most of them are owned."""
+        stage = self._program.stages.of(op.name)
+        if stage and isinstance(layout, Partial):
+            return stage.home
+        votes: dict[str, int] = {}
+        for reader in self._readers.get(tensor, ()):
+            if len(self._served[reader]) == 1:
+                [device] = self._served[reader]
+                votes[device] = votes.get(device, 0) + 1
+        if tensor in self._program.outputs:
+            votes[self._home] = votes.get(self._home, 0) + 1
+        return max(votes, key=lambda device: (votes[device], device == self._home), default=self._home)

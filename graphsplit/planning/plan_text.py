@@ -1,0 +1,99 @@
+"""A plan in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+from fractions import Fraction
+
+from graphsplit.planning.amounts import size_text
+from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.mesh import Mesh
+from graphsplit.program.program import Op
+
+_FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
+_SENT = (
+    "scatter",
+    "broadcast",
+    "send",
+    "zero-fill",
+    "gather",
+    "all-gather",
+    "all-to-all",
+    "reduce",
+    "all-reduce",
+    "reduce-scatter",
+)
+_MOST_AT_HOME = 12
+
+
+def describe(plan: Decisions) -> str:
+    """Return what runs where, what moves, what stayed at home and why."""
+    notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
+    return "\n".join([*_header(plan), *_communication(plan), *_at_home(plan), *notes])
+
+
+def _header(plan: Decisions) -> list[str]:
+    program, steps, mesh = plan.program, plan.steps, plan.mesh
+    dead = sum(not (s.home or s.shards) for s in steps)
+    lines = [f"Plan: {len(program.ops) - dead} operations, {mesh.shards} shards, home {_short_device(plan.home)}"]
+    lines += [f"  shard {d}: {_short_device(name)}, {_rows_text(mesh, d)}" for d, name in enumerate(mesh.devices)]
+    for name, position, layout in zip(program.input_names, program.inputs, plan.input_layouts, strict=True):
+        shape, dtype = program.ops[position].out_shapes[0], program.ops[position].out_dtypes[0].name
+        lines.append(f"  argument {name}: {dtype}{list(shape) if shape is not None else ''} {layout}")
+    live = [op.name for op, step in zip(program.ops, steps, strict=True) if step.home or step.shards]
+    found = Counter(stage for name in live if (stage := program.stages.of(name)))
+    lines += [f"  stage {stage}: {count} operations" for stage, count in found.items()]
+    lines.append(f"  on every shard: {_count(plan.sharded_ops)}")
+    lines.append(f"  once, at home:  {_count(_at(plan, plan.home))}")
+    elsewhere = sorted({plan.owners.of_ops[op.index] for op in plan.home_ops} - {plan.home, ""})
+    lines += [f"  once, on {_short_device(device)}: {_count(_at(plan, device))}" for device in elsewhere]
+    return lines
+
+
+def _at(plan: Decisions, device: str) -> tuple[Op, ...]:
+    """Return what runs once on a device; what is beside a variable, wherever that is, counts as home."""
+    return tuple(op for op in plan.home_ops if (plan.owners.of_ops[op.index] or plan.home) == device)
+
+
+def _communication(plan: Decisions) -> list[str]:
+    lines = []
+    for kind in _SENT:
+        tensors = [move.tensor for move in plan.moves if move.kind == kind]
+        if tensors:
+            lines.append(f"  {kind}: {len(tensors)} tensors, {size_text(plan.program, tensors)}")
+    for bucket in plan.buckets:
+        tensors = [move.tensor for move in bucket.moves]
+        lines.append(f"  {bucket.kind} as one: {len(tensors)} tensors, {size_text(plan.program, tensors)}")
+    if plan.order:
+        lines.append(f"  after what other devices wait for: {len(plan.order)} operations")
+    return lines
+
+
+def _rows_text(mesh: Mesh, d: int) -> str:
+    if mesh.rows:
+        return f"{mesh.rows[d]} rows"
+    share = Fraction(mesh.share(d)).limit_denominator(_FINEST_SHARE)
+    return "all rows" if share == 1 else f"{share} of the rows"
+
+
+def _at_home(plan: Decisions) -> list[str]:
+    stayed = sorted(plan.stayed_home, key=lambda pair: -plan.gathered_bytes(pair[0]))
+    if not stayed:
+        return ["  nothing that carries the batch runs at home"]
+    lines = [f"  carry the batch and run at home: {len(stayed)}"]
+    for op, reason in stayed[:_MOST_AT_HOME]:
+        where = plan.program.locate(op.name)
+        gathered = size_text(plan.program, plan.gathered(op))
+        lines.append(f"    {op.type} {op.name!r}: {gathered} gathered; {reason}" + (f" ({where})" if where else ""))
+    more = len(stayed) - _MOST_AT_HOME
+    return lines + ([f"    ... and {more} more"] if more > 0 else [])
+
+
+def _count(ops: tuple[Op, ...]) -> str:
+    kinds = Counter(op.type for op in ops if op.type not in ("Const", "Placeholder"))
+    common = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common(6))
+    return f"{sum(kinds.values())} operations" + (f" ({common}{', ...' if len(kinds) > 6 else ''})" if kinds else "")
+
+
+def _short_device(name: str) -> str:
+    return name.split("device:")[-1]
