@@ -47,6 +47,7 @@ class EmittedGraph:
       scope: a name scope that no operation of the program is in.
       present: for each shard that may turn out to have no rows, the reference of whether it has. If not, whatever
         depends on its `Switch`es is dead, up to a `Merge`.
+      beside_variables: names of nodes without a device of their own: their variable's, wherever a loader puts that.
       copies: the placeholders of shards' own copies of captures, which are not among `captures`.
     """
 
@@ -60,6 +61,7 @@ class EmittedGraph:
     versions: Any = field(repr=False)
     scope: str = "graphsplit"
     present: tuple[str, ...] = ()
+    beside_variables: frozenset[str] = frozenset()
     copies: tuple[Copy, ...] = ()
 
     def shard_of(self, name: str) -> int | None:
@@ -93,12 +95,12 @@ class EmittedGraph:
         return found
 
     def check(self) -> None:
-        """Raise `CheckError` unless names are unique, references exist and every node has a device."""
+        """Raise `CheckError` unless names are unique, references exist and every node has a device and an origin."""
         names = {node.name for node in self.nodes}
         if len(names) != len(self.nodes):
             raise CheckError("Two emitted nodes have the same name.")
         for node in self.nodes:
-            if not node.device:
+            if not node.device and node.name not in self.beside_variables:
                 raise CheckError(f"Emitted node {node.name!r} has no device.")
             if node.name not in self.origins:
                 raise CheckError(f"Nobody knows where the emitted node {node.name!r} comes from.")

@@ -121,8 +121,19 @@ class _Emitter:
             versions=self._program.versions,
             scope=self._draft.scope,
             present=tuple(self._counts.present(d) for d in self._draft.shards if self._counts.may_be_absent(d)),
+            beside_variables=frozenset(
+                node.name for node in self._draft.nodes if self._is_beside_variable(self._draft.origins[node.name])
+            ),
             copies=tuple(self._moves.copies.values()),
         )
+
+    def _is_beside_variable(self, origin: Origin) -> bool:
+        """Return whether a node belongs to an operation beside a variable that is wherever a loader puts it."""
+        if origin.op is None or not self._plan.state.devices:
+            return False
+        if origin.shard is None:
+            return self._plan.owners.of_ops[origin.op] == ""
+        return self._device(self._program.ops[origin.op], origin.shard) == ""
 
     def _ends(self, position: int) -> list[str]:
         """Return the names of nodes that have run when all nodes have that an op became, or will not run."""
