@@ -121,15 +121,18 @@ class _Emitter:
             versions=self._program.versions,
             scope=self._draft.scope,
             present=tuple(self._counts.present(d) for d in self._draft.shards if self._counts.may_be_absent(d)),
-            beside_variables=frozenset(
-                node.name for node in self._draft.nodes if self._is_beside_variable(self._draft.origins[node.name])
-            ),
+            beside_variables=self._beside_variables(),
             copies=tuple(self._moves.copies.values()),
         )
 
+    def _beside_variables(self) -> frozenset[str]:
+        """Return the nodes that belong to operations beside variables that are wherever a loader puts them."""
+        if "" not in self._plan.state.devices.values():
+            return frozenset()
+        return frozenset(name for name, origin in self._draft.origins.items() if self._is_beside_variable(origin))
+
     def _is_beside_variable(self, origin: Origin) -> bool:
-        """Return whether a node belongs to an operation beside a variable that is wherever a loader puts it."""
-        if origin.op is None or not self._plan.state.devices:
+        if origin.op is None:
             return False
         if origin.shard is None:
             return self._plan.owners.of_ops[origin.op] == ""
