@@ -14,6 +14,7 @@ from typing import Any
 from graphsplit.core.errors import CheckError
 from graphsplit.core.graphdefs import split_reference
 from graphsplit.core.layouts import REPLICATE, Layout, Partial, Shard, SingleDevice, is_whole
+from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Move
@@ -108,6 +109,8 @@ class _Found:
         node, origin = self._nodes[name], self._graph.origins[name]
         if origin.role == "op":
             return ("made", Tensor(origin.op or 0, index), origin.shard)
+        if origin.role == SIZES_ROLE:
+            return ("sizes",)
         if origin.role in ("constant", "copy"):
             return ("everywhere", Tensor(origin.op or 0, index))
         data = [self.form(r) for r in node.input if r[0] != "^"] if node.op not in ("Const", "ZerosLike") else []
@@ -148,7 +151,7 @@ class _Planned:
         if step.home and layout.device in ("", plan.owners.of_ops[tensor.op]):
             return ("made", tensor, None)
         if plan.state.is_everywhere(op):
-            return ("everywhere", tensor) if op.index not in plan.program.captures else ("made", tensor, None)
+            return ("made", tensor, None) if op.index in plan.program.captures else _everywhere(op, tensor)
         if not layout.device and step.shards and is_whole(step.shards.gives[tensor.index]):
             return ("made", tensor, 0)
         return self._moved(self._move(tensor, layout if layout.device else SingleDevice(plan.owners.of(tensor))), None)
@@ -160,7 +163,7 @@ class _Planned:
             return ("made", tensor, d)
         cut_constant = op.type == "Const" and isinstance(layout, Shard)
         if cut_constant or (is_whole(layout) and self._plan.state.is_everywhere(op)):
-            return ("everywhere", tensor)
+            return _everywhere(op, tensor)
         return self._moved(self._move(tensor, layout), d)
 
     def _move(self, tensor: Tensor, layout: Layout) -> Move:
@@ -203,6 +206,10 @@ class _Planned:
             own = [self._plan.shard_device(op, d) for d in self._shards]
             parts = [("SplitV", own[d], parts[d], b) for b in range(blocks) for d in self._shards]
         return ("ConcatV2", device, tuple(parts))
+
+
+def _everywhere(op: Op, tensor: Tensor) -> Form:
+    return ("everywhere", tensor) if op.yields is None else ("sizes",)
 
 
 def _reduced(reduction: str, parts: Sequence[Form], device: str) -> Form:

@@ -102,7 +102,7 @@ class ShardCopies:
         shape = [size or 0 for size in op.out_shapes[0] or ()]
         if self._random == "independent":
             nodes = random_numbers.own_stream(op.node, name, inputs, draw, d)
-        elif not self._mesh.rows:
+        elif self._draft.program.symbols:
             each = [Polynomial.of(size) for size in (*shape[1:], layout.blocks[0])]
             place = np.array([math.prod(each, start=Polynomial.of(BEGIN)), None], object)[0:1].reshape(())
             first = self._counts.operand(f"{name}/graphsplit_first", d, place, tf.int64)
