@@ -157,7 +157,9 @@ def _first_devices(count: int, argument: str) -> tuple[str, ...]:
         raise ArgumentError(f"{argument}={count}: at least one device is needed.")
     available = available_devices()
     if count > len(available):
-        raise DeviceError(_missing_message(f"{count} devices", argument, count, _existing()))
+        missing = DeviceError(_missing_message(f"{count} devices", argument, count, _existing()))
+        missing.asked = count
+        raise missing
     return available[:count]
 
 

@@ -15,15 +15,15 @@ import tensorflow as tf
 from graphsplit.api.argument_splitting import Split, resolve_split
 from graphsplit.api.compilation import plan_for
 from graphsplit.api.options import Options
-from graphsplit.core.devices import names_of_devices
 from graphsplit.core.errors import ArgumentError, CheckError
 from graphsplit.core.graphdefs import GraphDef, make_node, output_type, split_reference
+from graphsplit.core.stored_models import check_registered
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.program import Program
-from graphsplit.saved_models.files import check_registered
+from graphsplit.saved_models.options import TranspileOptions, names_in
 from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, read_part, take_part
 
 
@@ -52,7 +52,7 @@ def transpile_graph_def(
       strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home.
 
     Raises:
-      ArgumentError: if names do not exist in the graph, or options clash.
+      ArgumentError: if names do not exist in the graph, TensorFlow cannot import it, or options clash.
       UnsupportedError: for operation types that are not registered, and TensorFlow 1 control flow on the way from
         inputs to outputs.
       StrictError: see `strict`.
@@ -65,27 +65,26 @@ def transpile_graph_def(
     >>> [node.device for node in result.node if node.op == "Mul"]
     ['/device:CPU:0', '/device:CPU:1']
     """
-    return transpile_and_plan(graph_def, inputs, outputs, devices, split=split, strict=strict)[0]
+    return transpile_and_plan(
+        graph_def, inputs, outputs, TranspileOptions(devices=devices, split=split, strict=strict)
+    )[0]
 
 
 def transpile_and_plan(
-    graph_def: Any,
-    inputs: Sequence[str] | str,
-    outputs: Sequence[str] | str,
-    devices: int | str | Sequence[str] | None,
-    *,
-    split: Split = 0,
-    strict: bool = False,
+    graph_def: Any, inputs: Sequence[str] | str, outputs: Sequence[str] | str, asked: TranspileOptions
 ) -> tuple[Any, Plan]:
     """Return what `transpile_graph_def` returns, and the plan."""
-    names = names_of_devices(devices)
+    if not isinstance(graph_def, GraphDef):
+        raise ArgumentError(f"graph_def takes a GraphDef, as graph.as_graph_def() returns it, got {graph_def!r}.")
     check_registered(graph_def, "The graph")
-    part = take_part(graph_def, _listed(inputs), _listed(outputs))
+    fed = names_in(inputs, "inputs", "names of tensors")
+    part = take_part(graph_def, fed, names_in(outputs, "outputs", "names of tensors and operations"))
     called = [reference.removesuffix(":0") for reference in part.inputs.values()]
-    options = Options(split=_by_argument(split, called), strict=strict)
+    options = Options(split=_by_argument(asked.split, called), strict=asked.strict)
     splitting = resolve_split(options.split, arguments_of(part, called))
     program = read_part(part, called, splitting.shapes)
-    plan = plan_for(program, splitting, options, names, names[0], _state(program, names[0]))
+    home = asked.names[0]
+    plan = plan_for(program, splitting, options, asked.names, home, _state(program, home))
     return _join(part, plan), plan
 
 
@@ -184,10 +183,6 @@ def _by_argument(split: Split, names: Sequence[str]) -> Split:
             f"split names {', '.join(map(repr, unknown))}, which are no inputs; inputs are {', '.join(names)}."
         )
     return by_name
-
-
-def _listed(names: Sequence[str] | str) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
 
 
 def _check(graph: Any) -> None:

@@ -1,0 +1,98 @@
+"""What can be said of a command before TensorFlow is imported, which takes seconds."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from graphsplit.core import files, forms
+from graphsplit.core.errors import ArgumentError
+from graphsplit.core.model_files import check_graph_file, is_graph_file, model_file
+
+_SPEC = re.compile(r"^\s*(?P<dtype>[a-z]+[0-9]*)\s*\[(?P<sizes>[^\]]*)\]\s*$")
+
+
+def check_inspect(target: str, specs: Sequence[str], outputs: Sequence[str], timeline: str | None) -> None:
+    """Raise `ArgumentError` or `StorageError` for what can be seen to be wrong with `graphsplit inspect`."""
+    for path in outputs:
+        forms.check_placement_suffix(path)
+    if timeline is not None:
+        forms.check_timeline_suffix(timeline)
+    for path in (*outputs, *([] if timeline is None else [timeline])):
+        forms.check(path)
+    for text in specs:
+        split_spec(text)
+    if Path(target).is_dir():
+        model_file(target)
+    else:
+        _check_module(target)
+
+
+def check_transpile(source: str, target: str, devices: str | None, overwrite: bool, strip: bool) -> None:
+    """Raise `ArgumentError` or `StorageError` for what can be seen to be wrong with `graphsplit transpile`."""
+    if devices is None and not strip:
+        raise ArgumentError(
+            "Which devices? --devices GPU:0,GPU:1 names them, --devices 4 takes the first four. They need not exist on "
+            "this machine; the first is home."
+        )
+    if is_graph_file(source):
+        check_graph_file(source)
+        if not target.endswith((".pb", ".pbtxt")):
+            raise ArgumentError(
+                f"{source!r} is a graph, so is what is written; {target!r} ends neither in .pb nor .pbtxt."
+            )
+    else:
+        model_file(source)
+    files.check_apart(source, target)
+    files.check_free(target, overwrite)
+
+
+def split_spec(text: str) -> tuple[str, list[int | None]]:
+    """Return dtype and sizes of what people write as `float32[64,784]`.
+
+    >>> split_spec("int32[?, 3]")
+    ('int32', [None, 3])
+    """
+    match = _SPEC.match(text)
+    sizes = [size.strip() for size in match["sizes"].split(",")] if match and match["sizes"].strip() else []
+    if match is None or not all(size in ("?", "None") or size.isdecimal() for size in sizes):
+        raise ArgumentError(f"--spec {text!r} is not understood; write it like 'float32[64,784]'.")
+    return match["dtype"], [None if size in ("?", "None") else int(size) for size in sizes]
+
+
+def split_target(target: str) -> tuple[str, list[str]]:
+    """Return the module and the attributes that `module:function` or `module:object.method` names."""
+    module, _, path = target.partition(":")
+    names = path.split(".")
+    if not module or not all(name.isidentifier() for name in names):
+        raise ArgumentError(f"{target!r} is neither the directory of a SavedModel nor of the form module:function.")
+    return module.removesuffix(".py"), names
+
+
+@contextmanager
+def working_directory_first() -> Iterator[None]:
+    """Let modules in the working directory be found, as `python -m` does: the user's own lie where the command is."""
+    here = os.getcwd()
+    sys.path.insert(0, here)
+    try:
+        yield
+    finally:
+        sys.path.remove(here)
+
+
+def _check_module(target: str) -> None:
+    module, _ = split_target(target)
+    with working_directory_first():
+        try:
+            found = importlib.util.find_spec(module.partition(".")[0]) is not None
+        except (ImportError, ValueError):  # a name with dots only; a module that has no specification
+            found = False
+    if not found:
+        raise ArgumentError(
+            f"{target!r}: there is no module {module!r}. It is looked for in {os.getcwd()!r} and in sys.path."
+        )
