@@ -12,7 +12,7 @@ from pathlib import Path
 
 from graphsplit.core import files, forms
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.model_files import check_graph_file, is_graph_file, model_file
+from graphsplit.core.model_files import check_graph_file, is_graph_file, model_file, why_other_kind
 
 _SPEC = re.compile(r"^\s*(?P<dtype>[a-z]+[0-9]*)\s*\[(?P<sizes>[^\]]*)\]\s*$")
 
@@ -50,6 +50,44 @@ def check_transpile(source: str, target: str, devices: str | None, overwrite: bo
         model_file(source)
     files.check_apart(source, target)
     files.check_free(target, overwrite)
+    files.check_writable(target, lambda path: why_other_kind(path, source))
+
+
+def parse_devices(text: str) -> int | list[str]:
+    """Return what `--devices` says: a number, or names.
+
+    >>> parse_devices("GPU:0,GPU:1")
+    ['GPU:0', 'GPU:1']
+    """
+    return int(text) if text.strip().isdecimal() else [name.strip() for name in text.split(",") if name.strip()]
+
+
+def parse_split(text: str) -> int | dict[str, int | None] | None:
+    """Return what `--split` says: an axis, None, or a mapping from names to those.
+
+    >>> parse_split("x=0,mask=none")
+    {'x': 0, 'mask': None}
+    """
+    pairs = [part.rpartition("=") for part in text.split(",") if part.strip()]
+    if len(pairs) == 1 and not pairs[0][1]:
+        return _axis(text)
+    if not pairs or not all(equals and name.strip() for name, equals, _ in pairs):
+        raise ArgumentError(f"--split {text!r} is not understood; write an axis, none, or name=axis,name=none.")
+    result: dict[str, int | None] = {}
+    for name, _, axis in pairs:
+        if name.strip() in result:
+            raise ArgumentError(f"--split {text!r} names {name.strip()!r} more than once; give one axis for each name.")
+        result[name.strip()] = _axis(axis)
+    return result
+
+
+def _axis(text: str) -> int | None:
+    if text.strip().lower() == "none":
+        return None
+    try:
+        return int(text)
+    except ValueError as error:
+        raise ArgumentError(f"--split: {text!r} is no axis; write a number or none.") from error
 
 
 def split_spec(text: str) -> tuple[str, list[int | None]]:

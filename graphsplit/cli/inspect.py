@@ -17,6 +17,8 @@ from graphsplit.core.tensorflow_internals import eager_context_started
 from graphsplit.placement.builders import placement_of
 from graphsplit.placement.timeline import timeline_of
 
+_NO_WORK = {"Const", "Identity", "NoOp", "Placeholder"}
+
 
 def inspect(
     target: str,
@@ -54,15 +56,15 @@ def inspect(
     needs_values = actual or timeline is not None or devices is not None or isinstance(fn, ParallelFunction)
     specified = given or (list(declared.values()) if needs_values else [])
     if declared and (specified or devices is not None):
-        fn = by_position(fn, list(declared))
+        fn = by_position(fn, list(declared), f"{target} ({signature})")
     if devices is not None and not isinstance(fn, ParallelFunction):
         fn = parallelize(fn, devices=devices)
     arguments: list[Any] = [example(spec) for spec in specified] if needs_values else list(specified)
     doing = "Running" if actual else "Tracing"
     with _progress(console, doing.lower()), users_code(f"{doing} {target!r}"):
         placement = placement_of(fn, *arguments, actual=actual)
-    if not placement.ops:
-        raise ArgumentError(f"{target!r} has no operations of TensorFlow: there is nothing to place.")
+    if {op.type for op in placement.ops.values()} <= _NO_WORK:
+        raise ArgumentError(f"{target!r} computes nothing with TensorFlow: there is nothing to place.")
     print(placement)
     for path in outputs:
         with _progress(console, f"writing {path}"):

@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from graphsplit import __version__
-from graphsplit.cli.checks import check_inspect, check_transpile
+from graphsplit.cli.checks import check_inspect, check_transpile, parse_devices, parse_split
 from graphsplit.core.errors import ArgumentError, GraphsplitError
 from graphsplit.core.forms import PLACEMENT_SUFFIXES, TIMELINE_SUFFIXES
 
@@ -129,7 +129,7 @@ def transpile(
     source: Annotated[str, typer.Argument(metavar="IN", help="A SavedModel's directory; a graph's .pb or .pbtxt.")],
     target: Annotated[str, typer.Argument(metavar="OUT", help="Where to write.")],
     devices: Annotated[
-        str | None, typer.Option("--devices", help="GPU:0,GPU:1,... or a number; the first is home.  [required]")
+        str | None, typer.Option("--devices", help="GPU:0,GPU:1,... or a number; the first is home (required).")
     ] = None,
     signatures: Annotated[str, typer.Option("--signatures", help="Which ones, with commas; all by default.")] = "",
     split: Annotated[str, typer.Option("--split", help="An axis; none; or x=0,mask=none.")] = "0",
@@ -145,6 +145,7 @@ def transpile(
     """Turn a finished SavedModel, or a graph, into one that runs on several devices."""
 
     def check() -> None:
+        parse_split(split)
         if strip and (devices or signatures or replicate or inputs or outputs):
             raise ArgumentError("--strip-devices only removes requests for devices; leave the other options out.")
         check_transpile(source, target, devices, overwrite, strip)
@@ -157,8 +158,8 @@ def transpile(
             command.strip(source, target, overwrite)
             return
         options = TranspileOptions(
-            devices=command.parse_devices(devices or ""),
-            split=command.parse_split(split),
+            devices=parse_devices(devices or ""),
+            split=parse_split(split),
             strict=strict,
             signatures=_names(signatures) or None,
             overwrite=overwrite,

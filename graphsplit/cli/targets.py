@@ -5,9 +5,11 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import sysconfig
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -17,7 +19,7 @@ from graphsplit.cli.checks import split_spec, split_target, working_directory_fi
 from graphsplit.core.errors import ArgumentError, GraphsplitError, bullet_list
 from graphsplit.placement.sources import load_signature
 
-_LIBRARIES = tuple(os.path.dirname(str(module.__file__)) for module in (tf, importlib.import_module("keras")))
+_NOT_USERS = ("<", *sysconfig.get_paths().values(), str(Path(__file__).parent.parent))
 
 
 def load_target(target: str, signature: str) -> tuple[Any, dict[str, tf.TensorSpec]]:
@@ -55,8 +57,7 @@ def users_code(what: str) -> Iterator[None]:
 
 
 def _is_users(filename: str) -> bool:
-    here = os.path.dirname(os.path.dirname(__file__))
-    return not filename.startswith((here, *_LIBRARIES, "<", os.path.dirname(importlib.__file__)))
+    return not filename.startswith(_NOT_USERS) and "__autograph_generated_file" not in filename
 
 
 def parse_spec(text: str) -> tf.TensorSpec:
@@ -80,8 +81,8 @@ def check_specs(target: str, fn: Any, declared: dict[str, tf.TensorSpec], specs:
     names = [f"{name}: {_text(spec)}" for name, spec in declared.items()]
     if len(specs) != len(declared):
         raise ArgumentError(
-            f"{target!r} takes {_many(len(declared), 'argument')}, in this order, but there "
-            f"{'is' if len(specs) == 1 else 'are'} {_many(len(specs), '--spec')}:\n{bullet_list(names)}"
+            f"{target!r} takes these arguments, and there {_are(len(specs))}; give one for each, in this order:\n"
+            f"{bullet_list(names)}"
         )
     wrong = [
         f"{name} is {_text(own)}, --spec says {_text(spec)}"
@@ -101,8 +102,8 @@ def _check_count(target: str, fn: Any, count: int) -> None:
         signature.bind(*[None] * count)
     except TypeError as error:
         raise ArgumentError(
-            f"{target!r} takes {signature}, but there {'is' if count == 1 else 'are'} {_many(count, '--spec')} "
-            f"({error}). Give one for each tensor, in their order, like --spec 'float32[64,784]'."
+            f"{target!r} takes {signature}, and there {_are(count)} ({error}). Give one for each tensor, in order, "
+            "like --spec 'float32[64,784]'."
         ) from error
 
 
@@ -125,13 +126,13 @@ def example(spec: tf.TensorSpec) -> tf.Tensor:
         raise ArgumentError(f"No tensor {_text(spec)} can be made here: {error}") from error
 
 
-def by_position(fn: Callable[..., Any], names: Sequence[str]) -> Callable[..., Any]:
+def by_position(fn: Callable[..., Any], names: Sequence[str], title: str) -> Callable[..., Any]:
     """Return a SavedModel's signature, which takes names, as a function of its arguments in their order."""
 
     def call(*args: Any) -> Any:
         return fn(**dict(zip(names, args, strict=True)))
 
-    call.__name__ = str(getattr(fn, "name", "signature"))
+    call.__name__ = title
     return call
 
 
@@ -141,7 +142,5 @@ def _text(spec: tf.TensorSpec) -> str:
     return f"{spec.dtype.name}[{','.join('?' if size is None else str(size) for size in spec.shape)}]"
 
 
-def _many(count: int, what: str) -> str:
-    return (
-        f"{count or 'no'} {what}" if count == 1 else f"{count or 'no'} {what}s" if what[0] != "-" else f"{count} {what}"
-    )
+def _are(count: int) -> str:
+    return f"{'is' if count == 1 else 'are'} {count or 'no'} --spec"

@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Sequence
 
 import rich.console
 
-from graphsplit.api.argument_splitting import Split
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.files import write
 from graphsplit.core.model_files import is_graph_file
@@ -81,40 +80,3 @@ def _transpile_file(
     sizes = f"{format_bytes(files.size_of(source))} -> {format_bytes(len(content))}"
     nodes = f"{len(graph.node)} -> {len(result.node)} nodes"
     return f"From {', '.join(inputs)} to {', '.join(outputs)}\n{plan}\n  size: {sizes}, {nodes}"
-
-
-def parse_devices(text: str) -> int | list[str]:
-    """Return what `--devices` says: a number, or names.
-
-    >>> parse_devices("GPU:0,GPU:1")
-    ['GPU:0', 'GPU:1']
-    """
-    return int(text) if text.strip().isdecimal() else [name.strip() for name in text.split(",") if name.strip()]
-
-
-def parse_split(text: str) -> Split:
-    """Return what `--split` says: an axis, None, or a mapping from names to those.
-
-    >>> parse_split("x=0,mask=none")
-    {'x': 0, 'mask': None}
-    """
-    pairs = [part.rpartition("=") for part in text.split(",") if part.strip()]
-    if len(pairs) == 1 and not pairs[0][1]:
-        return _axis(text)
-    if not pairs or not all(equals and name.strip() for name, equals, _ in pairs):
-        raise ArgumentError(f"--split {text!r} is not understood; write an axis, none, or name=axis,name=none.")
-    result: dict[str, int | None] = {}
-    for name, _, axis in pairs:
-        if name.strip() in result:
-            raise ArgumentError(f"--split {text!r} names {name.strip()!r} more than once; give one axis for each name.")
-        result[name.strip()] = _axis(axis)
-    return result
-
-
-def _axis(text: str) -> int | None:
-    if text.strip().lower() == "none":
-        return None
-    try:
-        return int(text)
-    except ValueError as error:
-        raise ArgumentError(f"--split: {text!r} is no axis; write a number or none.") from error

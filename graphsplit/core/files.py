@@ -101,6 +101,12 @@ def check_replaceable(target: str, recognize: Recognizer) -> Path:
     return final
 
 
+def check_writable(target: str, recognize: Recognizer) -> None:
+    """Raise what `replacing` would raise before its block begins, and leave nothing behind."""
+    with _workshop(check_replaceable(target, recognize), target, trial=True):
+        pass
+
+
 def write(target: str, content: bytes, recognize: Recognizer) -> None:
     """Write a file. See `replacing`."""
     with replacing(target, recognize) as made:
@@ -140,8 +146,11 @@ def writing_failed(target: str, error: Exception) -> StorageError:
 
 
 @contextlib.contextmanager
-def _workshop(final: Path, target: str) -> Iterator[Path]:
-    """Yield a new directory beside `final`; after a failure, directories that had to be made for it are gone again."""
+def _workshop(final: Path, target: str, trial: bool = False) -> Iterator[Path]:
+    """Yield a new directory beside `final`.
+
+    After a failure, and a trial, directories that had to be made for it are gone again.
+    """
     absent = [folder for folder in final.parents if find(folder) is None]
     done = False
     try:
@@ -153,7 +162,7 @@ def _workshop(final: Path, target: str) -> Iterator[Path]:
             raise StorageError(f"Writing {target!r} failed, and it was left as it was: {reason}.") from error
         try:
             yield workshop
-            done = True
+            done = not trial
         finally:
             shutil.rmtree(workshop, ignore_errors=True)
     finally:

@@ -72,8 +72,13 @@ def write_figure(path: str, figure: Any) -> None:
 
 
 def check(path: str) -> None:
-    """Raise an error unless `path` may be written; see `write`."""
-    files.check_replaceable(path, recognize)
+    """Raise an error unless `path` can be written; see `write`. A directory is for TensorBoard."""
+    files.check_writable(events_file(path) if not suffix_of(path) or os.path.isdir(path) else path, recognize)
+
+
+def events_file(path: str) -> str:
+    """Return the file that TensorBoard finds in a directory."""
+    return os.path.join(path, "events.out.tfevents.placement")
 
 
 def recognize(path: Path) -> str:

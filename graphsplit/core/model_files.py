@@ -31,6 +31,14 @@ def is_graph_file(path: str) -> bool:
     return path.endswith(GRAPH_SUFFIXES) and not Path(path).is_dir()
 
 
+def why_other_kind(path: Path, source: str) -> str:
+    """Return why a path holds another kind of thing than is made of `source`, "" if it does not."""
+    kind = kind_of(path)
+    if Path(source).is_dir():
+        return "" if kind == "a directory" else f"is {kind}, not a SavedModel's directory"
+    return "" if kind == "a plain file" else f"is {kind}, not a graph's file"
+
+
 def check_graph_file(path: str) -> None:
     """Raise `ArgumentError` unless there is a file at `path`."""
     kind = kind_of(Path(path).resolve())

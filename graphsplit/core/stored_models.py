@@ -28,6 +28,8 @@ def read_saved_model(directory: str) -> Any:
     if path.suffix == ".cpb":
         raise UnsupportedError(f"{directory!r} holds a graph of more than 2 GB in pieces; those cannot be read yet.")
     model = parse(path, new_saved_model())
+    if not model.meta_graphs:
+        raise ArgumentError(f"{directory!r} holds no graph: {str(path)!r} is empty, or no SavedModel.")
     if len(model.meta_graphs) != 1:
         tags = [", ".join(graph.meta_info_def.tags) or "no tags" for graph in model.meta_graphs]
         raise UnsupportedError(

@@ -23,7 +23,7 @@ def save(placement: PlacementGraph, path: str | os.PathLike[str]) -> None:
     """Write `placement` to `path`; see `Placement.save`."""
     path = os.fspath(path)
     forms.check_placement_suffix(path)
-    WRITERS.get(forms.suffix_of(path), save_events)(placement, path)
+    (save_events if os.path.isdir(path) else WRITERS.get(forms.suffix_of(path), save_events))(placement, path)
 
 
 def save_html(placement: PlacementGraph, path: str) -> None:
@@ -72,7 +72,7 @@ def save_events(placement: PlacementGraph, path: str) -> None:
 
     The operations are written as one flat graph: the page colours by device only what is outside of functions.
     """
-    target = path if forms.suffix_of(path) == ".tfevents" else os.path.join(path, "events.out.tfevents.placement")
+    target = path if forms.suffix_of(path) == ".tfevents" else forms.events_file(path)
     graph_def = graph_def_with_devices(placement)
     event = tf.compat.v1.Event(graph_def=graph_def.SerializeToString())
     version = tf.compat.v1.Event(file_version="brain.Event:2", source_metadata={"writer": forms.MARK})

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from graphsplit.core.errors import ArgumentError, UnsupportedError
-from graphsplit.core.files import Recognizer, check_apart, check_free, check_replaceable, kind_of
+from graphsplit.core.files import Recognizer, check_apart, check_free, check_writable, kind_of
+from graphsplit.core.model_files import why_other_kind
 from graphsplit.core.stored_models import asset_names, read_saved_model
 from graphsplit.saved_models.files import read_graph_def
 
@@ -29,22 +30,20 @@ def check_target(source: str, target: str, overwrite: bool) -> Recognizer:
     """
     check_apart(source, target)
     check_free(target, overwrite)
-    is_graph = not Path(source).is_dir()
 
     def recognize(path: Path) -> str:
         if not overwrite:
             return "exists by now"
-        return why_no_graph_file(path) if is_graph else why_no_saved_model(path, Path(source))
+        if why := why_other_kind(path, source):
+            return why
+        return why_no_saved_model(path, Path(source)) if path.is_dir() else why_no_graph_file(path)
 
-    check_replaceable(target, recognize)
+    check_writable(target, recognize)
     return recognize
 
 
 def why_no_graph_file(path: Path) -> str:
-    """Return why what is at `path` is no file of a graph, "" if it is one or is empty."""
-    kind = kind_of(path)
-    if kind != "a plain file":
-        return f"is {kind}, not a graph's file"
+    """Return why a plain file is no graph's, "" if it is one or is empty."""
     if not path.stat().st_size:
         return ""
     try:
@@ -55,15 +54,12 @@ def why_no_graph_file(path: Path) -> str:
 
 
 def why_no_saved_model(path: Path, source: Path) -> str:
-    """Return why what is at `path` is not only a SavedModel, "" if nothing but one would be lost.
+    """Return why a directory is not only a SavedModel, "" if nothing but one would be lost.
 
     Args:
-      path: where the new model is to be.
+      path: the directory.
       source: the input; files that are copies of its own are not lost.
     """
-    kind = kind_of(path)
-    if kind != "a directory":
-        return f"is {kind}, not a SavedModel's directory"
     if not any(path.iterdir()):
         return ""
     try:
