@@ -7,10 +7,11 @@ or is empty, is replaced by another one: a user's own `notes.json` is never lost
 from __future__ import annotations
 
 import io
+import json
 import os
 import struct
 import zlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -64,10 +65,15 @@ def write(path: str, content: bytes) -> None:
     files.write(path, content, recognize)
 
 
-def write_figure(path: str, figure: Any) -> None:
+def write_json(path: str, content: Mapping[str, Any], indent: int | None = None) -> None:
+    """Write a JSON object, which says who wrote it. See `write`."""
+    write(path, (json.dumps({"about": MARK, **content}, indent=indent) + "\n").encode())
+
+
+def write_figure(path: str, figure: Any, dots_per_inch: float = 100) -> None:
     """Write a matplotlib figure as the picture that the suffix says. See `write`."""
     content = io.BytesIO()
-    figure.savefig(content, format=suffix_of(path)[1:])
+    figure.savefig(content, format=suffix_of(path)[1:], dpi=dots_per_inch)
     write(path, content.getvalue())
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import json
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -34,7 +33,6 @@ def save_html(placement: PlacementGraph, path: str) -> None:
 def save_json(placement: PlacementGraph, path: str) -> None:
     """Write operations, edges and the answers to the usual questions."""
     content = {
-        "about": forms.MARK,
         "title": placement.title,
         "actual": placement.actual,
         "rows": list(placement.rows),
@@ -44,7 +42,7 @@ def save_json(placement: PlacementGraph, path: str) -> None:
         "transfers": [asdict(transfer) for transfer in placement.transfers],
         "warnings": list(find_warnings(placement)),
     }
-    forms.write(path, json.dumps(content, indent=1).encode())
+    forms.write_json(path, content, indent=1)
 
 
 def save_graphml(placement: PlacementGraph, path: str) -> None:

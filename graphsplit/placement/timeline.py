@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Sequence
@@ -80,7 +79,7 @@ class Timeline:
             }
             for event in self.events
         ]
-        return {"traceEvents": trace, "displayTimeUnit": "ms", "otherData": {"about": forms.MARK}}
+        return {"traceEvents": trace, "displayTimeUnit": "ms"}
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the timeline: `.json` as a Chrome trace, `.png` or `.svg` as a picture.
@@ -93,7 +92,7 @@ class Timeline:
         path = os.fspath(path)
         forms.check_timeline_suffix(path)
         if forms.suffix_of(path) == ".json":
-            forms.write(path, json.dumps(self.chrome_trace()).encode())
+            forms.write_json(path, self.chrome_trace())
         else:
             forms.write_figure(path, _draw(self))
 
