@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import os
 import time
 from collections import Counter
@@ -24,6 +23,7 @@ import graphsplit as gs
 from benchmarks.coverage_models import CLASSES, MODELS, Training, integers, numbers, supervised
 from benchmarks.display import console, progress
 from benchmarks.environment import environment
+from graphsplit.core import forms
 from graphsplit.core.layouts import is_whole
 
 ROWS = 11  # a number that is no width of any network: see `summarize`
@@ -191,7 +191,7 @@ def main(
 
 def _write(path: Path, found: list[Coverage]) -> None:
     content: dict[str, Any] = {"environment": environment(), "rows": ROWS, "models": [asdict(one) for one in found]}
-    path.write_text(json.dumps(content, indent=1) + "\n")
+    forms.write_json(str(path), content, indent=1)
 
 
 if __name__ == "__main__":

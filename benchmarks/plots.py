@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import CONTESTANTS, Record, Results
+from graphsplit.core import forms
 
 _LOOKS = {
     "plain": ("0.5", "-"),
@@ -44,7 +45,7 @@ def draw(results: Results, folder: Path, stem: str) -> list[Path]:
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(CONTESTANTS))
         path = folder / f"{stem}_{measure}.png"
-        figure.savefig(path, dpi=110)
+        forms.write_figure(str(path), figure, dots_per_inch=110)
         plt.close(figure)
         written.append(path)
     return written

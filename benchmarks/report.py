@@ -11,6 +11,7 @@ import typer
 from benchmarks import display
 from benchmarks.goals import broken_goals, met_goals
 from benchmarks.results import Record, Results
+from graphsplit.core import forms
 
 _METHOD = """\
 Written by `python -m benchmarks.report` from [{source}]({source}); numbers are copied, not typed.
@@ -54,7 +55,7 @@ def main(
     target.parent.mkdir(parents=True, exist_ok=True)
     relative = Path(os.path.relpath(source.resolve(), target.parent.resolve()))
     more = Results.load(many) if many else None
-    target.write_text(page(Results.load(source), relative, target.parent, more))
+    forms.write(str(target), page(Results.load(source), relative, target.parent, more).encode())
 
 
 def page(results: Results, source: Path, folder: Path, many: Results | None = None) -> str:

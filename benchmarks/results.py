@@ -9,6 +9,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from graphsplit.core import forms
+
 CONTESTANTS = ("plain", "towers", "mirrored", "ceiling", "graphsplit")
 
 
@@ -93,10 +95,8 @@ class Results:
         return None if one is None or other is None or not value(other) else value(one) / value(other)
 
     def save(self, path: Path) -> None:
-        """Write the JSON file; a reader never sees half of it."""
-        partial = path.with_suffix(".tmp")
-        partial.write_text(json.dumps(asdict(self), indent=1) + "\n")
-        partial.replace(path)
+        """Write the JSON file; a reader never sees half of it, and only a file of the benchmarks is replaced."""
+        forms.write_json(str(path), asdict(self), indent=1)
 
     @staticmethod
     def load(path: Path) -> Results:

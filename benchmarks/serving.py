@@ -7,7 +7,6 @@ graph, the time to load it and the time to the first answer, for 1 to 64 devices
 
 from __future__ import annotations
 
-import json
 import statistics
 import tempfile
 import time
@@ -21,6 +20,7 @@ import typer
 import graphsplit as gs
 from benchmarks.display import console, progress, times
 from benchmarks.environment import load_average
+from graphsplit.core import forms
 
 Names = Annotated[str, typer.Option(help="Comma-separated numbers.")]
 
@@ -72,8 +72,13 @@ def main(
         requests = measure_requests(folder, counts, _numbers(rows), rounds, shape)
     show(requests, costs, counts, sizes)
     if output is not None:
-        found = {"model": model, "load_average": load_average(), "requests": requests, "growth": costs}
-        output.write_text(json.dumps(found, default=asdict, indent=1))
+        found = {
+            "model": model,
+            "load_average": load_average(),
+            "requests": list(map(asdict, requests)),
+            "growth": list(map(asdict, costs)),
+        }
+        forms.write_json(str(output), found, indent=1)
         console.print(f"Written: {output}")
 
 

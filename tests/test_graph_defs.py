@@ -15,6 +15,7 @@ import graphsplit as gs
 from graphsplit.cli import app
 from graphsplit.saved_models import files
 from graphsplit.saved_models.graphs import transpile_and_plan
+from graphsplit.saved_models.options import TranspileOptions
 from tests.helpers.saved_model_cases import two_signatures
 
 v1 = tf.compat.v1
@@ -81,7 +82,7 @@ def assert_near(actual: Any, expected: Any) -> None:
 def test_training(optimizer: str, resource: bool, tmp_path: Path):
     graph_def, saver = training_graph(optimizer, resource)
     before = graph_def.SerializeToString(deterministic=True)
-    many, plan = transpile_and_plan(graph_def, ["x", "y"], ["loss", "train", "prediction"], 3)
+    many, plan = transpile_and_plan(graph_def, ["x", "y"], ["loss", "train", "prediction"], TranspileOptions(3))
     assert graph_def.SerializeToString(deterministic=True) == before
     assert plan.rows == (3, 2, 2)
     assert not plan.stayed_home
@@ -100,7 +101,7 @@ def test_training(optimizer: str, resource: bool, tmp_path: Path):
 @pytest.mark.parametrize("resource", [True, False], ids=["resource", "old"])
 def test_training_with_any_number_of_rows(resource: bool, tmp_path: Path):
     graph_def, saver = training_graph("adam", resource, rows=None)
-    many, plan = transpile_and_plan(graph_def, ["x", "y"], ["loss", "train", "prediction"], 3)
+    many, plan = transpile_and_plan(graph_def, ["x", "y"], ["loss", "train", "prediction"], TranspileOptions(3))
     assert plan.program.batch_is_unknown
     assert not plan.stayed_home, str(plan)
     assert {"MatMul", "Relu", "ReluGrad"} <= {op.type for op in plan.sharded_ops}

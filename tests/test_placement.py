@@ -172,7 +172,7 @@ def test_keras_model_and_saved_model(tmp_path):
     assert "serving_default" in saved.title
     with pytest.raises(gs.ArgumentError, match=r"has no signature 'other'; it has .*'serving_default'"):
         gs.placement_of(str(tmp_path), signature="other")
-    with pytest.raises(gs.ArgumentError, match="is no directory"):
+    with pytest.raises(gs.ArgumentError, match=r"does not exist; give the directory of a SavedModel"):
         gs.placement_of(str(tmp_path / "nowhere"))
 
 

@@ -79,7 +79,7 @@ def test_pictures(two_devices, tmp_path, suffix, start):
 
 
 def test_unknown_suffix(two_devices):
-    with pytest.raises(gs.ArgumentError, match=r"the suffix '.bmp' is not known; there are .html, "):
+    with pytest.raises(gs.ArgumentError, match=r"^'p.bmp': a placement is not written as '.bmp'. There are .html, "):
         two_devices.save("p.bmp")
 
 

@@ -15,8 +15,8 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.layouts import Shard
+from graphsplit.core.stored_models import read_saved_model
 from graphsplit.emission.emitter import emit
-from graphsplit.saved_models import files
 from tests.helpers.saved_model_cases import CASES, Requests
 
 ROOT = Path(__file__).parent.parent
@@ -175,7 +175,7 @@ def test_where_copies_of_weights_are(make, tmp_path: Path):
 
 def test_names_types_shapes_and_assets_stay(make):
     for name in ("tensorflow_1", "estimator"):
-        before, after = (files.read_saved_model(path) for path in (make(name).original, make(name).transpiled[3]))
+        before, after = (read_saved_model(path) for path in (make(name).original, make(name).transpiled[3]))
         for key, signature in before.meta_graphs[0].signature_def.items():
             assert after.meta_graphs[0].signature_def[key].method_name == signature.method_name
     assert signature.method_name == "tensorflow/serving/classify"

@@ -6,10 +6,15 @@ import contextlib
 import os
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
+
+from graphsplit import __version__
+from graphsplit.cli.checks import check_inspect, check_transpile, parse_devices, parse_split
+from graphsplit.core.errors import ArgumentError, GraphsplitError
+from graphsplit.core.forms import PLACEMENT_SUFFIXES, TIMELINE_SUFFIXES
 
 # TensorFlow reports its build and missing drivers on every start; a newcomer would read that as failure.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -19,6 +24,22 @@ app = typer.Typer(
 )
 demo = typer.Typer(help="See it work, on GPUs if there are any, else on logical CPU devices.", no_args_is_help=True)
 app.add_typer(demo, name="demo")
+
+
+def _show_version(asked: bool) -> None:
+    if asked:
+        print(f"graphsplit {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def main(
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_show_version, is_eager=True)
+    ] = False,
+) -> None:
+    """Run TensorFlow functions on several devices, with exactly one device's results."""
+
 
 Devices = Annotated[int, typer.Option("--devices", min=1, help="How many devices.")]
 Batch = Annotated[int, typer.Option("--batch", min=1, help="Rows in each step's batch.")]
@@ -70,28 +91,37 @@ def devices() -> None:
 
 @app.command()
 def inspect(
-    target: Annotated[str, typer.Argument(help="The directory of a SavedModel, or module:function.")],
-    spec: Annotated[list[str] | None, typer.Option("--spec", help="An argument: float32[64,784]; repeat.")] = None,
-    devices: Annotated[int | None, typer.Option("--devices", min=1, help="Split it over this many.")] = None,
+    target: Annotated[str, typer.Argument(metavar="WHAT", help="A SavedModel's directory, or module:function.")],
+    spec: Annotated[
+        list[str] | None, typer.Option("--spec", help="An argument, like 'float32[64,784]', ? for any size; repeat.")
+    ] = None,
+    devices: Annotated[int | None, typer.Option("--devices", min=1, help="Split it over so many devices.")] = None,
     actual: Annotated[bool, typer.Option("--actual", help="Run it once, and see where TensorFlow ran what.")] = False,
-    signature: Annotated[str, typer.Option("--signature", help="Of a SavedModel.")] = "serving_default",
-    output: Annotated[list[str] | None, typer.Option("-o", "--output", help="out.html, .svg, .json, ...")] = None,
-    timeline: Annotated[str | None, typer.Option("--timeline", help="One step: trace.json or .png.")] = None,
+    signature: Annotated[str, typer.Option("--signature", help="Which one of a SavedModel.")] = "serving_default",
+    output: Annotated[
+        list[str] | None, typer.Option("-o", "--output", help=f"A file to write: {', '.join(PLACEMENT_SUFFIXES)}.")
+    ] = None,
+    timeline: Annotated[
+        str | None, typer.Option("--timeline", help=f"Record one step: {', '.join(TIMELINE_SUFFIXES)}.")
+    ] = None,
 ) -> None:
     """Show which operation runs on which device, and what moves between them."""
-    from graphsplit.cli.inspect import inspect as run
+    outputs, specs = output or (), spec or ()
 
-    _run(
-        lambda: run(
+    def show() -> None:
+        from graphsplit.cli.inspect import inspect as run
+
+        run(
             target,
-            specs=spec or (),
+            specs=specs,
             devices=devices,
             actual=actual,
             signature=signature,
-            outputs=output or (),
+            outputs=outputs,
             timeline=timeline,
         )
-    )
+
+    _run(show, lambda: check_inspect(target, specs, outputs, timeline))
 
 
 @app.command()
@@ -99,12 +129,12 @@ def transpile(
     source: Annotated[str, typer.Argument(metavar="IN", help="A SavedModel's directory; a graph's .pb or .pbtxt.")],
     target: Annotated[str, typer.Argument(metavar="OUT", help="Where to write.")],
     devices: Annotated[
-        str | None, typer.Option("--devices", help="GPU:0,GPU:1,... or a number. First is home.")
+        str | None, typer.Option("--devices", help="GPU:0,GPU:1,... or a number; the first is home (required).")
     ] = None,
     signatures: Annotated[str, typer.Option("--signatures", help="Which ones, with commas; all by default.")] = "",
     split: Annotated[str, typer.Option("--split", help="An axis; none; or x=0,mask=none.")] = "0",
     strict: Annotated[bool, typer.Option("--strict", help="Fail if work on the batch would run at home.")] = False,
-    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT, once the new one is whole.")] = False,
+    overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a model or graph.")] = False,
     strip: Annotated[bool, typer.Option("--strip-devices", help="Only remove all requests for devices.")] = False,
     replicate: Annotated[
         bool, typer.Option("--replicate-weights", help="A copy of the weights in every device's memory.")
@@ -114,24 +144,30 @@ def transpile(
 ) -> None:
     """Turn a finished SavedModel, or a graph, into one that runs on several devices."""
 
+    def check() -> None:
+        parse_split(split)
+        if strip and (devices or signatures or replicate or inputs or outputs):
+            raise ArgumentError("--strip-devices only removes requests for devices; leave the other options out.")
+        check_transpile(source, target, devices, overwrite, strip)
+
     def run() -> None:
-        from graphsplit.cli.transpile import transpile as run
+        from graphsplit.cli import transpile as command
+        from graphsplit.saved_models.options import TranspileOptions
 
-        run(
-            source,
-            target,
-            devices=devices,
-            signatures=_names(signatures),
-            split=split,
+        if strip:
+            command.strip(source, target, overwrite)
+            return
+        options = TranspileOptions(
+            devices=parse_devices(devices or ""),
+            split=parse_split(split),
             strict=strict,
+            signatures=_names(signatures) or None,
             overwrite=overwrite,
-            strip=strip,
             replicate_weights=replicate,
-            inputs=_names(inputs),
-            outputs=_names(outputs),
         )
+        command.transpile(source, target, options, inputs=_names(inputs), outputs=_names(outputs))
 
-    _run(run)
+    _run(run, check)
 
 
 def _names(text: str) -> list[str]:
@@ -160,18 +196,34 @@ def _quiet_start() -> Iterator[None]:
             os.close(terminal)
 
 
-def _run(action: object) -> None:
-    """Run a demo; a graphsplit error is a message for the user, not a traceback."""
-    with _quiet_start():
-        import tensorflow as tf
-
-        tf.config.list_physical_devices()
-        import keras  # noqa: F401  (loads more of TensorFlow's libraries)
-    from graphsplit.core.errors import GraphsplitError
-
-    assert callable(action)
+def _run(action: Callable[[], None], check: Callable[[], None] = lambda: None) -> None:
+    """Check, start TensorFlow, act; a graphsplit error is a message for the user, not a traceback."""
     try:
+        check()
+        with _quiet_start():
+            import tensorflow as tf
+
+            tf.config.list_physical_devices()
+            import keras  # noqa: F401  (loads more of TensorFlow's libraries)
+
+            tf.get_logger().setLevel("ERROR")
         action()
     except GraphsplitError as error:
-        typer.secho(f"Error: {error}", err=True, fg="red")
+        typer.secho(f"Error: {error}{_hint(error)}", err=True, fg="red")
         raise typer.Exit(code=2) from error
+
+
+def _hint(error: GraphsplitError) -> str:
+    """Return what to type where devices are missing."""
+    asked = getattr(error, "asked", None)
+    if not isinstance(asked, int):
+        return ""
+    from graphsplit.core.devices import available_devices, short_name
+
+    there = available_devices()
+    if "GPU" in there[0]:
+        return f"\nOn the command line: --devices {len(there)} takes the GPUs there are."
+    return (
+        f"\nOn the command line: --devices {asked} makes so many logical CPU devices first; now there "
+        f"{'is' if len(there) == 1 else 'are'} {', '.join(map(short_name, there))}."
+    )

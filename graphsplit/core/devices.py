@@ -10,6 +10,8 @@ import tensorflow as tf
 from graphsplit.core.errors import ArgumentError, DeviceError, bullet_list
 from graphsplit.core.tensorflow_internals import eager_context_started
 
+MOST_DEVICES = 1000  # shares of a batch of unknown size are told apart to a thousandth
+
 
 def use_logical_devices(count: int, *, threads_per_device: int | None = None) -> tuple[str, ...]:
     """Divide the CPU into `count` logical devices, before TensorFlow starts.
@@ -108,6 +110,8 @@ def names_of_devices(devices: int | str | Sequence[str] | None, argument: str = 
         count = devices if devices is not None else max(gpus, 1)
         if isinstance(count, bool) or count < 1:
             raise ArgumentError(f"{argument}={devices!r}: at least one device is needed.")
+        if count > MOST_DEVICES:
+            raise ArgumentError(f"{argument}={devices!r}: a batch is shared out over at most {MOST_DEVICES} devices.")
         return tuple(f"/device:{kind}:{i}" for i in range(count))
     if not isinstance(devices, (str, Sequence)):
         raise ArgumentError(f"{argument} takes a number or a list of device names, got {devices!r}.")
@@ -157,7 +161,9 @@ def _first_devices(count: int, argument: str) -> tuple[str, ...]:
         raise ArgumentError(f"{argument}={count}: at least one device is needed.")
     available = available_devices()
     if count > len(available):
-        raise DeviceError(_missing_message(f"{count} devices", argument, count, _existing()))
+        missing = DeviceError(_missing_message(f"{count} devices", argument, count, _existing()))
+        missing.asked = count
+        raise missing
     return available[:count]
 
 

@@ -16,7 +16,13 @@ class GraphsplitError(Exception):
 
 
 class DeviceError(GraphsplitError, ValueError):
-    """The devices asked for do not exist, clash, or can no longer be made."""
+    """The devices asked for do not exist, clash, or can no longer be made.
+
+    Attributes:
+      asked: how many were asked for, where there are fewer; the command line says how to have them.
+    """
+
+    asked: int | None = None
 
 
 class ArgumentError(GraphsplitError, ValueError):

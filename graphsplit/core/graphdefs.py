@@ -17,6 +17,7 @@ from graphsplit.core.tensorflow_internals import op_definition
 
 NodeDef = tf.compat.v1.NodeDef
 GraphDef = tf.compat.v1.GraphDef
+MetaGraphDef = tf.compat.v1.MetaGraphDef
 CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 XLA_ATTRIBUTE = "_XlaMustCompile"
 

@@ -6,6 +6,8 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from graphsplit.placement.actual import match, run_and_collect
 from graphsplit.placement.flattening import flatten
 from graphsplit.placement.placements import Placement
@@ -49,7 +51,7 @@ def source_of(
     if isinstance(fn, Planning):
         planned = fn._planned(*args, **kwargs)
         return source_of_plan(planned.trace, planned.plan, planned.name), planned.tensors, planned.name
-    title = str(getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__)
+    title = tf.compat.as_str(getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__)
     if isinstance(fn, (str, os.PathLike)):
         title, fn = f"{os.fspath(fn)} ({signature})", load_signature(os.fspath(fn), signature)
     source, flat = source_of_function(fn, args, kwargs)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+import io
 import os
 from collections.abc import Callable
 from dataclasses import asdict
@@ -11,7 +11,7 @@ from typing import Any
 import networkx as nx
 import tensorflow as tf
 
-from graphsplit.core.errors import ArgumentError
+from graphsplit.core import files, forms
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.pages import page_html
@@ -21,21 +21,13 @@ from graphsplit.placement.pictures import save_dot, save_picture
 def save(placement: PlacementGraph, path: str | os.PathLike[str]) -> None:
     """Write `placement` to `path`; see `Placement.save`."""
     path = os.fspath(path)
-    suffix = os.path.splitext(path)[1].lower()
-    writer = WRITERS.get(suffix)
-    if writer is None and (suffix == "" or os.path.isdir(path)):
-        writer = save_events
-    if writer is None:
-        raise ArgumentError(
-            f"save({path!r}): the suffix {suffix!r} is not known; there are {', '.join(WRITERS)}, and a directory for "
-            "TensorBoard."
-        )
-    writer(placement, path)
+    forms.check_placement_suffix(path)
+    (save_events if os.path.isdir(path) else WRITERS.get(forms.suffix_of(path), save_events))(placement, path)
 
 
 def save_html(placement: PlacementGraph, path: str) -> None:
     """Write the self-contained page."""
-    _write(path, page_html(placement))
+    forms.write(path, page_html(placement).encode())
 
 
 def save_json(placement: PlacementGraph, path: str) -> None:
@@ -50,7 +42,7 @@ def save_json(placement: PlacementGraph, path: str) -> None:
         "transfers": [asdict(transfer) for transfer in placement.transfers],
         "warnings": list(find_warnings(placement)),
     }
-    _write(path, json.dumps(content, indent=1))
+    forms.write_json(path, content, indent=1)
 
 
 def save_graphml(placement: PlacementGraph, path: str) -> None:
@@ -60,13 +52,17 @@ def save_graphml(placement: PlacementGraph, path: str) -> None:
         plain.add_node(name, **_plain(fields))
     for source, target, fields in placement.graph.edges(data=True):
         plain.add_edge(source, target, **_plain(fields))
-    nx.write_graphml(plain, path)
+    content = io.BytesIO()
+    nx.write_graphml(plain, content)
+    forms.write(path, content.getvalue())
 
 
 def save_graph_def(placement: PlacementGraph, path: str) -> None:
     """Write the graph as a binary `GraphDef` with the device that each node has."""
-    with open(path, "wb") as file:
-        file.write(graph_def_with_devices(placement).SerializeToString())
+    graph_def = graph_def_with_devices(placement)
+    for node in graph_def.node[:1]:
+        node.attr["_about"].s = forms.MARK.encode()
+    forms.write(path, graph_def.SerializeToString())
 
 
 def save_events(placement: PlacementGraph, path: str) -> None:
@@ -74,16 +70,16 @@ def save_events(placement: PlacementGraph, path: str) -> None:
 
     The operations are written as one flat graph: the page colours by device only what is outside of functions.
     """
-    folder = path if not path.endswith(".tfevents") else os.path.dirname(path) or "."
-    os.makedirs(folder, exist_ok=True)
+    target = path if forms.suffix_of(path) == ".tfevents" else forms.events_file(path)
     graph_def = graph_def_with_devices(placement)
     event = tf.compat.v1.Event(graph_def=graph_def.SerializeToString())
-    version = tf.compat.v1.Event(file_version="brain.Event:2")
-    name = os.path.join(folder, "events.out.tfevents.placement")
-    target = path if path.endswith(".tfevents") else name
-    with tf.io.TFRecordWriter(target) as writer:
-        writer.write(version.SerializeToString())
-        writer.write(event.SerializeToString())
+    version = tf.compat.v1.Event(file_version="brain.Event:2", source_metadata={"writer": forms.MARK})
+    try:
+        with files.replacing(target, forms.recognize) as made, tf.io.TFRecordWriter(made) as writer:
+            writer.write(version.SerializeToString())
+            writer.write(event.SerializeToString())
+    except tf.errors.OpError as error:
+        raise files.writing_failed(target, error) from error
 
 
 def graph_def_with_devices(placement: PlacementGraph) -> Any:
@@ -111,11 +107,6 @@ def graph_def_with_devices(placement: PlacementGraph) -> Any:
 def _plain(fields: dict[str, Any]) -> dict[str, Any]:
     simple = (bool, int, float, str)
     return {k: v if isinstance(v, simple) else str(v) for k, v in fields.items() if v is not None}
-
-
-def _write(path: str, text: str) -> None:
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(text)
 
 
 WRITERS: dict[str, Callable[[PlacementGraph, str], None]] = {

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import subprocess
 from typing import Any
 
-from graphsplit.core.errors import UnsupportedError
+from graphsplit.core import forms
+from graphsplit.core.errors import StorageError, UnsupportedError
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.pages import device_colors
 from graphsplit.placement.summaries import Box, Flow, Summary, summarize
@@ -21,8 +21,7 @@ _COLUMN = 4.4
 
 def save_dot(placement: PlacementGraph, path: str) -> None:
     """Write the summary in Graphviz's language; `dot -Tsvg` draws it."""
-    with open(path, "w", encoding="utf-8") as file:
-        file.write(dot_text(placement))
+    forms.write(path, dot_text(placement).encode())
 
 
 def save_picture(placement: PlacementGraph, path: str) -> None:
@@ -30,11 +29,16 @@ def save_picture(placement: PlacementGraph, path: str) -> None:
 
     Raises:
       UnsupportedError: if neither Graphviz nor matplotlib is installed.
+      StorageError: if Graphviz or writing fails.
     """
-    kind = os.path.splitext(path)[1][1:].lower()
+    kind = forms.suffix_of(path)[1:]
     program = shutil.which("dot")
     if program:
-        subprocess.run([program, f"-T{kind}", "-o", path], input=dot_text(placement).encode(), check=True)
+        drawn = subprocess.run([program, f"-T{kind}"], input=dot_text(placement).encode(), capture_output=True)
+        if drawn.returncode:
+            said = drawn.stderr.decode(errors="replace").strip()
+            raise StorageError(f"Graphviz ({program}) could not draw {path!r}, and nothing was written: {said}")
+        forms.write(path, drawn.stdout)
         return
     try:
         from matplotlib.figure import Figure
@@ -42,9 +46,8 @@ def save_picture(placement: PlacementGraph, path: str) -> None:
         raise UnsupportedError(
             f"Saving {path!r} needs Graphviz's program `dot` or matplotlib: pip install 'graphsplit[plots]'."
         ) from error
-    draw(summarize(placement), device_colors(placement.devices), f"Placement of {placement.title}", Figure).savefig(
-        path
-    )
+    title = f"Placement of {placement.title}"
+    forms.write_figure(path, draw(summarize(placement), device_colors(placement.devices), title, Figure))
 
 
 def dot_text(placement: PlacementGraph) -> str:

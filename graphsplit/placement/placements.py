@@ -27,6 +27,7 @@ class Placement(PlacementGraph):
 
         Raises:
           ArgumentError: for another suffix.
+          StorageError: if writing fails, or `path` holds what graphsplit has not written; that is left as it was.
         """
         save(self, path)
 

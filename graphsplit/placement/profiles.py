@@ -8,10 +8,12 @@ import re
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.core.errors import StorageError, UnsupportedError
 from graphsplit.core.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import parse_profile
 from graphsplit.placement.actual import plain_name
@@ -48,19 +50,31 @@ class SendEvent:
 
 
 def record(run: Callable[[], Any]) -> Any:
-    """Run something under TensorFlow's profiler and return what it recorded, an `XSpace`."""
+    """Run something under TensorFlow's profiler and return what it recorded, an `XSpace`.
+
+    Raises:
+      UnsupportedError: if the profiler is in use.
+      StorageError: if the recording could not be written for a moment.
+    """
     options = tf.profiler.experimental.ProfilerOptions(
         host_tracer_level=3, python_tracer_level=0, device_tracer_level=1
     )
     with tempfile.TemporaryDirectory(prefix="graphsplit_profile_") as folder:
-        tf.profiler.experimental.start(folder, options=options)
+        try:
+            tf.profiler.experimental.start(folder, options=options)
+        except tf.errors.AlreadyExistsError as error:
+            raise UnsupportedError(
+                "TensorFlow's profiler is recording something else, and records one thing at a time. Call "
+                "tf.profiler.experimental.stop() before taking a timeline."
+            ) from error
         try:
             run()
         finally:
             tf.profiler.experimental.stop()
-        [path] = glob.glob(os.path.join(folder, "plugins", "profile", "*", "*.xplane.pb"))
-        with open(path, "rb") as file:
-            return parse_profile(file.read())
+        found = glob.glob(os.path.join(folder, "plugins", "profile", "*", "*.xplane.pb"))
+        if not found:
+            raise StorageError(f"TensorFlow's profiler left no recording in {folder!r}; is there room on that disk?")
+        return parse_profile(Path(found[0]).read_bytes())
 
 
 def read_events(space: Any, graphs: Iterable[Any]) -> tuple[list[OpEvent], list[SendEvent]]:

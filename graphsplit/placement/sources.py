@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import functools
 import itertools
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,6 +14,9 @@ import tensorflow as tf
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.graphdefs import function_definition
+from graphsplit.core.integrity import check_whole
+from graphsplit.core.model_files import model_file
+from graphsplit.core.stored_models import load_saved_model, read_saved_model
 from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
@@ -146,11 +148,12 @@ def load_signature(directory: str, signature: str) -> Any:
     """Return a signature of a SavedModel.
 
     Raises:
-      ArgumentError: if there is no SavedModel in `directory`, or it has no signature of that name.
+      ArgumentError: if there is no SavedModel in `directory`, a damaged one, or it has no signature of that name.
+      UnsupportedError: if it has several graphs, or operations of types that are not registered.
     """
-    if not os.path.isdir(directory):
-        raise ArgumentError(f"{directory!r} is no directory; give a SavedModel's.")
-    model = tf.saved_model.load(directory)
+    if model_file(directory).suffix != ".cpb":  # else it is in pieces, which only TensorFlow can put together
+        check_whole(directory, read_saved_model(directory))
+    model = load_saved_model(directory)
     if signature not in model.signatures:
         there = ", ".join(map(repr, model.signatures)) or "none"
         raise ArgumentError(f"The SavedModel in {directory!r} has no signature {signature!r}; it has {there}.")

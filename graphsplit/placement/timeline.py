@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import os
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from graphsplit.core import forms
 from graphsplit.core.devices import short_name
-from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.placement.actual import match, require_runnable
 from graphsplit.placement.builders import source_of
@@ -87,16 +87,14 @@ class Timeline:
         Raises:
           ArgumentError: for another suffix.
           UnsupportedError: for a picture, if matplotlib is not installed.
+          StorageError: if writing fails, or `path` holds what graphsplit has not written; that is left as it was.
         """
         path = os.fspath(path)
-        suffix = os.path.splitext(path)[1].lower()
-        if suffix == ".json":
-            with open(path, "w", encoding="utf-8") as file:
-                json.dump(self.chrome_trace(), file)
-        elif suffix in (".png", ".svg"):
-            _draw(self).savefig(path)
+        forms.check_timeline_suffix(path)
+        if forms.suffix_of(path) == ".json":
+            forms.write_json(path, self.chrome_trace())
         else:
-            raise ArgumentError(f"save({path!r}): a timeline is saved as .json, .png or .svg.")
+            forms.write_figure(path, _draw(self))
 
     def __str__(self) -> str:
         lines = [f"Timeline of {self.title}: {len(self.events)} executions in {self.duration_s * 1e3:.2f} ms"]

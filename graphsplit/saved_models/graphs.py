@@ -14,16 +14,16 @@ import tensorflow as tf
 
 from graphsplit.api.argument_splitting import Split, resolve_split
 from graphsplit.api.compilation import plan_for
-from graphsplit.api.options import Options, check_flag
-from graphsplit.core.devices import names_of_devices
+from graphsplit.api.options import Options
 from graphsplit.core.errors import ArgumentError, CheckError
 from graphsplit.core.graphdefs import GraphDef, make_node, output_type, split_reference
+from graphsplit.core.stored_models import check_registered
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.program import Program
-from graphsplit.saved_models.files import check_registered
+from graphsplit.saved_models.options import TranspileOptions, names_in
 from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, read_part, take_part
 
 
@@ -52,7 +52,7 @@ def transpile_graph_def(
       strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home.
 
     Raises:
-      ArgumentError: if `graph_def` is none, names do not exist in the graph, or options clash.
+      ArgumentError: if `graph_def` is none, names do not exist in it, TensorFlow cannot import it, or options clash.
       UnsupportedError: for operation types that are not registered, and TensorFlow 1 control flow on the way from
         inputs to outputs.
       StrictError: see `strict`.
@@ -65,17 +65,13 @@ def transpile_graph_def(
     >>> [node.device for node in result.node if node.op == "Mul"]
     ['/device:CPU:0', '/device:CPU:1']
     """
-    return transpile_and_plan(graph_def, inputs, outputs, devices, split=split, strict=strict)[0]
+    return transpile_and_plan(
+        graph_def, inputs, outputs, TranspileOptions(devices=devices, split=split, strict=strict)
+    )[0]
 
 
 def transpile_and_plan(
-    graph_def: Any,
-    inputs: Sequence[str] | str,
-    outputs: Sequence[str] | str,
-    devices: int | str | Sequence[str] | None,
-    *,
-    split: Split = 0,
-    strict: bool = False,
+    graph_def: Any, inputs: Sequence[str] | str, outputs: Sequence[str] | str, asked: TranspileOptions
 ) -> tuple[Any, Plan]:
     """Return what `transpile_graph_def` returns, and the plan."""
     if not isinstance(graph_def, GraphDef):
@@ -83,15 +79,15 @@ def transpile_and_plan(
             f"transpile_graph_def takes a GraphDef, got {graph_def!r}. Of a tf.Graph that is graph.as_graph_def(); of "
             "a function, graphsplit.parallelize(fn).graph_def(*args) is the graph for several devices."
         )
-    check_flag("strict", strict)
-    names = names_of_devices(devices)
     check_registered(graph_def, "The graph")
-    part = take_part(graph_def, _listed(inputs), _listed(outputs))
+    fed = names_in(inputs, "inputs", "names of tensors")
+    part = take_part(graph_def, fed, names_in(outputs, "outputs", "names of tensors and operations"))
     called = [reference.removesuffix(":0") for reference in part.inputs.values()]
-    options = Options(split=_by_argument(split, called), strict=strict)
+    options = Options(split=_by_argument(asked.split, called), strict=asked.strict)
     splitting = resolve_split(options.split, arguments_of(part, called))
     program = read_part(part, called, splitting.shapes)
-    plan = plan_for(program, splitting, options, names, names[0], _state(program, names[0]))
+    home = asked.names[0]
+    plan = plan_for(program, splitting, options, asked.names, home, _state(program, home))
     return _join(part, plan), plan
 
 
@@ -190,10 +186,6 @@ def _by_argument(split: Split, names: Sequence[str]) -> Split:
             f"split names {', '.join(map(repr, unknown))}, which are no inputs; inputs are {', '.join(names)}."
         )
     return by_name
-
-
-def _listed(names: Sequence[str] | str) -> list[str]:
-    return [names] if isinstance(names, str) else list(names)
 
 
 def _check(graph: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,6 +22,7 @@ V1_CONTROL_FLOW = frozenset(
 PLACEHOLDERS = ("Placeholder", "PlaceholderWithDefault")
 VARIABLES = ("Variable", "VariableV2")
 LARGE_BYTES = 1 << 14
+_REFERENCE = re.compile(r"[^:^]+(:\d+)?")
 _DECLARED = "_output_shapes"
 
 
@@ -65,9 +67,8 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
     for reference in outputs:
         is_operation = ":" not in reference and not output_names_of(by_name[reference], graph_def)
         (effects if is_operation else tensors).append(reference if is_operation else plain_reference(reference))
-    imported = tf.Graph()
-    with imported.as_default():
-        tf.graph_util.import_graph_def(graph_def, name="")
+    imported = _imported(graph_def)
+    _check_tensors(imported, cuts, tensors)
     wanted = [*tensors, *(f"^{name}" for name in effects)]
     holders = [*(_holders(imported) if alone else ()), *_large_constants(graph_def)]
     members = _ancestors(by_name, wanted, {*cuts, *holders})
@@ -194,6 +195,30 @@ def plain_reference(reference: str) -> str:
     return f"{name}:{index}"
 
 
+def _imported(graph_def: Any) -> tf.Graph:
+    """Return the graph as TensorFlow reads it, or raise `ArgumentError` if it cannot."""
+    imported = tf.Graph()
+    try:
+        with imported.as_default():
+            tf.graph_util.import_graph_def(graph_def, name="")
+    except Exception as error:  # ValueError for most, KeyError and others for broken functions
+        raise ArgumentError(f"TensorFlow cannot import the graph: {type(error).__name__}: {error}") from error
+    return imported
+
+
+def _check_tensors(imported: tf.Graph, inputs: Iterable[str], outputs: Iterable[str]) -> None:
+    """Raise `ArgumentError` unless the operations have the outputs that references ask for."""
+    missing = []
+    for kind, references in (("inputs", inputs), ("outputs", outputs)):
+        for reference in references:
+            name, index = split_reference(reference)
+            count = len(imported.get_operation_by_name(name).outputs)
+            if index >= count:
+                missing.append(f"{kind} {reference!r}: {name!r} has {count} output{'s' if count != 1 else ''}")
+    if missing:
+        raise ArgumentError(f"Operations of the graph do not have these outputs:\n{bullet_list(missing)}")
+
+
 def _holders(graph: tf.Graph) -> list[str]:
     """Return the outputs that are variables or tables."""
     return [
@@ -270,6 +295,9 @@ def _redirected(node: Any, placeholders: Mapping[str, str]) -> Any:
 def _check_names(by_name: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str]) -> None:
     if not outputs:
         raise ArgumentError("outputs is empty; name the tensors to compute or the operations to run.")
+    odd = [repr(reference) for reference in (*inputs, *outputs) if not _REFERENCE.fullmatch(reference)]
+    if odd:
+        raise ArgumentError(f"{', '.join(odd)}: that is no name of a tensor; write it like 'x' or 'x:0'.")
     missing = [
         f"{kind} {reference!r}"
         for kind, references in (("inputs", inputs), ("outputs", outputs))

@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import os
 import shutil
-from pathlib import Path
 from typing import Any
 
+from graphsplit.core.files import replacing, write
+from graphsplit.core.integrity import check_whole
+from graphsplit.core.model_files import is_graph_file
+from graphsplit.core.stored_models import read_saved_model
 from graphsplit.saved_models import files
+from graphsplit.saved_models.options import TranspileOptions, path_in
+from graphsplit.saved_models.targets import check_target
 
 
 def strip_devices(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str], *, overwrite: bool = False) -> int:
@@ -16,14 +21,14 @@ def strip_devices(in_path: str | os.PathLike[str], out_path: str | os.PathLike[s
     Args:
       in_path: what to copy.
       out_path: where to write.
-      overwrite: replace `out_path` if it exists.
+      overwrite: replace `out_path` if it is a SavedModel or a graph's file, as `in_path` is, and nothing else.
 
     Returns:
       How many requests for a device were removed.
 
     Raises:
-      ArgumentError: if `in_path` is neither, or `out_path` exists.
-      StorageError: if writing fails.
+      ArgumentError: if `in_path` is neither, or damaged, or `out_path` exists.
+      StorageError: if writing fails, or `out_path` holds anything else.
 
     >>> import tempfile, tensorflow as tf, graphsplit as gs
     >>> graph = tf.compat.v1.GraphDef()
@@ -34,16 +39,17 @@ def strip_devices(in_path: str | os.PathLike[str], out_path: str | os.PathLike[s
     >>> gs.strip_devices(f"{folder}/graph.pb", f"{folder}/anywhere.pb")
     1
     """
-    source, target = os.fspath(in_path), os.fspath(out_path)
-    if source.endswith((".pb", ".pbtxt")) and not os.path.isdir(source):
+    source, target = path_in(in_path, "in_path"), path_in(out_path, "out_path")
+    overwrite = TranspileOptions(overwrite=overwrite).overwrite
+    if is_graph_file(source):
         graph = files.read_graph_def(source)
-        files.check_target(source, target, overwrite)
+        recognize = check_target(source, target, overwrite)
         count = _strip(graph)
-        with files.replacing(target) as made:
-            Path(made).write_bytes(files.graph_def_bytes(graph, target))
+        write(target, files.graph_def_bytes(graph, target), recognize)
         return count
-    model = files.read_saved_model(source)
-    files.check_target(source, target, overwrite)
+    model = read_saved_model(source)
+    recognize = check_target(source, target, overwrite)
+    check_whole(source, model)
     count = 0
     for meta_graph in model.meta_graphs:
         count += _strip(meta_graph.graph_def)
@@ -52,7 +58,7 @@ def strip_devices(in_path: str | os.PathLike[str], out_path: str | os.PathLike[s
             if kind in ("variable", "resource") and getattr(node, kind).device:
                 getattr(node, kind).device = ""
                 count += 1
-    with files.replacing(target) as made:
+    with replacing(target, recognize) as made:
         shutil.copytree(source, made)
         files.write_saved_model(made, model)
     return count

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,13 +13,16 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.argument_splitting import Split
-from graphsplit.api.options import Options
-from graphsplit.core.devices import names_of_devices
 from graphsplit.core.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
+from graphsplit.core.files import Recognizer, replacing, writing_failed
+from graphsplit.core.integrity import check_whole
+from graphsplit.core.stored_models import load_saved_model, read_saved_model
 from graphsplit.saved_models import files
+from graphsplit.saved_models.options import TranspileOptions, path_in, quiet
 from graphsplit.saved_models.parts import CannotBeSplitError, check_can_be_split
 from graphsplit.saved_models.reports import SignatureReport, TranspileReport, why_whole
 from graphsplit.saved_models.signatures import build_signature, plan_signature
+from graphsplit.saved_models.targets import check_target
 from graphsplit.saved_models.v1_models import composites, has_old_variables, is_v1, transpile_in_place
 from graphsplit.saved_models.weights import Mirrors
 
@@ -51,7 +55,8 @@ def transpile_saved_model(
       signatures: which ones to transpile; the others are kept as they are. All if None.
       split: as for `parallelize`, by the names of the signatures' arguments.
       strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home.
-      overwrite: replace `out_dir` if it exists. Until the new one is whole, the old one stays.
+      overwrite: replace `out_dir` if it is a SavedModel, and holds nothing else. Until the new one is whole, the old
+        one stays.
       replicate_weights: keep a copy of every weight on every device, made when the model is loaded, so that none
         travels per request. Costs the memory of the weights once for each device.
       progress: called with what is being done.
@@ -60,9 +65,10 @@ def transpile_saved_model(
       A `TranspileReport`; `print` it.
 
     Raises:
-      ArgumentError: if `in_dir` is not a SavedModel, a signature does not exist, `out_dir` exists, or options clash.
+      ArgumentError: if `in_dir` is not a SavedModel, or a damaged one; a signature does not exist, `out_dir` exists,
+        or options clash.
       UnsupportedError: for operation types that are not registered, and for `replicate_weights` of what is written to.
-      StorageError: if writing fails; `out_dir` is then what it was.
+      StorageError: if writing fails, or `out_dir` holds anything but a SavedModel; it is then what it was.
       StrictError: see `strict`.
 
     >>> import tempfile, tensorflow as tf, graphsplit as gs
@@ -74,23 +80,35 @@ def transpile_saved_model(
     >>> report.plans["serving_default"].rows
     (3, 3)
     """
-    source, target = os.fspath(in_dir), os.fspath(out_dir)
-    names = names_of_devices(devices)
-    before = files.read_saved_model(source)
-    files.check_target(source, target, overwrite)
+    options = TranspileOptions(
+        devices=devices,
+        split=split,
+        strict=strict,
+        signatures=signatures,
+        overwrite=overwrite,
+        replicate_weights=replicate_weights,
+        progress=quiet if progress is None else progress,
+    )
+    return transpile_directory(path_in(in_dir, "in_dir"), path_in(out_dir, "out_dir"), options)
+
+
+def transpile_directory(source: str, target: str, options: TranspileOptions) -> TranspileReport:
+    """Do what `transpile_saved_model` does."""
+    before = read_saved_model(source)
+    recognize = check_target(source, target, options.overwrite)
+    check_whole(source, before)
     definition, graph_bytes_before = before.meta_graphs[0], before.ByteSize()
-    files.check_registered(definition.graph_def, repr(source))
     keys = [key for key in definition.signature_def if key not in _INTERNAL_SIGNATURES]
-    chosen = _chosen(source, keys, signatures)
-    _check_split(definition, chosen, split)
-    job = _Job(source, keys, chosen, split, strict, names, progress or _quiet)
-    mirrors = Mirrors() if replicate_weights else None
+    chosen = _chosen(source, keys, options.signatures)
+    _check_split(definition, chosen, options.split)
+    job = _Job(source, target, keys, chosen, recognize, options)
+    mirrors = Mirrors() if options.replicate_weights else None
     if is_v1(definition) and mirrors is None:
-        reports, after = _write_v1(job, before, target)
+        reports, after = _write_v1(job, before)
     else:
-        reports, after = _load_and_save(job, definition, mirrors, target)
+        reports, after = _load_and_save(job, definition, mirrors)
     return TranspileReport(
-        devices=names,
+        devices=options.names,
         signatures=tuple(reports),
         bytes_before=files.size_of(source),
         bytes_after=files.size_of(target),
@@ -106,7 +124,6 @@ def _chosen(source: str, keys: Sequence[str], asked: Sequence[str] | None) -> Se
         raise ArgumentError(f"The SavedModel {source!r} has no signatures; save it with signatures=... .")
     if asked is None:
         return keys
-    asked = [asked] if isinstance(asked, str) else asked
     missing = [key for key in asked if key not in keys]
     if missing:
         names = ", ".join(map(repr, missing))
@@ -125,8 +142,6 @@ def _check_composites(definition: Any) -> None:
 def _check_split(definition: Any, chosen: Sequence[str], split: Split) -> None:
     arguments = {key: set(definition.signature_def[key].inputs) for key in chosen}
     if not isinstance(split, Mapping):
-        if split is not None and (isinstance(split, bool) or not isinstance(split, int)):
-            raise ArgumentError(f"split takes an axis, None, or a mapping from argument names to those, got {split!r}.")
         return
     unknown = [name for name in split if not any(name in names for names in arguments.values())]
     if unknown:
@@ -136,35 +151,22 @@ def _check_split(definition: Any, chosen: Sequence[str], split: Split) -> None:
         )
 
 
-def _load(source: str) -> Any:
-    try:
-        return tf.saved_model.load(source)
-    except (OSError, tf.errors.OpError) as error:
-        raise ArgumentError(f"The SavedModel {source!r} cannot be loaded: {error}") from error
-
-
-def _quiet(_: str) -> None:
-    """Say nothing about what is being done."""
-
-
-def _write_v1(job: _Job, model: Any, target: str) -> tuple[list[SignatureReport], Any]:
+def _write_v1(job: _Job, model: Any) -> tuple[list[SignatureReport], Any]:
     """Change the graph of a TensorFlow 1 model on disk, see `v1_models`; return what became of it, and the model."""
     meta_graph = model.meta_graphs[0]
 
     def transpile(key: str) -> SignatureReport:
-        return transpile_in_place(meta_graph, key, job.options(meta_graph.signature_def[key].inputs), job.devices)
+        options = job.options.for_arguments(meta_graph.signature_def[key].inputs)
+        return transpile_in_place(meta_graph, key, options, job.options.names)
 
     reports = job.for_each_signature(transpile)
-    job.progress(f"writing {target}")
-    with files.replacing(target) as made:
+    with job.replacing() as made:
         shutil.copytree(job.source, made)
         files.write_saved_model(made, model)
     return reports, model
 
 
-def _load_and_save(
-    job: _Job, definition: Any, mirrors: Mirrors | None, target: str
-) -> tuple[list[SignatureReport], Any]:
+def _load_and_save(job: _Job, definition: Any, mirrors: Mirrors | None) -> tuple[list[SignatureReport], Any]:
     """Load a model, and save it with other signatures; return what became of them, and the model as written."""
     if is_v1(definition) and has_old_variables(definition):
         raise UnsupportedError(
@@ -173,9 +175,11 @@ def _load_and_save(
         )
     _check_composites(definition)
     loaded, functions, reports = _build(job, mirrors)
-    job.progress(f"writing {target}")
-    with files.replacing(target) as made:
-        tf.saved_model.save(loaded, made, signatures=functions)
+    with job.replacing() as made:
+        try:
+            tf.saved_model.save(loaded, made, signatures=functions)
+        except tf.errors.OpError as error:  # not an OSError, though a full disk is what it says
+            raise writing_failed(job.target, error) from error
         after = _like_before(made, definition)
         if (extra := Path(job.source) / "assets.extra").is_dir():
             shutil.copytree(extra, Path(made) / "assets.extra")
@@ -184,15 +188,16 @@ def _load_and_save(
 
 def _build(job: _Job, mirrors: Mirrors | None) -> tuple[Any, dict[str, Any], list[SignatureReport]]:
     """Return the loaded model, what to save as its signatures, and what became of each."""
-    job.progress(f"loading {job.source}")
-    loaded = _load(job.source)
+    job.options.progress(f"loading {job.source}")
+    loaded = load_saved_model(job.source)
     functions = dict(loaded.signatures)
 
     def transpile(key: str) -> SignatureReport:
         graph = functions[key].graph.as_graph_def()
         check_can_be_split(graph.node, graph.library)
-        options = job.options(functions[key].structured_input_signature[1])
-        planned = plan_signature(key, functions[key], options, job.devices, replicate_weights=mirrors is not None)
+        options = job.options.for_arguments(functions[key].structured_input_signature[1])
+        replicate = job.options.replicate_weights
+        planned = plan_signature(key, functions[key], options, job.options.names, replicate_weights=replicate)
         if not any(step.shards for step in planned.plan.steps):
             return SignatureReport(key, planned.plan, why_whole(planned.plan))
         functions[key], sent = build_signature(planned, mirrors)
@@ -206,23 +211,24 @@ def _build(job: _Job, mirrors: Mirrors | None) -> tuple[Any, dict[str, Any], lis
 
 @dataclass(frozen=True)
 class _Job:
-    """What was asked for."""
+    """What is made of what.
+
+    Attributes:
+      keys, chosen: the signatures that there are, and those to transpile.
+      recognize: what may be replaced at `target`.
+    """
 
     source: str
+    target: str
     keys: Sequence[str]
     chosen: Sequence[str]
-    split: Split
-    strict: bool
-    devices: Sequence[str]
-    progress: Callable[[str], None]
+    recognize: Recognizer
+    options: TranspileOptions
 
-    def options(self, names: Iterable[str]) -> Options:
-        """Return the options for a signature with arguments of these names."""
-        split = self.split
-        own = (
-            {name: axis for name, axis in split.items() if name in set(names)} if isinstance(split, Mapping) else split
-        )
-        return Options(split=own, strict=self.strict)
+    def replacing(self) -> AbstractContextManager[str]:
+        """Return the context in which the directory is written."""
+        self.options.progress(f"writing {self.target}")
+        return replacing(self.target, self.recognize)
 
     def for_each_signature(self, transpile: Callable[[str], SignatureReport]) -> list[SignatureReport]:
         """Return what became of each signature; those of which no plan can be made are kept, unless `strict`."""
@@ -230,11 +236,11 @@ class _Job:
         for key in self.keys:
             report = SignatureReport(key, None, "not asked for")
             if key in self.chosen:
-                self.progress(f"planning {key}")
+                self.options.progress(f"planning {key}")
                 try:
                     report = transpile(key)
                 except CannotBeSplitError as error:
-                    if self.strict:
+                    if self.options.strict:
                         raise
                     report = SignatureReport(key, None, str(error).splitlines()[0].rstrip(":."))
             reports.append(report)
@@ -243,7 +249,7 @@ class _Job:
 
 def _like_before(made: str, definition: Any) -> Any:
     """Give the written SavedModel the tags and methods of the original, and check that it says the same of itself."""
-    model = files.read_saved_model(made)
+    model = read_saved_model(made)
     written = model.meta_graphs[0]
     tags = list(definition.meta_info_def.tags)
     changed = list(written.meta_info_def.tags) != tags

@@ -1,0 +1,211 @@
+"""Writing files: beside first, then put in place in one step, so that nothing is ever half written or lost.
+
+Every file and folder that graphsplit writes goes through `replacing`. One rule holds for all of them: what is in the
+way is replaced only if it is known to be of the same kind and origin (`Recognizer`), and until the new one is whole,
+and whenever writing fails, the old one stays and nothing else is left behind. Nothing here imports TensorFlow.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import shutil
+import stat
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from graphsplit.core.errors import ArgumentError, StorageError
+
+Recognizer = Callable[[Path], str]  # returns why what is there is none of ours, "" if it may be replaced
+_AT_WORKING_DIRECTORY, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fs.h
+
+
+def resolve_target(target: str) -> Path:
+    """Return the absolute path to write, links followed.
+
+    Raises:
+      ArgumentError: if that is no path.
+      StorageError: if the system cannot look there: a name is too long, or links form a circle.
+    """
+    if not target.strip():
+        raise ArgumentError(f"The place to write is {target!r}; name a file or directory.")
+    try:
+        final = Path(target).resolve()
+        find(final)
+    except (ValueError, RuntimeError) as error:  # a zero byte; a circle of links, before Python 3.13
+        raise ArgumentError(f"{target!r} cannot be written: {error}.") from error
+    except OSError as error:
+        raise StorageError(f"{target!r} cannot be written: {error.strerror}.") from error
+    return final
+
+
+def find(path: Path) -> os.stat_result | None:
+    """Return what the system says of a path, None if nothing is there."""
+    try:
+        return path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def kind_of(path: Path) -> str:
+    """Return what is at a path, as people say it: `"a directory"`, `"a plain file"`, `"a device"`; "" for nothing."""
+    found = find(path)
+    kinds: dict[Callable[[int], bool], str] = {
+        stat.S_ISREG: "a plain file",
+        stat.S_ISDIR: "a directory",
+        stat.S_ISLNK: "a link",
+        stat.S_ISBLK: "a device",
+        stat.S_ISCHR: "a device",
+        stat.S_ISFIFO: "a pipe",
+        stat.S_ISSOCK: "a socket",
+    }
+    return "" if found is None else next((name for test, name in kinds.items() if test(found.st_mode)), "no file")
+
+
+def check_apart(source: str, target: str) -> None:
+    """Raise `ArgumentError` if writing `target` would touch `source`."""
+    here, there = Path(source).resolve(), resolve_target(target)
+    if here == there or here in there.parents or there in here.parents:
+        raise ArgumentError(f"{target!r} is, holds or lies inside of the input {source!r}, which is left untouched.")
+
+
+def check_free(target: str, overwrite: bool) -> None:
+    """Raise `ArgumentError` if there is something at `target`, and it is not to be overwritten."""
+    if find(resolve_target(target)) is not None and not overwrite:
+        raise ArgumentError(
+            f"{target!r} exists; name another place, or allow overwriting it (overwrite=True, --overwrite)."
+        )
+
+
+def check_replaceable(target: str, recognize: Recognizer) -> Path:
+    """Return the resolved path of `target`, which is free, or holds what may be replaced.
+
+    Raises:
+      ArgumentError: if `target` is no path.
+      StorageError: if what is there is not to be lost, or the place cannot be reached.
+    """
+    final = resolve_target(target)
+    if find(final) is None:
+        return final
+    try:
+        why = recognize(final)
+        if not why and not os.access(final, os.W_OK):
+            why = "is write-protected"
+    except OSError as error:
+        why = f"cannot be read ({error.strerror})"
+    if why:
+        raise StorageError(f"{target!r} {why}, so it is not replaced. Name another place, or move it away.")
+    return final
+
+
+def check_writable(target: str, recognize: Recognizer) -> None:
+    """Raise what `replacing` would raise before its block begins, and leave nothing behind."""
+    with _workshop(check_replaceable(target, recognize), target, trial=True):
+        pass
+
+
+def write(target: str, content: bytes, recognize: Recognizer) -> None:
+    """Write a file. See `replacing`."""
+    with replacing(target, recognize) as made:
+        Path(made).write_bytes(content)
+
+
+@contextlib.contextmanager
+def replacing(target: str, recognize: Recognizer) -> Iterator[str]:
+    """Yield the path of a file or directory to write, and put it in the place of `target` when the block ends.
+
+    Until then, and whenever the block fails, `target` is what it was. What was there is exchanged in one step where
+    the system can do that. (A process that is killed leaves a hidden `.graphsplit.*.partial` directory beside it.)
+
+    Raises:
+      ArgumentError: if `target` is no path.
+      StorageError: if what is there may not be replaced, or writing fails: the disk is full, or the place may not be
+        written.
+    """
+    final = check_replaceable(target, recognize)
+    with _workshop(final, target) as workshop:
+        made = workshop / final.name
+        try:
+            yield str(made)
+            _flush(made)
+            check_replaceable(target, recognize)  # once more: writing may have taken long
+            _put_in_place(made, final)
+        except StorageError:
+            raise
+        except OSError as error:
+            raise writing_failed(target, error) from error
+
+
+def writing_failed(target: str, error: Exception) -> StorageError:
+    """Return the error that says that writing failed, and what became of `target`."""
+    failed: StorageError = StorageError(f"Writing {target!r} failed, and it was left as it was: {error}")
+    return failed
+
+
+@contextlib.contextmanager
+def _workshop(final: Path, target: str, trial: bool = False) -> Iterator[Path]:
+    """Yield a new directory beside `final`.
+
+    After a failure, and a trial, directories that had to be made for it are gone again.
+    """
+    absent = [folder for folder in final.parents if find(folder) is None]
+    done = False
+    try:
+        try:
+            final.parent.mkdir(parents=True, exist_ok=True)
+            workshop = Path(tempfile.mkdtemp(prefix=".graphsplit.", suffix=".partial", dir=final.parent))
+        except OSError as error:
+            reason = f"{str(final.parent)!r}: {error.strerror}"
+            raise StorageError(f"Writing {target!r} failed, and it was left as it was: {reason}.") from error
+        try:
+            yield workshop
+            done = not trial
+        finally:
+            shutil.rmtree(workshop, ignore_errors=True)
+    finally:
+        for folder in absent if not done else ():
+            with contextlib.suppress(OSError):  # not made, or somebody else has put something there
+                folder.rmdir()
+
+
+def _flush(made: Path) -> None:
+    """Have everything on the disk before it takes the place of something: a full disk may show itself only now."""
+    for path in (made, *made.rglob("*")) if made.is_dir() else (made,):
+        if path.is_file() and not path.is_symlink():
+            descriptor = os.open(path, os.O_RDONLY)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+
+def _put_in_place(made: Path, final: Path) -> None:
+    if find(final) is None:
+        os.rename(made, final)
+    elif final.is_file() and made.is_file():
+        shutil.copymode(final, made)
+        os.replace(made, final)
+    elif not _exchange(str(made), str(final)):  # in two steps; the old one keeps a name all the time
+        aside = Path(tempfile.mkdtemp(prefix=".graphsplit.", suffix=".replaced", dir=final.parent))
+        os.rename(final, aside / final.name)
+        try:
+            os.rename(made, final)
+        except OSError:
+            os.rename(aside / final.name, final)
+            aside.rmdir()
+            raise
+        shutil.rmtree(aside)
+
+
+def _exchange(one: str, other: str) -> bool:
+    """Let two paths change places in one step; return whether the system did. See renameat2(2)."""
+    if sys.platform != "linux":
+        return False
+    rename: Callable[..., int] | None = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    here = _AT_WORKING_DIRECTORY
+    return rename(here, os.fsencode(one), here, os.fsencode(other), _EXCHANGE) == 0

@@ -1,0 +1,84 @@
+"""The options of transpiling, in one place, checked as far as they can be without a model."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from graphsplit.api.argument_splitting import Split
+from graphsplit.api.options import DevicesLike, Options
+from graphsplit.core.devices import names_of_devices
+from graphsplit.core.errors import ArgumentError
+
+
+def quiet(_: str) -> None:
+    """Say nothing about what is being done."""
+
+
+@dataclass(frozen=True)
+class TranspileOptions:
+    """What is asked of a transpilation; of a SavedModel's and of a graph's.
+
+    Attributes:
+      devices: how many, or their names; the first is home.
+      split: an axis, None, or a mapping from inputs to those.
+      strict: whether work on the batch at home is an error.
+      signatures: of a SavedModel, which ones; None for all.
+      overwrite: whether a SavedModel or graph in the way is replaced.
+      replicate_weights: of a SavedModel, whether every device holds a copy of the weights.
+      progress: called with what is being done.
+      names: the full names of the devices.
+
+    Raises:
+      ArgumentError: for values of another kind.
+    """
+
+    devices: DevicesLike = None
+    split: Split = 0
+    strict: bool = False
+    signatures: Sequence[str] | None = None
+    overwrite: bool = False
+    replicate_weights: bool = False
+    progress: Callable[[str], None] = quiet
+    names: tuple[str, ...] = field(init=False)
+
+    def __post_init__(self) -> None:
+        for name in ("strict", "overwrite", "replicate_weights"):
+            if not isinstance(getattr(self, name), bool):
+                raise ArgumentError(f"{name} takes True or False, got {getattr(self, name)!r}.")
+        if not isinstance(self.split, Mapping) and (
+            isinstance(self.split, bool) or not isinstance(self.split, (int, type(None)))
+        ):
+            raise ArgumentError(
+                f"split takes an axis, None, or a mapping from argument names to those, got {self.split!r}."
+            )
+        if self.signatures is not None:
+            object.__setattr__(self, "signatures", names_in(self.signatures, "signatures", "names of signatures"))
+        if not callable(self.progress):
+            raise ArgumentError(f"progress takes a function of a text, got {self.progress!r}.")
+        object.__setattr__(self, "names", names_of_devices(self.devices))
+
+    def for_arguments(self, names: Iterable[str]) -> Options:
+        """Return the options for planning something with arguments of these names."""
+        own = set(names)
+        split = self.split
+        if isinstance(split, Mapping):
+            split = {name: axis for name, axis in split.items() if name in own}
+        return Options(split=split, strict=self.strict)
+
+
+def names_in(value: Any, argument: str, what: str) -> tuple[str, ...]:
+    """Return a name or several as a tuple, or raise `ArgumentError`."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, (list, tuple)) or not all(isinstance(name, str) for name in names):
+        raise ArgumentError(f"{argument} takes {what}, got {value!r}.")
+    return tuple(names)
+
+
+def path_in(value: Any, argument: str) -> str:
+    """Return a path as text, or raise `ArgumentError`."""
+    if not isinstance(value, (str, os.PathLike)) or not isinstance(os.fspath(value), str):
+        raise ArgumentError(f"{argument} takes a path, got {value!r}.")
+    return os.fspath(value)

@@ -1,0 +1,436 @@
+"""What the command line says when something is wrong: one whole message, exit code 2, no traceback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tensorflow as tf
+from typer.testing import CliRunner
+
+import graphsplit as gs
+from graphsplit.cli import app
+from graphsplit.core.stored_models import read_saved_model
+from tests.helpers.saved_model_cases import tensorflow_1, text
+from tests.test_saved_models_errors import message
+
+ROOT = Path(__file__).parent.parent
+HERE = "tests.test_cli_errors"
+WEIGHTS = tf.ones([3, 2])
+NUMBER = 3
+
+
+def product(x):
+    """What `graphsplit inspect` looks at below."""
+    return tf.nn.relu(x @ WEIGHTS)
+
+
+def failing(x):
+    raise RuntimeError("no weights today")
+
+
+def constant():
+    return 3
+
+
+def said(*arguments: Any) -> str:
+    """Run a command that fails; return its message."""
+    ran = CliRunner().invoke(app, [str(argument) for argument in arguments])
+    assert isinstance(ran.exception, SystemExit), ran.exception
+    assert ran.exit_code == 2
+    assert ran.output.startswith("Error: "), ran.output
+    return ran.output.removeprefix("Error: ").removesuffix("\n")
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model") / "original"
+    text(str(folder))
+    return folder
+
+
+@pytest.fixture
+def broken(model: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(model, tmp_path / "broken"))
+
+
+NO_TARGET = "is neither the directory of a SavedModel nor of the form module:function."
+BEFORE_TENSORFLOW = [
+    (["inspect", ":"], f"':' {NO_TARGET}"),
+    (["inspect", "f:"], f"'f:' {NO_TARGET}"),
+    (["inspect", ":f"], f"':f' {NO_TARGET}"),
+    (["inspect", "nowhere"], f"'nowhere' {NO_TARGET}"),
+    (["inspect", "a:b.1"], f"'a:b.1' {NO_TARGET}"),
+    (
+        ["inspect", "no_module:f"],
+        "'no_module:f': there is no module 'no_module'. It is looked for in {cwd!r} and in sys.path.",
+    ),
+    (
+        ["inspect", "empty"],
+        "'empty' is not a SavedModel: it has no saved_model.pb; it holds nothing. Keras models are written as one by "
+        "model.export(directory).",
+    ),
+    (
+        ["inspect", "os:getcwd", "-o", "a.bmp"],
+        "'a.bmp': a placement is not written as '.bmp'. There are .html, .svg, .png, .dot, .graphml, .json, .pb, "
+        ".tfevents, and a directory for TensorBoard.",
+    ),
+    (
+        ["inspect", "os:getcwd", "--timeline", "a.html"],
+        "'a.html': a timeline is written as .json, .png or .svg.",
+    ),
+    (
+        ["inspect", "os:getcwd", "-o", "file/a.html"],
+        "Writing 'file/a.html' failed, and it was left as it was: '{cwd}/file': File exists.",
+    ),
+    (
+        ["inspect", "os:getcwd", "-o", "mine.json"],
+        "'mine.json' was not written by graphsplit, so it is not replaced. Name another place, or move it away.",
+    ),
+    (
+        ["inspect", "os:getcwd", "--spec", "float32"],
+        "--spec 'float32' is not understood; write it like 'float32[64,784]'.",
+    ),
+    (
+        ["transpile", "in.pb", "out.pb"],
+        "Which devices? --devices GPU:0,GPU:1 names them, --devices 4 takes the first four. They need not exist on "
+        "this machine; the first is home.",
+    ),
+    (
+        ["transpile", "nowhere", "out", "--devices", "2"],
+        "'nowhere' does not exist; give the directory of a SavedModel, or a graph's .pb or .pbtxt.",
+    ),
+    (["transpile", "no.pb", "o.pb", "--devices", "2"], "'no.pb' does not exist; give a GraphDef as .pb or .pbtxt."),
+    (
+        ["transpile", "in.pb", "out", "--devices", "2"],
+        "'in.pb' is a graph, so is what is written; 'out' ends neither in .pb nor .pbtxt.",
+    ),
+    (["transpile", "model", "", "--devices", "2"], "The place to write is ''; name a file or directory."),
+    (
+        ["transpile", "model", "file", "--devices", "2"],
+        "'file' exists; name another place, or allow overwriting it (overwrite=True, --overwrite).",
+    ),
+    (
+        ["transpile", "model", "file", "--devices", "2", "--overwrite"],
+        "'file' is a plain file, not a SavedModel's directory, so it is not replaced. Name another place, or move it "
+        "away.",
+    ),
+    (
+        ["transpile", "model", "/dev/null", "--devices", "2", "--overwrite"],
+        "'/dev/null' is a device, not a SavedModel's directory, so it is not replaced. Name another place, or move it "
+        "away.",
+    ),
+    (["transpile", "model", "x" * 300, "--devices", "2"], f"{'x' * 300!r} cannot be written: File name too long."),
+    (
+        ["transpile", "model", "model/in", "--devices", "2"],
+        "'model/in' is, holds or lies inside of the input 'model', which is left untouched.",
+    ),
+    (
+        ["transpile", "model", "out", "--devices", "2", "--split", "x=0,y=1,x=1"],
+        "--split 'x=0,y=1,x=1' names 'x' more than once; give one axis for each name.",
+    ),
+    (
+        ["transpile", "model", "out", "--devices", "2", "--split", "=0"],
+        "--split '=0' is not understood; write an axis, none, or name=axis,name=none.",
+    ),
+    (
+        ["transpile", "model", "out", "--devices", "2", "--strip-devices"],
+        "--strip-devices only removes requests for devices; leave the other options out.",
+    ),
+]
+
+
+def test_before_tensorflow_is_imported(tmp_path: Path):
+    """All in one process that must not import TensorFlow, which takes seconds."""
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "model").mkdir()
+    for name, content in (("file", ""), ("mine.json", "{}"), ("in.pb", ""), ("model/saved_model.pb", "")):
+        (tmp_path / name).write_text(content)
+    script = f"""
+import sys
+from typer.testing import CliRunner
+from graphsplit.cli import app
+for arguments in {[arguments for arguments, _ in BEFORE_TENSORFLOW]!r}:
+    ran = CliRunner().invoke(app, arguments)
+    print(ran.exit_code, ran.output.replace(chr(10), " "))
+print("tensorflow" in sys.modules)
+"""
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100, env=environment
+    )
+    expected = [
+        f"2 Error: {text.replace('{cwd}', str(tmp_path)).replace('{cwd!r}', repr(str(tmp_path)))} "
+        for _, text in BEFORE_TENSORFLOW
+    ]
+    assert done.stdout.splitlines() == [*expected, "False"], done.stderr
+    assert sorted(os.listdir(tmp_path)) == ["empty", "file", "in.pb", "mine.json", "model"]
+
+
+ONE = "Give one for each tensor, in order, like --spec 'float32[64,784]'."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([f"{HERE}:nothing"], f"'{HERE}:nothing': {sys.modules[__name__]!r} has no attribute 'nothing'."),
+        ([f"{HERE}:NUMBER"], f"'{HERE}:NUMBER' is no function: it is 3."),
+        (
+            [f"{HERE}:product"],
+            f"'{HERE}:product' takes (x), and there are no --spec (missing a required argument: 'x'). {ONE}",
+        ),
+        (
+            [f"{HERE}:product", "--spec", "float32[2,3]", "--spec", "float32[2]"],
+            f"'{HERE}:product' takes (x), and there are 2 --spec (too many positional arguments). {ONE}",
+        ),
+        ([f"{HERE}:constant"], f"'{HERE}:constant' computes nothing with TensorFlow: there is nothing to place."),
+        (
+            [f"{HERE}:product", "--spec", "float32[?,3]", "--actual"],
+            "The argument float32[?,3] has a size that is not known; name all sizes with --spec, like --spec "
+            "'float32[64,784]'.",
+        ),
+        (
+            [f"{HERE}:product", "--spec", "float31[2]"],
+            "--spec 'float31[2]' is not understood; write it like 'float32[64,784]'.",
+        ),
+        (
+            [f"{HERE}:product", "--spec", "float32[8,3]", "--devices", "7"],
+            "devices=7: 7 devices do not exist. This process has:\n"
+            + "".join(f"  - CPU:{i}\n" for i in range(5))
+            + "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts.\n"
+            "On the command line: --devices 7 makes so many logical CPU devices first; now there are CPU:0, CPU:1, "
+            "CPU:2, CPU:3, CPU:4.",
+        ),
+    ],
+)
+def test_inspect_a_function(arguments: list[str], expected: str):
+    assert said("inspect", *arguments) == expected
+
+
+def test_inspect_a_function_that_fails():
+    found = said("inspect", f"{HERE}:failing", "--spec", "float32[2]")
+    assert found.startswith(f"Tracing '{HERE}:failing' failed: RuntimeError: in user code:")
+    assert f'File "{__file__}", line ' in found
+    assert "RuntimeError: no weights today" in found
+    found = said("inspect", f"{HERE}:product", "--spec", "float32[8]")
+    assert "Shape must be rank 2 but is rank 1" in found
+
+
+@pytest.mark.parametrize(
+    ("code", "expected"),
+    [
+        ("import sys\nsys.exit(3)\n", " at {path}:2: SystemExit: 3"),
+        ("def (\n", ": SyntaxError: invalid syntax (module_{number}.py, line 1)"),
+        ("import no_such_module\n", " at {path}:1: ModuleNotFoundError: No module named 'no_such_module'"),
+    ],
+)
+def test_inspect_a_module_that_fails(
+    code: str, expected: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+):
+    number = abs(hash(code))
+    path = tmp_path / f"module_{number}.py"
+    path.write_text(code)
+    monkeypatch.chdir(tmp_path)
+    found = said("inspect", f"module_{number}:f")
+    assert found == f"Importing 'module_{number}' failed" + expected.format(path=path, number=number)
+
+
+def test_inspect_a_signature(model: Path):
+    assert said("inspect", model, "--spec", "string[3,4]") == (
+        f"{str(model)!r} does not take what --spec says:\n  - texts is string[?], --spec says string[3,4]"
+    )
+    assert said("inspect", model, "--spec", "float32[3]") == (
+        f"{str(model)!r} does not take what --spec says:\n  - texts is string[?], --spec says float32[3]"
+    )
+    assert said("inspect", model, "--spec", "string[3]", "--spec", "string[3]") == (
+        f"{str(model)!r} takes these arguments, and there are 2 --spec; give one for each, in this order:\n"
+        "  - texts: string[?]"
+    )
+    assert said("inspect", model, "--actual") == (
+        "The argument texts string[?] has a size that is not known; name all sizes with --spec, like --spec "
+        "'float32[64,784]'."
+    )
+    assert said("inspect", model, "--signature", "mine") == (
+        f"The SavedModel in {str(model)!r} has no signature 'mine'; it has 'serving_default', 'fixed'."
+    )
+
+
+def both(broken: Path, tmp_path: Path) -> str:
+    """Return what `inspect` and `transpile` say alike of a broken model."""
+    found = said("inspect", broken)
+    assert said("transpile", broken, tmp_path / "out", "--devices", "2") == found
+    assert not (tmp_path / "out").exists()
+    return found
+
+
+def test_a_graph_cut_short(broken: Path, tmp_path: Path):
+    path = broken / "saved_model.pb"
+    path.write_bytes(path.read_bytes()[:1000])
+    assert both(broken, tmp_path) == (
+        f"{str(path)!r} cannot be read as a SavedModel: Error parsing message with type 'tensorflow.SavedModel': Wire "
+        "format was corrupt"
+    )
+
+
+def test_a_graph_that_was_changed(broken: Path, tmp_path: Path):
+    path = broken / "saved_model.pb"
+    path.write_bytes(path.read_bytes().replace(b"StringLower", b"StringUpper"))
+    assert both(broken, tmp_path) == (
+        f"{str(path)!r} is not the graph that was saved: its fingerprint (fingerprint.pb) is another. It was damaged, "
+        "or changed afterwards. Save or copy the model again; if it was changed on purpose, delete fingerprint.pb."
+    )
+
+
+def test_a_foreign_graph(broken: Path, tmp_path: Path):
+    path = broken / "saved_model.pb"
+    path.write_bytes(b"")
+    assert both(broken, tmp_path) == f"{str(broken)!r} holds no graph: {str(path)!r} is empty, or no SavedModel."
+
+
+def test_an_operation_that_is_not_registered(broken: Path, tmp_path: Path):
+    proto = read_saved_model(str(broken))
+    proto.meta_graphs[0].graph_def.node.add(name="mine", op="MyOwnOp")
+    (broken / "saved_model.pb").write_bytes(proto.SerializeToString())
+    (broken / "fingerprint.pb").unlink()
+    assert both(broken, tmp_path) == (
+        f"{str(broken)!r} has operations of types that are not registered in this process:\n  - MyOwnOp (node 'mine')\n"
+        "Import the package that defines them, or call tf.load_op_library(...), first."
+    )
+
+
+def test_variables_and_assets_that_are_missing(broken: Path, tmp_path: Path):
+    index = broken / "variables" / "variables.index"
+    index.unlink()
+    assert both(broken, tmp_path) == (
+        f"The SavedModel {str(broken)!r} lacks its variables: there is no {str(index)!r}."
+    )
+    (broken / "assets" / "original.txt").unlink()
+    assert both(broken, tmp_path) == (
+        f"The SavedModel {str(broken)!r} lacks assets that its graph reads:\n  - original.txt"
+    )
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_variables_that_are_damaged(version: int, broken: Path, tmp_path: Path):
+    if version == 1:
+        shutil.rmtree(broken)
+        tensorflow_1(str(broken))
+    [data] = broken.glob("variables/variables.data*")
+    content = data.read_bytes()
+    data.write_bytes(content[:10])
+    where = f"The variables of the SavedModel {str(broken)!r} cannot be read: "
+    assert both(broken, tmp_path).startswith(where)
+    data.write_bytes(bytes([content[0] ^ 1]) + content[1:])
+    found = both(broken, tmp_path)
+    assert found.startswith(where)
+    assert "Checksum does not match" in found
+
+
+def graph_file(path: Path, content: str) -> Path:
+    path.write_text(content)
+    return path
+
+
+FLOAT = 'attr { key: "%s" value { type: DT_FLOAT } }'
+INPUT = 'node { name: "x" op: "Placeholder" ' + FLOAT % "dtype" + " }"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (
+            INPUT + ' node { name: "y" op: "Neg" input: "nowhere" ' + FLOAT % "T" + " }",
+            "TensorFlow cannot import the graph: ValueError: Node 'y': Unknown input node 'nowhere'",
+        ),
+        (
+            INPUT + ' node { name: "y" op: "Neg" input: "x:1" ' + FLOAT % "T" + " }",
+            "TensorFlow cannot import the graph: ValueError: Node 'y': Connecting to invalid output 1 of source node x "
+            "which has 1 outputs.",
+        ),
+        ("versions { producer: 1 }", "{path!r} is no graph: it has no nodes."),
+    ],
+)
+def test_graphs(content: str, expected: str, tmp_path: Path):
+    path = graph_file(tmp_path / "in.pbtxt", content)
+    found = said("transpile", path, tmp_path / "out.pb", "--devices", "2")
+    assert found == expected.replace("{path!r}", repr(str(path)))
+    assert os.listdir(tmp_path) == ["in.pbtxt"]
+
+
+def test_what_is_no_graph(tmp_path: Path):
+    path = graph_file(tmp_path / "in.pbtxt", "dear diary")
+    found = said("transpile", path, tmp_path / "out.pb", "--devices", "2")
+    assert found.startswith(f"{str(path)!r} cannot be read as a GraphDef: 1:")
+    shutil.copy(path, tmp_path / "in.pb")
+    found = said("transpile", tmp_path / "in.pb", tmp_path / "out.pb", "--devices", "2")
+    assert found.startswith(f"{str(tmp_path / 'in.pb')!r} cannot be read as a GraphDef: Error parsing message")
+    (tmp_path / "in.pb").write_bytes(b"\x08\x01")  # a SavedModel's first field
+    found = said("transpile", tmp_path / "in.pb", tmp_path / "out.pb", "--devices", "2")
+    assert found == f"{str(tmp_path / 'in.pb')!r} is no graph: it has fields that a GraphDef does not have."
+
+
+def test_devices(model: Path, tmp_path: Path):
+    assert said("transpile", model, tmp_path / "out", "--devices", "99999") == (
+        "devices=99999: a batch is shared out over at most 1000 devices."
+    )
+    assert said("transpile", model, tmp_path / "out", "--devices", "GPU:0,GPU:0") == (
+        "devices names a device more than once: GPU:0."
+    )
+
+
+def test_version():
+    ran = CliRunner().invoke(app, ["--version"])
+    assert ran.exit_code == 0
+    assert ran.output == f"graphsplit {gs.__version__}\n"
+
+
+@pytest.mark.parametrize("command", ["devices", "inspect", "transpile", "demo"])
+def test_help(command: str):
+    ran = CliRunner().invoke(app, [command, "--help"], env={"COLUMNS": "100"})
+    assert ran.exit_code == 0
+    assert f"graphsplit {command}" in ran.output or f" {command} " in ran.output
+
+
+WRONG_TYPES: list[tuple[Any, str]] = [
+    (
+        lambda: gs.transpile_graph_def(3, "x", "y", 2),
+        "graph_def takes a GraphDef, as graph.as_graph_def() returns it, got 3.",
+    ),
+    (lambda: gs.transpile_graph_def(GRAPH, 3, "y", 2), "inputs takes names of tensors, got 3."),
+    (lambda: gs.transpile_graph_def(GRAPH, "x", [3], 2), "outputs takes names of tensors and operations, got [3]."),
+    (
+        lambda: gs.transpile_graph_def(GRAPH, "x:y", "x", 2),
+        "'x:y': that is no name of a tensor; write it like 'x' or 'x:0'.",
+    ),
+    (
+        lambda: gs.transpile_graph_def(GRAPH, "x", "x:4", 2),
+        "Operations of the graph do not have these outputs:\n  - outputs 'x:4': 'x' has 1 output",
+    ),
+    (
+        lambda: gs.transpile_graph_def(GRAPH, "x", "x", 2.5),
+        "devices takes a number or a list of device names, got 2.5.",
+    ),
+    (lambda: gs.transpile_saved_model(3, "out"), "in_dir takes a path, got 3."),
+    (lambda: gs.transpile_saved_model("in", b"out"), "out_dir takes a path, got b'out'."),
+    (lambda: gs.transpile_saved_model("in", "out", overwrite="no"), "overwrite takes True or False, got 'no'."),
+    (
+        lambda: gs.transpile_saved_model("in", "out", replicate_weights=1),
+        "replicate_weights takes True or False, got 1.",
+    ),
+    (lambda: gs.transpile_saved_model("in", "out", signatures=3), "signatures takes names of signatures, got 3."),
+    (lambda: gs.transpile_saved_model("in", "out", progress=3), "progress takes a function of a text, got 3."),
+    (lambda: gs.strip_devices(None, "out"), "in_path takes a path, got None."),
+    (lambda: gs.strip_devices("in", "out", overwrite=1), "overwrite takes True or False, got 1."),
+]
+GRAPH = tf.compat.v1.GraphDef()
+GRAPH.node.add(name="x", op="Placeholder").attr["dtype"].type = 1
+
+
+@pytest.mark.parametrize(("call", "expected"), WRONG_TYPES, ids=[expected for _, expected in WRONG_TYPES])
+def test_wrong_types(call: Any, expected: str):
+    assert message(gs.ArgumentError, call) == expected
