@@ -399,7 +399,8 @@ def test_help(command: str):
 WRONG_TYPES: list[tuple[Any, str]] = [
     (
         lambda: gs.transpile_graph_def(3, "x", "y", 2),
-        "graph_def takes a GraphDef, as graph.as_graph_def() returns it, got 3.",
+        "transpile_graph_def takes a GraphDef, got 3. Of a tf.Graph that is graph.as_graph_def(); of a function, "
+        "graphsplit.parallelize(fn).graph_def(*args) is the graph for several devices.",
     ),
     (lambda: gs.transpile_graph_def(GRAPH, 3, "y", 2), "inputs takes names of tensors, got 3."),
     (lambda: gs.transpile_graph_def(GRAPH, "x", [3], 2), "outputs takes names of tensors and operations, got [3]."),
@@ -417,15 +418,15 @@ WRONG_TYPES: list[tuple[Any, str]] = [
     ),
     (lambda: gs.transpile_saved_model(3, "out"), "in_dir takes a path, got 3."),
     (lambda: gs.transpile_saved_model("in", b"out"), "out_dir takes a path, got b'out'."),
-    (lambda: gs.transpile_saved_model("in", "out", overwrite="no"), "overwrite takes True or False, got 'no'."),
+    (lambda: gs.transpile_saved_model("in", "out", overwrite="no"), "overwrite is True or False, got 'no'."),
     (
         lambda: gs.transpile_saved_model("in", "out", replicate_weights=1),
-        "replicate_weights takes True or False, got 1.",
+        "replicate_weights is True or False, got 1.",
     ),
     (lambda: gs.transpile_saved_model("in", "out", signatures=3), "signatures takes names of signatures, got 3."),
     (lambda: gs.transpile_saved_model("in", "out", progress=3), "progress takes a function of a text, got 3."),
     (lambda: gs.strip_devices(None, "out"), "in_path takes a path, got None."),
-    (lambda: gs.strip_devices("in", "out", overwrite=1), "overwrite takes True or False, got 1."),
+    (lambda: gs.strip_devices("in", "out", overwrite=1), "overwrite is True or False, got 1."),
 ]
 GRAPH = tf.compat.v1.GraphDef()
 GRAPH.node.add(name="x", op="Placeholder").attr["dtype"].type = 1

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphsplit.api.argument_splitting import Split
-from graphsplit.api.options import DevicesLike, Options
+from graphsplit.api.options import DevicesLike, Options, check_flag
 from graphsplit.core.devices import names_of_devices
 from graphsplit.core.errors import ArgumentError
 
@@ -46,8 +46,7 @@ class TranspileOptions:
 
     def __post_init__(self) -> None:
         for name in ("strict", "overwrite", "replicate_weights"):
-            if not isinstance(getattr(self, name), bool):
-                raise ArgumentError(f"{name} takes True or False, got {getattr(self, name)!r}.")
+            check_flag(name, getattr(self, name))
         if not isinstance(self.split, Mapping) and (
             isinstance(self.split, bool) or not isinstance(self.split, (int, type(None)))
         ):

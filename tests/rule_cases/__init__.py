@@ -7,10 +7,15 @@ from tests.rule_cases import (
     lists,
     movers,
     picking,
+    quantization,
     random,
     reductions,
     rowwise,
+    scatters,
+    special_functions,
     strings,
+    warps,
+    whole,
 )
 from tests.rule_cases.table import CASES, Case
 
@@ -23,8 +28,13 @@ __all__ = [
     "lists",
     "movers",
     "picking",
+    "quantization",
     "random",
     "reductions",
     "rowwise",
+    "scatters",
+    "special_functions",
     "strings",
+    "warps",
+    "whole",
 ]

@@ -8,6 +8,7 @@ case("Slice", "b4", [0, 1], lambda rows: [rows, 2])
 case("Slice", "b4", [0, 1], [-1, 3])
 case("Slice", "4b", [2, 0], lambda rows: [1, rows])
 case("Slice", "+34", [0, 1], [3, 2])
+add("Slice", lambda rows, x, place: call("Slice", x, call("Pack", [0, place]), [rows, 2]), ["b6", ints(4)("")])
 
 _ALL = {"begin_mask": 1, "end_mask": 1}
 case("StridedSlice", "b4", [0, 1], [0, 3], [1, 1], **_ALL)
@@ -22,6 +23,32 @@ case("StridedSlice", "b45", [0, 0, 2], [0, 0, 3], [1, 1, 1], ellipsis_mask=2, ne
 case("StridedSlice", "b45", [0, 0, 1], [0, 0, 3], [1, 1, 1], new_axis_mask=2, **_ALL)
 case("StridedSlice", "4b5", [1, 0, 0], [2, 0, 0], [1, 1, 1], shrink_axis_mask=1, ellipsis_mask=2, new_axis_mask=4)
 case("StridedSlice", "+34", [0, 1], [3, 3], [1, 1])
+
+
+def _at_a_place(*, gradient=False, **masks):
+    """A slice that begins where the data says: a random crop, or the entry of one step."""
+
+    def function(rows, x, place):
+        begin, end = (call("Pack", [0, place + i]) for i in (0, 2))
+        if gradient:
+            return call("StridedSliceGrad", [rows, 6], begin, end, [1, 1], x, begin_mask=1, end_mask=1, **masks)
+        return call("StridedSlice", x, begin, end, [1, 1], begin_mask=1, end_mask=1, **masks)
+
+    return function
+
+
+def _window_of(shape):
+    """A window whose size does not follow from the data, and is stated."""
+    return lambda rows, x, place: call("EnsureShape", call("StridedSlice", x, [place], [place + 2], [1]), shape=shape)
+
+
+add("EnsureShape", _window_of([2, None]), ["6b", ints(4)("")])
+add("EnsureShape", lambda rows, x, place: _window_of([2, rows])(rows, x, place), ["6b", ints(4)("")], at_home=1)
+add("EnsureShape", _window_of([2, 4]), ["+64", ints(4)("")], partial=(0,))
+add("StridedSlice", _at_a_place(), ["b6", ints(4)("")])
+add("StridedSlice", _at_a_place(shrink_axis_mask=2), ["b6", ints(4)("")])
+add("StridedSliceGrad", _at_a_place(gradient=True), ["b2", ints(4)("")])
+add("StridedSliceGrad", _at_a_place(gradient=True, shrink_axis_mask=2), ["b", ints(4)("")])
 
 
 def _of_two(*bounds, **masks):
