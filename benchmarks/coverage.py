@@ -203,7 +203,7 @@ def main(
             if output:
                 _write(output, found, outcomes)
     if page:
-        page.write_text(document(outcomes, devices))
+        forms.write(str(page), document(outcomes, devices).encode())
     for results in (table(found) if found else None, program_table(outcomes) if outcomes else None):
         if results is not None:
             console.print(results)

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import Layout, Shard, is_whole
+from graphsplit.core.symbolic_sizes import is_same
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
@@ -45,6 +46,6 @@ def check_size(program: Program, tensor: Tensor, layout: Layout, mesh: Mesh) -> 
     if not isinstance(layout, Shard) or program.ops[tensor.op].out_dtypes[tensor.index] == tf.variant:
         return  # (the axes of a list are those of its elements)
     shape = program.shape(tensor)
-    if shape is None or layout.axis >= len(shape) or shape[layout.axis] != layout.size(mesh.batch):
+    if shape is None or layout.axis >= len(shape) or not is_same(shape[layout.axis], layout.size(mesh.batch)):
         name = program.ops[tensor.op].name
         raise CheckError(f"{name!r} of shape {shape} cannot be {layout} over {mesh.batch} rows.")
