@@ -6,7 +6,6 @@ Plain Python, no TensorFlow. The terms are those of GSPMD and DTensor. There is 
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -86,18 +85,6 @@ class Shard:
         """
         counts = self.partition.counts(len(rows)) if isinstance(self.partition, EvenCut) else rows
         return [tuple(count * block for count in counts) for block in self.blocks]
-
-    def between(self, begin: int, end: int, length: int) -> tuple[int, int] | None:
-        """Return which blocks lie from `begin` to `end` on an axis of `length`, or None if either is inside of one.
-
-        >>> Shard(0, (1, 2, 1)).between(10, 30, length=40)
-        (1, 2)
-        """
-        rows, rest = divmod(length, sum(self.blocks))
-        if not rows or rest or begin >= end:
-            return None
-        borders = [rows * entries for entries in itertools.accumulate(self.blocks, initial=0)]
-        return (borders.index(begin), borders.index(end)) if begin in borders and end in borders else None
 
     def __str__(self) -> str:
         cut = f"{self.axis}{self.partition}"
