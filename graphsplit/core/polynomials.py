@@ -32,7 +32,7 @@ Point = Mapping[Symbol, int]
 
 
 class UndecidedError(Exception):
-    """An answer depends on a size that is not known yet."""
+    """An answer depends on sizes that are not known yet; the message says on what ("how large rows is")."""
 
 
 Monomial = tuple[Symbol, ...]
@@ -106,11 +106,11 @@ class Polynomial:
     def __floordiv__(self, other: Any) -> Any:
         divisor = Polynomial.of(other)
         if len(divisor.terms) != 1 or any(divisor.terms):  # by a size that may be 0, or by nothing at all
-            raise UndecidedError
+            raise UndecidedError(f"whether {self} is a multiple of {divisor}")
         return self.divided(divisor)
 
     def __rfloordiv__(self, other: Any) -> Any:
-        raise UndecidedError
+        raise UndecidedError(f"whether {other} is a multiple of {self}")
 
     def __mod__(self, other: Any) -> Any:
         self // other
@@ -128,18 +128,18 @@ class Polynomial:
             rest = list(monomial)
             for symbol in below:
                 if symbol not in rest:
-                    raise UndecidedError
+                    raise UndecidedError(f"whether {self} is a multiple of {divisor}")
                 rest.remove(symbol)
             if count % by:
-                raise UndecidedError
+                raise UndecidedError(f"whether {self} is a multiple of {divisor}")
             terms[tuple(rest)] = count // by
         return plain(Polynomial(terms))
 
     def __eq__(self, other: object) -> bool:
-        return not self._difference(other)
+        return other is not None and not self._difference(other)
 
     def __ne__(self, other: object) -> bool:
-        return bool(self._difference(other))
+        return other is None or bool(self._difference(other))
 
     def __lt__(self, other: Any) -> bool:
         return self._difference(other) < 0
@@ -156,12 +156,12 @@ class Polynomial:
     __hash__ = None  # type: ignore[assignment]  # equality may be undecided
 
     def __int__(self) -> int:
-        raise UndecidedError
+        raise UndecidedError(f"how large {self} is")
 
     __index__ = __int__
 
     def __bool__(self) -> bool:
-        raise UndecidedError
+        raise UndecidedError(f"whether {self} is 0")
 
     def __repr__(self) -> str:
         parts = [
@@ -173,7 +173,7 @@ class Polynomial:
     def _difference(self, other: object) -> int:
         difference = self - other
         if isinstance(difference, Polynomial):
-            raise UndecidedError
+            raise UndecidedError(f"whether {self} is {other}, or how far from it")
         return int(difference)
 
 

@@ -55,23 +55,23 @@ class Size(int):
         return size
 
     def __add__(self, other: int) -> int:
-        return _as_size(self.polynomial + other)
+        return as_size(self.polynomial + other)
 
     __radd__ = __add__
 
     def __sub__(self, other: int) -> int:
-        return _as_size(self.polynomial - other)
+        return as_size(self.polynomial - other)
 
     def __mul__(self, other: Any) -> Any:
-        return _as_size(self.polynomial * other) if isinstance(other, int) else NotImplemented
+        return as_size(self.polynomial * other) if isinstance(other, int) else NotImplemented
 
     __rmul__ = __mul__
 
     def __floordiv__(self, other: int) -> int:
-        try:
-            return _as_size(self.polynomial.divided(Polynomial.of(other)))
-        except (UndecidedError, ValueError):
-            return int(self) // int(other)
+        found = quotient(self, other)
+        if found is None:
+            raise UndecidedError(f"whether {self} is a multiple of {other}")
+        return as_size(found)
 
     def __repr__(self) -> str:
         return repr(self.polynomial)
@@ -84,13 +84,75 @@ def rows(count: int) -> Size:
     return Size(Polynomial({(ROWS,): count}))
 
 
-def _as_size(value: Polynomial | int) -> int:
-    return Size(value) if isinstance(value, Polynomial) else value
+def as_size(value: Polynomial | int) -> int:
+    """Return what exact arithmetic gives as a size."""
+    return Size(value) if isinstance(value, Polynomial) else int(value)
 
 
 def as_exact(size: int | None) -> Polynomial | int | None:
     """Return a size for arithmetic that must hold for all sizes."""
     return size.polynomial if isinstance(size, Size) else size
+
+
+# Questions about sizes, exact or not known (`Size`, `Polynomial`), whose answers hold whatever the unknown ones are.
+
+
+def is_same(a: Any, b: Any) -> bool:
+    """Return whether two sizes, or None, are the same for all sizes. (`rows` and 1 are not, though they may be equal.)
+
+    >>> is_same(rows(2), rows(1) + rows(1)), is_same(rows(1), STAND_IN), is_same(None, 1)
+    (True, False, False)
+    """
+    if a is None or b is None:
+        return a is b
+    return Polynomial.of(a).terms == Polynomial.of(b).terms
+
+
+def are_same(before: Sequence[Any] | None, after: Sequence[Any] | None) -> bool:
+    """Return whether two shapes are the same for all sizes."""
+    if before is None or after is None:
+        return before is after
+    return len(before) == len(after) and all(map(is_same, before, after))
+
+
+def is_one(size: Any) -> bool:
+    """Return whether a size is the number 1. (That a batch may have one row does not count: see `witnesses`.)"""
+    return is_same(size, 1)
+
+
+def quotient(size: Any, by: Any) -> Any:
+    """Return how often a size has another one in it, or None where that is not a whole number for all sizes.
+
+    >>> quotient(rows(6), 2), quotient(rows(6), rows(2)), quotient(rows(1), 2), quotient(6, 3)
+    (3*rows, 3, None, 2)
+    """
+    if is_same(by, 0):
+        return None
+    if is_same(size, by):
+        return 1
+    divisor = Polynomial.of(by)
+    if len(divisor.terms) != 1:
+        return None
+    try:
+        return Polynomial.of(size).divided(divisor)
+    except UndecidedError:
+        return None
+
+
+def is_less(a: Any, b: Any) -> bool:
+    """Return whether a size is less than another, taking for granted that there is one at least of everything.
+
+    Raises:
+      UndecidedError: if it depends.
+    """
+    counts = Polynomial.of(Polynomial.of(b) - Polynomial.of(a)).terms
+    if all(count > 0 for monomial, count in counts.items() if monomial):
+        least = sum(counts.values())
+        if least > 0 or not any(counts):
+            return least > 0
+    elif all(count < 0 for monomial, count in counts.items() if monomial) and sum(counts.values()) <= 0:
+        return False
+    raise UndecidedError(f"whether {a} is less than {b}")
 
 
 def shape_at(shape: Shape | None, point: Point) -> Shape | None:
@@ -184,6 +246,21 @@ def with_sizes(shape: Shape | None, hint: Shape | None) -> Shape | None:
     return tuple([h if s is None and isinstance(h, Size) else s for s, h in zip(shape, hint, strict=True)])
 
 
+def confirmed(claimed: Shape | None, found: Shape | None, hint: Shape | None = None) -> Shape | None:
+    """Return what is true of a shape that is claimed: what was also found, or what a hint knows.
+
+    >>> confirmed((6, 4, None), (None, 4, rows(1)))
+    (None, 4, rows)
+    >>> confirmed((6, 4), (None, 4), hint=(6, None))
+    (6, 4)
+    """
+    if claimed is None or found is None or len(claimed) != len(found):
+        return hint
+    known = hint if hint is not None and len(hint) == len(claimed) else (None,) * len(claimed)
+    sizes = zip(claimed, found, known, strict=True)
+    return tuple([f if is_same(c, f) or (c is None and isinstance(f, Size)) else k for c, f, k in sizes])
+
+
 def agreed(shapes: Sequence[Shape | None]) -> Shape | None:
     """Return the sizes in which shapes agree.
 
@@ -193,4 +270,5 @@ def agreed(shapes: Sequence[Shape | None]) -> Shape | None:
     first = shapes[0]
     if any(shape is None or first is None or len(shape) != len(first) for shape in shapes):
         return None
-    return tuple([sizes[0] if len(set(sizes)) == 1 else None for sizes in zip(*[s or () for s in shapes], strict=True)])
+    columns = zip(*[shape or () for shape in shapes], strict=True)
+    return tuple([sizes[0] if all(is_same(size, sizes[0]) for size in sizes) else None for sizes in columns])

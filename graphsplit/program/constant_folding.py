@@ -9,6 +9,7 @@ decided for all sizes is not folded.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -22,18 +23,20 @@ MOST_ELEMENTS = 1024
 Values = Sequence[np.ndarray]
 
 
-def _broadcast_gradient_axes(left: np.ndarray, right: np.ndarray) -> list[np.ndarray]:
-    """Return the axes over which the gradients of both operands of a broadcasting op are summed."""
-    rank = max(len(left), len(right))
-    a = [1] * (rank - len(left)) + list(left)
-    b = [1] * (rank - len(right)) + list(right)
-    pairs = list(zip(a, b, strict=True))
-    if any(isinstance(x, Polynomial) and not _is_one(y) and x != y for x, y in (*pairs, *zip(b, a, strict=True))):
-        raise UndecidedError  # is it one row, which is broadcast?
-    both = [i for i, (x, y) in enumerate(pairs) if _is_one(x) and _is_one(y)]
-    axes_a = [i for i, (x, y) in enumerate(pairs) if i < rank - len(left) or (_is_one(x) and not _is_one(y))]
-    axes_b = [i for i, (x, y) in enumerate(pairs) if i < rank - len(right) or (_is_one(y) and not _is_one(x))]
-    return [np.array(sorted({*axes_a, *both}), np.int64), np.array(sorted({*axes_b, *both}), np.int64)]
+def _broadcast_gradient_axes(op: Any, shapes: Values) -> list[np.ndarray] | None:
+    """Return the axes over which the gradients of both operands of a broadcasting op are summed.
+
+    As TensorFlow has it (`tensorflow/core/util/bcast.h`): none for equal shapes, of which nothing is broadcast; else
+    every axis of size 1, those that both operands have too. Shapes that do not fit are left for it to refuse.
+    """
+    rank = max(map(len, shapes))
+    left, right = ([1] * (rank - len(shape)) + list(shape) for shape in shapes)
+    pairs = list(zip(left, right, strict=True))
+    if any(not _is_one(x) and not _is_one(y) and x != y for x, y in pairs):
+        return None  # (an UndecidedError asks whether it is one row, which is broadcast)
+    if len(shapes[0]) == len(shapes[1]) and not any(_is_one(x) != _is_one(y) for x, y in pairs):
+        return [np.zeros(0, np.int64)] * 2
+    return [np.array([i for i, x in enumerate(sizes) if _is_one(x)], np.int64) for sizes in (left, right)]
 
 
 def _is_one(size: Any) -> bool:
@@ -41,8 +44,18 @@ def _is_one(size: Any) -> bool:
     return not isinstance(size, Polynomial) and bool(size == 1)
 
 
-def _concat_offsets(op: Any, values: Values) -> list[np.ndarray]:
+def _cast(op: Any, values: Values) -> list[np.ndarray]:
+    if not is_symbolic(values[0]):
+        return [values[0].astype(op.out_dtypes[0].as_numpy_dtype)]
+    if op.out_dtypes[0].is_bool:
+        raise UndecidedError  # is it zero?
+    return [values[0]]
+
+
+def _concat_offsets(op: Any, values: Values) -> list[np.ndarray] | None:
     axis, shapes = int(values[0]), values[1:]
+    if any(np.any(np.delete(shape != shapes[0], axis)) for shape in shapes[1:]):
+        return None  # which TensorFlow refuses
     offsets, position = [], 0
     for shape in shapes:
         offset = np.zeros(shape.shape, object)
@@ -52,17 +65,21 @@ def _concat_offsets(op: Any, values: Values) -> list[np.ndarray]:
     return offsets
 
 
-def _stitch(op: Any, values: Values) -> list[np.ndarray]:
+def _stitch(op: Any, values: Values) -> list[np.ndarray] | None:
     count = len(values) // 2
     size = max((int(np.max(indices)) + 1 for indices in values[:count] if indices.size), default=0)
+    if len({int(index) for indices in values[:count] for index in indices.flat}) < size:
+        return None  # what stands between them is not said anywhere
     result = np.zeros((size, *values[count].shape[values[0].ndim :]), object)
     for indices, data in zip(values[:count], values[count:], strict=True):
         result[indices] = data
     return [result]
 
 
-def _reduce(function: Callable[..., Any]) -> Callable[[Any, Values], list[np.ndarray]]:
-    def apply(op: Any, values: Values) -> list[np.ndarray]:
+def _reduce(function: Callable[..., Any]) -> Callable[[Any, Values], list[np.ndarray] | None]:
+    def apply(op: Any, values: Values) -> list[np.ndarray] | None:
+        if not values[0].size and function in (np.max, np.min):
+            return None  # the largest of nothing is the smallest number there is; nobody needs to know
         axes = tuple(int(a) for a in np.reshape(values[1], -1))
         dtype = {"dtype": values[0].dtype} if function in (np.sum, np.prod) else {}
         return [np.asarray(function(values[0], axis=axes, keepdims=op.attr("keep_dims").b, **dtype))]
@@ -85,6 +102,23 @@ def _elementwise(function: Callable[..., Any]) -> Callable[[Any, Values], list[n
     return lambda op, values: [np.asarray(function(*values))]
 
 
+def _equal(op: Any, values: Values) -> list[np.ndarray] | None:
+    """Compare what can be broadcast; otherwise, TensorFlow may be asked to call it different as a whole."""
+    return None if op.out_shapes[0] is None or not _broadcasts(values) else [np.asarray(np.equal(*values))]
+
+
+def _broadcasts(values: Values) -> bool:
+    sizes = itertools.zip_longest(*[reversed(value.shape) for value in values], fillvalue=1)
+    return all(len({*column} - {1}) < 2 for column in sizes)
+
+
+def _select(op: Any, values: Values) -> list[np.ndarray]:
+    """Choose entries, or rows: unlike elsewhere, a vector of conditions is for the first axis."""
+    condition, chosen, other = values
+    rows = (*condition.shape, *(1,) * (chosen.ndim - 1)) if condition.ndim == 1 else condition.shape
+    return [np.asarray(np.where(np.reshape(condition, rows), chosen, other))]
+
+
 def _divide(function: Callable[..., Any]) -> Callable[[Any, Values], list[np.ndarray] | None]:
     return lambda op, values: None if not np.all(values[1]) else [np.asarray(function(*values))]
 
@@ -92,12 +126,12 @@ def _divide(function: Callable[..., Any]) -> Callable[[Any, Values], list[np.nda
 _FOLD: dict[str, Callable[[Any, Values], list[np.ndarray] | None]] = {
     "Add": _elementwise(np.add),
     "AddV2": _elementwise(np.add),
-    "BroadcastGradientArgs": lambda op, v: _broadcast_gradient_axes(*v),
-    "Cast": lambda op, v: [v[0] if is_symbolic(v[0]) else v[0].astype(op.out_dtypes[0].as_numpy_dtype)],
+    "BroadcastGradientArgs": _broadcast_gradient_axes,
+    "Cast": _cast,
     "ConcatOffset": _concat_offsets,
     "ConcatV2": lambda op, v: [np.concatenate(v[:-1], int(v[-1]))],
     "DynamicStitch": _stitch,
-    "Equal": _elementwise(np.equal),
+    "Equal": _equal,
     "ExpandDims": lambda op, v: [np.expand_dims(v[0], int(v[1]))],
     "FloorDiv": _divide(np.floor_divide),
     "FloorMod": _divide(np.mod),
@@ -115,7 +149,7 @@ _FOLD: dict[str, Callable[[Any, Values], list[np.ndarray] | None]] = {
     "Prod": _reduce(np.prod),
     "Range": lambda op, v: [np.arange(int(v[0]), int(v[1]), int(v[2]))],
     "Reshape": lambda op, v: [np.reshape(v[0], v[1])],
-    "Select": _elementwise(np.where),
+    "Select": _select,
     "SelectV2": _elementwise(np.where),
     "Slice": lambda op, v: [v[0][tuple(slice(b, None if s < 0 else b + s) for b, s in zip(v[1], v[2], strict=True))]],
     "Squeeze": lambda op, v: [np.reshape(v[0], op.out_shapes[0])],

@@ -16,7 +16,7 @@ import tensorflow as tf
 from graphsplit.core.function_calls import function_names
 from graphsplit.core.graphdefs import constant_value, function_graph, inline_calls
 from graphsplit.core.polynomials import Symbol
-from graphsplit.core.symbolic_sizes import Shape, agreed, has_sizes, with_sizes, without_sizes
+from graphsplit.core.symbolic_sizes import Shape, agreed, are_same, has_sizes, with_sizes, without_sizes
 from graphsplit.program.program import Op, Program
 from graphsplit.program.stages import stages_of
 
@@ -86,7 +86,7 @@ class Bodies:
             after = [body.shape(tensor) for tensor in body.outputs]
             same = [agreed([s, a]) if has_sizes(s) else s for s, a in zip(carried.shapes, after, strict=True)]
             put = {i: (dtype, with_sizes(shape, _put_into(body, i))) for i, (dtype, shape) in carried.elements.items()}
-            if same == carried.shapes and put == carried.elements:
+            if all(map(are_same, same, carried.shapes)) and _are_elements_same(put, carried.elements):
                 break
             carried = Given(same, put, carried.held)
         pushed = {i: value for i in carried.elements if (value := _pushed(body, i)) is not None}
@@ -123,6 +123,11 @@ class Bodies:
             memo=self._memo,
             stages=stages,
         )
+
+
+def _are_elements_same(before: Mapping[int, Elements], after: Mapping[int, Elements]) -> bool:
+    """Return whether lists hold the same (those of the same numbers, of which nothing but shapes can differ)."""
+    return all(are_same(shape, after[i][1]) for i, (_, shape) in before.items())
 
 
 def _put_into(body: Program, i: int) -> Shape | None:

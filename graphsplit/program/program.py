@@ -19,8 +19,26 @@ SIZES = "Sizes"
 """The type of an op that TensorFlow does not have: integers that follow from unknown sizes."""
 
 
+# Stateful, so that TensorFlow runs them where and when the graph says; they change nothing.
 _ONLY_READ = frozenset(
-    {"Assert", "NoOp", "Placeholder", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"}
+    {
+        "Assert",
+        "DeepCopy",
+        "DeviceIndex",
+        "GuaranteeConst",
+        "LookupTableExportV2",
+        "LookupTableFindV2",
+        "LookupTableSizeV2",
+        "NoOp",
+        "Placeholder",
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "StatelessRandomGetAlg",
+        "VarHandleOp",
+        "VarIsInitializedOp",
+        "VariableShape",
+    }
 )
 _NO_ATTRIBUTE = tf.compat.v1.AttrValue()
 
@@ -42,7 +60,7 @@ class Op:
       node: the `NodeDef`, for its attributes. Not to be changed.
       in_shapes, out_shapes: static shapes; `None` for an unknown size, and for an unknown rank; `Size` for what
         follows from unknown sizes.
-      out_bytes: sizes in bytes; 0 where a size is unknown.
+      out_bytes: sizes in bytes, plain integers: for the stand-ins of unknown sizes, 0 where nothing is known.
       constants: values of the operands that are known integers: axes, shapes, permutations.
       symbols: those constants that depend on unknown sizes, as arrays of polynomials (`sizes`). Their values under
         `constants` are those for the stand-ins.
@@ -71,6 +89,13 @@ class Op:
     def is_constant(self) -> bool:
         """Return whether any device can make its value, whole, from nothing but sizes."""
         return self.type in ("Const", SIZES)
+
+    @property
+    def writes(self) -> bool:
+        """Return whether it changes something outside of the program: a loop does if its body does."""
+        if self.bodies:
+            return any(body.writes for body in self.bodies.values())
+        return self.stateful and self.type not in _ONLY_READ
 
     @property
     def sources(self) -> list[int]:
@@ -139,7 +164,7 @@ class Program:
     @property
     def writes(self) -> set[int]:
         """The positions of operations that change something outside of the program."""
-        return {op.index for op in self.ops if is_write(op.type)}
+        return {op.index for op in self.ops if op.writes}
 
     def check(self) -> None:
         """Raise `CheckError` unless the operations are in order and every reference exists."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,7 +19,16 @@ from graphsplit.core.graphdefs import (
     split_reference,
 )
 from graphsplit.core.polynomials import Polynomial, Symbol, is_symbolic, values_planned
-from graphsplit.core.symbolic_sizes import Shape, has_sizes, joined_shapes, symbols_in, with_sizes, witnesses
+from graphsplit.core.symbolic_sizes import (
+    Shape,
+    are_same,
+    confirmed,
+    has_sizes,
+    joined_shapes,
+    symbols_in,
+    with_sizes,
+    witnesses,
+)
 from graphsplit.program.constant_folding import FOLDABLE, fold
 from graphsplit.program.function_bodies import Bodies, Elements
 from graphsplit.program.program import SIZES, Op, Program, Tensor, is_stateful
@@ -81,9 +91,9 @@ def build_program(
         reader = _Reader(by_name, hints, resources, held or {}, bodies, symbols)
         for operations in zip(*[graph.get_operations() for graph in cases], strict=True):
             reader.read(operations)
-        if not symbols or reader.found == known:
+        if reader.found == known:
             break
-        known = reader.found  # what is behind a loop is only known when the loop is
+        known = reader.found  # what is behind a loop or branch is only known when that is
     return Program(
         ops=tuple(reader.ops),
         inputs=tuple(reader.positions[name] for name in inputs),
@@ -269,12 +279,24 @@ class _Reader:
         if not CONTROL_FLOW[node.op].loops:
             programs, shapes = self._read_bodies.of_branches(node, replace(given, held={}))
             if "output_shapes" in node.attr:
-                self._find(node.name, out_shapes, shapes)
+                self._find_results(node, shapes)
             return programs
         programs, carried = self._read_bodies.of_loop(node, given, out_shapes)
         self._find(node.name, out_shapes, carried.shapes)
         self._lists.carry(carried, inputs, self.ops)
         return programs
+
+    def _find_results(self, node: Any, found: Sequence[Shape | None]) -> None:
+        """Note the shapes of a branch's results, if the node does not name them as its bodies do.
+
+        (TensorFlow rewrites a branch that is differentiated, and then names the shapes of the first body's results.)
+        """
+        named = [known_shape(tf.TensorShape(proto)) for proto in node.attr["output_shapes"].list.shape]
+        hints = [known_shape(tensor.shape) for tensor in self._known_outputs.get(node.name, ())]
+        hints += [None] * (len(named) - len(hints))
+        shapes = tuple([confirmed(*known) for known in zip(named, found, hints, strict=True)])
+        if not all(map(are_same, shapes, named)):
+            self.found.outputs[node.name] = shapes
 
     def _find(self, name: str, inferred: Sequence[Shape | None], found: Sequence[Shape | None]) -> None:
         shapes = tuple([with_sizes(shape, hint) for shape, hint in zip(inferred, found, strict=True)])
@@ -310,7 +332,7 @@ def _merged(shape: Shape | None, hint: tf.TensorShape) -> Shape | None:
 
 
 def _is_known(before: Shape | None, ensured: Shape | None) -> bool:
-    return before is not None and None not in before and before == ensured
+    return before is not None and None not in before and are_same(before, ensured)
 
 
 def _with_squeezed_axes(node: Any, shape: Shape | None) -> Any:
@@ -326,7 +348,4 @@ def _with_squeezed_axes(node: Any, shape: Shape | None) -> Any:
 def _bytes(dtype: tf.DType, shape: Shape | None) -> int:
     if shape is None or None in shape:
         return 0
-    size = _item_bytes(dtype)
-    for dim in shape:
-        size *= dim or 0
-    return size
+    return _item_bytes(dtype) * math.prod(int(size or 0) for size in shape)

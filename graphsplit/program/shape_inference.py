@@ -109,6 +109,8 @@ def import_for_shapes(
         for i, reference in enumerate(copy.input):
             if reference in findings.values:
                 copy.input[i] = _value_name(reference)
+        replaced = {split_reference(a)[0] for a, b in zip(node.input, copy.input, strict=True) if a != b}
+        copy.input.extend(f"^{name}" for name in sorted(replaced))  # it still follows what it no longer reads
     for reference, value in findings.values.items():
         graph_def.node.append(constant_node(_value_name(reference), value.at(point), value.dtype))
     graph = tf.Graph()

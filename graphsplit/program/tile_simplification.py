@@ -7,10 +7,11 @@ gives the same bits; and a product that broadcasts needs no tiling. What is then
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.core.symbolic_sizes import Shape, are_same, is_one, is_same
 from graphsplit.program.program import Op, Tensor
 
 _SCALES = frozenset({"Mul", "RealDiv"})
@@ -45,9 +46,8 @@ def _reading(op: Op, k: int, tile: Op) -> Op:
 
 def _scaled_first(op: Op, k: int, tile: Op) -> list[Op]:
     shape = tile.in_shapes[0]
-    size = 0 if shape is None or None in shape else int(op.out_dtypes[0].size)
-    for dim in shape or ():
-        size *= dim or 0
+    known = shape is not None and None not in shape
+    size = int(op.out_dtypes[0].size) * math.prod(int(size or 0) for size in shape or ()) if known else 0
     small = replace(_reading(op, k, tile), name=f"{op.name}/untiled", out_shapes=(shape,), out_bytes=(size,))
     tiled = replace(
         tile,
@@ -62,6 +62,6 @@ def _scaled_first(op: Op, k: int, tile: Op) -> list[Op]:
 
 def _broadcasts(small: Shape | None, other: Shape | None, result: Shape | None) -> bool:
     """Return whether an operand of shape `small` gives the result that it gives tiled."""
-    if small is None or result is None or None in small or None in result or other != result:
+    if small is None or result is None or None in small or None in result or not are_same(other, result):
         return False
-    return len(small) == len(result) and all(a in (1, b) for a, b in zip(small, result, strict=True))
+    return len(small) == len(result) and all(is_one(a) or is_same(a, b) for a, b in zip(small, result, strict=True))

@@ -226,6 +226,8 @@ def tile(op: Op) -> Factors | Declined:
     shape, multiples = op.in_shapes[0], op.constants.get(1)
     if shape is None or multiples is None:
         return Declined("its multiples are not known when planning")
+    if not np.all(multiples):
+        return Declined("its result has no entries")
     output: list[Dim] = []
     resize: dict[int, tuple[Resize, ...]] = {}
     for i, m in enumerate(multiples):

@@ -159,6 +159,8 @@ case("MirrorPadGrad", "+46", _PADDING, mode="SYMMETRIC")
 case("Tile", "b3", [1, 2])
 case("Tile", "b3", [2, 1])
 case("Tile", "3b", [2, 3])
+case("Tile", "b3", [0, 1], expect={"at_home": 1, "answered": False})
+case("Tile", "b3", [1, 0], expect={"at_home": 1, "answered": False})
 case("Tile", "+34", [1, 1])
 add("Tile", lambda rows, x, y: call("AddV2", x, call("Tile", y, [rows, 1])), ["b3", "13"], demand=True)
 
