@@ -13,10 +13,12 @@ from keras import layers
 
 import graphsplit as gs
 from benchmarks.coverage_models import MODELS
-from graphsplit.core.symbolic_sizes import (
-    rows as rows_,
-)
+from graphsplit.core.layouts import Shard
+from graphsplit.core.symbolic_sizes import STAND_IN
+from graphsplit.core.symbolic_sizes import rows as rows_
 from graphsplit.emission.emitter import emit
+from graphsplit.rules import Declined, answer, answer_for_output
+from graphsplit.rules.registry import Rule
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.law import assert_close, assert_law
 from tests.rule_cases import CASES, Case
@@ -405,6 +407,41 @@ def test_an_end_beyond_the_stand_in_is_still_an_end() -> None:
     for rows in (4, 30_001):
         assert_close(parallel(tf.zeros(rows)), f(tf.zeros(rows)))
     assert parallel.plan(tf.zeros(4)).program.batch_is_unknown
+
+
+@pytest.mark.parametrize(
+    "mix",
+    [
+        lambda x: x + tf.zeros([STAND_IN, 1]),
+        lambda x: tf.concat([x, tf.zeros([STAND_IN, 2])], 0),
+        lambda x: tf.pad(x, [[STAND_IN, 0], [0, 0]]),
+        lambda x: tf.split(tf.concat([x, x], 0), [tf.shape(x)[0], -1])[1],
+        lambda x: tf.pad(tf.concat([x, x], 0), [[0, STAND_IN], [0, 0]])[-STAND_IN:],
+        lambda x: tf.tile(x, [STAND_IN, 1])[:3],
+    ],
+)
+def test_nothing_is_taken_for_the_number_that_it_is_planned_with(mix: Callable[[tf.Tensor], tf.Tensor]) -> None:
+    """As many rows as the stand-in has are no batch: of one row, this is broadcast, joined and padded."""
+    f = tf.function(lambda x: mix(tf.nn.relu(x)), input_signature=[tf.TensorSpec((None, 2))])
+    parallel = gs.parallelize(f, devices=2)
+    x = tf.ones((1, 2))
+    assert_close(parallel(x), f(x))
+    assert parallel.plan(x).program.batch_is_unknown
+
+
+def test_what_rules_cannot_know_is_said() -> None:
+    """One that asks has declined, and says what it asked."""
+    parallel = gs.parallelize(tf.function(tf.nn.relu, input_signature=[tf.TensorSpec((None, 2))]), devices=2)
+    plan = parallel.plan(tf.ones((4, 2)))
+    (op,) = [op for op in plan.program.ops if op.type == "Relu"]
+    for asked, reason in {
+        lambda op: range(op.in_shapes[0][0]): "how large rows is",
+        lambda op: op.in_shapes[0][0] == 5: "whether rows is 5, or how far from it",
+        lambda op: op.in_shapes[0][0] % 2: "whether rows is a multiple of 2",
+    }.items():
+        found = answer(Rule(asked), op, [Shard(0)], [8])
+        assert found == Declined(f"it depends on {reason}, which is only known when it runs")
+        assert answer_for_output(Rule(asked), op, 0, Shard(0)) is None
 
 
 def test_shapes_that_do_not_follow_are_kept_at_home() -> None:

@@ -84,8 +84,10 @@ def rows(count: int) -> Size:
     return Size(Polynomial({(ROWS,): count}))
 
 
-def as_size(value: Polynomial | int) -> int:
+def as_size(value: Any) -> int:
     """Return what exact arithmetic gives as a size."""
+    if isinstance(value, Size):
+        return value
     return Size(value) if isinstance(value, Polynomial) else int(value)
 
 
@@ -139,20 +141,14 @@ def quotient(size: Any, by: Any) -> Any:
         return None
 
 
-def is_less(a: Any, b: Any) -> bool:
-    """Return whether a size is less than another, taking for granted that there is one at least of everything.
+def is_at_least(a: Any, b: Any) -> bool:
+    """Return whether a size is another one or more for all sizes, if there is one at least of everything.
 
-    Raises:
-      UndecidedError: if it depends.
+    >>> is_at_least(rows(2), rows(1)), is_at_least(rows(1), 1), is_at_least(rows(1), 2), is_at_least(10, rows(1))
+    (True, True, False, False)
     """
-    counts = Polynomial.of(Polynomial.of(b) - Polynomial.of(a)).terms
-    if all(count > 0 for monomial, count in counts.items() if monomial):
-        least = sum(counts.values())
-        if least > 0 or not any(counts):
-            return least > 0
-    elif all(count < 0 for monomial, count in counts.items() if monomial) and sum(counts.values()) <= 0:
-        return False
-    raise UndecidedError(f"whether {a} is less than {b}")
+    counts = Polynomial.of(Polynomial.of(a) - Polynomial.of(b)).terms
+    return all(count > 0 for monomial, count in counts.items() if monomial) and sum(counts.values()) >= 0
 
 
 def shape_at(shape: Shape | None, point: Point) -> Shape | None:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
-from graphsplit.core.polynomials import Polynomial
-from graphsplit.core.symbolic_sizes import ROWS, Shape, Size
+from graphsplit.core.polynomials import UndecidedError
+from graphsplit.core.symbolic_sizes import ROWS, Shape, are_same, as_exact, as_size, has_sizes, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dim, Dims, Factors
 from graphsplit.rules.registry import Answer, Rule, Sharded, pass_through, rule_of
@@ -19,7 +21,32 @@ def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int], 
     Partial sums stay partial where the op is linear in them and that pays (in a loop, where nothing can be reduced, it
     always does: `may_grow`); elsewhere they are wanted whole.
     Among sharded inputs the factor that keeps most bytes where they are wins; the others are resharded to fit.
+
+    A rule that asks what nobody can know before sizes are known has declined.
     """
+    try:
+        return _answer(rule, _as_rules_see(op), layouts, sizes, may_grow)
+    except UndecidedError as question:
+        return Declined(f"it depends on {question}, which is only known when it runs")
+
+
+def _as_rules_see(op: Op) -> Op:
+    """Return an operation whose sizes are exact: no rule can take an unknown one for the number it is planned with."""
+    if not op.symbols and not any(map(has_sizes, (*op.in_shapes, *op.out_shapes))):
+        return op
+    return replace(
+        op,
+        in_shapes=tuple(map(_exact, op.in_shapes)),
+        out_shapes=tuple(map(_exact, op.out_shapes)),
+        constants={**op.constants, **op.symbols},
+    )
+
+
+def _exact(shape: Shape | None) -> Any:
+    return None if shape is None else tuple(map(as_exact, shape))
+
+
+def _answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int], may_grow: bool) -> Answer:
     if rule.layouts is not None:
         special = rule.layouts(op, layouts)
         if special is not None:
@@ -55,8 +82,8 @@ def _cuts_unknown(op: Op, sharded: Sharded) -> bool:
 
 def _has_rows(shape: Shape, layout: Shard) -> bool:
     size = shape[layout.axis]
-    count = size // sum(layout.blocks) if isinstance(size, Size) else size
-    return count is not None and (not isinstance(count, Size) or count.polynomial.terms == Polynomial.of(ROWS).terms)
+    count = None if size is None else quotient(size, sum(layout.blocks))
+    return isinstance(size, int) or isinstance(count, int) or is_same(count, ROWS)
 
 
 def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded | None:
@@ -65,7 +92,10 @@ def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded
     This is how what would be computed whole and then cut (a gradient tiled over the batch, a mask from a constant) is
     made in pieces from the start.
     """
-    factors = rule.factors(op)
+    try:
+        factors = rule.factors(_as_rules_see(op))
+    except UndecidedError:
+        return None
     if isinstance(factors, Declined):
         return None
     dims = factors.outputs[output]
@@ -119,7 +149,7 @@ def _pays(op: Op, partial: list[int]) -> bool:
 
 
 def _entries(shape: Shape | None) -> int:
-    return 0 if shape is None else math.prod(size or 0 for size in shape)
+    return 0 if shape is None else math.prod(0 if size is None else int(as_size(size)) for size in shape)
 
 
 def _factor_at(dim: Dim, blocks: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
@@ -129,10 +159,13 @@ def _factor_at(dim: Dim, blocks: tuple[int, ...]) -> tuple[int, tuple[int, ...]]
     if isinstance(dim, int):
         return dim, blocks
     for factor, outer, inner in dim:
+        if not isinstance(outer, int):
+            continue  # an unknown number of blocks
         count, rest = divmod(len(blocks), outer)
         unit = blocks[:count]
-        if not rest and unit * outer == blocks and all(block % inner == 0 for block in unit):
-            return factor, tuple(block // inner for block in unit)
+        own = [quotient(block, inner) for block in unit]
+        if not rest and are_same(unit * outer, blocks) and None not in own:
+            return factor, tuple(map(as_size, own))
     return None
 
 
@@ -142,8 +175,8 @@ def _axis_of(dims: Dims, factor: int, blocks: tuple[int, ...]) -> Shard | None:
             return Shard(axis, blocks)
         if isinstance(dim, tuple):
             for part in dim:
-                if part.factor == factor and not isinstance(part.outer, Size):  # an unknown number of blocks
-                    return Shard(axis, tuple(block * part.inner for block in blocks) * part.outer)
+                if part.factor == factor and isinstance(part.outer, int):  # a known number of blocks
+                    return Shard(axis, tuple(as_size(block * part.inner) for block in blocks) * part.outer)
     return None
 
 

@@ -9,6 +9,7 @@ import string
 
 import numpy as np
 
+from graphsplit.core.symbolic_sizes import is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.elementwise import result_dims
 from graphsplit.rules.factors import Declined, Dims, Factors, Resize
@@ -36,7 +37,7 @@ def batch_matmul(op: Op) -> Factors | Declined:
     def dims(operand: int, last: tuple[int, int], transposed: bool) -> Dims:
         shape = op.in_shapes[operand] or ()
         skip = lead - (len(shape) - 2)
-        own = [3 + skip + i if s == result[skip + i] else None for i, s in enumerate(shape[:-2])]
+        own = [3 + skip + i if is_same(s, result[skip + i]) else None for i, s in enumerate(shape[:-2])]
         return (*own, *(reversed(last) if transposed else last))
 
     inputs = (dims(0, (_M, _K), op.attr("adj_x").b), dims(1, (_K, _N), op.attr("adj_y").b))
@@ -62,7 +63,7 @@ def einsum(op: Op) -> Factors | Declined:
         middle = []
         for i in range(count):
             from_right = count - i  # ellipses align at their right end
-            broadcast = full is not None and shape[len(head) + i] != full[len(full) - from_right]
+            broadcast = full is not None and not is_same(shape[len(head) + i], full[len(full) - from_right])
             middle.append(None if broadcast else 100 + from_right)
         return (*[letters[c] for c in head], *middle, *[letters[c] for c in tail])
 
@@ -164,4 +165,4 @@ def shape_operand(op: Op, operand: int, output: int = 0) -> np.ndarray | None:
     if value is not None:
         return value
     shape = op.out_shapes[output]
-    return None if shape is None or None in shape else np.array(shape, np.int64)
+    return None if shape is None or None in shape else np.array([*shape, None], object)[:-1]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from graphsplit.core.layouts import PARTIAL_SUM, Layout
-from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.core.symbolic_sizes import Shape, are_same, is_one, is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import ELEMENTS, Declined, Dim, Dims, Factors
 from graphsplit.rules.registry import Answer, pass_through, register
@@ -124,7 +124,7 @@ TERNARY = ["Betainc", "ClipByValue", "SelectV2"]
 def broadcast_dims(shape: Shape, result: Shape, first_axis: int = 0) -> Dims:
     """Return the factors of an operand that is broadcast to `result`, whose axes are factors 0, 1, 2, ..."""
     skip = len(result) - len(shape)
-    return tuple([first_axis + skip + i if size == result[skip + i] else None for i, size in enumerate(shape)])
+    return tuple([first_axis + skip + i if is_same(size, result[skip + i]) else None for i, size in enumerate(shape)])
 
 
 def result_dims(shapes: Sequence[Shape | None], result: Shape) -> tuple[Dim, ...]:
@@ -132,7 +132,7 @@ def result_dims(shapes: Sequence[Shape | None], result: Shape) -> tuple[Dim, ...
     dims: list[Dim] = list(range(len(result)))
     for shape in shapes:
         for axis, size in enumerate(shape or (), len(result) - len(shape or ())):
-            if (size is None and result[axis] is not None) or size not in (None, 1, result[axis]):
+            if not is_same(size, result[axis]) and not is_one(size):
                 dims[axis] = None
     return tuple(dims)
 
@@ -162,7 +162,7 @@ register("Mul", linear=(0, 1))(elementwise)
 register(*SUMS, "AddN", joint=True)(elementwise)
 register("Cast", linear=(0,), layouts=cast_sum)(elementwise)
 register("Bitcast")(
-    lambda op: elementwise(op) if op.in_shapes[0] == op.out_shapes[0] else Declined("it changes the shape")
+    lambda op: elementwise(op) if are_same(op.in_shapes[0], op.out_shapes[0]) else Declined("it changes the shape")
 )
 register("Identity", "StopGradient", "PreventGradient", "Snapshot", layouts=pass_through)(elementwise)
 

@@ -14,13 +14,15 @@ from typing import NamedTuple
 
 import numpy as np
 
+from graphsplit.core.polynomials import Polynomial
+
 
 class Part(NamedTuple):
     """A factor inside a merged axis: `outer * factor * inner` entries, the factor being number `factor`."""
 
     factor: int
-    outer: int
-    inner: int
+    outer: int | Polynomial
+    inner: int | Polynomial
 
 
 Dim = int | None | tuple[Part, ...]

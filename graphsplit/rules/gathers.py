@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from graphsplit.core.layouts import REPLICATE, Layout, Shard
-from graphsplit.core.polynomials import Polynomial
-from graphsplit.core.symbolic_sizes import Shape, Size
+from graphsplit.core.symbolic_sizes import Shape, is_at_least, is_one, is_same, quotient
 from graphsplit.program.program import Op
+from graphsplit.rules.blocks import blocks_between, rows_of
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import Declined, Dim, Factors, Resize
 from graphsplit.rules.registry import Answer, Sharded, register
@@ -45,20 +46,26 @@ def _strided_specs(op: Op, shape: Shape, begin: np.ndarray, end: np.ndarray, str
             yield _Spec(i, axis, None, False)
             axis += 1
         else:
-            size = shape[axis]
-            starts = bool(masks["begin"] >> i & 1) or begin[i] == 0
-            clips = isinstance(size, Size) and not _grows(op, i)  # `x[:10]` takes all rows of some batches, not of all
-            stops = bool(masks["end"] >> i & 1) or (size is not None and end[i] >= size and not clips)
-            yield _Spec(i, axis, result, bool(starts and stops and strides[i] == 1))
+            starts = bool(masks["begin"] >> i & 1) or is_same(begin[i], 0)
+            stops = bool(masks["end"] >> i & 1) or _reaches(end[i], shape[axis])
+            yield _Spec(i, axis, result, bool(starts and stops and is_one(strides[i])))
             axis, result = axis + 1, result + 1
     for _ in range(len(shape) - axis):
         yield _Spec(-1, axis, result, True)
         axis, result = axis + 1, result + 1
 
 
-def _grows(op: Op, position: int) -> bool:
-    """Return whether the end of a strided slice depends on unknown sizes."""
-    return 2 in op.symbols and isinstance(op.symbols[2][position], Polynomial)
+def _reaches(end: Any, size: Any) -> bool:
+    """Return whether a slice up to `end` takes all that is there: `x[:10]` does of some batches, not of all."""
+    return size is not None and is_at_least(end, size)
+
+
+def _place(bound: Any, size: Any) -> Any:
+    """Return where a slice begins or ends on an axis, as a number or polynomial, or None if that depends on sizes."""
+    place = bound if is_at_least(bound, 0) else size + bound if is_at_least(-1, bound) else None
+    if place is None or is_at_least(0, place):  # beyond its start
+        return None if place is None else 0
+    return place if is_at_least(size, place) else size if is_at_least(place, size) else None
 
 
 def _cut(op: Op, shape: Shape, axis: int, first_operand: int, of_result: bool = False) -> tuple[int, int, int] | None:
@@ -74,17 +81,12 @@ def _cut(op: Op, shape: Shape, axis: int, first_operand: int, of_result: bool = 
         if (spec.result if of_result else spec.axis) != axis or spec.axis is None or spec.result is None:
             continue
         size = shape[spec.axis]
-        if spec.whole or size is None or spec.position < 0 or strides[spec.position] != 1:
+        if spec.whole or size is None or spec.position < 0 or not is_one(strides[spec.position]):
             return None
         bit = 1 << spec.position
-        if isinstance(size, Size) and not op.attr("end_mask").i & bit and not _grows(op, spec.position):
-            return None
-        bounds = slice(
-            None if op.attr("begin_mask").i & bit else int(begin[spec.position]),
-            None if op.attr("end_mask").i & bit else int(end[spec.position]),
-        )
-        start, stop, _ = bounds.indices(size)
-        return start, stop, spec.position
+        start = 0 if op.attr("begin_mask").i & bit else _place(begin[spec.position], size)
+        stop = size if op.attr("end_mask").i & bit else _place(end[spec.position], size)
+        return None if start is None or stop is None else (start, stop, spec.position)
     return None
 
 
@@ -94,7 +96,7 @@ def strided_slice_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     if not isinstance(layout, Shard) or shape is None:
         return None
     cut = _cut(op, shape, layout.axis, first_operand=1)
-    found = layout.between(*cut[:2], shape[layout.axis] or 0) if cut else None
+    found = blocks_between(layout, *cut[:2], shape[layout.axis]) if cut else None
     factors = strided_slice(op)
     if cut is None or found is None or isinstance(factors, Declined):
         return None
@@ -110,18 +112,21 @@ def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer |
     layout, shape, gradient = layouts[4], shape_operand(op, 0), op.in_shapes[4]
     if not isinstance(layout, Shard) or shape is None or gradient is None:
         return None
-    static = op.out_shapes[0] or tuple(int(size) for size in shape)
+    static = op.out_shapes[0] or tuple(shape)
     cut = _cut(op, static, layout.axis, first_operand=1, of_result=True)
-    rows = (gradient[layout.axis] or 0) // sum(layout.blocks)
-    if cut is None or not rows:
+    rows = rows_of(layout, gradient[layout.axis])
+    if cut is None or rows is None:
         return None
     begin, end, strides = (op.constants[i] for i in (1, 2, 3))
     axis = next(s.axis for s in _strided_specs(op, static, begin, end, strides) if s.result == layout.axis)
     start, stop, position = cut
-    rest = (static[axis] or 0) - stop if axis is not None else 0
-    if axis is None or start % rows or rest % rows:
+    if axis is None:
         return None
-    blocks = ((1,) * (start // rows), layout.blocks, (1,) * (rest // rows))
+    size: Any = static[axis]
+    ahead, behind = quotient(start, rows), quotient(size - stop, rows)
+    if not isinstance(ahead, int) or not isinstance(behind, int):
+        return None
+    blocks = ((1,) * ahead, layout.blocks, (1,) * behind)
     before = sum(blocks[0])
     resize = (
         Resize(0, axis, shape),
@@ -156,7 +161,7 @@ def strided_slice_gradient(op: Op) -> Factors | Declined:
     inputs: list[Dim] = [None] * len(gradient)
     output: list[Dim] = [None] * len(shape)
     resize: dict[int, tuple[Resize, ...]] = {}
-    static = op.out_shapes[0] or tuple(int(size) for size in shape)
+    static = op.out_shapes[0] or tuple(shape)
     for spec in _strided_specs(op, static, bounds[0], bounds[1], bounds[2]):
         if spec.whole and spec.axis is not None and spec.result is not None:
             inputs[spec.result] = output[spec.axis] = spec.axis
@@ -188,8 +193,9 @@ def gather_nd(op: Op) -> Factors | Declined:
     if params is None or indices is None or indices[-1] is None:
         return Declined("the shape of its indices is not known when planning")
     rows: tuple[Dim, ...] = tuple(range(len(indices) - 1))
-    rest: tuple[Dim, ...] = tuple(100 + i for i in range(indices[-1], len(params)))
-    return Factors((((None,) * indices[-1] + rest), (*rows, None)), ((*rows, *rest),))
+    depth = operator.index(indices[-1])
+    rest: tuple[Dim, ...] = tuple(100 + i for i in range(depth, len(params)))
+    return Factors((((None,) * depth + rest), (*rows, None)), ((*rows, *rest),))
 
 
 @register("OneHot")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import operator
+
+from graphsplit.core.symbolic_sizes import Shape, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import Declined, Dims, Factors, Part, Resize
@@ -69,9 +72,10 @@ def fused_batch_norm_gradient(op: Op) -> Factors | Declined:
 def space_to_batch(op: Op) -> Factors | Declined:
     """Cut images into interleaved ones: the new first axis is one batch for each position in the block."""
     shape, result = op.in_shapes[0], op.out_shapes[0]
-    if not shape or not result or not shape[0] or not result[0]:
+    count = _times(result, shape)
+    if not shape or not result or not count:
         return Declined("its shape is not known when planning")
-    blocks: Dims = ((Part(0, result[0] // shape[0], 1),), *(None,) * (len(result) - 1))
+    blocks: Dims = ((Part(0, count, 1),), *(None,) * (len(result) - 1))
     return Factors((_samples(shape), None, None), (blocks,))
 
 
@@ -79,7 +83,14 @@ def space_to_batch(op: Op) -> Factors | Declined:
 def batch_to_space(op: Op) -> Factors | Declined:
     """The inverse of `SpaceToBatchND`."""
     shape, result = op.in_shapes[0], op.out_shapes[0]
-    if not shape or not result or not shape[0] or not result[0]:
+    count = _times(shape, result)
+    if not shape or not result or not count:
         return Declined("its shape is not known when planning")
-    blocks: Dims = ((Part(0, shape[0] // result[0], 1),), *(None,) * (len(shape) - 1))
+    blocks: Dims = ((Part(0, count, 1),), *(None,) * (len(shape) - 1))
     return Factors((blocks, None, None), (_samples(result),))
+
+
+def _times(many: Shape | None, few: Shape | None) -> int:
+    """Return how many times as many samples one shape has as another, 0 if that is not known."""
+    known = many and few and many[0] is not None and few[0] is not None
+    return operator.index(quotient(many[0], few[0]) or 0) if known and many and few else 0

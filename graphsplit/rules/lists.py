@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from graphsplit.core.symbolic_sizes import is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import ELEMENTS, Declined, Dims, Factors, Resize
 from graphsplit.rules.registry import register
@@ -19,7 +20,7 @@ def _element_shape(op: Op, operand: int) -> dict[int, tuple[Resize, ...]] | None
     shape = op.constants.get(operand)
     if shape is None:
         return None
-    return {i: (Resize(operand, i, shape),) for i, size in enumerate(np.atleast_1d(shape)) if size != -1}
+    return {i: (Resize(operand, i, shape),) for i, size in enumerate(np.atleast_1d(shape)) if not is_same(size, -1)}
 
 
 def _rule(op: Op, inputs: tuple[Dims, ...], outputs: tuple[Dims, ...], shape: int | None) -> Factors | Declined:

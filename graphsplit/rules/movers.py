@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
 from graphsplit.core.layouts import REPLICATE, Layout, Shard
+from graphsplit.core.polynomials import Polynomial
+from graphsplit.core.symbolic_sizes import as_size, is_one, is_same, quotient
 from graphsplit.program.program import Op
+from graphsplit.rules.blocks import blocks_between, rows_of
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.elementwise import result_dims
 from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Part, Resize
@@ -60,14 +64,16 @@ def join_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     data = layouts[:-1]
     if not any(isinstance(layout, Shard) and layout.axis == axis for layout in data):
         return None
-    sizes = [0 if s is None else s[axis] or 0 for s in op.in_shapes[: len(data)]]
+    sizes = [None if s is None else s[axis] for s in op.in_shapes[: len(data)]]
     own = [layout if isinstance(layout, Shard) and layout.axis == axis else None for layout in data]
-    rows = max(size // sum(layout.blocks) for layout, size in zip(own, sizes, strict=True) if layout)
+    counts = [rows_of(layout, size) for layout, size in zip(own, sizes, strict=True) if layout]
+    rows = next((count for count in counts if count is not None), None)
     known: list[Shard] = []
     for layout, size in zip(own, sizes, strict=True):
-        if not layout and (not rows or not size or size % rows):
+        count = None if size is None or rows is None else quotient(size, rows)
+        if not layout and (count is None or is_same(count, 0)):
             return Declined("it joins sharded rows with rows that every device has")
-        known.append(layout or Shard(axis, (size // rows,)))
+        known.append(layout or Shard(axis, (as_size(count),)))
     blocks = tuple(block for layout in known for block in layout.blocks)
     return Sharded((*known, REPLICATE), (Shard(axis, blocks),))
 
@@ -133,12 +139,12 @@ def split_v_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
         or layout.axis != int(known_axis) % len(shape)
     ):
         return None
-    length, begin = shape[layout.axis] or 0, 0
+    begin: Any = 0
     pieces, resize = [], []
     for i, shapes in enumerate(op.out_shapes):
-        size = (shapes[layout.axis] if shapes is not None else None) or 0
-        found = layout.between(begin, begin + size, length)
-        if found is None:
+        size = None if shapes is None else shapes[layout.axis]
+        found = None if size is None else blocks_between(layout, begin, begin + size, shape[layout.axis])
+        if size is None or found is None:
             return None
         begin += size
         pieces.append(layout.blocks[slice(*found)])
@@ -191,14 +197,14 @@ def cumulate(op: Op) -> Factors | Declined:
 def pad_with_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     """Answer for padding along the sharded axis by as many rows as there are, or a multiple: a slice's gradient."""
     layout, shape, paddings = layouts[0], op.in_shapes[0], op.constants.get(1)
-    if not isinstance(layout, Shard) or shape is None or paddings is None or not paddings[layout.axis].any():
+    if not isinstance(layout, Shard) or shape is None or paddings is None or not _pads(paddings[layout.axis]):
         return None
-    axis, rows = layout.axis, (shape[layout.axis] or 0) // sum(layout.blocks)
-    before, after = (int(count) for count in paddings[axis])
-    if not rows or before % rows or after % rows:
+    axis, rows = layout.axis, rows_of(layout, shape[layout.axis])
+    before, after = (None if rows is None else quotient(count, rows) for count in paddings[axis])
+    if not isinstance(before, int) or not isinstance(after, int):
         return None
-    resize = (Resize(1, (axis, 0), paddings, before // rows), Resize(1, (axis, 1), paddings, after // rows))
-    blocks = (1,) * (before // rows) + layout.blocks + (1,) * (after // rows)
+    resize = (Resize(1, (axis, 0), paddings, before), Resize(1, (axis, 1), paddings, after))
+    blocks = (1,) * before + layout.blocks + (1,) * after
     return Sharded((layout, *(REPLICATE,) * (len(layouts) - 1)), (Shard(axis, blocks),), resize)
 
 
@@ -210,8 +216,13 @@ def pad(op: Op) -> Factors | Declined:
     paddings = op.constants.get(1)
     if paddings is None:
         return Declined("its paddings are not known when planning")
-    dims: Dims = tuple([None if before or after else i for i, (before, after) in enumerate(paddings)])
+    dims: Dims = tuple([None if _pads(sizes) else i for i, sizes in enumerate(paddings)])
     return Factors((dims, None, None)[: len(op.inputs)], (dims,))
+
+
+def _pads(sizes: np.ndarray) -> bool:
+    """Return whether anything may be added before or after an axis."""
+    return not all(is_same(size, 0) for size in sizes)
 
 
 @register("MirrorPadGrad", linear=(0,))
@@ -226,16 +237,16 @@ def tile(op: Op) -> Factors | Declined:
     shape, multiples = op.in_shapes[0], op.constants.get(1)
     if shape is None or multiples is None:
         return Declined("its multiples are not known when planning")
-    if not np.all(multiples):
+    if any(is_same(m, 0) for m in multiples):
         return Declined("its result has no entries")
     output: list[Dim] = []
     resize: dict[int, tuple[Resize, ...]] = {}
     for i, m in enumerate(multiples):
-        parts: tuple[Part, ...] = (Part(i, int(m), 1),)
-        if shape[i] == 1 != m:
+        parts: tuple[Part, ...] = (Part(i, m if isinstance(m, Polynomial) else int(m), 1),)
+        if is_one(shape[i]) and not is_one(m):
             parts = (Part(100 + i, 1, 1), *parts)
             resize[100 + i] = (Resize(1, i, multiples),)
-        output.append(i if m == 1 else parts)
+        output.append(i if is_one(m) else parts)
     return Factors((tuple(range(len(shape))), None), (tuple(output),), resize=resize)
 
 
@@ -246,7 +257,7 @@ def broadcast_to(op: Op) -> Factors | Declined:
     if shape is None or result is None or target is None:
         return Declined("its target shape is not known when planning")
     skip = len(result) - len(shape)
-    dims: Dims = tuple([skip + i if size == result[skip + i] else None for i, size in enumerate(shape)])
+    dims: Dims = tuple([skip + i if is_same(size, result[skip + i]) else None for i, size in enumerate(shape)])
     resize = {i: (Resize(1, i, target),) for i in range(len(result))}
     return Factors((dims, None), (result_dims([shape], result),), resize=resize)
 
@@ -269,9 +280,11 @@ def slice_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     layout, shape, begin, sizes = layouts[0], op.in_shapes[0], op.constants.get(1), op.constants.get(2)
     if not isinstance(layout, Shard) or shape is None or begin is None or sizes is None:
         return None
-    axis, length = layout.axis, shape[layout.axis] or 0
-    first, size = int(begin[layout.axis]), int(sizes[layout.axis])
-    found = layout.between(first, first + size, length) if size not in (-1, length) else None
+    axis, length = layout.axis, shape[layout.axis]
+    first, size = begin[axis], sizes[axis]
+    if length is None or is_same(size, -1) or is_same(size, length):
+        return None
+    found = blocks_between(layout, first, first + size, length)
     if found is None:
         return None
     resize = (Resize(1, axis, begin, sum(layout.blocks[: found[0]])), Resize(2, axis, sizes))
@@ -284,8 +297,8 @@ def slice_(op: Op) -> Factors | Declined:
     shape, result, sizes = op.in_shapes[0], op.out_shapes[0], shape_operand(op, 2)
     if shape is None or result is None or sizes is None:
         return Declined("its sizes are not known when planning")
-    dims: Dims = tuple([i if size is not None and size == result[i] else None for i, size in enumerate(shape)])
-    resize = {i: (Resize(2, i, sizes),) for i in range(len(shape)) if sizes[i] != -1}
+    dims: Dims = tuple([i if size is not None and is_same(size, result[i]) else None for i, size in enumerate(shape)])
+    resize = {i: (Resize(2, i, sizes),) for i in range(len(shape)) if not is_same(sizes[i], -1)}
     return Factors((dims, None, None), (dims,), resize=resize)
 
 

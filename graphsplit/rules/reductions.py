@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import operator
+
 import numpy as np
 
 from graphsplit.program.program import Op
@@ -95,7 +97,7 @@ def scatter_nd(op: Op) -> Factors | Declined:
     if indices is None or updates is None or shape is None or indices[-1] is None:
         return Declined("its shape is not known when planning")
     rows, rest = tuple(range(len(indices) - 1)), tuple(range(len(indices) - 1, len(updates)))
-    indexed = indices[-1]
+    indexed = operator.index(indices[-1])
     resize = {factor: (Resize(2, indexed + i, shape),) for i, factor in enumerate(rest)}
     dims = ((*rows, None), rows + rest, None)
     return Factors(dims, ((*(None,) * indexed, *rest),), dict.fromkeys(rows, "sum"), resize)

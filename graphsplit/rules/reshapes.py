@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Sequence
+from typing import Any
 
-from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.core.polynomials import UndecidedError
+from graphsplit.core.symbolic_sizes import Shape, is_at_least, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Part, Resize
@@ -22,7 +25,7 @@ def reshape(op: Op) -> Factors | Declined:
     resize: dict[int, tuple[Resize, ...]] = {}
     for position, dim in enumerate(dims_after or ()):
         for factor in _factors_in(dim):
-            if int(target[position]) != -1:
+            if not is_same(target[position], -1):
                 resize[factor] = (Resize(1, position, target),)
     return Factors((dims_before, None), (dims_after,), resize=resize)
 
@@ -63,6 +66,10 @@ def factor_shapes(before: Shape, after: Shape) -> tuple[Dims, Dims]:
     return _dims(parts_before), _dims(parts_after)
 
 
+_Size = Any  # a number or a polynomial
+_Span = tuple[int, _Size, _Size]  # an axis, and the running products of the group's sizes before and after it
+
+
 def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
     """Return the smallest runs of axes with equal products, from the left. An unknown size matches only itself."""
     groups: list[tuple[list[int], list[int]]] = []
@@ -73,16 +80,18 @@ def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
             if before[i] is not after[j] or before[i + 1 :].count(None) != after[j + 1 :].count(None):
                 return groups
         else:
-            p, q = before[i] or 0, after[j] or 0
-            while p != q:
-                side, shape, k = (left, before, i + 1) if p < q else (right, after, j + 1)
-                if k >= len(shape) or shape[k] is None:
+            p: _Size = before[i]
+            q: _Size = after[j]
+            while not is_same(p, q):
+                shorter = _precedes(p, q)
+                side, shape, k = (left, before, i + 1) if shorter else (right, after, j + 1)
+                if shorter is None or k >= len(shape) or shape[k] is None:
                     return groups
                 side.append(k)
-                if p < q:
-                    p, i = p * (shape[k] or 0), k
+                if shorter:
+                    p, i = p * shape[k], k
                 else:
-                    q, j = q * (shape[k] or 0), k
+                    q, j = q * shape[k], k
         groups.append((left, right))
         i, j = i + 1, j + 1
     if groups and None not in (before[i - 1], after[j - 1]):  # axes of size 1 at the end
@@ -91,34 +100,60 @@ def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
     return groups
 
 
-_Span = tuple[int, int, int]  # an axis, and the running products of the group's sizes before and after it
+def _precedes(a: _Size, b: _Size) -> bool | None:
+    """Return which of two running products comes first, or None if that depends on sizes."""
+    if quotient(b, a) is not None:
+        return True
+    if quotient(a, b) is not None:
+        return False
+    return True if is_at_least(b, a) else False if is_at_least(a, b) else None
+
+
+def _compare(a: _Size, b: _Size) -> int:
+    first = _precedes(a, b)
+    if first is None:
+        raise UndecidedError(f"whether {a} is less than {b}")
+    return 0 if is_same(a, b) else -1 if first else 1
+
+
+_IN_ORDER = functools.cmp_to_key(_compare)
 
 
 def _spans(shape: Shape, group: Sequence[int]) -> list[_Span]:
-    spans, product = [], 1
+    spans = []
+    product: _Size = 1
     for axis in group:
-        first, product = product, product * (shape[axis] or 0)
+        first, product = product, product * shape[axis]
         spans.append((axis, first, product))
     return spans
 
 
-def _candidates(before: Sequence[_Span], after: Sequence[_Span]) -> list[tuple[int, int]]:
+def _candidates(before: Sequence[_Span], after: Sequence[_Span]) -> list[tuple[_Size, _Size]]:
     """Return neighbouring positions; and, for axes of size 1 (one row is a batch too), a position twice."""
-    ones = {(first, last) for _, first, last in (*before, *after) if first == last}
-    positions = sorted({1} | {last for _, _, last in (*before, *after)})
-    return sorted({*ones, *itertools.pairwise(positions)})
+    positions: list[_Size] = []
+    for position in sorted([1, *[last for _, _, last in (*before, *after)]], key=_IN_ORDER):
+        if not positions or not is_same(position, positions[-1]):
+            positions.append(position)
+    found: list[tuple[_Size, _Size]] = []
+    for position, following in itertools.zip_longest(positions, positions[1:]):
+        if any(is_same(first, last) and is_same(first, position) for _, first, last in (*before, *after)):
+            found.append((position, position))
+        if following is not None:
+            found.append((position, following))
+    return found
 
 
-def _find(spans: Sequence[_Span], first: int, last: int) -> list[tuple[int, int, int]]:
+def _find(spans: Sequence[_Span], first: _Size, last: _Size) -> list[tuple[int, _Size, _Size]]:
     """Return the axis that contains what lies between two positions, and how many entries are outside and inside.
 
     There are several if they have size 1, and none if the positions do not divide the axis.
     """
-    if not first or not last or last % first:
+    if is_same(first, 0) or is_same(last, 0) or quotient(last, first) is None:
         return []
-    within = [s for s in spans if s[1] <= first and last <= s[2] and not first % s[1] and not s[2] % last]
-    shortest = min((end - start for _, start, end in within), default=0)
-    return [(axis, first // start, end // last) for axis, start, end in within if end - start == shortest]
+    found = [(axis, quotient(first, start), quotient(end, last), end - start) for axis, start, end in spans]
+    within = [span for span in found if span[1] is not None and span[2] is not None]
+    shortest = min((length for *_, length in within), key=_IN_ORDER, default=0)
+    return [(axis, outer, inner) for axis, outer, inner, length in within if is_same(length, shortest)]
 
 
 def _dims(parts: Sequence[Sequence[Part]]) -> tuple[Dim, ...]:

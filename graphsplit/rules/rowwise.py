@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.core.symbolic_sizes import Shape, is_one
 from graphsplit.program.program import Op
 from graphsplit.rules.elementwise import broadcast_dims, result_dims
 from graphsplit.rules.factors import Declined, Dims, Factors
@@ -44,7 +44,7 @@ def _broadcast(shapes: Sequence[Shape]) -> Shape:
     """Return what the shapes broadcast to."""
     rank = max(map(len, shapes), default=0)
     columns = zip(*[(1,) * (rank - len(shape)) + shape for shape in shapes], strict=True)
-    return tuple([next((size for size in column if size != 1), 1) for column in columns])
+    return tuple([next((size for size in column if not is_one(size)), 1) for column in columns])
 
 
 def _lead(shape: Shape | None, rank: int | None) -> Shape | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from graphsplit.core.symbolic_sizes import are_same
 from graphsplit.program.program import Op
 from graphsplit.rules.elementwise import elementwise
 from graphsplit.rules.factors import Declined, Dims, Factors
@@ -39,6 +40,6 @@ def parse_example(op: Op) -> Factors | Declined:
         return Declined("features of different lengths are padded to the longest of all rows")
     if op.in_shapes[0] is None or len(op.in_shapes[0]) != 1 or op.in_shapes[1] is None:
         return Declined("it is not known to take a vector of examples")
-    names: Dims = None if op.in_shapes[1] == (0,) else (0,)
+    names: Dims = None if are_same(op.in_shapes[1], (0,)) else (0,)
     rest: tuple[Dims, ...] = (None,) * (len(op.in_shapes) - 2)
     return Factors(((0,), names, *rest), tuple((0, *(None,) * len(dims)) for dims in shapes))
