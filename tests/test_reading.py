@@ -133,3 +133,15 @@ def test_tiles_without_entries() -> None:
     for multiples in ([0, 1], [1, 0]):
         f = lambda x, multiples=multiples: (tf.tile(x, multiples), gradient(lambda x: tf.tile(x, multiples), x))  # noqa: E731
         assert_close(gs.parallelize(f, devices=2)(x), f(x))
+
+
+def test_pieces_without_entries() -> None:
+    """Their gradients are empty, and add nothing to what they are joined with."""
+    cuts = [lambda x, s=s: tf.split(x, s, 1)[0] for s in ([4, 0], [4, -1])]
+    joins = [lambda x: tf.concat([x, x[:, :0], x], -1), lambda x: tf.concat([x[:0], x, tf.zeros([0, 4], x.dtype)], 0)]
+    for f in (*cuts, *joins):
+        both = lambda x, f=f: (f(x), gradient(f, x))  # noqa: E731
+        for devices in (1, 3):
+            parallel = gs.parallelize(both, devices=devices)
+            assert_close(parallel(normal(6, 4)), both(normal(6, 4)))
+            assert f not in cuts or not parallel.plan(normal(6, 4)).stayed_home

@@ -1,12 +1,12 @@
 """Sizes that are not known when planning: of batches, of sequences, and integers that follow from them.
 
 A serving signature, or a function traced with `None`, has a batch of unknown size, and perhaps sentences of unknown
-length. It is planned with stand-ins, so that every rule meets plain integers; a size that follows is a `Size`,
-an integer that remembers how. Arithmetic on shapes is followed exactly, by polynomials, and where an answer would
-depend on how large something is (is it 1? is it larger than 10?) nothing is concluded: such an op runs at home, when it
-is known.
+length. It is planned with stand-ins, by which costs are estimated; a size that follows is a `Size`, an integer that
+remembers how. Arithmetic on shapes is followed exactly, by polynomials, which is how rules meet sizes, and where an
+answer would depend on how large something is (is it 1? is it larger than 10?) nothing is concluded: such an op runs at
+home, when it is known.
 
-Plain Python, no TensorFlow.
+Plain Python and numpy, no TensorFlow.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ import itertools
 import math
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from graphsplit.core.polynomials import Point, Polynomial, Symbol, UndecidedError, at_stand_ins
 
@@ -40,10 +42,11 @@ def length(number: int, name: str) -> Symbol:
 class Size(int):
     """A size that follows from unknown ones; as an integer, what it is for their stand-ins.
 
-    Products, sums and whole quotients of sizes are sizes again.
+    Products, sums and whole quotients of sizes are sizes again; others are not known. A size equals what is the same
+    whatever the unknown ones are, never a number. It is ordered as its stand-in: by what it costs.
 
-    >>> rows(3) == 3 * STAND_IN, str(rows(3)), str(rows(6) // 2)
-    (True, '3*rows', '3*rows')
+    >>> int(rows(3)) == 3 * STAND_IN, rows(3) == 3 * STAND_IN, str(rows(6) // 2)
+    (True, False, '3*rows')
     """
 
     polynomial: Polynomial
@@ -72,6 +75,15 @@ class Size(int):
         if found is None:
             raise UndecidedError(f"whether {self} is a multiple of {other}")
         return as_size(found)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, (int, np.integer, Polynomial)) and is_same(self, other)
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    def __hash__(self) -> int:
+        return hash(repr(self))
 
     def __repr__(self) -> str:
         return repr(self.polynomial)

@@ -15,7 +15,6 @@ from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.graphdefs import (
     constant_node,
     constant_value,
-    make_node,
     split_reference,
 )
 from graphsplit.core.polynomials import Polynomial, Symbol, is_symbolic, values_planned
@@ -31,6 +30,7 @@ from graphsplit.core.symbolic_sizes import (
 )
 from graphsplit.program.constant_folding import FOLDABLE, fold
 from graphsplit.program.function_bodies import Bodies, Elements
+from graphsplit.program.node_simplification import SIMPLIFIED, is_known, simplified
 from graphsplit.program.program import SIZES, Op, Program, Tensor, is_stateful
 from graphsplit.program.shape_inference import HELPER, Findings, Value, import_for_shapes, known_shape
 from graphsplit.program.stages import Stages
@@ -165,9 +165,12 @@ class _Reader:
         if HELPER in operation.name:
             return
         node = self._nodes[operation.name]
-        inputs = tuple([self.tensor(reference) for reference in node.input if reference[0] != "^"])
         shapes, dtypes = self._inferred(cases), [output.dtype for output in operation.outputs]
-        node = self._simplified(node, inputs, shapes, dtypes)
+        inputs = self._inputs(node)
+        if node.op in SIMPLIFIED and inputs:
+            given, known = map(self._shape, inputs), map(self._known.get, inputs)
+            node = simplified(node, tuple(given), tuple(known), shapes, dtypes)
+            inputs = self._inputs(node)
         op = Op(
             index=len(self.ops),
             name=operation.name,
@@ -175,7 +178,7 @@ class _Reader:
             inputs=inputs,
             controls=tuple([self.positions[reference[1:]] for reference in node.input if reference[0] == "^"]),
             node=node,
-            in_shapes=tuple([self.ops[t.op].out_shapes[t.index] for t in inputs]),
+            in_shapes=tuple(map(self._shape, inputs)),
             out_shapes=tuple(shapes),
             out_dtypes=tuple(dtypes),
             out_bytes=tuple([_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]),
@@ -205,18 +208,11 @@ class _Reader:
                 self._lists.infer(Tensor(len(self.ops), k), found, hint, self._unknown)
         return shapes
 
-    def _simplified(
-        self, node: Any, inputs: Sequence[Tensor], shapes: Sequence[Shape | None], dtypes: Sequence[tf.DType]
-    ) -> Any:
-        """Return a node that names no size of the whole where it need not."""
-        if node.op not in ("EnsureShape", "Squeeze") or not inputs:
-            return node
-        given = self.ops[inputs[0].op].out_shapes[inputs[0].index]
-        if node.op == "Squeeze" and not node.attr["squeeze_dims"].list.i:
-            return _with_squeezed_axes(node, given)
-        if node.op == "EnsureShape" and _is_known(given, shapes[0]):
-            return make_node(node.name, "Identity", node.input, T=dtypes[0])
-        return node
+    def _inputs(self, node: Any) -> tuple[Tensor, ...]:
+        return tuple([self.tensor(reference) for reference in node.input if reference[0] != "^"])
+
+    def _shape(self, tensor: Tensor) -> Shape | None:
+        return self.ops[tensor.op].out_shapes[tensor.index]
 
     def _append(self, op: Op) -> None:
         """Append an operation, or constants in its place if its values are known."""
@@ -249,7 +245,7 @@ class _Reader:
             return
         if op.type == "IdentityN":  # keeps all its inputs in memory until the last one is there
             self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(op.inputs)})
-        if op.type == "Reshape" and _is_known(op.in_shapes[0], op.out_shapes[0]):
+        if op.type == "Reshape" and is_known(op.in_shapes[0], op.out_shapes[0]):
             self._replaced[Tensor(op.index, 0)] = op.inputs[0]
 
     def _pop(self, op: Op, value: np.ndarray) -> None:
@@ -329,20 +325,6 @@ def _merged(shape: Shape | None, hint: tf.TensorShape) -> Shape | None:
     if shape is None or hint.rank is None:
         return known_shape(hint) if shape is None else shape
     return tuple([known if size is None else size for size, known in zip(shape, hint, strict=True)])
-
-
-def _is_known(before: Shape | None, ensured: Shape | None) -> bool:
-    return before is not None and None not in before and are_same(before, ensured)
-
-
-def _with_squeezed_axes(node: Any, shape: Shape | None) -> Any:
-    """Return a `Squeeze` that names its axes: on a device with one row, the batch is not among them."""
-    if shape is None or None in shape or has_sizes(shape):
-        return node
-    copy = tf.compat.v1.NodeDef()
-    copy.CopyFrom(node)
-    copy.attr["squeeze_dims"].list.i.extend(i for i, size in enumerate(shape) if size == 1)
-    return copy
 
 
 def _bytes(dtype: tf.DType, shape: Shape | None) -> int:
