@@ -67,7 +67,7 @@ def test_nothing_travels_for_them(plan: gs.Plan):
     with pytest.raises(gs.CheckError) as caught:
         broken.check()
     assert str(caught.value) == (
-        f"{name!r} gives partial(sum) as output 2, which TensorFlow leaves undefined: nothing may move."
+        f"{name!r} gives partial(sum) as output 2, which TensorFlow leaves undefined: nothing may travel for it."
     )
 
 

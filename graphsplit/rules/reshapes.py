@@ -102,11 +102,9 @@ def _groups(before: Shape, after: Shape) -> list[tuple[list[int], list[int]]]:
 
 def _precedes(a: _Size, b: _Size) -> bool | None:
     """Return which of two running products comes first, or None if that depends on sizes."""
-    if quotient(b, a) is not None:
-        return True
-    if quotient(a, b) is not None:
-        return False
-    return True if is_at_least(b, a) else False if is_at_least(a, b) else None
+    if is_at_least(b, a) or is_at_least(a, b):
+        return is_at_least(b, a)
+    return True if quotient(b, a) is not None else False if quotient(a, b) is not None else None
 
 
 def _compare(a: _Size, b: _Size) -> int:

@@ -5,6 +5,7 @@ Places are numbers in the whole, so the axes that they number must be whole; the
 
 from __future__ import annotations
 
+from graphsplit.core.symbolic_sizes import are_same, is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dims, Factors
 from graphsplit.rules.registry import register
@@ -29,7 +30,7 @@ def dynamic_update_slice(op: Op) -> Factors | Declined:
     if tensor is None or update is None:
         return Declined("the rank of an operand is not known")
     pairs = zip(tensor, update, strict=True)
-    dims: Dims = tuple([i if size is not None and size == new else None for i, (size, new) in enumerate(pairs)])
+    dims: Dims = tuple([i if size is not None and is_same(size, new) else None for i, (size, new) in enumerate(pairs)])
     return Factors((dims, dims, None), (dims,))
 
 
@@ -51,8 +52,8 @@ def dense_bincount(op: Op) -> Factors | Declined:
     if values is None or weights is None:
         return Declined("the rank of an operand is not known")
     dims: Dims = (0, 1) if len(values) == 2 else (1,)
-    weighted = weights == values
-    if not weighted and 0 not in weights:
+    weighted = are_same(weights, values)
+    if not weighted and not any(is_same(size, 0) for size in weights):
         return Declined("the shape of its weights is not known when planning")
     counted = dims[:-1] if dims else ()
     return Factors(
