@@ -266,3 +266,35 @@ def test_gradients_of_outputs_with_sources_of_their_own_are_traced_once():
     compiled = sharded._get(sharded._flatten((rows(),), {})[1])
     seeds = [op for op in compiled.trace.graph.get_operations() if op.name.startswith("graphsplit_seed")]
     assert len(seeds) == 2  # one for each output
+
+
+def test_constants_that_wait_for_a_gradient_are_in_one_part():
+    def f(x):
+        return tf.image.ssim(x, x, 1.0, filter_size=3)
+
+    x = tf.random.stateless_normal((6, 6, 3), [1, 2], dtype=tf.float64)
+    parallel, found = gs.parallelize(f, devices=1), []
+    for function in (tf.function(f), parallel):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+        found.append(tape.gradient(y, x))
+    assert_close(found[1], found[0])
+
+
+def test_a_second_derivative_never_reads_what_was_changed_since():
+    w = tf.Variable([2.0, 3.0])
+
+    def f(x):
+        y = tf.reduce_sum(x * x * w, 1)
+        w.assign_add([1.0, 1.0])
+        return y
+
+    parallel, x = gs.parallelize(f, devices=2), tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            loss = tf.reduce_sum(parallel(x) ** 2)
+        with pytest.raises(gs.UnsupportedError, match="its value depends on variables that it changes while it runs"):
+            inner.gradient(loss, x)

@@ -93,7 +93,10 @@ class _Backward:
         nodes = [_placeholder(stand_in, by_name, r) for r, stand_in in inputs.items()]
         own, stand_ins, tokens = dead.again(inputs)
         nodes += own
-        nodes += [waiting_for(n, tokens.get(dead.without.get(n.name, ""))) for n in graph.nodes if n.name in constant]
+        own_constants = constant - after  # (one that waits for a gradient stands with what follows from that)
+        for node in graph.nodes:
+            if node.name in own_constants:
+                nodes.append(waiting_for(node, tokens.get(dead.without.get(node.name, ""))))
         nodes += [_with_stand_ins(n, stand_ins, after | constant) for n in graph.nodes if n.name in after]
         self._function: RuntimeFunction = runtime_function(
             name,

@@ -7,7 +7,7 @@ also returns the residuals, which stay where they are, and a backward part that 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +27,7 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.state import state_of
+from graphsplit.program.program import Program
 from graphsplit.runtime.cutting import Cut
 from graphsplit.runtime.executable import Executable
 from graphsplit.runtime.feeding import FedExecutable
@@ -249,14 +250,22 @@ class ForwardAndBackward:
         trace = gradients_only(self.single.trace, self._joint, g)
         layouts = [_layout_of(self.single, k) for k in self._joint.groups[g]]
         plan = _plan_like(self.single.plan, trace, (*self.single.plan.input_layouts, *layouts))
-        written = trace.program.writes & {op.index for op in plan.home_ops}
-        if written:
+        live = {op.index for op in (*plan.home_ops, *plan.sharded_ops)}
+        changed = _captures_of(self.single.trace.program, self.single.trace.program.writes)
+        if trace.program.writes & live or _captures_of(trace.program, live) & changed:
             raise UnsupportedError(
                 f"A second derivative of {self.single.name} was asked for, but its value depends on variables "
                 "that it changes while it runs. Parallelize the whole computation with both tapes inside, or make "
                 "those changes outside of the function."
             )
         return Differentiable(trace, plan, f"{self.single.name}_gradient")
+
+
+def _captures_of(program: Program, operations: Collection[int]) -> set[str]:
+    """Return the names of the captures that operations take, apart from the placeholders themselves."""
+    captures = set(program.captures)
+    taken = {tensor.op for i in operations for tensor in program.ops[i].inputs}
+    return {program.ops[i].name for i in taken & captures if program.ops[i].out_dtypes[0] == tf.resource}
 
 
 def _layout_of(single: Differentiable, output: int) -> Layout:
