@@ -5,10 +5,11 @@ from __future__ import annotations
 import tensorflow as tf
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.layouts import Layout, Shard
+from graphsplit.core.layouts import Layout, Shard, is_whole
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.undefined_outputs import undefined_outputs
 
 
 def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[Tensor, Layout]]:
@@ -28,8 +29,13 @@ def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[T
         raise CheckError(f"{op.name!r} wants {shards.wants} and gives {shards.gives}.")
     for body in shards.bodies.values():
         body.check()
+    undefined = undefined_outputs(op.node)
     for k, layout in enumerate(shards.gives):
         check_size(program, Tensor(op.index, k), layout, mesh)
+        if k in undefined and not is_whole(layout):
+            raise CheckError(
+                f"{op.name!r} gives {layout} as output {k}, which TensorFlow leaves undefined: nothing may travel for it."
+            )
     wanted = enumerate(zip(op.inputs, shards.wants, strict=True))
     return [read for i, read in wanted if i not in shards.makes]
 

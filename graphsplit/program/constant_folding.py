@@ -52,9 +52,11 @@ def _concat_offsets(op: Any, values: Values) -> list[np.ndarray]:
     return offsets
 
 
-def _stitch(op: Any, values: Values) -> list[np.ndarray]:
+def _stitch(op: Any, values: Values) -> list[np.ndarray] | None:
     count = len(values) // 2
     size = max((int(np.max(indices)) + 1 for indices in values[:count] if indices.size), default=0)
+    if len({int(index) for indices in values[:count] for index in indices.flat}) < size:
+        return None  # what stands between them is not said anywhere
     result = np.zeros((size, *values[count].shape[values[0].ndim :]), object)
     for indices, data in zip(values[:count], values[count:], strict=True):
         result[indices] = data

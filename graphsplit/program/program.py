@@ -14,6 +14,7 @@ from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.program.stages import Stage, Stages
+from graphsplit.program.undefined_outputs import undefined_outputs
 
 SIZES = "Sizes"
 """The type of an op that TensorFlow does not have: integers that follow from unknown sizes."""
@@ -142,7 +143,7 @@ class Program:
         return {op.index for op in self.ops if is_write(op.type)}
 
     def check(self) -> None:
-        """Raise `CheckError` unless the operations are in order and every reference exists."""
+        """Raise `CheckError` unless the operations are in order, every reference exists and every constant is known."""
         for position, op in enumerate(self.ops):
             if op.index != position:
                 raise CheckError(f"Operation {op.name!r} stands at {position} and says {op.index}.")
@@ -151,6 +152,14 @@ class Program:
                     raise CheckError(f"Operation {op.name!r} reads {tensor}, which does not come before it.")
                 if tensor.index >= len(self.ops[tensor.op].out_shapes):
                     raise CheckError(f"Operation {op.name!r} reads {tensor}, which has no such output.")
+            for operand in op.constants:
+                tensor = op.inputs[operand]
+                if tensor.index in undefined_outputs(self.ops[tensor.op].node):
+                    name = self.ops[tensor.op].name
+                    raise CheckError(
+                        f"Operation {op.name!r} takes output {tensor.index} of {name!r} for known, "
+                        "which TensorFlow leaves undefined."
+                    )
             if any(not 0 <= control < position for control in op.controls):
                 raise CheckError(f"Operation {op.name!r} waits for an operation that does not come before it.")
         for tensor in self.outputs:
