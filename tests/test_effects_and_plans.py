@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -71,11 +72,12 @@ def test_stateful_random_ops_draw_what_one_device_draws():
     def f(x):
         return x + tf.random.normal(tf.shape(x), seed=5, dtype=tf.float64)
 
-    tf.random.set_seed(3)
-    expected = [tf.function(f)(rows(7)) for _ in range(1)]
-    tf.random.set_seed(3)
-    actual = [gs.parallelize(f, devices=3)(rows(7)) for _ in range(1)]
-    assert_close(actual, expected)
+    drawn = []
+    for fn in (tf.function(f), gs.parallelize(f, devices=3)):
+        tf.random.set_seed(3)
+        drawn.append([fn(rows(7)) for _ in range(3)])
+    assert_close(drawn[1], drawn[0])
+    assert not np.array_equal(drawn[0][0], drawn[0][1])
 
 
 # verify
@@ -185,12 +187,9 @@ def test_a_large_sum_is_not_reduced_for_small_readers():
 
     parallel, x, w = gs.parallelize(f, devices=3, split={"x": 0, "w": None}), rows(7, 16), rows(16)
     assert_close(parallel(x, w), f(x, w))
-    assert sorted(reduced(parallel.plan(x, w))) != ["MatMul"]
-    assert all(size < 16 * 16 * 8 for size in sizes_reduced(parallel.plan(x, w)))
-
-
-def sizes_reduced(plan: gs.Plan) -> list[int]:
-    return [plan.program.bytes(r.tensor) for r in plan.moves if r.kind == "reduce"]
+    plan = parallel.plan(x, w)
+    shapes = [plan.program.shape(r.tensor) for r in plan.moves if r.kind == "reduce"]
+    assert sorted(shapes) == [(2,), (16, 1)]  # and not (16, 16)
 
 
 def test_gradients_do_not_wait_for_each_other():

@@ -117,6 +117,7 @@ def test_every_file_loads_in_a_process_without_graphsplit(own_model, tmp_path):
     results = json.loads(process.stdout.splitlines()[-1])
     assert results.pop("own.keras")[0] == "Own"
     expected = template.predict(data()[0], verbose=0)
+    assert len(results) == 8
     for name, (kind, iterations, predictions) in results.items():
         assert_same([(name, np.array(predictions))], [(name, expected)])
         assert kind == ("Functional" if name.endswith(".keras") else "")

@@ -88,7 +88,8 @@ def test_reshape_that_keeps_rows_together_is_local(seeds: np.ndarray) -> None:
 
 @pytest.mark.parametrize("seeds", np.array_split(SEEDS, 4), ids=lambda seeds: f"{seeds[0]}-{seeds[-1]}")
 def test_any_reshape_is_local_or_declined(seeds: np.ndarray) -> None:
-    """The second shape is any that has the same size: what is answered must be right."""
+    """The second shape is any that has the same size: what is answered must be right, and some is."""
+    answered = 0
     for seed in seeds:
         rng = np.random.default_rng(1000 + int(seed))
         rows = random_rows(rng)
@@ -101,6 +102,8 @@ def test_any_reshape_is_local_or_declined(seeds: np.ndarray) -> None:
         result = through_reshape(before, after, given)
         if result is not None:
             assert_reshapes_locally(before, after, given, result, rows)
+            answered += 1
+    assert len(seeds) / 4 < answered < len(seeds)
 
 
 @pytest.mark.parametrize(

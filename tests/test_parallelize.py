@@ -87,7 +87,8 @@ def test_methods_are_bound_once_for_each_instance():
     two, three = Model(2.0), Model(3.0)
     assert_close(two.scale(rows(5)), rows(5) * 2)
     assert_close(three.scale(rows(5)), rows(5) * 3)
-    assert two.scale is two.scale
+    bound = two.scale
+    assert bound is two.scale, "another one, with traces of its own, each time"
     assert "Mul" in sharded_types(two.scale, rows(5))
 
 
@@ -188,6 +189,9 @@ def test_nested_arguments_and_results():
     assert actual[3]["number"] == 3
     assert actual[3]["text"] == "constant"
     assert isinstance(actual[0], Batch)
+    assert type(actual[1]) is list
+    assert [type(entry) for entry in actual[1]] == [Point, OrderedDict]
+    assert list(actual[1][1]) == ["b", "a"]
     assert actual[2].default_factory is list
     names = parallel.plan(*arguments, **keywords).program.input_names
     assert names == ("batch.image", "batch.label", "points.x", "points.y", "more[0]", "key", "extra")
@@ -240,32 +244,31 @@ def test_any_number_of_rows(count: int, devices: int):
 # Options
 
 
-def received(function: gs.ParallelFunction, *args: Any) -> dict[str, list[int]]:
-    """Return the first column of what each device got, seen by a side effect of its own: the emitted graph, run."""
-    plan = function.plan(*args)
-    return dict(zip(plan.devices, plan.rows, strict=True))
-
-
-def test_every_shard_receives_its_rows_in_order():
-    """Reads the pieces themselves: runs the emitted graph in a session and fetches each shard's input."""
-    parallel = gs.parallelize(lambda x: tf.negative(x), devices=3, weights=[1, 3, 2])
-    x = np.arange(12.0).reshape(6, 2)
+def received(x: np.ndarray, **options: Any) -> dict[str, list[float]]:
+    """Return the first column of what each device got: the emitted graph is run, each shard's negation is fetched."""
+    parallel = gs.parallelize(lambda x: tf.negative(x), **options)
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(parallel.graph_def(x), name="")
-    negatives = sorted(op.name for op in graph.get_operations() if op.type == "Neg")
+    negatives = [op for op in graph.get_operations() if op.type == "Neg"]
     placeholder = next(op for op in graph.get_operations() if op.type == "Placeholder")
     config = tf.compat.v1.ConfigProto(device_count={"CPU": 5})
     with tf.compat.v1.Session(graph=graph, config=config) as session:
-        pieces = session.run([f"{name}:0" for name in negatives], {placeholder.outputs[0]: x})
-    assert [(-piece[:, 0]).tolist() for piece in pieces] == [[0.0], [2.0, 4.0, 6.0], [8.0, 10.0]]
-    assert [graph.get_operation_by_name(n).device[-5:] for n in negatives] == ["CPU:0", "CPU:1", "CPU:2"]
+        pieces = session.run([op.outputs[0] for op in negatives], {placeholder.outputs[0]: x})
+    assert len({op.device for op in negatives}) == len(negatives)
+    return {op.device[-5:]: (-piece[:, 0]).tolist() for op, piece in zip(negatives, pieces, strict=True)}
+
+
+def test_every_shard_receives_its_rows_in_order():
+    x = np.arange(12.0).reshape(6, 2)
+    assert received(x, devices=3, weights=[1, 3, 2]) == {"CPU:0": [0.0], "CPU:1": [2.0, 4.0, 6.0], "CPU:2": [8.0, 10.0]}
 
 
 def test_weights_and_zero_weights():
-    parallel = gs.parallelize(lambda x: x * 2, devices=3, weights=[3, 0, 1])
-    assert received(parallel, rows(8)) == {"/device:CPU:0": 6, "/device:CPU:2": 2}
-    assert_close(parallel(rows(8)), rows(8) * 2)
+    x = np.arange(8.0).reshape(8, 1)
+    found = received(x, devices=3, weights=[3, 0, 1])
+    assert found == {"CPU:0": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0], "CPU:2": [6.0, 7.0]}
+    check(lambda x: x * 2, x, weights=[3, 0, 1])
 
 
 def test_split_by_name_axis_and_prefix():

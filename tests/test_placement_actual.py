@@ -91,7 +91,7 @@ def test_actual_is_requested_and_state_is_restored():
     for variable, value in zip(variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
     assert placement.moved == ()
-    assert all(op.reason for op in placement.missing)
+    assert placement.missing == ()
     assert "every operation ran where it was asked to" in str(placement)
     assert all(op.actual for op in placement.ops.values() if op.ran)
 
@@ -301,6 +301,7 @@ def test_every_model_runs_where_it_was_asked_to(name):
     assert {op.device for op in placement.ops.values() if op.shard is not None} == {
         f"/device:CPU:{d}" for d in range(3)
     }
-    assert all(op.reason for op in placement.missing)
+    assert [op.name for op in placement.missing if not op.reason] == []
+    assert placement.missing or name != "recurrent"  # of loops' bodies, TensorFlow drops what is only passed on
     placement.assert_colocated_gradients()
     assert max(map(len, str(placement).splitlines())) <= 100
