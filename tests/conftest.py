@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Iterator
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -14,8 +15,63 @@ import graphsplit as gs
 
 DEVICES = 5
 
+# What `-m quick` runs: files, or functions of files, with every how many of their cases. A promise of each floor is
+# among them; what trains whole models, starts processes or tries all of a table is not.
+QUICK = {
+    "test_checkers.py": 1,
+    "test_control_flow.py": 6,
+    "test_decompositions.py": 3,
+    "test_effects_and_plans.py": 1,
+    "test_errors.py": 2,
+    "test_gradients.py": 8,
+    "test_keras_models.py::test_equals_the_template_in_float64": 20,
+    "test_layout_properties.py": 2,
+    "test_merging.py": 2,
+    "test_on_device.py": 10,
+    "test_ordering.py": 1,
+    "test_packing.py": 4,
+    "test_parallelize.py": 3,
+    "test_placement.py": 2,
+    "test_prefetching.py": 6,
+    "test_project.py::test_every_folder_is_a_floor": 1,
+    "test_project.py::test_imports_point_downwards": 1,
+    "test_project.py::test_no_circles_among_modules": 1,
+    "test_project.py::test_private_tensorflow_in_one_file_only": 1,
+    "test_project.py::test_public_names_and_signatures": 1,
+    "test_random.py": 6,
+    "test_random_programs.py::test_random_program": 8,
+    "test_rules.py::test_any_argument_as_a_partial_sum": 30,
+    "test_rules.py::test_any_argument_split_along_any_axis": 30,
+    "test_rules.py::test_coverage_check_can_fail": 1,
+    "test_rules.py::test_every_rule_has_cases": 1,
+    "test_rules.py::test_made_in_pieces": 30,
+    "test_rules.py::test_sharded_equals_unsharded": 15,
+    "test_saved_models_errors.py": 10,
+    "test_sizes.py": 1,
+    "test_undefined_outputs.py": 1,
+    "test_unknown_batch.py::test_effects_happen_once_whatever_the_size": 1,
+    "test_unknown_batch.py::test_rules": 30,
+    "test_unknown_batch.py::test_unknown_lengths_as_well": 1,
+    "test_untiling.py": 2,
+    "test_xla.py": 4,
+}
+
 gs.use_logical_devices(DEVICES)
 tf.config.list_logical_devices()  # starts TensorFlow
+
+
+@pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
+def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
+    """Mark what is `quick`: in one place, since a slice of a table is no property of any one case."""
+    seen: Counter[str] = Counter()
+    for item in items:
+        name = f"{item.path.name}::{item.originalname}"
+        every = QUICK.get(name, QUICK.get(item.path.name))
+        if every and not item.get_closest_marker("long"):
+            in_file = item.path.name if name not in QUICK else name
+            if seen[in_file] % every == 0:
+                item.add_marker("quick")
+            seen[in_file] += 1
 
 
 @pytest.fixture(autouse=True)

@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from tests.conftest import QUICK
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "graphsplit"
@@ -78,6 +79,12 @@ def test_private_tensorflow_in_one_file_only():
     pattern = re.compile(r"tensorflow\.(python|core)\b")
     found = [m for m in MODULES if pattern.search((PACKAGE / m).read_text())]
     assert found == ["core/tensorflow_internals.py"]
+
+
+def test_quick_names_tests_that_exist():
+    for name in QUICK:
+        file, _, function = name.partition("::")
+        assert f"def {function or 'test_'}" in (ROOT / "tests" / file).read_text(), name
 
 
 def test_import_is_light():
