@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from graphsplit.core.layouts import Shard, apportion
-from graphsplit.emission.local_operands import own_rows
+from graphsplit.emission.constants import own_rows
 from graphsplit.rules.answers import _axis_of, _factor_at
 from graphsplit.rules.reshapes import factor_shapes
 

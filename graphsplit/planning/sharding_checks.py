@@ -34,7 +34,8 @@ def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[T
         check_size(program, Tensor(op.index, k), layout, mesh)
         if k in undefined and not is_whole(layout):
             raise CheckError(
-                f"{op.name!r} gives {layout} as output {k}, which TensorFlow leaves undefined: nothing may travel for it."
+                f"{op.name!r} gives {layout} as output {k}, which TensorFlow leaves undefined: "
+                "nothing may travel for it."
             )
     wanted = enumerate(zip(op.inputs, shards.wants, strict=True))
     return [read for i, read in wanted if i not in shards.makes]
