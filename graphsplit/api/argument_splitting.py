@@ -143,7 +143,9 @@ def _collect(spec: Split, explicit: bool, tree: Tree, path: str, found: list[_Ar
     """Walk `spec`, a tree prefix, down the structure."""
     if isinstance(tree, StaticLeaf):
         return
-    if isinstance(tree, CompositeLeaf):
+    if isinstance(tree, CompositeLeaf) and issubclass(tree.spec.value_type, tf.experimental.ExtensionType):
+        found += [_Argument(p, leaf, spec, False) for p, leaf in paths(tree, path)]
+    elif isinstance(tree, CompositeLeaf):
         if explicit and spec is not None:
             raise ArgumentError(
                 f"split asks to split {path}, a {tree.spec.value_type.__name__}; composite tensors are kept whole. "

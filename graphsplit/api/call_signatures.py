@@ -91,7 +91,7 @@ def generalized(one: Tree, other: Tree) -> Tree | None:
         return TensorLeaf(one.dtype, tuple([x if x == y else None for x, y in zip(a, b, strict=True)]))
     if not isinstance(one, Branch) or not isinstance(other, Branch):
         return one if one == other else None
-    if (one.kind, one.keys, one.factory) != (other.kind, other.keys, other.factory):
+    if (one.kind, one.keys, one.rest) != (other.kind, other.keys, other.rest):
         return None
     entries = [generalized(x, y) for x, y in zip(one.entries, other.entries, strict=True)]
     found = [entry for entry in entries if entry is not None]

@@ -1,20 +1,21 @@
 """Nested arguments and results: taken apart into leaves with paths, and put together again. Plain Python but leaves.
 
-Lists, tuples, named tuples, dicts and dataclasses are taken apart. A leaf is a tensor (or array), a TensorFlow
-composite (ragged, sparse), or anything else, which is part of the structure: a Python number, a string, a model.
+A leaf is a tensor (or array), a TensorFlow composite (ragged, sparse, an `ExtensionType`), or anything else that is no
+container, which is part of the structure: a Python number, a string, a model.
 """
 
 from __future__ import annotations
 
-import copy
+import array
 import dataclasses
-from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
+
+from graphsplit.core.containers import container_of
 
 
 @dataclass(frozen=True)
@@ -38,37 +39,48 @@ class CompositeLeaf:
 
 
 class StaticLeaf:
-    """A value that is part of the structure. Compared by value and type where it can be hashed, else by identity."""
+    """A value that is part of the structure. Compared by type and content where it has one, else by identity."""
 
     def __init__(self, value: Any):
         self.value = value
+        self._key = (type(value), _content(value))
         try:
-            self._hash: int = hash((type(value), value))
-            self._by_value = True
+            self._hash = hash(self._key)
         except TypeError:
-            self._hash = id(value)
-            self._by_value = False
+            self._key = (type(value), id(value))
+            self._hash = hash(self._key)
 
     def __hash__(self) -> int:
         return self._hash
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, StaticLeaf):
-            return False
-        if self.value is other.value:
-            return True
-        same_kind = self._by_value and other._by_value and type(self.value) is type(other.value)
-        return same_kind and bool(self.value == other.value)
+        return isinstance(other, StaticLeaf) and self._hash == other._hash and self._key == other._key
+
+
+def _content(value: Any) -> Any:
+    """Return what tells a value from others of its type, as it is now.
+
+    Zeros have signs and a nan is itself, though `==` says otherwise.
+    """
+    if isinstance(value, float):
+        return float.hex(value)
+    if isinstance(value, complex):
+        return _content(value.real), _content(value.imag)
+    if isinstance(value, (set, frozenset)):
+        return frozenset((type(entry), _content(entry)) for entry in value)
+    if isinstance(value, (bytearray, memoryview, array.array)):
+        return bytes(value), getattr(value, "typecode", None) or getattr(value, "format", None)
+    return value
 
 
 @dataclass(frozen=True)
 class Branch:
-    """A container: its type, the keys of its entries, and its entries."""
+    """A container: its type, the keys of its entries, its entries, and what else it takes to make it again."""
 
     kind: type
     keys: tuple[Any, ...]
     entries: tuple[Tree, ...]
-    factory: Any = None
+    rest: StaticLeaf | None = None
 
 
 Tree = TensorLeaf | CompositeLeaf | StaticLeaf | Branch
@@ -85,38 +97,34 @@ def _flatten(value: Any, tensors: list[tf.Tensor]) -> Tree:
         tensor = value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
         tensors.append(tensor)
         return _tensor_leaf(tensor)
-    keys = _keys(value)
-    if keys is not None:
-        entries = tuple([_flatten(_entry(value, key), tensors) for key in keys])
-        return Branch(type(value), keys, entries, getattr(value, "default_factory", None))
-    if tf.is_tensor(value) and not isinstance(value, tf.Variable):
-        parts = tf.nest.flatten(value, expand_composites=True)
+    kind = value.__class__  # not type(): TensorFlow's modules wrap dicts that are assigned to them into proxies
+    parts = _parts(value)
+    if parts is not None:
         tensors.extend(parts)
-        spec = tf.type_spec_from_value(value)
-        return CompositeLeaf(spec, tuple([_tensor_leaf(part) for part in parts]))
-    return StaticLeaf(value)
+        return CompositeLeaf(tf.type_spec_from_value(value), tuple([_tensor_leaf(part) for part in parts]))
+    container = container_of(kind)
+    if container is None or isinstance(value, type):
+        return StaticLeaf(value)
+    keys, entries, rest = container.take_apart(value)
+    trees = tuple([_flatten(entry, tensors) for entry in entries])
+    return Branch(kind, keys, trees, None if rest is None else StaticLeaf(rest))
+
+
+def _parts(value: Any) -> list[tf.Tensor] | None:
+    """Return the tensors that a composite tensor consists of, or None for everything else.
+
+    Variables, datasets and iterators are composites to TensorFlow, but their parts are handles, which are captured.
+    """
+    if not isinstance(value, tf.experimental.ExtensionType) and not tf.is_tensor(value):
+        return None
+    parts = tf.nest.flatten(value, expand_composites=True)
+    handles = [part for part in parts if not tf.is_tensor(part) or part.dtype in (tf.resource, tf.variant)]
+    return None if handles else parts
 
 
 def _tensor_leaf(tensor: tf.Tensor) -> TensorLeaf:
     shape = tensor.shape
     return TensorLeaf(tensor.dtype, None if shape.rank is None else tuple(shape))
-
-
-def _keys(value: Any) -> tuple[Any, ...] | None:
-    """Return the keys of a container's entries, or None for a leaf."""
-    if isinstance(value, (list, tuple)):
-        return tuple(getattr(value, "_fields", range(len(value))))
-    if isinstance(value, Mapping):
-        return tuple(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return tuple(field.name for field in dataclasses.fields(value))
-    return None
-
-
-def _entry(value: Any, key: Any) -> Any:
-    if isinstance(value, (Mapping, list)) or (isinstance(value, tuple) and isinstance(key, int)):
-        return value[key]
-    return getattr(value, key)
 
 
 def unflatten(tree: Tree, tensors: Sequence[Any]) -> Any:
@@ -132,25 +140,10 @@ def _unflatten(tree: Tree, tensors: Iterator[Any]) -> Any:
     if isinstance(tree, CompositeLeaf):
         parts = [next(tensors) for _ in tree.parts]
         return tf.nest.pack_sequence_as(tree.spec, parts, expand_composites=True)
+    container = container_of(tree.kind)
+    assert container is not None
     entries = [_unflatten(entry, tensors) for entry in tree.entries]
-    return _rebuild(tree, entries)
-
-
-def _rebuild(tree: Branch, entries: list[Any]) -> Any:
-    kind = tree.kind
-    if issubclass(kind, list):
-        return kind(entries)
-    if issubclass(kind, tuple):
-        return kind(*entries) if hasattr(kind, "_fields") else kind(entries)
-    pairs = zip(tree.keys, entries, strict=True)
-    if issubclass(kind, defaultdict):
-        return kind(tree.factory, pairs)
-    if issubclass(kind, Mapping):
-        return kind(pairs)  # type: ignore[call-arg]
-    result = copy.copy(kind.__new__(kind))
-    for name, entry in pairs:
-        object.__setattr__(result, name, entry)
-    return result
+    return container.put_together(tree.kind, tree.keys, entries, tree.rest and tree.rest.value)
 
 
 def leaves(tree: Tree) -> list[TensorLeaf]:
@@ -199,9 +192,8 @@ def static_leaves(tree: Tree, prefix: str) -> list[tuple[str, Any]]:
 
 def step_path(kind: type, prefix: str, key: Any) -> str:
     """Return the path of the entry `key` of a container of type `kind` found at `prefix`."""
-    if issubclass(kind, (Mapping, list)) or isinstance(key, int):
-        return f"{prefix}[{key!r}]"
-    return f"{prefix}.{key}"
+    container = container_of(kind)
+    return f"{prefix}[{key!r}]" if container is None or container.is_indexed else f"{prefix}.{key}"
 
 
 def map_static(function: Callable[[Any], Any], value: Any) -> Any:
