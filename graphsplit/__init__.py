@@ -10,8 +10,9 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphsplit.api.decorators import make_parallel, parallelize
     from graphsplit.api.on_device import on_device
-    from graphsplit.api.parallel_function import ParallelFunction, make_parallel, parallelize
+    from graphsplit.api.parallel_function import ParallelFunction
     from graphsplit.api.retracing import RetracingWarning
     from graphsplit.api.verification import Difference, Report, verify
     from graphsplit.core.devices import available_devices, use_logical_devices
@@ -33,8 +34,9 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "api.decorators": ["make_parallel", "parallelize"],
     "api.on_device": ["on_device"],
-    "api.parallel_function": ["ParallelFunction", "make_parallel", "parallelize"],
+    "api.parallel_function": ["ParallelFunction"],
     "api.retracing": ["RetracingWarning"],
     "api.verification": ["Difference", "Report", "verify"],
     "core.devices": ["available_devices", "use_logical_devices"],

@@ -67,21 +67,55 @@ def test_home():
     )
 
 
+SHARES = "weights are finite numbers of at least 0, not all of them 0."
+
+
 @pytest.mark.parametrize(
     ("weights", "expected"),
     [
         ([1, 2, 3], "weights=[1, 2, 3] has 3 entries for 2 devices; give one for each device."),
-        ([0, 0], "weights=[0, 0]: weights are numbers of at least 0, and not all of them 0."),
-        ([1, -1], "weights=[1, -1]: weights are numbers of at least 0, and not all of them 0."),
+        ([0, 0], f"weights=[0, 0]: {SHARES}"),
+        ([1, -1], f"weights=[1, -1]: {SHARES}"),
+        ([float("inf"), 1], f"weights=[inf, 1]: {SHARES}"),
+        ([float("nan"), 1], f"weights=[nan, 1]: {SHARES}"),
+        ([True, 1], f"weights=[True, 1]: {SHARES}"),
+        (["1", 1], f"weights=['1', 1]: {SHARES}"),
+        ([], f"weights=[]: {SHARES}"),
+        (5, "weights takes a number for each device, [3, 1], got 5."),
     ],
 )
-def test_weights(weights: list[float], expected: str):
+def test_weights(weights: Any, expected: str):
     assert message(gs.ArgumentError, lambda: gs.parallelize(identity, devices=2, weights=weights)) == expected
+
+
+@pytest.mark.parametrize(
+    ("option", "value", "expected"),
+    [
+        ("strict", "yes", "strict is True or False, got 'yes'."),
+        ("strict", None, "strict is True or False, got None."),
+        ("reduce_retracing", 7, "reduce_retracing is True or False, got 7."),
+        ("random", 3, "random=3 is not known; choose 'exact' or 'independent'."),
+    ],
+)
+def test_flags(option: str, value: Any, expected: str):
+    assert message(gs.ArgumentError, lambda: gs.parallelize(identity, devices=2, **{option: value})) == expected
+    assert message(gs.ArgumentError, lambda: gs.parallelize(devices=2, **{option: value})) == expected
 
 
 def test_weights_against_all_devices():
     assert message(gs.ArgumentError, lambda: gs.parallelize(identity, weights=[1, 2])) == (
         "weights=[1, 2] has 2 entries for 5 devices; give one for each device."
+    )
+
+
+def test_transpiling_what_is_no_graph():
+    assert message(gs.ArgumentError, lambda: gs.transpile_graph_def(3, "x", "y", 2)) == (
+        "transpile_graph_def takes a GraphDef, got 3. Of a tf.Graph that is graph.as_graph_def(); of a function, "
+        "graphsplit.parallelize(fn).graph_def(*args) is the graph for several devices."
+    )
+    graph = tf.Graph().as_graph_def()
+    assert message(gs.ArgumentError, lambda: gs.transpile_graph_def(graph, "x", "y", 2, strict="yes")) == (
+        "strict is True or False, got 'yes'."
     )
 
 

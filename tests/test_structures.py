@@ -226,8 +226,8 @@ def test_a_mapping_that_cannot_be_made_again_is_named():
         .strip()
         .endswith(
             f"A {name} holds tensors. Like tf.nest, graphsplit makes a mapping of the same type for other tensors by "
-            f"calling it without arguments, which failed: {Sized.__init__.__qualname__}() missing 1 required positional "
-            "argument: 'size'. Pass a dict."
+            f"calling it without arguments, which failed: {Sized.__init__.__qualname__}() missing 1 required "
+            "positional argument: 'size'. Pass a dict."
         )
     )
 

@@ -75,7 +75,7 @@ def test_rules(case: Case) -> None:
     plan.check()
     emit(plan).check()
     assert plan.program.batch_is_unknown
-    assert len(parallel._compiled) == 1
+    assert len(parallel._traces.compiled) == 1
     if case.name not in CLIPPED and not any("B" in argument.shape for argument in case.arguments):
         assert len(plan.stayed_home) == case.at_home, str(plan)
         if not case.at_home and not case.partial:  # whether it pays to keep a sum partial is another matter
@@ -149,7 +149,7 @@ def test_gradients_from_outside(network: Callable[[], tuple[keras.Model, tuple[i
 
 
 def last_plan(function: gs.ParallelFunction) -> gs.Plan:
-    compiled = [found for several in function._compiled.values() for found in several]
+    compiled = [found for several in function._traces.compiled.values() for found in several]
     return compiled[-1].pair().plan
 
 
@@ -201,7 +201,7 @@ def test_every_number_of_rows_and_devices() -> None:
             rng = np.random.default_rng(rows)
             x, z = rng.standard_normal((rows, 3)), rng.standard_normal((2, rows))
             assert_close(parallel(x, z), f(x, z), f"{rows} rows on {devices} devices")
-        assert len(parallel._compiled) == 1
+        assert len(parallel._traces.compiled) == 1
         plan = parallel.plan(x, z)
         assert not plan.stayed_home, str(plan)
 
@@ -267,7 +267,7 @@ def test_unknown_lengths_as_well() -> None:
         tokens = np.random.default_rng(rows).integers(0, 10, (rows, words)).astype(np.int32)
         assert_close(parallel(tokens), f(tokens))
     plan = parallel.plan(tokens)
-    assert len(parallel._compiled) == 1
+    assert len(parallel._traces.compiled) == 1
     assert not plan.stayed_home, str(plan)
 
 

@@ -8,18 +8,18 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.options import Options
-from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core.devices import canonical_name, resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.program.stages import marked
 from graphsplit.tracing.trace import inside_trace
 
 
-class DeviceFunction(ParallelFunction):
+class DeviceFunction(ParallelFunction[P, R]):
     """A function with devices of its own. Made by `on_device`."""
 
     @property
-    def _traced(self) -> Callable[..., Any]:
+    def _traced(self) -> Callable[P, R]:
         return marked(self._fn, self._name(), self.devices)
 
     def _name(self) -> str:
@@ -38,7 +38,7 @@ class DeviceFunction(ParallelFunction):
         return super()._run(args, kwargs)
 
 
-def on_device(layer_or_fn: Callable[..., Any], device: str | Sequence[str]) -> Any:
+def on_device(layer_or_fn: Callable[P, R], device: str | Sequence[str]) -> ParallelFunction[P, R]:
     """Give a layer or function devices of its own: model parallelism, with exactly one device's results.
 
     Its operations, forward and backward, run on the device asked for, and variables that it makes are made there. (A

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+import numpy as np
 
 from graphsplit.api.argument_splitting import Split
 from graphsplit.core.devices import canonical_name, resolve_devices
@@ -25,6 +28,45 @@ class Options:
     reduce_retracing: bool = False
 
 
+def checked_options(
+    devices: DevicesLike,
+    split: Split,
+    home: str | None,
+    weights: Sequence[float] | None,
+    strict: bool,
+    random: str,
+    reduce_retracing: bool,
+) -> Options:
+    """Return the options as given to `parallelize`; see there.
+
+    Raises:
+      ArgumentError: for an option that cannot be meant, whatever the function is.
+    """
+    if random not in ("exact", "independent"):
+        raise ArgumentError(f"random={random!r} is not known; choose 'exact' or 'independent'.")
+    check_flag("strict", strict)
+    check_flag("reduce_retracing", reduce_retracing)
+    if isinstance(devices, list):
+        devices = tuple(devices)
+    options = Options(devices, split, home, _shares(weights), strict, random, reduce_retracing)
+    check_devices(options)
+    check_weights(options)
+    return options
+
+
+def check_flag(name: str, value: object) -> None:
+    """Raise `ArgumentError` unless an option is True or False: `"no"` would count as True."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{name} is True or False, got {value!r}.")
+
+
+def _shares(weights: Sequence[float] | None) -> tuple[float, ...] | None:
+    try:
+        return None if weights is None else tuple(weights)
+    except TypeError as error:
+        raise ArgumentError(f"weights takes a number for each device, [3, 1], got {weights!r}.") from error
+
+
 def check_devices(options: Options) -> None:
     """Check what can be checked before TensorFlow starts: numbers and spellings, not existence."""
     devices, home = options.devices, options.home
@@ -44,11 +86,18 @@ def check_weights(options: Options) -> None:
     weights, devices = options.weights, options.devices
     if weights is None:
         return
-    if not all(isinstance(w, (int, float)) and w >= 0 for w in weights) or not sum(weights) > 0:
-        raise ArgumentError(f"weights={list(weights)}: weights are numbers of at least 0, and not all of them 0.")
+    if not all(_is_share(weight) for weight in weights) or not sum(weights) > 0:
+        raise ArgumentError(f"weights={list(weights)}: weights are finite numbers of at least 0, not all of them 0.")
     count = devices if isinstance(devices, int) else len(devices) if isinstance(devices, tuple) else len(weights)
     if count != len(weights):
         raise ArgumentError(weights_message(weights, count))
+
+
+def _is_share(weight: object) -> bool:
+    """Return whether a weight is a number; numpy's are as good as Python's."""
+    if isinstance(weight, bool) or not isinstance(weight, (int, float, np.integer, np.floating)):
+        return False
+    return math.isfinite(weight) and bool(weight >= 0)
 
 
 def weights_message(weights: Sequence[float], count: int) -> str:

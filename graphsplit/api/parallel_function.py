@@ -1,17 +1,19 @@
-"""`parallelize`, `ParallelFunction` and `make_parallel`: an ordinary function, run on several devices."""
+"""`ParallelFunction`: an ordinary function, run on several devices."""
 
 from __future__ import annotations
 
 import functools
+import sys
 import threading
-import types
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Any
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import tensorflow as tf
 
 from graphsplit.api import prefetching
-from graphsplit.api.argument_splitting import Split, check_split, resolve_split, same_batch
+from graphsplit.api.argument_splitting import check_split, resolve_split, same_batch
 from graphsplit.api.call_signatures import (
     as_call,
     as_specified,
@@ -22,7 +24,8 @@ from graphsplit.api.call_signatures import (
     spread,
 )
 from graphsplit.api.compilation import trace_and_plan
-from graphsplit.api.options import DevicesLike, Options, check_devices, check_weights, weights_message
+from graphsplit.api.instances import PerInstance
+from graphsplit.api.options import Options, weights_message
 from graphsplit.api.retracing import warn_of_retracing
 from graphsplit.core import structures
 from graphsplit.core.devices import resolve_devices
@@ -38,24 +41,52 @@ if TYPE_CHECKING:
     from graphsplit.placement.sources import Planned
 
 
-class ParallelFunction:
-    """A function that runs on several devices and returns what it would return on one. Made by `parallelize`."""
+P = ParamSpec("P")
+R = TypeVar("R")
+Self = TypeVar("Self")  # what a method is bound to
+Q = ParamSpec("Q")  # a method's parameters without that
 
-    def __init__(self, fn: Callable[..., Any], options: Options):
+
+@dataclass(eq=False)
+class _Traces:
+    """What a function was traced to, by signature: one for each function, and for each instance of a method.
+
+    Attributes:
+      compiled: the compiled forms of each signature; several if they captured tensors of different graphs.
+      covered: signatures of calls that run as a wider one.
+      lock: held while tracing.
+      bound: the method bound to the instance, as long as somebody holds it.
+    """
+
+    compiled: dict[structures.Branch, list[Differentiable]] = field(default_factory=dict)
+    covered: dict[structures.Branch, structures.Branch] = field(default_factory=dict)
+    lock: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]  # a function until 3.13
+    bound: weakref.ref[Any] | None = None
+
+
+class ParallelFunction(Generic[P, R]):
+    """A function that runs on several devices and returns what it would return on one. Made by `parallelize`.
+
+    Copies, deep ones and those that were pickled, are traced for themselves.
+    """
+
+    def __init__(self, fn: Callable[P, R], options: Options):
         self._fn = fn
         self._options = options
-        self._signature = signature_of(fn)
-        self._compiled: dict[structures.Branch, list[Differentiable]] = {}
-        self._covered: dict[structures.Branch, structures.Branch] = {}
-        self._lock = threading.RLock()
         self._attribute = ""
+        self._instance: Any = None  # that a method is bound to
         functools.update_wrapper(self, fn, updated=())
         del self.__dict__["__wrapped__"]  # else a tf.function given this object as an argument calls that instead
-        self.__signature__ = self._signature
+        self._start()
         check_split(options.split, parameters_of(self._signature))
-        check_weights(options)
         if eager_context_started():
             _ = self.devices, self.home
+
+    def _start(self) -> None:
+        """Begin without traces."""
+        self._signature = self.__signature__ = signature_of(self._fn)
+        self._traces = _Traces()
+        self._instances = PerInstance(_Traces)
 
     @functools.cached_property
     def devices(self) -> tuple[str, ...]:
@@ -74,20 +105,20 @@ class ParallelFunction:
         return resolve_devices([self._options.home], "home")[0]
 
     @property
-    def function(self) -> Callable[..., Any]:
+    def function(self) -> Callable[P, R]:
         """The single-device function."""
         return self._fn
 
     @property
-    def _traced(self) -> Callable[..., Any]:
+    def _traced(self) -> Callable[P, R]:
         """What is traced: the single-device function, or (a subclass) something around it."""
         return self._fn
 
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run on the devices."""
-        if tf.executing_eagerly():
-            return self._run(args, kwargs)
-        return tf.autograph.experimental.do_not_convert(self._run)(args, kwargs)
+        run = self._run if tf.executing_eagerly() else tf.autograph.experimental.do_not_convert(self._run)
+        result: R = run(args, kwargs)
+        return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if inside_trace(self._name()):  # of another parallelized function, whose plan covers this one as well
@@ -97,7 +128,7 @@ class ParallelFunction:
         results = compiled(tensors)
         return structures.unflatten(compiled.trace.result, results)
 
-    def map(self, batches: Iterable[Any], *, prefetch: int = 1) -> Iterator[Any]:
+    def map(self, batches: Iterable[Any], *, prefetch: int = 1) -> Iterator[R]:  # a batch may be any structure
         """Return an iterator over the results for many batches; the next batch travels while this one computes.
 
         Another thread reads the batches, cuts them and sends each device its rows. Results and changes of variables
@@ -126,26 +157,27 @@ class ParallelFunction:
             )
         return prefetching.results(self, iter(batches), prefetch)
 
-    def plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Return what would run where for these arguments, without running it. `print` it."""
         _, arguments = self._flatten(args, kwargs)
         return self._get(arguments).plan
 
-    def gradient_plan(self, *args: Any, **kwargs: Any) -> Plan:
+    def gradient_plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Return the plan of the function together with its gradients, as it runs under a tape around the call."""
         _, arguments = self._flatten(args, kwargs)
         return self._get(arguments).pair().plan
 
-    def graph_def(self, *args: Any, **kwargs: Any) -> Any:
+    def graph_def(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # generated protos have no types
         """Return the multi-device graph for these arguments as a `GraphDef`; every node has a device."""
         _, arguments = self._flatten(args, kwargs)
         return self._get(arguments).executable.emitted.graph_def()
 
-    def variables(self, *args: Any, **kwargs: Any) -> tuple[tf.Variable, ...]:
+    def variables(self, *args: P.args, **kwargs: P.kwargs) -> tuple[tf.Variable, ...]:
         """Return the variables that a call with these arguments reads or changes."""
         _, arguments = self._flatten(args, kwargs)
         return self._get(arguments).trace.variables
 
+    # (Any: a ParamSpec leaves no room for another keyword)
     def placement(self, *args: Any, actual: bool = False, **kwargs: Any) -> Placement:
         """Return which operation runs on which device for these arguments; `print` it, `save` it, ask it.
 
@@ -169,14 +201,45 @@ class ParallelFunction:
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
 
-    def __get__(self, instance: Any, owner: type | None = None) -> ParallelFunction:
-        """Bind to an instance, once for each: its traces belong to it and go with it."""
-        if instance is None:
+    @overload
+    def __get__(self, instance: None, owner: type) -> ParallelFunction[P, R]: ...
+
+    @overload
+    def __get__(
+        self: ParallelFunction[Concatenate[Self, Q], R], instance: Self, owner: type | None = None
+    ) -> ParallelFunction[Q, R]: ...
+
+    def __get__(self, instance: Any, owner: type | None = None) -> ParallelFunction[..., R]:
+        """Bind to an instance as the function itself would be. The traces belong to the instance and go with it."""
+        bind = None if isinstance(self._fn, staticmethod) else getattr(self._fn, "__get__", None)
+        if instance is None or bind is None:
             return self
-        bound = type(self)(types.MethodType(self._fn, instance), self._options)
-        if self._attribute and hasattr(instance, "__dict__"):
-            instance.__dict__[self._attribute] = bound  # shadows this descriptor, as functools.cached_property does
-        return bound
+        traces = self._instances.of(instance, self._name())
+        bound = traces.bound() if traces.bound is not None else None
+        if bound is None:
+            bound = object.__new__(type(self))
+            bound.__dict__.update(self.__dict__, _fn=bind(instance, owner), _instance=instance)
+            bound._start()
+            bound._traces = traces
+            traces.bound = weakref.ref(bound)
+        return bound  # type: ignore[no-any-return]
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """Copy and pickle the function and its options: by name what is found under its name, methods by instance."""
+        if self._instance is not None and self._attribute:
+            return getattr, (self._instance, self._attribute)
+        found: Any = sys.modules.get(getattr(self, "__module__", None) or "")
+        for name in str(getattr(self, "__qualname__", "")).split("."):
+            found = getattr(found, name, None)
+        return self.__qualname__ if found is self else super().__reduce_ex__(protocol)
+
+    def __getstate__(self) -> dict[str, Any]:
+        left = ("_traces", "_instances", "_signature", "__signature__", "devices", "home")
+        return {name: value for name, value in self.__dict__.items() if name not in left}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        self._start()
 
     def __repr__(self) -> str:
         name = getattr(self, "__qualname__", getattr(self, "__name__", repr(self._fn)))
@@ -198,19 +261,19 @@ class ParallelFunction:
             )
         if (found := self._find(arguments)) is not None:
             return found
-        with self._lock:
+        with self._traces.lock:
             arguments = self._cover(arguments)
             found = self._find(arguments)  # another thread may have been faster, or another call was like this
             if found is None:
                 found = self._compile(arguments)
-                self._compiled.setdefault(arguments, []).append(found)
-                warn_of_retracing(self._name(), list(self._compiled))
+                self._traces.compiled.setdefault(arguments, []).append(found)
+                warn_of_retracing(self._name(), list(self._traces.compiled))
         return found
 
     def _find(self, arguments: structures.Branch) -> Differentiable | None:
         """Return the compiled form for this signature that is valid here: what it captured is at hand."""
         outer = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        for compiled in self._compiled.get(self._covered.get(arguments, arguments), ()):
+        for compiled in self._traces.compiled.get(self._traces.covered.get(arguments, arguments), ()):
             if compiled.trace.outer_graph is None or compiled.trace.outer_graph is outer:
                 return compiled
         return None
@@ -223,10 +286,10 @@ class ParallelFunction:
         specs = self._signature.bind_partial(*(getattr(self._fn, "input_signature", None) or ())).arguments
         wider: list[structures.Tree | None] = [as_specified(arguments, specs)]
         if self._options.reduce_retracing:
-            wider += [generalized(known, arguments) for known in self._compiled]
+            wider += [generalized(known, arguments) for known in self._traces.compiled]
         for found in wider:
             if isinstance(found, structures.Branch) and found != arguments and self._is_one_batch(found, arguments):
-                self._covered[arguments] = found
+                self._traces.covered[arguments] = found
                 return found
         return arguments
 
@@ -243,105 +306,3 @@ class ParallelFunction:
 
     def _name(self) -> str:
         return str(getattr(self, "__name__", type(self._fn).__name__))
-
-
-def parallelize(
-    fn: Callable[..., Any] | None = None,
-    *,
-    devices: DevicesLike = None,
-    split: Split = 0,
-    home: str | None = None,
-    weights: Sequence[float] | None = None,
-    strict: bool = False,
-    random: str = "exact",
-    reduce_retracing: bool = False,
-) -> Any:
-    """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
-
-    The function is traced once per input signature, as `tf.function` would. Its batched arguments are split, every
-    op that keeps rows apart runs on each device with that device's rows, and whatever needs all rows (an optimizer,
-    a metric, BatchNormalization's moving average) runs once on whole values. Outputs, gradients, variables and
-    counters are those of one device, up to the order of floating-point sums.
-
-    Use it as a decorator, a decorator with options, or a call.
-
-    Args:
-      fn: a Python function, method, lambda, `tf.function`, or Keras layer or model. Inference or a whole training
-        step, optimizer included. It must be traceable by `tf.function`.
-      devices: how many devices, or their names, `["GPU:0", "GPU:1"]`. None takes all GPUs, or, without any, all
-        logical CPU devices.
-      split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None
-        (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more whose size
-        along the axis is that of the first such argument is split. A hint for speed: results never depend on it.
-      home: the device of whole operations and of variables' updates; the first device if None.
-      weights: shares of the batch for unequal devices, `[3, 1]`. A device with weight 0 gets no rows.
-      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home.
-      random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw numbers
-        of its own: reproducible from the seed, different on every shard, not those of one device. It also shards
-        stateful random ops (`tf.random.normal`), which otherwise run at home.
-      reduce_retracing: trace once more, and then no more, where calls differ in sizes only: those that differ are left
-        open, as `tf.function` does; the batch size among them. A `tf.function` with an `input_signature` is traced for
-        that from the start.
-
-    Returns:
-      A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
-
-    Raises:
-      ArgumentError: for options that contradict each other or the function.
-      DeviceError: for devices that do not exist; raised on first use if TensorFlow has not started yet.
-
-    >>> import tensorflow as tf, graphsplit as gs
-    >>> double = gs.parallelize(lambda x: 2 * x, devices=2)
-    >>> double(tf.constant([1, 2, 3])).numpy().tolist()
-    [2, 4, 6]
-    """
-    if fn is None:
-        return functools.partial(
-            parallelize,
-            devices=devices,
-            split=split,
-            home=home,
-            weights=weights,
-            strict=strict,
-            random=random,
-            reduce_retracing=reduce_retracing,
-        )
-    if not callable(fn):
-        raise ArgumentError(f"parallelize takes a function, got {fn!r}; options are named: devices=4, split=0, ...")
-    if random not in ("exact", "independent"):
-        raise ArgumentError(f"random={random!r} is not known; choose 'exact' or 'independent'.")
-    if isinstance(devices, (list, tuple)):
-        devices = tuple(devices)
-    shares = None if weights is None else tuple(weights)
-    options = Options(devices, split, home, shares, strict, random, reduce_retracing)
-    check_devices(options)
-    if type(fn) is ParallelFunction:  # a stage stays one
-        fn = fn.function
-    return ParallelFunction(fn, options)
-
-
-def make_parallel(fn: Callable[..., Any], num_gpus: DevicesLike, **inputs: Any) -> Any:
-    """Split the inputs, run `fn` on every device and join its outputs: the well-known recipe, in one call.
-
-    Eagerly and inside a `tf.function` this is `parallelize(fn, devices=num_gpus)(**inputs)`. In a TensorFlow 1 style
-    graph it is the recipe itself: `tf.split` each input, call `fn` per device, `tf.concat` the outputs along axis 0,
-    variables shared through the variable scope.
-
-    Args:
-      fn: the model, called with the names in `inputs`.
-      num_gpus: how many devices, or their names.
-      **inputs: batched inputs.
-
-    Raises:
-      ArgumentError, DeviceError: as `parallelize`.
-
-    >>> import tensorflow as tf, graphsplit as gs
-    >>> c = gs.make_parallel(lambda a, b: a + b, 2, a=tf.constant([1.0, 2.0]), b=tf.constant([3.0, 4.0]))
-    >>> c.numpy().tolist()
-    [4.0, 6.0]
-    """
-    if not tf.executing_eagerly() and not tf.inside_function():
-        from graphsplit.api.v1_towers import make_parallel_in_graph
-
-        return make_parallel_in_graph(fn, num_gpus, inputs)
-    return parallelize(fn, devices=num_gpus)(**inputs)

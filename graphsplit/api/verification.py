@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError
 
@@ -45,7 +45,7 @@ class Report:
         return "\n".join(lines)
 
 
-def verify(function: ParallelFunction, *args: Any, **kwargs: Any) -> Report:
+def verify(function: ParallelFunction[P, R], *args: P.args, **kwargs: P.kwargs) -> Report:
     """Run a parallelized function and its single-device original on the same arguments and state, and compare.
 
     Variables are given back the values that they had, whether or not the function succeeds. Other state (files,

@@ -13,7 +13,8 @@ from typing import Any
 import rich.console
 import tensorflow as tf
 
-from graphsplit.api.parallel_function import ParallelFunction, parallelize
+from graphsplit.api.decorators import parallelize
+from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.core.devices import use_logical_devices
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.tensorflow_internals import eager_context_started

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.api.parallel_function import parallelize
+from graphsplit.api.decorators import parallelize
 from graphsplit.core.devices import short_name
 from graphsplit.demos.display import console, demo_devices, progress, table
 

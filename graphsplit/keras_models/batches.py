@@ -30,7 +30,7 @@ class BatchFunction:
 
     def __init__(
         self,
-        step: ParallelFunction,
+        step: ParallelFunction[[Any, bool], Any],
         steps: Callable[[], int],
         finish: Callable[[list[Any]], Any],
         open_rows: bool = False,

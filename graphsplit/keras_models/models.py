@@ -16,7 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.parallel_function import ParallelFunction, parallelize
+from graphsplit.api.decorators import parallelize
+from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, with_open_rows
@@ -113,11 +114,10 @@ class ParallelModel:
         getattr(self.template, f"make_{kind}_function")(force=True)
         return getattr(self.template, f"{kind}_function")
 
-    def _step(self, kind: str) -> ParallelFunction:
+    def _step(self, kind: str) -> ParallelFunction[[Any, bool], Any]:
         step = with_open_rows(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
         home = self.model_devices.predict_home if kind == "predict" else self.model_devices.home
-        made: ParallelFunction = parallelize(step, devices=self.model_devices.devices, home=home)
-        return made
+        return parallelize(step, devices=self.model_devices.devices, home=home)
 
     def _batch_function(self, kind: str) -> Any:
         raise NotImplementedError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import tensorflow as tf
 
@@ -12,12 +12,14 @@ from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
 from graphsplit.keras_models.models import ModelDevices, is_wrapped, parallel_class
 
+Model = TypeVar("Model")  # of either Keras, neither of which is imported here
+
 _CPU = "/device:CPU:0"
 
 
 def multi_gpu_model(
-    model: Any, gpus: int | Sequence[int | str] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
-) -> Any:
+    model: Model, gpus: int | Sequence[int | str] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
+) -> Model:
     """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
 
     The returned model is the template seen a second time: same class, layers, variables, optimizer, metrics and
@@ -59,7 +61,8 @@ def multi_gpu_model(
         _check_on_cpu(model)
     home = _CPU if cpu_relocation else devices[0]
     where = ModelDevices(devices, home, predict_home=_CPU if cpu_merge else home)
-    return parallel_class(type(model), flavor)._wrap(model, where)
+    wrapped: Any = parallel_class(type(model), flavor)._wrap(model, where)  # says itself that it is a `Model`
+    return wrapped  # type: ignore[no-any-return]
 
 
 def _check_model(model: Any) -> Flavor:

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from graphsplit.api.argument_splitting import Split, resolve_split
 from graphsplit.api.compilation import plan_for
-from graphsplit.api.options import Options
+from graphsplit.api.options import Options, check_flag
 from graphsplit.core.devices import names_of_devices
 from graphsplit.core.errors import ArgumentError, CheckError
 from graphsplit.core.graphdefs import GraphDef, make_node, output_type, split_reference
@@ -52,7 +52,7 @@ def transpile_graph_def(
       strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home.
 
     Raises:
-      ArgumentError: if names do not exist in the graph, or options clash.
+      ArgumentError: if `graph_def` is none, names do not exist in the graph, or options clash.
       UnsupportedError: for operation types that are not registered, and TensorFlow 1 control flow on the way from
         inputs to outputs.
       StrictError: see `strict`.
@@ -78,6 +78,12 @@ def transpile_and_plan(
     strict: bool = False,
 ) -> tuple[Any, Plan]:
     """Return what `transpile_graph_def` returns, and the plan."""
+    if not isinstance(graph_def, GraphDef):
+        raise ArgumentError(
+            f"transpile_graph_def takes a GraphDef, got {graph_def!r}. Of a tf.Graph that is graph.as_graph_def(); of "
+            "a function, graphsplit.parallelize(fn).graph_def(*args) is the graph for several devices."
+        )
+    check_flag("strict", strict)
     names = names_of_devices(devices)
     check_registered(graph_def, "The graph")
     part = take_part(graph_def, _listed(inputs), _listed(outputs))

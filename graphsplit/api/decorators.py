@@ -1,0 +1,141 @@
+"""`parallelize` and `make_parallel`: from an ordinary function to one that runs on several devices."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol, overload
+
+import tensorflow as tf
+
+from graphsplit.api.argument_splitting import Split
+from graphsplit.api.options import DevicesLike, Options, checked_options
+from graphsplit.api.parallel_function import P, ParallelFunction, R
+from graphsplit.core.errors import ArgumentError
+
+
+class Decorator(Protocol):
+    """`parallelize` with its options, waiting for a function."""
+
+    def __call__(self, fn: Callable[P, R], /) -> ParallelFunction[P, R]:
+        """Return `fn`, run on several devices."""
+        ...
+
+
+@overload
+def parallelize(
+    fn: Callable[P, R],
+    *,
+    devices: DevicesLike = None,
+    split: Split = 0,
+    home: str | None = None,
+    weights: Sequence[float] | None = None,
+    strict: bool = False,
+    random: str = "exact",
+    reduce_retracing: bool = False,
+) -> ParallelFunction[P, R]: ...
+
+
+@overload
+def parallelize(
+    fn: None = None,
+    *,
+    devices: DevicesLike = None,
+    split: Split = 0,
+    home: str | None = None,
+    weights: Sequence[float] | None = None,
+    strict: bool = False,
+    random: str = "exact",
+    reduce_retracing: bool = False,
+) -> Decorator: ...
+
+
+def parallelize(
+    fn: Callable[P, R] | None = None,
+    *,
+    devices: DevicesLike = None,
+    split: Split = 0,
+    home: str | None = None,
+    weights: Sequence[float] | None = None,
+    strict: bool = False,
+    random: str = "exact",
+    reduce_retracing: bool = False,
+) -> ParallelFunction[P, R] | Decorator:
+    """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
+
+    The function is traced once per input signature, as `tf.function` would. Its batched arguments are split, every
+    op that keeps rows apart runs on each device with that device's rows, and whatever needs all rows (an optimizer,
+    a metric, BatchNormalization's moving average) runs once on whole values. Outputs, gradients, variables and
+    counters are those of one device, up to the order of floating-point sums.
+
+    Use it as a decorator, a decorator with options, or a call.
+
+    Args:
+      fn: a Python function, method, lambda, `tf.function`, or Keras layer or model. Inference or a whole training
+        step, optimizer included. It must be traceable by `tf.function`.
+      devices: how many devices, or their names, `["GPU:0", "GPU:1"]`. None takes all GPUs, or, without any, all
+        logical CPU devices.
+      split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None
+        (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more whose size
+        along the axis is that of the first such argument is split. A hint for speed: results never depend on it.
+      home: the device of whole operations and of variables' updates; the first device if None.
+      weights: shares of the batch for unequal devices, `[3, 1]`. A device with weight 0 gets no rows.
+      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home.
+      random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw numbers
+        of its own: reproducible from the seed, different on every shard, not those of one device. It also shards
+        stateful random ops (`tf.random.normal`), which otherwise run at home.
+      reduce_retracing: trace once more, and then no more, where calls differ in sizes only: those that differ are left
+        open, as `tf.function` does; the batch size among them. A `tf.function` with an `input_signature` is traced for
+        that from the start.
+
+    Returns:
+      A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
+
+    Raises:
+      ArgumentError: for options that contradict each other or the function.
+      DeviceError: for devices that do not exist; raised on first use if TensorFlow has not started yet.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> double = gs.parallelize(lambda x: 2 * x, devices=2)
+    >>> double(tf.constant([1, 2, 3])).numpy().tolist()
+    [2, 4, 6]
+    """
+    options = checked_options(devices, split, home, weights, strict, random, reduce_retracing)
+    if fn is None:
+        return functools.partial(_with_options, options=options)
+    return _with_options(fn, options)
+
+
+def _with_options(fn: Callable[P, R], options: Options) -> ParallelFunction[P, R]:
+    if not callable(fn):
+        raise ArgumentError(f"parallelize takes a function, got {fn!r}; options are named: devices=4, split=0, ...")
+    # what is parallelized already runs by these options; a stage stays one
+    return ParallelFunction(fn.function if type(fn) is ParallelFunction else fn, options)
+
+
+def make_parallel(fn: Callable[..., R], num_gpus: DevicesLike, **inputs: Any) -> R:  # inputs: whatever `fn` takes
+    """Split the inputs, run `fn` on every device and join its outputs: the well-known recipe, in one call.
+
+    Eagerly and inside a `tf.function` this is `parallelize(fn, devices=num_gpus)(**inputs)`. In a TensorFlow 1 style
+    graph it is the recipe itself: `tf.split` each input, call `fn` per device, `tf.concat` the outputs along axis 0,
+    variables shared through the variable scope.
+
+    Args:
+      fn: the model, called with the names in `inputs`.
+      num_gpus: how many devices, or their names.
+      **inputs: batched inputs.
+
+    Raises:
+      ArgumentError, DeviceError: as `parallelize`.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> c = gs.make_parallel(lambda a, b: a + b, 2, a=tf.constant([1.0, 2.0]), b=tf.constant([3.0, 4.0]))
+    >>> c.numpy().tolist()
+    [4.0, 6.0]
+    """
+    if not tf.executing_eagerly() and not tf.inside_function():
+        from graphsplit.api.v1_towers import make_parallel_in_graph
+
+        joined: R = make_parallel_in_graph(fn, num_gpus, inputs)
+        return joined
+    return parallelize(fn, devices=num_gpus)(**inputs)
