@@ -97,16 +97,18 @@ def record_on_tapes(
     record.record_operation(name, list(outputs), list(inputs), backward)
 
 
-def set_graph_gradient(name: str, outputs: Sequence[tf.Tensor], backward: Callable[..., Any]) -> None:
+def set_graph_gradient(outputs: Sequence[tf.Tensor], backward: Callable[..., Any]) -> None:
     """Give the op that made `outputs`, in the graph being built, a gradient of its own for `tf.gradients`.
 
-    `backward` takes one gradient or None for each output, and returns one or None for each input of the op.
+    `backward` takes the op's inputs, its outputs, and one gradient or None for each output; it returns one or None for
+    each input. It must not close over tensors: gradients of gradients are made in graphs where others stand for them.
+
+    A gradient that is registered under a name lives as long as the process, and with it the graph; and a SavedModel
+    traces it, under which a function with effects would run twice. This one belongs to the op, as that of every call
+    of a `tf.function` does, and a SavedModel leaves it to the called function's own operations.
     """
     if outputs:
-        operation = outputs[0].op
-        gradient_name = f"graphsplit_{name}_{id(operation)}"
-        tf.RegisterGradient(gradient_name)(lambda _, *gradients: backward(*gradients))
-        operation._set_attr("_gradient_op_type", tf.compat.v1.AttrValue(s=gradient_name.encode()))
+        outputs[0].op._gradient_function = lambda op, *gradients: backward(list(op.inputs), list(op.outputs), gradients)
 
 
 def no_recording() -> Any:

@@ -166,8 +166,9 @@ class Program:
         return "\n".join(lines)
 
 
-# Stateful so that TensorFlow keeps them though nobody reads them; run twice, they say the same twice.
-_STATEFUL: dict[str, bool] = {"CheckNumerics": False, "CheckNumericsV2": False}
+# The first two so that TensorFlow keeps them though nobody reads them; run twice, they say the same twice. TensorFlow
+# does not know the last.
+_STATEFUL: dict[str, bool] = {"CheckNumerics": False, "CheckNumericsV2": False, SIZES: False}
 
 
 def is_stateful(op_type: str) -> bool:

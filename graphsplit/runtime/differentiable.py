@@ -8,7 +8,6 @@ also returns the residuals, which stay where they are, and a backward part that 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -16,12 +15,10 @@ import tensorflow as tf
 from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
-from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import (
     accumulator_watches,
     no_recording,
     record_on_tapes,
-    resource_value,
     set_graph_gradient,
     tape_watches,
 )
@@ -30,15 +27,18 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.state import state_of
-from graphsplit.program.program import Program, Tensor
-from graphsplit.runtime.cutting import Cut, descendants
+from graphsplit.runtime.cutting import Cut
 from graphsplit.runtime.executable import Executable
 from graphsplit.runtime.feeding import FedExecutable
-from graphsplit.tracing.trace import Trace, read_graph
+from graphsplit.runtime.joint_trace import differentiable_outputs, gradients_only, joint_trace
+from graphsplit.tracing.trace import Trace
 
 
 class Differentiable:
-    """A planned function that tapes can differentiate: called like an `Executable`, on flat tensors."""
+    """A planned function that tapes can differentiate: called like an `Executable`, on flat tensors.
+
+    Threads may call it at the same time: what it lacks is made by one of them.
+    """
 
     def __init__(self, trace: Trace, plan: Plan, name: str):
         self.trace = trace
@@ -47,12 +47,14 @@ class Differentiable:
         self._executable: Executable | None = None
         self._fed: FedExecutable | None = None
         self._pairs: dict[tuple[bool, ...], ForwardAndBackward] = {}
+        self._has_gradients = bool(differentiable_outputs(trace.program))
 
     @property
     def executable(self) -> Executable:
         """The function alone, as it runs when no tape is watching."""
         if self._executable is None:
-            self._executable = Executable(self.trace, self.plan, self.name)
+            with self.trace.lock:
+                self._executable = self._executable or Executable(self.trace, self.plan, self.name)
         return self._executable
 
     @property
@@ -63,7 +65,8 @@ class Differentiable:
     def send(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Cut the flat arguments and send the pieces to the devices that read them, for `run_sent`."""
         if self._fed is None:
-            self._fed = FedExecutable(self.trace, self.plan, self.name)
+            with self.trace.lock:
+                self._fed = self._fed or FedExecutable(self.trace, self.plan, self.name)
         return self._fed.feed(tensors)
 
     def run_sent(self, tensors: Sequence[tf.Tensor], pieces: Sequence[tf.Tensor] | None) -> list[tf.Tensor]:
@@ -82,24 +85,31 @@ class Differentiable:
         """Run on the flat arguments; if a tape is watching any of them, or a variable, tell it how to go back."""
         sources = [*tensors, *self.trace.captures]
         if tape_watches(sources, self.trace.variables):
-            return self.pair(tuple([tape_watches([source]) for source in sources]))(tensors)
-        if accumulator_watches(sources):
+            if self._has_gradients:
+                # a graph is differentiated once more by those who call it, and by anything
+                eager = tf.executing_eagerly()
+                return self.pair(tuple([tape_watches([source]) for source in sources]) if eager else None)(tensors)
+            with no_recording():
+                return self.executable(tensors)
+        if self._has_gradients and accumulator_watches(sources):
             raise UnsupportedError(
                 f"{self.name} is called under tf.autodiff.ForwardAccumulator. Forward-mode differentiation around a "
                 "parallelized function is not supported: use tf.GradientTape, or put the accumulator inside."
             )
         outputs = self.executable(tensors)
-        if not tf.executing_eagerly():
-            set_graph_gradient(self.name, outputs, lambda *gradients: self._gradients_in_graph(tensors, gradients))
+        if self._has_gradients and not tf.executing_eagerly():
+            set_graph_gradient(outputs, self._gradients_in_graph)
         return outputs
 
-    def _gradients_in_graph(self, tensors: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[Any]:
+    def _gradients_in_graph(
+        self, inputs: Sequence[tf.Tensor], _: Sequence[tf.Tensor], gradients: Sequence[Any]
+    ) -> list[Any]:
         """Answer `tf.gradients`, which asks when the forward ops are already there: by running forward again."""
         if self.trace.program.writes:
             raise UnsupportedError(
                 f"tf.gradients through {self.name}, which changes variables, would run it twice. Use tf.GradientTape."
             )
-        return self.pair().gradients(tensors, gradients)
+        return self.pair().gradients(inputs, gradients)
 
     def pair(self, watched: tuple[bool, ...] | None = None) -> ForwardAndBackward:
         """Return the function with its gradients by the arguments and captures that are `watched` (None: by all)."""
@@ -108,7 +118,9 @@ class Differentiable:
             # TensorFlow changes a loop when it differentiates it, so loops are differentiated once, by everything.
             watched = (True,) * (len(program.inputs) + len(program.captures))
         if watched not in self._pairs:
-            self._pairs[watched] = ForwardAndBackward(self, watched)
+            with self.trace.lock:
+                if watched not in self._pairs:
+                    self._pairs[watched] = ForwardAndBackward(self, watched)
         return self._pairs[watched]
 
 
@@ -122,84 +134,129 @@ class ForwardAndBackward:
     def __init__(self, single: Differentiable, watched: Sequence[bool]):
         self.single = single
         program = single.trace.program
-        is_float = [_is_differentiable(program.ops[t.op].out_dtypes[t.index]) for t in program.outputs]
-        floats = [k for k, differentiable in enumerate(is_float) if differentiable]
-        if any(op.bodies for op in program.ops):
-            sources = (*program.inputs, *program.captures)
-            joint = _trace_joint(single.trace, _grouped(program, sources, floats, program.outputs), watched)
-        else:
-            joint = _trace_joint(single.trace, [floats], watched)
-            if len(apart := _outputs_by_sources(joint)) > 1:
-                joint = _trace_joint(single.trace, apart, watched)
+        joint = joint_trace(single.trace, watched)
         self._joint = joint
         layouts = [_layout_of(single, k) for group in joint.groups for k in group]
         self.plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
         graph = emit(self.plan)
         self._cut = Cut(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name)
         self._again_functions: dict[int, Differentiable] = {}
+        self._whole_backward: dict[int, Any] = {}
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run forward and tell the tapes how to run backward."""
-        outputs, residuals = self._run_forward(tensors)
-        inputs = [*tensors, *self.single.trace.captures]
+        given = [*tensors, *self._joint.trace.captures]
+        outputs, residuals = self._run_forward(given)
         for g, group in enumerate(self._joint.groups):
             sources = self._joint.sources(g)
 
             def backward(*gradients: Any, g: int = g, sources: Sequence[int] = sources) -> list[Any]:
-                found = self._run_backward(g, tensors, outputs, gradients, residuals)
+                found = self._run_backward(g, given, outputs, gradients, residuals)
                 return [found[i] for i in sources]
 
-            if group and sources:
-                record_on_tapes(self.single.name, [outputs[k] for k in group], [inputs[i] for i in sources], backward)
+            if sources:
+                record_on_tapes(self.single.name, [outputs[k] for k in group], [given[i] for i in sources], backward)
         return outputs
 
-    def gradients(self, tensors: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients by arguments and captures, given those of all outputs (None where there is none)."""
-        outputs, residuals = self._run_forward(tensors)
-        totals: list[Any] = [None] * (len(tensors) + len(self.single.trace.captures))
+    def gradients(self, sources: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[Any]:
+        """Return the gradients by the sources, arguments and captures, given those of all outputs (None if none)."""
+        given = [*sources, *self._joint.trace.captures[len(sources) - len(self.single.trace.inputs) :]]
+        outputs, residuals = self._run_forward(given)
+        return self._gradients(given, [*outputs, *residuals], gradients)[: len(sources)]
+
+    def _gradients(
+        self, given: Sequence[tf.Tensor], results: Sequence[tf.Tensor], gradients: Sequence[Any]
+    ) -> list[Any]:
+        """Return the gradients by all that was given, by what came of it, outputs and residuals."""
+        count = len(self.single.trace.outputs)
+        outputs, residuals = results[:count], results[count:]
+        totals: list[Any] = [None] * len(given)
         for g, group in enumerate(self._joint.groups):
             own = [gradients[k] for k in group]
             if any(gradient is not None for gradient in own):
-                found = self._run_backward(g, tensors, outputs, own, residuals)
-                pairs = zip(totals, found, strict=True)
-                totals = [a if b is None else b if a is None else a + b for a, b in pairs]
+                for i, gradient in enumerate(self._run_backward(g, given, outputs, own, residuals)):
+                    total = totals[i]
+                    totals[i] = total if gradient is None else gradient if total is None else total + gradient
         return totals
 
-    def _run_forward(self, tensors: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def _run_forward(self, given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         with no_recording():
-            return self._cut.run_forward([*tensors, *self._joint.trace.captures])
+            outputs, residuals = self._cut.run_forward(given)
+        if not tf.executing_eagerly():
+            set_graph_gradient([*outputs, *residuals], self._gradients)
+        return outputs, residuals
 
     def _run_backward(
-        self, g: int, tensors: Sequence[tf.Tensor], outputs: Sequence[Any], gradients: Sequence[Any], residuals: Any
+        self,
+        g: int,
+        given: Sequence[tf.Tensor],
+        outputs: Sequence[tf.Tensor],
+        gradients: Sequence[Any],
+        residuals: Sequence[tf.Tensor],
     ) -> list[Any]:
         """Return the gradient by each argument and capture."""
         seeds = [_seed(outputs[k], gradient) for k, gradient in zip(self._joint.groups[g], gradients, strict=True)]
         single = self.single.trace
-        if tape_watches([*tensors, *single.captures, *seeds], single.variables):
-            flat = self._again(g)([*tensors, *seeds])
-        else:
+        if tape_watches([*given, *seeds], single.variables):
+            flat = self._again(g)([*given[: len(single.inputs)], *seeds])
+        elif tf.executing_eagerly():
             with no_recording():
-                flat = self._cut.run_backward(g, [*tensors, *self._joint.trace.captures], seeds, residuals)
+                flat = self._cut.run_backward(g, given, seeds, residuals)
+        else:
+            flat = self._run_backward_in_graph(g, given, seeds, residuals)
         return list(structures.unflatten(self._joint.gradients[g], flat))
+
+    def _run_backward_in_graph(
+        self, g: int, given: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Return the flat gradients from an operation that has a gradient of its own, by what was given and the seeds.
+
+        What is cut reads residuals, which depend on the arguments, and not all of these. So it is called by a function
+        that takes all: that one's gradient by the arguments says all that there is to say, and residuals need none.
+        """
+        arguments, first, last = len(self.single.trace.inputs), len(given), len(given) + len(seeds)
+        with no_recording(), self.single.trace.lock:
+            if g not in self._whole_backward:
+
+                def run(*flat: tf.Tensor) -> list[tf.Tensor]:
+                    return self._cut.run_backward(g, flat[:first], flat[first:last], flat[last:])
+
+                specs = [tf.TensorSpec(None, tensor.dtype) for tensor in (*given, *seeds, *residuals)]
+                with tf.init_scope():
+                    self._whole_backward[g] = tf.function(run, autograph=False).get_concrete_function(*specs)
+            flat = list(self._whole_backward[g](*given, *seeds, *residuals))
+
+        def backward(inputs: list[tf.Tensor], _: Any, gradients: Sequence[Any]) -> list[Any]:
+            sources = [*inputs[:arguments], *inputs[first:last], *inputs[arguments:first]]
+            found = self._again(g).pair().gradients(sources, gradients)
+            by_arguments, by_seeds = found[:arguments], found[arguments : arguments + len(seeds)]
+            return [*by_arguments, *found[arguments + len(seeds) :], *by_seeds, *[None] * len(residuals)]
+
+        set_graph_gradient(flat, backward)
+        return flat
 
     def _again(self, g: int) -> Differentiable:
         """Return the gradients as a function of arguments and seeds, itself differentiable; it runs forward again.
 
         Effects (a counter, a moving average) happened in the first run and are left out of this one.
         """
-        if g not in self._again_functions:
-            trace = _gradients_only(self.single.trace, self._joint, g)
-            layouts = [_layout_of(self.single, k) for k in self._joint.groups[g]]
-            plan = _plan_like(self.single.plan, trace, (*self.single.plan.input_layouts, *layouts))
-            written = trace.program.writes & {op.index for op in plan.home_ops}
-            if written:
-                raise UnsupportedError(
-                    f"A second derivative of {self.single.name} was asked for, but its value depends on variables "
-                    "that it changes while it runs. Parallelize the whole computation with both tapes inside, or make "
-                    "those changes outside of the function."
-                )
-            self._again_functions[g] = Differentiable(trace, plan, f"{self.single.name}_gradient")
+        with self.single.trace.lock:
+            if g not in self._again_functions:
+                self._again_functions[g] = self._gradients_alone(g)
         return self._again_functions[g]
+
+    def _gradients_alone(self, g: int) -> Differentiable:
+        trace = gradients_only(self.single.trace, self._joint, g)
+        layouts = [_layout_of(self.single, k) for k in self._joint.groups[g]]
+        plan = _plan_like(self.single.plan, trace, (*self.single.plan.input_layouts, *layouts))
+        written = trace.program.writes & {op.index for op in plan.home_ops}
+        if written:
+            raise UnsupportedError(
+                f"A second derivative of {self.single.name} was asked for, but its value depends on variables "
+                "that it changes while it runs. Parallelize the whole computation with both tapes inside, or make "
+                "those changes outside of the function."
+            )
+        return Differentiable(trace, plan, f"{self.single.name}_gradient")
 
 
 def _layout_of(single: Differentiable, output: int) -> Layout:
@@ -224,120 +281,5 @@ def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
     )
 
 
-def _is_differentiable(dtype: tf.DType) -> bool:
-    return bool(dtype.is_floating or dtype.is_complex)
-
-
 def _seed(output: tf.Tensor, gradient: Any) -> tf.Tensor:
     return tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
-
-
-@dataclass(frozen=True, eq=False)
-class _Joint:
-    """A function traced together with the gradients of its sources (arguments, then captures).
-
-    Attributes:
-      trace: arguments and seeds (gradients of the outputs, group by group) -> outputs and gradients, group by group.
-      groups: the floating-point outputs that share a product.
-      gradients: for each group, the structure of the list of gradients by source; None where there is none.
-    """
-
-    trace: Trace
-    groups: list[list[int]]
-    gradients: list[structures.Tree]
-
-    def sources(self, g: int) -> list[int]:
-        """Return the sources that have a gradient from group `g`."""
-        tree = self.gradients[g]
-        assert isinstance(tree, structures.Branch)
-        return [i for i, entry in enumerate(tree.entries) if not isinstance(entry, structures.StaticLeaf)]
-
-    def sizes(self) -> list[tuple[int, int]]:
-        """Return, for each group, how many seeds it takes and how many tensors its gradients are."""
-        pairs = zip(self.groups, self.gradients, strict=True)
-        return [(len(group), len(structures.leaves(tree))) for group, tree in pairs]
-
-
-def _trace_joint(trace: Trace, groups: list[list[int]], watched: Sequence[bool]) -> _Joint:
-    """Add gradients to a function's graph. The user's Python does not run again."""
-    sources = [*trace.inputs, *trace.graph.internal_captures]
-    chosen = [i for i, watch in enumerate(watched) if watch and _has_gradient(sources[i])]
-    seeds: list[tf.Tensor] = []
-    flat: list[tf.Tensor] = []
-    trees = []
-    with trace.graph.as_default():
-        for group in groups:
-            targets = [trace.outputs[k] for k in group]
-            own_seeds = [tf.compat.v1.placeholder(t.dtype, t.shape, "graphsplit_seed") for t in targets]
-            found = tf.gradients(targets, [sources[i] for i in chosen], own_seeds) if chosen and group else []
-            by_source: list[Any] = [None] * len(watched)
-            for i, gradient in zip(chosen, found, strict=True):
-                by_source[i] = gradient
-            tensors, tree = structures.flatten(by_source)
-            seeds += own_seeds
-            flat += tensors
-            trees.append(tree)
-    names = [*trace.program.input_names, *[f"gradient of output {k}" for group in groups for k in group]]
-    inputs, outputs = (*trace.inputs, *seeds), (*trace.outputs, *flat)
-    effects = [trace.program.ops[i].name for i in trace.program.effects]
-    shapes = _shapes(trace, groups)
-    joint = read_graph(trace.function, inputs, outputs, effects, trace.result, names, shapes, len(seeds))
-    return _Joint(joint, groups, trees)
-
-
-def _shapes(trace: Trace, groups: Sequence[Sequence[int]]) -> list[Shape | None]:
-    """Return the shapes of arguments and of seeds: those of the outputs."""
-    program = trace.program
-    arguments = [program.ops[i].out_shapes[0] for i in program.inputs]
-    return [*arguments, *[program.shape(program.outputs[k]) for group in groups for k in group]]
-
-
-def _has_gradient(source: tf.Tensor) -> bool:
-    held = resource_value(source) if source.dtype == tf.resource else (source.dtype, None)
-    return held is not None and _is_differentiable(held[0])
-
-
-def _outputs_by_sources(joint: _Joint) -> list[list[int]]:
-    """Return the outputs grouped by the sources they depend on: those whose gradients their seeds reach."""
-    program, group = joint.trace.program, joint.groups[0]
-    arguments = len(program.inputs) - len(group)
-    first = len(program.outputs) - len(structures.leaves(joint.gradients[0]))
-    readers = _readers(program)
-    found: dict[tuple[int, ...], list[int]] = {}
-    for k, seed in zip(group, program.inputs[arguments:], strict=True):
-        reached = descendants(readers, [seed])
-        key = tuple([i for i, t in enumerate(program.outputs[first:]) if t.op in reached])
-        found.setdefault(key, []).append(k)
-    return list(found.values())
-
-
-def _grouped(
-    program: Program, sources: Sequence[int], chosen: Sequence[int], outputs: Sequence[Tensor]
-) -> list[list[int]]:
-    """Return the chosen outputs grouped by the sources that they can depend on, before anything is differentiated."""
-    readers = _readers(program)
-    reached = [descendants(readers, [source]) for source in sources]
-    found: dict[tuple[int, ...], list[int]] = {}
-    for k in chosen:
-        found.setdefault(tuple([i for i, r in enumerate(reached) if outputs[k].op in r]), []).append(k)
-    return list(found.values()) or [[]]
-
-
-def _readers(program: Program) -> dict[int, list[int]]:
-    readers: dict[int, list[int]] = {}
-    for op in program.ops:
-        for tensor in op.inputs:
-            readers.setdefault(tensor.op, []).append(op.index)
-    return readers
-
-
-def _gradients_only(single: Trace, joint: _Joint, g: int) -> Trace:
-    """Return one group's gradients as a function of arguments and the group's seeds, without effects."""
-    sizes = joint.sizes()
-    first_seed = len(single.inputs) + sum(seeds for seeds, _ in sizes[:g])
-    first = len(single.outputs) + sum(results for _, results in sizes[:g])
-    inputs = (*single.inputs, *joint.trace.inputs[first_seed : first_seed + sizes[g][0]])
-    outputs = joint.trace.outputs[first : first + sizes[g][1]]
-    names = (*single.program.input_names, *[f"gradient of output {k}" for k in joint.groups[g]])
-    shapes = _shapes(single, [joint.groups[g]])
-    return read_graph(joint.trace.function, inputs, outputs, (), joint.gradients[g], names, shapes, sizes[g][0])

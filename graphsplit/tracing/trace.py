@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +36,7 @@ class Trace:
       inputs, outputs: the flat arguments and results as tensors of `graph`.
       graph: TensorFlow's own graph of the function. Gradients are added to it; the program is read off it.
       function: TensorFlow's traced function, which owns the graph and the bodies of loops and branches.
+      lock: held by whoever adds to the graph or reads it; traces of one graph share it.
     """
 
     program: Program
@@ -45,6 +47,7 @@ class Trace:
     outputs: tuple[tf.Tensor, ...] = field(repr=False)
     graph: Any = field(repr=False)
     function: Any = field(repr=False)
+    lock: Any = field(default_factory=threading.RLock, repr=False)
 
     @property
     def outer_graph(self) -> Any:
@@ -99,6 +102,7 @@ def read_graph(
     names: Sequence[str],
     shapes: Sequence[Shape | None] | None = None,
     seeds: int = 0,
+    lock: Any = None,
 ) -> Trace:
     """Return some of a traced function's graph as a trace of its own, calls inlined.
 
@@ -112,6 +116,7 @@ def read_graph(
       names: how the user calls each input.
       shapes: of each input, see `trace`.
       seeds: how many of the inputs, the last, are gradients of outputs.
+      lock: of the trace whose graph it is, if there is one already.
     """
     graph = function.graph
     inner = sorted({name for names in graph.get_collection(_COLLECTION)[-1:] for name in names})
@@ -134,7 +139,9 @@ def read_graph(
     )
     program = graph_to_program(graph.as_graph_def(), reading)
     captures = tuple(graph.external_captures)
-    return Trace(program, captures, tuple(graph.variables), result, tuple(inputs), tuple(outputs), graph, function)
+    lock = threading.RLock() if lock is None else lock
+    variables = tuple(graph.variables)
+    return Trace(program, captures, variables, result, tuple(inputs), tuple(outputs), graph, function, lock)
 
 
 def inside_trace(name: str = "") -> bool:

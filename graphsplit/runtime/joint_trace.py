@@ -1,0 +1,160 @@
+"""Joint traces: a function traced together with its vector-Jacobian products, in the function's own graph."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core import structures
+from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.core.tensorflow_internals import resource_value
+from graphsplit.program.program import Program
+from graphsplit.runtime.cutting import descendants
+from graphsplit.tracing.trace import Trace, read_graph
+
+
+@dataclass(frozen=True, eq=False)
+class JointTrace:
+    """A function traced together with the gradients of its sources (arguments, then captures).
+
+    Attributes:
+      trace: arguments and seeds (gradients of the outputs, group by group) -> outputs and gradients, group by group.
+      groups: the floating-point outputs that share a product.
+      gradients: for each group, the structure of the list of gradients by source; None where there is none.
+    """
+
+    trace: Trace
+    groups: list[list[int]]
+    gradients: list[structures.Tree]
+
+    def sources(self, g: int) -> list[int]:
+        """Return the sources that have a gradient from group `g`."""
+        tree = self.gradients[g]
+        assert isinstance(tree, structures.Branch)
+        return [i for i, entry in enumerate(tree.entries) if not isinstance(entry, structures.StaticLeaf)]
+
+    def sizes(self) -> list[tuple[int, int]]:
+        """Return, for each group, how many seeds it takes and how many tensors its gradients are."""
+        pairs = zip(self.groups, self.gradients, strict=True)
+        return [(len(group), len(structures.leaves(tree))) for group, tree in pairs]
+
+
+def joint_trace(trace: Trace, watched: Sequence[bool]) -> JointTrace:
+    """Trace a function together with its gradients by the sources that are watched."""
+    chosen = [i for i, watch in enumerate(watched) if watch and _has_gradient(_sources(trace)[i])]
+    groups = _grouped(trace.program, chosen)
+    joint = _trace_joint(trace, groups, watched)
+    if any(op.bodies for op in trace.program.ops):
+        return joint  # TensorFlow changes a loop when it differentiates it: not twice
+    finer = _grouped_by_seeds(joint)
+    return joint if len(finer) == len(groups) else _trace_joint(trace, finer, watched)
+
+
+def _trace_joint(trace: Trace, groups: list[list[int]], watched: Sequence[bool]) -> JointTrace:
+    """Add gradients to a function's graph, for groups of outputs. The user's Python does not run again."""
+    sources = _sources(trace)
+    chosen = [i for i, watch in enumerate(watched) if watch and _has_gradient(sources[i])]
+    seeds: list[tf.Tensor] = []
+    flat: list[tf.Tensor] = []
+    trees = []
+    with trace.graph.as_default():
+        for group in groups:
+            targets = [trace.outputs[k] for k in group]
+            own_seeds = [tf.compat.v1.placeholder(t.dtype, t.shape, "graphsplit_seed") for t in targets]
+            found = tf.gradients(targets, [sources[i] for i in chosen], own_seeds) if chosen else []
+            by_source: list[Any] = [None] * len(watched)
+            for i, gradient in zip(chosen, found, strict=True):
+                by_source[i] = gradient
+            tensors, tree = structures.flatten(by_source)
+            seeds += own_seeds
+            flat += tensors
+            trees.append(tree)
+    names = [*trace.program.input_names, *[f"gradient of output {k}" for group in groups for k in group]]
+    inputs, outputs = (*trace.inputs, *seeds), (*trace.outputs, *flat)
+    effects = [trace.program.ops[i].name for i in trace.program.effects]
+    shapes = _shapes(trace, groups)
+    joint = read_graph(trace.function, inputs, outputs, effects, trace.result, names, shapes, len(seeds), trace.lock)
+    return JointTrace(joint, groups, trees)
+
+
+def _sources(trace: Trace) -> list[tf.Tensor]:
+    return [*trace.inputs, *trace.graph.internal_captures]
+
+
+def _shapes(trace: Trace, groups: Sequence[Sequence[int]]) -> list[Shape | None]:
+    """Return the shapes of arguments and of seeds: those of the outputs."""
+    program = trace.program
+    arguments = [program.ops[i].out_shapes[0] for i in program.inputs]
+    return [*arguments, *[program.shape(program.outputs[k]) for group in groups for k in group]]
+
+
+def differentiable_outputs(program: Program) -> list[int]:
+    """Return which outputs have gradients: those of floating-point numbers."""
+    return [k for k, t in enumerate(program.outputs) if _is_differentiable(program.ops[t.op].out_dtypes[t.index])]
+
+
+def _is_differentiable(dtype: tf.DType) -> bool:
+    return bool(dtype.is_floating or dtype.is_complex)
+
+
+def _has_gradient(source: tf.Tensor) -> bool:
+    held = resource_value(source) if source.dtype == tf.resource else (source.dtype, None)
+    return held is not None and _is_differentiable(held[0])
+
+
+def _grouped(program: Program, chosen: Sequence[int]) -> list[list[int]]:
+    """Return the differentiable outputs grouped by the sources they can depend on, before anything is differentiated.
+
+    Args:
+      program: the function.
+      chosen: the sources that count.
+    """
+    readers, sources = _readers(program), (*program.inputs, *program.captures)
+    reached = [descendants(readers, [sources[i]]) for i in chosen]
+    found: dict[tuple[int, ...], list[int]] = {}
+    for k in differentiable_outputs(program):
+        found.setdefault(tuple([i for i, r in enumerate(reached) if program.outputs[k].op in r]), []).append(k)
+    return list(found.values())
+
+
+def _grouped_by_seeds(joint: JointTrace) -> list[list[int]]:
+    """Return the outputs grouped by the sources they do depend on: those whose gradients their seeds reach."""
+    program, sizes = joint.trace.program, joint.sizes()
+    readers = _readers(program)
+    result: list[list[int]] = []
+    seed = len(program.inputs) - sum(seeds for seeds, _ in sizes)
+    first = len(program.outputs) - sum(results for _, results in sizes)
+    for group, (_, results) in zip(joint.groups, sizes, strict=True):
+        found: dict[tuple[int, ...], list[int]] = {}
+        for k in group:
+            reached = descendants(readers, [program.inputs[seed]])
+            gradients = enumerate(program.outputs[first : first + results])
+            found.setdefault(tuple([i for i, t in gradients if t.op in reached]), []).append(k)
+            seed += 1
+        first += results
+        result += found.values()
+    return result
+
+
+def _readers(program: Program) -> dict[int, list[int]]:
+    readers: dict[int, list[int]] = {}
+    for op in program.ops:
+        for tensor in op.inputs:
+            readers.setdefault(tensor.op, []).append(op.index)
+    return readers
+
+
+def gradients_only(single: Trace, joint: JointTrace, g: int) -> Trace:
+    """Return one group's gradients as a function of arguments and the group's seeds, without effects."""
+    sizes = joint.sizes()
+    first_seed = len(single.inputs) + sum(seeds for seeds, _ in sizes[:g])
+    first = len(single.outputs) + sum(results for _, results in sizes[:g])
+    inputs = (*single.inputs, *joint.trace.inputs[first_seed : first_seed + sizes[g][0]])
+    outputs = joint.trace.outputs[first : first + sizes[g][1]]
+    names = (*single.program.input_names, *[f"gradient of output {k}" for k in joint.groups[g]])
+    shapes = _shapes(single, [joint.groups[g]])
+    tree, seeds = joint.gradients[g], sizes[g][0]
+    return read_graph(joint.trace.function, inputs, outputs, (), tree, names, shapes, seeds, single.lock)
