@@ -232,6 +232,15 @@ def test_a_mapping_that_cannot_be_made_again_is_named():
     )
 
 
+def test_an_extension_type_is_split_by_an_axis_only():
+    parallel = gs.parallelize(lambda value: value.x, devices=2, split={"value": {"x": 0}})
+    with pytest.raises(gs.ArgumentError) as error:
+        parallel(Extension(numbers(4), numbers(4)))
+    assert str(error.value) == (
+        "split gives {'x': 0} for value, a Extension, whose tensors are split alike; give an axis or None."
+    )
+
+
 def test_a_deque_keeps_its_length():
     result = gs.parallelize(lambda queue: queue, devices=2)(collections.deque([numbers(4)], 3))
     assert result.maxlen == 3

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import tensorflow as tf
 
@@ -15,7 +15,7 @@ from graphsplit.core.structures import Branch, CompositeLeaf, StaticLeaf, Tensor
 from graphsplit.core.symbolic_sizes import MOST_LENGTHS, Shape, Size, length, rows
 
 _ANY_BATCH = "planned for any batch size"
-Split = Any  # int | None | Mapping | Sequence, nested as the arguments are
+Split: TypeAlias = "int | Mapping[Any, Split] | Sequence[Split] | None"  # nested as the arguments are
 
 
 @dataclass(frozen=True)
@@ -144,6 +144,11 @@ def _collect(spec: Split, explicit: bool, tree: Tree, path: str, found: list[_Ar
     if isinstance(tree, StaticLeaf):
         return
     if isinstance(tree, CompositeLeaf) and issubclass(tree.spec.value_type, tf.experimental.ExtensionType):
+        if spec is not None and (isinstance(spec, bool) or not isinstance(spec, int)):
+            raise ArgumentError(
+                f"split gives {spec!r} for {path}, a {tree.spec.value_type.__name__}, whose tensors are split alike; "
+                "give an axis or None."
+            )
         found += [_Argument(p, leaf, spec, False) for p, leaf in paths(tree, path)]
     elif isinstance(tree, CompositeLeaf):
         if explicit and spec is not None:

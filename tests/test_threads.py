@@ -1,0 +1,160 @@
+"""Threads: one parallelized function called, differentiated and updated by many at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from tests.helpers.law import assert_close
+
+DOUBLE = tf.float64
+THREADS = 8
+
+
+def rows(count: int) -> tf.Tensor:
+    return tf.random.stateless_normal((count, 3), [1, count], dtype=DOUBLE)
+
+
+def at_once(work: Callable[[int], Any], threads: int = THREADS) -> list[Any]:
+    """Return what `work(i)` returns in each thread; all start at the same moment."""
+    barrier = threading.Barrier(threads)
+
+    def run(i: int) -> Any:
+        barrier.wait()
+        return work(i)
+
+    with ThreadPoolExecutor(threads) as pool:
+        return list(pool.map(run, range(threads)))
+
+
+def forward(w: tf.Variable) -> Callable[[tf.Tensor], Any]:
+    return lambda x: {"y": tf.nn.softmax(x @ w), "loss": tf.reduce_mean((x @ w) ** 2)}
+
+
+def gradients(fn: Callable[..., Any], x: tf.Tensor, w: tf.Variable) -> Any:
+    with tf.GradientTape(persistent=True) as tape:
+        tape.watch(x)
+        result = fn(x)
+        total = tf.reduce_sum(result["y"] ** 3) + result["loss"]
+    return tape.gradient(total, [x, w]), tape.gradient(result["loss"], [x, w])
+
+
+def second(fn: Callable[..., Any], x: tf.Tensor, w: tf.Variable) -> Any:
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        slope = gradients(fn, x, w)[0][0]
+        value = tf.reduce_sum(slope**2)
+    return outer.gradient(value, [x, w])
+
+
+@pytest.mark.parametrize("again", range(4))
+@pytest.mark.parametrize("derivative", [gradients, second])
+def test_first_gradients(derivative: Callable[..., Any], again: int):
+    w = tf.Variable(rows(3))
+    parallel = gs.parallelize(forward(w), devices=2)
+    x = rows(5)
+    expected = derivative(forward(w), x, w)
+    for found in at_once(lambda _: derivative(parallel, x, w), 4):
+        assert_close(found, expected, tolerance=1e-11)
+
+
+@pytest.mark.parametrize("reduce_retracing", [False, True])
+def test_calls_and_gradients_of_same_and_different_shapes(reduce_retracing: bool):
+    w = tf.Variable(rows(3))
+    parallel = gs.parallelize(forward(w), devices=3, reduce_retracing=reduce_retracing)
+    inputs = [rows(2 + i // 2) for i in range(THREADS)]
+
+    def work(i: int) -> Any:
+        return [(parallel(inputs[i]), gradients(parallel, inputs[i], w)) for _ in range(3)]
+
+    plain = tf.function(forward(w), reduce_retracing=True)
+    for x, found in zip(inputs, at_once(work), strict=True):
+        expected = (plain(x), gradients(plain, x, w))
+        for each in found:
+            assert_close(each, expected)
+    assert len(parallel._traces.compiled) <= 4
+
+
+def test_traced_once_by_all_threads():
+    traces = []
+
+    def f(x):
+        traces.append(threading.get_ident())
+        return x * 2
+
+    parallel = gs.parallelize(f, devices=2)
+    for found in at_once(lambda _: parallel(rows(5))):
+        assert_close(found, rows(5) * 2)
+    assert len(traces) == 1
+
+
+def test_updates_are_all_there():
+    total, count = tf.Variable(0.0, dtype=DOUBLE), tf.Variable(0)
+
+    @gs.parallelize(devices=2)
+    def update(x):
+        total.assign_add(tf.reduce_sum(x))
+        return count.assign_add(1)
+
+    x = tf.ones((5, 3), DOUBLE)
+    numbers = [n for found in at_once(lambda _: [int(update(x)) for _ in range(5)]) for n in found]
+    assert int(count) == 5 * THREADS
+    assert float(total) == 15.0 * 5 * THREADS
+    assert max(numbers) == 5 * THREADS
+
+
+def test_methods_of_one_instance():
+    traces = []
+
+    class Model:
+        def __init__(self):
+            self.w = tf.Variable(rows(3))
+
+        @gs.parallelize(devices=2)
+        def __call__(self, x):
+            traces.append(1)
+            return x @ self.w
+
+    model = Model()
+    for found in at_once(lambda _: model(rows(5))):
+        assert_close(found, rows(5) @ model.w)
+    assert len(traces) == 1
+
+
+def test_in_outer_functions():
+    w = tf.Variable(rows(3))
+    parallel = gs.parallelize(forward(w), devices=2)
+    expected = [gradients(forward(w), rows(2 + i % 3), w) for i in range(THREADS)]
+
+    def work(i: int) -> Any:
+        return gradients(tf.function(lambda x: parallel(x), autograph=False), rows(2 + i % 3), w)
+
+    assert_close(at_once(work), expected)
+
+
+def test_everything_that_is_asked_of_a_function():
+    w = tf.Variable(rows(3))
+    parallel = gs.parallelize(forward(w), devices=2)
+    x = rows(6)
+    expected = forward(w)(x)
+    ask: list[Callable[[], Any]] = [
+        lambda: str(parallel.plan(x)),
+        lambda: str(parallel.gradient_plan(x)),
+        lambda: len(parallel.graph_def(x).node),
+        lambda: len(parallel.placement(x).graph),
+        lambda: [len(result["y"]) for result in parallel.map([x, x])],
+        lambda: gs.verify(parallel, x).largest < 1e-9,
+        lambda: len(parallel.variables(x)),
+        lambda: assert_close(parallel(x), expected),
+    ]
+    one_after_the_other = [question() for question in ask]
+    assert at_once(lambda i: ask[i](), len(ask)) == one_after_the_other
+    fresh = parallel = gs.parallelize(forward(w), devices=2)
+    assert at_once(lambda i: ask[i](), len(ask)) == one_after_the_other
+    assert len(fresh._traces.compiled) == 1
