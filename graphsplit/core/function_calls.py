@@ -56,6 +56,16 @@ def function_names(node: Any) -> list[str]:
     return names
 
 
+def called_functions(function: Any, library: Mapping[str, Any]) -> list[str]:
+    """Return the functions of a library that the nodes of a `FunctionDef` name, by any attribute or as their type."""
+    found: list[str] = []
+    for node in function.node_def:
+        found.append(node.op)
+        for value in node.attr.values():
+            found += [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
+    return [name for name in dict.fromkeys(found) if name in library]
+
+
 def rename_functions(node: Any, names: Mapping[str, str]) -> None:
     """Let a control-flow node name other functions."""
     for attribute in CONTROL_FLOW[node.op].functions:

@@ -6,6 +6,7 @@ loop is read with the sizes that it begins with, and those that it no longer has
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.function_calls import function_names
+from graphsplit.core.function_calls import called_functions, function_names
 from graphsplit.core.graphdefs import constant_value, function_graph, inline_calls
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import Shape, agreed, has_sizes, with_sizes, without_sizes
@@ -49,7 +50,7 @@ class Bodies:
       build: `build_program`.
       library, versions: of the graph.
       symbols: the unknown sizes of the program.
-      memo: what was read before.
+      memo: what was read before, of this graph or of others: functions are told apart by all that they consist of.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class Bodies:
         self._versions = versions
         self._symbols = symbols
         self._memo = memo
+        self._digests: dict[str, bytes] = {}
 
     def of_branches(self, node: Any, given: Given) -> tuple[dict[str, Program], list[Shape | None]]:
         """Return the programs that a branch or call chooses among, and the shapes in which their results agree."""
@@ -95,10 +97,20 @@ class Bodies:
         return programs, Given(carried.shapes, carried.elements, pushed, kept)
 
     def _read(self, name: str, given: Given) -> Program:
-        key = name, repr(given)
+        key = self._digest(name), self._symbols, repr(given)
         if key not in self._memo:
             self._memo[key] = self._program(self._library[name], given)
         return self._memo[key]
+
+    def _digest(self, name: str) -> bytes:
+        """Return what tells a function from every other: its content, and that of all functions that it calls."""
+        if name not in self._digests:
+            function = self._library[name]
+            digest = hashlib.sha256(function.SerializeToString(deterministic=True))
+            for called in called_functions(function, self._library):
+                digest.update(self._digest(called))
+            self._digests[name] = digest.digest()
+        return self._digests[name]
 
     def _program(self, function: Any, given: Given) -> Program:
         known = [without_sizes(shape) for shape in given.shapes]

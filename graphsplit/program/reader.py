@@ -65,7 +65,7 @@ def build_program(
       seeds: how many of the inputs, the last, are gradients of outputs.
       symbols: the unknown sizes of the program that this is a part of.
       held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
-      memo: functions that were read before, with what was known of their arguments.
+      memo: functions that were read before, with what was known of their arguments; those read now are added.
       stages: the stages among the calls that were inlined.
 
     Raises:

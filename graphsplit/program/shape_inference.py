@@ -98,7 +98,7 @@ def import_for_shapes(
             shape = tf.TensorShape(shape_at(given_shapes[node.name], point))
             copy.attr["shape"].CopyFrom(tf.compat.v1.AttrValue(shape=shape.as_proto()))
         if node.name in findings.elements:
-            copy.input[ELEMENT_SHAPE[node.op]] = f"{node.name}{HELPER}shape"
+            _replace_input(copy, ELEMENT_SHAPE[node.op], f"{node.name}{HELPER}shape")
             copy.attr["shape_type"].type = tf.int32.as_datatype_enum
         if node.name in findings.counts:
             copy.attr["num_elements"].i = findings.counts[node.name].polynomial.at(point)
@@ -106,15 +106,21 @@ def import_for_shapes(
             shapes = [tf.TensorShape(shape_at(shape, point)).as_proto() for shape in findings.outputs[node.name]]
             del copy.attr["output_shapes"].list.shape[:]
             copy.attr["output_shapes"].list.shape.extend(shapes)
-        for i, reference in enumerate(copy.input):
+        for i, reference in enumerate(node.input):
             if reference in findings.values:
-                copy.input[i] = _value_name(reference)
+                _replace_input(copy, i, _value_name(reference))
     for reference, value in findings.values.items():
         graph_def.node.append(constant_node(_value_name(reference), value.at(point), value.dtype))
     graph = tf.Graph()
     with graph.as_default():
         tf.graph_util.import_graph_def(graph_def, name="")
     return graph
+
+
+def _replace_input(node: Any, i: int, reference: str) -> None:
+    """Let a node read something else and wait for what it read: it comes after that when operations are read."""
+    node.input.append(f"^{split_reference(node.input[i])[0]}")
+    node.input[i] = reference
 
 
 def _element_shape(name: str, shape: Shape | None) -> Any:

@@ -76,7 +76,7 @@ def _trace_joint(trace: Trace, groups: list[list[int]], watched: Sequence[bool])
     inputs, outputs = (*trace.inputs, *seeds), (*trace.outputs, *flat)
     effects = [trace.program.ops[i].name for i in trace.program.effects]
     shapes = _shapes(trace, groups)
-    joint = read_graph(trace.function, inputs, outputs, effects, trace.result, names, shapes, len(seeds), trace.lock)
+    joint = read_graph(trace.function, inputs, outputs, effects, trace.result, names, shapes, len(seeds), trace.shared)
     return JointTrace(joint, groups, trees)
 
 
@@ -157,4 +157,4 @@ def gradients_only(single: Trace, joint: JointTrace, g: int) -> Trace:
     names = (*single.program.input_names, *[f"gradient of output {k}" for k in joint.groups[g]])
     shapes = _shapes(single, [joint.groups[g]])
     tree, seeds = joint.gradients[g], sizes[g][0]
-    return read_graph(joint.trace.function, inputs, outputs, (), tree, names, shapes, seeds, single.lock)
+    return read_graph(joint.trace.function, inputs, outputs, (), tree, names, shapes, seeds, single.shared)

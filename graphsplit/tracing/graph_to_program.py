@@ -41,6 +41,7 @@ class Reading:
       seeds: how many of the inputs, the last, are gradients of outputs.
       notes: what a user might not expect.
       names_stay: whether what is returned keeps its name, because others read it by that.
+      bodies: of loops and branches, those that were read before.
     """
 
     inputs: Sequence[str]
@@ -55,6 +56,7 @@ class Reading:
     seeds: int = 0
     notes: Sequence[str] = ()
     names_stay: bool = False
+    bodies: dict[Any, Program] = field(default_factory=dict)
     adjust: Callable[[Sequence[Any]], None] = field(default=lambda _: None)
 
 
@@ -98,6 +100,7 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
         locate=reading.locate,
         seeds=reading.seeds,
         stages=stages,
+        memo=reading.bodies,
     )
     given = dict(zip(reading.inputs, reading.shapes, strict=bool(reading.shapes)))
     return build_for_any_batch(build, given, notes)

@@ -24,6 +24,19 @@ _RETURNED_AS_IS = (bool, int, float, complex, str, bytes, type(None))
 
 
 @dataclass(frozen=True, eq=False)
+class SharedByTraces:
+    """What the traces of one graph share: a function, its gradients, and the gradients of those.
+
+    Attributes:
+      lock: held by whoever adds to the graph or reads it.
+      bodies: of loops and branches, as far as they were read.
+    """
+
+    lock: Any = field(default_factory=threading.RLock)
+    bodies: dict[Any, Program] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, eq=False)
 class Trace:
     """A traced call.
 
@@ -36,7 +49,7 @@ class Trace:
       inputs, outputs: the flat arguments and results as tensors of `graph`.
       graph: TensorFlow's own graph of the function. Gradients are added to it; the program is read off it.
       function: TensorFlow's traced function, which owns the graph and the bodies of loops and branches.
-      lock: held by whoever adds to the graph or reads it; traces of one graph share it.
+      shared: what traces of one graph have in common.
     """
 
     program: Program
@@ -47,7 +60,12 @@ class Trace:
     outputs: tuple[tf.Tensor, ...] = field(repr=False)
     graph: Any = field(repr=False)
     function: Any = field(repr=False)
-    lock: Any = field(default_factory=threading.RLock, repr=False)
+    shared: SharedByTraces = field(repr=False)
+
+    @property
+    def lock(self) -> Any:
+        """Held by whoever adds to the graph or reads it."""
+        return self.shared.lock
 
     @property
     def outer_graph(self) -> Any:
@@ -102,7 +120,7 @@ def read_graph(
     names: Sequence[str],
     shapes: Sequence[Shape | None] | None = None,
     seeds: int = 0,
-    lock: Any = None,
+    shared: SharedByTraces | None = None,
 ) -> Trace:
     """Return some of a traced function's graph as a trace of its own, calls inlined.
 
@@ -116,9 +134,9 @@ def read_graph(
       names: how the user calls each input.
       shapes: of each input, see `trace`.
       seeds: how many of the inputs, the last, are gradients of outputs.
-      lock: of the trace whose graph it is, if there is one already.
+      shared: by the traces of this graph, if there is one already.
     """
-    graph = function.graph
+    graph, shared = function.graph, shared or SharedByTraces()
     inner = sorted({name for names in graph.get_collection(_COLLECTION)[-1:] for name in names})
     reading = Reading(
         inputs=[tensor.op.name for tensor in inputs],
@@ -136,12 +154,12 @@ def read_graph(
             for name in inner
         ],
         adjust=_as_in_eager_code,
+        bodies=shared.bodies,
     )
     program = graph_to_program(graph.as_graph_def(), reading)
     captures = tuple(graph.external_captures)
-    lock = threading.RLock() if lock is None else lock
     variables = tuple(graph.variables)
-    return Trace(program, captures, variables, result, tuple(inputs), tuple(outputs), graph, function, lock)
+    return Trace(program, captures, variables, result, tuple(inputs), tuple(outputs), graph, function, shared)
 
 
 def inside_trace(name: str = "") -> bool:
