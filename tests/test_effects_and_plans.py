@@ -95,6 +95,25 @@ def test_verify_restores_state_and_reports():
     assert str(report).startswith("3 devices against one: largest relative difference")
 
 
+def test_verify_of_all_kinds_of_results():
+    def kinds(x):
+        return {"x": x * 2, "name": "text", "raw": b"raw", "none": None, "count": 3, "ragged": tf.ragged.stack([x, x])}
+
+    report = gs.verify(gs.parallelize(kinds, devices=2), tf.range(7.0))
+    assert len(report.differences) == 6
+    assert report.largest == 0.0
+
+
+def test_verify_is_not_recorded():
+    parallel, x = gs.parallelize(tf.square, devices=2), tf.range(7.0)
+    with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)) as accumulator, tf.GradientTape() as tape:
+        tape.watch(x)
+        y = x * 3
+        assert gs.verify(parallel, x).largest == 0.0
+    assert tape.gradient(y, x).numpy().tolist() == [3.0] * 7
+    assert accumulator.jvp(y).numpy().tolist() == [3.0] * 7
+
+
 def test_verify_sees_a_difference():
     calls = []
 

@@ -220,3 +220,49 @@ def test_an_unwatched_call_records_nothing_and_builds_no_gradient():
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         y = sharded(rows())["loss"]
     assert tape.gradient(y, rows()) is None
+
+
+# Second derivatives with unknown sizes
+
+
+def recurrent() -> tuple[Callable[[tf.Tensor], Any], tf.Variable]:
+    w, _ = weights()
+    w = tf.Variable(w[:3])
+
+    def forward(x):
+        h = total = tf.zeros_like(x[:, 0])
+        for t in tf.range(tf.shape(x)[1]):
+            h = tf.tanh(h @ w + x[:, t])
+            total += h**2
+        return {"y": total, "loss": tf.reduce_mean(h**2)}
+
+    return tf.function(forward, input_signature=[tf.TensorSpec([None, None, 3], DOUBLE)]), w
+
+
+def sequences(count: int, length: int) -> tf.Tensor:
+    return tf.random.stateless_normal((count, length, 3), [count, length], dtype=DOUBLE)
+
+
+def test_second_derivative_through_a_loop_over_an_unknown_length():
+    forward, w = recurrent()
+    sharded = parallel(forward)
+    for count, length in ((5, 2), (6, 4)):
+        x = sequences(count, length)
+        assert_close(second_derivative(sharded, x, w), second_derivative(forward, x, w), tolerance=1e-11)
+    ((compiled,),) = sharded._traces.compiled.values()
+    (pair,) = compiled._pairs.values()
+    bodies = compiled.trace.shared.bodies
+    assert len(pair._again_functions) == 1  # the second derivative asked for one of the groups
+    seen = len(bodies)
+    for g in range(len(pair._joint.groups)):
+        pair._again(g)
+    assert len(bodies) == seen > 0  # what the others share with it was not read again
+
+
+def test_gradients_of_outputs_with_sources_of_their_own_are_traced_once():
+    forward, variables = model()
+    sharded = parallel(forward)
+    gradients(sharded, rows(), variables)
+    compiled = sharded._get(sharded._flatten((rows(),), {})[1])
+    seeds = [op for op in compiled.trace.graph.get_operations() if op.name.startswith("graphsplit_seed")]
+    assert len(seeds) == 2  # one for each output

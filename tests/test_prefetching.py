@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from typing import NamedTuple
 
 import keras
 import pytest
@@ -212,3 +213,13 @@ def test_in_a_graph_it_is_refused():
     parallel = gs.parallelize(tf.sin, devices=DEVICES)
     with pytest.raises(gs.UnsupportedError, match="runs batch by batch, eagerly"):
         tf.function(lambda: parallel.map([rows(3)]))()
+
+
+def test_a_named_tuple_is_one_argument_as_in_dataset_map():
+    class Batch(NamedTuple):
+        x: tf.Tensor
+        y: tf.Tensor
+
+    parallel = gs.parallelize(lambda batch: batch.x + batch.y, devices=2)
+    (result,) = parallel.map([Batch(tf.range(5), tf.range(5))])
+    assert result.numpy().tolist() == [0, 2, 4, 6, 8]

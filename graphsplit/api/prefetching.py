@@ -40,7 +40,7 @@ def results(function: Any, batches: Iterator[Any], count: int) -> Iterator[Any]:
     """Yield what a `ParallelFunction` returns for every batch; see `ParallelFunction.map`."""
 
     def prepare(batch: Any) -> tuple[Any, Any, Any]:
-        arguments = batch if isinstance(batch, tuple) else (batch,)
+        arguments = batch if type(batch) is tuple else (batch,)  # not a named one, as in Dataset.map
         tensors, tree = function._flatten(arguments, {})
         compiled = function._find(tree)  # new signatures are traced by the user's own thread
         return tensors, tree, compiled.send(tensors) if compiled and compiled.sends else None

@@ -12,6 +12,7 @@ import tensorflow as tf
 from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError
+from graphsplit.core.tensorflow_internals import no_recording
 
 
 @dataclass(frozen=True)
@@ -76,7 +77,7 @@ def verify(function: ParallelFunction[P, R], *args: P.args, **kwargs: P.kwargs) 
 
     def run(call: Callable[..., Any]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         try:
-            outputs, _ = structures.flatten(structures.map_static(_number, call(*args, **kwargs)))
+            outputs, _ = structures.flatten(structures.map_static(_as_tensor, call(*args, **kwargs)))
             return outputs, [tf.identity(variable) for variable in variables]
         finally:
             for variable, value in zip(variables, before, strict=True):
@@ -86,17 +87,18 @@ def verify(function: ParallelFunction[P, R], *args: P.args, **kwargs: P.kwargs) 
         with tf.device(function.home):
             return single(*args, **kwargs)
 
-    outputs, state = run(run_single)
-    outputs_n, state_n = run(function)
+    with no_recording():  # by a tape around this, which is not about these two runs
+        outputs, state = run(run_single)
+        outputs_n, state_n = run(function)
     found = [_difference(f"output {i}", a, b) for i, (a, b) in enumerate(zip(outputs, outputs_n, strict=True))]
     names = [getattr(variable, "path", None) or variable.name for variable in variables]
     found += [_difference(f"variable {n}", a, b) for n, a, b in zip(names, state, state_n, strict=True)]
     return Report(tuple(sorted(found, key=lambda d: -d.relative)), function.devices)
 
 
-def _number(value: Any) -> Any:
-    """Return a Python number as a tensor: `tf.function` returns those as tensors too."""
-    return tf.convert_to_tensor(value) if isinstance(value, (bool, int, float, complex)) else value
+def _as_tensor(value: Any) -> Any:
+    """Return a Python number or string as a tensor: `tf.function` returns those as tensors too."""
+    return tf.convert_to_tensor(value) if isinstance(value, (bool, int, float, complex, str, bytes)) else value
 
 
 def _difference(name: str, expected: tf.Tensor, actual: tf.Tensor) -> Difference:

@@ -20,7 +20,17 @@ SIZES = "Sizes"
 
 
 _ONLY_READ = frozenset(
-    {"Assert", "NoOp", "Placeholder", "ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VarHandleOp"}
+    {
+        "Assert",
+        "NoOp",
+        "Placeholder",
+        "ReadVariableOp",
+        "ResourceGather",
+        "ResourceGatherNd",
+        "VarHandleOp",
+        "VarIsInitializedOp",
+        "VariableShape",
+    }
 )
 _NO_ATTRIBUTE = tf.compat.v1.AttrValue()
 
