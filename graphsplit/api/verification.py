@@ -12,7 +12,6 @@ import tensorflow as tf
 from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.tensorflow_internals import no_recording
 
 
 @dataclass(frozen=True)
@@ -87,9 +86,8 @@ def verify(function: ParallelFunction[P, R], *args: P.args, **kwargs: P.kwargs) 
         with tf.device(function.home):
             return single(*args, **kwargs)
 
-    with no_recording():  # by a tape around this, which is not about these two runs
-        outputs, state = run(run_single)
-        outputs_n, state_n = run(function)
+    outputs, state = run(run_single)
+    outputs_n, state_n = run(function)
     found = [_difference(f"output {i}", a, b) for i, (a, b) in enumerate(zip(outputs, outputs_n, strict=True))]
     names = [getattr(variable, "path", None) or variable.name for variable in variables]
     found += [_difference(f"variable {n}", a, b) for n, a, b in zip(names, state, state_n, strict=True)]
