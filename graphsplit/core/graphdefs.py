@@ -21,8 +21,13 @@ CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 XLA_ATTRIBUTE = "_XlaMustCompile"
 
 
-def output_names(node: Any) -> list[str]:
-    """Return the names of a node's outputs as function bodies spell them: `["output:0", "output:1"]`."""
+def output_names(node: Any, library: Mapping[str, Any] | None = None) -> list[str]:
+    """Return the names of a node's outputs as function bodies spell them: `["output:0", "output:1"]`.
+
+    With a library (functions by name), also of a node that calls one of its functions as if it were an op.
+    """
+    if library and node.op in library:
+        return [f"{argument.name}:0" for argument in library[node.op].signature.output_arg]
     definition = op_definition(node.op)
     if definition is None:
         raise UnsupportedError(f"The operation type {node.op!r} of node {node.name!r} is not registered here.")
@@ -138,7 +143,7 @@ def _inline_one_level(nodes: list[Any], library: Mapping[str, Any]) -> list[Any]
         if not name:
             result.append(node)
             continue
-        body, outputs, effects[node.name] = _body_of_call(node, library[name])
+        body, outputs, effects[node.name] = _body_of_call(node, library[name], library)
         tensors.update({f"{node.name}:{i}": reference for i, reference in enumerate(outputs)})
         result += body
     for node in result:
@@ -174,13 +179,13 @@ def _redirect(node: Any, tensors: Mapping[str, str], effects: Mapping[str, list[
         node.input.extend(data + list(dict.fromkeys(controls)))
 
 
-def _body_of_call(call: Any, function: Any) -> tuple[list[Any], list[str], list[str]]:
+def _body_of_call(call: Any, function: Any, library: Mapping[str, Any]) -> tuple[list[Any], list[str], list[str]]:
     """Return the nodes of the called body, the references of its outputs, and the nodes that end its effects."""
     data = [i for i in call.input if not i.startswith("^")]
     controls = [i for i in call.input if i.startswith("^")]
     arguments = {argument.name: data[i] for i, argument in enumerate(function.signature.input_arg)}
     prefix = call.name + "/"
-    flat = {node.name: output_names(node) for node in function.node_def}
+    flat = {node.name: output_names(node, library) for node in function.node_def}
 
     def translate(reference: str) -> str:
         if reference.startswith("^"):
@@ -229,7 +234,8 @@ def function_graph(
         value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
         dtype = tf.as_dtype(argument.type)
         graph.node.append(make_node(argument.name, "Placeholder", [], dtype=dtype, shape=value))
-    flat = {node.name: output_names(node) for node in function.node_def}
+    functions = {other.signature.name: other for other in graph.library.function}
+    flat = {node.name: output_names(node, functions) for node in function.node_def}
 
     def translate(reference: str) -> str:
         if reference[0] == "^" or reference in arguments:

@@ -175,10 +175,8 @@ class _Flattener:
         return results, ends + [split_reference(reference)[0] for reference in results]
 
     def _output_names(self, node: Any) -> list[str]:
-        if node.op in self._library:
-            return [f"{argument.name}:0" for argument in self._library[node.op].signature.output_arg]
         try:
-            return output_names(node)
+            return output_names(node, self._library)
         except UnsupportedError:
             return []
 

@@ -70,7 +70,11 @@ class _Hoister:
             self.library[name] = changed
 
     def _is_stateless(self, name: str) -> bool:
-        return not any(op_definition(node.op).is_stateful for node in self.library[name].node_def)
+        """Return whether nothing in a function has a state; a node may call another function by its name."""
+        return all(
+            self._is_stateless(node.op) if node.op in self.library else not op_definition(node.op).is_stateful
+            for node in self.library[name].node_def
+        )
 
     def _hoist_node(self, node: Any, returned: set[str], spelling: str, handles: dict[str, str]) -> list[Any]:
         """Hoist what can be hoisted out of one node; return the reads that now stand before it."""
