@@ -7,7 +7,9 @@ from collections.abc import Callable
 from benchmarks.coverage_models import Training
 from benchmarks.programs import contrasts, decisions, generative, likelihoods, regimes, sequences, tables, vision
 
-FLOAT32 = frozenset({"Augmentation in the model", "OCR", "Speech transformer, CTC"})  # Keras and TensorFlow fail there in float64
+FLOAT32 = frozenset(
+    {"Augmentation in the model", "OCR", "Speech transformer, CTC"}
+)  # Keras and TensorFlow fail there in float64
 
 PROGRAMS: dict[str, Callable[[], Training]] = {
     "VAE": generative.vae,

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 from keras import layers
@@ -57,9 +55,7 @@ def sim_siam() -> Training:
         return similarity(p[0], z[1]) / 2 + similarity(p[1], z[0]) / 2
 
     optimizer = keras.optimizers.SGD(keras.optimizers.schedules.CosineDecay(0.03, 100), momentum=0.6)
-    return training(
-        loss, weights_of(encoder, predictor), _views, optimizer, state=encoder.non_trainable_variables
-    )
+    return training(loss, weights_of(encoder, predictor), _views, optimizer, state=encoder.non_trainable_variables)
 
 
 def nnclr() -> Training:

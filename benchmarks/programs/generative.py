@@ -2,25 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
 from benchmarks.programs.building import (
     Training,
-    classify,
     draws,
-    integers,
     learner,
-    numbers,
-    perceptron,
     pictures,
     training,
-    weights_of,
 )
 
 
@@ -140,9 +133,13 @@ def wgan_gp() -> Training:
 
 def _translator() -> keras.Model:
     image = layers.Input((8, 8, 3))
-    x = layers.ReLU()(layers.GroupNormalization(-1)(layers.Conv2D(8, 3, padding="same")(ops.pad(image, _ALL_BY_ONE, "reflect"))))
+    x = layers.ReLU()(
+        layers.GroupNormalization(-1)(layers.Conv2D(8, 3, padding="same")(ops.pad(image, _ALL_BY_ONE, "reflect")))
+    )
     skip = x
-    x = layers.ReLU()(layers.GroupNormalization(-1)(layers.Conv2D(8, 3, padding="valid")(ops.pad(x, _ALL_BY_ONE, "reflect"))))
+    x = layers.ReLU()(
+        layers.GroupNormalization(-1)(layers.Conv2D(8, 3, padding="valid")(ops.pad(x, _ALL_BY_ONE, "reflect")))
+    )
     x = layers.Add()([x, skip])
     return keras.Model(image, layers.Conv2D(3, 3, activation="tanh")(x))
 
@@ -153,7 +150,12 @@ _ALL_BY_ONE = ((0, 0), (1, 1), (1, 1), (0, 0))
 def cycle_gan() -> Training:
     """Two translators and two critics, four optimizers, one persistent tape."""
     there, back = _translator(), _translator()
-    critics = [keras.Sequential([layers.Input((8, 8, 3)), layers.Conv2D(8, 4, 2, "same"), layers.LeakyReLU(), layers.Conv2D(1, 3)]) for _ in "ab"]
+    critics = [
+        keras.Sequential(
+            [layers.Input((8, 8, 3)), layers.Conv2D(8, 4, 2, "same"), layers.LeakyReLU(), layers.Conv2D(1, 3)]
+        )
+        for _ in "ab"
+    ]
     nets = [there, back, *critics]
     learners = [learner(net.trainable_variables) for net in nets]
 

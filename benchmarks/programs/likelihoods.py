@@ -12,10 +12,7 @@ from keras import layers, ops
 
 from benchmarks.programs.building import (
     Training,
-    adam,
-    classify,
     draws,
-    integers,
     learner,
     numbers,
     perceptron,
@@ -135,7 +132,11 @@ def vq_vae() -> Training:
         [layers.Input((8, 8, 1)), layers.Conv2D(16, 3, 2, "same", activation="relu"), layers.Conv2D(4, 1)]
     )
     decoder = keras.Sequential(
-        [layers.Input((4, 4, 4)), layers.Conv2DTranspose(16, 3, 2, "same", activation="relu"), layers.Conv2D(1, 3, padding="same")]
+        [
+            layers.Input((4, 4, 4)),
+            layers.Conv2DTranspose(16, 3, 2, "same", activation="relu"),
+            layers.Conv2D(1, 3, padding="same"),
+        ]
     )
     codes = keras.Variable(keras.random.uniform((4, 12), -1.0, 1.0, seed=2), name="codes")
 

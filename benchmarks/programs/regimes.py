@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import tensorflow as tf
 from keras import layers
 
 from benchmarks.programs.building import (
     Training,
-    adam,
     classify,
     draws,
     image_encoder,

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from keras import layers, ops
+from keras import layers
 
 from benchmarks.programs.building import Training, classify, integers, labels, learner, numbers, training
 

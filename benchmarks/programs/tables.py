@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import keras
 import numpy as np
 import tensorflow as tf
 from keras import layers, ops
 
-from benchmarks.programs.building import Training, classify, integers, labels, learner, numbers, perceptron, training
+from benchmarks.programs.building import Training, classify, integers, labels, numbers, perceptron, training
 
 WIDTH = 16
 
@@ -46,7 +44,9 @@ def tab_transformer() -> Training:
     x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 8, dropout=0.1, seed=8)(x, x))
     x = layers.LayerNormalization()(x + layers.Dense(WIDTH)(layers.Dense(32, "gelu")(x)))
     x = layers.Concatenate()([layers.Flatten()(x), layers.LayerNormalization()(amounts)])
-    network = keras.Model([*columns, amounts], layers.Dense(1)(layers.Dense(32, "selu")(layers.BatchNormalization()(x))))
+    network = keras.Model(
+        [*columns, amounts], layers.Dense(1)(layers.Dense(32, "selu")(layers.BatchNormalization()(x)))
+    )
     entropy = keras.losses.BinaryCrossentropy(from_logits=True)
 
     def loss(words: tf.Tensor, amounts: tf.Tensor, y: tf.Tensor) -> tf.Tensor:

@@ -14,7 +14,6 @@ from benchmarks.programs.building import (
     Training,
     classify,
     draws,
-    image_encoder,
     integers,
     labels,
     learner,
@@ -124,9 +123,22 @@ def _overlaps(one: Any, other: Any) -> Any:
 def retina_net() -> Training:
     """Anchors matched to boxes, focal and smooth losses, and what is left of the predictions after suppression."""
     backbone = keras.Sequential(
-        [layers.Input((16, 16, 3)), layers.Conv2D(16, 3, 2, "same", activation="relu"), layers.Conv2D(16, 3, 2, "same", activation="relu")]
+        [
+            layers.Input((16, 16, 3)),
+            layers.Conv2D(16, 3, 2, "same", activation="relu"),
+            layers.Conv2D(16, 3, 2, "same", activation="relu"),
+        ]
     )
-    heads = [keras.Sequential([layers.Input((4, 4, 16)), layers.Conv2D(16, 3, padding="same", activation="relu"), layers.Conv2D(k, 3, padding="same")]) for k in (3, 4)]
+    heads = [
+        keras.Sequential(
+            [
+                layers.Input((4, 4, 16)),
+                layers.Conv2D(16, 3, padding="same", activation="relu"),
+                layers.Conv2D(k, 3, padding="same"),
+            ]
+        )
+        for k in (3, 4)
+    ]
     weights = [w for net in (backbone, *heads) for w in net.trainable_variables]
     steps = (np.arange(4) + 0.5) / 4
     grid = np.stack(np.meshgrid(steps, steps), -1).reshape(-1, 2)
@@ -139,7 +151,9 @@ def retina_net() -> Training:
         best = tf.argmax(overlaps, 2)
         quality = tf.reduce_max(overlaps, 2)
         matched = tf.gather(boxes, best, batch_dims=1)
-        targets = tf.concat([(matched[..., :2] - own[..., :2]) / own[..., 2:], tf.math.log(matched[..., 2:] / own[..., 2:])], -1)
+        targets = tf.concat(
+            [(matched[..., :2] - own[..., :2]) / own[..., 2:], tf.math.log(matched[..., 2:] / own[..., 2:])], -1
+        )
         kinds = tf.where(quality > 0.3, tf.gather(classes, best, batch_dims=1), -1)
         return targets, kinds, tf.cast((quality > 0.3) | (quality < 0.2), boxes.dtype)
 
@@ -147,7 +161,9 @@ def retina_net() -> Training:
         targets, kinds, counted = encode(boxes, classes)
         with tf.GradientTape() as tape:
             features = backbone(images, training=True)
-            said, places = (tf.reshape(head(features, training=True), [-1, 16, k]) for head, k in zip(heads, (3, 4), strict=True))
+            said, places = (
+                tf.reshape(head(features, training=True), [-1, 16, k]) for head, k in zip(heads, (3, 4), strict=True)
+            )
             one_hot = tf.one_hot(kinds, 3, dtype=said.dtype)
             entropy = tf.nn.sigmoid_cross_entropy_with_logits(one_hot, said)
             share = tf.where(one_hot == 1.0, tf.sigmoid(said), 1 - tf.sigmoid(said))

@@ -7,11 +7,15 @@ from graphsplit.rules import (
     images,
     lists,
     movers,
+    quantization,
     random,
     reductions,
     reshapes,
     rowwise,
+    scatters,
+    special_functions,
     strings,
+    warps,
 )
 from graphsplit.rules.answers import answer, answer_for_output, stays_partial
 from graphsplit.rules.factors import Declined
@@ -29,12 +33,16 @@ __all__ = [
     "images",
     "lists",
     "movers",
+    "quantization",
     "random",
     "reductions",
     "reshapes",
     "rowwise",
     "rule_of",
     "ruled_types",
+    "scatters",
+    "special_functions",
     "stays_partial",
     "strings",
+    "warps",
 ]

@@ -25,10 +25,15 @@ class _Spec(NamedTuple):
     whole: bool
 
 
-def _strided_specs(op: Op, shape: Shape, begin: np.ndarray, end: np.ndarray, strides: np.ndarray) -> Iterator[_Spec]:
-    """Yield what each entry of a `StridedSlice` does, ellipsis expanded (`begin` and `end` may be masked)."""
+def _strided_specs(
+    op: Op, shape: Shape, begin: np.ndarray | None, end: np.ndarray | None, strides: np.ndarray
+) -> Iterator[_Spec]:
+    """Yield what each entry of a `StridedSlice` does, ellipsis expanded (`begin` and `end` may be masked).
+
+    Of bounds that are not known (the corner of a random crop), only those that are masked take an axis whole.
+    """
     masks = {name: op.attr(f"{name}_mask").i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
-    count = len(begin)
+    count = len(strides)
     new_axes = sum(masks["new_axis"] >> i & 1 for i in range(count) if not masks["ellipsis"] >> i & 1)
     has_ellipsis = bool(masks["ellipsis"])
     spare = len(shape) - (count - new_axes - has_ellipsis)
@@ -46,9 +51,11 @@ def _strided_specs(op: Op, shape: Shape, begin: np.ndarray, end: np.ndarray, str
             axis += 1
         else:
             size = shape[axis]
-            starts = bool(masks["begin"] >> i & 1) or begin[i] == 0
+            starts = bool(masks["begin"] >> i & 1) or (begin is not None and begin[i] == 0)
             clips = isinstance(size, Size) and not _grows(op, i)  # `x[:10]` takes all rows of some batches, not of all
-            stops = bool(masks["end"] >> i & 1) or (size is not None and end[i] >= size and not clips)
+            stops = bool(masks["end"] >> i & 1) or (
+                size is not None and end is not None and end[i] >= size and not clips
+            )
             yield _Spec(i, axis, result, bool(starts and stops and strides[i] == 1))
             axis, result = axis + 1, result + 1
     for _ in range(len(shape) - axis):
@@ -135,12 +142,12 @@ def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer |
 def strided_slice(op: Op) -> Factors | Declined:
     """Axes taken whole keep their factor. (An end beyond the local size is harmless: slices are clipped.)"""
     shape, result = op.in_shapes[0], op.out_shapes[0]
-    bounds = [op.constants.get(i) for i in (1, 2, 3)]
-    if shape is None or result is None or bounds[0] is None or bounds[1] is None or bounds[2] is None:
+    begin, end, strides = (op.constants.get(i) for i in (1, 2, 3))
+    if shape is None or result is None or strides is None:
         return Declined("its bounds are not known when planning")
     inputs: list[Dim] = [None] * len(shape)
     output: list[Dim] = [None] * len(result)
-    for spec in _strided_specs(op, shape, bounds[0], bounds[1], bounds[2]):
+    for spec in _strided_specs(op, shape, begin, end, strides):
         if spec.whole and spec.axis is not None and spec.result is not None:
             inputs[spec.axis] = output[spec.result] = spec.axis
     return Factors((tuple(inputs), None, None, None), (tuple(output),))
@@ -150,19 +157,19 @@ def strided_slice(op: Op) -> Factors | Declined:
 def strided_slice_gradient(op: Op) -> Factors | Declined:
     """`(shape, begin, end, strides, dy) -> dx`: the inverse; `shape` holds the batch size."""
     gradient, shape = op.in_shapes[4], shape_operand(op, 0)
-    bounds = [op.constants.get(i) for i in (1, 2, 3)]
-    if gradient is None or shape is None or bounds[0] is None or bounds[1] is None or bounds[2] is None:
+    begin, end, strides = (op.constants.get(i) for i in (1, 2, 3))
+    if gradient is None or shape is None or strides is None:
         return Declined("its bounds are not known when planning")
     inputs: list[Dim] = [None] * len(gradient)
     output: list[Dim] = [None] * len(shape)
     resize: dict[int, tuple[Resize, ...]] = {}
     static = op.out_shapes[0] or tuple(int(size) for size in shape)
-    for spec in _strided_specs(op, static, bounds[0], bounds[1], bounds[2]):
+    for spec in _strided_specs(op, static, begin, end, strides):
         if spec.whole and spec.axis is not None and spec.result is not None:
             inputs[spec.result] = output[spec.axis] = spec.axis
             resize[spec.axis] = (Resize(0, spec.axis, shape),)
-            if spec.position >= 0 and not op.attr("ellipsis_mask").i >> spec.position & 1:
-                resize[spec.axis] += (Resize(2, spec.position, bounds[1]),)
+            if spec.position >= 0 and end is not None and not op.attr("ellipsis_mask").i >> spec.position & 1:
+                resize[spec.axis] += (Resize(2, spec.position, end),)
     return Factors((None, None, None, None, tuple(inputs)), (tuple(output),), resize=resize)
 
 

@@ -7,10 +7,14 @@ from tests.rule_cases import (
     lists,
     movers,
     picking,
+    quantization,
     random,
     reductions,
     rowwise,
+    scatters,
+    special_functions,
     strings,
+    warps,
 )
 from tests.rule_cases.table import CASES, Case
 
@@ -23,8 +27,12 @@ __all__ = [
     "lists",
     "movers",
     "picking",
+    "quantization",
     "random",
     "reductions",
     "rowwise",
+    "scatters",
+    "special_functions",
     "strings",
+    "warps",
 ]

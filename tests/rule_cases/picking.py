@@ -24,6 +24,24 @@ case("StridedSlice", "4b5", [1, 0, 0], [2, 0, 0], [1, 1, 1], shrink_axis_mask=1,
 case("StridedSlice", "+34", [0, 1], [3, 3], [1, 1])
 
 
+def _at_a_place(*, gradient=False, **masks):
+    """A slice that begins where the data says: a random crop, or the entry of one step."""
+
+    def function(rows, x, place):
+        begin, end = (call("Pack", [0, place + i]) for i in (0, 2))
+        if gradient:
+            return call("StridedSliceGrad", [rows, 6], begin, end, [1, 1], x, begin_mask=1, end_mask=1, **masks)
+        return call("StridedSlice", x, begin, end, [1, 1], begin_mask=1, end_mask=1, **masks)
+
+    return function
+
+
+add("StridedSlice", _at_a_place(), ["b6", ints(4)("")])
+add("StridedSlice", _at_a_place(shrink_axis_mask=2), ["b6", ints(4)("")])
+add("StridedSliceGrad", _at_a_place(gradient=True), ["b2", ints(4)("")])
+add("StridedSliceGrad", _at_a_place(gradient=True, shrink_axis_mask=2), ["b", ints(4)("")])
+
+
 def _of_two(*bounds, **masks):
     """A slice of two batches joined along the batch axis."""
 

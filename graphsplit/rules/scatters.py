@@ -1,0 +1,71 @@
+"""Entries put into a tensor at places that are numbered along its first axes; counts of entries.
+
+Places are numbers in the whole, so the axes that they number must be whole; the axes behind them are free.
+"""
+
+from __future__ import annotations
+
+from graphsplit.program.program import Op
+from graphsplit.rules.factors import Declined, Dims, Factors
+from graphsplit.rules.registry import register
+
+
+@register("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub", "TensorScatterMin", "TensorScatterMax")
+def tensor_scatter(op: Op) -> Factors | Declined:
+    """`(tensor, indices, updates)`: the axes behind those that are indexed are the same in all."""
+    tensor, indices, updates = op.in_shapes
+    if tensor is None or indices is None or updates is None or indices[-1] is None:
+        return Declined("the shape of its indices is not known when planning")
+    indexed = int(indices[-1])
+    behind = tuple(range(indexed, len(tensor)))
+    dims = (*(None,) * indexed, *behind)
+    return Factors((dims, None, (*(None,) * (len(indices) - 1), *behind)), (dims,))
+
+
+@register("XlaDynamicUpdateSlice")
+def dynamic_update_slice(op: Op) -> Factors | Declined:
+    """`(tensor, update, start)`: axes that are updated as a whole are free, because a start is moved to fit."""
+    tensor, update = op.in_shapes[:2]
+    if tensor is None or update is None:
+        return Declined("the rank of an operand is not known")
+    pairs = zip(tensor, update, strict=True)
+    dims: Dims = tuple([i if size is not None and size == new else None for i, (size, new) in enumerate(pairs)])
+    return Factors((dims, dims, None), (dims,))
+
+
+@register("DynamicStitch", "ParallelDynamicStitch")
+def dynamic_stitch(op: Op) -> Factors | Declined:
+    """`(indices ..., data ...)`: the first axis of the result is numbered, those behind it are free."""
+    count, result = len(op.inputs) // 2, op.out_shapes[0]
+    if result is None or None in op.in_shapes:
+        return Declined("the rank of an operand is not known")
+    behind = tuple(range(1, len(result)))
+    data = [(*(None,) * (len(shape or ()) - len(behind)), *behind) for shape in op.in_shapes[count:]]
+    return Factors(((None,) * count + tuple(data)), ((None, *behind),))
+
+
+@register("DenseBincount")
+def dense_bincount(op: Op) -> Factors | Declined:
+    """`(values, size, weights)`: rows are counted by themselves; of a vector every device counts its own entries."""
+    values, weights = op.in_shapes[0], op.in_shapes[2]
+    if values is None or weights is None:
+        return Declined("the rank of an operand is not known")
+    dims: Dims = (0, 1) if len(values) == 2 else (1,)
+    weighted = weights == values
+    if not weighted and 0 not in weights:
+        return Declined("the shape of its weights is not known when planning")
+    counted = dims[:-1] if dims else ()
+    return Factors(
+        (dims, None, dims if weighted else None),
+        ((*counted, None),),
+        {1: "max" if op.attr("binary_output").b else "sum"},
+    )
+
+
+@register("HistogramFixedWidth")
+def histogram(op: Op) -> Factors | Declined:
+    """`(values, range, count)`: every device counts its own entries."""
+    if op.in_shapes[0] is None:
+        return Declined("the rank of an operand is not known")
+    dims = tuple(range(len(op.in_shapes[0])))
+    return Factors((dims, None, None), ((None,),), dict.fromkeys(dims, "sum"))
