@@ -1,4 +1,7 @@
-"""`python -m benchmarks.coverage`: how much of a training step is sharded, for every architecture; planned, not run."""
+"""`python -m benchmarks.coverage`: how much of a training step is sharded.
+
+For every architecture, planned and not run; and for programs in the manner of well-known tutorials, run both ways.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,10 @@ from rich.table import Table
 
 import graphsplit as gs
 from benchmarks.coverage_models import CLASSES, MODELS, Training, integers, numbers, supervised
+from benchmarks.coverage_programs import Outcome, program_table, run_program
 from benchmarks.display import console, progress
 from benchmarks.environment import environment
+from benchmarks.programs import PROGRAMS
 from graphsplit.core.layouts import is_whole
 
 ROWS = 11  # a number that is no width of any network: see `summarize`
@@ -167,30 +172,42 @@ def main(
     devices: Annotated[int, typer.Option(min=1)] = 4,
     output: Annotated[Path | None, typer.Option(help="Also write JSON to this file.")] = None,
 ) -> None:
-    """Plan the training step of every architecture in keras.applications and of a set of other networks."""
-    known = [*MODELS, *applications()]
+    """Plan the training step of every architecture in keras.applications and of other networks; run programs."""
+    known = [*MODELS, *PROGRAMS, *applications()]
     chosen = [name.strip() for name in names.split(",") if name.strip()] or known
     unknown = [name for name in chosen if name not in known]
     if unknown:
         raise typer.BadParameter(f"{', '.join(unknown)}; known are {', '.join(known)}.", param_hint="--names")
-    gs.use_logical_devices(devices)
+    gs.use_logical_devices(devices + 1)
     tf.config.list_logical_devices()
     found: list[Coverage] = []
+    outcomes: list[Outcome] = []
     with progress() as bar:
         task = bar.add_task("", total=len(chosen))
         for name in chosen:
             bar.update(task, description=name)
-            found.append(measure(name, devices))
-            one = found[-1]
-            bar.print(f"{name}: {_share(one.sharded, one.carrying)} of {one.carrying} operations sharded")
+            if name in PROGRAMS:
+                outcomes.append(run_program(name, devices))
+                bar.print(f"{name}: {100 * outcomes[-1].share:.2f} % of FLOPs sharded")
+            else:
+                found.append(measure(name, devices))
+                one = found[-1]
+                bar.print(f"{name}: {_share(one.sharded, one.carrying)} of {one.carrying} operations sharded")
             bar.advance(task)
             if output:
-                _write(output, found)
-    console.print(table(found))
+                _write(output, found, outcomes)
+    for results in (table(found) if found else None, program_table(outcomes) if outcomes else None):
+        if results is not None:
+            console.print(results)
 
 
-def _write(path: Path, found: list[Coverage]) -> None:
-    content: dict[str, Any] = {"environment": environment(), "rows": ROWS, "models": [asdict(one) for one in found]}
+def _write(path: Path, found: list[Coverage], outcomes: list[Outcome]) -> None:
+    content: dict[str, Any] = {
+        "environment": environment(),
+        "rows": ROWS,
+        "models": [asdict(one) for one in found],
+        "programs": [asdict(one) for one in outcomes],
+    }
     path.write_text(json.dumps(content, indent=1) + "\n")
 
 

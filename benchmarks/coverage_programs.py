@@ -10,13 +10,17 @@ from __future__ import annotations
 import gc
 import time
 from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import keras
 import tensorflow as tf
 from rich.table import Table
 
 import graphsplit as gs
+from benchmarks.coverage_models import Training
 from benchmarks.programs import FLOAT32, PROGRAMS
 
 ROWS = 11  # does not divide, and no width of any network is like it
@@ -30,7 +34,7 @@ class Outcome:
     Attributes:
       difference: the largest relative difference of an output or a variable to one device.
       dtype: of its numbers: differences are at rounding of that.
-      flops, sharded_flops: of all nodes, and of those on the shards, for a batch of `MANY_ROWS`.
+      flops, sharded_flops: of all nodes, and of those on the shards, for a batch of `MANY_ROWS` rows.
       at_home: what carries the batch and runs at home: "count x type: reason".
       whole_flops: the costliest of what runs at home: "type at source: share of all".
       first_call: seconds of the first call over those of the plain function's.
@@ -52,15 +56,11 @@ class Outcome:
 
 
 def run_program(name: str, devices: int) -> Outcome:
-    """Run one program both ways on `ROWS` rows, and count what a step on `MANY_ROWS` rows does where."""
-    dtype = "float32" if name in FLOAT32 else "float64"
-    before = keras.config.floatx(), keras.config.dtype_policy()
-    keras.backend.clear_session()
-    keras.config.set_floatx(dtype)
-    keras.config.set_dtype_policy(dtype)
-    try:
-        keras.utils.set_random_seed(1)
-        training = PROGRAMS[name]()
+    """Run one program both ways on `ROWS` rows, and count what a step on `MANY_ROWS` rows does where.
+
+    It takes one logical device more than the shards have, for what is at home.
+    """
+    with built(name) as training:
         arguments = training.inputs(ROWS)
         parallel = gs.parallelize(training.step, devices=devices)
         first_call = _first_call(training.step, arguments, parallel)
@@ -68,23 +68,40 @@ def run_program(name: str, devices: int) -> Outcome:
         difference = gs.verify(parallel, *arguments).largest
         flops, sharded, whole = count(training, devices)
         reasons = Counter(f"{op.type}: {reason}" for op, reason in parallel.plan(*arguments).stayed_home)
+    at_home = tuple(f"{number} x {reason}" for reason, number in reasons.most_common())
+    return Outcome(name, difference, precision(name), flops, sharded, at_home, whole, first_call)
+
+
+def precision(name: str) -> str:
+    """Return the dtype in which a program computes."""
+    return "float32" if name in FLOAT32 else "float64"
+
+
+@contextmanager
+def built(name: str) -> Iterator[Training]:
+    """Build a program whose layers have its precision, which is Keras' for as long as it is used."""
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.backend.clear_session()
+    keras.config.set_floatx(precision(name))
+    keras.config.set_dtype_policy(precision(name))
+    keras.utils.set_random_seed(1)
+    try:
+        yield PROGRAMS[name]()
     finally:
         keras.config.set_floatx(before[0])
         keras.config.set_dtype_policy(before[1])
         gc.collect()
-    at_home = tuple(f"{number} x {reason}" for reason, number in reasons.most_common())
-    return Outcome(name, difference, dtype, flops, sharded, at_home, whole, first_call)
 
 
-def start_elsewhere(variables: object) -> None:
+def start_elsewhere(variables: Iterable[Any]) -> None:
     """Let no variable start at zero: one without a gradient would stay there, and its rounding errors be compared."""
-    for variable in variables:  # type: ignore[attr-defined]
+    for variable in variables:
         if tf.as_dtype(variable.dtype).is_floating:
             variable.assign(variable + 0.01 * tf.random.uniform(variable.shape, 0.5, 1.0, variable.dtype))
 
 
-def _first_call(step: object, arguments: tuple[object, ...], parallel: gs.ParallelFunction) -> float:
-    """Return how much longer the first call takes than that of a `tf.function`. (It trains a step with each.)"""
+def _first_call(step: Callable[..., Any], arguments: tuple[Any, ...], parallel: gs.ParallelFunction) -> float:
+    """Return how much longer the first call takes than that of a `tf.function`. (Each trains a step.)"""
     started = time.perf_counter()
     tf.function(step)(*arguments)
     plain_s = time.perf_counter() - started
@@ -93,18 +110,18 @@ def _first_call(step: object, arguments: tuple[object, ...], parallel: gs.Parall
     return (time.perf_counter() - started) / plain_s
 
 
-def count(training: object, devices: int, most: int = 3) -> tuple[int, int, tuple[str, ...]]:
+def count(training: Training, devices: int, most: int = 3) -> tuple[int, int, tuple[str, ...]]:
     """Return FLOPs of a step on many rows, those on the shards, and what costs most of the rest."""
     names = [f"CPU:{i}" for i in range(devices)]
-    parallel = gs.parallelize(training.step, devices=names, home=f"CPU:{devices}")  # type: ignore[attr-defined]
-    ops = parallel.placement(*training.inputs(MANY_ROWS)).ops.values()  # type: ignore[attr-defined]
+    parallel = gs.parallelize(training.step, devices=names, home=f"CPU:{devices}")
+    ops = parallel.placement(*training.inputs(MANY_ROWS)).ops.values()
     total = sum(op.flops or 0 for op in ops)
-    home = [op for op in ops if op.flops and op.requested.endswith(f":{devices}")]
     whole: Counter[str] = Counter()
-    for op in home:
-        whole[f"{op.type} at {op.source or 'no line'}"] += op.flops or 0
+    for op in ops:
+        if op.flops and op.requested.endswith(f":{devices}"):
+            whole[f"{op.type} at {op.source or 'no line'}"] += op.flops
     found = tuple(f"{what}: {100 * flops / total:.2f} %" for what, flops in whole.most_common(most))
-    return total, total - sum(op.flops or 0 for op in home), found
+    return total, total - sum(whole.values()), found
 
 
 def program_table(found: list[Outcome]) -> Table:

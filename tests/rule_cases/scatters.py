@@ -18,7 +18,6 @@ for _type in ["TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub", "Te
     )
 
 
-
 def _updated(rows, x, update, start):
     return keras.ops.slice_update(x, start, update)
 
