@@ -25,7 +25,7 @@ from rich.table import Table
 
 import graphsplit as gs
 from benchmarks.coverage_models import CLASSES, MODELS, Training, integers, numbers, supervised
-from benchmarks.coverage_programs import Outcome, program_table, run_program
+from benchmarks.coverage_programs import Outcome, document, program_table, run_program
 from benchmarks.display import console, progress
 from benchmarks.environment import environment
 from benchmarks.programs import PROGRAMS
@@ -168,16 +168,22 @@ def _share(part: int, whole: int) -> str:
 
 
 def main(
-    names: Annotated[str, typer.Option(help="Comma-separated; all by default.")] = "",
+    names: Annotated[str, typer.Option(help="Comma-separated: names, or models, programs, applications.")] = "",
     devices: Annotated[int, typer.Option(min=1)] = 4,
     output: Annotated[Path | None, typer.Option(help="Also write JSON to this file.")] = None,
+    page: Annotated[
+        Path | None, typer.Option(help="Also write what became of the programs to this Markdown file.")
+    ] = None,
 ) -> None:
     """Plan the training step of every architecture in keras.applications and of other networks; run programs."""
-    known = [*MODELS, *PROGRAMS, *applications()]
-    chosen = [name.strip() for name in names.split(",") if name.strip()] or known
+    groups = {"models": list(MODELS), "programs": list(PROGRAMS), "applications": list(applications())}
+    known = [name for group in groups.values() for name in group]
+    given = [name.strip() for name in names.split(",") if name.strip()] or list(groups)
+    chosen = [name for one in given for name in groups.get(one, [one])]
     unknown = [name for name in chosen if name not in known]
     if unknown:
-        raise typer.BadParameter(f"{', '.join(unknown)}; known are {', '.join(known)}.", param_hint="--names")
+        listed = ", ".join([*groups, *known])
+        raise typer.BadParameter(f"{', '.join(unknown)}; known are {listed}.", param_hint="--names")
     gs.use_logical_devices(devices + 1)
     tf.config.list_logical_devices()
     found: list[Coverage] = []
@@ -196,6 +202,8 @@ def main(
             bar.advance(task)
             if output:
                 _write(output, found, outcomes)
+    if page:
+        page.write_text(document(outcomes, devices))
     for results in (table(found) if found else None, program_table(outcomes) if outcomes else None):
         if results is not None:
             console.print(results)

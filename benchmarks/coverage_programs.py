@@ -21,7 +21,7 @@ from rich.table import Table
 
 import graphsplit as gs
 from benchmarks.coverage_models import Training
-from benchmarks.programs import FLOAT32, PROGRAMS
+from benchmarks.programs import FLOAT32, LESS_SHARDED, PROGRAMS
 
 ROWS = 11  # does not divide, and no width of any network is like it
 MANY_ROWS = 509  # the share is that of a batch of a usual size: a prime, planned and not run
@@ -137,3 +137,37 @@ def program_table(found: list[Outcome]) -> Table:
             "\n".join(one.whole_flops) if one.share < 0.99 else "",
         )
     return made
+
+
+def document(found: list[Outcome], devices: int) -> str:
+    """Return the results as a page of the documentation."""
+    rows = [
+        f"| {one.name} | {one.difference:.0e} | {one.dtype} | {100 * one.share:.1f} % | "
+        f"{'<br>'.join(one.at_home) or 'nothing'} | {one.first_call:.1f} |"
+        for one in found
+    ]
+    reasons = [f"* **{one.name}**: {LESS_SHARDED[one.name][1]}" for one in found if one.name in LESS_SHARDED]
+    return _PAGE.format(devices=devices, few=ROWS, many=MANY_ROWS, rows="\n".join(rows), reasons="\n".join(reasons))
+
+
+_PAGE = """# Programs
+
+Whole training steps in the manner of well-known tutorials (`benchmarks/programs/`), small, each run on one device and
+on {devices} logical CPU devices with {few} rows. To make this page:
+`python -m benchmarks.coverage --names programs --page docs/coverage.md`
+To check it: `python -m pytest -m long tests/test_programs.py`.
+
+* *difference*: the largest of an output or a variable after the step, relative to its largest entry.
+* *FLOPs sharded*: of all floating-point operations of a step on {many} rows, those on the shards; optimizer, reductions
+  and everything else at home is in the whole. Counted from the emitted graph, loop bodies once.
+* *rows at home*: operations that carry the batch and run once, on whole tensors.
+* *first call*: its time over that of the first call of a `tf.function`; building the graph is most of both.
+
+| program | difference | dtype | FLOPs sharded | rows at home, and why | first call |
+|---|---|---|---|---|---|
+{rows}
+
+Less than 99 %:
+
+{reasons}
+"""

@@ -25,7 +25,7 @@ def test_counts_what_runs_at_home_and_what_follows_it():
     assert 0 < found.sharded < found.carrying < found.ops
     assert 0 < found.sharded_bytes < found.carrying_bytes
     assert set(found.at_home) == {
-        "1 x Unique: no rule for Unique",
+        "1 x Unique: which entries are new depends on all rows",
         "1 x Cumsum: it needs all rows at once",
         "1 x Tanh: it follows one that runs at home",  # (how many numbers are unique is not known when planning)
         "2 x Identity: it follows one that runs at home",
@@ -46,12 +46,18 @@ def test_every_architecture_is_known():
 
 def test_command_line(tmp_path: Path):
     path = tmp_path / "coverage.json"
-    command = [sys.executable, "-m", "benchmarks.coverage", "--names", "Graph convolution, GAN", "--output", str(path)]
+    command = [sys.executable, "-m", "benchmarks.coverage", "--names", "Graph convolution, GAN, Distillation"]
+    command += ["--output", str(path), "--page", str(tmp_path / "page.md")]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())["models"]
     assert [one["name"] for one in found] == ["Graph convolution", "GAN"]
     assert all(one["sharded"] == one["carrying"] for one in found)
+    [program] = json.loads(path.read_text())["programs"]
+    assert program["name"] == "Distillation"
+    assert program["at_home"] == []
+    assert 0.99 * program["flops"] < program["sharded_flops"] < program["flops"]
+    assert "| Distillation |" in (tmp_path / "page.md").read_text()
     assert "100 %" in done.stdout
     wrong = subprocess.run([*command[:4], "Nonsense"], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert wrong.returncode == 2

@@ -49,7 +49,9 @@ def arguments(rows: int) -> tuple[tf.Tensor, ...]:
 
 @pytest.mark.parametrize("loss", [dense, of_keras])
 def test_dense_labels(loss: Any):
-    assert_law(lambda: (loss_and_gradient(loss), []), [arguments(7)], sharded=["Tanh", "OneHot"], at_home=None, tolerance=3e-5)
+    assert_law(
+        lambda: (loss_and_gradient(loss), []), [arguments(7)], sharded=["Tanh", "OneHot"], at_home=None, tolerance=3e-5
+    )
 
 
 def test_sparse_labels_are_one_list_of_all_rows():

@@ -133,7 +133,7 @@ def test_plan_prints_on_a_screen():
     lines = str(plan).splitlines()
     assert lines[0] == "Plan: 7 operations, 2 shards, home CPU:0"
     assert lines[1:4] == ["  shard 0: CPU:0, 2 rows", "  shard 1: CPU:1, 1 rows", "  argument x: float32[3] shard(0)"]
-    assert lines[-1].endswith(f"no rule for Unique (test_effects_and_plans.py:{here})")
+    assert lines[-1].endswith(f"which entries are new depends on all rows (test_effects_and_plans.py:{here})")
 
 
 def test_what_was_lost_is_noted():

@@ -208,7 +208,7 @@ def test_strict_names_the_operation_and_the_line():
     text = message(gs.StrictError, lambda: call(tf.constant([1, 2, 1, 3])))
     assert re.sub(r"'\S*Unique'", "'Unique'", text) == (
         "strict=True, but these operations carry rows of the batch and would run at home:\n"
-        f"  - Unique 'Unique' at test_errors.py:{here}: 0 B gathered; no rule for Unique\n"
+        f"  - Unique 'Unique' at test_errors.py:{here}: 0 B gathered; which entries are new depends on all rows\n"
         "Rewrite them row by row, keep their argument whole with split={...: None}, or drop strict=True."
     )
 

@@ -108,18 +108,17 @@ def citation_graph() -> Training:
 
 
 def wide_lookup() -> Training:
-    """Hashed crosses and buckets inside the model, a factorization machine of their embeddings."""
+    """Hashes and buckets inside the model; the product of their embeddings beside a deep network of them."""
     hashing, buckets = layers.Hashing(20), layers.Discretization([-1.0, 0.0, 1.0])
     tables = [layers.Embedding(count, 8) for count in (20, 4)]
     for table in tables:
         table.build()
-    bias = layers.Dense(1)
-    bias.build((None, 16))
-    weights = [w for part in (*tables, bias) for w in part.trainable_variables]
+    deep = perceptron(16, 64, 64, 1)
+    weights = [w for part in (*tables, deep) for w in part.trainable_variables]
 
     def loss(number: tf.Tensor, amount: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
         a, b = tables[0](hashing(number)), tables[1](buckets(amount))
         crossed = tf.reduce_sum(a * b, 1, keepdims=True)
-        return tf.reduce_mean((bias(tf.concat([a, b], 1)) + crossed - y) ** 2)
+        return tf.reduce_mean((deep(tf.concat([a, b], 1), training=True) + crossed - y) ** 2)
 
     return training(loss, weights, lambda n: (integers(99, n), numbers(n), numbers(n, 1, seed=1)))

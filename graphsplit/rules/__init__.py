@@ -16,6 +16,7 @@ from graphsplit.rules import (
     special_functions,
     strings,
     warps,
+    whole,
 )
 from graphsplit.rules.answers import answer, answer_for_output, stays_partial
 from graphsplit.rules.factors import Declined
@@ -45,4 +46,5 @@ __all__ = [
     "stays_partial",
     "strings",
     "warps",
+    "whole",
 ]

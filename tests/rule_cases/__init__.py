@@ -15,6 +15,7 @@ from tests.rule_cases import (
     special_functions,
     strings,
     warps,
+    whole,
 )
 from tests.rule_cases.table import CASES, Case
 
@@ -35,4 +36,5 @@ __all__ = [
     "special_functions",
     "strings",
     "warps",
+    "whole",
 ]

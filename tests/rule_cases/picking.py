@@ -8,6 +8,7 @@ case("Slice", "b4", [0, 1], lambda rows: [rows, 2])
 case("Slice", "b4", [0, 1], [-1, 3])
 case("Slice", "4b", [2, 0], lambda rows: [1, rows])
 case("Slice", "+34", [0, 1], [3, 2])
+add("Slice", lambda rows, x, place: call("Slice", x, call("Pack", [0, place]), [rows, 2]), ["b6", ints(4)("")])
 
 _ALL = {"begin_mask": 1, "end_mask": 1}
 case("StridedSlice", "b4", [0, 1], [0, 3], [1, 1], **_ALL)
