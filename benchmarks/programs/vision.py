@@ -21,6 +21,7 @@ from benchmarks.programs.building import (
     perceptron,
     pictures,
     training,
+    weights_of,
 )
 
 SAMPLES = 8
@@ -120,66 +121,67 @@ def _overlaps(one: Any, other: Any) -> Any:
     return shared / tf.maximum(areas - shared, 1e-8)
 
 
-def retina_net() -> Training:
-    """Anchors matched to boxes, focal and smooth losses, and what is left of the predictions after suppression."""
-    backbone = keras.Sequential(
-        [
-            layers.Input((16, 16, 3)),
-            layers.Conv2D(16, 3, 2, "same", activation="relu"),
-            layers.Conv2D(16, 3, 2, "same", activation="relu"),
-        ]
-    )
-    heads = [
-        keras.Sequential(
-            [
-                layers.Input((4, 4, 16)),
-                layers.Conv2D(16, 3, padding="same", activation="relu"),
-                layers.Conv2D(k, 3, padding="same"),
-            ]
-        )
-        for k in (3, 4)
-    ]
-    weights = [w for net in (backbone, *heads) for w in net.trainable_variables]
+def _anchors() -> np.ndarray:
     steps = (np.arange(4) + 0.5) / 4
     grid = np.stack(np.meshgrid(steps, steps), -1).reshape(-1, 2)
-    anchors = np.concatenate([grid, np.full_like(grid, 0.4)], 1)
+    return np.concatenate([grid, np.full_like(grid, 0.4)], 1)[None]
+
+
+def _matched(anchors: Any, boxes: Any, classes: Any) -> tuple[Any, Any, Any]:
+    """Return what each anchor should say: of its best box the offset and class (-1 if none), and whether it counts."""
+    overlaps = _overlaps(anchors, boxes)
+    best, quality = tf.argmax(overlaps, 2), tf.reduce_max(overlaps, 2)
+    found = tf.gather(boxes, best, batch_dims=1)
+    moved, scaled = (found[..., :2] - anchors[..., :2]) / anchors[..., 2:], found[..., 2:] / anchors[..., 2:]
+    kinds = tf.where(quality > 0.3, tf.gather(classes, best, batch_dims=1), -1)
+    return tf.concat([moved, tf.math.log(scaled)], -1), kinds, tf.cast((quality > 0.3) | (quality < 0.2), boxes.dtype)
+
+
+def _detection_loss(said: Any, places: Any, targets: Any, kinds: Any, counted: Any) -> Any:
+    """Return the focal loss of the classes and the smooth loss of the boxes, per matched anchor."""
+    one_hot = tf.one_hot(kinds, 3, dtype=said.dtype)
+    entropy = tf.nn.sigmoid_cross_entropy_with_logits(one_hot, said)
+    share = tf.where(one_hot == 1.0, tf.sigmoid(said), 1 - tf.sigmoid(said))
+    focal = tf.reduce_sum(tf.reduce_sum(0.25 * (1 - share) ** 2 * entropy, -1) * counted, 1)
+    gap, positive = abs(targets - places), tf.cast(kinds >= 0, said.dtype)
+    smooth = tf.reduce_sum(tf.where(gap < 1.0, 0.5 * gap**2, gap - 0.5), -1)
+    number = tf.maximum(tf.reduce_sum(positive, 1), 1.0)
+    return tf.reduce_mean((focal + tf.reduce_sum(smooth * positive, 1)) / number)
+
+
+def _suppressed(anchors: Any, said: Any, places: Any) -> Any:
+    """Return the boxes of each image that are left."""
+    centres = places[..., :2] * anchors[..., 2:] + anchors[..., :2]
+    decoded = _corners(tf.concat([centres, tf.exp(places[..., 2:]) * anchors[..., 2:]], -1))
+    boxes, scores = (tf.cast(x, tf.float32) for x in (decoded[:, :, None], tf.sigmoid(said)))
+    return tf.image.combined_non_max_suppression(boxes, scores, 4, 6, 0.5, 0.3)
+
+
+def retina_net() -> Training:
+    """Anchors matched to boxes, focal and smooth losses, and what is left of the predictions after suppression."""
+
+    def convolutions(size: int, *each: dict[str, Any]) -> keras.Sequential:
+        return keras.Sequential(
+            [layers.Input((size, size, 3 if size == 16 else 16)), *[layers.Conv2D(**e) for e in each]]
+        )
+
+    hidden = {"filters": 16, "kernel_size": 3, "padding": "same", "activation": "relu"}
+    backbone = convolutions(16, {**hidden, "strides": 2}, {**hidden, "strides": 2})
+    heads = [convolutions(4, hidden, {"filters": k, "kernel_size": 3, "padding": "same"}) for k in (3, 4)]
+    weights = weights_of(backbone, *heads)
     learn = learner(weights)
 
-    def encode(boxes: tf.Tensor, classes: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        own = tf.constant(anchors[None], boxes.dtype)
-        overlaps = _overlaps(own, boxes)
-        best = tf.argmax(overlaps, 2)
-        quality = tf.reduce_max(overlaps, 2)
-        matched = tf.gather(boxes, best, batch_dims=1)
-        targets = tf.concat(
-            [(matched[..., :2] - own[..., :2]) / own[..., 2:], tf.math.log(matched[..., 2:] / own[..., 2:])], -1
-        )
-        kinds = tf.where(quality > 0.3, tf.gather(classes, best, batch_dims=1), -1)
-        return targets, kinds, tf.cast((quality > 0.3) | (quality < 0.2), boxes.dtype)
-
     def step(images: tf.Tensor, boxes: tf.Tensor, classes: tf.Tensor) -> tuple[tf.Tensor, Any]:
-        targets, kinds, counted = encode(boxes, classes)
+        anchors = tf.constant(_anchors(), boxes.dtype)
+        matched = _matched(anchors, boxes, classes)
         with tf.GradientTape() as tape:
             features = backbone(images, training=True)
             said, places = (
                 tf.reshape(head(features, training=True), [-1, 16, k]) for head, k in zip(heads, (3, 4), strict=True)
             )
-            one_hot = tf.one_hot(kinds, 3, dtype=said.dtype)
-            entropy = tf.nn.sigmoid_cross_entropy_with_logits(one_hot, said)
-            share = tf.where(one_hot == 1.0, tf.sigmoid(said), 1 - tf.sigmoid(said))
-            focal = tf.reduce_sum(tf.reduce_sum(0.25 * (1 - share) ** 2 * entropy, -1) * counted, 1)
-            gap = abs(targets - places)
-            smooth = tf.reduce_sum(tf.where(gap < 1.0, 0.5 * gap**2, gap - 0.5), -1)
-            positive = tf.cast(kinds >= 0, said.dtype)
-            number = tf.maximum(tf.reduce_sum(positive, 1), 1.0)
-            loss = tf.reduce_mean((focal + tf.reduce_sum(smooth * positive, 1)) / number)
+            loss = _detection_loss(said, places, *matched)
         learn(tape, loss)
-        own = tf.constant(anchors[None], places.dtype)
-        decoded = tf.concat([places[..., :2] * own[..., 2:] + own[..., :2], tf.exp(places[..., 2:]) * own[..., 2:]], -1)
-        kept = tf.image.combined_non_max_suppression(
-            tf.cast(_corners(decoded)[:, :, None], tf.float32), tf.cast(tf.sigmoid(said), tf.float32), 4, 6, 0.5, 0.3
-        )
-        return loss, kept
+        return loss, _suppressed(anchors, said, places)
 
     def inputs(n: int) -> tuple[Any, ...]:
         boxes = 0.3 + 0.2 * tf.sigmoid(numbers(n, 3, 4))

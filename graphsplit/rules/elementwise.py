@@ -181,3 +181,13 @@ def select(op: Op) -> Factors | Declined:
         dims = tuple(range(len(chosen)))
         return Factors(((0,), dims, dims), (dims,))
     return elementwise(op)
+
+
+@register("EnsureShape", linear=(0,))
+def ensure_shape(op: Op) -> Factors | Declined:
+    """It returns what it reads. An axis whose size it states is whole: each shard's would be another one."""
+    stated = op.attr("shape").shape.dim
+    if op.in_shapes[0] is None:
+        return Declined("the rank of its operand is not known")
+    dims = tuple([i if dim.size < 0 else None for i, dim in enumerate(stated)])
+    return Factors((dims,), (dims,))
