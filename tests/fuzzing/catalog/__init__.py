@@ -1,0 +1,14 @@
+"""The templates: ops with a rule, ops without, and the public API in all its forms."""
+
+from tests.fuzzing.catalog import api, control, ruled, unruled, unruled_data
+from tests.fuzzing.templates import templates_in
+
+SOURCES = {
+    "ruled": ruled.TABLE,
+    "unruled": unruled.TABLE + unruled_data.TABLE,
+    "api": api.TABLE,
+    "control": control.TABLE,
+}
+CATALOG = {name: templates_in(table) for name, table in SOURCES.items()}
+
+__all__ = ["CATALOG"]

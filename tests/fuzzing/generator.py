@@ -1,0 +1,96 @@
+"""From a seed to a program."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from tests.fuzzing.catalog import CATALOG
+from tests.fuzzing.program import ROWS, Program, Setting, names_in
+from tests.fuzzing.scope import Refused, Scope, with_axis_zero
+from tests.fuzzing.templates import Filling
+
+MODES = ("forward", "inside", "outside", "second", "unknown", "weights", "axes")
+_SHARES = {"ruled": 0.42, "api": 0.3, "unruled": 0.16, "control": 0.12}
+_TAPES = {"forward": [(0, 0)], "inside": [(1, 0)], "outside": [(0, 1)], "second": [(2, 0), (1, 1), (0, 2)]}
+_MOST_TRIES = 60
+
+
+def mode_of(seed: int) -> str:
+    """Return the mode of a seed where none is asked for."""
+    return MODES[seed % len(MODES)]
+
+
+def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Program:
+    """Return the program of a seed.
+
+    Args:
+      mode: one of `MODES`; None for one that the seed decides.
+      ops: op types, or names of the API, of which one at least is to be in the program.
+    """
+    rng = np.random.default_rng([seed, 2021])
+    mode = mode or mode_of(seed)
+    setting = _setting(rng, mode)
+    rows = sorted(set(setting.rows), reverse=True) if setting.sizes != "known" else setting.rows[:1]
+    scope = Scope(rng, rows, setting.by_default)
+    wanted = [t for templates in CATALOG.values() for t in templates if any(op in t for op in ops)]
+    if ops and not wanted:
+        raise ValueError(f"No template mentions {', '.join(ops)}; tests/fuzzing/catalog has those that there are.")
+    length = int(rng.integers(1, 8))
+    for _ in range(_MOST_TRIES):
+        if len(scope.lines) >= length:
+            break
+        grow(scope, wanted if wanted and rng.random() < 0.6 else None)
+    return _program(scope, setting)
+
+
+def grow(scope: Scope, wanted: Sequence[str] | None = None) -> bool:
+    """Add a line of some template; return whether that was possible."""
+    rng = scope.rng
+    families = list(_SHARES)
+    templates = wanted or CATALOG[families[rng.choice(len(families), p=list(_SHARES.values()))]]
+    inner = CATALOG["ruled"] + CATALOG["api"]
+    try:
+        return scope.add(Filling(scope, inner).fill(templates[rng.integers(len(templates))]))
+    except Refused:
+        return False
+
+
+def _setting(rng: np.random.Generator, mode: str) -> Setting:
+    tapes = _TAPES.get(mode) or [tape for pairs in _TAPES.values() for tape in pairs[:2]]
+    inside, outside = tapes[rng.integers(len(tapes))]
+    devices = int(rng.choice([1, 2, 2, 3, 3, 4, 5]))
+    rows = int(rng.choice([0, 1, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8], p=[0.02, *[0.98 / 11] * 11]))
+    setting = Setting(devices, inside, outside, rows=(rows,) * int(rng.choice([1, 1, 2])))
+    if mode == "weights" or rng.random() < 0.15:
+        weights = rng.integers(0, 4, devices)
+        setting = dataclasses.replace(setting, weights=tuple(int(n) for n in weights) if weights.any() else None)
+    if mode == "unknown":
+        calls = tuple(int(n) for n in rng.choice([1, 2, 3, 4, 5, 7, 8], 3, replace=False))
+        setting = dataclasses.replace(setting, rows=calls, sizes="retrace" if rng.random() < 0.4 else "signature")
+    home = f"CPU:{rng.integers(5)}" if rng.random() < 0.15 else None
+    by_default = mode != "axes" and bool(rng.random() < 0.5)
+    return dataclasses.replace(
+        setting, home=home, by_default=by_default, in_graph=outside > 0 and bool(rng.random() < 0.2)
+    )
+
+
+def _program(scope: Scope, setting: Setting) -> Program:
+    """Return what is in scope as a program, which returns what nobody has read and some of the rest."""
+    if not scope.arguments:
+        scope.operand("f", "ab", {})
+    rng = scope.rng
+    read = {name for line in scope.lines for name in names_in(line.expression)}
+    chosen = [line.target for line in scope.lines if line.target not in read or rng.random() < 0.3]
+    outputs = chosen[-5:] or [scope.arguments[0].name]
+    arguments = scope.arguments
+    if setting.by_default:
+        arguments = [with_axis_zero(argument) for argument in arguments]
+    elif all(argument.axis is None for argument in arguments):
+        arguments = [
+            dataclasses.replace(argument, axis=argument.dims.index(ROWS)) if ROWS in argument.dims else argument
+            for argument in arguments
+        ]
+    return Program(tuple(arguments), tuple(scope.variables), tuple(scope.lines), tuple(outputs), setting).tidied()
