@@ -6,6 +6,7 @@ import argparse
 import collections
 import json
 import queue
+import resource
 import subprocess
 import sys
 import threading
@@ -13,12 +14,11 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-from tests.fuzzing.oracle import DIFFERENT, EQUAL, NOT_TRACEABLE, RAISED, REFUSED, UNSTABLE
+from tests.fuzzing.verdicts import DIFFERENT, KINDS, NOT_TRACEABLE, RAISED, REFUSED
 
 PER_PROCESS = 250  # TensorFlow keeps what it has traced
 MOST_SECONDS = 60.0  # for one program, from one word of its process to the next
-SHRINK_SECONDS = 45.0
-KINDS = (EQUAL, NOT_TRACEABLE, UNSTABLE, REFUSED, DIFFERENT, RAISED)
+SHRINK_SECONDS = 30.0
 
 
 def outcomes(first: int, count: int, mode: str, ops: str, ends_at: float) -> Iterator[dict[str, Any]]:
@@ -44,11 +44,11 @@ def _process(first: int, count: int, mode: str, ops: str, ends_at: float) -> Ite
             try:
                 word = words.get(timeout=MOST_SECONDS + SHRINK_SECONDS * (last.get("doing") == "shrinking"))
             except queue.Empty:
-                yield _ended(last, f"took more than {MOST_SECONDS:.0f} seconds")
+                yield ended(last, f"took more than {MOST_SECONDS:.0f} seconds")
                 return
             if word is None:
                 if not last.get("done"):
-                    yield _ended(last, f"the process ended with {process.wait()}")
+                    yield ended(last, f"the process ended with {process.wait()}")
                 return
             last = json.loads(word)
             if last.get("done"):
@@ -65,7 +65,7 @@ def _read(lines: Any, words: queue.Queue[str | None]) -> None:
     words.put(None)
 
 
-def _ended(last: dict[str, Any], why: str) -> dict[str, Any]:
+def ended(last: dict[str, Any], why: str) -> dict[str, Any]:
     """Return the outcome of a program in whose run the process ended."""
     if last["doing"] == "starting":
         raise RuntimeError(f"The worker does not start: {why}. Run python -m tests.fuzzing.worker 0 1 '' '' 1 to see.")
@@ -99,7 +99,9 @@ def _print_counts(counts: collections.Counter[tuple[str, str]], seconds: float) 
     for mode in [*modes, "all"]:
         row = [sum(n for (m, k), n in counts.items() if mode in (m, "all") and k == kind) for kind in KINDS]
         print(f"{mode:10}" + "".join(f"{number:>15}" for number in (sum(row), *row)))
-    print(f"{sum(counts.values()) / max(seconds, 1):.1f} programs a second")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    total = sum(counts.values())
+    print(f"{total / seconds:.1f} programs a second, {total / (used.ru_utime + used.ru_stime):.1f} a processor second")
 
 
 def parse(words: list[str]) -> argparse.Namespace:

@@ -9,11 +9,11 @@ import numpy as np
 
 from tests.fuzzing.catalog import CATALOG
 from tests.fuzzing.program import ROWS, Program, Setting, names_in
-from tests.fuzzing.scope import Refused, Scope, with_axis_zero
+from tests.fuzzing.scope import Scope, UnfitError, with_axis_zero
 from tests.fuzzing.templates import Filling
 
 MODES = ("forward", "inside", "outside", "second", "unknown", "weights", "axes")
-_SHARES = {"ruled": 0.42, "api": 0.3, "unruled": 0.16, "control": 0.12}
+_SHARES = {"ruled": 0.42, "api": 0.32, "unruled": 0.17, "control": 0.09}
 _TAPES = {"forward": [(0, 0)], "inside": [(1, 0)], "outside": [(0, 1)], "second": [(2, 0), (1, 1), (0, 2)]}
 _MOST_TRIES = 60
 
@@ -38,7 +38,7 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
     wanted = [t for templates in CATALOG.values() for t in templates if any(op in t for op in ops)]
     if ops and not wanted:
         raise ValueError(f"No template mentions {', '.join(ops)}; tests/fuzzing/catalog has those that there are.")
-    length = int(rng.integers(1, 8))
+    length = int(rng.integers(1, 7))
     for _ in range(_MOST_TRIES):
         if len(scope.lines) >= length:
             break
@@ -54,12 +54,12 @@ def grow(scope: Scope, wanted: Sequence[str] | None = None) -> bool:
     inner = CATALOG["ruled"] + CATALOG["api"]
     try:
         return scope.add(Filling(scope, inner).fill(templates[rng.integers(len(templates))]))
-    except Refused:
+    except UnfitError:
         return False
 
 
 def _setting(rng: np.random.Generator, mode: str) -> Setting:
-    tapes = _TAPES.get(mode) or [tape for pairs in _TAPES.values() for tape in pairs[:2]]
+    tapes = _TAPES.get(mode) or [(0, 0), (1, 0), (0, 1), (0, 0), (1, 0), (0, 1), *_TAPES["second"][:2]]
     inside, outside = tapes[rng.integers(len(tapes))]
     devices = int(rng.choice([1, 2, 2, 3, 3, 4, 5]))
     rows = int(rng.choice([0, 1, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8], p=[0.02, *[0.98 / 11] * 11]))

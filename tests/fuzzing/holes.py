@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from tests.fuzzing.scope import Refused, int_of
+from tests.fuzzing.scope import UnfitError, int_of
 
 if TYPE_CHECKING:
     from tests.fuzzing.templates import Filling
@@ -33,7 +33,7 @@ def axis(filling: Filling, extra: str, _: str) -> str:
     """Return an axis of the first operand (`new`: or behind its last), negative or not."""
     rank = len(filling.first) + (extra == "new")
     if rank == 0:
-        raise Refused("a scalar has no axis")
+        raise UnfitError("a scalar has no axis")
     return str(filling.rng.integers(-rank, rank))
 
 
@@ -94,7 +94,9 @@ def perm(filling: Filling, _: str, __: str) -> str:
 @filler
 def pads(filling: Filling, most: str, __: str) -> str:
     high = int(most or 2) + 1
-    return str([[int(n) for n in filling.rng.integers(0, high, 2) * (filling.rng.random() < 0.6)] for _ in filling.first])
+    return str(
+        [[int(n) for n in filling.rng.integers(0, high, 2) * (filling.rng.random() < 0.6)] for _ in filling.first]
+    )
 
 
 @filler
@@ -151,7 +153,7 @@ def slices(filling: Filling, _: str, __: str) -> str:
     elif rng.random() < 0.3:
         del parts[rng.integers(len(parts) + 1) :]
     if not parts:
-        raise Refused("nothing to slice")
+        raise UnfitError("nothing to slice")
     return ", ".join(parts)
 
 
@@ -170,7 +172,7 @@ def pieces(filling: Filling, _: str, __: str) -> str:
     """Return arguments `sizes, axis` of a split of the first operand; some pieces are empty."""
     rng = filling.rng
     if not filling.first:
-        raise Refused("a scalar has no axis")
+        raise UnfitError("a scalar has no axis")
     position = int(rng.integers(len(filling.first)))
     dim = filling.first[position]
     written = position - len(filling.first) if rng.random() < 0.3 else position
@@ -198,4 +200,3 @@ def newdims(filling: Filling, _: str, __: str) -> str:
     sizes = [f"tf.shape({operand})[{i}]" if dim == "rows" else str(dim) for i, dim in enumerate(filling.first)]
     sizes = [str(rng.integers(1, 5)) if size == "1" else size for size in sizes]
     return f"[{', '.join([str(rng.integers(1, 4))] * int(rng.integers(2)) + sizes)}]"
-

@@ -9,7 +9,6 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,32 +16,13 @@ import tensorflow as tf
 
 import graphsplit as gs
 from tests.fuzzing.program import Program
-
-EQUAL, DIFFERENT, RAISED = "equal", "different", "raised"
-NOT_TRACEABLE, UNSTABLE, REFUSED = "not traceable", "unstable", "refused"
-FAILURES = (DIFFERENT, RAISED)
+from tests.fuzzing.verdicts import DIFFERENT, EQUAL, NOT_TRACEABLE, RAISED, REFUSED, UNSTABLE, Verdict
 
 _NOISY_RUNS = 3
 _NOISE = {"float64": 1e-13, "complex128": 1e-13, "float32": 3e-7, "complex64": 3e-7, "float16": 1e-3, "bfloat16": 1e-2}
 _TOLERANCE = {"float64": 1e-9, "float32": 3e-4, "float16": 0.02, "bfloat16": 0.1}
 _COARSE = [("bfloat16", "bfloat16"), ("float16", "float16|astype\\('e'\\)"), ("float32", "float32|astype\\('[fF]'\\)")]
 _SHAKES = 100.0  # the noise is a few hundred roundings, and a sum in another order moves by a few
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What became of a program: one of the words above, and why."""
-
-    kind: str
-    message: str = ""
-
-    @property
-    def failed(self) -> bool:
-        return self.kind in FAILURES
-
-    def is_like(self, other: Verdict) -> bool:
-        """Return whether both say the same up to names and numbers."""
-        return self.kind == other.kind and (self.kind == DIFFERENT or _gist(self.message) == _gist(other.message))
 
 
 def judge(program: Program, say: Callable[[str], None] = lambda _: None) -> Verdict:
@@ -90,9 +70,7 @@ def _tolerance(source: str, expected: Sequence[Any]) -> float:
     return _TOLERANCE["float64"]
 
 
-def _differences(
-    expected: Sequence[Any], actual: Sequence[Any], tolerance: float, moved: Sequence[float]
-) -> list[str]:
+def _differences(expected: Sequence[Any], actual: Sequence[Any], tolerance: float, moved: Sequence[float]) -> list[str]:
     """Return what differs by more than what is tolerated, and by more than what moves anyway."""
     if len(expected) != len(actual):
         return [f"{len(actual)} results instead of {len(expected)}"]
@@ -168,9 +146,3 @@ def _brief(value: Any) -> str:
 
 def _said(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:2000]
-
-
-def _gist(message: str) -> str:
-    """Return an error without names and numbers."""
-    first = message.split("\n")[0] if "Error" in message.split("\n")[0] else message
-    return re.sub(r"'[^']*'|\"[^\"]*\"|\{\{.*?\}\}|[\d\W_]+", " ", first)[:80]

@@ -99,12 +99,21 @@ class Program:
         return len(self.source)
 
     @property
+    def has_tapes(self) -> bool:
+        """Whether gradients are asked for, in the function or around it."""
+        return self.setting.inside + self.setting.outside > 0
+
+    def without_tapes(self) -> Program:
+        """Return the program with nothing differentiated but by itself."""
+        return dataclasses.replace(self, setting=dataclasses.replace(self.setting, inside=0, outside=0))
+
+    @property
     def source(self) -> str:
         """A script that compares one device with several."""
         return _SCRIPT.format(
             make=_make(self),
             arguments="".join(f"        {x.source},\n" for x in self.arguments),
-            helpers=_GRADIENTS if self.setting.inside + self.setting.outside else "",
+            helpers=_GRAD * any("grad(" in line.expression for line in self.lines) + _GRADIENTS * self.has_tapes,
             results=_results(self),
         )
 
@@ -141,7 +150,7 @@ def names_in(expression: str) -> set[str]:
 def helper_names() -> dict[str, Any]:
     """Return what lines may use besides arguments, variables and targets."""
     names: dict[str, Any] = {"__name__": "fuzzed"}
-    exec(compile(_HEADER, "<fuzzed>", "exec"), names)
+    exec(compile(_IMPORTS + _GRAD, "<fuzzed>", "exec"), names)
     assert names["tf"] is tf
     assert names["np"] is np
     assert names["gs"] is gs
@@ -186,7 +195,7 @@ def _results(program: Program) -> str:
     return "\n".join(f"    {line}" for line in lines)
 
 
-_HEADER = '''\
+_IMPORTS = """\
 import functools
 
 import numpy as np
@@ -196,21 +205,19 @@ import graphsplit as gs
 
 
 def random(number):
-    """Return random numbers of their own for each argument and variable."""
     return np.random.default_rng(number)
-
+"""
+_GRAD = """
 
 def grad(f, x):
-    """Return the gradient of the sum of f(x)."""
     with tf.GradientTape() as tape:
         tape.watch(x)
         y = f(x)
     return tape.gradient(y, x, unconnected_gradients="zero")
-'''
-_GRADIENTS = '''
+"""
+_GRADIENTS = """
 
 def total(outputs):
-    """Return a number that depends on all that has a gradient."""
     tensors = [v for v in tf.nest.flatten(outputs, expand_composites=True) if v is not None]
     floats = [v for v in tensors if v.dtype.is_floating or v.dtype.is_complex]
     parts = [tf.reduce_sum(tf.sin(tf.cast(tf.math.real(v), tf.float64))) for v in floats]
@@ -218,8 +225,6 @@ def total(outputs):
 
 
 def gradients(f, variables):
-    """Return f with gradients by its arguments and by variables."""
-
     @functools.wraps(f)
     @tf.autograph.experimental.do_not_convert
     def with_gradients(*arguments):
@@ -233,9 +238,9 @@ def gradients(f, variables):
         return outputs, [None if g is None else tf.convert_to_tensor(g) for g in found]
 
     return with_gradients
-'''
+"""
 _SCRIPT = (
-    _HEADER
+    _IMPORTS
     + """{helpers}
 
 def make():

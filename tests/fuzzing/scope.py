@@ -39,7 +39,11 @@ KINDS = {
     "p": Kind("float64", _NORMAL, "(tf.abs({}) + 0.5)"),
     "q": Kind("float64", _NORMAL, "tf.sigmoid({})"),
     "m": Kind("float64", _NORMAL, "(tf.abs({}) + 1.1)"),
-    "spd": Kind("float64", _NORMAL, "(tf.matmul({0}, {0}, transpose_b=True) + 3.0 * tf.eye(tf.shape({0})[-1], dtype=tf.float64))"),
+    "spd": Kind(
+        "float64",
+        _NORMAL,
+        "(tf.matmul({0}, {0}, transpose_b=True) + tf.linalg.diag(3.0 + 0.0 * {0}[..., 0]))",
+    ),
     "F": Kind("float32", f"({_NORMAL}).astype('f')"),
     "Q": Kind("float32", f"({_NORMAL}).astype('f')", "tf.sigmoid({})"),
     "h": Kind("float16", f"({_NORMAL}).astype('e')"),
@@ -65,7 +69,7 @@ class Entry:
     dims: Dims
 
 
-class Refused(Exception):
+class UnfitError(Exception):
     """A line cannot be made: nothing fits, or TensorFlow does not take it."""
 
 
@@ -90,7 +94,7 @@ class Scope:
         try:
             return [eval(code, environment) for environment in self.environments]
         except Exception as error:  # whatever TensorFlow says to a random line
-            raise Refused(f"{expression}: {error}") from error
+            raise UnfitError(f"{expression}: {error}") from error
 
     def operand(self, kind: str, pattern: str | None, bound: Bound) -> tuple[str, Dims, Bound]:
         """Return an expression for an operand of a template: of something in scope, or of a new argument."""
@@ -105,7 +109,7 @@ class Scope:
         if fits and (full or rng.random() < 0.8):
             expression, dims, found = fits[max(rng.integers(len(fits)), rng.integers(len(fits)))]
         elif full:
-            raise Refused(f"nothing of kind {kind} and shape {pattern}")
+            raise UnfitError(f"nothing of kind {kind} and shape {pattern}")
         else:
             if kind in ("ragged", "sparse"):
                 pattern = "a3"
@@ -117,9 +121,10 @@ class Scope:
 
     def _new_input(self, kind: Kind, dims: Dims) -> str:
         number = len(self.arguments) + len(self.variables)
-        if self.arguments and self.rng.random() < kind.variable and (kind.variable == 1 or ROWS not in dims):
+        always = kind.variable == 1
+        if always or (self.arguments and ROWS not in dims and self.rng.random() < kind.variable):
             if ROWS in dims and len(self.rows) > 1:
-                raise Refused("a variable is no batch")
+                raise UnfitError("a variable is no batch")
             numbers = tuple([int_of(dim, self.rows) for dim in dims])
             made = Input(f"w{number}", kind.values, numbers, kind.dtype)
             self.variables.append(made)
@@ -136,7 +141,7 @@ class Scope:
         """Return an argument; a size that equals the batch is the batch, or is so by chance."""
         if kind.dtype in ("ragged", "sparse"):
             if len(self.rows) > 1:
-                raise Refused("the rows of a composite tensor are known")
+                raise UnfitError("the rows of a composite tensor are known")
             return Input(name, kind.values, dims, kind.dtype)
         if len(self.rows) == 1:
             dims = tuple([ROWS if dim == self.rows[0] and self.rng.random() < 0.7 else dim for dim in dims])

@@ -131,7 +131,7 @@ def _parts(node: object) -> list[ast.expr]:
     """Return the expressions that a larger one is made of."""
     if not isinstance(node, (ast.Call, ast.BinOp, ast.Subscript, ast.UnaryOp, ast.Lambda, ast.Attribute, ast.Compare)):
         return []
-    return [child for child in _expressions(node) if not isinstance(child, ast.Attribute)]
+    return [child for child in _expressions(node) if not isinstance(child, (ast.Attribute, ast.Constant))]
 
 
 def _expressions(node: ast.AST) -> Iterator[ast.expr]:

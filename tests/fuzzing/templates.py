@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tests.fuzzing.holes import FILLERS
 from tests.fuzzing.program import Dim
-from tests.fuzzing.scope import KINDS, Refused, Scope
+from tests.fuzzing.scope import KINDS, Scope, UnfitError
 from tests.fuzzing.shapes import Bound, Dims
 
 _HOLE = re.compile(r"\{(\w+)(?::([^{}:]*))?(?::([^{}]*))?\}")
@@ -55,7 +55,7 @@ class Filling:
         """Return the template with its holes filled: operands, indices into them, and then what depends on both.
 
         Raises:
-          Refused: if nothing fits.
+          UnfitError: if nothing fits.
         """
         stages = ((KINDS, self._operand), ({"index"}, self._index), (FILLERS, self._other))
         for kinds, fill in stages:
@@ -105,7 +105,7 @@ class Filling:
         try:
             body = Filling(self.scope, self.templates, self.depth + 1).fill(template)
             made = self.scope.evaluate(body)
-        except Refused:
+        except UnfitError:
             return None
         if name not in body or not all(isinstance(value, tf.Tensor) for value in made):
             return None

@@ -66,12 +66,16 @@ Conv3D {f:n3442} {f:22222} strides=[1,1,{pick:1,1|2,2},1] padding='{pick:SAME|VA
 Conv2DBackpropInput [{size:n},4,5,2] {f:2323} {f:n453} strides=[1,1,1,1] padding='SAME'
 Conv2DBackpropFilter {f:n452} [2,3,2,3] {f:n453} strides=[1,1,1,1] padding='SAME'
 DepthwiseConv2dNativeBackpropFilter {f:n452} [2,3,2,2] {f:n454} strides=[1,1,1,1] padding='SAME'
-tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape({f:n452}), filter={f:2323}, out_backprop={f:n453}, strides=[1, 1, 1, 1], padding='SAME')
-tf.raw_ops.DepthwiseConv2dNativeBackpropInput(input_sizes=tf.shape({f:n452}), filter={f:2322}, out_backprop={f:n454}, strides=[1, 1, 1, 1], padding='SAME')
-tf.raw_ops.Conv3DBackpropInputV2(input_sizes=tf.shape({f:n3442}), filter={f:22222}, out_backprop={f:n3442}, strides=[1, 1, 1, 1, 1], padding='SAME')
+tf.raw_ops.Conv2DBackpropInput(input_sizes=tf.shape({f:n452}), filter={f:2323}, out_backprop={f:n453}, strides=[1,
+    1, 1, 1], padding='SAME')
+tf.raw_ops.DepthwiseConv2dNativeBackpropInput(input_sizes=tf.shape({f:n452}), filter={f:2322},
+    out_backprop={f:n454}, strides=[1, 1, 1, 1], padding='SAME')
+tf.raw_ops.Conv3DBackpropInputV2(input_sizes=tf.shape({f:n3442}), filter={f:22222}, out_backprop={f:n3442},
+    strides=[1, 1, 1, 1, 1], padding='SAME')
 Conv3DBackpropFilterV2 {f:n3442} [2,2,2,2,2] {f:n3442} strides=[1,1,1,1,1] padding='SAME'
 Dilation2D {f:n452} {f:222} strides=[1,1,{int:1:2},1] rates=[1,1,1,1] padding='{pick:SAME|VALID}'
-Dilation2DBackpropInput|Dilation2DBackpropFilter {f:n452} {f:222} {f:n452} strides=[1,1,1,1] rates=[1,1,1,1] padding='SAME'
+Dilation2DBackpropInput|Dilation2DBackpropFilter {f:n452} {f:222} {f:n452} strides=[1,1,1,1] rates=[1,1,1,1]
+    padding='SAME'
 BiasAdd {f:*ab} {f:b}
 BiasAdd {f:ab34} {f:b} data_format='NCHW'
 BiasAddGrad {f:*ab}
@@ -81,12 +85,16 @@ _IMAGES = """
 AvgPool|MaxPool {f:n452} ksize=[1,2,2,1] strides=[1,{pick:1,1|2,2},1] padding='{pick:SAME|VALID}'
 AvgPool3D|MaxPool3D {F:n4442} ksize=[1,2,2,2,1] strides=[1,2,2,{int:1:2},1] padding='{pick:SAME|VALID}'
 AvgPoolGrad [{size:n},4,5,2] {f:n452} ksize=[1,2,2,1] strides=[1,1,1,1] padding='SAME'
-tf.raw_ops.AvgPoolGrad(orig_input_shape=tf.shape({f:n452}), grad={f:n452}, ksize=[1, 2, 2, 1], strides=[1, 1, 1, 1], padding='SAME')
-tf.raw_ops.AvgPool3DGrad(orig_input_shape=tf.shape({F:n4442}), grad={F:n4442}, ksize=[1, 2, 2, 2, 1], strides=[1, 1, 1, 1, 1], padding='SAME')
+tf.raw_ops.AvgPoolGrad(orig_input_shape=tf.shape({f:n452}), grad={f:n452}, ksize=[1, 2, 2, 1], strides=[1, 1, 1,
+    1], padding='SAME')
+tf.raw_ops.AvgPool3DGrad(orig_input_shape=tf.shape({F:n4442}), grad={F:n4442}, ksize=[1, 2, 2, 2, 1], strides=[1,
+    1, 1, 1, 1], padding='SAME')
 MaxPoolGrad|MaxPoolGradGrad {f:n452} {f:n452} {f:n452} ksize=[1,2,2,1] strides=[1,1,1,1] padding='SAME'
 MaxPool3DGrad|MaxPool3DGradGrad {F:n3332} {F:n3332} {F:n3332} ksize=[1,2,2,2,1] strides=[1,1,1,1,1] padding='SAME'
 MaxPoolWithArgmax {f:n443} ksize=[1,2,2,1] strides=[1,2,2,1] padding='VALID' include_batch_in_index={flag}
-tf.raw_ops.MaxPoolGradWithArgmax(input={F:n443}, grad={F:n223}, argmax=tf.raw_ops.MaxPoolWithArgmax(input={F:n443}, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding='VALID').argmax, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding='VALID')
+tf.raw_ops.MaxPoolGradWithArgmax(input={F:n443}, grad={F:n223}, argmax=tf.raw_ops.MaxPoolWithArgmax(input={F:n443},
+    ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1], padding='VALID').argmax, ksize=[1, 2, 2, 1], strides=[1, 2, 2, 1],
+    padding='VALID')
 LRN {F:n344} depth_radius={int:1:2}
 LRNGrad {F:n344} {F:n344} {F:n344} depth_radius=1
 DepthToSpace {f:n238} block_size=2
@@ -95,7 +103,8 @@ ExtractImagePatches {f:n452} ksizes=[1,2,2,1] strides=[1,{int:1:2},2,1] rates=[1
 ExtractVolumePatches {f:n4452} ksizes=[1,2,2,2,1] strides=[1,2,2,2,1] padding='VALID'
 SpaceToBatchND {f:n452} [2,2] [[0,0],[1,0]]
 BatchToSpaceND {f:4223} [2,2] [[0,{int:0:1}],[0,0]]
-tf.raw_ops.BatchToSpaceND(input=tf.raw_ops.SpaceToBatchND(input={f:n442}, block_shape=[2, 2], paddings=[[0, 0], [2, 0]]) * 2.0, block_shape=[2, 2], crops=[[0, 0], [1, 1]])
+tf.raw_ops.BatchToSpaceND(input=tf.raw_ops.SpaceToBatchND(input={f:n442}, block_shape=[2, 2], paddings=[[0, 0], [2,
+    0]]) * 2.0, block_shape=[2, 2], crops=[[0, 0], [1, 1]])
 AdjustHue|AdjustSaturation {Q:*ab3} 0.3
 AdjustContrastv2 {Q:*abc} 0.3
 HSVToRGB|RGBToHSV {q:*3}
@@ -104,12 +113,18 @@ ResizeBicubic|ResizeBilinear|ResizeNearestNeighbor {F:n452} [3,7] half_pixel_cen
 ResizeBicubicGrad|ResizeBilinearGrad {F:n372} {F:n452}
 ResizeNearestNeighborGrad {F:n372} [4,5]
 tf.raw_ops.FusedBatchNorm(x={F:nhwc}, scale={F:c}, offset={F:c}, mean=[], variance=[])[:3]
-tf.raw_ops.FusedBatchNormV2(x={F:nhwc}, scale={F:c}, offset={F:c}, mean={Q:c}, variance={Q:c}, is_training={flag}, exponential_avg_factor=0.5)[:1]
-tf.raw_ops.FusedBatchNormV3(x={F:nhwc}, scale={F:c}, offset={F:c}, mean={Q:c}, variance={Q:c}, is_training=True, exponential_avg_factor={pick:0.25|1.0})[:3]
-tf.raw_ops.FusedBatchNormV3(x={F:nhwc}, scale={F:c}, offset={F:c}, mean={Q:c}, variance={Q:c}, is_training=False)[:1]
-tf.raw_ops.FusedBatchNormGrad(y_backprop={F:nhwc}, x={F:nhwc}, scale={F:c}, reserve_space_1={F:c}, reserve_space_2={Q:c}, is_training={flag})[:3]
-tf.raw_ops.FusedBatchNormGradV2(y_backprop={F:nhwc}, x={F:nhwc}, scale={F:c}, reserve_space_1={F:c}, reserve_space_2={Q:c}, is_training={flag})[:3]
-tf.raw_ops.FusedBatchNormGradV3(y_backprop={F:nhwc}, x={F:nhwc}, scale={F:c}, reserve_space_1={F:c}, reserve_space_2={Q:c}, reserve_space_3={F:c}, is_training={flag})[:3]
+tf.raw_ops.FusedBatchNormV2(x={F:nhwc}, scale={F:c}, offset={F:c}, mean={Q:c}, variance={Q:c}, is_training={flag},
+    exponential_avg_factor=0.5)[:1]
+tf.raw_ops.FusedBatchNormV3(x={F:nhwc}, scale={F:c}, offset={F:c}, mean={Q:c}, variance={Q:c}, is_training=True,
+    exponential_avg_factor={pick:0.25|1.0})[:3]
+tf.raw_ops.FusedBatchNormV3(x={F:nhwc}, scale={F:c}, offset={F:c}, mean={Q:c}, variance={Q:c},
+    is_training=False)[:1]
+tf.raw_ops.FusedBatchNormGrad(y_backprop={F:nhwc}, x={F:nhwc}, scale={F:c}, reserve_space_1={F:c},
+    reserve_space_2={Q:c}, is_training={flag})[:3]
+tf.raw_ops.FusedBatchNormGradV2(y_backprop={F:nhwc}, x={F:nhwc}, scale={F:c}, reserve_space_1={F:c},
+    reserve_space_2={Q:c}, is_training={flag})[:3]
+tf.raw_ops.FusedBatchNormGradV3(y_backprop={F:nhwc}, x={F:nhwc}, scale={F:c}, reserve_space_1={F:c},
+    reserve_space_2={Q:c}, reserve_space_3={F:c}, is_training={flag})[:3]
 """
 _MOVERS = """
 Transpose {f} {perm}
@@ -137,12 +152,15 @@ SplitV {f:a4} [{pick:4,0|1,3|0,-1|2,2}] {pick:1|-1} num_split=2
 SplitV {f:4a} [{pick:4,0|1,3|0,-1|2,2}] {pick:0|-2} num_split=2
 Slice {f:ab} [0,0] [-1,{int:0:1}]
 Slice {f:a4b} [0,{int:0:2},0] [-1,{pick:2|1|0|-1},-1]
-StridedSlice {f:ab} [0,{int:-3:2}] [{int:-3:3},{int:-3:3}] [{pick:1|-1|2},{pick:1|-1}] begin_mask={int:0:3} end_mask={int:0:3}
+StridedSlice {f:ab} [0,{int:-3:2}] [{int:-3:3},{int:-3:3}] [{pick:1|-1|2},{pick:1|-1}] begin_mask={int:0:3}
+    end_mask={int:0:3}
 StridedSlice {f:abc} [0,1] [0,2] [1,1] begin_mask=1 end_mask=1 shrink_axis_mask={pick:0|2}
 StridedSlice {f:abc} [0,0] [0,1] [1,1] ellipsis_mask=1 new_axis_mask={pick:0|2}
 StridedSliceGrad [{size:a},{size:b:2}] [0,1] [0,{size:b:1}] [1,1] {f:ab} begin_mask=1 end_mask=1
-tf.raw_ops.StridedSliceGrad(shape=tf.shape({f:ab}) + [0, 2], begin=[0, 1], end=[0, -1], strides=[1, 1], dy={f:ab}, begin_mask=1, end_mask=1)
-tf.raw_ops.StridedSliceGrad(shape=tf.shape({f:abc}), begin=[0, 0], end=[0, 1], strides=[1, 1], dy={f:ac}, begin_mask=1, end_mask=1, shrink_axis_mask=2)
+tf.raw_ops.StridedSliceGrad(shape=tf.shape({f:ab}) + [0, 2], begin=[0, 1], end=[0, -1], strides=[1, 1], dy={f:ab},
+    begin_mask=1, end_mask=1)
+tf.raw_ops.StridedSliceGrad(shape=tf.shape({f:abc}), begin=[0, 0], end=[0, 1], strides=[1, 1], dy={f:ac},
+    begin_mask=1, end_mask=1, shrink_axis_mask=2)
 ReverseV2 {f} {axes}
 ReverseSequence {f:ab} {index:a:b} seq_dim=1 batch_dim=0
 ReverseSequence {f:abc} {index:b:a} seq_dim=0 batch_dim=1
@@ -234,12 +252,16 @@ StringToHashBucketStrong {s} num_buckets=7 key=[1,2]
 tf.raw_ops.StringToNumber(string_tensor=tf.as_string({i}), out_type=tf.float64)
 Substr {s} 0 {int:0:1}
 Substr {s:*} {index:*:1} {index:*:2} unit='UTF8_CHAR'
-tf.io.parse_example(tf.fill(tf.shape({f:a}), b'\n\x0f\n\r\n\x01a\x12\x08\x12\x06\n\x04\x00\x00\x80?'), {'a': tf.io.FixedLenFeature([1], tf.float32)})['a']
-ParseExample tf.fill(tf.shape({f:a}),b'\n\x0f\n\r\n\x01a\x12\x08\x12\x06\n\x04\x00\x00\x80?') tf.constant([],tf.string) [] [tf.constant('a')] [tf.zeros([1])] dense_shapes=[[1]] sparse_types=[]
+tf.io.parse_example(tf.fill(tf.shape({f:a}), b'\n\x0f\n\r\n\x01a\x12\x08\x12\x06\n\x04\x00\x00\x80?'),
+    {'a': tf.io.FixedLenFeature([1], tf.float32)})['a']
+ParseExample tf.fill(tf.shape({f:a}),b'\n\x0f\n\r\n\x01a\x12\x08\x12\x06\n\x04\x00\x00\x80?')
+    tf.constant([],tf.string) [] [tf.constant('a')] [tf.zeros([1])] dense_shapes=[[1]] sparse_types=[]
 """
 _LISTS = """
-tf.raw_ops.TensorListStack(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:ab}, element_shape=[{size:b}]), element_shape=[{size:b}], element_dtype=tf.float64)
-tf.raw_ops.TensorListGetItem(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:3ab}, element_shape=tf.shape({f:ab})), index={int:0:2}, element_shape=tf.shape({f:ab}), element_dtype=tf.float64)
+tf.raw_ops.TensorListStack(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:ab}, element_shape=[{size:b}]),
+    element_shape=[{size:b}], element_dtype=tf.float64)
+tf.raw_ops.TensorListGetItem(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:3ab},
+    element_shape=tf.shape({f:ab})), index={int:0:2}, element_shape=tf.shape({f:ab}), element_dtype=tf.float64)
 tf.raw_ops.TensorListStack(input_handle=tf.raw_ops.TensorListSetItem(input_handle=tf.raw_ops.TensorListReserve(element_shape=tf.shape({f:*}), num_elements=2, element_dtype=tf.float64), index=1, item={f:*}), element_shape=-1, element_dtype=tf.float64)
 tf.raw_ops.TensorListPopBack(input_handle=tf.raw_ops.TensorListPushBack(input_handle=tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=tf.float64), tensor={f}), element_shape=-1, element_dtype=tf.float64)[1]
 tf.raw_ops.TensorListLength(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:abc}, element_shape=-1))

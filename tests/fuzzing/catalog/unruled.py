@@ -56,7 +56,8 @@ MaxPoolV2 {f:n452} [1,2,2,1] [1,1,2,1] padding='SAME'
 MaxPoolGradV2|MaxPoolGradGradV2 {f:n452} {f:n452} {f:n452} [1,2,2,1] [1,1,1,1] padding='SAME'
 FractionalAvgPool|FractionalMaxPool {f:n662} pooling_ratio=[1.0,1.4,1.5,1.0] deterministic=True seed=1 seed2=2
 CropAndResize {f:n45c} {Q:a4} {index:a:n} [2,3]
-tf.raw_ops.CropAndResizeGradImage(grads={F:a23c}, boxes={Q:a4}, box_ind={index:a:2}, image_size=[2, 4, 5, {size:c}], T=tf.float32)
+tf.raw_ops.CropAndResizeGradImage(grads={F:a23c}, boxes={Q:a4}, box_ind={index:a:2}, image_size=[2, 4, 5,
+    {size:c}], T=tf.float32)
 DrawBoundingBoxes {F:n453} {Q:na4}
 DrawBoundingBoxesV2 {F:n453} {Q:na4} {Q:a4}
 ExtractGlimpse|ExtractGlimpseV2 {F:n45c} [2,3] {F:n2} uniform_noise=False noise='zero'
@@ -96,13 +97,17 @@ FakeQuantWithMinMaxArgsGradient {F:*} {F:*}
 FakeQuantWithMinMaxVars {F} -1.0 {pick:1.0|2.0}
 FakeQuantWithMinMaxVarsGradient {F:*} {F:*} -1.0 1.0
 FakeQuantWithMinMaxVarsPerChannel {F:*3} [-1.0,-2.0,-0.5] [1.0,2.0,0.5]
-tf.raw_ops.Dequantize(input=tf.raw_ops.QuantizeV2(input={F}, min_range=-2.0, max_range=2.0, T=tf.quint8).output, min_range=-2.0, max_range=2.0)
+tf.raw_ops.Dequantize(input=tf.raw_ops.QuantizeV2(input={F}, min_range=-2.0, max_range=2.0, T=tf.quint8).output,
+    min_range=-2.0, max_range=2.0)
 UniformDequantize tf.raw_ops.UniformQuantize(input={F},scales=0.1,zero_points=0,Tout=tf.qint8,quantization_min_val=-128,quantization_max_val=127) 0.1 0 Tout=tf.float32 quantization_min_val=-128 quantization_max_val=127
-tf.raw_ops.LSTMBlockCell(x={F:ab}, cs_prev={F:a2}, h_prev={F:a2}, w=tf.ones([{size:b} + 2, 8]), wci=[0.0, 0.0], wcf=[0.0, 0.0], wco=[0.0, 0.0], b=tf.zeros([8]))
-tf.raw_ops.GRUBlockCell(x={F:ab}, h_prev={F:a2}, w_ru=tf.ones([{size:b} + 2, 4]), w_c=tf.ones([{size:b} + 2, 2]), b_ru=tf.zeros([4]), b_c=tf.zeros([2]))
+tf.raw_ops.LSTMBlockCell(x={F:ab}, cs_prev={F:a2}, h_prev={F:a2}, w=tf.ones([{size:b} + 2, 8]), wci=[0.0, 0.0],
+    wcf=[0.0, 0.0], wco=[0.0, 0.0], b=tf.zeros([8]))
+tf.raw_ops.GRUBlockCell(x={F:ab}, h_prev={F:a2}, w_ru=tf.ones([{size:b} + 2, 4]), w_c=tf.ones([{size:b} + 2, 2]),
+    b_ru=tf.zeros([4]), b_c=tf.zeros([2]))
 CTCGreedyDecoder {f:4ab} tf.fill([{size:a}],4)
 CTCBeamSearchDecoder {F:4a3} tf.fill([{size:a}],4) beam_width=2 top_paths=1
-tf.raw_ops.CTCLoss(inputs={f:5a4}, labels_indices=[[0, 0]], labels_values=[1], sequence_length=tf.fill([{size:a}], 5))
+tf.raw_ops.CTCLoss(inputs={f:5a4}, labels_indices=[[0, 0]], labels_values=[1], sequence_length=tf.fill([{size:a}],
+    5))
 StatelessRandomNormal|StatelessRandomUniform|StatelessTruncatedNormal {shape} [1,2]
 StatelessRandomUniformInt {shape} [1,2] 0 9
 StatelessRandomUniformFullInt {shape} [1,2] dtype=tf.int32
@@ -110,7 +115,8 @@ StatelessMultinomial {f:ab} 3 [1,2]
 StatelessRandomBinomial {shape} [1,2] 5.0 0.5 dtype=tf.float64
 StatelessRandomGammaV2 [2,{size:a}] [1,2] {p:a}
 StatelessRandomPoisson [2,{size:a}] [1,2] {p:a} dtype=tf.float64
-StatelessParameterizedTruncatedNormal [3,{size:a}] [1,2] {f:a} {p:a} tf.constant(-1.0,tf.float64) tf.constant(1.0,tf.float64)
+StatelessParameterizedTruncatedNormal [3,{size:a}] [1,2] {f:a} {p:a} tf.constant(-1.0,tf.float64)
+    tf.constant(1.0,tf.float64)
 StatelessShuffle {f} [1] [2,3] 1
 StatelessRandomGetKeyCounter|StatelessRandomGetKeyCounterAlg [{int:0:5},2]
 RandomStandardNormal|RandomUniform|TruncatedNormal {shape} seed=3 seed2=4 dtype=tf.float64

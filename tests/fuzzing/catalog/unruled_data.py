@@ -4,7 +4,8 @@ TABLE = """
 StringSplit tf.reshape({s:a},[-1]) ' '
 StringSplitV2 {s:a} ' '
 StringFormat [{s}] template='{pick:%s|x}' placeholder='%s'
-tf.raw_ops.StringNGrams(data={s:3}, data_splits=[0, 1, 3], separator=' ', ngram_widths=[2], left_pad='', right_pad='', pad_width=0, preserve_short_sequences=True)
+tf.raw_ops.StringNGrams(data={s:3}, data_splits=[0, 1, 3], separator=' ', ngram_widths=[2], left_pad='',
+    right_pad='', pad_width=0, preserve_short_sequences=True)
 UnicodeDecode|UnicodeDecodeWithOffsets {s:a} input_encoding='UTF-8'
 UnicodeTranscode {s} input_encoding='UTF-8' output_encoding='UTF-16-BE'
 UnicodeScript {n}
@@ -28,7 +29,8 @@ tf.sparse.to_dense(tf.sparse.slice(tf.sparse.from_dense({f:ab}), [0, 0], [1, 2])
 tf.sparse.to_dense(tf.sparse.split(tf.sparse.from_dense({f:a2}), 2, axis=1)[1])
 tf.sparse.to_dense(tf.sparse.maximum(tf.sparse.from_dense({f:ab}), tf.sparse.from_dense({f:ab})))
 tf.sparse.to_dense(tf.sparse.minimum(tf.sparse.from_dense({f:ab}), tf.sparse.from_dense({f:ab})))
-tf.sparse.to_dense(tf.sparse.fill_empty_rows(tf.sparse.from_dense(tf.nn.relu({f:ab})), tf.constant(0.5, tf.float64))[0])
+tf.sparse.to_dense(tf.sparse.fill_empty_rows(tf.sparse.from_dense(tf.nn.relu({f:ab})), tf.constant(0.5,
+    tf.float64))[0])
 tf.sparse.to_dense(tf.sparse.transpose(tf.sparse.from_dense({f:ab})))
 tf.sparse.to_dense(tf.sparse.from_dense({f:ab}) * {f:b})
 tf.sparse.to_dense(tf.sparse.from_dense({f:ab}) / {p:b})
@@ -41,7 +43,8 @@ tf.sparse.to_dense(tf.sparse.cross([{s:a1}, {s:a1}]))
 tf.sparse.to_dense(tf.sparse.cross_hashed([{s:a1}, {s:a1}], num_buckets=9))
 tf.io.serialize_sparse(tf.sparse.from_dense({i:ab}))
 tf.io.serialize_many_sparse(tf.sparse.from_dense({i:ab}))
-tf.raw_ops.SparseToDense(sparse_indices=[[0, 1], [2, 0]], output_shape=[3, 2], sparse_values={f:2}, default_value=tf.constant(0.5, tf.float64))
+tf.raw_ops.SparseToDense(sparse_indices=[[0, 1], [2, 0]], output_shape=[3, 2], sparse_values={f:2},
+    default_value=tf.constant(0.5, tf.float64))
 tf.raw_ops.SparseTensorDenseMatMul(a_indices=[[0, 1], [2, 0]], a_values={f:2}, a_shape=[3, 2], b={f:2a})
 RaggedRange {index:a:3} {index:a:3}+3 tf.ones([{size:a}],tf.int32)
 tf.ragged.range({n:a}).to_tensor()
@@ -52,14 +55,20 @@ tf.sparse.to_dense(tf.RaggedTensor.from_tensor({f:ab}, lengths={index:a:2}).to_s
 tf.math.reduce_mean(tf.RaggedTensor.from_tensor({f:ab}), axis=1)
 tf.raw_ops.RaggedBincount(splits=[0, 2, 3], values={n:3}, size=12, weights=tf.constant([], tf.float64))
 tf.map_fn(lambda c: c * 2.0, tf.RaggedTensor.from_tensor({f:ab})).to_tensor()
-tf.raw_ops.TensorListConcatV2(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:2ab}, element_shape=-1), element_shape=-1, leading_dims=[], element_dtype=tf.float64).tensor
-tf.raw_ops.TensorListGather(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:3ab}, element_shape=-1), indices=[2, 0], element_shape=-1, element_dtype=tf.float64)
-tf.raw_ops.TensorListStack(input_handle=tf.raw_ops.TensorListScatterV2(tensor={f:2ab}, indices=[1, 0], element_shape=-1, num_elements=2), element_shape=-1, element_dtype=tf.float64)
-tf.raw_ops.TensorListStack(input_handle=tf.raw_ops.TensorListSplit(tensor={f:4a}, element_shape=-1, lengths=tf.constant([2, 2], tf.int64)), element_shape=-1, element_dtype=tf.float64)
+tf.raw_ops.TensorListConcatV2(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:2ab}, element_shape=-1),
+    element_shape=-1, leading_dims=[], element_dtype=tf.float64).tensor
+tf.raw_ops.TensorListGather(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:3ab}, element_shape=-1),
+    indices=[2, 0], element_shape=-1, element_dtype=tf.float64)
+tf.raw_ops.TensorListStack(input_handle=tf.raw_ops.TensorListScatterV2(tensor={f:2ab}, indices=[1, 0],
+    element_shape=-1, num_elements=2), element_shape=-1, element_dtype=tf.float64)
+tf.raw_ops.TensorListStack(input_handle=tf.raw_ops.TensorListSplit(tensor={f:4a}, element_shape=-1,
+    lengths=tf.constant([2, 2], tf.int64)), element_shape=-1, element_dtype=tf.float64)
 tf.raw_ops.TensorListLength(input_handle=tf.raw_ops.TensorListResize(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:2ab}, element_shape=-1), size=3))
-tf.raw_ops.TensorListElementShape(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:2ab}, element_shape=tf.shape({f:ab})), shape_type=tf.int32)
+tf.raw_ops.TensorListElementShape(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:2ab},
+    element_shape=tf.shape({f:ab})), shape_type=tf.int32)
 tf.raw_ops.TensorListLength(input_handle=tf.raw_ops.TensorListConcatLists(input_a=tf.raw_ops.TensorListFromTensor(tensor={f:2a}, element_shape=-1), input_b=tf.raw_ops.TensorListFromTensor(tensor={f:2a}, element_shape=-1), element_dtype=tf.float64))
-tf.raw_ops.TensorMapLookup(input_handle=tf.raw_ops.TensorMapInsert(input_handle=tf.raw_ops.EmptyTensorMap(), key=1, value={f}), key=1, value_dtype=tf.float64)
+tf.raw_ops.TensorMapLookup(input_handle=tf.raw_ops.TensorMapInsert(input_handle=tf.raw_ops.EmptyTensorMap(), key=1,
+    value={f}), key=1, value_dtype=tf.float64)
 tf.raw_ops.ResourceGather(resource={w:ab}.handle, indices={index:c:a}, dtype=tf.float64)
 tf.raw_ops.ResourceGatherNd(resource={w:ab}.handle, indices={index:c1:a}, dtype=tf.float64)
 tf.raw_ops.VariableShape(input={w}.handle)
@@ -73,12 +82,20 @@ tf.raw_ops.ReadVariableOp(resource={w}.handle, dtype=tf.float64)
 [tf.raw_ops.ResourceScatterUpdate(resource={w:ab}.handle, indices={index:1:a}, updates={f:1b}), {w:ab} + 0.0][1]
 [tf.raw_ops.ResourceScatterNdAdd(ref={w:ab}.handle, indices={index:c1:a}, updates={f:cb}), {w:ab} + 0.0][1]
 [tf.raw_ops.ResourceScatterNdMax(ref={w:ab}.handle, indices={index:c1:a}, updates={f:cb}), {w:ab} + 0.0][1]
-[tf.raw_ops.ResourceStridedSliceAssign(ref={w:a}.handle, begin=[0], end=[1], strides=[1], value={f:1}), {w:a} + 0.0][1]
-[tf.raw_ops.ResourceApplyGradientDescent(var={w:*}.handle, alpha=tf.constant(0.1, tf.float64), delta={f:*}), {w:*} + 0.0][1]
-[tf.raw_ops.ResourceApplyMomentum(var={w:*}.handle, accum={w:*}.handle, lr=tf.constant(0.1, tf.float64), grad={f:*}, momentum=tf.constant(0.9, tf.float64)), {w:*} + 0.0][1]
-[tf.raw_ops.ResourceApplyAdagrad(var={w:*}.handle, accum={w:*}.handle, lr=tf.constant(0.1, tf.float64), grad={f:*}), tf.constant(0.0)][1]
-[tf.raw_ops.ResourceApplyFtrl(var={w:*}.handle, accum={w:*}.handle, linear={w:*}.handle, grad={f:*}, lr=tf.constant(0.1, tf.float64), l1=tf.constant(0.1, tf.float64), l2=tf.constant(0.1, tf.float64), lr_power=tf.constant(-0.5, tf.float64)), tf.constant(0.0)][1]
-[tf.raw_ops.ResourceApplyKerasMomentum(var={w:*}.handle, accum={w:*}.handle, lr=tf.constant(0.1, tf.float64), grad={f:*}, momentum=tf.constant(0.9, tf.float64)), {w:*} + 0.0][1]
-[tf.raw_ops.ResourceSparseApplyMomentum(var={w:ab}.handle, accum={w:ab}.handle, lr=tf.constant(0.1, tf.float64), grad={f:cb}, indices={index:c:a}, momentum=tf.constant(0.9, tf.float64)), {w:ab} + 0.0][1]
+[tf.raw_ops.ResourceStridedSliceAssign(ref={w:a}.handle, begin=[0], end=[1], strides=[1], value={f:1}),
+    {w:a} + 0.0][1]
+[tf.raw_ops.ResourceApplyGradientDescent(var={w:*}.handle, alpha=tf.constant(0.1, tf.float64), delta={f:*}),
+    {w:*} + 0.0][1]
+[tf.raw_ops.ResourceApplyMomentum(var={w:*}.handle, accum={w:*}.handle, lr=tf.constant(0.1, tf.float64),
+    grad={f:*}, momentum=tf.constant(0.9, tf.float64)), {w:*} + 0.0][1]
+[tf.raw_ops.ResourceApplyAdagrad(var={w:*}.handle, accum={w:*}.handle, lr=tf.constant(0.1, tf.float64),
+    grad={f:*}), tf.constant(0.0)][1]
+[tf.raw_ops.ResourceApplyFtrl(var={w:*}.handle, accum={w:*}.handle, linear={w:*}.handle, grad={f:*},
+    lr=tf.constant(0.1, tf.float64), l1=tf.constant(0.1, tf.float64), l2=tf.constant(0.1, tf.float64),
+    lr_power=tf.constant(-0.5, tf.float64)), tf.constant(0.0)][1]
+[tf.raw_ops.ResourceApplyKerasMomentum(var={w:*}.handle, accum={w:*}.handle, lr=tf.constant(0.1, tf.float64),
+    grad={f:*}, momentum=tf.constant(0.9, tf.float64)), {w:*} + 0.0][1]
+[tf.raw_ops.ResourceSparseApplyMomentum(var={w:ab}.handle, accum={w:ab}.handle, lr=tf.constant(0.1, tf.float64),
+    grad={f:cb}, indices={index:c:a}, momentum=tf.constant(0.9, tf.float64)), {w:ab} + 0.0][1]
 [tf.debugging.assert_equal(tf.shape({f}), tf.shape({f})), {f} * 2.0][1]
 """
