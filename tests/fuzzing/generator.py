@@ -59,7 +59,7 @@ def grow(scope: Scope, wanted: Sequence[str] | None = None) -> bool:
 
 
 def _setting(rng: np.random.Generator, mode: str) -> Setting:
-    tapes = _TAPES.get(mode) or [(0, 0), (1, 0), (0, 1), (0, 0), (1, 0), (0, 1), *_TAPES["second"][:2]]
+    tapes = _TAPES.get(mode) or [(0, 0), (1, 0), (0, 1), (0, 0), (1, 0), (0, 1), *_TAPES["second"]]
     inside, outside = tapes[rng.integers(len(tapes))]
     devices = int(rng.choice([1, 2, 2, 3, 3, 4, 5]))
     rows = int(rng.choice([0, 1, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8], p=[0.02, *[0.98 / 11] * 11]))

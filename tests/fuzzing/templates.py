@@ -25,7 +25,8 @@ _DEEPEST = 2
 def templates_in(table: str) -> list[str]:
     """Return the templates of a table, one a line; `A|B {f}` is two. A line that starts with spaces goes on."""
     found = []
-    for line in filter(None, re.sub(r"\n +", " ", table).splitlines()):
+    joined = re.sub(r"\n +", " ", re.sub(r"\(\n +", "(", table))
+    for line in filter(None, joined.splitlines()):
         first, _, rest = line.partition(" ")
         is_raw = re.fullmatch(r"[A-Z][\w|]*", first) is not None
         found += [_raw(op_type, rest.split()) for op_type in first.split("|")] if is_raw else [line]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -15,6 +17,7 @@ from tests.helpers.law import assert_close
 
 TOLERANCE = 1e-9
 DOUBLE = tf.float64
+NUMBER = tf.Variable(0.7, dtype=DOUBLE)
 NOT_MENDED: dict[str, str] = {}
 
 
@@ -24,7 +27,10 @@ class Found:
 
     function: Callable[..., Any]
     calls: tuple[tuple[tuple[int, ...], ...], ...]
+    inside: int = 0
     tapes: int = 0
+    in_graph: bool = False
+    dtype: tf.DType = DOUBLE
     signature: tuple[tuple[int | None, ...], ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -33,26 +39,31 @@ FOUND: dict[str, Found] = {}
 
 
 def found(*shapes: tuple[int, ...], **options: Any) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-    """Register the decorated function: the shapes of its arguments, tapes around it, options of `parallelize`."""
-    tapes, signature = options.pop("tapes", 0), options.pop("signature", None)
-    calls = options.pop("calls", (shapes,))
+    """Register a function with the shapes of its arguments, what else `Found` has, and options of `parallelize`."""
+    names = {entry.name for entry in dataclasses.fields(Found)}
+    own = {name: options.pop(name) for name in names & set(options)}
 
     def register(function: Callable[..., Any]) -> Callable[..., Any]:
-        FOUND[function.__name__] = Found(function, tuple(calls), tapes, signature, options)
+        FOUND[function.__name__] = Found(function, **{"calls": (shapes,), **own}, options=options)
         return function
 
     return register
 
 
-def gradient(f: Callable[..., Any], *, of: Callable[..., Any] = tf.reduce_sum) -> Callable[..., Any]:
+def gradient(f: Callable[..., Any]) -> Callable[..., Any]:
     """Return `f` with the gradients of a sum over its floating-point outputs by its arguments."""
 
+    @functools.wraps(f)
     def with_gradients(*arguments: tf.Tensor) -> Any:
         with tf.GradientTape() as tape:
             tape.watch(arguments)
             outputs = f(*arguments)
             floats = [v for v in tf.nest.flatten(outputs) if v is not None and v.dtype.is_floating]
-            total = tf.add_n([of(tf.sin(v)) for v in floats]) if floats else tf.constant(0.0)
+            total = (
+                tf.add_n([tf.reduce_sum(tf.sin(tf.cast(v, DOUBLE))) for v in floats])
+                if floats
+                else tf.constant(0.0, DOUBLE)
+            )
         return outputs, tape.gradient(total, arguments)
 
     return with_gradients
@@ -92,10 +103,10 @@ def output_that_is_no_number(x):
     return tf.constant(3)
 
 
-@found((4, 7, 3))
+@found((4, 7, 3), dtype=tf.float32)
 def ctc_loss_of_dense_labels(x):
     labels = tf.constant([[1, 2]] * 4)
-    return tf.nn.ctc_loss(labels, tf.cast(x, tf.float32), [2] * 4, [7] * 4, logits_time_major=False)
+    return tf.nn.ctc_loss(labels, x, [2] * 4, [7] * 4, logits_time_major=False)
 
 
 @found(calls=(((5, 3),), ((2, 3),)), signature=((None, 3),), tapes=2)
@@ -103,7 +114,7 @@ def second_derivative_of_any_batch(x):
     return tf.tanh(x) * x
 
 
-@found((5, 4), tapes=1)
+@found((5, 4), inside=1)
 def gradient_of_a_split_with_an_empty_piece(x):
     return tf.split(x, [4, 0], 1)[0]
 
@@ -138,12 +149,71 @@ def gradient_of_no_numbers(x):
     return tape.gradient(y, x) * x
 
 
+@found((), tapes=1)
+def output_of_a_variable_beside_one_that_is_no_number(x):
+    return tf.shape(x), NUMBER
+
+
+@found((1, 3), (3,), tapes=1)
+def gradient_of_a_power_of_one_row(x, y):
+    return tf.math.xlogy(tf.abs(x), tf.abs(x)) * y
+
+
+@found((1,), tapes=1)
+def gradient_of_one_row(x):
+    return tf.math.xlogy(x, tf.abs(x))
+
+
+@found((3, 4), (4,), tapes=2, devices=4, split={"x": 0, "y": None})
+def second_derivative_of_a_sparse_division(x, y):
+    quotient = tf.sparse.to_dense(tf.sparse.from_dense(x) / (tf.abs(y) + 0.5))
+    return tf.foldr(lambda a, c: a * 0.5 + c, quotient)
+
+
+@found((6, 6, 3), tapes=1, devices=1, dtype=tf.float32)
+def gradient_with_many_squares(x):
+    return tf.image.ssim(x, x, 1.0, filter_size=3)
+
+
+@found((6, 6), inside=1, tapes=1, devices=4, in_graph=True)
+def second_derivative_of_a_determinant(x):
+    return tf.linalg.logdet(x)
+
+
+@found((1, 5, 3, 3), signature=((1, None, 3, 3),), tapes=1, split={"x": 1}, devices=2)
+def gradient_of_any_batch_behind_an_axis_of_one(x):
+    return tf.matmul(x, x)
+
+
+@found((4, 1), inside=1, tapes=1, split={"x": 1}, devices=5)
+def second_derivative_of_one_row(x):
+    return tf.raw_ops.Zeta(x=tf.abs(x), q=tf.abs(x) + 1.1)
+
+
+@found(calls=(((2, 3, 2),), ((7, 3, 2),)), reduce_retracing=True, tapes=2)
+def second_derivative_of_other_sizes(x):
+    return tf.matmul(x, x, transpose_a=True)
+
+
+@found((1, 3), inside=2, devices=4)
+def gradient_of_the_first_none(x):
+    return tf.abs(tf.math.top_k(x, 0)[0])
+
+
+@found((2, 2), tapes=1, devices=1, in_graph=True)
+def gradient_of_a_lookup_along_a_negative_axis(x):
+    return tf.experimental.numpy.take_along_axis(x, tf.constant([[0, 1], [1, 1], [0, 0], [1, 0], [0, 1]]), -2)
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_found(name: str, request: pytest.FixtureRequest) -> None:
     if name in NOT_MENDED:
         request.applymarker(pytest.mark.xfail(strict=True, reason=NOT_MENDED[name]))
     case = FOUND[name]
-    function = tf.autograph.experimental.do_not_convert(case.function)
+    function = case.function
+    for _ in range(case.inside):
+        function = gradient(function)
+    function = tf.autograph.experimental.do_not_convert(function)
     if case.signature is not None:
         specs = [tf.TensorSpec(shape, DOUBLE) for shape in case.signature]
         function = tf.function(function, input_signature=specs, autograph=False)
@@ -151,6 +221,9 @@ def test_found(name: str, request: pytest.FixtureRequest) -> None:
     single = function if case.signature is not None else tf.function(function, autograph=False)
     for _ in range(case.tapes):
         many, single = gradient(many), gradient(single)
+    if case.in_graph:
+        many, single = tf.function(many, autograph=False), tf.function(single, autograph=False)
     for shapes in case.calls:
-        arguments = [tf.constant(np.random.default_rng(i).standard_normal(s)) for i, s in enumerate(shapes)]
-        assert_close(many(*arguments), single(*arguments), tolerance=TOLERANCE)
+        arguments = [tf.cast(np.random.default_rng(i).standard_normal(s), case.dtype) for i, s in enumerate(shapes)]
+        tolerance = TOLERANCE if case.dtype == DOUBLE else 1e-5
+        assert_close(many(*arguments), single(*arguments), tolerance=tolerance)

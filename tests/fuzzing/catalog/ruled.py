@@ -252,8 +252,10 @@ StringToHashBucketStrong {s} num_buckets=7 key=[1,2]
 tf.raw_ops.StringToNumber(string_tensor=tf.as_string({i}), out_type=tf.float64)
 Substr {s} 0 {int:0:1}
 Substr {s:*} {index:*:1} {index:*:2} unit='UTF8_CHAR'
-tf.io.parse_example(tf.fill(tf.shape({f:a}), b'\n\x0f\n\r\n\x01a\x12\x08\x12\x06\n\x04\x00\x00\x80?'),
-    {'a': tf.io.FixedLenFeature([1], tf.float32)})['a']
+ParseExampleV2 tf.fill(tf.shape({f:a}),b'\n\x0f\n\r\n\x01a\x12\x08\x12\x06\n\x04\x00\x00\x80?')
+    tf.constant([],tf.string)
+    tf.constant([],tf.string) tf.constant(['a']) tf.constant([],tf.string) [tf.zeros([1])] num_sparse=0 sparse_types=[]
+    ragged_value_types=[] ragged_split_types=[] dense_shapes=[[1]]
 ParseExample tf.fill(tf.shape({f:a}),b'\n\x0f\n\r\n\x01a\x12\x08\x12\x06\n\x04\x00\x00\x80?')
     tf.constant([],tf.string) [] [tf.constant('a')] [tf.zeros([1])] dense_shapes=[[1]] sparse_types=[]
 """
@@ -262,8 +264,12 @@ tf.raw_ops.TensorListStack(input_handle=tf.raw_ops.TensorListFromTensor(tensor={
     element_shape=[{size:b}], element_dtype=tf.float64)
 tf.raw_ops.TensorListGetItem(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:3ab},
     element_shape=tf.shape({f:ab})), index={int:0:2}, element_shape=tf.shape({f:ab}), element_dtype=tf.float64)
-tf.raw_ops.TensorListStack(input_handle=tf.raw_ops.TensorListSetItem(input_handle=tf.raw_ops.TensorListReserve(element_shape=tf.shape({f:*}), num_elements=2, element_dtype=tf.float64), index=1, item={f:*}), element_shape=-1, element_dtype=tf.float64)
-tf.raw_ops.TensorListPopBack(input_handle=tf.raw_ops.TensorListPushBack(input_handle=tf.raw_ops.EmptyTensorList(element_shape=-1, max_num_elements=-1, element_dtype=tf.float64), tensor={f}), element_shape=-1, element_dtype=tf.float64)[1]
+tf.raw_ops.TensorListStack(input_handle=tf.raw_ops.TensorListSetItem(input_handle=tf.raw_ops.TensorListReserve(
+    element_shape=tf.shape({f:*}), num_elements=2, element_dtype=tf.float64), index=1, item={f:*}),
+    element_shape=-1, element_dtype=tf.float64)
+tf.raw_ops.TensorListPopBack(input_handle=tf.raw_ops.TensorListPushBack(input_handle=tf.raw_ops.EmptyTensorList(
+    element_shape=-1, max_num_elements=-1, element_dtype=tf.float64), tensor={f}), element_shape=-1,
+    element_dtype=tf.float64)[1]
 tf.raw_ops.TensorListLength(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:abc}, element_shape=-1))
 """
 _RANDOM = """

@@ -99,7 +99,9 @@ FakeQuantWithMinMaxVarsGradient {F:*} {F:*} -1.0 1.0
 FakeQuantWithMinMaxVarsPerChannel {F:*3} [-1.0,-2.0,-0.5] [1.0,2.0,0.5]
 tf.raw_ops.Dequantize(input=tf.raw_ops.QuantizeV2(input={F}, min_range=-2.0, max_range=2.0, T=tf.quint8).output,
     min_range=-2.0, max_range=2.0)
-UniformDequantize tf.raw_ops.UniformQuantize(input={F},scales=0.1,zero_points=0,Tout=tf.qint8,quantization_min_val=-128,quantization_max_val=127) 0.1 0 Tout=tf.float32 quantization_min_val=-128 quantization_max_val=127
+tf.raw_ops.UniformDequantize(input=tf.raw_ops.UniformQuantize(input={F}, scales=0.1, zero_points=0, Tout=tf.qint8,
+    quantization_min_val=-128, quantization_max_val=127), scales=0.1, zero_points=0, Tout=tf.float32,
+    quantization_min_val=-128, quantization_max_val=127)
 tf.raw_ops.LSTMBlockCell(x={F:ab}, cs_prev={F:a2}, h_prev={F:a2}, w=tf.ones([{size:b} + 2, 8]), wci=[0.0, 0.0],
     wcf=[0.0, 0.0], wco=[0.0, 0.0], b=tf.zeros([8]))
 tf.raw_ops.GRUBlockCell(x={F:ab}, h_prev={F:a2}, w_ru=tf.ones([{size:b} + 2, 4]), w_c=tf.ones([{size:b} + 2, 2]),

@@ -63,10 +63,13 @@ tf.raw_ops.TensorListStack(input_handle=tf.raw_ops.TensorListScatterV2(tensor={f
     element_shape=-1, num_elements=2), element_shape=-1, element_dtype=tf.float64)
 tf.raw_ops.TensorListStack(input_handle=tf.raw_ops.TensorListSplit(tensor={f:4a}, element_shape=-1,
     lengths=tf.constant([2, 2], tf.int64)), element_shape=-1, element_dtype=tf.float64)
-tf.raw_ops.TensorListLength(input_handle=tf.raw_ops.TensorListResize(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:2ab}, element_shape=-1), size=3))
+tf.raw_ops.TensorListLength(input_handle=tf.raw_ops.TensorListResize(input_handle=tf.raw_ops.TensorListFromTensor(
+    tensor={f:2ab}, element_shape=-1), size=3))
 tf.raw_ops.TensorListElementShape(input_handle=tf.raw_ops.TensorListFromTensor(tensor={f:2ab},
     element_shape=tf.shape({f:ab})), shape_type=tf.int32)
-tf.raw_ops.TensorListLength(input_handle=tf.raw_ops.TensorListConcatLists(input_a=tf.raw_ops.TensorListFromTensor(tensor={f:2a}, element_shape=-1), input_b=tf.raw_ops.TensorListFromTensor(tensor={f:2a}, element_shape=-1), element_dtype=tf.float64))
+tf.raw_ops.TensorListLength(input_handle=tf.raw_ops.TensorListConcatLists(input_a=tf.raw_ops.TensorListFromTensor(
+    tensor={f:2a}, element_shape=-1), input_b=tf.raw_ops.TensorListFromTensor(tensor={f:2a}, element_shape=-1),
+    element_dtype=tf.float64))
 tf.raw_ops.TensorMapLookup(input_handle=tf.raw_ops.TensorMapInsert(input_handle=tf.raw_ops.EmptyTensorMap(), key=1,
     value={f}), key=1, value_dtype=tf.float64)
 tf.raw_ops.ResourceGather(resource={w:ab}.handle, indices={index:c:a}, dtype=tf.float64)
