@@ -95,7 +95,7 @@ def test_a_program_is_a_script(tmp_path: Path) -> None:
     source = program("tf.tanh(x0)", inside=1).source
     path = tmp_path / "script.py"
     path.write_text(source)
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     single, several = done.stdout.split("several:")
     assert single.removeprefix("one device:").strip() == several.strip()
@@ -158,5 +158,5 @@ def test_ops() -> None:
 
 
 def test_coverage_can_fail() -> None:
-    assert unused(["tf.matmul({f:2a}, {f:3a})", "tf.tanh({f})"], 5) == ["tf.matmul({f:2a}, {f:3a})"]
+    assert unused(["tf.matmul({f:23}, {f:23})", "tf.tanh({f})"], 5) == ["tf.matmul({f:23}, {f:23})"]
     assert op_types(["tf.raw_ops.Add(x={f}, y=tf.raw_ops.Neg(x={f}))", "tf.tanh({f})"]) == {"Add", "Neg"}
