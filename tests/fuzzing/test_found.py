@@ -26,6 +26,8 @@ _EMPTY = "an axis of size 0"
 NOT_MENDED = {  # strict: who mends one deletes its line
     "gradient_through_an_axis_of_one": _AXIS_OF_ONE,
     "gradient_of_one_row": _AXIS_OF_ONE,
+    "gradient_of_one_column": _AXIS_OF_ONE,
+    "gradient_of_the_next_number": _AXIS_OF_ONE,
     "second_derivative_of_one_row": _AXIS_OF_ONE,
     "gradient_of_any_batch_behind_an_axis_of_one": _AXIS_OF_ONE,
     "output_that_cannot_be_differentiated": _NO_PRODUCT,
@@ -43,6 +45,7 @@ NOT_MENDED = {  # strict: who mends one deletes its line
     "gradient_along_a_negative_axis": "incompatible shapes in the gradient of a gather",
     "no_gradient_of_a_moving_average": "zeros instead of None",
     "second_derivative_of_a_function_that_counts": "the function runs again, after it has changed what it reads",
+    "second_derivative_of_overlapping_windows": "single entries differ",
     "second_derivative_of_a_determinant": "MatrixDiagV3: num_rows and num_cols are not consistent",
 }
 
@@ -57,6 +60,7 @@ class Found:
     tapes: int = 0
     in_graph: bool = False
     dtype: tf.DType = DOUBLE
+    seed: int = 0  # of the first argument's values
     signature: tuple[tuple[int | None, ...], ...] | None = None
     options: dict[str, Any] = field(default_factory=dict)
 
@@ -234,7 +238,7 @@ def gradient_of_a_lookup_along_a_negative_axis(x):
 @found((3, 2, 2, 3), (3,), (3,), signature=((3, 2, 2, 3), (3,), (3,)), tapes=1, dtype=tf.float32)
 def no_gradient_of_a_moving_average(x, scale, mean):
     options = {"offset": scale, "mean": mean, "variance": tf.sigmoid(mean), "is_training": False}
-    return tf.raw_ops.FusedBatchNormV2(x=x, scale=scale, **options)[0]
+    return tf.raw_ops.FusedBatchNormV2(x=x, scale=scale, **options)[:3]
 
 
 @found((5, 3), tapes=2)
@@ -242,6 +246,21 @@ def second_derivative_of_a_function_that_counts(x):
     y = x * x * NUMBER
     NUMBER.assign_add(1.0)
     return y
+
+
+@found((5, 1), tapes=1, devices=1)
+def gradient_of_one_column(x):
+    return tf.math.xlogy(tf.abs(x), tf.abs(x))
+
+
+@found((1,), tapes=1, devices=4)
+def gradient_of_the_next_number(x):
+    return tf.raw_ops.NextAfter(x1=x, x2=x)
+
+
+@found((5, 4, 4, 4, 2), tapes=2, dtype=tf.float32, seed=2)
+def second_derivative_of_overlapping_windows(x):
+    return tf.raw_ops.MaxPool3D(input=x, ksize=[1, 2, 2, 2, 1], strides=[1, 2, 2, 1, 1], padding="SAME")
 
 
 @pytest.mark.parametrize("name", FOUND)
@@ -264,7 +283,9 @@ def test_found(name: str, request: pytest.FixtureRequest) -> None:
         many, single = tf.function(many, autograph=False), tf.function(single, autograph=False)
     for shapes in case.calls:
         NUMBER.assign(0.7)
-        arguments = [tf.cast(np.random.default_rng(i).standard_normal(s), case.dtype) for i, s in enumerate(shapes)]
+        arguments = [
+            tf.cast(np.random.default_rng(case.seed + i).standard_normal(s), case.dtype) for i, s in enumerate(shapes)
+        ]
         tolerance = TOLERANCE if case.dtype == DOUBLE else 1e-5
         expected = single(*arguments)
         NUMBER.assign(0.7)
