@@ -24,7 +24,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.program import Program
 from graphsplit.saved_models.options import TranspileOptions, names_in
-from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, read_part, take_part
+from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, mark, read_part, take_part
 
 
 def transpile_graph_def(
@@ -101,6 +101,7 @@ def _join(part: Part, plan: Plan) -> Any:
     for node in emitted.nodes:
         if node.name not in given:
             result.node.append(node)
+            mark(result.node[-1])
         elif node.name in by_name and by_name[node.name].op in PLACEHOLDERS:
             result.node.append(by_name[node.name])
         else:

@@ -17,7 +17,7 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
-from graphsplit.saved_models.parts import LARGE_BYTES, called_functions
+from graphsplit.saved_models.parts import LARGE_BYTES, called_functions, mark
 from graphsplit.saved_models.weights import Mirrors, check_only_read, sent_bytes, where_variables_live
 from graphsplit.tracing.trace import Trace
 
@@ -163,6 +163,7 @@ def _importable(graph: EmittedGraph) -> Any:
         if node.name not in placeholders:
             copy = result.node.add()
             copy.CopyFrom(node)
+            mark(copy)
             inputs = [r for r in node.input if r[0] != "^" or r[1:] not in placeholders]
             del copy.input[:]
             copy.input.extend(inputs)

@@ -22,6 +22,7 @@ from graphsplit.saved_models.parts import (
     CannotBeSplitError,
     arguments_of,
     called_functions,
+    mark,
     plain_reference,
     read_part,
     take_part,
@@ -78,7 +79,7 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
     )
     given = {**part.inputs, **part.captures}
     sources = [given[placeholder] for placeholder in (*emitted.inputs, *emitted.captures)]
-    call = make_node(f"graphsplit/{name}", "StatefulPartitionedCall", sources)
+    call = mark(make_node(f"graphsplit/{name}", "StatefulPartitionedCall", sources))
     call.attr["f"].func.name = name
     # A session that was not told to place softly would refuse devices that it does not have.
     call.attr["config_proto"].s = tf.compat.v1.ConfigProto(allow_soft_placement=True).SerializeToString()
