@@ -166,7 +166,7 @@ def test_variables_whole_operations_and_sums_are_on_the_stages_first_device():
     parallel = gs.parallelize(step, devices=OUTER)
     for count in (5, 3):
         assert_close(parallel(rows(count)), plain(rows(count)))
-    assert_close([v.value for v in dense.variables], [v.value for v in plain_dense.variables])
+    assert_close([v.numpy() for v in dense.variables], [v.numpy() for v in plain_dense.variables])
     assert device_names(dense.variables) == {"CPU:2"}
     placement = parallel.placement(rows(), actual=True)
     whole = [op for op in placement.ops.values() if op.ran and op.type in ("TopKV2", "AssignVariableOp")]
