@@ -94,7 +94,8 @@ def check_layouts(case: Case, plan: gs.Plan) -> None:
         assert any(isinstance(layout, Shard) for answer in answers for layout in (*answer.wants, *answer.gives))
 
 
-@pytest.mark.parametrize("case", WHOLE, ids=lambda case: case.name)
+# (what no rule answers for is made at home, whoever reads it; it may have no entries to be read in pieces)
+@pytest.mark.parametrize("case", [c for c in WHOLE if c.answered or not c.at_home], ids=lambda case: case.name)
 def test_made_in_pieces(case: Case) -> None:
     """The same op on constants: nothing of it is sharded until its result is read in pieces.
 

@@ -57,7 +57,7 @@ class Constants:
 def own_rows(value: np.ndarray, layout: Shard, rows: tuple[int, ...], d: int) -> np.ndarray:
     """Return shard `d`'s piece of every block of `value`."""
     pieces = layout.pieces(rows)
-    if not any(value.strides):  # one number repeated: nothing to pick, and it stays one number
+    if value.size and not any(value.strides):  # one number repeated: nothing to pick, and it stays one number
         shape = list(value.shape)
         shape[layout.axis] = sum(block[d] for block in pieces)
         return np.broadcast_to(value.reshape(-1)[0], shape)

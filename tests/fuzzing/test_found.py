@@ -18,7 +18,10 @@ from tests.helpers.law import assert_close
 TOLERANCE = 1e-9
 DOUBLE = tf.float64
 NUMBER = tf.Variable(0.7, dtype=DOUBLE)
-NOT_MENDED: dict[str, str] = {}
+NOT_MENDED: dict[str, str] = {
+    "output_of_a_variable_beside_one_that_is_no_number": "a gradient that is the gradient given is not returned",
+    "second_derivative_of_a_determinant": "a diagonal loses its shape where its gradient is differentiated again",
+}
 
 
 @dataclass(frozen=True)
@@ -172,7 +175,7 @@ def second_derivative_of_a_sparse_division(x, y):
 
 @found((6, 6, 3), tapes=1, devices=1, dtype=tf.float32)
 def gradient_with_many_squares(x):
-    return tf.image.ssim(x, x, 1.0, filter_size=3)
+    return tf.image.ssim(x, tf.sin(x), 1.0, filter_size=3)
 
 
 @found((6, 6), inside=1, tapes=1, devices=4, in_graph=True)
