@@ -93,11 +93,11 @@ def _loops(node: Any) -> bool:
 
 
 def waiting_for(node: Any, token: str | None) -> Any:
-    """Return a constant that waits for `token`, if any, instead of what it waits for in the forward part."""
+    """Return what follows from constants, waiting for `token`, if any, instead of what it waits for in forward."""
     if not any(reference[0] == "^" for reference in node.input):
         return node
     copy = NodeDef()
     copy.CopyFrom(node)
     del copy.input[:]
-    copy.input.extend([f"^{token}"] if token else [])
+    copy.input.extend([*[r for r in node.input if r[0] != "^"], *([f"^{token}"] if token else [])])
     return copy

@@ -19,7 +19,6 @@ TOLERANCE = 1e-9
 DOUBLE = tf.float64
 NUMBER = tf.Variable(0.7, dtype=DOUBLE)
 NOT_MENDED: dict[str, str] = {
-    "output_of_a_variable_beside_one_that_is_no_number": "a gradient that is the gradient given is not returned",
     "second_derivative_of_a_determinant": "a diagonal loses its shape where its gradient is differentiated again",
 }
 
