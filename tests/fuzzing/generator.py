@@ -9,7 +9,7 @@ import numpy as np
 
 from tests.fuzzing.catalog import CATALOG
 from tests.fuzzing.program import ROWS, Program, Setting, names_in
-from tests.fuzzing.scope import Scope, UnfitError, with_axis_zero
+from tests.fuzzing.scope import Scope, UnfitError
 from tests.fuzzing.templates import Filling
 
 MODES = ("forward", "inside", "outside", "second", "unknown", "weights", "axes")
@@ -87,10 +87,7 @@ def _program(scope: Scope, setting: Setting) -> Program:
     outputs = chosen[-5:] or [scope.arguments[0].name]
     arguments = scope.arguments
     if setting.by_default:
-        arguments = [with_axis_zero(argument) for argument in arguments]
+        arguments = [argument.split_along(0) for argument in arguments]
     elif all(argument.axis is None for argument in arguments):
-        arguments = [
-            dataclasses.replace(argument, axis=argument.dims.index(ROWS)) if ROWS in argument.dims else argument
-            for argument in arguments
-        ]
+        arguments = [x.split_along(x.dims.index(ROWS) if ROWS in x.dims else None) for x in arguments]
     return Program(tuple(arguments), tuple(scope.variables), tuple(scope.lines), tuple(outputs), setting).tidied()

@@ -40,7 +40,17 @@ class Input:
         comma = "," if len(self.dims) == 1 else ""
         shape = f"({', '.join(map(str, self.dims))}{comma})"
         values = re.sub(r"(?<!\.)\brandom\b", f"random({self.name[1:]})", self.values.replace("{}", shape))
-        return values if self.dtype in ("ragged", "sparse") else f"tf.constant({values})"
+        return values if self.is_composite else f"tf.constant({values})"
+
+    @property
+    def is_composite(self) -> bool:
+        """Whether it is ragged or sparse, and so never split."""
+        return self.dtype in ("ragged", "sparse")
+
+    def split_along(self, axis: int | None) -> Input:
+        """Return the same, split along an axis that is the batch, or else whole."""
+        is_batch = axis is not None and self.dims[axis : axis + 1] == (ROWS,) and not self.is_composite
+        return dataclasses.replace(self, axis=axis if is_batch else None)
 
     @property
     def spec(self) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -214,8 +213,3 @@ class Scope:
 def int_of(dim: Dim, rows: Sequence[int]) -> int:
     """Return a size that is at most the real one, whatever the number of rows."""
     return min(rows) if dim == ROWS else int(dim)
-
-
-def with_axis_zero(argument: Input) -> Input:
-    """Return an argument as `parallelize` splits it by default."""
-    return dataclasses.replace(argument, axis=0 if argument.dims[:1] == (ROWS,) else None)

@@ -95,7 +95,7 @@ def test_a_program_is_a_script(tmp_path: Path) -> None:
     source = program("tf.tanh(x0)", inside=1).source
     path = tmp_path / "script.py"
     path.write_text(source)
-    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, path], capture_output=True, text=True, timeout=280)
     assert done.returncode == 0, done.stderr
     single, several = done.stdout.split("several:")
     assert single.removeprefix("one device:").strip() == several.strip()
@@ -153,10 +153,10 @@ def test_every_template_makes_lines(family: str) -> None:
 def test_ops() -> None:
     """Every type that has a rule is tried, and many that have none. (That their templates work is tested above.)"""
     made = op_types(template for templates in CATALOG.values() for template in templates)
-    assert ruled_types() - made == set()
+    assert ruled_types() - made == {"XlaDynamicUpdateSlice"}  # tf.raw_ops has it not; its conformance cases do
     assert len(made - ruled_types()) >= 150
 
 
 def test_coverage_can_fail() -> None:
-    assert unused(["tf.matmul({f:2a}, {f:3a})", "tf.tanh({f})"], 5) == ["tf.matmul({f:2a}, {f:3a})"]
+    assert unused(["tf.matmul({f:23}, {f:23})", "tf.tanh({f})"], 5) == ["tf.matmul({f:23}, {f:23})"]
     assert op_types(["tf.raw_ops.Add(x={f}, y=tf.raw_ops.Neg(x={f}))", "tf.tanh({f})"]) == {"Add", "Neg"}

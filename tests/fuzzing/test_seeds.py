@@ -10,7 +10,7 @@ from tests.fuzzing.worker import explain
 
 SEEDS = 100
 SHRINK_SECONDS = 60.0
-NOT_MENDED: dict[int, str] = {}
+NOT_MENDED: dict[int, str] = {}  # strict: who mends one deletes its line
 
 
 @pytest.mark.usefixtures("plain_oracle")
@@ -21,7 +21,9 @@ def test_seed(seed: int, request: pytest.FixtureRequest) -> None:
         request.applymarker(pytest.mark.xfail(strict=True, reason=NOT_MENDED[seed]))
     program = generate(seed)
     verdict = judge(program)
-    assert not verdict.failed, explain(program, verdict, 0 if seed in NOT_MENDED else SHRINK_SECONDS)
+    if verdict.failed:
+        seconds = 0.0 if seed in NOT_MENDED else SHRINK_SECONDS
+        pytest.fail(explain(program, verdict, seconds), pytrace=False)
 
 
 def test_seeds_are_of_all_modes() -> None:

@@ -62,6 +62,8 @@ DrawBoundingBoxes {F:n453} {Q:na4}
 DrawBoundingBoxesV2 {F:n453} {Q:na4} {Q:a4}
 ExtractGlimpse|ExtractGlimpseV2 {F:n45c} [2,3] {F:n2} uniform_noise=False noise='zero'
 ScaleAndTranslate {f:n45c} [3,6] [0.5,1.5] [0.0,1.0]
+ScaleAndTranslateGrad {F:n36c} {F:n45c} [0.5,1.5] [0.0,1.0]
+CropAndResizeGradBoxes {F:a23c} {F:n45c} {Q:a4} {index:a:n}
 ImageProjectiveTransformV2 {F:n45c} {F:18} [3,4] interpolation='BILINEAR'
 ImageProjectiveTransformV3 {F:n45c} {F:n8} [3,4] 0.5 interpolation='NEAREST'
 NonMaxSuppression {Q:a4} {Q:a} 2
@@ -97,6 +99,15 @@ FakeQuantWithMinMaxArgsGradient {F:*} {F:*}
 FakeQuantWithMinMaxVars {F} -1.0 {pick:1.0|2.0}
 FakeQuantWithMinMaxVarsGradient {F:*} {F:*} -1.0 1.0
 FakeQuantWithMinMaxVarsPerChannel {F:*3} [-1.0,-2.0,-0.5] [1.0,2.0,0.5]
+FakeQuantWithMinMaxVarsPerChannelGradient {F:*3} {F:*3} [-1.0,-2.0,-0.5] [1.0,2.0,0.5]
+Fingerprint {i:ab} method='farmhash64'
+Mfcc tf.abs({F:1a9}) 8000
+tf.raw_ops.TensorMapSize(input_handle=tf.raw_ops.EmptyTensorMap())
+Reverse {f:ab} [True,False]
+tf.raw_ops.SetSize(set_indices=[[0, 0], [1, 0]], set_values=[{int:0:3}, 4], set_shape=[2, 1])
+tf.raw_ops.StringNGrams(data={s:a}, data_splits=[0, {size:a}], separator=' ', ngram_widths=[2], left_pad='',
+    right_pad='', pad_width=0, preserve_short_sequences=False).ngrams
+IsotonicRegression {f:ab} output_dtype=tf.float64
 tf.raw_ops.Dequantize(input=tf.raw_ops.QuantizeV2(input={F}, min_range=-2.0, max_range=2.0, T=tf.quint8).output,
     min_range=-2.0, max_range=2.0)
 tf.raw_ops.UniformDequantize(input=tf.raw_ops.UniformQuantize(input={F}, scales=0.1, zero_points=0, Tout=tf.qint8,
