@@ -107,6 +107,7 @@ Reverse {f:ab} [True,False]
 tf.raw_ops.SetSize(set_indices=[[0, 0], [1, 0]], set_values=[{int:0:3}, 4], set_shape=[2, 1])
 tf.raw_ops.StringNGrams(data={s:a}, data_splits=[0, {size:a}], separator=' ', ngram_widths=[2], left_pad='',
     right_pad='', pad_width=0, preserve_short_sequences=False).ngrams
+tf.raw_ops.TensorMapHasKey(input_handle=tf.raw_ops.EmptyTensorMap(), key={int:0:3})
 IsotonicRegression {f:ab} output_dtype=tf.float64
 tf.raw_ops.Dequantize(input=tf.raw_ops.QuantizeV2(input={F}, min_range=-2.0, max_range=2.0, T=tf.quint8).output,
     min_range=-2.0, max_range=2.0)
