@@ -161,13 +161,14 @@ To check it: `python -m pytest -m long tests/test_programs.py`.
 * *FLOPs sharded*: of all floating-point operations of a step on {many} rows, those on the shards; optimizer, reductions
   and everything else at home is in the whole. Counted from the emitted graph, loop bodies once.
 * *rows at home*: operations that carry the batch and run once, on whole tensors.
-* *first call*: its time over that of the first call of a `tf.function`; building the graph is most of both.
+* *first call*: its time over that of the first call of a `tf.function`, measured once each: most of both is
+  building the graph.
 
 | program | difference | dtype | FLOPs sharded | rows at home, and why | first call |
 |---|---|---|---|---|---|
 {rows}
 
-Less than 99 %:
+What is not sharded:
 
 {reasons}
 """
