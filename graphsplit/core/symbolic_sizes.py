@@ -98,6 +98,8 @@ def rows(count: int) -> Size:
 
 def as_size(value: Any) -> int:
     """Return what exact arithmetic gives as a size."""
+    if type(value) is int:
+        return value
     if isinstance(value, Size):
         return value
     return Size(value) if isinstance(value, Polynomial) else int(value)
@@ -117,6 +119,8 @@ def is_same(a: Any, b: Any) -> bool:
     >>> is_same(rows(2), rows(1) + rows(1)), is_same(rows(1), STAND_IN), is_same(None, 1)
     (True, False, False)
     """
+    if type(a) is int and type(b) is int:  # nearly always: polynomials of numbers made planning twice as slow
+        return a == b
     if a is None or b is None:
         return a is b
     return Polynomial.of(a).terms == Polynomial.of(b).terms
@@ -140,6 +144,8 @@ def quotient(size: Any, by: Any) -> Any:
     >>> quotient(rows(6), 2), quotient(rows(6), rows(2)), quotient(rows(1), 2), quotient(6, 3)
     (3*rows, 3, None, 2)
     """
+    if type(size) is int and type(by) is int and by > 0:
+        return None if size % by else size // by
     if is_same(by, 0):
         return None
     if is_same(size, by):
@@ -159,6 +165,8 @@ def is_at_least(a: Any, b: Any) -> bool:
     >>> is_at_least(rows(2), rows(1)), is_at_least(rows(1), 1), is_at_least(rows(1), 2), is_at_least(10, rows(1))
     (True, True, False, False)
     """
+    if type(a) is int and type(b) is int:
+        return a >= b
     counts = Polynomial.of(Polynomial.of(a) - Polynomial.of(b)).terms
     return all(count > 0 for monomial, count in counts.items() if monomial) and sum(counts.values()) >= 0
 
