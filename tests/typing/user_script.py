@@ -1,3 +1,4 @@
+# mypy: warn-unused-ignores
 """What a type checker sees of a user's script; never run. `tests/test_typing.py` checks it with mypy."""
 
 from __future__ import annotations
