@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from graphsplit.api.on_device import on_device
     from graphsplit.api.parallel_function import ParallelFunction
     from graphsplit.api.retracing import RetracingWarning
+    from graphsplit.api.variable_layouts import set_variable_layout, variable_layout
     from graphsplit.api.verification import Difference, Report, verify
     from graphsplit.core.devices import available_devices, use_logical_devices
     from graphsplit.core.errors import (
@@ -38,6 +39,7 @@ _MODULES = {
     "api.on_device": ["on_device"],
     "api.parallel_function": ["ParallelFunction"],
     "api.retracing": ["RetracingWarning"],
+    "api.variable_layouts": ["set_variable_layout", "variable_layout"],
     "api.verification": ["Difference", "Report", "verify"],
     "core.devices": ["available_devices", "use_logical_devices"],
     "core.errors": [
@@ -79,10 +81,12 @@ __all__ = [
     "on_device",
     "parallelize",
     "placement_of",
+    "set_variable_layout",
     "strip_devices",
     "transpile_graph_def",
     "transpile_saved_model",
     "use_logical_devices",
+    "variable_layout",
     "verify",
 ]
 

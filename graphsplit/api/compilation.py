@@ -13,7 +13,7 @@ from graphsplit.core.symbolic_sizes import Size
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
-from graphsplit.planning.state import State, state_of
+from graphsplit.planning.state import State, program_of, state_of
 from graphsplit.program.program import Program
 from graphsplit.program.stages import check_stages
 from graphsplit.tracing.stage_notes import variables_elsewhere
@@ -44,7 +44,8 @@ def trace_and_plan(
     traced = trace(fn, call, names, splitting.shapes)
     check_stages(traced.program.all_stages(), len(devices))
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
-    return traced, plan_for(traced.program, splitting, options, devices, home, find_state(traced))
+    program, state = program_of(traced, find_state)
+    return traced, plan_for(program, splitting, options, devices, home, state)
 
 
 def plan_for(

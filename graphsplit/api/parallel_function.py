@@ -266,15 +266,19 @@ class ParallelFunction(Generic[P, R]):
             found = self._find(arguments)  # another thread may have been faster, or another call was like this
             if found is None:
                 found = self._compile(arguments)
-                self._traces.compiled.setdefault(arguments, []).append(found)
+                others = [other for other in self._traces.compiled.get(arguments, ()) if other.is_current]
+                self._traces.compiled[arguments] = [*others, found]
                 warn_of_retracing(self._name(), list(self._traces.compiled))
         return found
 
     def _find(self, arguments: structures.Branch) -> Differentiable | None:
-        """Return the compiled form for this signature that is valid here: what it captured is at hand."""
+        """Return the compiled form for this signature that is valid here and now.
+
+        What it captured is at hand, and variables lie as they did.
+        """
         outer = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         for compiled in self._traces.compiled.get(self._traces.covered.get(arguments, arguments), ()):
-            if compiled.trace.outer_graph is None or compiled.trace.outer_graph is outer:
+            if compiled.is_current and (compiled.trace.outer_graph is None or compiled.trace.outer_graph is outer):
                 return compiled
         return None
 

@@ -7,7 +7,7 @@ Plain Python, no TensorFlow. The terms are those of GSPMD and DTensor. There is 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 
 @dataclass(frozen=True)
@@ -89,6 +89,42 @@ class Shard:
     def __str__(self) -> str:
         cut = f"{self.axis}{self.partition}"
         return f"shard({cut})" if self.blocks == (1,) else f"shard({cut}, blocks={_short(self.blocks)})"
+
+
+@dataclass(frozen=True)
+class Cut:
+    """An axis that is cut into consecutive pieces, one for each part.
+
+    Attributes:
+      axis: which one.
+      length: of the axis that is cut evenly; `block` entries of this axis belong to each of it.
+      parts: how many pieces.
+    """
+
+    axis: int
+    length: int
+    parts: int
+    block: int = 1
+
+    @property
+    def lengths(self) -> tuple[int, ...]:
+        """Return the length of each piece.
+
+        >>> Cut(0, 10, 4).lengths
+        (3, 3, 2, 2)
+        """
+        return tuple([self.block * count for count in EvenCut(self.length).counts(self.parts)])
+
+    @property
+    def layout(self) -> Shard:
+        """Return the layout that rules are asked about."""
+        return Shard(self.axis, (self.block,))
+
+    def like(self, layout: object) -> Cut | None:
+        """Return how a tensor is cut whose layout follows from this one's; None if it consists of several blocks."""
+        if not isinstance(layout, Shard) or len(layout.blocks) != 1:
+            return None
+        return replace(self, axis=layout.axis, block=int(layout.blocks[0]))
 
 
 @dataclass(frozen=True)

@@ -33,9 +33,17 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 from tensorflow.python.framework import auto_control_deps_utils, kernels, op_def_registry
 
 # Whether the graph being built is to be compiled by XLA as a whole, which would erase all placement; what a captured
-# resource holds (a variable's dtype and shape), which the public handle does not say; and how a read makes tapes watch
-# a trainable variable, without reading it.
-from tensorflow.python.ops import control_flow_util, handle_data_util, resource_variable_ops
+# resource holds (a variable's dtype and shape), which the public handle does not say; how a read makes tapes watch
+# a trainable variable, without reading it; and which graphs are bodies of loops and branches.
+from tensorflow.python.ops import (
+    control_flow_util,
+    control_flow_v2_func_graphs,
+    handle_data_util,
+    resource_variable_ops,
+)
+
+# Whether functions are traced for a SavedModel, whose variables are looked up when it is loaded.
+from tensorflow.python.saved_model import save_context
 
 # The form in which the profiler writes what it recorded; the protos come with TensorFlow, under no public name.
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -57,6 +65,55 @@ def resource_value(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
     return tf.as_dtype(data.shape_and_type[0].dtype), tf.TensorShape(data.shape_and_type[0].shape)
+
+
+def value_at_call(graph: Any, value: Callable[[], tf.Tensor], handle: tf.Tensor, key: Any) -> tf.Tensor:
+    """Return a handle in a function's graph that is, each time the function is called, what `value` returns then.
+
+    A handle that is captured as usual is the same at every call, and nobody is told of the call. As for the tables of
+    parameter-server training, whose copies differ by worker.
+
+    Args:
+      graph: of the function.
+      value: called whenever the function is, eagerly.
+      handle: of a variable of the same dtype and shape.
+      key: one graph has one such tensor for each.
+    """
+    with graph.as_default():
+        captured = graph.capture_call_time_value(value, tf.TensorSpec((), tf.resource), key)
+    handle_data_util.copy_handle_data(handle, captured)
+    return captured
+
+
+def in_save_context() -> bool:
+    """Return whether a SavedModel is being written: functions that are traced now are for it, and called by nobody."""
+    return bool(save_context.in_save_context())
+
+
+def captures_of_graph(graph: Any) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    """Return the placeholders of what a function's graph captured, and what they stand for now.
+
+    Those of `value_at_call` come last, as among the inputs of the function.
+    """
+    late = tf.nest.flatten([value() for value in graph.deferred_external_captures])
+    known = [*graph.internal_captures, *tf.nest.flatten(graph.deferred_internal_captures)]
+    return known, [*graph.external_captures, *late]
+
+
+def function_graph() -> Any:
+    """Return the graph of the innermost function that is being traced; None in eager code and in other graphs.
+
+    Bodies of loops and branches are graphs too, but no functions: they are called by the one that they stand in.
+    """
+    graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+    bodies = (
+        control_flow_v2_func_graphs.CondBranchFuncGraph,
+        control_flow_v2_func_graphs.WhileCondFuncGraph,
+        control_flow_v2_func_graphs.WhileBodyFuncGraph,
+    )
+    while isinstance(graph, bodies):
+        graph = graph.outer_graph
+    return graph if hasattr(graph, "capture_call_time_value") else None
 
 
 def in_xla_context() -> bool:

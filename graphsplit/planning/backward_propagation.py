@@ -150,9 +150,11 @@ class BackwardPropagation:
     def _is_remade_whole(self, op: Op, depth: int = 0) -> bool:
         """Return whether each shard makes a whole value by itself.
 
-        That is an empty list, something small that follows from constants, or what follows from copies that every
-        shard has.
+        That is an empty list, something small that follows from constants, what follows from copies that every shard
+        has, or a variable that lies in parts, which each shard puts together.
         """
+        if op.index in self.program.divides:
+            return op.type == "ConcatV2"
         if not self._may_repeat(op) or depth > _DEEPEST_REMAKE or self._is_copied(op.index):
             return False
         if op.index not in self._remade_whole:

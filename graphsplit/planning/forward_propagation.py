@@ -156,9 +156,11 @@ def _forks(program: Program, wanted: Collection[Tensor]) -> set[Tensor]:
 
     A partial sum stays partial through linear ops and is reduced behind them. Behind a fork that is more than once (a
     BatchNormalization reads its mean in three shapes); behind ops that only reshape it, once at home is less than once
-    on every shard.
+    on every shard. (What is taken apart because a variable lies in parts is reduced behind that, each part where its
+    part of the variable is.)
     """
     forks: set[Tensor] = set()
+    apart = {program.ops[i].inputs[0] for i in program.divides if program.ops[i].type == "SplitV"}  # parts of variables
     ends: dict[Tensor, dict[Tensor, bool]] = {}  # where it would be reduced if it were partial; added to others before?
     for op in reversed(program.ops):
         behind: dict[Tensor, bool] = {}
@@ -166,9 +168,10 @@ def _forks(program: Program, wanted: Collection[Tensor]) -> set[Tensor]:
             tensor = Tensor(op.index, k)
             reached, size = ends.pop(tensor, {}), program.bytes(tensor)
             is_fork = len(reached) > 1 and 0 < size <= sum(map(program.bytes, reached))
-            if is_fork or _is_only_moved(program, size, dtype, reached):
+            if tensor not in apart and (is_fork or _is_only_moved(program, size, dtype, reached)):
                 forks.add(tensor)
-            behind.update({tensor: False} if tensor in wanted or tensor in forks else reached)
+            ends_here = tensor in wanted or tensor in forks or tensor in apart
+            behind.update({tensor: False} if ends_here else reached)
         joins = len(op.inputs) - len(op.constants) > 1
         for tensor in op.inputs:
             reached = ends.setdefault(tensor, {})

@@ -43,11 +43,25 @@ def _header(plan: Decisions) -> list[str]:
     live = [op.name for op, step in zip(program.ops, steps, strict=True) if step.home or step.shards]
     found = Counter(stage for name in live if (stage := program.stages.of(name)))
     lines += [f"  stage {stage}: {count} operations" for stage, count in found.items()]
+    lines += _in_parts(plan)
     lines.append(f"  on every shard: {_count(plan.sharded_ops)}")
     lines.append(f"  once, at home:  {_count(_at(plan, plan.home))}")
     elsewhere = sorted({plan.owners.of_ops[op.index] for op in plan.home_ops} - {plan.home, ""})
     lines += [f"  once, on {_short_device(device)}: {_count(_at(plan, device))}" for device in elsewhere]
     return lines
+
+
+def _in_parts(plan: Decisions) -> list[str]:
+    """Say which variables lie in parts, and which have to be put together for each call."""
+    state, captures = plan.state, plan.program.captures
+    counts = Counter(k for k, _ in state.parts)
+    divided = [k for k, count in counts.items() if count > 1]
+    lines = []
+    if divided:
+        names = [plan.program.ops[i].name for i, (k, _) in zip(captures, state.parts, strict=True) if counts[k] > 1]
+        devices = sorted({_short_device(state.devices[name]) for name in names})
+        lines.append(f"  variables in parts: {len(divided)}, on {', '.join(devices)}")
+    return lines + [f"  variable {name} is put together for each call: {why}" for name, why in state.whole.items()]
 
 
 def _at(plan: Decisions, device: str) -> tuple[Op, ...]:

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout
+from graphsplit.core.parted_variables import parts_of
+from graphsplit.planning.division import Divided, divide
 from graphsplit.program.program import Op, Program
 from graphsplit.tracing.trace import Trace
 
@@ -22,11 +24,16 @@ class State:
         them: what touches them has no device either. Those not named are at home.
       replicated: captures of which every device of the mesh has a copy, by placeholder name. They are only read.
       largest_constant: constants of more bytes are at home only, and sent; smaller ones every device has for itself.
+      parts: for each capture of a program whose variables lie in parts, which capture of the traced function it stands
+        for, and which part of that; empty if no variable does.
+      whole: variables that lie in parts and have to be put together for a call, by placeholder name, and why.
     """
 
     devices: Mapping[str, str] = field(default_factory=dict)
     replicated: frozenset[str] = frozenset()
     largest_constant: int | None = None
+    parts: tuple[tuple[int, int], ...] = ()
+    whole: Mapping[str, str] = field(default_factory=dict)
 
     def is_everywhere(self, op: Op) -> bool:
         """Return whether every device has the value of an op, or makes it from nothing but sizes."""
@@ -42,7 +49,57 @@ class State:
 
 def state_of(trace: Trace) -> State:
     """Return where the variables and tables are that a traced function captured."""
-    program = trace.program
-    pairs = zip(program.captures, trace.captures, strict=True)
-    held = {program.ops[position].name: handle for position, handle in pairs if handle.dtype == tf.resource}
-    return State({name: canonical_name(handle.device) for name, handle in held.items() if handle.device})
+    return State(_devices(trace))
+
+
+def program_of(trace: Trace, find_state: Callable[[Trace], State] = state_of) -> tuple[Program, State]:
+    """Return what is planned for a traced function: its program, in parts where its variables are; and its state.
+
+    Args:
+      trace: the function.
+      find_state: says where variables and tables of a trace live.
+    """
+    pairs = list(zip(trace.program.captures, trace.captures, strict=True))
+    held = {trace.program.ops[i].name: parts for i, handle in pairs if (parts := parts_of(handle)) is not None}
+    if not held:
+        return trace.program, find_state(trace)
+    whole: dict[str, str] = {}
+    while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
+        cuts = {name: parts.cut for name, parts in held.items() if name not in whole}
+        divided = divide(trace.program, cuts)
+        devices = _devices_of_parts(trace, divided, whole)
+        obstacles = divided.obstacles or _apart(divided, devices, [trace.program.ops[i].name for i, _ in pairs], cuts)
+        if not obstacles:
+            return divided.program, State(devices, parts=divided.origins, whole=whole)
+        whole.update(obstacles)
+
+
+def _devices_of_parts(trace: Trace, divided: Divided, whole: Collection[str]) -> dict[str, str]:
+    """Return where the variables and tables are, by the placeholders' names in a program in parts."""
+    devices = {}
+    for position, (k, part) in zip(divided.program.captures, divided.origins, strict=True):
+        name, handle = divided.program.ops[position].name, trace.captures[k]
+        parts = parts_of(handle)
+        if parts is not None and trace.program.ops[trace.program.captures[k]].name not in whole:
+            devices[name] = canonical_name(parts.devices[part])
+        elif handle.dtype == tf.resource and handle.device:
+            devices[name] = canonical_name(handle.device)
+    return devices
+
+
+def _apart(divided: Divided, devices: Mapping[str, str], names: Sequence[str], cuts: Collection[str]) -> dict[str, str]:
+    """Return the variables that an operation takes together with others, which lie on other devices."""
+    origins = dict(zip(divided.program.captures, divided.origins, strict=True))
+    found = {}
+    for op in divided.program.ops:
+        taken = [tensor.op for tensor in op.inputs if tensor.op in origins]
+        if len({devices.get(divided.program.ops[i].name) for i in taken} - {None}) > 1:
+            reason = f"{op.type} {op.name!r} takes it together with variables on other devices"
+            found.update({name: reason for i in taken if (name := names[origins[i][0]]) in cuts})
+    return found
+
+
+def _devices(trace: Trace) -> dict[str, str]:
+    pairs = zip(trace.program.captures, trace.captures, strict=True)
+    held = {trace.program.ops[position].name: handle for position, handle in pairs if handle.dtype == tf.resource}
+    return {name: canonical_name(handle.device) for name, handle in held.items() if handle.device}

@@ -127,6 +127,7 @@ class Program:
       notes: one sentence for each thing that tracing changed.
       locate: operation name -> the user's source line, or "" where it is not known.
       stages: which operations were given devices of their own.
+      divides: positions of operations that put together or take apart what lies in parts because a variable does.
     """
 
     ops: tuple[Op, ...]
@@ -142,6 +143,7 @@ class Program:
     notes: tuple[str, ...] = ()
     locate: Callable[[str], str] = field(default=lambda _: "", repr=False)
     stages: Stages = field(default=Stages(), repr=False)
+    divides: frozenset[int] = frozenset()
 
     def shape(self, tensor: Tensor) -> Shape | None:
         """Return the static shape of `tensor`."""

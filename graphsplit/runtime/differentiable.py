@@ -15,22 +15,23 @@ import tensorflow as tf
 from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
+from graphsplit.core.parted_variables import layout_changes
 from graphsplit.core.tensorflow_internals import (
     accumulator_watches,
     no_recording,
     record_on_tapes,
     set_graph_gradient,
-    tape_watches,
 )
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
-from graphsplit.planning.state import state_of
+from graphsplit.planning.state import program_of
 from graphsplit.program.program import Program
 from graphsplit.runtime.cutting import Cut
 from graphsplit.runtime.executable import Executable
 from graphsplit.runtime.feeding import FedExecutable
+from graphsplit.runtime.handles import captured, layouts_of, watches
 from graphsplit.runtime.joint_trace import differentiable_outputs, gradients_only, joint_trace
 from graphsplit.tracing.trace import Trace
 
@@ -49,6 +50,16 @@ class Differentiable:
         self._fed: FedExecutable | None = None
         self._pairs: dict[tuple[bool, ...], ForwardAndBackward] = {}
         self._has_gradients = bool(differentiable_outputs(trace.program))
+        self._changes, self._layouts = layout_changes(), layouts_of(trace)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the variables lie as they did when this was planned."""
+        if self._changes != layout_changes():
+            if self._layouts != layouts_of(self.trace):
+                return False
+            self._changes = layout_changes()
+        return True
 
     @property
     def executable(self) -> Executable:
@@ -73,7 +84,7 @@ class Differentiable:
     def run_sent(self, tensors: Sequence[tf.Tensor], pieces: Sequence[tf.Tensor] | None) -> list[tf.Tensor]:
         """Run on the pieces that `send` returned for the flat arguments (None: send them now). No tape may watch."""
         sources = [*tensors, *self.trace.captures]
-        if tape_watches(sources, self.trace.variables) or accumulator_watches(sources):
+        if watches(sources, self.trace.variables) or accumulator_watches(sources):
             raise UnsupportedError(
                 f"{self.name}.map is called under a gradient tape or accumulator. It sends batches ahead of the call "
                 "and records no gradients: put the tape inside of the function, or call the function batch by batch."
@@ -85,11 +96,11 @@ class Differentiable:
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on the flat arguments; if a tape is watching any of them, or a variable, tell it how to go back."""
         sources = [*tensors, *self.trace.captures]
-        if tape_watches(sources, self.trace.variables):
+        if watches(sources, self.trace.variables):
             if self._has_gradients:
                 # a graph is differentiated once more by those who call it, and by anything
                 eager = tf.executing_eagerly()
-                return self.pair(tuple([tape_watches([source]) for source in sources]) if eager else None)(tensors)
+                return self.pair(tuple([watches([source]) for source in sources]) if eager else None)(tensors)
             with no_recording():
                 return self.executable(tensors)
         if self._has_gradients and accumulator_watches(sources):
@@ -182,7 +193,7 @@ class ForwardAndBackward:
 
     def _run_forward(self, given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         with no_recording():
-            outputs, residuals = self._cut.run_forward(given)
+            outputs, residuals = self._cut.run_forward(self._as_planned(given))
         if not tf.executing_eagerly():
             set_graph_gradient([*outputs, *residuals], self._gradients)
         return outputs, residuals
@@ -198,14 +209,18 @@ class ForwardAndBackward:
         """Return the gradient by each argument and capture."""
         seeds = [_seed(outputs[k], gradient) for k, gradient in zip(self._joint.groups[g], gradients, strict=True)]
         single = self.single.trace
-        if tape_watches([*given, *seeds], single.variables):
+        if watches([*given, *seeds], single.variables):
             flat = self._again(g)([*given[: len(single.inputs)], *seeds])
         elif tf.executing_eagerly():
             with no_recording():
-                flat = self._cut.run_backward(g, given, seeds, residuals)
+                flat = self._cut.run_backward(g, self._as_planned(given), seeds, residuals)
         else:
             flat = self._run_backward_in_graph(g, given, seeds, residuals)
         return list(structures.unflatten(self._joint.gradients[g], flat))
+
+    def _as_planned(self, given: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return arguments and captures as the plan takes them."""
+        return [*given[: len(self.single.trace.inputs)], *captured(self._joint.trace, self.plan)]
 
     def _run_backward_in_graph(
         self, g: int, given: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]
@@ -216,22 +231,24 @@ class ForwardAndBackward:
         that takes all: that one's gradient by the arguments says all that there is to say, and residuals need none.
         """
         arguments, first, last = len(self.single.trace.inputs), len(given), len(given) + len(seeds)
+        held, planned = last + len(residuals), self._as_planned(given) if self.plan.state.parts else []
         with no_recording(), self.single.trace.lock:
             if g not in self._whole_backward:
 
                 def run(*flat: tf.Tensor) -> list[tf.Tensor]:
-                    return self._cut.run_backward(g, flat[:first], flat[first:last], flat[last:])
+                    return self._cut.run_backward(g, flat[held:] or flat[:first], flat[first:last], flat[last:held])
 
-                specs = [tf.TensorSpec(None, tensor.dtype) for tensor in (*given, *seeds, *residuals)]
+                specs = [tf.TensorSpec(None, tensor.dtype) for tensor in (*given, *seeds, *residuals, *planned)]
                 with tf.init_scope():
                     self._whole_backward[g] = tf.function(run, autograph=False).get_concrete_function(*specs)
-            flat = list(self._whole_backward[g](*given, *seeds, *residuals))
+            flat = list(self._whole_backward[g](*given, *seeds, *residuals, *planned))
 
         def backward(inputs: list[tf.Tensor], _: Any, gradients: Sequence[Any]) -> list[Any]:
             sources = [*inputs[:arguments], *inputs[first:last], *inputs[arguments:first]]
             found = self._again(g).pair().gradients(sources, gradients)
             by_arguments, by_seeds = found[:arguments], found[arguments : arguments + len(seeds)]
-            return [*by_arguments, *found[arguments + len(seeds) :], *by_seeds, *[None] * len(residuals)]
+            nothing = [None] * (len(residuals) + len(planned))
+            return [*by_arguments, *found[arguments + len(seeds) :], *by_seeds, *nothing]
 
         set_graph_gradient(flat, backward)
         return flat
@@ -251,8 +268,8 @@ class ForwardAndBackward:
         layouts = [_layout_of(self.single, k) for k in self._joint.groups[g]]
         plan = _plan_like(self.single.plan, trace, (*self.single.plan.input_layouts, *layouts))
         live = {op.index for op in (*plan.home_ops, *plan.sharded_ops)}
-        changed = _captures_of(self.single.trace.program, self.single.trace.program.writes)
-        if trace.program.writes & live or _captures_of(trace.program, live) & changed:
+        changed = _captures_of(self.single.plan.program, self.single.plan.program.writes)
+        if plan.program.writes & live or _captures_of(plan.program, live) & changed:
             raise UnsupportedError(
                 f"A second derivative of {self.single.name} was asked for, but its value depends on variables "
                 "that it changes while it runs. Parallelize the whole computation with both tapes inside, or make "
@@ -270,7 +287,7 @@ def _captures_of(program: Program, operations: Collection[int]) -> set[str]:
 
 def _layout_of(single: Differentiable, output: int) -> Layout:
     """Return the layout in which the gradient of an output is used: that in which the output is made."""
-    tensor = single.trace.program.outputs[output]
+    tensor = single.plan.program.outputs[output]
     sharded = single.plan.steps[tensor.op].shards
     given = sharded.gives[tensor.index] if sharded else SINGLE_DEVICE
     return given if isinstance(given, Shard) else SINGLE_DEVICE
@@ -278,13 +295,14 @@ def _layout_of(single: Differentiable, output: int) -> Layout:
 
 def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
     # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
-    split = trace.program.symbols == plan.program.symbols
+    program, state = program_of(trace)
+    split = program.symbols == plan.program.symbols
     return plan_program(
-        trace.program,
+        program,
         mesh=plan.mesh if split else Mesh(),
         home=plan.home,
         input_layouts=layouts if split else [SINGLE_DEVICE] * len(layouts),
-        state=state_of(trace),
+        state=state,
         random=plan.random,
         notes=plan.notes,
     )

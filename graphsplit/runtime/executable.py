@@ -17,6 +17,7 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.grappler import optimizer_config
+from graphsplit.runtime.handles import captured
 from graphsplit.tracing.trace import Trace
 
 _serial = itertools.count()
@@ -51,7 +52,7 @@ class Executable:
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on the flat arguments."""
-        return self._function([*tensors, *self._trace.captures])
+        return self._function([*tensors, *captured(self._trace, self.plan)])
 
 
 def runtime_function(

@@ -18,6 +18,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.empty_shards import DeadTensors
 from graphsplit.runtime.executable import runtime_function
+from graphsplit.runtime.handles import captured
 from graphsplit.tracing.trace import Trace
 
 _AHEAD = frozenset({"scatter", "sizes"})  # what cuts, and counts what is cut
@@ -42,7 +43,7 @@ class FedExecutable:
         instead, returned = dead.replaced(references)
         alive = dict(zip(references, returned, strict=True))
         nodes = [*_feeding_nodes(graph, by_name, cutting), *instead]
-        self._trace = trace
+        self._trace, self._plan = trace, plan
         self._feed = runtime_function(
             f"{name}_feed",
             graph,
@@ -82,7 +83,7 @@ class FedExecutable:
 
     def __call__(self, pieces: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Return the flat results."""
-        return self._run([*pieces, *self._trace.captures])
+        return self._run([*pieces, *captured(self._trace, self._plan)])
 
 
 Pieces = dict[tuple[str, str], str]  # what is read, and on which device -> the name of the piece

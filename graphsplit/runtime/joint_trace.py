@@ -9,8 +9,9 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core import structures
+from graphsplit.core.parted_variables import raw_handles
 from graphsplit.core.symbolic_sizes import Shape
-from graphsplit.core.tensorflow_internals import resource_value
+from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value
 from graphsplit.program.program import Program
 from graphsplit.runtime.cutting import descendants
 from graphsplit.tracing.trace import Trace, read_graph
@@ -81,7 +82,8 @@ def _trace_joint(trace: Trace, groups: list[list[int]], watched: Sequence[bool])
 
 
 def _sources(trace: Trace) -> list[tf.Tensor]:
-    return [*trace.inputs, *trace.graph.internal_captures]
+    with raw_handles():
+        return [*trace.inputs, *captures_of_graph(trace.graph)[0]]
 
 
 def _shapes(trace: Trace, groups: Sequence[Sequence[int]]) -> list[Shape | None]:

@@ -13,8 +13,9 @@ import tensorflow as tf
 from graphsplit.core import structures
 from graphsplit.core.errors import OutputError, bullet_list
 from graphsplit.core.graphdefs import make_node
+from graphsplit.core.parted_variables import raw_handles
 from graphsplit.core.symbolic_sizes import Shape
-from graphsplit.core.tensorflow_internals import resource_value
+from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value
 from graphsplit.program.program import Program, is_write
 from graphsplit.tracing.graph_to_program import Reading, graph_to_program
 
@@ -137,16 +138,18 @@ def read_graph(
       shared: by the traces of this graph, if there is one already.
     """
     graph, shared = function.graph, shared or SharedByTraces()
+    with raw_handles():
+        placeholders, captured = captures_of_graph(graph)
     inner = sorted({name for names in graph.get_collection(_COLLECTION)[-1:] for name in names})
     reading = Reading(
         inputs=[tensor.op.name for tensor in inputs],
         input_names=names,
-        captures=[placeholder.op.name for placeholder in graph.internal_captures],
+        captures=[placeholder.op.name for placeholder in placeholders],
         outputs=[tensor.name for tensor in outputs],
         effects=effects,
         shapes=shapes or (),
         known=graph,
-        held={p.op.name: value for p in graph.internal_captures if (value := _held(p)) is not None},
+        held={p.op.name: value for p in placeholders if (value := _held(p)) is not None},
         locate=source_locator(graph),
         seeds=seeds,
         notes=[
@@ -157,7 +160,7 @@ def read_graph(
         bodies=shared.bodies,
     )
     program = graph_to_program(graph.as_graph_def(), reading)
-    captures = tuple(graph.external_captures)
+    captures = tuple(captured)
     variables = tuple(graph.variables)
     return Trace(program, captures, variables, result, tuple(inputs), tuple(outputs), graph, function, shared)
 

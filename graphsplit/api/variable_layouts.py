@@ -1,0 +1,196 @@
+"""Where variables live: `set_variable_layout` for those that exist, `variable_layout` for those that will."""
+
+from __future__ import annotations
+
+import contextlib
+import fnmatch
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.devices import canonical_name, resolve_devices, short_name
+from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.parted_variables import VariableParts, parts_of_variable
+from graphsplit.planning.shares import Held, shares
+
+LAYOUTS = ("home", "sharded")
+
+
+def set_variable_layout(
+    target: Any, layout: str | Mapping[str, str], devices: int | Sequence[str] | None = None
+) -> None:
+    """Lay existing variables out: where their values live between calls of parallelized functions.
+
+    Nothing else changes: not the code that uses them, not the numbers, not the files. To everybody else they are the
+    variables that they were, with the right value at every moment. (Who asks for one that lies in parts has it put
+    together first; the next parallelized call takes it apart again. Plans say which variables lie where.)
+
+    Args:
+      target: a variable, a `tf.Module`, a Keras 3 or tf_keras model (with its optimizer and metrics) or optimizer, or
+        any structure of these.
+      layout: `"home"`, whole where the variable was made; `"sharded"`, divided: each device owns its share of the
+        bytes, large variables in slices and small ones whole, and updates it. Or a mapping of patterns of names to
+        layouts, the first that fits a variable counts: `{"embedding*": "sharded", "*": "home"}`.
+      devices: how many, or which; all by default.
+
+    Raises:
+      ArgumentError: for an unknown layout, a pattern that fits no variable, a target without variables, or a variable
+        that lies on other devices.
+      DeviceError: if there are not that many devices.
+      UnsupportedError: in a graph, and for variables that are no `tf.Variable` of eager code.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> table = tf.Variable(tf.ones((1000, 64)))
+    >>> gs.set_variable_layout(table, "sharded", devices=2)
+    >>> step = gs.parallelize(lambda x: tf.reduce_sum(x @ table, 1), devices=2)
+    >>> step(tf.ones((3, 1000))).numpy().tolist()
+    [64000.0, 64000.0, 64000.0]
+    >>> float(tf.reduce_sum(table))
+    64000.0
+    """
+    if not tf.executing_eagerly():
+        raise UnsupportedError("set_variable_layout is called while a graph is built. Call it outside of tf.function.")
+    variables = _variables(target)
+    if not variables:
+        raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
+    names = resolve_devices(devices)
+    wanted = _wanted(variables, layout)
+    _check_free(variables, wanted, names)
+    for variable, own in zip(variables, wanted, strict=True):
+        parts = parts_of_variable(variable)
+        if own == "home" and parts is not None:
+            parts.release(variable)
+    chosen = [v for v, own in zip(variables, wanted, strict=True) if own == "sharded" and parts_of_variable(v) is None]
+    _shard(chosen, names)
+
+
+@contextlib.contextmanager
+def variable_layout(layout: str, devices: int | Sequence[str] | None = None) -> Iterator[None]:
+    """Lay out the variables that are made inside the `with` block, each as soon as it is made.
+
+    Args:
+      layout: see `set_variable_layout`.
+      devices: how many, or which; all by default.
+
+    Raises:
+      ArgumentError: for an unknown layout.
+      DeviceError: if there are not that many devices.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> with gs.variable_layout("sharded", devices=2):
+    ...     table = tf.Variable(tf.ones((1000, 64)), name="table")
+    >>> float(tf.reduce_sum(table))
+    64000.0
+    """
+    _check_layout(layout)
+    names = resolve_devices(devices)
+    loads = dict.fromkeys(names, 0)
+
+    def create(make: Any, **options: Any) -> Any:
+        variable = make(**options)
+        if layout == "sharded" and tf.executing_eagerly() and isinstance(variable, tf.Variable):
+            _shard([variable], names, loads)
+        return variable
+
+    with tf.variable_creator_scope(create):
+        yield
+
+
+def _shard(variables: Sequence[tf.Variable], devices: Sequence[str], loads: dict[str, int] | None = None) -> None:
+    held = [Held(_name(v), tuple(v.shape.as_list()), v.dtype.size) for v in variables if _can_move(v)]
+    found = shares(held, len(devices), None if loads is None else [loads[device] for device in devices])
+    for variable, share in zip(filter(_can_move, variables), found, strict=True):
+        if share is None:
+            continue
+        on = [devices[d] for d in share.devices]
+        if loads is not None:
+            for device, length in zip(on, share.cut.lengths, strict=True):
+                loads[device] += variable.dtype.size * (variable.shape.num_elements() // share.cut.length) * length
+        if on != [canonical_name(variable.device)]:
+            VariableParts(variable, share.cut, on).take_apart()
+
+
+def _can_move(variable: tf.Variable) -> bool:
+    """Return whether a variable's value can lie elsewhere: numbers of known shape."""
+    return bool(variable.shape.is_fully_defined() and variable.dtype.size and variable.dtype != tf.string)
+
+
+def _check_layout(layout: Any) -> None:
+    if layout == "mirrored":
+        raise UnsupportedError(
+            'The layout "mirrored", a copy on every device, is not supported yet. "sharded" moves as few bytes in '
+            'training; "home" keeps a variable whole on one device.'
+        )
+    if layout not in LAYOUTS:
+        raise ArgumentError(f"There is no variable layout {layout!r}; there are {', '.join(map(repr, LAYOUTS))}.")
+
+
+def _wanted(variables: Sequence[tf.Variable], layout: str | Mapping[str, str]) -> list[str | None]:
+    """Return the layout of each variable; None where no pattern fits it: as it is."""
+    if not isinstance(layout, Mapping):
+        _check_layout(layout)
+        return [layout] * len(variables)
+    for own in layout.values():
+        _check_layout(own)
+    names = [_name(variable) for variable in variables]
+    idle = [pattern for pattern in layout if not fnmatch.filter(names, pattern)]
+    if idle:
+        some = names[:8] + ([f"... and {len(names) - 8} more"] if len(names) > 8 else [])
+        raise ArgumentError(
+            f"No variable's name fits {', '.join(map(repr, idle))}. The variables are:\n{bullet_list(some)}"
+        )
+    return [next((own for p, own in layout.items() if fnmatch.fnmatchcase(name, p)), None) for name in names]
+
+
+def _check_free(variables: Sequence[tf.Variable], wanted: Sequence[str | None], devices: Sequence[str]) -> None:
+    wrong = []
+    for variable, own in zip(variables, wanted, strict=True):
+        parts = parts_of_variable(variable)
+        if own == "sharded" and parts is not None and not set(parts.devices) <= set(devices):
+            wrong.append(f"{_name(variable)} on {', '.join(map(short_name, parts.devices))}")
+    if wrong:
+        raise ArgumentError(
+            f"These variables lie on other devices than {', '.join(map(short_name, devices))}:\n{bullet_list(wrong)}\n"
+            'Lay them out as "home" first.'
+        )
+
+
+def _name(variable: Any) -> str:
+    """Return the name under which users know a variable: with its layer, if Keras made it."""
+    return str(getattr(variable, "_graphsplit_path", None) or variable.name.partition(":")[0])
+
+
+def _variables(target: Any) -> list[tf.Variable]:
+    """Return the TensorFlow variables of a target, each once, in its order."""
+    found: dict[int, tf.Variable] = {}
+    for variable in _all(target):
+        value = variable
+        if not isinstance(variable, tf.Variable):  # Keras 3 wraps them
+            value = getattr(variable, "value", None)
+            if isinstance(value, tf.Variable):
+                value._graphsplit_path = variable.path
+        if not isinstance(value, tf.Variable) or not hasattr(value, "_handle"):
+            raise UnsupportedError(f"{variable!r} is no variable that can be laid out: it has no handle of its own.")
+        found.setdefault(id(value), value)
+    return list(found.values())
+
+
+def _all(target: Any) -> Iterable[Any]:
+    if isinstance(target, tf.Variable):
+        yield target
+    elif isinstance(target, Mapping):
+        for value in target.values():
+            yield from _all(value)
+    elif isinstance(target, (list, tuple, set)):
+        for value in target:
+            yield from _all(value)
+    elif hasattr(target, "variables"):
+        own = target.variables
+        yield from own() if callable(own) else own  # a method in old tf_keras optimizers
+        for part in ("optimizer", "metrics"):
+            yield from _all(getattr(target, part, None) or ())
+    elif hasattr(target, "assign_add"):  # a variable of Keras 3 (whose optimizers have such a method, too)
+        yield target
+    else:
+        raise ArgumentError(f"Variable layouts are for variables, modules, models and optimizers, got {target!r}.")

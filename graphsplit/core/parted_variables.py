@@ -1,0 +1,225 @@
+"""Variables that lie in parts: where a variable's value is, and how everybody else goes on finding it in the variable.
+
+Such a variable is two things that take turns in holding its value: itself, and its parts, which are variables on their
+devices. A parallelized function reads and writes the parts. Whoever else asks the variable for its handle (eager code,
+a `tf.function`, an optimizer, a checkpoint) gets it with the parts put together first. Whichever does not hold the
+value is empty, so nobody can read an old one; and a value changes sides only when the other side asks for it.
+
+A `tf.function` keeps the handles that it was traced with and asks no more. So it is given a handle that is looked up
+whenever it is called.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.layouts import Cut
+from graphsplit.core.tensorflow_internals import function_graph, in_save_context, value_at_call
+
+_EMPTY = (0,)  # the shape of what does not hold the value
+_inside = threading.local()
+_by_handle: weakref.WeakValueDictionary[int, VariableParts] = weakref.WeakValueDictionary()
+_classes: dict[type, type] = {}
+_changes = [0]  # how often a layout was changed
+
+
+class VariableParts:
+    """The parts of one variable.
+
+    Args:
+      variable: it is given a class of its own, whose `handle` knows of the parts.
+      cut: how it is cut; of one part, it is whole and elsewhere.
+      devices: of the parts.
+
+    Attributes:
+      cut, devices: see there.
+      in_parts: whether the parts hold the value, or the variable itself.
+    """
+
+    def __init__(self, variable: tf.Variable, cut: Cut, devices: Sequence[str]):
+        self.cut = cut
+        self.devices = tuple(devices)
+        self.in_parts = False
+        self._lock = threading.RLock()
+        self._asking: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs of functions that are told at each call
+        self._own = variable.handle
+        self._dtype, self._shape = variable.dtype, variable.shape
+        self._parts: list[tf.Variable] = []
+        with tf.init_scope():
+            for part, device in enumerate(self.devices):
+                with tf.device(device):
+                    nothing = tf.zeros(_EMPTY, self._dtype)
+                    name = f"{variable.name.partition(':')[0]}/part_{part}"
+                    shape = tf.TensorShape(None)
+                    self._parts.append(tf.Variable(nothing, trainable=False, name=name, shape=shape))
+        _by_handle[id(self._own)] = self
+        variable._graphsplit_parts = self
+        variable.__class__ = _parted_class(type(variable))
+        _changes[0] += 1
+
+    def shape_of(self, part: int) -> tuple[int, ...]:
+        """Return the shape of a part."""
+        shape = self._shape.as_list()
+        shape[self.cut.axis] = self.cut.lengths[part]
+        return tuple(shape)
+
+    def handle(self, part: int) -> tf.Tensor:
+        """Return the handle of a part, which holds the value now (in a function that is traced, whenever it runs)."""
+
+        def find() -> tf.Tensor:
+            self.take_apart()
+            return self._parts[part].handle
+
+        if tf.executing_eagerly():
+            return find()
+        graph, handle = function_graph(), self._parts[part].handle
+        return handle if graph is None else value_at_call(graph, find, handle, (id(self), part))
+
+    def whole_handle(self) -> tf.Tensor:
+        """Return the variable's own handle, which holds the value now (as in `handle`)."""
+
+        def find() -> tf.Tensor:
+            if not _are_raw():
+                self.put_together()
+            return self._own
+
+        graph = None if tf.executing_eagerly() or in_save_context() else function_graph()
+        if graph is not None:
+            self._asking.add(graph)
+            return value_at_call(graph, find, self._own, (id(self), None))
+        with tf.init_scope():  # a graph of TensorFlow 1 has no calls
+            return find()
+
+    def check_can_be_saved(self, name: str) -> None:
+        """Raise `UnsupportedError` if a function that lives asks for the value at each call: no file can say that."""
+        names = sorted({graph.name for graph in self._asking})
+        if names:
+            raise UnsupportedError(
+                f"Variable {name!r} lies in parts, and these functions were traced since: {', '.join(names)}. They ask "
+                "for its value whenever they are called, which a SavedModel cannot hold. Lay it out as it was, with "
+                "set_variable_layout(..., 'home'), and make the functions anew before saving them; checkpoints, "
+                "weights and .keras files can be written at any time."
+            )
+
+    @property
+    def raw_handle(self) -> tf.Tensor:
+        """The variable's own handle, whatever it holds."""
+        return self._own
+
+    def take_apart(self) -> None:
+        """Let the parts hold the value."""
+        with self._lock, tf.init_scope():
+            if self.in_parts:
+                return
+            value = _read(self._own, self._dtype)
+            first = 0
+            for part, (device, length) in enumerate(zip(self.devices, self.cut.lengths, strict=True)):
+                own = value if len(self.devices) == 1 else _piece(value, self.cut.axis, first, length)
+                with tf.device(device):
+                    _assign(self._parts[part].handle, tf.identity(own))
+                first += length
+            self._empty(self._own)
+            self.in_parts = True
+
+    def put_together(self) -> None:
+        """Let the variable itself hold the value."""
+        with self._lock, tf.init_scope():
+            if not self.in_parts:
+                return
+            with tf.device(self._own.device):
+                found = [_read(part.handle, self._dtype) for part in self._parts]
+                _assign(self._own, tf.concat(found, self.cut.axis) if len(found) > 1 else tf.identity(found[0]))
+            for part in self._parts:
+                self._empty(part.handle)
+            self.in_parts = False
+
+    def _empty(self, handle: tf.Tensor) -> None:
+        with tf.device(handle.device):
+            _assign(handle, tf.zeros(_EMPTY, self._dtype))
+
+    def bytes_on_devices(self) -> dict[str, int]:
+        """Return the bytes that each device has now."""
+        handles = [self._own, *[part.handle for part in self._parts]]
+        found: dict[str, int] = {}
+        for handle in handles:
+            size = int(np.prod(_read(handle, self._dtype).shape)) * self._dtype.size
+            found[handle.device] = found.get(handle.device, 0) + size
+        return found
+
+    def release(self, variable: tf.Variable) -> None:
+        """Make the variable an ordinary one again; it holds its value."""
+        self.put_together()
+        variable.__class__ = type(variable).__mro__[1]
+        del variable._graphsplit_parts
+        del _by_handle[id(self._own)]
+        _changes[0] += 1
+
+
+def parts_of(handle: tf.Tensor) -> VariableParts | None:
+    """Return the parts of the variable behind a handle; None for all other handles."""
+    return _by_handle.get(id(handle)) if _by_handle else None
+
+
+def parts_of_variable(variable: Any) -> VariableParts | None:
+    """Return the parts of a variable; None if it is an ordinary one."""
+    return getattr(variable, "_graphsplit_parts", None)
+
+
+def layout_changes() -> int:
+    """Return how often a layout was changed in this process: what was planned before may have to be planned again."""
+    return _changes[0]
+
+
+@contextlib.contextmanager
+def raw_handles() -> Iterator[None]:
+    """Give handles of variables as they are, as long as this lasts: they are looked at, and the parts stay."""
+    depth = getattr(_inside, "depth", 0)
+    _inside.depth = depth + 1
+    try:
+        yield
+    finally:
+        _inside.depth = depth
+
+
+def _are_raw() -> bool:
+    return bool(getattr(_inside, "depth", 0))
+
+
+def _parted_class(kind: type) -> type:
+    """Return the class of variables of this class that lie in parts."""
+    if kind not in _classes:
+
+        # TensorFlow's own `handle` is this attribute, which its eager runtime reads past all methods.
+        def handle(variable: Any) -> tf.Tensor:
+            parts: VariableParts = variable._graphsplit_parts
+            return parts.raw_handle if tf.executing_eagerly() and _are_raw() else parts.whole_handle()
+
+        def export(variable: Any, *args: Any, **options: Any) -> Any:
+            variable._graphsplit_parts.check_can_be_saved(variable.name)
+            return kind._export_to_saved_model_graph(variable, *args, **options)  # type: ignore[attr-defined]
+
+        own = {"_handle": property(handle), "_export_to_saved_model_graph": export, "__module__": kind.__module__}
+        _classes[kind] = type(kind.__name__, (kind,), own)
+    return _classes[kind]
+
+
+def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def _assign(handle: tf.Tensor, value: tf.Tensor) -> None:
+    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+
+
+def _piece(value: tf.Tensor, axis: int, first: int, length: int) -> tf.Tensor:
+    begin = [first if k == axis else 0 for k in range(value.shape.rank)]
+    size = [length if k == axis else -1 for k in range(value.shape.rank)]
+    return tf.slice(value, begin, size)

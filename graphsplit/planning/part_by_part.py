@@ -1,0 +1,166 @@
+"""Part by part: which operations can be done for each part of a variable by itself.
+
+From what reads a variable that lies in parts, forward: arithmetic on the parts gives parts. And from what writes it,
+backward: what is added to it is needed in parts, and is made so as early as that pays. Rules say which operations
+allow it: what holds for an axis of the batch holds for any axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import tensorflow as tf
+
+from graphsplit.core.layouts import REPLICATE, Cut, Layout, Partial, Shard
+from graphsplit.core.symbolic_sizes import has_sizes
+from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.rules import Declined, Sharded, answer, answer_for_output, rule_of, stays_partial
+from graphsplit.rules.factors import Dims, Factors
+from graphsplit.rules.registry import Rule
+
+_SMALL = 1024  # bytes: what is no larger is sent whole to the owner of each part
+_READS = frozenset({"ReadVariableOp"})
+_WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+JOINS = {"sum": "AddN", "max": "Maximum", "min": "Minimum", "prod": "Mul"}
+"""How the parts of a result are joined whose entries were reduced over the axis that is cut."""
+
+
+class PartByPart:
+    """Finds which operations are done part by part.
+
+    Attributes:
+      handles: how the captured variables are cut, by position.
+      how: for operations that are done part by part, how.
+      base: for the same operations, a cut that those of all they read and make follow from.
+      cut: how their results are cut, and others' that are taken apart.
+      obstacles: why variables must be whole, by placeholder name.
+    """
+
+    def __init__(self, program: Program, handles: Mapping[int, Cut]):
+        self._program = program
+        self.handles = {i: cut for i, cut in handles.items() if cut.parts > 1}
+        self.how: dict[int, Sharded] = {}
+        self.base: dict[int, Cut] = {}
+        self.cut: dict[Tensor, Cut] = {}
+        self.obstacles: dict[str, str] = {}
+        before = -1
+        while len(self.how) + len(self.cut) != before:  # a gradient that is taken apart has other readers, and so on
+            before = len(self.how) + len(self.cut)
+            for op in program.ops:
+                self._follow(op)
+            for op in reversed(program.ops):
+                self._lead(op)
+
+    def _follow(self, op: Op) -> None:
+        """Do an operation part by part if what it reads is in parts."""
+        touched = [i for i, tensor in enumerate(op.inputs) if tensor.op in self.handles]
+        if touched:
+            self._touch(op, touched)
+            return
+        in_parts = [i for i, tensor in enumerate(op.inputs) if tensor in self.cut]
+        rule = self._rule(op) if in_parts and op.index not in self.how else None
+        factors = rule.factors(op) if rule else Declined("")
+        if rule and isinstance(factors, Factors) and _adds_no_axis(factors, [factors.inputs[i] for i in in_parts]):
+            layouts: list[Layout] = [self.cut[t].layout if t in self.cut else REPLICATE for t in op.inputs]
+            found = answer(rule, op, layouts, [self._program.bytes(tensor) for tensor in op.inputs])
+            if isinstance(found, Sharded):
+                self._accept(op, found, self.cut[op.inputs[in_parts[0]]])
+
+    def _rule(self, op: Op) -> Rule | None:
+        unknown = op.symbols or any(shape is None or has_sizes(shape) or None in shape for shape in op.out_shapes)
+        return None if op.stateful or op.bodies or op.controls or unknown else rule_of(op.type)
+
+    def _touch(self, op: Op, touched: Sequence[int]) -> None:
+        cut = self.handles[op.inputs[touched[0]].op]
+        self.base[op.index] = cut
+        if op.type in _READS:
+            self.how[op.index] = Sharded((REPLICATE,), (cut.layout,))
+            self.cut[Tensor(op.index, 0)] = cut
+        elif op.type in _WRITES:
+            self.how[op.index] = Sharded((REPLICATE, cut.layout), ())
+        elif op.type.startswith("ResourceApply") and self._is_dense_update(op, cut):
+            wants = [self._operand_of_update(tensor, cut) for tensor in op.inputs]
+            self.how[op.index] = Sharded(tuple(wants), ())
+        else:
+            where = self._program.locate(op.name)
+            for i in touched:
+                name = self._program.ops[op.inputs[i].op].name
+                self.obstacles[name] = f"{op.type} {op.name!r}{f' at {where}' if where else ''} takes it whole"
+
+    def _is_dense_update(self, op: Op, cut: Cut) -> bool:
+        """Return whether an update is elementwise: variables that are all cut alike, numbers, and one gradient."""
+        alike = all(self.handles.get(t.op) == cut for t in op.inputs if self._dtype(t) == tf.resource)
+        others = [self._program.shape(t) for t in op.inputs if self._dtype(t) != tf.resource]
+        return alike and sum(shape != () for shape in others) == 1
+
+    def _operand_of_update(self, tensor: Tensor, cut: Cut) -> Layout:
+        return cut.layout if self._dtype(tensor) != tf.resource and self._program.shape(tensor) != () else REPLICATE
+
+    def _dtype(self, tensor: Tensor) -> tf.DType:
+        return self._program.ops[tensor.op].out_dtypes[tensor.index]
+
+    def _accept(self, op: Op, found: Sharded, base: Cut) -> bool:
+        """Note that an operation is done part by part, unless its parts would need what others have."""
+        operands = [(t, w) for i, (t, w) in enumerate(zip(op.inputs, found.wants, strict=True)) if i not in found.makes]
+        wanted = [(tensor, base.like(want)) for tensor, want in operands if isinstance(want, Shard)]
+        whole = [tensor for tensor, want in operands if not isinstance(want, Shard)]
+        given = {k: base.like(layout) for k, layout in enumerate(found.gives) if isinstance(layout, Shard)}
+        joined = [layout for layout in found.gives if isinstance(layout, Partial)]
+        cannot = (
+            found.draw is not None
+            or found.weighted
+            or any(not isinstance(resize.position, int) for resize in found.resize)
+            or any(isinstance(want, Partial) for _, want in operands)
+            or any(layout.reduction not in JOINS for layout in joined)
+            or len(given) + len(joined) < len(found.gives)
+            or None in given.values()
+            or any(own is None or self.cut.get(tensor, own) != own for tensor, own in wanted)
+            or any(tensor in self.cut or self._program.bytes(tensor) > _SMALL for tensor in whole)
+        )
+        if not cannot:
+            self.how[op.index], self.base[op.index] = found, base
+            self.cut.update({Tensor(op.index, k): own for k, own in given.items() if own is not None})
+        return not cannot
+
+    def _lead(self, op: Op) -> None:
+        """Cut what an operation that is done part by part reads: made in parts, or taken apart, as early as it pays."""
+        how = self.how.get(op.index)
+        for i, (tensor, want) in enumerate(zip(op.inputs, how.wants, strict=True) if how else ()):
+            cut = self.base[op.index].like(want)
+            if how and cut is not None and i not in how.makes and tensor not in self.cut:
+                self._want(tensor, cut)
+
+    def _want(self, tensor: Tensor, cut: Cut) -> None:
+        op = self._program.ops[tensor.op]
+        rule = self._rule(op) if len(op.out_shapes) == 1 and op.type != "Const" else None
+        factors = rule.factors(op) if rule and not self._stays_a_sum(op) else Declined("")
+        if isinstance(factors, Factors) and rule and _adds_no_axis(factors, factors.outputs):
+            found = answer_for_output(rule, op, tensor.index, cut.layout)
+            if found is not None and self._accept(op, found, cut):
+                return
+        self.cut[tensor] = cut
+
+    def _stays_a_sum(self, op: Op) -> bool:
+        """Return whether a partial sum would go through an operation: then it is taken apart behind it, once."""
+        data = [i for i in range(len(op.inputs)) if i not in op.constants]
+        return all(stays_partial(op, i) for i in data)
+
+
+def _adds_no_axis(factors: Factors, known: Sequence[Dims]) -> bool:
+    """Return whether all axes of what an operation reads and makes are among those of some operands.
+
+    So is elementwise arithmetic on a variable, and so are sums over it. Products with what has other axes, a batch,
+    are not: they are done by the shards, with the whole variable.
+    """
+    at_hand = set().union(*map(_factors_of, known))
+    return all(_factors_of(dims) <= at_hand for dims in (*factors.inputs, *factors.outputs))
+
+
+def _factors_of(dims: Dims) -> set[int]:
+    found: set[int] = set()
+    for dim in dims or ():
+        if isinstance(dim, int):
+            found.add(dim)
+        elif dim is not None:
+            found.update(part.factor for part in dim)
+    return found

@@ -1,0 +1,47 @@
+"""Handles: what a function captured, as its plan takes it: variables that lie in parts as these, others whole."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from graphsplit.core.parted_variables import VariableParts, parts_of, raw_handles
+from graphsplit.core.tensorflow_internals import tape_watches
+from graphsplit.planning.plan import Plan
+from graphsplit.tracing.trace import Trace
+
+
+def captured(trace: Trace, plan: Plan) -> list[tf.Tensor]:
+    """Return the tensors for the captures of a plan's program, in its order, each variable's value where it is read.
+
+    Args:
+      trace: what was captured.
+      plan: of the trace's program, or of that in parts.
+    """
+    origins = plan.state.parts
+    if not origins:
+        return [_whole(handle) for handle in trace.captures]
+    names = [trace.program.ops[position].name for position in trace.program.captures]
+    found = []
+    for k, part in origins:
+        parts = parts_of(trace.captures[k])
+        in_parts = parts is not None and names[k] not in plan.state.whole
+        found.append(parts.handle(part) if parts and in_parts else _whole(trace.captures[k]))
+    return found
+
+
+def layouts_of(trace: Trace) -> list[VariableParts | None]:
+    """Return how the variables lie that a function captured."""
+    return [parts_of(handle) for handle in trace.captures]
+
+
+def watches(tensors: Sequence[tf.Tensor], variables: Sequence[tf.Variable] = ()) -> bool:
+    """Return whether an active `GradientTape` watches these tensors and variables, whose values stay where they are."""
+    with raw_handles():
+        return tape_watches(tensors, variables)
+
+
+def _whole(handle: tf.Tensor) -> tf.Tensor:
+    parts = parts_of(handle)
+    return handle if parts is None else parts.whole_handle()
