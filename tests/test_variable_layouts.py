@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,13 +14,16 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import Cut
 from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.division import divide
 from graphsplit.planning.shares import Held, shares
+from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close, assert_law
 
 ROWS = 11
@@ -162,15 +166,50 @@ def test_state_is_divided():
     assert not moved  # a slot never travels
 
 
-def test_gradients_are_reduced_where_their_part_is():
-    _, plan = train("sharded", 4, update=sgd)
-    reduced = {}
-    for move in plan.moves:
-        if move.kind == "reduce":
-            device = move.target.device  # type: ignore[union-attr]
-            reduced[device] = reduced.get(device, 0) + plan.program.bytes(move.tensor)
-    assert len(reduced) == 4
-    assert max(reduced.values()) < 0.4 * sum(reduced.values())
+def crossing(graphs: Sequence[Any]) -> Counter[tuple[str, str]]:
+    """Count what TensorFlow's own partitions send from device to device."""
+    sends = [node for graph in graphs for node in graph.node if node.op in ("_Send", "_HostSend")]
+    pairs = [(n.attr["send_device"].s.decode(), n.attr["recv_device"].s.decode()) for n in sends]
+    return Counter((canonical_name(a), canonical_name(b)) for a, b in pairs)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_traffic_is_spread_over_the_devices(devices: int):
+    """Each weight is sent by its owner, and each gradient to its owner: twice (N - 1) / N of the bytes, each way."""
+    found = {}
+    for layout in ("home", "sharded"):
+        weights = [tf.Variable(tf.ones((64, 64)), name=f"weight_{k}") for k in range(8)]
+        if layout == "sharded":
+            gs.set_variable_layout(weights, layout, devices)
+
+        def step(x: tf.Tensor, weights: list[tf.Variable] = weights) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                h = x
+                for weight in weights:
+                    h = tf.nn.tanh(h @ weight)
+                loss = tf.reduce_sum(h)
+            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+                weight.assign_sub(0.1 * gradient)
+            return loss
+
+        parallel = gs.parallelize(step, devices=devices)
+        plan = parallel.plan(tf.ones((8, 64)))
+        with partition_graphs() as graphs:
+            parallel(tf.ones((8, 64)))
+        sends = crossing(graphs)
+        assert sends
+        found[layout] = traffic(plan).busiest, sends
+    size = 8 * 64 * 64 * 4
+    (_, sent, received), star = found["home"]
+    assert sent >= (devices - 1) * size
+    assert received >= (devices - 1) * size
+    (_, sent, received), spread = found["sharded"]
+    assert max(sent, received) <= 1.05 * 2 * (devices - 1) / devices * size
+    others = [count for (a, b), count in star.items() if "CPU:0" not in a and "CPU:0" not in b]
+    assert not others  # with one home, all goes through it
+    between = [count for (a, b), count in spread.items() if "CPU:0" not in a and "CPU:0" not in b]
+    assert len(between) == (devices - 1) * (devices - 2)
+    assert all(count >= 2 * 8 // devices for count in between)  # weights one way, gradients the other
 
 
 @pytest.mark.parametrize("rows", [1, 2, 5, 12])
@@ -367,15 +406,15 @@ def test_keras_fit(tmp_path: Path):
     results = []
     for layout in ("home", "sharded"):
         template = keras_model()
-        model = gs.multi_gpu_model(template, gpus=3)
-        if layout == "sharded":
-            gs.set_variable_layout(model, layout, 3)
+        model = gs.multi_gpu_model(template, gpus=3, variables=layout)
         callbacks = [
             keras.callbacks.ModelCheckpoint(tmp_path / f"{layout}.weights.h5", save_weights_only=True),
             keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True),
             keras.callbacks.LearningRateScheduler(lambda epoch: 0.01 / (1 + epoch)),
         ]
         history = model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0, callbacks=callbacks).history
+        parted = [v.path for v in template.optimizer.variables if parts_of_variable(v.value) is not None]
+        assert any("dense" in path for path in parted) == (layout == "sharded")
         evaluated = model.evaluate(x, y, batch_size=8, verbose=0)
         template.save(tmp_path / f"{layout}.keras")
         template.load_weights(tmp_path / f"{layout}.weights.h5")

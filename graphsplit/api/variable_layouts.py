@@ -83,7 +83,7 @@ def variable_layout(layout: str, devices: int | Sequence[str] | None = None) -> 
     >>> float(tf.reduce_sum(table))
     64000.0
     """
-    _check_layout(layout)
+    _check_one(layout)
     names = resolve_devices(devices)
     loads = dict.fromkeys(names, 0)
 
@@ -116,7 +116,13 @@ def _can_move(variable: tf.Variable) -> bool:
     return bool(variable.shape.is_fully_defined() and variable.dtype.size and variable.dtype != tf.string)
 
 
-def _check_layout(layout: Any) -> None:
+def check_layout(layout: Any) -> None:
+    """Raise an error unless this is a layout, or layouts by patterns."""
+    for own in layout.values() if isinstance(layout, Mapping) else [layout]:
+        _check_one(own)
+
+
+def _check_one(layout: Any) -> None:
     if layout == "mirrored":
         raise UnsupportedError(
             'The layout "mirrored", a copy on every device, is not supported yet. "sharded" moves as few bytes in '
@@ -128,11 +134,9 @@ def _check_layout(layout: Any) -> None:
 
 def _wanted(variables: Sequence[tf.Variable], layout: str | Mapping[str, str]) -> list[str | None]:
     """Return the layout of each variable; None where no pattern fits it: as it is."""
+    check_layout(layout)
     if not isinstance(layout, Mapping):
-        _check_layout(layout)
         return [layout] * len(variables)
-    for own in layout.values():
-        _check_layout(own)
     names = [_name(variable) for variable in variables]
     idle = [pattern for pattern in layout if not fnmatch.filter(names, pattern)]
     if idle:

@@ -196,7 +196,6 @@ def _are_raw() -> bool:
 def _parted_class(kind: type) -> type:
     """Return the class of variables of this class that lie in parts."""
     if kind not in _classes:
-
         # TensorFlow's own `handle` is this attribute, which its eager runtime reads past all methods.
         def handle(variable: Any) -> tf.Tensor:
             parts: VariableParts = variable._graphsplit_parts

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import types
 import warnings
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +19,7 @@ import tensorflow as tf
 
 from graphsplit.api.decorators import parallelize
 from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, with_open_rows
@@ -32,11 +34,13 @@ class ModelDevices:
       devices: the device of each shard.
       home: where whole operations run in training and evaluation.
       predict_home: where predictions are merged.
+      variables: the layout of the model's and its optimizer's variables, or layouts by patterns of names.
     """
 
     devices: tuple[str, ...]
     home: str
     predict_home: str
+    variables: str | Mapping[str, str] = "home"
 
 
 class ParallelModel:
@@ -100,8 +104,18 @@ class ParallelModel:
 
     def _make(self, kind: str, force: bool) -> Any:
         if force or self._function(kind) is None:
+            self._lay_out()
             self._set_function(kind, self._eager(kind) if self.template.run_eagerly else self._batch_function(kind))
         return self._function(kind)
+
+    def _lay_out(self) -> None:
+        """Lay out what the model has by now; an optimizer makes its slots first."""
+        if self.model_devices.variables == "home":
+            return
+        optimizer = getattr(self.template, "optimizer", None)
+        if optimizer is not None and hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
+            optimizer.build(self.template.trainable_variables)
+        set_variable_layout(self.template, self.model_devices.variables, self.model_devices.devices)
 
     def _eager(self, kind: str) -> Any:
         """Return the template's own function after a word on what that costs."""

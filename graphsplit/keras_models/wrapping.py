@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from graphsplit.api.variable_layouts import check_layout
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
@@ -18,7 +19,11 @@ _CPU = "/device:CPU:0"
 
 
 def multi_gpu_model(
-    model: Model, gpus: int | Sequence[int | str] | None = None, cpu_merge: bool = True, cpu_relocation: bool = False
+    model: Model,
+    gpus: int | Sequence[int | str] | None = None,
+    cpu_merge: bool = True,
+    cpu_relocation: bool = False,
+    variables: str | Mapping[str, str] = "home",
 ) -> Model:
     """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
 
@@ -33,13 +38,16 @@ def multi_gpu_model(
         names such as `"GPU:1"` may stand there too. None takes all GPUs, or, without any, all logical CPU devices.
       cpu_merge: merge the shards' predictions on the CPU, else on the first device.
       cpu_relocation: keep the weights on the CPU and update them there. They must have been made there.
+      variables: where the weights and the optimizer's slots live: a layout, or layouts by patterns of names, as
+        `set_variable_layout` takes them. `"sharded"` divides them over the devices, which a model that is too large for
+        one device needs.
 
     Returns:
       The wrapped model, or `model` itself if there is only one device.
 
     Raises:
       ArgumentError: if `model` is not a Keras model, not built, or wrapped already; if `gpus` cannot be understood; if
-        `cpu_relocation` is asked for and weights live elsewhere.
+        `cpu_relocation` is asked for and weights live elsewhere; for an unknown layout, or one with `cpu_relocation`.
       DeviceError: if there are not that many devices.
       UnsupportedError: for a model of a `tf.distribute` strategy or with a `make_train_function` of its own, another
         Keras backend than TensorFlow, or, from the wrapped model's `compile`, `jit_compile=True`.
@@ -60,7 +68,12 @@ def multi_gpu_model(
     if cpu_relocation:
         _check_on_cpu(model)
     home = _CPU if cpu_relocation else devices[0]
-    where = ModelDevices(devices, home, predict_home=_CPU if cpu_merge else home)
+    check_layout(variables)
+    if cpu_relocation and variables != "home":
+        raise ArgumentError(
+            f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."
+        )
+    where = ModelDevices(devices, home, predict_home=_CPU if cpu_merge else home, variables=variables)
     wrapped: Any = parallel_class(type(model), flavor)._wrap(model, where)  # says itself that it is a `Model`
     return wrapped  # type: ignore[no-any-return]
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from fractions import Fraction
 
-from graphsplit.planning.amounts import size_text
+from graphsplit.planning.amounts import format_bytes, size_text
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.traffic import traffic
 from graphsplit.program.program import Op
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
@@ -78,6 +79,10 @@ def _communication(plan: Decisions) -> list[str]:
     for bucket in plan.buckets:
         tensors = [move.tensor for move in bucket.moves]
         lines.append(f"  {bucket.kind} as one: {len(tensors)} tensors, {size_text(plan.program, tensors)}")
+    device, sent, received = traffic(plan).busiest
+    if device and not plan.program.symbols:
+        amounts = f"sends {format_bytes(sent)}, receives {format_bytes(received)}"
+        lines.append(f"  busiest device: {_short_device(device)} {amounts} a call")
     if plan.order:
         lines.append(f"  after what other devices wait for: {len(plan.order)} operations")
     return lines
