@@ -183,7 +183,10 @@ RECURRENT = {
 }
 
 
-@pytest.mark.parametrize("kind", list(RECURRENT))
+ALIKE = ("gru, reset before", "simple", "unrolled")  # the others have what these have
+
+
+@pytest.mark.parametrize("kind", [pytest.param(k, marks=pytest.mark.long) if k in ALIKE else k for k in RECURRENT])
 def test_recurrent_networks_train_on_the_shards(kind: str):
     def make():
         keras.utils.set_random_seed(1)

@@ -16,7 +16,9 @@ from graphsplit.rules import answers, rule_of, ruled_types
 from tests.helpers.law import assert_close
 from tests.rule_cases import CASES, Case
 
-RUNS = [(1, 1), (2, 2), (5, 3), (7, 4)]  # rows, devices
+RUNS = [(2, 2), (7, 4)]  # rows, devices: one row each, and uneven shares
+OTHER_RUNS = [(1, 1), (5, 3)]
+AXES = 2  # of each case, of those that are no batch; the others with the long tests
 WHOLE = [case for case in CASES if not case.partial]
 
 
@@ -58,9 +60,10 @@ def split_of(case: Case) -> dict[str, tuple[int | None, ...]]:
     return {"tensors": tuple(argument.axis for argument in case.arguments)}
 
 
+@pytest.mark.parametrize("runs", [RUNS, pytest.param(OTHER_RUNS, marks=pytest.mark.long)], ids=["", "others"])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
-def test_sharded_equals_unsharded(case: Case) -> None:
-    for rows, devices in RUNS:
+def test_sharded_equals_unsharded(case: Case, runs: list[tuple[int, int]]) -> None:
+    for rows, devices in runs:
         arguments = case.make_arguments(rows)
 
         @tf.autograph.experimental.do_not_convert
@@ -123,14 +126,22 @@ def test_made_in_pieces(case: Case) -> None:
     assert not left or not natural or not case.answered, str(plan)
 
 
-@pytest.mark.parametrize("case", [case for case in WHOLE if other_axes(case)], ids=lambda case: case.name)
-def test_any_argument_split_along_any_axis(case: Case) -> None:
+@pytest.mark.parametrize(
+    ("case", "axes"),
+    [pytest.param(case, other_axes(case)[:AXES], id=case.name) for case in WHOLE if other_axes(case)]
+    + [
+        pytest.param(case, other_axes(case)[AXES:], id=f"{case.name}, others", marks=pytest.mark.long)
+        for case in WHOLE
+        if other_axes(case)[AXES:]
+    ],
+)
+def test_any_argument_split_along_any_axis(case: Case, axes: list[tuple[int, int]]) -> None:
     """Splitting what is no batch may be slow, but is never wrong: where an axis must be whole, the rule says so."""
     rows = 3
     arguments = case.make_arguments(rows)
     function = tf.autograph.experimental.do_not_convert(lambda *tensors: case.run(rows, tensors))
     expected = function(*arguments)
-    for i, axis in other_axes(case):
+    for i, axis in axes:
         split = tuple(axis if j == i else None for j in range(len(arguments)))
         parallel = gs.parallelize(function, devices=2, split={"tensors": split})
         compare(parallel(*arguments), expected, f"argument {i} split along axis {axis}")

@@ -21,7 +21,7 @@ from tests.helpers.saved_model_cases import CASES, Requests
 
 ROOT = Path(__file__).parent.parent
 TOLERANCE = 1e-6
-DEVICES = (1, 2, 3, 4)
+DEVICES = (1, 3, 4)
 
 
 @dataclass
@@ -85,14 +85,16 @@ def assert_sharded(report: gs.TranspileReport, key: str, devices: int) -> None:
     assert {op.type for op in plan.sharded_ops} - {"Const", "Identity"}, str(plan)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_every_model_on_every_number_of_devices_and_rows(name: str, make, tmp_path: Path):
-    made = make(name)
-    for devices in DEVICES:
-        assert_sharded(made.reports[devices], "fixed", devices)
-    found = compare(tmp_path, [(made, list(made.transpiled.values()))])
-    assert_same(found, len(DEVICES))
-    assert {line["rows"] for line in found} >= set(range(name == "conv", 10))
+@pytest.mark.parametrize("names", [list(CASES)[:4], list(CASES)[4:]], ids=", ".join)
+def test_every_model_on_every_number_of_devices_and_rows(names: list[str], make, tmp_path: Path):
+    for name in names:
+        for devices in DEVICES:
+            assert_sharded(make(name).reports[devices], "fixed", devices)
+    found = compare(tmp_path, [(make(name), list(make(name).transpiled.values())) for name in names])
+    assert_same(found, len(DEVICES) * len(names))
+    for name in names:
+        rows = {line["rows"] for line in found if line["model"] in make(name).transpiled.values()}
+        assert rows >= set(range(name == "conv", 10))
 
 
 SHARDED = {
