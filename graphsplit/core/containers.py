@@ -38,8 +38,8 @@ class Container:
 
 def container_of(kind: type) -> Container | None:
     """Return how objects of a type are taken apart, or None if they are leaves."""
-    if kind is tuple or kind is list:
-        return _SEQUENCE
+    if kind in _PLAIN:
+        return _PLAIN[kind]
     if issubclass(kind, _CONTENT):
         return None
     for applies, container in _KINDS:
@@ -106,7 +106,8 @@ def _custom_parts(value: Any) -> tuple[tuple[Any, ...], list[Any], Any]:
     return tuple(range(len(components))), list(components), metadata
 
 
-_SEQUENCE = Container(_items, _sequence)
+_SEQUENCE, _MAPPING = Container(_items, _sequence), Container(_mapping_items, _mapping)
+_PLAIN: dict[type, Container] = {dict: _MAPPING, list: _SEQUENCE, tuple: _SEQUENCE}  # as below, but fast
 _KINDS: list[tuple[Callable[[Any], bool], Container]] = [
     (
         lambda kind: hasattr(kind, "__tf_flatten__") and hasattr(kind, "__tf_unflatten__"),
@@ -116,7 +117,7 @@ _KINDS: list[tuple[Callable[[Any], bool], Container]] = [
         lambda kind: issubclass(kind, tuple) and hasattr(kind, "_fields"),
         Container(_fields, lambda kind, _, entries, __: kind._make(entries), is_indexed=False),  # type: ignore[attr-defined]
     ),
-    (lambda kind: issubclass(kind, Mapping), Container(_mapping_items, _mapping)),
+    (lambda kind: issubclass(kind, Mapping), _MAPPING),
     (lambda kind: issubclass(kind, Sequence), _SEQUENCE),
     # a view belongs to its mapping; tf.nest makes a list, too
     (lambda kind: issubclass(kind, MappingView), Container(_items, lambda _, __, entries, ___: entries)),

@@ -168,6 +168,11 @@ def parts_of(handle: tf.Tensor) -> VariableParts | None:
     return _by_handle.get(id(handle)) if _by_handle else None
 
 
+def are_any_parts() -> bool:
+    """Return whether any variable of this process lies in parts."""
+    return bool(_by_handle)
+
+
 def parts_of_variable(variable: Any) -> VariableParts | None:
     """Return the parts of a variable; None if it is an ordinary one."""
     return getattr(variable, "_graphsplit_parts", None)

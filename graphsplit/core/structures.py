@@ -110,12 +110,15 @@ def _flatten(value: Any, tensors: list[tf.Tensor]) -> Tree:
     return Branch(kind, keys, trees, None if rest is None else StaticLeaf(rest))
 
 
+_PLAIN = frozenset({bool, dict, float, int, list, str, tuple, type(None)})  # asking TensorFlow takes 10 microseconds
+
+
 def _parts(value: Any) -> list[tf.Tensor] | None:
     """Return the tensors that a composite tensor consists of, or None for everything else.
 
     Variables, datasets and iterators are composites to TensorFlow, but their parts are handles, which are captured.
     """
-    if not isinstance(value, tf.experimental.ExtensionType) and not tf.is_tensor(value):
+    if value.__class__ in _PLAIN or not (isinstance(value, tf.experimental.ExtensionType) or tf.is_tensor(value)):
         return None
     parts = tf.nest.flatten(value, expand_composites=True)
     handles = [part for part in parts if not tf.is_tensor(part) or part.dtype in (tf.resource, tf.variant)]

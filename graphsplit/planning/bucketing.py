@@ -8,10 +8,10 @@ as one. Neither waits for the other way round: that is why only the first and th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.layouts import PARTIAL_SUM, Layout, is_whole
+from graphsplit.core.layouts import PARTIAL_SUM, Layout, Partial, is_whole
 from graphsplit.planning.steps import Bucket, Move, Step
 from graphsplit.program.program import Op, Program, Tensor
 
@@ -19,11 +19,19 @@ _SMALL_BYTES = 16_384  # `python -m benchmarks.packing`: a fifth faster on 8 dev
 _FEWEST = 4  # a bucket of fewer takes as many nodes as it saves
 
 
-def find_buckets(program: Program, steps: Sequence[Step], moves: Iterable[Move]) -> tuple[Bucket, ...]:
-    """Return which moves are made as one: of tensors of one axis, one dtype, known sizes, between the same places."""
+def find_buckets(
+    program: Program, steps: Sequence[Step], moves: Sequence[Move], leading: Collection[Tensor]
+) -> tuple[Bucket, ...]:
+    """Return which moves are made as one: of tensors of one axis, one dtype, known sizes, between the same places.
+
+    Args:
+      program, steps: what runs where.
+      moves: all moves.
+      leading: see `leading_to_shards`.
+    """
     if program.symbols or program.seeds or program.stages:
         return ()  # shards may be absent; what comes from outside comes when it likes; stages have their own devices
-    first, last = _sent_first(program, steps, moves), _reduced_last(program, steps, moves)
+    first, last = _sent_first(program, steps, moves), _reduced_last(moves, leading)
     return (*_alike(program, first), *_alike(program, last))
 
 
@@ -82,9 +90,8 @@ def _sent_first(program: Program, steps: Sequence[Step], moves: Iterable[Move]) 
     return [move for move in moves if move.kind == "broadcast" and move.tensor.op not in after]
 
 
-def _reduced_last(program: Program, steps: Sequence[Step], moves: Iterable[Move]) -> list[Move]:
+def _reduced_last(moves: Iterable[Move], leading: Collection[Tensor]) -> list[Move]:
     """Return the sums over the shards that are read at home, with nothing following on the shards."""
-    leading = leading_to_shards(program, steps)
     sums = [move for move in moves if move.source == PARTIAL_SUM and is_whole(move.target)]
     return [move for move in sums if move.tensor not in leading]
 
@@ -96,7 +103,9 @@ def leading_to_shards(program: Program, steps: Sequence[Step]) -> set[Tensor]:
     for op in reversed(program.ops):
         shards = steps[op.index].shards
         if shards:
-            leading.update(t for t, want in zip(op.inputs, shards.wants, strict=True) if want != PARTIAL_SUM)
+            for tensor, want in zip(op.inputs, shards.wants, strict=True):
+                if type(want) is not Partial or want != PARTIAL_SUM:
+                    leading.add(tensor)
         if steps[op.index].home and op.index in before:
             leading.update(op.inputs)
         if shards or op.index in before or steps[op.index].bodies:

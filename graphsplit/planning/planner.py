@@ -17,7 +17,7 @@ from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
-from graphsplit.planning.bucketing import find_buckets
+from graphsplit.planning.bucketing import find_buckets, leading_to_shards
 from graphsplit.planning.control_flow import ControlFlowAnswers
 from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.mesh import Mesh
@@ -78,6 +78,8 @@ def plan_program(
         if impossible.keys() <= kept_home.keys():
             raise CheckError(f"Lists cannot be placed: {sorted(program.ops[i].name for i in impossible)}.")
         kept_home.update(impossible)
+    split = mesh.shards > 1
+    leading = leading_to_shards(program, steps) if split else set()
     plan = Plan(
         program=program,
         mesh=mesh,
@@ -87,8 +89,8 @@ def plan_program(
         steps=steps,
         owners=owners,
         moves=moves,
-        buckets=find_buckets(program, steps, moves) if mesh.shards > 1 else (),
-        order=find_order(program, steps) if mesh.shards > 1 else {},
+        buckets=find_buckets(program, steps, moves, leading) if split else (),
+        order=find_order(program, steps, leading) if split else {},
         notes=(*notes, *_notes_on_stages(program, steps)),
         random=random,
     )

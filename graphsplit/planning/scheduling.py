@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping, Sequence
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import Partial
-from graphsplit.planning.bucketing import leading_to_shards
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Program, Tensor
 
@@ -33,9 +32,13 @@ _COSTLY = frozenset(
 )
 
 
-def find_order(program: Program, steps: Sequence[Step]) -> Mapping[int, int]:
-    """Return for operations that can wait another one that goes first, on the same shard."""
-    leading = leading_to_shards(program, steps)
+def find_order(program: Program, steps: Sequence[Step], leading: Collection[Tensor]) -> Mapping[int, int]:
+    """Return for operations that can wait another one that goes first, on the same shard.
+
+    Args:
+      program, steps: what runs where.
+      leading: see `bucketing.leading_to_shards`.
+    """
     awaited = _awaited(program, steps, leading)
     read_on_shards = {t for op in program.ops if steps[op.index].shards for t in op.inputs}
     costly = [op for op in program.ops if op.type in _COSTLY and steps[op.index].shards]

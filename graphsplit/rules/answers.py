@@ -9,7 +9,7 @@ from typing import Any
 
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
 from graphsplit.core.polynomials import UndecidedError
-from graphsplit.core.symbolic_sizes import ROWS, Shape, are_same, as_exact, as_size, has_sizes, is_same, quotient
+from graphsplit.core.symbolic_sizes import ROWS, Shape, Size, are_same, as_exact, as_size, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dim, Dims, Factors
 from graphsplit.rules.registry import Answer, Rule, Sharded, pass_through, rule_of
@@ -32,7 +32,7 @@ def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int], 
 
 def _as_rules_see(op: Op) -> Op:
     """Return an operation whose sizes are exact: no rule can take an unknown one for the number it is planned with."""
-    if not op.symbols and not any(map(has_sizes, (*op.in_shapes, *op.out_shapes))):
+    if not op.symbols and not _has_sizes(op.in_shapes) and not _has_sizes(op.out_shapes):
         return op
     return replace(
         op,
@@ -40,6 +40,14 @@ def _as_rules_see(op: Op) -> Op:
         out_shapes=tuple(map(_exact, op.out_shapes)),
         constants={**op.constants, **op.symbols},
     )
+
+
+def _has_sizes(shapes: Sequence[Shape | None]) -> bool:
+    for shape in shapes:
+        for size in shape or ():
+            if type(size) is Size:
+                return True
+    return False
 
 
 def _exact(shape: Shape | None) -> Any:
@@ -74,10 +82,12 @@ def _answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int],
 
 def _cuts_unknown(op: Op, sharded: Sharded) -> bool:
     """Return whether an operand would be cut along an axis of unknown size that is no batch: it has other rows."""
-    return any(
-        isinstance(layout, Shard) and shape is not None and layout.axis < len(shape) and not _has_rows(shape, layout)
-        for layout, shape in zip(sharded.wants, op.in_shapes, strict=True)
-    )
+    for layout, shape in zip(sharded.wants, op.in_shapes, strict=True):
+        if not isinstance(layout, Shard) or shape is None or layout.axis >= len(shape):
+            continue
+        if type(shape[layout.axis]) is not int and not _has_rows(shape, layout):
+            return True
+    return False
 
 
 def _has_rows(shape: Shape, layout: Shard) -> bool:
@@ -128,12 +138,11 @@ def stays_partial(op: Op, operand: int, may_grow: bool = False) -> bool:
 
 
 def _is_linear_in(rule: Rule, op: Op, partial: list[int]) -> bool:
-    if not all(dtype.is_floating or dtype.is_complex for dtype in op.out_dtypes):
-        return False
     if rule.joint:
-        data = [i for i in range(len(op.inputs)) if i not in op.constants]
-        return partial == data
-    return len(partial) == 1 and partial[0] in rule.linear
+        linear = partial == [i for i in range(len(op.inputs)) if i not in op.constants]
+    else:
+        linear = len(partial) == 1 and partial[0] in rule.linear
+    return linear and all(dtype.is_floating or dtype.is_complex for dtype in op.out_dtypes)
 
 
 def _pays(op: Op, partial: list[int]) -> bool:
@@ -149,7 +158,7 @@ def _pays(op: Op, partial: list[int]) -> bool:
 
 
 def _entries(shape: Shape | None) -> int:
-    return 0 if shape is None else math.prod(0 if size is None else int(as_size(size)) for size in shape)
+    return 0 if shape is None or None in shape else math.prod([int(size or 0) for size in shape])
 
 
 def _factor_at(dim: Dim, blocks: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:

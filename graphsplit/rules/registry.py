@@ -10,6 +10,8 @@ from graphsplit.core.layouts import Layout
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Draw, Factors, Resize
 
+_NONE: frozenset[int] = frozenset()
+
 
 @dataclass(frozen=True)
 class Sharded:
@@ -34,7 +36,7 @@ class Sharded:
     @property
     def makes(self) -> frozenset[int]:
         """Return the operands that each shard makes for itself instead of reading them."""
-        return frozenset(resize.operand for resize in self.resize)
+        return frozenset([resize.operand for resize in self.resize]) if self.resize else _NONE
 
 
 Answer = Sharded | Declined

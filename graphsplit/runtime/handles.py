@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.parted_variables import VariableParts, parts_of, raw_handles
+from graphsplit.core.parted_variables import VariableParts, are_any_parts, parts_of, raw_handles
 from graphsplit.core.tensorflow_internals import tape_watches
 from graphsplit.planning.plan import Plan
 from graphsplit.tracing.trace import Trace
@@ -20,6 +20,8 @@ def captured(trace: Trace, plan: Plan) -> list[tf.Tensor]:
       plan: of the trace's program, or of that in parts.
     """
     origins = plan.state.parts
+    if not origins and not are_any_parts():
+        return list(trace.captures)
     if not origins:
         return [_whole(handle) for handle in trace.captures]
     names = [trace.program.ops[position].name for position in trace.program.captures]
@@ -38,6 +40,8 @@ def layouts_of(trace: Trace) -> list[VariableParts | None]:
 
 def watches(tensors: Sequence[tf.Tensor], variables: Sequence[tf.Variable] = ()) -> bool:
     """Return whether an active `GradientTape` watches these tensors and variables, whose values stay where they are."""
+    if not are_any_parts():
+        return tape_watches(tensors, variables)
     with raw_handles():
         return tape_watches(tensors, variables)
 
