@@ -222,10 +222,12 @@ class ForwardAndBackward:
                 def run(*flat: tf.Tensor) -> list[tf.Tensor]:
                     return self._cut.run_backward(g, flat[:first], flat[first:last], flat[last:])
 
-                specs = [tf.TensorSpec(None, tensor.dtype) for tensor in (*given, *seeds, *residuals)]
-                with tf.init_scope():
-                    self._whole_backward[g] = tf.function(run, autograph=False).get_concrete_function(*specs)
-            flat = list(self._whole_backward[g](*given, *seeds, *residuals))
+                self._whole_backward[g] = tf.function(run, autograph=False)
+            # known shapes stay known: TensorFlow refuses a MatrixDiagV3 of known rows whose diagonal it does not know
+            specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in (*given, *seeds, *residuals)]
+            with tf.init_scope():
+                whole = self._whole_backward[g].get_concrete_function(*specs)
+            flat = list(whole(*given, *seeds, *residuals))
 
         def backward(inputs: list[tf.Tensor], _: Any, gradients: Sequence[Any]) -> list[Any]:
             sources = [*inputs[:arguments], *inputs[first:last], *inputs[arguments:first]]

@@ -19,8 +19,6 @@ TOLERANCE = 1e-9
 DOUBLE = tf.float64
 NUMBER = tf.Variable(0.7, dtype=DOUBLE)
 NOT_MENDED = {  # strict: who mends one deletes its line
-    "second_derivative_of_a_determinant": "a diagonal loses its shape where its gradient is differentiated again",
-    "no_gradient_of_a_moving_average": "zeros instead of None through a tf.function with an input_signature",
     "second_derivative_of_a_function_that_counts": "refused: it would read a variable that was changed since",
     "second_derivative_of_overlapping_windows": "single entries differ, the same way every time",
 }
