@@ -87,7 +87,14 @@ def build_program(
     known = Findings()
     bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo)
     while True:
-        cases = [import_for_shapes(nodes, versions, resources, given, known, point) for point in witnesses(symbols)]
+        try:
+            cases = [import_for_shapes(nodes, versions, resources, given, known, point) for point in witnesses(symbols)]
+        except ValueError:
+            doubted = _claims_of_branches(nodes)
+            if known != Findings() or not doubted:
+                raise
+            known = Findings(doubted)
+            continue
         reader = _Reader(by_name, hints, resources, held or {}, bodies, symbols)
         for operations in zip(*[graph.get_operations() for graph in cases], strict=True):
             reader.read(operations)
@@ -109,6 +116,16 @@ def build_program(
         locate=locate,
         stages=stages,
     )
+
+
+def _claims_of_branches(nodes: Sequence[Any]) -> dict[str, tuple[Shape | None, ...]]:
+    """Return the branches that name shapes of their results, with nothing said of these.
+
+    (TensorFlow names the shapes of the first body's results where a branch is differentiated.)
+    """
+    named = [node for node in nodes if node.op in CONTROL_FLOW and not CONTROL_FLOW[node.op].loops]
+    counts = {node.name: len(node.attr["output_shapes"].list.shape) for node in named if "output_shapes" in node.attr}
+    return {name: (None,) * count for name, count in counts.items()}
 
 
 _ITEM_BYTES: dict[tf.DType, int] = {}

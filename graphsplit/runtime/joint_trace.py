@@ -83,9 +83,9 @@ def _trace_joint(trace: Trace, groups: Sequence[_Group]) -> JointTrace:
     outputs_of = [group.outputs for group in groups]
     names = [*trace.program.input_names, *[f"gradient of output {k}" for group in outputs_of for k in group]]
     inputs, outputs = (*trace.inputs, *seeds), (*trace.outputs, *flat)
-    effects = [trace.program.ops[i].name for i in trace.program.effects]
     shapes = _shapes(trace, outputs_of)
-    joint = read_graph(trace.function, inputs, outputs, effects, trace.result, names, shapes, len(seeds), trace.shared)
+    own = trace.effects, trace.result
+    joint = read_graph(trace.function, inputs, outputs, *own, names, shapes, len(seeds), trace.shared)
     return JointTrace(joint, outputs_of, trees)
 
 

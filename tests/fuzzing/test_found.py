@@ -227,6 +227,21 @@ def second_derivative_of_overlapping_windows(x):
     return tf.raw_ops.MaxPool3D(input=apart, ksize=[1, 2, 2, 2, 1], strides=[1, 2, 2, 1, 1], padding="SAME")
 
 
+@found((1, 4), signature=((None, 4),))
+def number_beside_a_device_without_rows(x):
+    return x * NUMBER, tf.constant(3.0, DOUBLE)
+
+
+@found((), signature=((),), tapes=1)
+def gradient_of_a_branch_that_reads_a_variable(x):
+    return x * tf.cond(x > 9.0, lambda: tf.sin(NUMBER), lambda: tf.identity(NUMBER))
+
+
+@found(calls=(((5, 3),), ((1, 3),)), signature=((None, 3),), tapes=1)
+def gradient_of_a_branch_that_pads(x):
+    return tf.experimental.numpy.cross(x, tf.sin(x))
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_found(name: str) -> None:
     case = FOUND[name]
