@@ -242,6 +242,17 @@ def gradient_of_a_branch_that_pads(x):
     return tf.experimental.numpy.cross(x, tf.sin(x))
 
 
+@found(calls=tuple(((rows,), (0,)) for rows in (8, 2, 4)), reduce_retracing=True)
+def random_numbers_beside_an_empty_argument(x, y):
+    return tf.nn.dropout(x, 0.5), y
+
+
+@found((4, 7, 3), signature=((4, 7, 3),), tapes=1, dtype=tf.float32)
+def gradient_of_a_ctc_loss_beside_a_number(x):
+    labels = tf.constant([[1, 2]] * 4)
+    return tf.nn.ctc_loss(labels, x, [2] * 4, [7] * 4, logits_time_major=False), tf.constant(1.0)
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_found(name: str) -> None:
     case = FOUND[name]
@@ -253,7 +264,8 @@ def test_found(name: str) -> None:
         specs = [tf.TensorSpec(shape, case.dtype) for shape in case.signature]
         function = tf.function(function, input_signature=specs, autograph=False)
     many = gs.parallelize(function, **{"devices": 3, **case.options})
-    single = function if case.signature is not None else tf.function(function, autograph=False)
+    retracing = {name: value for name, value in case.options.items() if name == "reduce_retracing"}
+    single = function if case.signature is not None else tf.function(function, autograph=False, **retracing)
     for _ in range(case.tapes):
         many, single = gradient(many), gradient(single)
     if case.in_graph:

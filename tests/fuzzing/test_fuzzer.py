@@ -78,6 +78,18 @@ def test_a_decision_that_hangs_on_roundings_is_unstable(broken_cumsum: None) -> 
     assert judge(program(wrong)).kind == DIFFERENT
 
 
+def test_zeros_of_a_function_that_is_differentiated_twice_are_no_gradient() -> None:
+    """By the transforms of an image there is none, and TensorFlow says so in eager code."""
+    images = Input("x0", "random.standard_normal({})", (ROWS, 4, 5, 2), "float64", 0)
+    transforms = Input("x1", "random.standard_normal({}).astype('f')", (1, 8), "float32")
+    operands = "images=x0, transforms=x1, output_shape=[3, 4], interpolation='BILINEAR'"
+    line = Line("v0", f"tf.raw_ops.ImageProjectiveTransformV2({operands})")
+    twice = Program((images, transforms), (), (line,), ("v0",), Setting(outside=2))
+    found = twice.load()["results"](False)
+    assert found[0][0][0][1][1] is not None
+    assert judge(twice).kind == EQUAL
+
+
 def test_what_raises_on_several_devices_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def rule(op: Op) -> Factors:
         raise ZeroDivisionError("planted")
