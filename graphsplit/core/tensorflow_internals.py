@@ -22,6 +22,9 @@ from tensorflow.core.protobuf import saved_model_pb2
 # Whether forward-mode differentiation is active, which asks no public function.
 from tensorflow.python import pywrap_tfe
 
+# A graph as the C library imports it, without what `tf.graph_util.import_graph_def` does in Python for each operation.
+from tensorflow.python.client import pywrap_tf_session
+
 # The eager context owns the runtime's function library; the public way into it, tracing, would rebuild in Python
 # every node that is already a finished proto (70 us a node; measured: seconds at 8 devices).
 from tensorflow.python.eager import context, execute, record
@@ -30,7 +33,8 @@ from tensorflow.python.eager.polymorphic_function import atomic_function
 # By which attribute a call says which variables it only reads, and which ops only read.
 # Names and counts of an op type's outputs: function bodies refer to tensors as `node:output_name:index`.
 # Which kinds of device have a kernel for an op type: no public function says.
-from tensorflow.python.framework import auto_control_deps_utils, kernels, op_def_registry
+# How long the results of an import live in the C library.
+from tensorflow.python.framework import auto_control_deps_utils, c_api_util, kernels, op_def_registry
 
 # Whether the graph being built is to be compiled by XLA as a whole, which would erase all placement; what a captured
 # resource holds (a variable's dtype and shape), which the public handle does not say; and how a read makes tapes watch
@@ -49,6 +53,29 @@ def op_definition(op_type: str) -> Any:
 def kernel_devices(op_type: str) -> frozenset[str]:
     """Return the kinds of device (`"CPU"`, `"GPU"`) that have a kernel for an op type, for any types of its inputs."""
     return frozenset(kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op_type).kernel)
+
+
+def import_operations(graph_def: Any) -> list[tf.Operation]:
+    """Return the operations of a graph, imported into a graph of its own: with names, types and shapes.
+
+    `tf.graph_util.import_graph_def` takes four times as long (0.1 ms instead of 0.026 an operation): it finds out
+    about devices, colocation and control flow, which an import for the sake of shapes does without.
+
+    Raises:
+      ValueError: if TensorFlow cannot infer shapes, or the graph is not sound.
+    """
+    graph = tf.Graph()
+    options = c_api_util.ScopedTFImportGraphDefOptions()
+    buffer = pywrap_tf_session.TF_NewBufferFromString(graph_def.SerializeToString())
+    try:
+        with graph._c_graph.get() as c_graph:
+            imported = pywrap_tf_session.TF_GraphImportGraphDefWithResults(c_graph, buffer, options.options)
+            c_api_util.ScopedTFImportGraphDefResults(imported)  # deletes them
+    except tf.errors.InvalidArgumentError as error:
+        raise ValueError(str(error)) from None
+    finally:
+        pywrap_tf_session.TF_DeleteBuffer(buffer)
+    return [tf.Operation._from_c_op(operation, graph) for operation in graph.new_operations()]
 
 
 def resource_value(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:

@@ -6,7 +6,7 @@ import dataclasses
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 from graphsplit.program.program import Op
 from graphsplit.rules import registry, ruled_types
 from graphsplit.rules.factors import Factors
-from tests.fuzzing.__main__ import ended, main, parse
+from tests.fuzzing.__main__ import NotStartedError, ended, main, outcomes, parse
 from tests.fuzzing.catalog import CATALOG
 from tests.fuzzing.generator import generate, grow
 from tests.fuzzing.oracle import distance, judge
@@ -144,6 +144,26 @@ def test_a_process_that_dies_is_an_outcome() -> None:
         "source": "",
     }
     assert ended({"seed": 7, "doing": "one device"}, "")["kind"] == NOT_TRACEABLE
+
+
+@pytest.mark.parametrize(("failures", "seeds"), [(1, [3, 4]), (2, None)])
+def test_a_process_that_does_not_start_is_tried_again(
+    failures: int, seeds: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [{"seed": 3, "doing": "starting"}] * failures
+
+    def process(first: int, count: int, *_: object) -> Iterator[dict[str, object]]:
+        if left:
+            ended(left.pop(), "the process ended with 1")
+        yield from ({"seed": seed} for seed in range(first, first + count))
+
+    monkeypatch.setattr("tests.fuzzing.__main__._process", process)
+    run = outcomes(3, 2, "", "", float("inf"))
+    if seeds is None:
+        with pytest.raises(NotStartedError, match=r"^The worker does not start: the process ended with 1\. Run python"):
+            list(run)
+    else:
+        assert [outcome["seed"] for outcome in run] == seeds
 
 
 def unused(templates: Sequence[str], tries: int) -> list[str]:
