@@ -29,15 +29,21 @@ class NotStartedError(RuntimeError):
 def outcomes(first: int, count: int, mode: str, ops: str, ends_at: float) -> Iterator[dict[str, Any]]:
     """Yield what became of each seed; from as many processes as that takes.
 
+    What took too long is tried once more: on a machine with other work, or one that was put to sleep, it need not hang.
+
     Raises:
       NotStartedError: if a process does not start, and not when tried again either.
     """
-    seed, failed = first, False
+    seed, failed, late = first, False, None
     while seed < first + count and time.monotonic() < ends_at:
         chunk = min(PER_PROCESS, first + count - seed)
         try:
             for outcome in _process(seed, chunk, mode, ops, ends_at):
-                seed, failed = outcome["seed"] + 1, False
+                seed, failed = outcome["seed"], False
+                if outcome.get("late") and seed != late:
+                    late = seed
+                    break
+                seed += 1
                 yield outcome
         except NotStartedError:
             if failed:
@@ -59,7 +65,7 @@ def _process(first: int, count: int, mode: str, ops: str, ends_at: float) -> Ite
             try:
                 word = words.get(timeout=most + SHRINK_SECONDS * (last.get("doing") == "shrinking"))
             except queue.Empty:
-                yield ended(last, f"took more than {most:.0f} seconds")
+                yield {**ended(last, f"took more than {most:.0f} seconds"), "late": True}
                 return
             if word is None:
                 if not last.get("done"):

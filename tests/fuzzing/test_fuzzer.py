@@ -166,6 +166,24 @@ def test_a_process_that_does_not_start_is_tried_again(
         assert [outcome["seed"] for outcome in run] == seeds
 
 
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_takes_too_long_is_tried_again(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [4] * times
+
+    def process(first: int, count: int, *_: object) -> Iterator[dict[str, object]]:
+        for seed in range(first, first + count):
+            if seed in left:
+                left.remove(seed)
+                yield {"seed": seed, "late": True}
+                return
+            yield {"seed": seed}
+
+    monkeypatch.setattr("tests.fuzzing.__main__._process", process)
+    found = list(outcomes(3, 3, "", "", float("inf")))
+    assert [outcome["seed"] for outcome in found] == [3, 4, 5]
+    assert ["late" in outcome for outcome in found] == [False, times == 2, False]
+
+
 def unused(templates: Sequence[str], tries: int) -> list[str]:
     """Return the templates of which no line can be made."""
     return [
