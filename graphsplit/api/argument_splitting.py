@@ -118,12 +118,20 @@ def _with_lengths(shapes: Sequence[Shape | None], names: Sequence[str]) -> tuple
 def same_batch(splitting: Splitting, arguments: Branch) -> bool:
     """Return whether all arguments of a call that would be split have the same size along their axes.
 
-    Not if any is empty: sizes are followed from 1 on, and a batch without rows is traced for itself.
+    Not if a size that is not known is 0: sizes are followed from 1 on, and a batch without rows is traced for itself.
     """
     leaves = [leaf for _, leaf in argument_paths(arguments)]
+    if any(_turns_out_empty(leaf.shape, shape) for leaf, shape in zip(leaves, splitting.shapes, strict=True)):
+        return False
     found = zip(leaves, splitting.layouts, strict=True)
-    empty = any(0 in (leaf.shape or ()) for leaf in leaves)
-    return not empty and len({leaf.shape and leaf.shape[c.axis] for leaf, c in found if isinstance(c, Shard)}) < 2
+    return len({leaf.shape and leaf.shape[c.axis] for leaf, c in found if isinstance(c, Shard)}) < 2
+
+
+def _turns_out_empty(actual: Shape | None, planned: Shape | None) -> bool:
+    """Return whether an axis of an argument has no entries and was planned for some."""
+    if actual is None or planned is None:
+        return 0 in (actual or ())
+    return any(a == 0 and (p is None or isinstance(p, Size)) for a, p in zip(actual, planned, strict=True))
 
 
 def argument_paths(arguments: Branch) -> list[tuple[str, TensorLeaf]]:

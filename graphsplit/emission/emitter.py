@@ -144,14 +144,20 @@ class _Emitter:
         if self._plan.steps[position].home:
             return [name]
         names = [self._draft.prefixes[d] + name for d in self._draft.shards]
-        if not any(map(self._counts.may_be_absent, self._draft.shards)):
+        absent = [d for d in self._draft.shards if self._counts.may_be_absent(d)]
+        if not absent:
             return names
         ended = f"{self._draft.scope}/ended/{name}"
         if ended not in self._ended:
             self._ended.add(ended)
+            home, origin = self._plan.home, Origin(position, None, "part")
             controls = [f"^{name}" for name in names]
-            node = make_node(ended, "ControlTrigger", controls, self._plan.home)  # does not mind the dead
-            self._draft.add(node, Origin(position, None, "part"))
+            trigger = make_node(f"{ended}/all", "ControlTrigger", controls, home)  # does not mind the dead
+            self._draft.add(trigger, origin)
+            # TensorFlow's runtime folds constants that wait for such a node, and lets them wait for the dead instead:
+            # it does not take for a constant what reads a number of rows
+            inputs = [self._counts.present(absent[0]), f"^{ended}/all"]
+            self._draft.add(make_node(ended, "Identity", inputs, home, T=tf.bool), origin)
         return [ended]
 
     def _emit_once(self, op: Op) -> None:

@@ -87,13 +87,20 @@ def build_program(
     known = Findings()
     bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo)
     while True:
-        cases = [import_for_shapes(nodes, versions, resources, given, known, point) for point in witnesses(symbols)]
+        try:
+            cases = [import_for_shapes(nodes, versions, resources, given, known, point) for point in witnesses(symbols)]
+        except ValueError:
+            doubted = _claims_of_branches(nodes)
+            if known != Findings() or not doubted:
+                raise
+            known = Findings(doubted)
+            continue
         reader = _Reader(by_name, hints, resources, held or {}, bodies, symbols)
-        for operations in zip(*[graph.get_operations() for graph in cases], strict=True):
+        for operations in zip(*cases, strict=True):
             reader.read(operations)
-        if reader.found == known:
+        if reader.found == known or (reader.knows_all_shapes and replace(reader.found, values=known.values) == known):
             break
-        known = reader.found  # what is behind a loop or branch is only known when that is
+        known = reader.found  # what is behind a loop, branch or integer is only known when that is
     return Program(
         ops=tuple(reader.ops),
         inputs=tuple(reader.positions[name] for name in inputs),
@@ -109,6 +116,16 @@ def build_program(
         locate=locate,
         stages=stages,
     )
+
+
+def _claims_of_branches(nodes: Sequence[Any]) -> dict[str, tuple[Shape | None, ...]]:
+    """Return the branches that name shapes of their results, with nothing said of these.
+
+    (TensorFlow names the shapes of the first body's results where a branch is differentiated.)
+    """
+    named = [node for node in nodes if node.op in CONTROL_FLOW and not CONTROL_FLOW[node.op].loops]
+    counts = {node.name: len(node.attr["output_shapes"].list.shape) for node in named if "output_shapes" in node.attr}
+    return {name: (None,) * count for name, count in counts.items()}
 
 
 _ITEM_BYTES: dict[tf.DType, int] = {}
@@ -148,6 +165,7 @@ class _Reader:
         self._nodes = nodes
         self._known: dict[Tensor, np.ndarray] = {}
         self.found = Findings()
+        self.knows_all_shapes = True
         self._lists = Lists(self.found)
         self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
         self._constants: dict[tuple[tf.DType, Shape, bytes], int] = {}
@@ -206,6 +224,7 @@ class _Reader:
             if output.dtype == tf.variant:
                 found = [case.outputs[k] for case in cases]
                 self._lists.infer(Tensor(len(self.ops), k), found, hint, self._unknown)
+        self.knows_all_shapes &= all(shape is not None and None not in shape for shape in shapes)
         return shapes
 
     def _inputs(self, node: Any) -> tuple[Tensor, ...]:

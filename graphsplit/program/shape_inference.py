@@ -12,6 +12,7 @@ import tensorflow as tf
 from graphsplit.core.graphdefs import constant_node, make_node, split_reference
 from graphsplit.core.polynomials import Point, Polynomial
 from graphsplit.core.symbolic_sizes import Shape, Size, shape_at
+from graphsplit.core.tensorflow_internals import import_operations
 
 HELPER = "/graphsplit_"
 """What the names of nodes contain that are there for inference only."""
@@ -63,8 +64,8 @@ def import_for_shapes(
     given_shapes: Mapping[str, Shape | None],
     findings: Findings,
     point: Point,
-) -> tf.Graph:
-    """Import the nodes into a fresh graph, where TensorFlow infers all shapes again, now that calls are inlined.
+) -> list[tf.Operation]:
+    """Return the nodes as operations of a fresh graph: TensorFlow infers all shapes again, now that calls are inlined.
 
     Placeholders of variables and lists are replaced by ops that say what these hold.
 
@@ -111,10 +112,7 @@ def import_for_shapes(
                 _replace_input(copy, i, _value_name(reference))
     for reference, value in findings.values.items():
         graph_def.node.append(constant_node(_value_name(reference), value.at(point), value.dtype))
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.graph_util.import_graph_def(graph_def, name="")
-    return graph
+    return import_operations(graph_def)
 
 
 def _replace_input(node: Any, i: int, reference: str) -> None:

@@ -238,10 +238,13 @@ class ForwardAndBackward:
                 def run(*flat: tf.Tensor) -> list[tf.Tensor]:
                     return self._cut.run_backward(g, flat[held:] or flat[:first], flat[first:last], flat[last:held])
 
-                specs = [tf.TensorSpec(None, tensor.dtype) for tensor in (*given, *seeds, *residuals, *planned)]
-                with tf.init_scope():
-                    self._whole_backward[g] = tf.function(run, autograph=False).get_concrete_function(*specs)
-            flat = list(self._whole_backward[g](*given, *seeds, *residuals, *planned))
+                self._whole_backward[g] = tf.function(run, autograph=False)
+            # known shapes stay known: TensorFlow refuses a MatrixDiagV3 of known rows whose diagonal it does not know
+            given_here = (*given, *seeds, *residuals, *planned)
+            specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given_here]
+            with tf.init_scope():
+                whole = self._whole_backward[g].get_concrete_function(*specs)
+            flat = list(whole(*given_here))
 
         def backward(inputs: list[tf.Tensor], _: Any, gradients: Sequence[Any]) -> list[Any]:
             sources = [*inputs[:arguments], *inputs[first:last], *inputs[arguments:first]]

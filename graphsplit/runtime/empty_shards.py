@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.graphdefs import NodeDef, constant_node, make_node, output_type, split_reference
 from graphsplit.emission.emitted_graph import EmittedGraph
 
@@ -43,29 +42,10 @@ class DeadTensors:
             if present is not None:
                 dtype, device = self._place(reference)
                 returned[i] = own = f"{self._graph.scope}/returned_{i}"
-                nodes += self._nothing(f"{own}/nothing", reference, dtype, device)
+                nodes += _nothing(f"{own}/nothing", dtype, device)
                 nodes.append(make_node(f"{own}/instead", "Switch", [f"{own}/nothing", present], device, T=dtype))
                 nodes.append(make_node(own, "Merge", [reference, f"{own}/instead"], device, N=2, T=dtype))
         return nodes, returned
-
-    def _nothing(self, name: str, reference: str, dtype: tf.DType, device: str) -> list[Any]:
-        """Return the nodes that make a tensor of the type of another, whatever it holds."""
-        if dtype != tf.variant:
-            return [constant_node(name, np.zeros(0, dtype.as_numpy_dtype), dtype, device)]
-        scalar = np.array(-1, np.int32)
-        nodes = [constant_node(f"{name}/{part}", scalar, tf.int32, device) for part in ("shape", "most")]
-        types = {"element_dtype": self._element_dtype(reference), "shape_type": tf.int32}
-        return [*nodes, make_node(name, "EmptyTensorList", [node.name for node in nodes], device, **types)]
-
-    def _element_dtype(self, reference: str) -> tf.DType:
-        """Return the dtype of a list's elements: that of the op that made it, before the loops that it went through."""
-        name, index = split_reference(reference)
-        node = self._by_name[name]
-        while "element_dtype" not in node.attr:
-            reference = node.input[index if _loops(node) else 0]
-            name, index = split_reference(reference)
-            node = self._by_name[name]
-        return tf.as_dtype(node.attr["element_dtype"].type)
 
     def again(self, inputs: Mapping[str, str]) -> tuple[list[Any], dict[str, str], dict[str, str]]:
         """Return the nodes that make dead again what was returned.
@@ -88,8 +68,14 @@ class DeadTensors:
         return nodes, stand_ins, tokens
 
 
-def _loops(node: Any) -> bool:
-    return node.op in CONTROL_FLOW and CONTROL_FLOW[node.op].loops
+def _nothing(name: str, dtype: tf.DType, device: str) -> list[Any]:
+    """Return the nodes that make a tensor of the type of another, whatever it holds."""
+    if dtype != tf.variant:
+        return [constant_node(name, np.zeros(0, dtype.as_numpy_dtype), dtype, device)]
+    scalar = np.array(-1, np.int32)
+    nodes = [constant_node(f"{name}/{part}", scalar, tf.int32, device) for part in ("shape", "most")]
+    types = {"element_dtype": tf.float32, "shape_type": tf.int32}  # in place of a list or optional of anything
+    return [*nodes, make_node(name, "EmptyTensorList", [node.name for node in nodes], device, **types)]
 
 
 def waiting_for(node: Any, token: str | None) -> Any:

@@ -43,42 +43,51 @@ class JointTrace:
         return [(len(group), len(structures.leaves(tree))) for group, tree in pairs]
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Outputs that share a product, and the sources by which they are differentiated."""
+
+    outputs: list[int]
+    sources: list[int]
+
+
 def joint_trace(trace: Trace, watched: Sequence[bool]) -> JointTrace:
     """Trace a function together with its gradients by the sources that are watched."""
-    chosen = [i for i, watch in enumerate(watched) if watch and _has_gradient(_sources(trace)[i])]
-    groups = _grouped(trace.program, chosen)
-    joint = _trace_joint(trace, groups, watched)
+    sources = _sources(trace)
+    groups = _grouped(trace.program, [i for i, watch in enumerate(watched) if watch and _has_gradient(sources[i])])
+    joint = _trace_joint(trace, groups)
     if any(op.bodies for op in trace.program.ops):
         return joint  # TensorFlow changes a loop when it differentiates it: not twice
     finer = _grouped_by_seeds(joint)
-    return joint if len(finer) == len(groups) else _trace_joint(trace, finer, watched)
+    return joint if len(finer) == len(groups) else _trace_joint(trace, finer)
 
 
-def _trace_joint(trace: Trace, groups: list[list[int]], watched: Sequence[bool]) -> JointTrace:
+def _trace_joint(trace: Trace, groups: Sequence[_Group]) -> JointTrace:
     """Add gradients to a function's graph, for groups of outputs. The user's Python does not run again."""
     sources = _sources(trace)
-    chosen = [i for i, watch in enumerate(watched) if watch and _has_gradient(sources[i])]
     seeds: list[tf.Tensor] = []
     flat: list[tf.Tensor] = []
     trees = []
     with trace.graph.as_default():
         for group in groups:
-            targets = [trace.outputs[k] for k in group]
+            targets = [trace.outputs[k] for k in group.outputs]
             own_seeds = [tf.compat.v1.placeholder(t.dtype, t.shape, "graphsplit_seed") for t in targets]
-            found = tf.gradients(targets, [sources[i] for i in chosen], own_seeds) if chosen else []
-            by_source: list[Any] = [None] * len(watched)
-            for i, gradient in zip(chosen, found, strict=True):
+            by = [sources[i] for i in group.sources]
+            found = tf.gradients(targets, by, own_seeds) if by else []
+            by_source: list[Any] = [None] * len(sources)
+            for i, gradient in zip(group.sources, found, strict=True):
                 by_source[i] = gradient
             tensors, tree = structures.flatten(by_source)
             seeds += own_seeds
             flat += tensors
             trees.append(tree)
-    names = [*trace.program.input_names, *[f"gradient of output {k}" for group in groups for k in group]]
+    outputs_of = [group.outputs for group in groups]
+    names = [*trace.program.input_names, *[f"gradient of output {k}" for group in outputs_of for k in group]]
     inputs, outputs = (*trace.inputs, *seeds), (*trace.outputs, *flat)
-    effects = [trace.program.ops[i].name for i in trace.program.effects]
-    shapes = _shapes(trace, groups)
-    joint = read_graph(trace.function, inputs, outputs, effects, trace.result, names, shapes, len(seeds), trace.shared)
-    return JointTrace(joint, groups, trees)
+    shapes = _shapes(trace, outputs_of)
+    own = trace.effects, trace.result
+    joint = read_graph(trace.function, inputs, outputs, *own, names, shapes, len(seeds), trace.shared)
+    return JointTrace(joint, outputs_of, trees)
 
 
 def _sources(trace: Trace) -> list[tf.Tensor]:
@@ -107,7 +116,7 @@ def _has_gradient(source: tf.Tensor) -> bool:
     return held is not None and _is_differentiable(held[0])
 
 
-def _grouped(program: Program, chosen: Sequence[int]) -> list[list[int]]:
+def _grouped(program: Program, chosen: Sequence[int]) -> list[_Group]:
     """Return the differentiable outputs grouped by the sources they can depend on, before anything is differentiated.
 
     Args:
@@ -115,29 +124,33 @@ def _grouped(program: Program, chosen: Sequence[int]) -> list[list[int]]:
       chosen: the sources that count.
     """
     readers, sources = _readers(program), (*program.inputs, *program.captures)
-    reached = [descendants(readers, [sources[i]]) for i in chosen]
+    reached = [(i, descendants(readers, [sources[i]])) for i in chosen]
     found: dict[tuple[int, ...], list[int]] = {}
     for k in differentiable_outputs(program):
-        found.setdefault(tuple([i for i, r in enumerate(reached) if program.outputs[k].op in r]), []).append(k)
-    return list(found.values())
+        found.setdefault(tuple([i for i, r in reached if program.outputs[k].op in r]), []).append(k)
+    return [_Group(outputs, list(own)) for own, outputs in found.items()]
 
 
-def _grouped_by_seeds(joint: JointTrace) -> list[list[int]]:
-    """Return the outputs grouped by the sources they do depend on: those whose gradients their seeds reach."""
+def _grouped_by_seeds(joint: JointTrace) -> list[_Group]:
+    """Return the outputs grouped by the sources they do depend on: those whose gradients their seeds reach.
+
+    A part of a group has no more gradients than the group. TensorFlow may say otherwise: it changes a call of a
+    `tf.function` when it differentiates it, and finds zeros the second time where there was None.
+    """
     program, sizes = joint.trace.program, joint.sizes()
     readers = _readers(program)
-    result: list[list[int]] = []
+    result: list[_Group] = []
     seed = len(program.inputs) - sum(seeds for seeds, _ in sizes)
     first = len(program.outputs) - sum(results for _, results in sizes)
-    for group, (_, results) in zip(joint.groups, sizes, strict=True):
+    for g, (_, results) in enumerate(sizes):
         found: dict[tuple[int, ...], list[int]] = {}
-        for k in group:
+        for k in joint.groups[g]:
             reached = descendants(readers, [program.inputs[seed]])
             gradients = enumerate(program.outputs[first : first + results])
             found.setdefault(tuple([i for i, t in gradients if t.op in reached]), []).append(k)
             seed += 1
         first += results
-        result += found.values()
+        result += [_Group(outputs, joint.sources(g)) for outputs in found.values()]
     return result
 
 

@@ -48,6 +48,8 @@ class Trace:
       variables: the variables behind them.
       result: the structure of what the function returns.
       inputs, outputs: the flat arguments and results as tensors of `graph`.
+      effects: names of the operations of `graph` that must run: a call, whatever is in it. (TensorFlow puts another
+        function into a call that it differentiates.)
       graph: TensorFlow's own graph of the function. Gradients are added to it; the program is read off it.
       function: TensorFlow's traced function, which owns the graph and the bodies of loops and branches.
       shared: what traces of one graph have in common.
@@ -59,6 +61,7 @@ class Trace:
     result: structures.Tree
     inputs: tuple[tf.Tensor, ...] = field(repr=False)
     outputs: tuple[tf.Tensor, ...] = field(repr=False)
+    effects: tuple[str, ...] = field(repr=False)
     graph: Any = field(repr=False)
     function: Any = field(repr=False)
     shared: SharedByTraces = field(repr=False)
@@ -162,7 +165,8 @@ def read_graph(
     program = graph_to_program(graph.as_graph_def(), reading)
     captures = tuple(captured)
     variables = tuple(graph.variables)
-    return Trace(program, captures, variables, result, tuple(inputs), tuple(outputs), graph, function, shared)
+    known = (tuple(inputs), tuple(outputs), tuple(effects), graph, function, shared)
+    return Trace(program, captures, variables, result, *known)
 
 
 def inside_trace(name: str = "") -> bool:

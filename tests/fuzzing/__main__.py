@@ -18,17 +18,37 @@ from tests.fuzzing.verdicts import DIFFERENT, KINDS, NOT_TRACEABLE, RAISED, REFU
 
 PER_PROCESS = 250  # TensorFlow keeps what it has traced
 MOST_SECONDS = 60.0  # for one program, from one word of its process to the next
+START_SECONDS = 300.0  # for a process until its first word: it imports TensorFlow, perhaps beside many others
 SHRINK_SECONDS = 30.0
 
 
+class NotStartedError(RuntimeError):
+    """A process ended, or said nothing, before its first program."""
+
+
 def outcomes(first: int, count: int, mode: str, ops: str, ends_at: float) -> Iterator[dict[str, Any]]:
-    """Yield what became of each seed; from as many processes as that takes."""
-    seed = first
+    """Yield what became of each seed; from as many processes as that takes.
+
+    What took too long is tried once more: on a machine with other work, or one that was put to sleep, it need not hang.
+
+    Raises:
+      NotStartedError: if a process does not start, and not when tried again either.
+    """
+    seed, failed, late = first, False, None
     while seed < first + count and time.monotonic() < ends_at:
         chunk = min(PER_PROCESS, first + count - seed)
-        for outcome in _process(seed, chunk, mode, ops, ends_at):
-            seed = outcome["seed"] + 1
-            yield outcome
+        try:
+            for outcome in _process(seed, chunk, mode, ops, ends_at):
+                seed, failed = outcome["seed"], False
+                if outcome.get("late") and seed != late:
+                    late = seed
+                    break
+                seed += 1
+                yield outcome
+        except NotStartedError:
+            if failed:
+                raise
+            failed = True
 
 
 def _process(first: int, count: int, mode: str, ops: str, ends_at: float) -> Iterator[dict[str, Any]]:
@@ -41,10 +61,11 @@ def _process(first: int, count: int, mode: str, ops: str, ends_at: float) -> Ite
     last: dict[str, Any] = {"seed": first, "doing": "starting"}
     try:
         while time.monotonic() < ends_at or last.get("doing") == "shrinking":
+            most = START_SECONDS if last.get("doing") == "starting" else MOST_SECONDS
             try:
-                word = words.get(timeout=MOST_SECONDS + SHRINK_SECONDS * (last.get("doing") == "shrinking"))
+                word = words.get(timeout=most + SHRINK_SECONDS * (last.get("doing") == "shrinking"))
             except queue.Empty:
-                yield ended(last, f"took more than {MOST_SECONDS:.0f} seconds")
+                yield {**ended(last, f"took more than {most:.0f} seconds"), "late": True}
                 return
             if word is None:
                 if not last.get("done"):
@@ -68,7 +89,9 @@ def _read(lines: Any, words: queue.Queue[str | None]) -> None:
 def ended(last: dict[str, Any], why: str) -> dict[str, Any]:
     """Return the outcome of a program in whose run the process ended."""
     if last["doing"] == "starting":
-        raise RuntimeError(f"The worker does not start: {why}. Run python -m tests.fuzzing.worker 0 1 '' '' 1 to see.")
+        raise NotStartedError(
+            f"The worker does not start: {why}. Run python -m tests.fuzzing.worker 0 1 '' '' 1 to see."
+        )
     ours = last["doing"] in ("several devices", "shrinking")
     outcome = {"kind": RAISED if ours else NOT_TRACEABLE, "message": f"{last['doing']}: {why}", "source": ""}
     return {"mode": "?", **outcome, **{k: v for k, v in last.items() if k != "doing"}}

@@ -15,6 +15,7 @@ from tests.fuzzing.templates import Filling
 MODES = ("forward", "inside", "outside", "second", "unknown", "weights", "axes")
 _SHARES = {"ruled": 0.42, "api": 0.32, "unruled": 0.17, "control": 0.09}
 _TAPES = {"forward": [(0, 0)], "inside": [(1, 0)], "outside": [(0, 1)], "second": [(2, 0), (1, 1), (0, 2)]}
+_MOST_LINES = {"second": 4, "unknown": 4}  # 6 otherwise; twice as many programs a minute find more
 _MOST_TRIES = 60
 
 
@@ -38,7 +39,7 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
     wanted = [t for templates in CATALOG.values() for t in templates if any(op in t for op in ops)]
     if ops and not wanted:
         raise ValueError(f"No template mentions {', '.join(ops)}; tests/fuzzing/catalog has those that there are.")
-    length = int(rng.integers(1, 7))
+    length = int(rng.integers(1, _MOST_LINES.get(mode, 6) + 1))
     for _ in range(_MOST_TRIES):
         if len(scope.lines) >= length:
             break

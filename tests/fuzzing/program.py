@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import re
+import types
 from dataclasses import dataclass
 from typing import Any
 
@@ -157,10 +159,15 @@ def names_in(expression: str) -> set[str]:
     return set(_NAME.findall(expression))
 
 
+@functools.cache
+def _helpers() -> types.CodeType:
+    return compile(_IMPORTS + _GRAD, "<fuzzed>", "exec")
+
+
 def helper_names() -> dict[str, Any]:
     """Return what lines may use besides arguments, variables and targets."""
     names: dict[str, Any] = {"__name__": "fuzzed"}
-    exec(compile(_IMPORTS + _GRAD, "<fuzzed>", "exec"), names)
+    exec(_helpers(), names)
     assert names["tf"] is tf
     assert names["np"] is np
     assert names["gs"] is gs

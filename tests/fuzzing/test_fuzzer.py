@@ -6,7 +6,7 @@ import dataclasses
 import re
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,7 +15,7 @@ import pytest
 from graphsplit.program.program import Op
 from graphsplit.rules import registry, ruled_types
 from graphsplit.rules.factors import Factors
-from tests.fuzzing.__main__ import ended, main, parse
+from tests.fuzzing.__main__ import NotStartedError, ended, main, outcomes, parse
 from tests.fuzzing.catalog import CATALOG
 from tests.fuzzing.generator import generate, grow
 from tests.fuzzing.oracle import distance, judge
@@ -78,6 +78,18 @@ def test_a_decision_that_hangs_on_roundings_is_unstable(broken_cumsum: None) -> 
     assert judge(program(wrong)).kind == DIFFERENT
 
 
+def test_zeros_of_a_function_that_is_differentiated_twice_are_no_gradient() -> None:
+    """By the transforms of an image there is none, and TensorFlow says so in eager code."""
+    images = Input("x0", "random.standard_normal({})", (ROWS, 4, 5, 2), "float64", 0)
+    transforms = Input("x1", "random.standard_normal({}).astype('f')", (1, 8), "float32")
+    operands = "images=x0, transforms=x1, output_shape=[3, 4], interpolation='BILINEAR'"
+    line = Line("v0", f"tf.raw_ops.ImageProjectiveTransformV2({operands})")
+    twice = Program((images, transforms), (), (line,), ("v0",), Setting(outside=2))
+    found = twice.load()["results"](False)
+    assert found[0][0][0][1][1] is not None
+    assert judge(twice).kind == EQUAL
+
+
 def test_what_raises_on_several_devices_only_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     def rule(op: Op) -> Factors:
         raise ZeroDivisionError("planted")
@@ -132,6 +144,44 @@ def test_a_process_that_dies_is_an_outcome() -> None:
         "source": "",
     }
     assert ended({"seed": 7, "doing": "one device"}, "")["kind"] == NOT_TRACEABLE
+
+
+@pytest.mark.parametrize(("failures", "seeds"), [(1, [3, 4]), (2, None)])
+def test_a_process_that_does_not_start_is_tried_again(
+    failures: int, seeds: list[int] | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    left = [{"seed": 3, "doing": "starting"}] * failures
+
+    def process(first: int, count: int, *_: object) -> Iterator[dict[str, object]]:
+        if left:
+            ended(left.pop(), "the process ended with 1")
+        yield from ({"seed": seed} for seed in range(first, first + count))
+
+    monkeypatch.setattr("tests.fuzzing.__main__._process", process)
+    run = outcomes(3, 2, "", "", float("inf"))
+    if seeds is None:
+        with pytest.raises(NotStartedError, match=r"^The worker does not start: the process ended with 1\. Run python"):
+            list(run)
+    else:
+        assert [outcome["seed"] for outcome in run] == seeds
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_what_takes_too_long_is_tried_again(times: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    left = [4] * times
+
+    def process(first: int, count: int, *_: object) -> Iterator[dict[str, object]]:
+        for seed in range(first, first + count):
+            if seed in left:
+                left.remove(seed)
+                yield {"seed": seed, "late": True}
+                return
+            yield {"seed": seed}
+
+    monkeypatch.setattr("tests.fuzzing.__main__._process", process)
+    found = list(outcomes(3, 3, "", "", float("inf")))
+    assert [outcome["seed"] for outcome in found] == [3, 4, 5]
+    assert ["late" in outcome for outcome in found] == [False, times == 2, False]
 
 
 def unused(templates: Sequence[str], tries: int) -> list[str]:

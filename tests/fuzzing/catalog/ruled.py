@@ -83,7 +83,9 @@ BiasAddGrad {f:ab34} data_format='NCHW'
 """
 _IMAGES = """
 AvgPool|MaxPool {f:n452} ksize=[1,2,2,1] strides=[1,{pick:1,1|2,2},1] padding='{pick:SAME|VALID}'
-AvgPool3D|MaxPool3D {F:n4442} ksize=[1,2,2,2,1] strides=[1,2,2,{int:1:2},1] padding='{pick:SAME|VALID}'
+tf.raw_ops.MaxPool3D(input={F:n4442} * 100.0, ksize=[1, 2, 2, 2, 1], strides=[1, 2, 2, {int:1:2}, 1],
+    padding='{pick:SAME|VALID}')
+AvgPool3D {F:n4442} ksize=[1,2,2,2,1] strides=[1,2,2,{int:1:2},1] padding='{pick:SAME|VALID}'
 AvgPoolGrad [{size:n},4,5,2] {f:n452} ksize=[1,2,2,1] strides=[1,1,1,1] padding='SAME'
 tf.raw_ops.AvgPoolGrad(orig_input_shape=tf.shape({f:n452}), grad={f:n452}, ksize=[1, 2, 2, 1], strides=[1, 1, 1,
     1], padding='SAME')
