@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -68,7 +69,7 @@ class ShardCopies:
         """
         name = self._draft.prefixes[d] + op.name
         inputs = list(data)
-        for i, value in resized(op, sharded).items():
+        for i, value in resized(op, sharded, lambda layout: self._counts.own(layout, d)).items():
             inputs[i] = self._counts.operand(
                 f"{name}/graphsplit_operand_{i}", d, value, self._draft.dtype(op.inputs[i])
             )
@@ -76,7 +77,7 @@ class ShardCopies:
         if sharded.draw:
             return self._draw(op, sharded, inputs, d, device)
         if sharded.weighted and self._mesh.shards > 1:
-            return self._weighted(op, inputs, d, device)
+            return self._weighted(op, sharded, inputs, d, device)
         node = self._draft.copy(op, name, device, inputs, d)
         if PARTIAL_MEAN in sharded.gives and self._mesh.shards > 1:
             node.op = "Sum"  # what they add up to is divided once
@@ -85,10 +86,12 @@ class ShardCopies:
             bring_loop_inputs(node, self._draft)
         return node
 
-    def _weighted(self, op: Op, inputs: Sequence[str], d: int, device: str) -> Any:
+    def _weighted(self, op: Op, sharded: Sharded, inputs: Sequence[str], d: int, device: str) -> Any:
         """Write the mean of a shard's own rows times its share of all rows."""
         name, dtype = self._draft.prefixes[d] + op.name, op.out_dtypes[0]
-        share = self._counts.share(f"{name}/graphsplit_share", d, dtype)
+        averaged = sharded.wants[0]
+        assert isinstance(averaged, Shard)
+        share = self._counts.share(f"{name}/graphsplit_share", d, dtype, averaged)
         local = self._draft.copy(op, f"{name}/graphsplit_local", device, inputs, d, _PART)
         node = make_node(name, "Mul", [local.name, share], device, T=dtype)
         self._draft.add(node, Origin(op.index, d, "op"))
@@ -108,7 +111,8 @@ class ShardCopies:
             first = self._counts.operand(f"{name}/graphsplit_first", d, place, tf.int64)
             nodes = random_numbers.measured_rows(op.node, name, inputs, draw, first, self._counts.writers[d])
         else:
-            nodes = random_numbers.own_rows(op.node, name, inputs, shape, layout, draw, self._mesh.rows, d)
+            [rows] = replace(layout, blocks=(1,)).pieces(self._mesh.rows)
+            nodes = random_numbers.own_rows(op.node, name, inputs, shape, layout.blocks[0], draw, rows, d)
         for node in nodes:
             node.device = device
             self._draft.add(node, Origin(op.index, d, "op" if node.name == name else _PART))

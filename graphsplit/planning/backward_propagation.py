@@ -210,7 +210,7 @@ class WholeBackwardPropagation(BackwardPropagation):
         if home and reason and op.bodies:
             bodies = self._plan_bodies(op, [self.natural.layout(tensor) for tensor in op.inputs])
             if any(body.sharded_ops for body in bodies.values()):  # type: ignore[attr-defined]
-                return Step(home, remade, "", bodies)
+                return Step(home, remade, reason, bodies)
         return Step(home, remade, reason)
 
 
