@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import Layout, OtherRows, Partial, Shard, is_whole
+from graphsplit.core.layouts import Layout, OtherRows, Shard, is_whole
 from graphsplit.core.symbolic_sizes import is_same, quotient
 from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.mesh import Mesh
@@ -159,7 +159,7 @@ class _Components:
     def _pays(self, component: _Component) -> bool:
         spread = component.flops * (1 - 1 / self._mesh.shards)
         enough = component.ordinary or component.flops >= _LEAST_OTHER_FLOPS
-        return enough and spread > component.bytes * _FLOPS_PER_BYTE
+        return enough and spread > max(component.bytes, 0) * _FLOPS_PER_BYTE
 
     def _is_new(self, position: int) -> bool:
         return self._natural.answers[position] is None and self._hopeful.answers[position] is not None
@@ -227,9 +227,11 @@ class _Components:
         for tensor in dict.fromkeys(self._read_whole()):
             if self._is_new(tensor.op) and isinstance(self._hopeful.layout(tensor), Shard):
                 found[self._root(tensor.op)].bytes += self._program.bytes(tensor)
-        for tensor in dict.fromkeys(self._cut_before()):
-            if self._is_new(tensor.op) and isinstance(self._hopeful.layout(tensor), Shard):
-                found[self._root(tensor.op)].bytes -= self._program.bytes(tensor)
+        for tensor, want in dict.fromkeys(self._read_on_shards()):
+            if self._is_new(tensor.op) and isinstance(layout := self._hopeful.layout(tensor), Shard):
+                size = self._program.bytes(tensor)
+                saved = self._bytes_to_cut(tensor, layout) if want == layout else -size
+                found[self._root(tensor.op)].bytes -= saved
 
     def _read_whole(self) -> Sequence[Tensor]:
         """Return what is read by operations at home, or returned."""
@@ -237,12 +239,12 @@ class _Components:
         read = [tensor for op in self._program.ops if answers[op.index] is None for tensor in op.inputs]
         return [*read, *self._program.outputs]
 
-    def _cut_before(self) -> Sequence[Tensor]:
-        """Return what operations that are on the shards anyway read in pieces."""
-        found = []
+    def _read_on_shards(self) -> list[tuple[Tensor, Layout]]:
+        """Return what operations that are on the shards anyway read, and in which layout."""
+        found: list[tuple[Tensor, Layout]] = []
         for op in self._program.ops:
             given = self._natural.answers[op.index]
             if given is not None:
-                pairs = zip(op.inputs, given.wants, strict=True)
-                found += [tensor for tensor, want in pairs if isinstance(want, (Shard, Partial))]
+                read = enumerate(zip(op.inputs, given.wants, strict=True))
+                found += [pair for i, pair in read if i not in given.makes]
         return found

@@ -120,8 +120,8 @@ class _Causes:
             return blamed[0]
         if any(self._made_in_pieces(tensor) for tensor in op.inputs):
             return op.index
-        given = any(map(self._is_captured, op.inputs))
-        born = self._has_data[op.index] and not any(map(self._has_rows, op.inputs))
+        given = any(self._is_captured(t) for i, t in enumerate(op.inputs) if i not in op.constants)
+        born = self._has_data[op.index] and not any(self._has_data[tensor.op] for tensor in op.inputs)
         rows = any(self._has_rows(Tensor(op.index, k), exactly=True) for k in range(len(op.out_shapes)))
         return op.index if given or (born and rows and not self._plan.steps[op.index].shards) else None
 

@@ -54,5 +54,7 @@ def rule_to_make(op_type: str, independent: bool) -> Rule | None:
 
 
 def is_random(op_type: str) -> bool:
-    """Return whether ops of a type draw random numbers."""
+    """Return whether ops of a type draw random numbers. (Keys and counters are none yet.)"""
+    if "RandomGet" in op_type:
+        return False
     return "Random" in op_type or "Multinomial" in op_type or op_type == "TruncatedNormal"
