@@ -117,6 +117,10 @@ class RowCounts:
         """Return how many entries shard `d` has of an axis that lies so."""
         return Polynomial.of(Polynomial.of(OWN) * Polynomial.of(sum(layout.blocks)))
 
+    def before(self, layout: Shard, d: int) -> Polynomial:
+        """Return how many entries of an axis of one block are before those of shard `d`."""
+        return Polynomial.of(Polynomial.of(BEGIN) * Polynomial.of(sum(layout.blocks)))
+
     def share(self, name: str, d: int, dtype: tf.DType, layout: Shard) -> str:
         """Write the fraction that shard `d` has of an axis that lies so."""
         w, double = self.writers[d], tf.float64
@@ -171,6 +175,10 @@ class FixedRows(RowCounts):
     def own(self, layout: Shard, d: int) -> Polynomial:
         """Return how many entries shard `d` has of an axis that lies so."""
         return Polynomial.of(layout.own(self._rows, d))
+
+    def before(self, layout: Shard, d: int) -> Polynomial:
+        """Return how many entries of an axis of one block are before those of shard `d`."""
+        return Polynomial.of(sum([layout.own(self._rows, i) for i in range(d)]))
 
     def share(self, name: str, d: int, dtype: tf.DType, layout: Shard) -> str:
         """Write the fraction that shard `d` has of an axis that lies so."""

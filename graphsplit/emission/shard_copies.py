@@ -25,6 +25,7 @@ from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.planning.mesh import Mesh
 from graphsplit.program.program import Op
 from graphsplit.rules import Sharded
+from graphsplit.rules.factors import Shift
 
 _PART = "part"
 EmitLocal = Callable[[LocalPlan, str, int, bool], tuple[str, dict[str, Any]]]
@@ -73,6 +74,8 @@ class ShardCopies:
             inputs[i] = self._counts.operand(
                 f"{name}/graphsplit_operand_{i}", d, value, self._draft.dtype(op.inputs[i])
             )
+        for i, shift in sharded.shift.items():
+            inputs[i] = self._shifted(op, i, shift, inputs[i], d, device)
         inputs += controls
         if sharded.draw:
             return self._draw(op, sharded, inputs, d, device)
@@ -85,6 +88,19 @@ class ShardCopies:
             self._localise_bodies(op, node, sharded, d)
             bring_loop_inputs(node, self._draft)
         return node
+
+    def _shifted(self, op: Op, operand: int, shift: Shift, source: str, d: int, device: str) -> str:
+        """Return a shard's numbers of its own rows, given those that these rows have in the whole."""
+        name, dtype = (
+            f"{self._draft.prefixes[d]}{op.name}/graphsplit_own_{operand}",
+            self._draft.dtype(op.inputs[operand]),
+        )
+        before = self._counts.before(shift.layout, d)
+        place = [before, *[Polynomial.of(0)] * (shift.columns - 1), None]
+        value = np.array(place, object)[:-1] if shift.columns else np.array(place, object)[0:1].reshape(())
+        less = self._counts.operand(f"{name}/before", d, value, dtype)
+        self._draft.add(make_node(name, "Sub", [source, less], device, T=dtype), Origin(op.index, d, "shift"))
+        return name
 
     def _weighted(self, op: Op, sharded: Sharded, inputs: Sequence[str], d: int, device: str) -> Any:
         """Write the mean of a shard's own rows times its share of all rows."""

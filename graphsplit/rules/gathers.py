@@ -15,6 +15,7 @@ from graphsplit.program.program import Op
 from graphsplit.rules.blocks import blocks_between, rows_of
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import Declined, Dim, Factors, Resize
+from graphsplit.rules.own_rows import own_elements
 from graphsplit.rules.registry import Answer, Sharded, register
 
 
@@ -194,7 +195,7 @@ def gather(op: Op) -> Factors | Declined:
     return Factors((tuple(params_dims), tuple(index_dims), None), (output,))
 
 
-@register("GatherNd", linear=(0,))
+@register("GatherNd", linear=(0,), layouts=own_elements)
 def gather_nd(op: Op) -> Factors | Declined:
     """Sharded indices into a value that every device reads."""
     params, indices = op.in_shapes
