@@ -168,3 +168,28 @@ def test_what_does_not_pay_stays_whole():
 
     plan = assert_law(make, [(rows(8, 8),)], devices=2)
     assert not {"Sqrt", "AssignVariableOp"} & {op.type for op in plan.sharded_ops}
+
+
+@pytest.mark.parametrize("devices", [1, 2, 3, 4])
+def test_rows_that_are_turned_into_columns(devices: int):
+    """CLIP's other half: each text is compared with all images, by what is cut along the images."""
+
+    def make():
+        (apply, ours), w = network(), weights(5, 4, seed=5)
+
+        def step(images, texts):
+            with tf.GradientTape() as tape:
+                scores = apply(images) @ tf.transpose(texts @ w)
+                right = tf.range(tf.shape(images)[0])
+                loss = tf.nn.sparse_softmax_cross_entropy_with_logits(right, scores)
+                other = tf.nn.sparse_softmax_cross_entropy_with_logits(right, tf.transpose(scores))
+                more = tf.nn.softmax(tf.transpose(scores)) * tf.nn.log_softmax(scores)
+                total = tf.reduce_mean(loss + other) + tf.reduce_mean(more)
+            descend((*ours, w), tape, total)
+            return total
+
+        return step, (*ours, w)
+
+    plan = assert_law(make, [(rows(13, 6), rows(13, 5))], devices=devices, at_home=None)
+    home = {op.type for op in plan.home_ops}
+    assert devices == 1 or not {"SparseSoftmaxCrossEntropyWithLogits", "Softmax", "LogSoftmax"} & home, str(plan)

@@ -15,18 +15,16 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from graphsplit.core.layouts import Layout, OtherRows, Shard, is_whole
-from graphsplit.core.symbolic_sizes import is_same, quotient
+from graphsplit.core.symbolic_sizes import Shape, is_same, quotient
 from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.work import flops_of, is_data
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.undefined_outputs import undefined_outputs
-from graphsplit.rules import answer_for_output
+from graphsplit.rules import Answer, Sharded, answer_for_output
 from graphsplit.rules.random import rule_to_make
 
-_FLOPS_PER_BYTE = (
-    1  # that must be spread for each byte moved: a product with one column does not pay, with four it does
-)
+_FLOPS_PER_BYTE = 1  # that must be spread for each byte moved: a product with four columns pays, with one it does not
 _LEAST_OTHER_FLOPS = 1_000_000  # for which anything is cut that has neither the batch's rows nor an argument's
 _LEAST_OTHER_BYTES = 65_536
 _SMALL = 1024  # bytes: less than the copy of a tensor between devices costs
@@ -49,10 +47,14 @@ def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> Fo
         flops_of(op) for op, given in zip(program.ops, natural.answers, strict=True) if given is None
     ):
         return natural
-    hopeful = make(_Hopeful, settled=natural, mesh=mesh)
+    known = natural.wanted_whole
+    hopeful = make(_Hopeful, settled=natural.answers, wanted_whole=known, mesh=mesh)
     assert isinstance(hopeful, _Hopeful)
-    cuts = _Components(program, natural, hopeful, mesh, independent).that_pay()
-    return make(ForwardPropagation, settled=natural, cuts=cuts) if cuts else natural
+    answers, cuts = _Components(program, natural, hopeful, mesh, independent).that_pay()
+    if not answers:
+        return natural
+    settled = [answers.get(op.index, natural.answers[op.index]) for op in program.ops]
+    return make(ForwardPropagation, settled=settled, wanted_whole=known, cuts=cuts)
 
 
 class _Hopeful(ForwardPropagation):
@@ -70,6 +72,25 @@ class _Hopeful(ForwardPropagation):
 
     def _is_data(self, op: Op) -> bool:
         return is_data(op, self._has_data, self.program, self._mesh.batch)
+
+    def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
+        """Answer for an operation; if it cannot run with its operands as they are, with one cut along another axis."""
+        found = super()._answer(op, layouts)
+        if isinstance(found, Sharded) or op.stateful or op.bodies:
+            return found
+        for i, layout in enumerate(layouts):
+            for turned in self._turned(op.in_shapes[i], layout):
+                other = super()._answer(op, [*layouts[:i], turned, *layouts[i + 1 :]])
+                if isinstance(other, Sharded):
+                    return other
+        return found
+
+    def _turned(self, shape: Shape | None, layout: Layout) -> list[Shard]:
+        """Return how an operand may be cut instead: along other axes that have the batch's rows."""
+        if not isinstance(layout, Shard):
+            return []
+        axes = [axis for axis, size in enumerate(shape or ()) if is_same(size, self._mesh.batch)]
+        return [Shard(axis) for axis in axes if axis != layout.axis]
 
     def _append_home(self, op: Op, reason: str) -> None:
         if reason and self._mesh.rows:  # it reads rows; what it makes of them are rows, as many as there may be
@@ -141,10 +162,8 @@ class _Components:
         self._new = [op for op, before, after in given if before is None and after is not None]
         self._parents: dict[Tensor | int, Tensor | int] = {}
 
-    def that_pay(self) -> dict[Tensor, Shard]:
-        """Return the cuts of the components that are worth it."""
-        if not self._new:
-            return {}
+    def that_pay(self) -> tuple[dict[int, Sharded], dict[Tensor, Shard]]:
+        """Return how the operations run of the components that are worth it, and what is cut for them."""
         for op in self._new:
             for tensor in op.inputs:
                 if not is_whole(self._hopeful.layout(tensor)) and self._belongs(tensor):
@@ -153,8 +172,10 @@ class _Components:
         for op in self._new:
             self._count(op, found.setdefault(self._root(op.index), _Component()))
         self._count_exits(found)
-        kept = [component for component in found.values() if self._pays(component)]
-        return {tensor: cut for component in kept for tensor, cut in component.cuts.items()}
+        kept = {root: component for root, component in found.items() if self._pays(component)}
+        answers = {op.index: self._hopeful.answers[op.index] for op in self._new if self._root(op.index) in kept}
+        cuts = {tensor: cut for component in kept.values() for tensor, cut in component.cuts.items()}
+        return {i: given for i, given in answers.items() if given is not None}, cuts
 
     def _pays(self, component: _Component) -> bool:
         spread = component.flops * (1 - 1 / self._mesh.shards)
@@ -202,10 +223,10 @@ class _Components:
                 continue
             elif is_whole(layout) and isinstance(want, Shard):
                 component.bytes += self._bytes_to_cut(tensor, want)
-            elif want != layout and not is_whole(layout):
-                component.bytes += size  # put together for the others
-            elif self._natural.reasons[op.index] and layout == self._natural.layout(tensor) and not is_whole(layout):
-                component.bytes -= size  # no longer gathered
+            elif not is_whole(layout):
+                component.bytes += size * (want != layout)  # put together for the others, or cut along another axis
+                was_gathered = self._natural.reasons[op.index] and layout == self._natural.layout(tensor)
+                component.bytes -= size * bool(was_gathered)
 
     def _is_ordinary(self, cut: Shard) -> bool:
         return all(not isinstance(part, OtherRows) or part.length in self._hopeful.lengths for part in cut.parts)
@@ -229,9 +250,9 @@ class _Components:
                 found[self._root(tensor.op)].bytes += self._program.bytes(tensor)
         for tensor, want in dict.fromkeys(self._read_on_shards()):
             if self._is_new(tensor.op) and isinstance(layout := self._hopeful.layout(tensor), Shard):
-                size = self._program.bytes(tensor)
-                saved = self._bytes_to_cut(tensor, layout) if want == layout else -size
-                found[self._root(tensor.op)].bytes -= saved
+                before = self._bytes_to_cut(tensor, want) if isinstance(want, Shard) else 0
+                after = self._program.bytes(tensor) if want != layout else 0
+                found[self._root(tensor.op)].bytes += after - before
 
     def _read_whole(self) -> Sequence[Tensor]:
         """Return what is read by operations at home, or returned."""

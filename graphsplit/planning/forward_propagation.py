@@ -39,9 +39,11 @@ class ForwardPropagation:
       batch: the number of rows.
       captures: the layouts of captures that are not whole on one device, by position.
       cuts: whole values whose readers meet them in pieces.
-      settled: an earlier pass; what it runs on the shards runs so here.
+      settled: how operations run on the shards that have been decided upon, by position; None where nothing has.
+      wanted_whole: the outputs that somebody reads whole, if that is known from an earlier pass.
 
     Attributes:
+      wanted_whole: see there.
       answers: for each op how it runs on the shards, or None if it is naturally run whole.
       reasons: why an op that carries rows is at home.
       seen: for each op, the layouts of its outputs.
@@ -63,7 +65,8 @@ class ForwardPropagation:
         batch: int = 0,
         captures: Mapping[int, Layout] | None = None,
         cuts: Mapping[Tensor, Shard] | None = None,
-        settled: ForwardPropagation | None = None,
+        settled: Sequence[Sharded | None] = (),
+        wanted_whole: set[Tensor] | None = None,
     ):
         self.program = program
         self.answers: list[Sharded | None] = []
@@ -74,9 +77,9 @@ class ForwardPropagation:
         self._batch = batch
         self._cuts = cuts or {}
         self._settled = settled
-        self._wanted_whole: set[Tensor] = (
-            settled._wanted_whole if settled else self._tensors_wanted_whole(whole_outputs)
-        )
+        if wanted_whole is None:
+            wanted_whole = self._tensors_wanted_whole(whole_outputs)
+        self.wanted_whole = wanted_whole
         arguments = {**dict(zip(program.inputs, input_layouts, strict=True)), **(captures or {})}
         for op in program.ops:
             given = arguments.get(op.index)
@@ -99,7 +102,7 @@ class ForwardPropagation:
         return self._cuts.get(Tensor(op.index, output), self.whole)
 
     def _visit(self, op: Op) -> None:
-        settled = self._settled.answers[op.index] if self._settled is not None else None
+        settled = self._settled[op.index] if self._settled else None
         if settled is not None:
             self._append_sharded(op, settled)
             return
@@ -143,7 +146,7 @@ class ForwardPropagation:
         """A partial sum stays partial only while every reader is linear in it: it is reduced once, not twice."""
         if not isinstance(layout, Partial):
             return layout
-        stays = layout in _LINEAR and Tensor(op.index, output) not in self._wanted_whole
+        stays = layout in _LINEAR and Tensor(op.index, output) not in self.wanted_whole
         return PARTIAL_SUM if stays else self._seen_whole(op, output)
 
     def _tensors_wanted_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
