@@ -113,7 +113,7 @@ def summarize(name: str, plan: gs.Plan, trace_s: float = 0.0, plan_s: float = 0.
         layouts = (*step.shards.wants, *step.shards.gives) if step.shards else ()
         if not all(map(is_whole, layouts)):
             sharded.append(op)
-        elif step.home and step.reason:
+        elif step.home and step.reason and not step.bodies:
             home.append((op, step.reason))
             after.add(op.index)
         elif step.home and any(t.op in after for t in op.inputs) and _as_long_as_the_batch(op, plan.batch):

@@ -159,7 +159,8 @@ def test_plan_prints_on_a_screen():
     here = f.__code__.co_firstlineno + 1
     lines = str(plan).splitlines()
     assert lines[0] == "Plan: 7 operations, 2 shards, home CPU:0"
-    assert lines[1:4] == ["  shard 0: CPU:0, 2 rows", "  shard 1: CPU:1, 1 rows", "  argument x: float32[3] shard(0)"]
+    assert lines[1] == "  on the shards: 100 % of the FLOPs, 60 % of the bytes that are computed"
+    assert lines[2:5] == ["  shard 0: CPU:0, 2 rows", "  shard 1: CPU:1, 1 rows", "  argument x: float32[3] shard(0)"]
     assert lines[-1].endswith(f"which entries are new depends on all rows (test_effects_and_plans.py:{here})")
 
 

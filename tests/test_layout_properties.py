@@ -54,8 +54,8 @@ def random_groups(rng: np.random.Generator, sizes: list[int], batch: int) -> tup
 def through_reshape(before: tuple[int, ...], after: tuple[int, ...], layout: Shard) -> Shard | None:
     dims_before, dims_after = factor_shapes(before, after)
     assert dims_before is not None
-    found = _factor_at(dims_before[layout.axis], layout.blocks)
-    return None if found is None else _axis_of(dims_after, *found)
+    found = _factor_at(dims_before[layout.axis], layout)
+    return None if found is None else _axis_of(dims_after, found)
 
 
 def assert_reshapes_locally(

@@ -58,7 +58,7 @@ HEAVY = {
     "WaveNet": ["Conv2D", "Conv2DBackpropFilter", "SpaceToBatchND"],
 }
 # Sparse gradients stay sparse: their rows are gathered for the one update of the table.
-SPARSE_UPDATES = {"Wide & deep": ("ResourceScatterAdd", "ResourceScatterAdd")}
+SPARSE_UPDATES = {"Wide & deep": (*["ResourceScatterAdd"] * 2, *["ScatterNd"] * 4, *["ConcatV2"] * 2)}
 
 
 @pytest.mark.parametrize("name", MODELS)

@@ -22,7 +22,7 @@ from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.division import divide
-from graphsplit.planning.shares import Held, shares
+from graphsplit.planning.partitioning import Held, shares
 from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close, assert_law
 

@@ -81,44 +81,9 @@ PROGRAMS: dict[str, Callable[[], Training]] = {
 
 # What of these does not run on the shards: at least which share of their FLOPs does, and what the rest is.
 LESS_SHARDED: dict[str, tuple[float, str]] = {
-    "GAN with two optimizers": (
-        0.2,
-        "The noise has the rows of the batch, but is drawn inside of the step: planning lets rows flow from arguments "
-        "only, so the generator runs at home.",
-    ),
-    "WGAN-GP": (0.5, "As in the GAN: rows that are born inside of the step."),
-    "CLIP": (
-        0.98,
-        "The transposed scores are cut along their columns, and cross-entropy needs whole rows: planning gathers them "
-        "at home where it could exchange them between devices (all-to-all).",
-    ),
-    "Masked autoencoder": (
-        0.97,
-        "The gradient of `tf.gather(..., batch_dims=1)` numbers segments in the whole batch: each device makes a sum "
-        "as large as the batch, and these are added up, although each shard's numbers are those of its own rows.",
-    ),
-    "Region head": (
-        0.98,
-        "Boxes say by a number which image they are of, so the gradients of all images are added up over the devices, "
-        "although each shard's boxes are those of its own images.",
-    ),
     "Meta-learning": (
-        0.0,
-        "`tf.map_fn` makes a list of the rows, and lists are cut along the axes of their elements only.",
-    ),
-    "OCR": (
-        0.99,
-        "The loops of the CTC loss run at home: what they only read is made whole, and read in pieces by their "
-        "bodies. They count once here, though they turn once for each frame: the true share is smaller.",
-    ),
-    "Speech transformer with CTC": (0.99, "As in OCR: the loops of the CTC loss."),
-    "Message passing": (
-        0.89,
-        "Messages summed by segment are one sum of all devices, made whole at home; what follows it alone (a matrix "
-        "product of the gate) is not split again.",
-    ),
-    "Citation graph": (
-        0.5,
-        "A fact: one graph for the whole run is no batch; every step works on all of its nodes once.",
+        0.8,
+        "`tf.map_fn` makes a list of the rows, and lists are cut along the axes of their elements only. So the loop is "
+        "one for all shards, and each turn is split along what a row consists of.",
     ),
 }

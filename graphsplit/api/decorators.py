@@ -30,7 +30,7 @@ def parallelize(
     split: Split = 0,
     home: str | None = None,
     weights: Sequence[float] | None = None,
-    strict: bool = False,
+    strict: bool | float = False,
     random: str = "exact",
     reduce_retracing: bool = False,
 ) -> ParallelFunction[P, R]: ...
@@ -44,7 +44,7 @@ def parallelize(
     split: Split = 0,
     home: str | None = None,
     weights: Sequence[float] | None = None,
-    strict: bool = False,
+    strict: bool | float = False,
     random: str = "exact",
     reduce_retracing: bool = False,
 ) -> Decorator: ...
@@ -57,7 +57,7 @@ def parallelize(
     split: Split = 0,
     home: str | None = None,
     weights: Sequence[float] | None = None,
-    strict: bool = False,
+    strict: bool | float = False,
     random: str = "exact",
     reduce_retracing: bool = False,
 ) -> ParallelFunction[P, R] | Decorator:
@@ -81,7 +81,9 @@ def parallelize(
       home: the device of whole values that belong to nobody; the first device if None. What only changes a variable
         runs where the variable is.
       weights: shares of the batch for unequal devices, `[3, 1]`. A device with weight 0 gets no rows.
-      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home.
+      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home, or if what
+        follows from rows that are whole is more than a hundredth of all floating-point operations. A number is the
+        largest share of these that may be work on the batch at home.
       random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw numbers
         of its own: reproducible from the seed, different on every shard, not those of one device. It also shards
         stateful random ops (`tf.random.normal`), which otherwise run at home.

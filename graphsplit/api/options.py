@@ -23,7 +23,7 @@ class Options:
     split: Split = 0
     home: str | None = None
     weights: tuple[float, ...] | None = None
-    strict: bool = False
+    strict: bool | float = False
     random: str = "exact"
     reduce_retracing: bool = False
 
@@ -33,7 +33,7 @@ def checked_options(
     split: Split,
     home: str | None,
     weights: Sequence[float] | None,
-    strict: bool,
+    strict: bool | float,
     random: str,
     reduce_retracing: bool,
 ) -> Options:
@@ -44,7 +44,7 @@ def checked_options(
     """
     if random not in ("exact", "independent"):
         raise ArgumentError(f"random={random!r} is not known; choose 'exact' or 'independent'.")
-    check_flag("strict", strict)
+    check_strict(strict)
     check_flag("reduce_retracing", reduce_retracing)
     if isinstance(devices, list):
         devices = tuple(devices)
@@ -58,6 +58,13 @@ def check_flag(name: str, value: object) -> None:
     """Raise `ArgumentError` unless an option is True or False: `"no"` would count as True."""
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} is True or False, got {value!r}.")
+
+
+def check_strict(strict: object) -> None:
+    """Raise `ArgumentError` unless `strict` is True, False or a share."""
+    if isinstance(strict, bool) or (_is_share(strict) and float(strict) <= 1):  # type: ignore[arg-type]
+        return
+    raise ArgumentError(f"strict is True, False, or the share of the work that may run at home, 0.1; got {strict!r}.")
 
 
 def _shares(weights: Sequence[float] | None) -> tuple[float, ...] | None:

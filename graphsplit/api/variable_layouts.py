@@ -12,7 +12,7 @@ import tensorflow as tf
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.parted_variables import VariableParts, parts_of_variable
-from graphsplit.planning.shares import Held, shares
+from graphsplit.planning.partitioning import Held, shares
 
 LAYOUTS = ("home", "sharded")
 

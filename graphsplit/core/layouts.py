@@ -55,7 +55,35 @@ class EvenCut:
         return f" of {self.length}"
 
 
-Partition = BatchRows | EvenCut
+@dataclass(frozen=True)
+class OtherRows:
+    """An axis of known length is shared out as the batch is: the rows of another batch in the same function."""
+
+    length: int
+
+    def counts(self, rows: Sequence[int]) -> tuple[int, ...]:
+        """Return the entries of each shard, in proportion to its rows of the batch.
+
+        >>> OtherRows(10).counts((3, 2, 2))
+        (4, 3, 3)
+        """
+        return apportion(self.length, rows)
+
+    def __str__(self) -> str:
+        return f" of {self.length}"
+
+
+@dataclass(frozen=True)
+class Joined:
+    """An axis of several blocks, each with a partition of its own: batches of different sizes, one after the other."""
+
+    parts: tuple[BatchRows | EvenCut | OtherRows, ...]
+
+    def __str__(self) -> str:
+        return " joined"
+
+
+Partition = BatchRows | EvenCut | OtherRows | Joined
 BATCH = BatchRows()
 
 
@@ -63,9 +91,9 @@ BATCH = BatchRows()
 class Shard:
     """Cut along `axis`; shard `d` holds what the `partition` gives it.
 
-    Cut by rows of the batch, the axis consists of consecutive `blocks`. Block `i` is `blocks[i]` entries per row,
-    ordered by row, and every shard holds its own rows of every block, one block after the other. The ordinary batch
-    axis is one block of one entry per row, `(1,)`. Flattening `[batch, 7, c]` to `[batch * 7, c]` gives `(7,)`;
+    The axis consists of consecutive `blocks`. Block `i` is `blocks[i]` entries per row, ordered by row, and every shard
+    holds its own rows of every block, one block after the other. The ordinary batch axis is one block of one entry per
+    row, `(1,)`. Flattening `[batch, 7, c]` to `[batch * 7, c]` gives `(7,)`;
     flattening time-major `[3, batch, c]` to `[3 * batch, c]` gives `(1, 1, 1)`, as does concatenating three batches.
     """
 
@@ -73,9 +101,15 @@ class Shard:
     blocks: tuple[int, ...] = (1,)
     partition: Partition = BATCH
 
+    @property
+    def parts(self) -> tuple[BatchRows | EvenCut | OtherRows, ...]:
+        """The partition of each block."""
+        return self.partition.parts if isinstance(self.partition, Joined) else (self.partition,) * len(self.blocks)
+
     def size(self, rows: int) -> int:
         """Return the length of the axis for `rows` rows of the batch."""
-        return self.partition.length if isinstance(self.partition, EvenCut) else rows * sum(self.blocks)
+        pairs = zip(self.blocks, self.parts, strict=True)
+        return sum([(rows if isinstance(part, BatchRows) else part.length) * block for block, part in pairs])
 
     def pieces(self, rows: Sequence[int]) -> list[tuple[int, ...]]:
         """Return, block by block, the number of entries each shard holds: the order they have in the whole.
@@ -83,12 +117,33 @@ class Shard:
         Args:
           rows: of each shard.
         """
-        counts = self.partition.counts(len(rows)) if isinstance(self.partition, EvenCut) else rows
-        return [tuple(count * block for count in counts) for block in self.blocks]
+        pairs = zip(self.blocks, self.parts, strict=True)
+        return [tuple([count * block for count in _counts(part, rows)]) for block, part in pairs]
+
+    def own(self, rows: Sequence[int], d: int) -> int:
+        """Return how many entries shard `d` holds."""
+        return sum([block[d] for block in self.pieces(rows)])
+
+    def between(self, first: int, last: int) -> Shard:
+        """Return the layout of the blocks from one to before another."""
+        return _of_blocks(self.axis, self.blocks[first:last], self.parts[first:last])
+
+    def repeated(self, times: int) -> Shard:
+        """Return the layout of all blocks, one time after the other."""
+        return _of_blocks(self.axis, self.blocks * times, self.parts * times)
+
+    def along(self, axis: int) -> Shard:
+        """Return the same cut of another axis."""
+        return replace(self, axis=axis)
 
     def __str__(self) -> str:
         cut = f"{self.axis}{self.partition}"
-        return f"shard({cut})" if self.blocks == (1,) else f"shard({cut}, blocks={_short(self.blocks)})"
+        if self.blocks == (1,):
+            return f"shard({cut})"
+        if isinstance(self.partition, Joined):
+            named = [f"{block}{part}" for block, part in zip(self.blocks, self.parts, strict=True)]
+            return f"shard({cut}, blocks=({', '.join(named)}))"
+        return f"shard({cut}, blocks={_short(self.blocks)})"
 
 
 @dataclass(frozen=True)
@@ -161,6 +216,27 @@ MOVES: dict[tuple[type, type], str] = {
     (Partial, Shard): "reduce-scatter",
 }
 """The field's names for what takes a tensor from one layout to another."""
+
+
+def joined(layouts: Sequence[Shard]) -> Shard:
+    """Return the layout of tensors that are joined along their sharded axis.
+
+    >>> print(joined([Shard(0), Shard(0, (2,))]), joined([Shard(0), Shard(0, (1,), OtherRows(10))]))
+    shard(0, blocks=(1, 2)) shard(0 joined, blocks=(1, 1 of 10))
+    """
+    blocks = [block for layout in layouts for block in layout.blocks]
+    return _of_blocks(layouts[0].axis, blocks, [part for layout in layouts for part in layout.parts])
+
+
+def _of_blocks(axis: int, blocks: Sequence[int], parts: Sequence[BatchRows | EvenCut | OtherRows]) -> Shard:
+    one = all(part == parts[0] for part in parts)
+    return Shard(axis, tuple(blocks), (parts[0] if parts else BATCH) if one else Joined(tuple(parts)))
+
+
+def _counts(part: BatchRows | EvenCut | OtherRows, rows: Sequence[int]) -> Sequence[int]:
+    if isinstance(part, EvenCut):
+        return part.counts(len(rows))
+    return part.counts(rows) if isinstance(part, OtherRows) else rows
 
 
 def is_whole(layout: Layout) -> bool:

@@ -114,6 +114,8 @@ class _Found:
         if origin.role in ("constant", "copy"):
             return ("everywhere", Tensor(origin.op or 0, index))
         data = [self.form(r) for r in node.input if r[0] != "^"] if node.op not in ("Const", "ZerosLike") else []
+        if origin.role == "shift":  # numbers of rows, as the shard's own rows have them
+            return data[0]
         if node.op in _PASSED_ON:
             return data[_PASSED_ON[node.op]]
         if node.op == "SplitV":

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from graphsplit.core.layouts import Shard
 from graphsplit.core.polynomials import Polynomial
-from graphsplit.core.symbolic_sizes import OWN, as_exact
+from graphsplit.core.symbolic_sizes import as_exact
 from graphsplit.program.program import Op
 from graphsplit.rules import Sharded
 
 
-def resized(op: Op, sharded: Sharded) -> dict[int, np.ndarray]:
-    """Return the operands that hold the size of a sharded axis, or a place on it, as polynomials of sizes."""
+def resized(op: Op, sharded: Sharded, own: Callable[[Shard], Polynomial]) -> dict[int, np.ndarray]:
+    """Return the operands that hold the size of a sharded axis, or a place on it, as polynomials of sizes.
+
+    Args:
+      own: returns how many entries the shard has of an axis that lies so.
+    """
     values: dict[int, np.ndarray] = {}
-    for operand, position, value, each in sharded.resize:
-        own = values.setdefault(operand, _exact(op, operand, value))
+    for operand, position, value, extent in sharded.resize:
+        made = values.setdefault(operand, _exact(op, operand, value))
         if position is not None:
-            layout = sharded.gives[0]
+            layout = sharded.gives[0] if extent is None else extent
             assert isinstance(layout, Shard)
-            count = sum(layout.blocks) if each is None else each
-            own[position] = Polynomial.of(OWN) * Polynomial.of(count)
+            made[position] = own(layout)
     return values
 
 

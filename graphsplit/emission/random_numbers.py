@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import NodeDef, constant_node, make_node
-from graphsplit.core.layouts import Shard
 from graphsplit.core.node_writer import Writer
 from graphsplit.rules.factors import Draw
 
@@ -21,7 +20,7 @@ def own_rows(
     name: str,
     inputs: Sequence[str],
     shape: Sequence[int],
-    layout: Shard,
+    each: int,
     draw: Draw,
     rows: Sequence[int],
     d: int,
@@ -32,11 +31,12 @@ def own_rows(
       original: the `NodeDef` of the single device.
       name: of the node that yields the numbers.
       inputs: what the op reads; a shape operand already has this shard's rows.
-      shape, layout: of the whole result.
+      shape: of the whole result.
+      each: how many entries its first axis has for each row.
       draw: how the op makes numbers from a counter.
       rows: of every shard.
     """
-    per_row = int(np.prod(shape[1:], dtype=np.int64)) * layout.blocks[0]
+    per_row = int(np.prod(shape[1:], dtype=np.int64)) * each
     first = sum(rows[:d]) * per_row
     spare = first % draw.group
     nodes, given = _moved(name, inputs, [first // draw.group * draw.skip, 0])
@@ -46,7 +46,7 @@ def own_rows(
         "shape": [spare + rows[d] * per_row],
         "begin": [spare],
         "size": [-1],
-        "local_shape": [layout.size(rows[d]), *shape[1:]],
+        "local_shape": [rows[d] * each, *shape[1:]],
     }
     own = f"{name}/graphsplit"
     nodes += [constant_node(f"{own}_{part}", np.array(value, np.int64), tf.int64) for part, value in parts.items()]

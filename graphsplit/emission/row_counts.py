@@ -106,15 +106,23 @@ class RowCounts:
 
     def own_sizes(self, name: str, layout: Shard, d: int) -> str:
         """Write the sizes of the blocks that shard `d` holds of a batch, on its device."""
-        blocks = [Polynomial.of(block) * Polynomial.of(OWN) for block in layout.blocks]
+        blocks = [self.own(layout.between(i, i + 1), d) for i in range(len(layout.blocks))]
         return self.operand(f"{name}/sizes", d, np.array([*blocks, None], object)[:-1], tf.int64)
 
     def _sizes_known(self, name: str, layout: Shard, rows: Sequence[int]) -> str:
         sizes = [count for block in layout.pieces(rows) for count in block]
         return self.operand(f"{name}/sizes", None, np.array(sizes, np.int64), tf.int64)
 
-    def share(self, name: str, d: int, dtype: tf.DType) -> str:
-        """Write the fraction of all rows that shard `d` has."""
+    def own(self, layout: Shard, d: int) -> Polynomial:
+        """Return how many entries shard `d` has of an axis that lies so."""
+        return Polynomial.of(Polynomial.of(OWN) * Polynomial.of(sum(layout.blocks)))
+
+    def before(self, layout: Shard, d: int) -> Polynomial:
+        """Return how many entries of an axis of one block are before those of shard `d`."""
+        return Polynomial.of(Polynomial.of(BEGIN) * Polynomial.of(sum(layout.blocks)))
+
+    def share(self, name: str, d: int, dtype: tf.DType, layout: Shard) -> str:
+        """Write the fraction that shard `d` has of an axis that lies so."""
         w, double = self.writers[d], tf.float64
         own, rows = (self._scalar(d, (symbol,), double) for symbol in (OWN, ROWS))
         return w.cast(w("RealDiv", own, rows, T=double), double, dtype)
@@ -164,11 +172,20 @@ class FixedRows(RowCounts):
         """Write the sizes of all pieces of an axis, block by block, at home."""
         return self._sizes_known(name, layout, self._rows)
 
-    def share(self, name: str, d: int, dtype: tf.DType) -> str:
-        """Write the fraction of all rows that shard `d` has."""
-        key = "share", d, dtype
+    def own(self, layout: Shard, d: int) -> Polynomial:
+        """Return how many entries shard `d` has of an axis that lies so."""
+        return Polynomial.of(layout.own(self._rows, d))
+
+    def before(self, layout: Shard, d: int) -> Polynomial:
+        """Return how many entries of an axis of one block are before those of shard `d`."""
+        return Polynomial.of(sum([layout.own(self._rows, i) for i in range(d)]))
+
+    def share(self, name: str, d: int, dtype: tf.DType, layout: Shard) -> str:
+        """Write the fraction that shard `d` has of an axis that lies so."""
+        own, total = layout.own(self._rows, d), layout.size(sum(self._rows))
+        key = "share", d, dtype, own / total
         if key not in self._made:
-            share = np.array(self._rows[d] / sum(self._rows), dtype.as_numpy_dtype)
+            share = np.array(own / total, dtype.as_numpy_dtype)
             self._add(constant_node(name, share, dtype, self._devices[d]), d)
             self._made[key] = name
         return self._made[key]

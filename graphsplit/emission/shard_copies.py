@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.planning.mesh import Mesh
 from graphsplit.program.program import Op
 from graphsplit.rules import Sharded
+from graphsplit.rules.factors import Shift
 
 _PART = "part"
 EmitLocal = Callable[[LocalPlan, str, int, bool], tuple[str, dict[str, Any]]]
@@ -68,15 +70,17 @@ class ShardCopies:
         """
         name = self._draft.prefixes[d] + op.name
         inputs = list(data)
-        for i, value in resized(op, sharded).items():
+        for i, value in resized(op, sharded, lambda layout: self._counts.own(layout, d)).items():
             inputs[i] = self._counts.operand(
                 f"{name}/graphsplit_operand_{i}", d, value, self._draft.dtype(op.inputs[i])
             )
+        for i, shift in sharded.shift.items():
+            inputs[i] = self._shifted(op, i, shift, inputs[i], d, device)
         inputs += controls
         if sharded.draw:
             return self._draw(op, sharded, inputs, d, device)
         if sharded.weighted and self._mesh.shards > 1:
-            return self._weighted(op, inputs, d, device)
+            return self._weighted(op, sharded, inputs, d, device)
         node = self._draft.copy(op, name, device, inputs, d)
         if PARTIAL_MEAN in sharded.gives and self._mesh.shards > 1:
             node.op = "Sum"  # what they add up to is divided once
@@ -85,10 +89,25 @@ class ShardCopies:
             bring_loop_inputs(node, self._draft)
         return node
 
-    def _weighted(self, op: Op, inputs: Sequence[str], d: int, device: str) -> Any:
+    def _shifted(self, op: Op, operand: int, shift: Shift, source: str, d: int, device: str) -> str:
+        """Return a shard's numbers of its own rows, given those that these rows have in the whole."""
+        name, dtype = (
+            f"{self._draft.prefixes[d]}{op.name}/graphsplit_own_{operand}",
+            self._draft.dtype(op.inputs[operand]),
+        )
+        before = self._counts.before(shift.layout, d)
+        place = [before, *[Polynomial.of(0)] * (shift.columns - 1), None]
+        value = np.array(place, object)[:-1] if shift.columns else np.array(place, object)[0:1].reshape(())
+        less = self._counts.operand(f"{name}/before", d, value, dtype)
+        self._draft.add(make_node(name, "Sub", [source, less], device, T=dtype), Origin(op.index, d, "shift"))
+        return name
+
+    def _weighted(self, op: Op, sharded: Sharded, inputs: Sequence[str], d: int, device: str) -> Any:
         """Write the mean of a shard's own rows times its share of all rows."""
         name, dtype = self._draft.prefixes[d] + op.name, op.out_dtypes[0]
-        share = self._counts.share(f"{name}/graphsplit_share", d, dtype)
+        averaged = sharded.wants[0]
+        assert isinstance(averaged, Shard)
+        share = self._counts.share(f"{name}/graphsplit_share", d, dtype, averaged)
         local = self._draft.copy(op, f"{name}/graphsplit_local", device, inputs, d, _PART)
         node = make_node(name, "Mul", [local.name, share], device, T=dtype)
         self._draft.add(node, Origin(op.index, d, "op"))
@@ -108,7 +127,8 @@ class ShardCopies:
             first = self._counts.operand(f"{name}/graphsplit_first", d, place, tf.int64)
             nodes = random_numbers.measured_rows(op.node, name, inputs, draw, first, self._counts.writers[d])
         else:
-            nodes = random_numbers.own_rows(op.node, name, inputs, shape, layout, draw, self._mesh.rows, d)
+            [rows] = replace(layout, blocks=(1,)).pieces(self._mesh.rows)
+            nodes = random_numbers.own_rows(op.node, name, inputs, shape, layout.blocks[0], draw, rows, d)
         for node in nodes:
             node.device = device
             self._draft.add(node, Origin(op.index, d, "op" if node.name == name else _PART))

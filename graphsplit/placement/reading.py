@@ -13,9 +13,9 @@ from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.graphdefs import make_node, split_reference
 from graphsplit.placement.flattening import FlatNode
-from graphsplit.placement.flops import count_flops
 from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape
 from graphsplit.placement.sources import Source
+from graphsplit.program.flops import count_flops
 
 Outputs = Mapping[str, Sequence[tuple[Shape | None, str, int]]]
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableV2", "VarHandleOp"})

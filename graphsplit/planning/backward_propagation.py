@@ -212,7 +212,7 @@ class WholeBackwardPropagation(BackwardPropagation):
         if home and reason and op.bodies:
             bodies = self._plan_bodies(op, [self.natural.layout(tensor) for tensor in op.inputs])
             if any(body.sharded_ops for body in bodies.values()):  # type: ignore[attr-defined]
-                return Step(home, remade, "", bodies)
+                return Step(home, remade, reason, bodies)
         return Step(home, remade, reason)
 
 
@@ -221,10 +221,12 @@ class LocalBackwardPropagation(BackwardPropagation):
 
     Attributes:
       obstacles: why it cannot run by itself.
+      wishes: the layouts in which arguments would have to be given that are given whole, by number.
     """
 
     def __init__(self, program: Program, natural: ForwardPropagation, outputs: Sequence[Layout], independent: bool):
         self.obstacles: list[str] = []
+        self.wishes: dict[int, Shard] = {}
         super().__init__(program, natural, outputs, independent=independent)
 
     def _visit(self, op: Op) -> Step:
@@ -241,9 +243,11 @@ class LocalBackwardPropagation(BackwardPropagation):
         if op.index not in self._inputs:
             return super()._visit_whole(op)
         given = self.natural.seen[op.index][0]  # every shard has an argument in the layout in which it is given
-        for _, layout in self._demanded(op):
-            if layout != given:
-                self.obstacles.append(f"argument {op.name}: it is given {given} and read {layout}")
+        wanted = [layout for _, layout in self._demanded(op) if layout != given]
+        if wanted:
+            self.obstacles.append(f"argument {op.name}: it is given {given} and read {wanted[0]}")
+        if given == REPLICATE and len(wanted) == len(self._demands[op.index]) == 1 and isinstance(wanted[0], Shard):
+            self.wishes[self.program.inputs.index(op.index)] = wanted[0]
         return Step(home=True)
 
     def _is_remade_whole(self, op: Op, depth: int = 0) -> bool:  # noqa: ARG002

@@ -33,10 +33,21 @@ class ControlFlowAnswers:
     random: str = "exact"
 
     def answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
-        """Return how a loop or branch runs on the shards, each by itself, or why it cannot."""
-        if CONTROL_FLOW[op.type].loops:
-            return self._answer_loop(op, layouts)
-        return self._answer_branch(op, layouts)
+        """Return how a loop or branch runs on the shards, each by itself, or why it cannot.
+
+        What its bodies only read in pieces is handed to it in pieces, even if it is whole.
+        """
+        given, chooses = list(layouts), int(CONTROL_FLOW[op.type].chooses)
+        while True:
+            wishes: dict[int, Shard] = {}
+            if CONTROL_FLOW[op.type].loops:
+                found = self._answer_loop(op, given, wishes)
+            else:
+                found = self._answer_branch(op, given, wishes)
+            if not isinstance(found, Declined) or not wishes:
+                return found
+            for number, layout in wishes.items():
+                given[chooses + number] = layout
 
     def _forward(
         self, program: Program, layouts: Sequence[Layout], outputs: Sequence[Layout] = ()
@@ -44,14 +55,17 @@ class ControlFlowAnswers:
         whole = {t for t, layout in zip(program.outputs, outputs, strict=False) if is_whole(layout)}
         return LocalForwardPropagation(program, layouts, self.answer, whole)
 
-    def _plan(self, program: Program, inputs: Sequence[Layout], outputs: Sequence[Layout]) -> LocalPlan | Declined:
+    def _plan(
+        self, program: Program, inputs: Sequence[Layout], outputs: Sequence[Layout], wishes: dict[int, Shard]
+    ) -> LocalPlan | Declined:
         natural = self._forward(program, inputs, outputs)
         backward = LocalBackwardPropagation(program, natural, outputs, self.random == "independent")
         if backward.obstacles:
+            wishes.update(backward.wishes)
             return Declined(backward.obstacles[0])
         return LocalPlan(program, self.mesh, tuple(inputs), tuple(outputs), tuple(backward.steps), self.random)
 
-    def _answer_loop(self, op: Op, layouts: Sequence[Layout]) -> Answer:
+    def _answer_loop(self, op: Op, layouts: Sequence[Layout], wishes: dict[int, Shard]) -> Answer:
         condition_name, body_name = function_names(op.node)
         body = op.bodies[body_name]
         carried: list[Layout] = [REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts]
@@ -69,13 +83,13 @@ class ControlFlowAnswers:
             (body_name, body, carried),
             (condition_name, op.bodies[condition_name], [REPLICATE]),
         ):
-            plan = self._plan(program, carried, outputs)
+            plan = self._plan(program, carried, outputs, wishes)
             if isinstance(plan, Declined):
                 return plan
             plans[name] = plan
         return _sharded(op, carried, carried, plans)
 
-    def _answer_branch(self, op: Op, layouts: Sequence[Layout]) -> Answer:
+    def _answer_branch(self, op: Op, layouts: Sequence[Layout], wishes: dict[int, Shard]) -> Answer:
         flow = CONTROL_FLOW[op.type]
         if flow.compiled and any(body.symbols for body in op.bodies.values()):
             return Declined("XLA compiles for sizes that are known")
@@ -93,7 +107,7 @@ class ControlFlowAnswers:
             outputs.append(shards[0] if shards else PARTIAL_SUM if found == {PARTIAL_SUM} else REPLICATE)
         plans = {}
         for name in names:
-            plan = self._plan(op.bodies[name], given, outputs)
+            plan = self._plan(op.bodies[name], given, outputs, wishes)
             if isinstance(plan, Declined):
                 return plan
             if flow.compiled and any(step.shards and step.shards.draw for step in plan.steps):

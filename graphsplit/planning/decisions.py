@@ -100,21 +100,39 @@ class Decisions:
     def stayed_home(self) -> tuple[tuple[Op, str], ...]:
         """Return the operations that carry rows of the batch and run at home all the same, with the reason.
 
-        None do where home is where the only shard is: a batch of one row needs nothing else.
+        Those in the turns of a loop that is one loop for all shards are among them, and not the loop. None do where
+        home is where the only shard is: a batch of one row needs nothing else.
         """
         if self.devices == (self.home,):
             return ()
-        pairs = zip(self.program.ops, self.steps, strict=True)
-        return tuple((op, step.reason) for op, step in pairs if step.home and step.reason)
+        pairs = [pair for plan in self._all_plans() for pair in zip(plan.program.ops, plan.steps, strict=True)]
+        return tuple((op, step.reason) for op, step in pairs if step.home and step.reason and not step.bodies)
+
+    def _all_plans(self) -> Iterable[Decisions]:
+        """Return this and the plans of turns of loops, and of loops in them."""
+        yield self
+        for step in self.steps:
+            for body in step.bodies.values():
+                yield from body._all_plans()
+
+    def _plan_of(self, op: Op) -> Decisions:
+        """Return the plan of the program that an operation is of."""
+        plans = self._all_plans()
+        return next(p for p in plans if op.index < len(p.program.ops) and p.program.ops[op.index] is op)
 
     def gathered(self, op: Op) -> list[Tensor]:
         """Return the tensors that are gathered or reduced to run `op` once."""
-        moved = {move.tensor for move in self.moves if is_whole(move.target) and not is_whole(move.source)}
+        moves = self._plan_of(op).moves
+        moved = {move.tensor for move in moves if is_whole(move.target) and not is_whole(move.source)}
         return [tensor for tensor in dict.fromkeys(op.inputs) if tensor in moved]
 
     def gathered_bytes(self, op: Op) -> int:
         """Return how many bytes are gathered or reduced to run `op` once."""
-        return sum(map(self.program.bytes, self.gathered(op)))
+        return sum(map(self._plan_of(op).program.bytes, self.gathered(op)))
+
+    def gathered_text(self, op: Op) -> str:
+        """Return how many bytes are gathered or reduced to run `op` once, for people."""
+        return size_text(self._plan_of(op).program, self.gathered(op))
 
     def shard_device(self, op: Op, shard: int) -> str:
         """Return the device on which a shard runs an operation: the shard's, or the one that its stage has for it."""

@@ -38,8 +38,12 @@ class ForwardPropagation:
       kept_home: ops that must run at home, with the reason.
       batch: the number of rows.
       captures: the layouts of captures that are not whole on one device, by position.
+      cuts: whole values whose readers meet them in pieces.
+      settled: how operations run on the shards that have been decided upon, by position; None where nothing has.
+      wanted_whole: the outputs that somebody reads whole, if that is known from an earlier pass.
 
     Attributes:
+      wanted_whole: see there.
       answers: for each op how it runs on the shards, or None if it is naturally run whole.
       reasons: why an op that carries rows is at home.
       seen: for each op, the layouts of its outputs.
@@ -60,6 +64,9 @@ class ForwardPropagation:
         kept_home: Mapping[int, str] | None = None,
         batch: int = 0,
         captures: Mapping[int, Layout] | None = None,
+        cuts: Mapping[Tensor, Shard] | None = None,
+        settled: Sequence[Sharded | None] = (),
+        wanted_whole: set[Tensor] | None = None,
     ):
         self.program = program
         self.answers: list[Sharded | None] = []
@@ -68,11 +75,16 @@ class ForwardPropagation:
         self._control_flow = control_flow
         self._kept_home = kept_home or {}
         self._batch = batch
-        self._wanted_whole = self._tensors_wanted_whole(whole_outputs)
+        self._cuts = cuts or {}
+        self._settled = settled
+        if wanted_whole is None:
+            wanted_whole = self._tensors_wanted_whole(whole_outputs)
+        self.wanted_whole = wanted_whole
         arguments = {**dict(zip(program.inputs, input_layouts, strict=True)), **(captures or {})}
         for op in program.ops:
-            if op.index in arguments:
-                self._append(None, "", (arguments[op.index],))
+            given = arguments.get(op.index)
+            if given is not None:
+                self._append(None, "", (self._seen_whole(op, 0) if given == self.whole else given,))
             else:
                 self._visit(op)
 
@@ -85,7 +97,15 @@ class ForwardPropagation:
         self.reasons.append(reason)
         self.seen.append(seen)
 
+    def _seen_whole(self, op: Op, output: int) -> Layout:
+        """Return how readers meet what is whole."""
+        return self._cuts.get(Tensor(op.index, output), self.whole)
+
     def _visit(self, op: Op) -> None:
+        settled = self._settled[op.index] if self._settled else None
+        if settled is not None:
+            self._append_sharded(op, settled)
+            return
         layouts = [self.layout(tensor) for tensor in op.inputs]
         if all(map(is_whole, layouts)):
             self._append_home(op, "")
@@ -95,12 +115,15 @@ class ForwardPropagation:
             carries_rows = any(isinstance(layout, Shard) for layout in layouts)
             self._append_home(op, given.reason if carries_rows else "")
         else:
-            self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(given.gives)]))
+            self._append_sharded(op, given)
+
+    def _append_sharded(self, op: Op, given: Sharded) -> None:
+        self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(given.gives)]))
 
     def _append_home(self, op: Op, reason: str) -> None:
         rows = rows_at_home(self.program, op, self.layout, self._batch)
         if rows is None:
-            self._append(None, reason, (self.whole,) * len(op.out_shapes))
+            self._append(None, reason, tuple([self._seen_whole(op, k) for k in range(len(op.out_shapes))]))
         else:
             layout, why = rows
             self._append(None, reason or why, (layout,))
@@ -123,8 +146,8 @@ class ForwardPropagation:
         """A partial sum stays partial only while every reader is linear in it: it is reduced once, not twice."""
         if not isinstance(layout, Partial):
             return layout
-        stays = layout in _LINEAR and Tensor(op.index, output) not in self._wanted_whole
-        return PARTIAL_SUM if stays else self.whole
+        stays = layout in _LINEAR and Tensor(op.index, output) not in self.wanted_whole
+        return PARTIAL_SUM if stays else self._seen_whole(op, output)
 
     def _tensors_wanted_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
         wanted = self._read_whole(outputs)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterable
 from fractions import Fraction
 
 from graphsplit.planning.amounts import format_bytes, size_text
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.shares import Cause, Shares, shares_of
 from graphsplit.planning.traffic import traffic
 from graphsplit.program.program import Op
 
@@ -30,13 +32,33 @@ _MOST_AT_HOME = 12
 def describe(plan: Decisions) -> str:
     """Return what runs where, what moves, what stayed at home and why."""
     notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
-    return "\n".join([*_header(plan), *_communication(plan), *_at_home(plan), *notes])
+    shares = shares_of(plan)
+    found = [*_header(plan, shares), *_communication(plan), *_at_home(plan), *_following(plan, shares)]
+    return "\n".join([*found, *_split_turns(plan), *notes])
 
 
-def _header(plan: Decisions) -> list[str]:
+def cause_text(plan: Decisions, cause: Cause, shares: Shares) -> str:
+    """Return what keeps work on the batch at home, and how much, for people."""
+    where = plan.program.locate(cause.op.name)
+    text = f"{cause.op.type} {cause.op.name!r} at home"
+    if cause.followers:
+        text += f" takes {_kinds(cause.followers, 3)} with it"
+    if shares.flops:
+        text += f": {100 * cause.flops / shares.flops:.2g} % of the FLOPs"
+    return f"{text}; {cause.reason}" + (f" ({where})" if where else "")
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{100 * part / whole:.4g} %" if whole else "none"
+
+
+def _header(plan: Decisions, shares: Shares) -> list[str]:
     program, steps, mesh = plan.program, plan.steps, plan.mesh
     dead = sum(not (s.home or s.shards) for s in steps)
     lines = [f"Plan: {len(program.ops) - dead} operations, {mesh.shards} shards, home {_short_device(plan.home)}"]
+    if mesh.shards:
+        flops, size = _share(shares.sharded_flops, shares.flops), _share(shares.sharded_bytes, shares.bytes)
+        lines.append(f"  on the shards: {flops} of the FLOPs, {size} of the bytes that are computed")
     lines += [f"  shard {d}: {_short_device(name)}, {_rows_text(mesh, d)}" for d, name in enumerate(mesh.devices)]
     for name, position, layout in zip(program.input_names, program.inputs, plan.input_layouts, strict=True):
         shape, dtype = program.ops[position].out_shapes[0], program.ops[position].out_dtypes[0].name
@@ -102,16 +124,41 @@ def _at_home(plan: Decisions) -> list[str]:
     lines = [f"  carry the batch and run at home: {len(stayed)}"]
     for op, reason in stayed[:_MOST_AT_HOME]:
         where = plan.program.locate(op.name)
-        gathered = size_text(plan.program, plan.gathered(op))
+        gathered = plan.gathered_text(op)
         lines.append(f"    {op.type} {op.name!r}: {gathered} gathered; {reason}" + (f" ({where})" if where else ""))
     more = len(stayed) - _MOST_AT_HOME
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
 
 
+def _following(plan: Decisions, shares: Shares) -> list[str]:
+    """Say what follows at home from each operation that has rows there, where it is any work."""
+    found = [cause for cause in shares.causes if cause.flops and (cause.followers or not plan.stayed_home)]
+    lines = [f"    {cause_text(plan, cause, shares)}" for cause in found[:_MOST_AT_HOME]]
+    more = len(found) - _MOST_AT_HOME
+    lines += [f"    ... and {more} more"] if more > 0 else []
+    return (
+        [f"  of the FLOPs that work on the batch, {100 * shares.at_home:.2g} % of all run at home:", *lines]
+        if lines
+        else []
+    )
+
+
+def _split_turns(plan: Decisions) -> list[str]:
+    """Say which loops and branches are one for all shards, which work on each turn together, and why."""
+    pairs = zip(plan.program.ops, plan.steps, strict=True)
+    found = [(op, step.reason) for op, step in pairs if step.home and step.bodies]
+    return [f"  one for all shards, which meet in every turn: {op.type} {op.name!r}; {why}" for op, why in found]
+
+
 def _count(ops: tuple[Op, ...]) -> str:
-    kinds = Counter(op.type for op in ops if op.type not in ("Const", "Placeholder"))
-    common = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common(6))
-    return f"{sum(kinds.values())} operations" + (f" ({common}{', ...' if len(kinds) > 6 else ''})" if kinds else "")
+    kinds = [op for op in ops if op.type not in ("Const", "Placeholder")]
+    return f"{len(kinds)} operations" + (f" ({_kinds(kinds, 6)})" if kinds else "")
+
+
+def _kinds(ops: Iterable[Op], most: int) -> str:
+    kinds = Counter(op.type for op in ops)
+    common = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common(most))
+    return common + (", ..." if len(kinds) > most else "")
 
 
 def _short_device(name: str) -> str:

@@ -8,17 +8,20 @@ belong to, and every other change of layout becomes one move.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.errors import CheckError, StrictError, bullet_list
+from graphsplit.core.errors import CheckError
 from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
 from graphsplit.planning.bucketing import find_buckets, leading_to_shards
 from graphsplit.planning.control_flow import ControlFlowAnswers
+from graphsplit.planning.cuts import with_cuts
 from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.moves import find_moves
@@ -27,6 +30,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.scheduling import find_order
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
+from graphsplit.planning.strictness import check_strict
 from graphsplit.program.program import Op, Program
 
 
@@ -38,7 +42,7 @@ def plan_program(
     home: str,
     input_layouts: Sequence[Layout],
     state: State = State(),  # noqa: B008  # frozen
-    strict: bool = False,
+    strict: bool | float = False,
     random: str = "exact",
     notes: Sequence[str] = (),
 ) -> Plan:
@@ -50,7 +54,8 @@ def plan_program(
       home: the device of whole values that belong to nobody.
       input_layouts: `Shard` or `SingleDevice` for each argument.
       state: where variables, tables and large constants live.
-      strict: raise `StrictError` if an operation that carries the batch would run at home.
+      strict: raise `StrictError` if work on the batch would run at home; or a number, the largest share of the
+        floating-point operations that may.
       random: `"exact"` or `"independent"`.
 
     Raises:
@@ -63,9 +68,8 @@ def plan_program(
     answers = ControlFlowAnswers(mesh, random)
     kept_home: dict[int, str] = {}
     while True:
-        natural = ForwardPropagation(
-            program, input_layouts, answers.answer, program.outputs, kept_home, mesh.batch, state.layouts(program)
-        )
+        given = (input_layouts, answers.answer, program.outputs, kept_home, mesh.batch, state.layouts(program))
+        natural = with_cuts(program, mesh, random == "independent", functools.partial(_propagate, program, given))
         backward = WholeBackwardPropagation(
             program, natural, plan_bodies, independent=random == "independent", state=state
         )
@@ -94,9 +98,14 @@ def plan_program(
         notes=(*notes, *_notes_on_stages(program, steps)),
         random=random,
     )
-    if strict and plan.stayed_home:
-        raise StrictError(_strict_message(plan))
+    check_strict(plan, strict)
     return plan
+
+
+def _propagate(
+    program: Program, given: tuple[Any, ...], kind: type[ForwardPropagation], **others: Any
+) -> ForwardPropagation:
+    return kind(program, *given, **others)
 
 
 def _plan_bodies(
@@ -120,19 +129,6 @@ def _plan_bodies(
         own = State(devices, largest_constant=state.largest_constant)
         plans[name] = plan_program(body, mesh=mesh, home=home, input_layouts=given, state=own, random=random)
     return plans
-
-
-def _strict_message(plan: Plan) -> str:
-    lines = []
-    for op, reason in plan.stayed_home:
-        where = plan.program.locate(op.name)
-        gathered = plan.size_text(plan.gathered(op))
-        lines.append(f"{op.type} {op.name!r}{f' at {where}' if where else ''}: {gathered} gathered; {reason}")
-    return (
-        "strict=True, but these operations carry rows of the batch and would run at home:\n"
-        f"{bullet_list(lines)}\n"
-        "Rewrite them row by row, keep their argument whole with split={...: None}, or drop strict=True."
-    )
 
 
 def _notes_on_stages(program: Program, steps: Sequence[Step]) -> list[str]:

@@ -1,104 +1,143 @@
-"""Shares: which device owns which part of variables that are divided over devices.
+"""Shares: how much of all work runs on the shards, and what of the batch does not, whichever way it came home.
 
-Large variables are cut into slices, small ones are owned whole, greedily balanced by bytes: no device owns more than
-its share of all bytes and one variable that is not cut. An optimizer's slots lie where their variable lies. (The
-partitioning of ZeRO, Rajbhandari et al. 2020, by variables where they are small enough, so that the work on thousands
-of biases is not multiplied by the number of devices.)
+Counted is everything that runs, optimizers and reductions included. What is at home and follows from rows has a cause:
+the first operation on its way that made or read them there. Rows are known by where they come from: they were gathered,
+or born in an operation from nothing that had them, and they last as long as an axis has the batch's length, or a
+multiple of it. What follows from variables alone has none.
 """
 
 from __future__ import annotations
 
-import math
-import re
-from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphsplit.core.layouts import Cut
+from graphsplit.core.layouts import Shard
+from graphsplit.core.symbolic_sizes import is_same, quotient
+from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.work import data_in, flops_of
+from graphsplit.program.program import Op, Program, Tensor
 
-_STAYS = 256  # bytes: counters and rates stay where they are
-_LARGE = 4  # a variable is cut if it is larger than this part of a device's share
+_BORN = "rows are made in it, and what follows does not pay for splitting them"
+_FOLLOWS = "it reads rows that are whole"
 
 
 @dataclass(frozen=True)
-class Held:
-    """A variable.
+class Cause:
+    """Why work on the batch is at home.
 
     Attributes:
-      name: with what it belongs to.
-      shape: its shape.
-      item: bytes of an entry.
+      op: the first operation there that makes or reads rows.
+      reason: why it is at home.
+      followers: what follows from it at home and has rows.
+      flops: of all of these.
     """
 
-    name: str
-    shape: tuple[int, ...]
-    item: int
-
-    @property
-    def bytes(self) -> int:
-        """The bytes of all entries."""
-        return math.prod(self.shape) * self.item
+    op: Op
+    reason: str
+    followers: tuple[Op, ...]
+    flops: int
 
 
 @dataclass(frozen=True)
-class Share:
-    """Where a variable lies: how it is cut, and the number of the device of each part."""
+class Shares:
+    """What runs where, of all that runs: sharded on the shards, the rest once, on whole values.
 
-    cut: Cut
-    devices: tuple[int, ...]
-
-
-def shares(variables: Sequence[Held], devices: int, loads: Sequence[int] | None = None) -> list[Share | None]:
-    """Return where each variable lies; None: where it is.
-
-    Args:
-      variables: all that are divided.
-      devices: how many.
-      loads: the bytes that each device owns already.
-
-    >>> [share.devices for share in shares([Held("a", (64, 32), 4), Held("b", (96,), 4), Held("c", (80,), 4)], 2)]
-    [(0, 1), (0,), (1,)]
+    Attributes:
+      flops, sharded_flops: floating-point operations, bodies of loops once.
+      bytes, sharded_bytes: of all results.
+      causes: of work on the batch at home, those of the costliest first.
     """
-    load = list(loads) if loads else [0] * devices
-    found: list[Share | None] = [None] * len(variables)
-    large = (sum(variable.bytes for variable in variables) + sum(load)) / devices / _LARGE
-    whole: dict[int, list[int]] = {}
-    for i, variable in enumerate(variables):
-        axis = _axis(variable.shape, devices)
-        if variable.bytes > max(large, _STAYS) and axis is not None:
-            cut = Cut(axis, variable.shape[axis], min(devices, variable.shape[axis]))
-            on = tuple(sorted(range(devices), key=lambda d: (load[d], d))[: cut.parts])
-            found[i] = Share(cut, tuple(sorted(on)) if cut.parts == devices else on)
-            for d, length in zip(found[i].devices, cut.lengths, strict=True):  # type: ignore[union-attr]
-                load[d] += variable.bytes // cut.length * length
-        elif variable.bytes > _STAYS:
-            whole.setdefault(_head(variables, i), []).append(i)
-    families = sorted(whole.values(), key=lambda family: -sum(variables[i].bytes for i in family))
-    for family in families:
-        d = min(range(devices), key=lambda d: (load[d], d))
-        for i in family:
-            found[i] = Share(Cut(0, variables[i].shape[0], 1), (d,))
-            load[d] += variables[i].bytes
-    return found
+
+    flops: int
+    sharded_flops: int
+    bytes: int
+    sharded_bytes: int
+    causes: tuple[Cause, ...]
+
+    @property
+    def at_home(self) -> float:
+        """The share of all floating-point operations that work on the batch and run at home."""
+        return sum(cause.flops for cause in self.causes) / self.flops if self.flops else 0.0
 
 
-def _axis(shape: Sequence[int], devices: int) -> int | None:
-    """Return the axis to cut: the first that has an entry for each device, or the longest."""
-    enough = [axis for axis, size in enumerate(shape) if size >= devices]
-    longest = max(range(len(shape)), key=lambda axis: shape[axis], default=None)
-    axis = enough[0] if enough else longest
-    return axis if axis is not None and shape[axis] > 1 else None
+def shares_of(plan: Decisions) -> Shares:
+    """Return how much of a plan runs on the shards, and what keeps the rest of the work on the batch from it."""
+    counted = [0, 0, 0, 0]
+    causes: list[Cause] = []
+    found = _Causes(plan)
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        if step.bodies:
+            inside = [shares_of(body) for body in step.bodies.values()]
+            own = [sum([getattr(one, name) for one in inside]) for name in _COUNTED]
+            causes += [cause for one in inside for cause in one.causes]
+        elif step.home or step.shards:
+            sharded, own_bytes = not step.home, sum(op.out_bytes)
+            flops = flops_of(op)
+            own = [flops, flops * sharded, own_bytes, own_bytes * sharded]
+        else:
+            continue
+        counted = [a + b for a, b in zip(counted, own, strict=True)]
+    causes += found.causes()
+    causes.sort(key=lambda cause: -cause.flops)
+    return Shares(**dict(zip(_COUNTED, counted, strict=True)), causes=tuple(causes))
 
 
-def _head(variables: Sequence[Held], position: int) -> int:
-    """Return the variable that another one belongs to: the one in whose slot's name its own occurs."""
-    own = _plain(variables[position].name)
-    fits = [
-        i
-        for i, other in enumerate(variables)
-        if other.shape == variables[position].shape and _plain(other.name) in own and len(other.name) < len(own)
-    ]
-    return max(fits, key=lambda i: (len(variables[i].name), -i), default=position)
+_COUNTED = ("flops", "sharded_flops", "bytes", "sharded_bytes")
 
 
-def _plain(name: str) -> str:
-    return re.sub(r"\W", "_", name)
+class _Causes:
+    """Follows rows through what is at home."""
+
+    def __init__(self, plan: Decisions):
+        self._plan = plan
+        self._program: Program = plan.program
+        self._blamed: dict[int, int] = {}  # operations at home that have rows -> their cause
+        self._has_data = data_in(plan.program, plan.batch)
+        if not plan.mesh.shards or plan.devices == (plan.home,):
+            return
+        for op, step in zip(plan.program.ops, plan.steps, strict=True):
+            if step.home and not step.bodies:
+                cause = self._cause_of(op)
+                if cause is not None:
+                    self._blamed[op.index] = cause
+
+    def causes(self) -> list[Cause]:
+        groups: dict[int, list[Op]] = {}
+        for position, cause in self._blamed.items():
+            groups.setdefault(cause, []).append(self._program.ops[position])
+        return [self._cause(self._program.ops[first], ops) for first, ops in groups.items()]
+
+    def _cause(self, first: Op, ops: list[Op]) -> Cause:
+        reads = any(self._made_in_pieces(tensor) for tensor in first.inputs)
+        reason = self._plan.steps[first.index].reason or (_FOLLOWS if reads else _BORN)
+        return Cause(first, reason, tuple([op for op in ops if op is not first]), sum(map(flops_of, ops)))
+
+    def _cause_of(self, op: Op) -> int | None:
+        """Return the operation that is to blame for the rows that one at home has, if it has any."""
+        if op.is_constant or op.type == "Placeholder":
+            return None
+        blamed = [self._blamed[t.op] for t in op.inputs if t.op in self._blamed and self._has_rows(t)]
+        if blamed:
+            return blamed[0]
+        if any(self._made_in_pieces(tensor) for tensor in op.inputs):
+            return op.index
+        given = any(self._is_captured(t) for i, t in enumerate(op.inputs) if i not in op.constants)
+        born = self._has_data[op.index] and not any(self._has_data[tensor.op] for tensor in op.inputs)
+        rows = any(self._has_rows(Tensor(op.index, k), exactly=True) for k in range(len(op.out_shapes)))
+        return op.index if given or (born and rows and not self._plan.steps[op.index].shards) else None
+
+    def _made_in_pieces(self, tensor: Tensor) -> bool:
+        step = self._plan.steps[tensor.op]
+        return not step.home and step.shards is not None and isinstance(step.shards.gives[tensor.index], Shard)
+
+    def _is_captured(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is a capture or a constant with the batch's rows. (No argument: see `split`.)"""
+        op = self._program.ops[tensor.op]
+        captured = op.is_constant or tensor.op in self._program.captures
+        return captured and self._has_rows(tensor, exactly=True)
+
+    def _has_rows(self, tensor: Tensor, exactly: bool = False) -> bool:
+        shape, batch = self._program.shape(tensor), self._plan.batch
+        if exactly:
+            return any(is_same(size, batch) for size in shape or ())
+        counts = [quotient(size, batch) for size in shape or () if size is not None]
+        return any(isinstance(count, int) and count > 0 for count in counts)

@@ -18,7 +18,7 @@ class Step:
     Attributes:
       home: whether it runs once, on whole tensors, on the device of what it serves.
       shards: how it runs on every shard, or None.
-      reason: why it runs at home although it carries rows of the batch; "" where it carries none.
+      reason: why it runs at home, or is one loop for all shards, although it carries rows; "" where it carries none.
       bodies: for a loop or branch at home around work on the batch, the plans of its functions, by name: the loop
         stays one loop, and each turn is split over the devices.
     """

@@ -13,6 +13,7 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
+from graphsplit.program.row_numbers import Numbers
 from graphsplit.program.stages import Stage, Stages
 from graphsplit.program.undefined_outputs import undefined_outputs
 
@@ -66,6 +67,7 @@ class Op:
       symbols: those constants that depend on unknown sizes, as arrays of polynomials (`sizes`). Their values under
         `constants` are those for the stand-ins.
       yields: of an op of type `SIZES`, the polynomials.
+      numbers: what is known of operands that may number rows.
       stateful: whether running it twice differs from running it once.
       bodies: for loops and branches, the functions that they call, by the functions' names.
     """
@@ -85,6 +87,7 @@ class Op:
     bodies: Mapping[str, Program] = field(default_factory=dict)
     symbols: Mapping[int, np.ndarray] = field(default_factory=dict)
     yields: np.ndarray | None = None
+    numbers: Mapping[int, Numbers] = field(default_factory=dict)
 
     @property
     def is_constant(self) -> bool:

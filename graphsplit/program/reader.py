@@ -32,6 +32,7 @@ from graphsplit.program.constant_folding import FOLDABLE, fold
 from graphsplit.program.function_bodies import Bodies, Elements
 from graphsplit.program.node_simplification import SIMPLIFIED, is_known, simplified
 from graphsplit.program.program import SIZES, Op, Program, Tensor, is_stateful
+from graphsplit.program.row_numbers import NUMBERED, RowNumbers
 from graphsplit.program.shape_inference import HELPER, Findings, Value, import_for_shapes, known_shape
 from graphsplit.program.stages import Stages
 from graphsplit.program.tensor_lists import Lists
@@ -167,6 +168,7 @@ class _Reader:
         self.found = Findings()
         self.knows_all_shapes = True
         self._lists = Lists(self.found)
+        self._row_numbers = RowNumbers(self.ops, self._known)
         self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
         self._constants: dict[tuple[tf.DType, Shape, bytes], int] = {}
         self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
@@ -205,6 +207,9 @@ class _Reader:
             stateful=is_stateful(node.op),
             bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
         )
+        self._row_numbers.note(op)
+        if op.type in NUMBERED:
+            op = replace(op, numbers=self._row_numbers.find(op))
         *before, op = untile(op, self.ops)
         self.ops += before
         self.positions[op.name] = op.index

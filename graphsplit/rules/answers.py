@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
+from graphsplit.core.layouts import BATCH, PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
 from graphsplit.core.polynomials import UndecidedError
 from graphsplit.core.symbolic_sizes import ROWS, Shape, Size, are_same, as_exact, as_size, is_same, quotient
 from graphsplit.program.program import Op
@@ -67,14 +67,14 @@ def _answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int],
     factors = rule.factors(op)
     if isinstance(factors, Declined):
         return factors
-    votes: dict[tuple[int, tuple[int, ...]], int] = {}
+    votes: dict[Shard, int] = {}
     for layout, dims, size in zip(layouts, factors.inputs, sizes, strict=True):
         if isinstance(layout, Shard) and dims is not None:
-            found = _factor_at(dims[layout.axis], layout.blocks)
+            found = _factor_at(dims[layout.axis], layout)
             if found is not None:
                 votes[found] = votes.get(found, 0) + size + 1
-    for factor, blocks in sorted(votes, key=lambda key: -votes[key]):
-        sharded = _along(factors, factor, blocks)
+    for cut in sorted(votes, key=lambda key: -votes[key]):
+        sharded = _along(factors, cut)
         if sharded is not None and not _cuts_unknown(op, sharded):
             return sharded
     return Declined("it needs all rows at once")
@@ -92,6 +92,8 @@ def _cuts_unknown(op: Op, sharded: Sharded) -> bool:
 
 def _has_rows(shape: Shape, layout: Shard) -> bool:
     size = shape[layout.axis]
+    if layout.partition != BATCH:
+        return isinstance(size, int)
     count = None if size is None else quotient(size, sum(layout.blocks))
     return isinstance(size, int) or isinstance(count, int) or is_same(count, ROWS)
 
@@ -109,10 +111,10 @@ def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded
     if isinstance(factors, Declined):
         return None
     dims = factors.outputs[output]
-    found = _factor_at(dims[layout.axis], layout.blocks) if dims is not None else None
+    found = _factor_at(dims[layout.axis], layout) if dims is not None else None
     if found is None:
         return None
-    sharded = _along(factors, *found)
+    sharded = _along(factors, found)
     if sharded is None or sharded.gives[output] != layout:
         return None
     if sharded.draw and len(layout.blocks) > 1:
@@ -161,45 +163,48 @@ def _entries(shape: Shape | None) -> int:
     return 0 if shape is None or None in shape else math.prod([int(size or 0) for size in shape])
 
 
-def _factor_at(dim: Dim, blocks: tuple[int, ...]) -> tuple[int, tuple[int, ...]] | None:
-    """Return the factor that is cut when an axis is cut into `blocks`, and the blocks of the factor itself."""
+def _factor_at(dim: Dim, layout: Shard) -> Shard | None:
+    """Return how a factor is cut when the axis that it is (a part of) lies so; as if the factor were an axis."""
     if dim is None:
         return None
     if isinstance(dim, int):
-        return dim, blocks
+        return layout.along(dim)
     for factor, outer, inner in dim:
         if not isinstance(outer, int):
             continue  # an unknown number of blocks
-        count, rest = divmod(len(blocks), outer)
-        unit = blocks[:count]
-        own = [quotient(block, inner) for block in unit]
-        if not rest and are_same(unit * outer, blocks) and None not in own:
-            return factor, tuple(map(as_size, own))
+        count, rest = divmod(len(layout.blocks), outer)
+        unit = layout.between(0, count)
+        own = [quotient(block, inner) for block in unit.blocks]
+        repeats = not rest and are_same(unit.blocks * outer, layout.blocks) and unit.parts * outer == layout.parts
+        if repeats and None not in own:
+            return replace(unit, axis=factor, blocks=tuple(map(as_size, own)))
     return None
 
 
-def _axis_of(dims: Dims, factor: int, blocks: tuple[int, ...]) -> Shard | None:
+def _axis_of(dims: Dims, cut: Shard) -> Shard | None:
+    """Return how an operand lies of which a factor is cut: see `_factor_at`."""
     for axis, dim in enumerate(dims or ()):
-        if dim == factor:
-            return Shard(axis, blocks)
+        if dim == cut.axis:
+            return cut.along(axis)
         if isinstance(dim, tuple):
             for part in dim:
-                if part.factor == factor and isinstance(part.outer, int):  # a known number of blocks
-                    return Shard(axis, tuple(as_size(block * part.inner) for block in blocks) * part.outer)
+                if part.factor == cut.axis and isinstance(part.outer, int):  # a known number of blocks
+                    blocks = tuple([as_size(block * part.inner) for block in cut.blocks])
+                    return replace(cut, axis=axis, blocks=blocks).repeated(part.outer)
     return None
 
 
-def _along(factors: Factors, factor: int, blocks: tuple[int, ...]) -> Sharded | None:
-    wants = tuple([_axis_of(dims, factor, blocks) or REPLICATE for dims in factors.inputs])
+def _along(factors: Factors, cut: Shard) -> Sharded | None:
+    wants = tuple([_axis_of(dims, cut) or REPLICATE for dims in factors.inputs])
     gives: list[Layout] = []
     for dims in factors.outputs:
-        shard = _axis_of(dims, factor, blocks)
+        shard = _axis_of(dims, cut)
         if shard is not None:
             gives.append(shard)
         elif dims is None:
             gives.append(REPLICATE)
-        elif factor in factors.contracted:
-            gives.append(Partial(factors.contracted[factor]))
+        elif cut.axis in factors.contracted:
+            gives.append(Partial(factors.contracted[cut.axis]))
         else:
             return None
-    return Sharded(wants, tuple(gives), factors.resize.get(factor, ()), draw=factors.draw)
+    return Sharded(wants, tuple(gives), factors.resize.get(cut.axis, ()), draw=factors.draw)

@@ -5,19 +5,27 @@ from __future__ import annotations
 import itertools
 from typing import Any
 
-from graphsplit.core.layouts import Shard
+from graphsplit.core.layouts import BATCH, EvenCut, Joined, OtherRows, Shard
 from graphsplit.core.symbolic_sizes import is_same, quotient
 
 
 def rows_of(layout: Shard, length: Any) -> Any:
     """Return how many rows an axis of `length` has that lies in `layout`, or None if that is not known (or none).
 
+    Of batches that are joined it is those of the one for which the shards were made.
+
     >>> from graphsplit.core.symbolic_sizes import rows
     >>> rows_of(Shard(0, (1, 2)), rows(3))
     rows
+    >>> rows_of(Shard(0, (1, 1), Joined((BATCH, OtherRows(10)))), 13)
+    3
     """
-    count = None if length is None else quotient(length, sum(layout.blocks))
-    return None if count is None or is_same(count, 0) else count
+    if not isinstance(layout.partition, Joined):
+        count = None if length is None else quotient(length, sum(layout.blocks))
+        return None if count is None or is_same(count, 0) else count
+    each = sum([block for block, part in zip(layout.blocks, layout.parts, strict=True) if part == BATCH])
+    count = quotient(length - layout.size(0), each) if isinstance(length, int) and each else None
+    return None if count is None or count < 1 else count
 
 
 def blocks_between(layout: Shard, begin: Any, end: Any, length: Any) -> tuple[int, int] | None:
@@ -27,9 +35,11 @@ def blocks_between(layout: Shard, begin: Any, end: Any, length: Any) -> tuple[in
     >>> blocks_between(Shard(0, (1, 2, 1)), rows(1), rows(3), rows(4))
     (1, 2)
     """
-    count = rows_of(layout, length)
+    count = 1 if isinstance(layout.partition, Joined) and BATCH not in layout.parts else rows_of(layout, length)
     if count is None:
         return None
-    borders = [count * entries for entries in itertools.accumulate(layout.blocks, initial=0)]
+    sizes = zip(layout.blocks, layout.parts, strict=True)
+    lengths = [block * (part.length if isinstance(part, (EvenCut, OtherRows)) else count) for block, part in sizes]
+    borders = list(itertools.accumulate(lengths, initial=0))
     first, last = (next((i for i, b in enumerate(borders) if is_same(b, place)), None) for place in (begin, end))
     return None if first is None or last is None or first >= last else (first, last)

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from graphsplit.core.layouts import Shard
 from graphsplit.core.polynomials import Polynomial
 
 
@@ -39,14 +40,25 @@ ELEMENTS: Dims = tuple(range(16))
 class Resize(NamedTuple):
     """A shape operand holds the size of the output's sharded axis: element `position` becomes each device's own.
 
-    `value` is the operand as the single device has it; with no position, it is what every device gets instead.
-    A `per_row` says that the element is so many entries for each row of the batch, and not the size of that axis.
+    `value` is the operand as the single device has it; with no position, it is what every device gets instead. (The
+    position of a scalar is `()`.)
+    An `extent` says that the element is not the size of that axis, but what each device has of one that lies so.
     """
 
     operand: int
-    position: int | tuple[int, int] | None
+    position: int | tuple[int, ...] | None
     value: np.ndarray
-    per_row: int | None = None
+    extent: Shard | None = None
+
+
+class Shift(NamedTuple):
+    """An operand numbers what lies so in the whole: a shard takes off how much there is before its own.
+
+    With `columns`, it consists of vectors of so many indices, of which the first is that number.
+    """
+
+    layout: Shard
+    columns: int = 0
 
 
 class Draw(NamedTuple):

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphsplit.core.layouts import REPLICATE, Layout, Shard
+from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
 from graphsplit.core.symbolic_sizes import Shape, is_at_least, is_one, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.blocks import blocks_between, rows_of
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import Declined, Dim, Factors, Resize
+from graphsplit.rules.own_rows import own_elements
 from graphsplit.rules.registry import Answer, Sharded, register
 
 
@@ -107,9 +109,9 @@ def strided_slice_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
         return None
     begin, end, strides = (op.constants[i] for i in (1, 2, 3))
     result = next(s.result for s in _strided_specs(op, shape, begin, end, strides) if s.axis == layout.axis)
-    resize = tuple(Resize(1 + i, cut[2], (begin, end)[i], sum(layout.blocks[: found[i]])) for i in (0, 1))
+    resize = tuple(Resize(1 + i, cut[2], (begin, end)[i], layout.between(0, found[i])) for i in (0, 1))
     wants = (layout, REPLICATE, REPLICATE, REPLICATE)
-    return Sharded(wants, (Shard(result or 0, layout.blocks[slice(*found)]),), resize)
+    return Sharded(wants, (layout.between(*found).along(result or 0),), resize)
 
 
 def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
@@ -131,14 +133,16 @@ def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer |
     ahead, behind = quotient(start, rows), quotient(size - stop, rows)
     if not isinstance(ahead, int) or not isinstance(behind, int):
         return None
-    blocks = ((1,) * ahead, layout.blocks, (1,) * behind)
-    before = sum(blocks[0])
+    if isinstance(layout.partition, Joined):
+        return None
+    before, after = (replace(layout, axis=axis, blocks=(1,) * count) for count in (ahead, behind))
+    whole = joined([before, layout.along(axis), after])
     resize = (
         Resize(0, axis, shape),
         Resize(1, position, begin, before),
-        Resize(2, position, end, before + sum(layout.blocks)),
+        Resize(2, position, end, whole.between(0, ahead + len(layout.blocks))),
     )
-    return Sharded((REPLICATE,) * 4 + (layout,), (Shard(axis, sum(blocks, ())),), resize)
+    return Sharded((REPLICATE,) * 4 + (layout,), (whole,), resize)
 
 
 @register("StridedSlice", linear=(0,), layouts=strided_slice_blocks)
@@ -191,7 +195,7 @@ def gather(op: Op) -> Factors | Declined:
     return Factors((tuple(params_dims), tuple(index_dims), None), (output,))
 
 
-@register("GatherNd", linear=(0,))
+@register("GatherNd", linear=(0,), layouts=own_elements)
 def gather_nd(op: Op) -> Factors | Declined:
     """Sharded indices into a value that every device reads."""
     params, indices = op.in_shapes

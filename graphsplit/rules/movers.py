@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from graphsplit.core.layouts import REPLICATE, Layout, Shard
+from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
 from graphsplit.core.polynomials import Polynomial
 from graphsplit.core.symbolic_sizes import as_size, is_one, is_same, quotient
 from graphsplit.program.program import Op
@@ -55,7 +56,8 @@ def squeeze(op: Op) -> Factors | Declined:
 def join_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     """Answer for a concatenation along the sharded axis: the joined axis has the blocks of all operands.
 
-    Whole operands (the gradient of rows that were compared with all others) are cut if they can be.
+    Whole operands (the gradient of rows that were compared with all others) are cut if they have as many rows, or a
+    multiple of them.
     """
     known_axis, shape = op.constants.get(len(layouts) - 1), op.out_shapes[0]
     if known_axis is None or shape is None:
@@ -66,16 +68,23 @@ def join_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
         return None
     sizes = [None if s is None else s[axis] for s in op.in_shapes[: len(data)]]
     own = [layout if isinstance(layout, Shard) and layout.axis == axis else None for layout in data]
-    counts = [rows_of(layout, size) for layout, size in zip(own, sizes, strict=True) if layout]
-    rows = next((count for count in counts if count is not None), None)
+    cuts = [(layout, rows_of(layout, size)) for layout, size in zip(own, sizes, strict=True) if layout]
     known: list[Shard] = []
     for layout, size in zip(own, sizes, strict=True):
-        count = None if size is None or rows is None else quotient(size, rows)
-        if not layout and (count is None or is_same(count, 0)):
+        found = layout or _cut_like(axis, size, cuts)
+        if found is None:
             return Declined("it joins sharded rows with rows that every device has")
-        known.append(layout or Shard(axis, (as_size(count),)))
-    blocks = tuple(block for layout in known for block in layout.blocks)
-    return Sharded((*known, REPLICATE), (Shard(axis, blocks),))
+        known.append(found)
+    return Sharded((*known, REPLICATE), (joined(known),))
+
+
+def _cut_like(axis: int, size: Any, cuts: Sequence[tuple[Shard, Any]]) -> Shard | None:
+    """Return how a whole operand is cut that is joined with others, each with how many rows it has."""
+    for layout, rows in cuts:
+        count = None if size is None or rows is None or isinstance(layout.partition, Joined) else quotient(size, rows)
+        if count is not None and not is_same(count, 0):
+            return Shard(axis, (as_size(count),), layout.partition)
+    return None
 
 
 @register("ConcatV2", joint=True, layouts=join_blocks)
@@ -117,10 +126,11 @@ def split_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
         return None
     count = len(op.out_shapes)
     each, rest = divmod(len(layout.blocks), count)
-    groups = [layout.blocks[i * each : (i + 1) * each] for i in range(count)]
-    if layout.axis != int(known_axis) % len(shape) or rest or len({sum(group) for group in groups}) > 1:
+    groups = [layout.between(i * each, (i + 1) * each) for i in range(count)]
+    alike = len({(sum(group.blocks), group.partition) for group in groups}) == 1
+    if layout.axis != int(known_axis) % len(shape) or rest or not alike or isinstance(groups[0].partition, Joined):
         return None
-    return Sharded((REPLICATE, layout), tuple([Shard(layout.axis, group) for group in groups]))
+    return Sharded((REPLICATE, layout), tuple(groups))
 
 
 @register("Split", linear=(1,), layouts=split_blocks)
@@ -147,9 +157,9 @@ def split_v_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
         if size is None or found is None:
             return None
         begin += size
-        pieces.append(layout.blocks[slice(*found)])
-        resize.append(Resize(1, i, op.constants.get(1, np.zeros(len(op.out_shapes), np.int32)), sum(pieces[-1])))
-    return Sharded((layout, REPLICATE, REPLICATE), tuple([Shard(layout.axis, p) for p in pieces]), tuple(resize))
+        pieces.append(layout.between(*found))
+        resize.append(Resize(1, i, op.constants.get(1, np.zeros(len(op.out_shapes), np.int32)), pieces[-1]))
+    return Sharded((layout, REPLICATE, REPLICATE), tuple(pieces), tuple(resize))
 
 
 @register("SplitV", linear=(0,), layouts=split_v_blocks)
@@ -200,12 +210,12 @@ def pad_with_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     if not isinstance(layout, Shard) or shape is None or paddings is None or not _pads(paddings[layout.axis]):
         return None
     axis, rows = layout.axis, rows_of(layout, shape[layout.axis])
-    before, after = (None if rows is None else quotient(count, rows) for count in paddings[axis])
-    if not isinstance(before, int) or not isinstance(after, int):
+    counts = [None if rows is None else quotient(count, rows) for count in paddings[axis]]
+    if not all(isinstance(count, int) for count in counts) or isinstance(layout.partition, Joined):
         return None
+    before, after = (replace(layout, blocks=(1,) * (count or 0)) for count in counts)
     resize = (Resize(1, (axis, 0), paddings, before), Resize(1, (axis, 1), paddings, after))
-    blocks = (1,) * before + layout.blocks + (1,) * after
-    return Sharded((layout, *(REPLICATE,) * (len(layouts) - 1)), (Shard(axis, blocks),), resize)
+    return Sharded((layout, *(REPLICATE,) * (len(layouts) - 1)), (joined([before, layout, after]),), resize)
 
 
 @register("MirrorPad", linear=(0,))
@@ -287,8 +297,8 @@ def slice_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     found = blocks_between(layout, first, first + size, length)
     if found is None:
         return None
-    resize = (Resize(1, axis, begin, sum(layout.blocks[: found[0]])), Resize(2, axis, sizes))
-    return Sharded((layout, REPLICATE, REPLICATE), (Shard(axis, layout.blocks[slice(*found)]),), resize)
+    resize = (Resize(1, axis, begin, layout.between(0, found[0])), Resize(2, axis, sizes))
+    return Sharded((layout, REPLICATE, REPLICATE), (layout.between(*found),), resize)
 
 
 @register("Slice", linear=(0,), layouts=slice_blocks)

@@ -51,3 +51,10 @@ _STATEFUL_RULE = Rule(stateful_random)
 def rule_to_make(op_type: str, independent: bool) -> Rule | None:
     """Return the rule by which an op may be made in pieces on the shards."""
     return _STATEFUL_RULE if independent and op_type in STATEFUL_RANDOM else rule_of(op_type)
+
+
+def is_random(op_type: str) -> bool:
+    """Return whether ops of a type draw random numbers. (Keys and counters are none yet.)"""
+    if "RandomGet" in op_type:
+        return False
+    return "Random" in op_type or "Multinomial" in op_type or op_type == "TruncatedNormal"

@@ -9,6 +9,7 @@ import numpy as np
 from graphsplit.program.program import Op
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import Declined, Dims, Factors, Resize
+from graphsplit.rules.own_rows import own_scatter, own_segments
 from graphsplit.rules.registry import register
 
 _REDUCTION = {"Sum": "sum", "Mean": "mean", "Max": "max", "Min": "min", "Prod": "prod", "All": "all", "Any": "any"}
@@ -76,8 +77,8 @@ _SEGMENTS = {
 }
 
 
-@register("UnsortedSegmentSum", linear=(0,))
-@register("UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd")
+@register("UnsortedSegmentSum", linear=(0,), layouts=own_segments)
+@register("UnsortedSegmentMax", "UnsortedSegmentMin", "UnsortedSegmentProd", layouts=own_segments)
 def unsorted_segments(op: Op) -> Factors | Declined:
     """Rows reduced by their segment: every device reduces its own rows. This is an embedding's dense gradient.
 
@@ -90,7 +91,7 @@ def unsorted_segments(op: Op) -> Factors | Declined:
     return Factors((rows + rest, rows, None), ((None, *rest),), dict.fromkeys(rows, _SEGMENTS[op.type]))
 
 
-@register("ScatterNd", linear=(1,))
+@register("ScatterNd", linear=(1,), layouts=own_scatter)
 def scatter_nd(op: Op) -> Factors | Declined:
     """`(indices, updates, shape)`: every device adds its own updates into zeros. The gradient of `GatherNd`."""
     indices, updates, shape = op.in_shapes[0], op.in_shapes[1], shape_operand(op, 2)

@@ -8,7 +8,7 @@ from typing import Any
 
 from graphsplit.core.layouts import Layout
 from graphsplit.program.program import Op
-from graphsplit.rules.factors import Declined, Draw, Factors, Resize
+from graphsplit.rules.factors import Declined, Draw, Factors, Resize, Shift
 
 _NONE: frozenset[int] = frozenset()
 
@@ -24,6 +24,7 @@ class Sharded:
       weighted: whether each copy's result, a mean over its own rows, is multiplied by its share of all rows.
       bodies: for loops and branches, the plans of the functions that they call, by name.
       draw: for random ops, how each shard draws the numbers of its rows.
+      shift: operands that number rows.
     """
 
     wants: tuple[Layout, ...]
@@ -32,6 +33,7 @@ class Sharded:
     weighted: bool = False
     bodies: Mapping[str, Any] = field(default_factory=dict)
     draw: Draw | None = None
+    shift: Mapping[int, Shift] = field(default_factory=dict)
 
     @property
     def makes(self) -> frozenset[int]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from graphsplit.core.symbolic_sizes import Shape, is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dims, Factors, Resize
+from graphsplit.rules.own_rows import own_images
 from graphsplit.rules.registry import register
 
 _CHANNEL = 3
@@ -56,7 +57,7 @@ def combined_suppression(op: Op) -> Factors | Declined:
     return _by_rows(op, operands=2)
 
 
-@register("CropAndResize")
+@register("CropAndResize", layouts=own_images("ren-", "e"))
 def crop_and_resize(op: Op) -> Factors | Declined:
     """`(images, boxes, image of each box, size)`: a row for each box; any box may be of any image."""
     if not op.out_shapes[0]:
@@ -65,7 +66,7 @@ def crop_and_resize(op: Op) -> Factors | Declined:
     return Factors((pixels, (0, None), (0,), None), ((0, None, None, _CHANNEL),))
 
 
-@register("CropAndResizeGradImage", linear=(0,))
+@register("CropAndResizeGradImage", linear=(0,), layouts=own_images("een-", "r", size=3))
 def crop_and_resize_image_gradient(op: Op) -> Factors | Declined:
     """`(dy, boxes, image of each box, image size) -> dx`: every box adds to its image."""
     size = op.constants.get(3)
@@ -75,7 +76,7 @@ def crop_and_resize_image_gradient(op: Op) -> Factors | Declined:
     return Factors(inputs, ((None, None, None, channel),), {0: "sum"}, resize)
 
 
-@register("CropAndResizeGradBoxes", linear=(0, 1))
+@register("CropAndResizeGradBoxes", linear=(0, 1), layouts=own_images("eren", "e"))
 def crop_and_resize_boxes_gradient(op: Op) -> Factors | Declined:
     """`(dy, images, boxes, image of each box) -> dboxes`: a row for each box, a sum over the channels."""
     pixels = (None, None, None, _CHANNEL)

@@ -34,7 +34,7 @@ def transpile_graph_def(
     devices: int | str | Sequence[str] | None = None,
     *,
     split: Split = 0,
-    strict: bool = False,
+    strict: bool | float = False,
 ) -> Any:
     """Return a `GraphDef` that computes on several devices what `graph_def` computes.
 
@@ -49,7 +49,9 @@ def transpile_graph_def(
       outputs: names of the tensors to compute, and of operations to run, such as a training step.
       devices: how many, or their names. They need not exist here. The first is home.
       split: an axis, or a mapping from inputs to an axis or None (keep whole).
-      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home.
+      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home, or if what
+        follows from rows that are whole is more than a hundredth of all floating-point operations. A number is the
+        largest share of these that may be work on the batch at home.
 
     Raises:
       ArgumentError: if `graph_def` is none, names do not exist in it, TensorFlow cannot import it, or options clash.

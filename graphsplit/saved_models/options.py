@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphsplit.api.argument_splitting import Split
-from graphsplit.api.options import DevicesLike, Options, check_flag
+from graphsplit.api.options import DevicesLike, Options, check_flag, check_strict
 from graphsplit.core.devices import names_of_devices
 from graphsplit.core.errors import ArgumentError
 
@@ -24,7 +24,7 @@ class TranspileOptions:
     Attributes:
       devices: how many, or their names; the first is home.
       split: an axis, None, or a mapping from inputs to those.
-      strict: whether work on the batch at home is an error.
+      strict: whether work on the batch at home is an error; or the largest share of it that is none.
       signatures: of a SavedModel, which ones; None for all.
       overwrite: whether a SavedModel or graph in the way is replaced.
       replicate_weights: of a SavedModel, whether every device holds a copy of the weights.
@@ -37,7 +37,7 @@ class TranspileOptions:
 
     devices: DevicesLike = None
     split: Split = 0
-    strict: bool = False
+    strict: bool | float = False
     signatures: Sequence[str] | None = None
     overwrite: bool = False
     replicate_weights: bool = False
@@ -45,7 +45,8 @@ class TranspileOptions:
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        for name in ("strict", "overwrite", "replicate_weights"):
+        check_strict(self.strict)
+        for name in ("overwrite", "replicate_weights"):
             check_flag(name, getattr(self, name))
         if not isinstance(self.split, Mapping) and (
             isinstance(self.split, bool) or not isinstance(self.split, (int, type(None)))

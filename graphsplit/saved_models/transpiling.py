@@ -36,7 +36,7 @@ def transpile_saved_model(
     *,
     signatures: Sequence[str] | None = None,
     split: Split = 0,
-    strict: bool = False,
+    strict: bool | float = False,
     overwrite: bool = False,
     replicate_weights: bool = False,
     progress: Callable[[str], None] | None = None,
@@ -54,7 +54,9 @@ def transpile_saved_model(
       devices: how many, or their names. They need not exist here. The first is home.
       signatures: which ones to transpile; the others are kept as they are. All if None.
       split: as for `parallelize`, by the names of the signatures' arguments.
-      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home.
+      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home, or if what
+        follows from rows that are whole is more than a hundredth of all floating-point operations. A number is the
+        largest share of these that may be work on the batch at home.
       overwrite: replace `out_dir` if it is a SavedModel, and holds nothing else. Until the new one is whole, the old
         one stays.
       replicate_weights: keep a copy of every weight on every device, made when the model is loaded, so that none

@@ -18,6 +18,7 @@ from graphsplit.program.program import Program
 from graphsplit.program.reader import build_program
 from graphsplit.program.stages import Stages, stages_of
 from graphsplit.program.symbolic_reading import build_for_any_batch
+from graphsplit.tracing.branch_effects import ShapeOf
 from graphsplit.tracing.common_subexpressions import drop_idle_waits, merge
 from graphsplit.tracing.decompositions import decompose
 from graphsplit.tracing.variable_hoisting import hoist_reads
@@ -42,6 +43,7 @@ class Reading:
       notes: what a user might not expect.
       names_stay: whether what is returned keeps its name, because others read it by that.
       bodies: of loops and branches, those that were read before.
+      shapes_inside: shapes of what nodes in functions yield.
     """
 
     inputs: Sequence[str]
@@ -57,6 +59,7 @@ class Reading:
     notes: Sequence[str] = ()
     names_stay: bool = False
     bodies: dict[Any, Program] = field(default_factory=dict)
+    shapes_inside: ShapeOf = lambda *_: ()
     adjust: Callable[[Sequence[Any]], None] = field(default=lambda _: None)
 
 
@@ -77,7 +80,9 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
     nodes, references = decompose(nodes, references, graph.library.function, graph.versions, reading.known)
     reading.adjust(nodes)
     shapes_held = {name: shape for name, (_, shape) in reading.held.items()}
-    nodes, library = hoist_reads(nodes, {body.signature.name: body for body in graph.library.function}, shapes_held)
+    functions = {body.signature.name: body for body in graph.library.function}
+    nodes, library, moved = hoist_reads(nodes, functions, shapes_held, reading.shapes_inside)
+    references = [f"^{moved.get(r[1:], r[1:])}" if r[0] == "^" else r for r in references]
     whole = GraphDef().library
     whole.function.extend(library.values())
     drop_idle_waits(nodes)

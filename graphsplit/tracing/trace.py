@@ -161,12 +161,28 @@ def read_graph(
         ],
         adjust=_as_in_eager_code,
         bodies=shared.bodies,
+        shapes_inside=_ShapesInside(graph),
     )
     program = graph_to_program(graph.as_graph_def(), reading)
     captures = tuple(captured)
     variables = tuple(graph.variables)
     known = (tuple(inputs), tuple(outputs), tuple(effects), graph, function, shared)
     return Trace(program, captures, variables, result, *known)
+
+
+class _ShapesInside:
+    """Shapes of what nodes in the functions of a graph yield, looked up if somebody asks."""
+
+    def __init__(self, graph: tf.Graph):
+        self._graph = graph
+        self._found: dict[tuple[str, str], Sequence[Any]] | None = None
+
+    def __call__(self, function: str, node: str) -> Sequence[Any]:
+        if self._found is None:
+            bodies = self._graph.as_graph_def(add_shapes=True).library.function
+            named = ((body.signature.name, inner) for body in bodies for inner in body.node_def)
+            self._found = {(name, inner.name): inner.attr["_output_shapes"].list.shape for name, inner in named}
+        return self._found.get((function, node), ())
 
 
 def inside_trace(name: str = "") -> bool:

@@ -14,32 +14,43 @@ import tensorflow as tf
 from graphsplit.core.function_calls import CONTROL_FLOW, function_names, named_by_content, rename_functions
 from graphsplit.core.graphdefs import make_node, split_reference
 from graphsplit.core.tensorflow_internals import op_definition
+from graphsplit.tracing.branch_effects import ShapeOf, split_effects
 
 _RESOURCE = tf.resource.as_datatype_enum
 _READS = ("ReadVariableOp",)
 
 
 def hoist_reads(
-    nodes: Sequence[Any], library: Mapping[str, Any], shapes: Mapping[str, tf.TensorShape]
-) -> tuple[list[Any], dict[str, Any]]:
-    """Return `nodes` and the functions they use, with reads hoisted out of loops and branches.
+    nodes: Sequence[Any],
+    library: Mapping[str, Any],
+    shapes: Mapping[str, tf.TensorShape],
+    shapes_inside: ShapeOf = lambda *_: (),
+) -> tuple[list[Any], dict[str, Any], dict[str, str]]:
+    """Return `nodes` and the functions they use, with reads hoisted out of loops and branches, and effects of branches.
+
+    And the names of those branches, each with that of the node that has its effects now.
 
     Args:
       nodes: `NodeDef`s in graph spelling.
       library: the functions by name.
       shapes: shapes of the variables behind captured handles, by placeholder name.
+      shapes_inside: shapes of what nodes in functions yield.
     """
-    hoister = _Hoister(dict(library), shapes)
-    return hoister.hoist(list(nodes)), hoister.library
+    hoister = _Hoister(dict(library), shapes, shapes_inside)
+    hoisted, moved = hoister.hoist(list(nodes))
+    return hoisted, hoister.library, moved
 
 
 class _Hoister:
-    def __init__(self, library: dict[str, Any], shapes: Mapping[str, tf.TensorShape]):
+    def __init__(self, library: dict[str, Any], shapes: Mapping[str, tf.TensorShape], shapes_inside: ShapeOf):
         self.library = library
+        self._shapes_inside = shapes_inside
+        self._originals: dict[str, str] = {}  # functions that were changed -> as they were traced
         self._shapes = shapes
 
-    def hoist(self, nodes: list[Any], returned: Sequence[str] | None = None) -> list[Any]:
+    def hoist(self, nodes: list[Any], returned: Sequence[str] | None = None) -> tuple[list[Any], dict[str, str]]:
         """Hoist out of every loop and branch among `nodes`: a graph's, or, with what it returns, a function's."""
+        moved: dict[str, str] = {}  # branches -> where their effects are
         spelling = "{}:{}" if returned is None else "{}:output:{}"
         result: list[Any] = []
         handles: dict[str, str] = {}  # what a loop hands through -> what it was given
@@ -56,15 +67,31 @@ class _Hoister:
             reads = self._hoist_node(node, set(returned or ()), spelling, handles)
             if all(self._is_stateless(name) for name in function_names(node)):
                 node.op = CONTROL_FLOW[node.op].stateless
+            elif CONTROL_FLOW[node.op].chooses:
+                parts = split_effects(node, self.library, spelling, self._shape_inside)
+                moved.update({node.name: parts[0].name} if len(parts) > 1 else {})
+                result += [*reads, *parts]
+                continue
             result += [*reads, node]
-        return result
+        for node in result if moved else ():
+            inputs = [f"^{moved[r[1:]]}" if r[0] == "^" and r[1:] in moved else r for r in node.input]
+            del node.input[:]
+            node.input.extend(inputs)
+        return result, moved
+
+    def _shape_inside(self, function: str, node: str) -> Sequence[Any]:
+        while function in self._originals:
+            function = self._originals[function]
+        return self._shapes_inside(function, node)
 
     def _hoist_inside(self, name: str) -> None:
         """Hoist out of the loops and branches inside a function."""
         function = self.library[name]
         if any(node.op in CONTROL_FLOW for node in function.node_def):
-            nodes = self.hoist([_copy(node) for node in function.node_def], list(function.ret.values()))
+            nodes, moved = self.hoist([_copy(node) for node in function.node_def], list(function.ret.values()))
             changed = _copy(function)
+            for output, node in function.control_ret.items():
+                changed.control_ret[output] = moved.get(node, node)
             del changed.node_def[:]
             changed.node_def.extend(nodes)
             self.library[name] = changed
@@ -110,6 +137,7 @@ class _Hoister:
                 function = _with_values(self.library[name], chosen)
                 self.library[function.signature.name] = function
                 renamed[name] = function.signature.name
+                self._originals[function.signature.name] = name
             rename_functions(node, renamed)
         return reads
 

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from graphsplit.placement.records import Shape
+from graphsplit.core.symbolic_sizes import Shape
 
 Shapes = Sequence[Shape | None]
 

@@ -1,0 +1,271 @@
+"""Cuts: which whole values are split, because the work that follows pays for it.
+
+Rows flow from the sharded arguments. But rows are also born inside of a function (noise, labels), come out of an
+operation at home (an augmentation without a rule), or belong to another batch than the one that made the shards. Any
+split of any value is exact, so whether to split is a question of cost. A hypothetical pass splits whatever could be;
+what runs on the shards in addition falls into components that share nothing but whole values, and each component is
+kept if it spreads more work than its moves cost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import tensorflow as tf
+
+from graphsplit.core.layouts import Layout, OtherRows, Shard, is_whole
+from graphsplit.core.symbolic_sizes import Shape, is_same, quotient
+from graphsplit.planning.forward_propagation import ForwardPropagation
+from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.work import flops_of, is_data
+from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.undefined_outputs import undefined_outputs
+from graphsplit.rules import Answer, Sharded, answer_for_output
+from graphsplit.rules.random import rule_to_make
+
+_FLOPS_PER_BYTE = 1  # that must be spread for each byte moved: a product with four columns pays, with one it does not
+_LEAST_OTHER_FLOPS = 1_000_000  # for which anything is cut that has neither the batch's rows nor an argument's
+_LEAST_OTHER_BYTES = 65_536
+_SMALL = 1024  # bytes: less than the copy of a tensor between devices costs
+
+Pass = Callable[..., ForwardPropagation]
+"""Makes a forward pass of a class over the program, given the class and its further arguments."""
+
+
+def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> ForwardPropagation:
+    """Return the forward pass in which whole values are cut where that pays.
+
+    Args:
+      program: what is planned.
+      mesh: the shards.
+      independent: whether shards may draw random numbers of their own.
+      make: see `Pass`.
+    """
+    natural = make(ForwardPropagation)
+    if mesh.shards < 2 or not any(
+        flops_of(op) for op, given in zip(program.ops, natural.answers, strict=True) if given is None
+    ):
+        return natural
+    known = natural.wanted_whole
+    hopeful = make(_Hopeful, settled=natural.answers, wanted_whole=known, mesh=mesh)
+    assert isinstance(hopeful, _Hopeful)
+    answers, cuts = _Components(program, natural, hopeful, mesh, independent).that_pay()
+    if not answers:
+        return natural
+    settled = [answers.get(op.index, natural.answers[op.index]) for op in program.ops]
+    return make(ForwardPropagation, settled=settled, wanted_whole=known, cuts=cuts)
+
+
+class _Hopeful(ForwardPropagation):
+    """A pass in which all is cut that can be, and that an earlier pass did not put onto the shards anyway."""
+
+    def __init__(self, program: Program, *args: object, mesh: Mesh, **others: object):
+        self._mesh = mesh
+        self._has_data: list[bool] = []
+        self.lengths = _lengths_of_arguments(program) if mesh.rows else set()
+        super().__init__(program, *args, **others)  # type: ignore[arg-type]
+
+    def _append(self, *args: object) -> None:
+        super()._append(*args)  # type: ignore[arg-type]
+        self._has_data.append(self._is_data(self.program.ops[len(self._has_data)]))
+
+    def _is_data(self, op: Op) -> bool:
+        return is_data(op, self._has_data, self.program, self._mesh.batch)
+
+    def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
+        """Answer for an operation; if it cannot run with its operands as they are, with one cut along another axis."""
+        found = super()._answer(op, layouts)
+        if isinstance(found, Sharded) or op.stateful or op.bodies:
+            return found
+        for i, layout in enumerate(layouts):
+            for turned in self._turned(op.in_shapes[i], layout):
+                other = super()._answer(op, [*layouts[:i], turned, *layouts[i + 1 :]])
+                if isinstance(other, Sharded):
+                    return other
+        return found
+
+    def _turned(self, shape: Shape | None, layout: Layout) -> list[Shard]:
+        """Return how an operand may be cut instead: along other axes that have the batch's rows."""
+        if not isinstance(layout, Shard):
+            return []
+        axes = [axis for axis, size in enumerate(shape or ()) if is_same(size, self._mesh.batch)]
+        return [Shard(axis) for axis in axes if axis != layout.axis]
+
+    def _append_home(self, op: Op, reason: str) -> None:
+        if reason and self._mesh.rows:  # it reads rows; what it makes of them are rows, as many as there may be
+            self.lengths.update(shape[0] for shape in op.out_shapes if shape and shape[0] is not None)
+        super()._append_home(op, reason)
+
+    def _seen_whole(self, op: Op, output: int) -> Layout:
+        return self._cut(op, output) or self.whole
+
+    def _cut(self, op: Op, output: int) -> Shard | None:
+        """Return along what a whole value is cut, if along anything."""
+        shape, dtype = op.out_shapes[output], op.out_dtypes[output]
+        if not shape or dtype in (tf.resource, tf.variant) or output in undefined_outputs(op.node):
+            return None
+        if not op.is_constant and not self._is_data(op):
+            return None
+        batch = self._mesh.batch
+        own = [axis for axis, size in enumerate(shape) if is_same(size, batch)]
+        if own:  # (an argument that has so many rows, and is whole, was asked to be)
+            return None if op.index in self.program.inputs else Shard(own[0])
+        count = None if op.is_constant or shape[0] is None else quotient(shape[0], batch)
+        if isinstance(count, int) and count:
+            return Shard(0, (count,))
+        other = [axis for axis, size in enumerate(shape) if size in self.lengths]
+        if other:
+            return self._of_other_rows(other[0], shape[other[0]])
+        if op.is_constant or op.out_bytes[output] < _LEAST_OTHER_BYTES:
+            return None
+        return self._of_other_rows(0, shape[0])
+
+    def _of_other_rows(self, axis: int, size: int | None) -> Shard | None:
+        """Return the cut into rows that are not the batch's, if there are some for each shard."""
+        if not self._mesh.rows or size is None or min(OtherRows(size).counts(self._mesh.rows)) < 1:
+            return None
+        return Shard(axis, (1,), OtherRows(size))
+
+
+def _lengths_of_arguments(program: Program) -> set[int]:
+    """Return the sizes of the arguments' first axes."""
+    shapes = [program.ops[i].out_shapes[0] for i in program.inputs]
+    return {shape[0] for shape in shapes if shape and shape[0] is not None}
+
+
+@dataclass
+class _Component:
+    """Operations that run on the shards together or not at all.
+
+    Attributes:
+      cuts: what must be cut for them.
+      flops: what they compute.
+      bytes: what moves for them, less what need not move any more.
+      ordinary: whether all of these cuts are of the batch's rows, or an argument's.
+    """
+
+    cuts: dict[Tensor, Shard] = field(default_factory=dict)
+    flops: int = 0
+    bytes: int = 0
+    ordinary: bool = True
+
+
+class _Components:
+    def __init__(self, program: Program, natural: ForwardPropagation, hopeful: _Hopeful, mesh: Mesh, independent: bool):
+        self._program = program
+        self._natural = natural
+        self._hopeful = hopeful
+        self._mesh = mesh
+        self._independent = independent
+        given = zip(program.ops, natural.answers, hopeful.answers, strict=True)
+        self._new = [op for op, before, after in given if before is None and after is not None]
+        self._parents: dict[Tensor | int, Tensor | int] = {}
+
+    def that_pay(self) -> tuple[dict[int, Sharded], dict[Tensor, Shard]]:
+        """Return how the operations run of the components that are worth it, and what is cut for them."""
+        for op in self._new:
+            for tensor in op.inputs:
+                if not is_whole(self._hopeful.layout(tensor)) and self._belongs(tensor):
+                    self._join(op.index, self._node(tensor))
+        found: dict[Tensor | int, _Component] = {}
+        for op in self._new:
+            self._count(op, found.setdefault(self._root(op.index), _Component()))
+        self._count_exits(found)
+        kept = {root: component for root, component in found.items() if self._pays(component)}
+        answers = {op.index: self._hopeful.answers[op.index] for op in self._new if self._root(op.index) in kept}
+        cuts = {tensor: cut for component in kept.values() for tensor, cut in component.cuts.items()}
+        return {i: given for i, given in answers.items() if given is not None}, cuts
+
+    def _pays(self, component: _Component) -> bool:
+        spread = component.flops * (1 - 1 / self._mesh.shards)
+        enough = component.ordinary or component.flops >= _LEAST_OTHER_FLOPS
+        return enough and spread > max(component.bytes, 0) * _FLOPS_PER_BYTE
+
+    def _is_new(self, position: int) -> bool:
+        return self._natural.answers[position] is None and self._hopeful.answers[position] is not None
+
+    def _is_cut(self, tensor: Tensor) -> bool:
+        """Return whether a tensor is cut only here: its op does not make it like that."""
+        made = self._hopeful.answers[tensor.op]
+        layout = self._hopeful.layout(tensor)
+        is_made = made is not None and made.gives[tensor.index] == layout
+        return isinstance(layout, Shard) and not is_made and layout != self._natural.layout(tensor)
+
+    def _belongs(self, tensor: Tensor) -> bool:
+        return self._is_new(tensor.op) or self._is_cut(tensor)
+
+    def _node(self, tensor: Tensor) -> Tensor | int:
+        return tensor if self._is_cut(tensor) else tensor.op
+
+    def _root(self, node: Tensor | int) -> Tensor | int:
+        while (parent := self._parents.get(node, node)) != node:
+            self._parents[node] = self._parents.get(parent, parent)
+            node = parent
+        return node
+
+    def _join(self, a: Tensor | int, b: Tensor | int) -> None:
+        self._parents[self._root(a)] = self._root(b)
+
+    def _count(self, op: Op, component: _Component) -> None:
+        """Add an operation, and what moves to its shards, to its component."""
+        given = self._hopeful.answers[op.index]
+        assert given is not None
+        component.flops += flops_of(op)
+        for i, (tensor, want) in enumerate(zip(op.inputs, given.wants, strict=True)):
+            layout, size = self._hopeful.layout(tensor), self._program.bytes(tensor)
+            if self._is_cut(tensor) and tensor not in component.cuts:
+                assert isinstance(layout, Shard)
+                component.cuts[tensor] = layout
+                component.ordinary &= self._is_ordinary(layout)
+                component.bytes += self._bytes_to_cut(tensor, layout)
+            elif i in given.makes:
+                continue
+            elif is_whole(layout) and isinstance(want, Shard):
+                component.bytes += self._bytes_to_cut(tensor, want)
+            elif not is_whole(layout):
+                component.bytes += size * (want != layout)  # put together for the others, or cut along another axis
+                was_gathered = self._natural.reasons[op.index] and layout == self._natural.layout(tensor)
+                component.bytes -= size * bool(was_gathered)
+
+    def _is_ordinary(self, cut: Shard) -> bool:
+        return all(not isinstance(part, OtherRows) or part.length in self._hopeful.lengths for part in cut.parts)
+
+    def _bytes_to_cut(self, tensor: Tensor, layout: Shard) -> int:
+        """Return what moves when a whole value is cut: nothing of what each shard makes for itself."""
+        op = self._program.ops[tensor.op]
+        rule = rule_to_make(op.type, self._independent)
+        if op.is_constant:
+            return 0
+        if rule is not None and (not op.stateful or self._independent):
+            made = answer_for_output(rule, op, tensor.index, layout)
+            if made is not None and all(self._program.bytes(t) <= _SMALL for t in op.inputs):
+                return 0
+        return self._program.bytes(tensor)
+
+    def _count_exits(self, found: Mapping[Tensor | int, _Component]) -> None:
+        """Add what is gathered of the components' results, and take off what need not be cut for others any more."""
+        for tensor in dict.fromkeys(self._read_whole()):
+            if self._is_new(tensor.op) and isinstance(self._hopeful.layout(tensor), Shard):
+                found[self._root(tensor.op)].bytes += self._program.bytes(tensor)
+        for tensor, want in dict.fromkeys(self._read_on_shards()):
+            if self._is_new(tensor.op) and isinstance(layout := self._hopeful.layout(tensor), Shard):
+                before = self._bytes_to_cut(tensor, want) if isinstance(want, Shard) else 0
+                after = self._program.bytes(tensor) if want != layout else 0
+                found[self._root(tensor.op)].bytes += after - before
+
+    def _read_whole(self) -> Sequence[Tensor]:
+        """Return what is read by operations at home, or returned."""
+        answers = self._hopeful.answers
+        read = [tensor for op in self._program.ops if answers[op.index] is None for tensor in op.inputs]
+        return [*read, *self._program.outputs]
+
+    def _read_on_shards(self) -> list[tuple[Tensor, Layout]]:
+        """Return what operations that are on the shards anyway read, and in which layout."""
+        found: list[tuple[Tensor, Layout]] = []
+        for op in self._program.ops:
+            given = self._natural.answers[op.index]
+            if given is not None:
+                read = enumerate(zip(op.inputs, given.wants, strict=True))
+                found += [pair for i, pair in read if i not in given.makes]
+        return found

@@ -1,0 +1,104 @@
+"""Partitioning: which device owns which part of variables that are divided over devices.
+
+Large variables are cut into slices, small ones are owned whole, greedily balanced by bytes: no device owns more than
+its share of all bytes and one variable that is not cut. An optimizer's slots lie where their variable lies. (The
+partitioning of ZeRO, Rajbhandari et al. 2020, by variables where they are small enough, so that the work on thousands
+of biases is not multiplied by the number of devices.)
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphsplit.core.layouts import Cut
+
+_STAYS = 256  # bytes: counters and rates stay where they are
+_LARGE = 4  # a variable is cut if it is larger than this part of a device's share
+
+
+@dataclass(frozen=True)
+class Held:
+    """A variable.
+
+    Attributes:
+      name: with what it belongs to.
+      shape: its shape.
+      item: bytes of an entry.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    item: int
+
+    @property
+    def bytes(self) -> int:
+        """The bytes of all entries."""
+        return math.prod(self.shape) * self.item
+
+
+@dataclass(frozen=True)
+class Share:
+    """Where a variable lies: how it is cut, and the number of the device of each part."""
+
+    cut: Cut
+    devices: tuple[int, ...]
+
+
+def shares(variables: Sequence[Held], devices: int, loads: Sequence[int] | None = None) -> list[Share | None]:
+    """Return where each variable lies; None: where it is.
+
+    Args:
+      variables: all that are divided.
+      devices: how many.
+      loads: the bytes that each device owns already.
+
+    >>> [share.devices for share in shares([Held("a", (64, 32), 4), Held("b", (96,), 4), Held("c", (80,), 4)], 2)]
+    [(0, 1), (0,), (1,)]
+    """
+    load = list(loads) if loads else [0] * devices
+    found: list[Share | None] = [None] * len(variables)
+    large = (sum(variable.bytes for variable in variables) + sum(load)) / devices / _LARGE
+    whole: dict[int, list[int]] = {}
+    for i, variable in enumerate(variables):
+        axis = _axis(variable.shape, devices)
+        if variable.bytes > max(large, _STAYS) and axis is not None:
+            cut = Cut(axis, variable.shape[axis], min(devices, variable.shape[axis]))
+            on = tuple(sorted(range(devices), key=lambda d: (load[d], d))[: cut.parts])
+            found[i] = Share(cut, tuple(sorted(on)) if cut.parts == devices else on)
+            for d, length in zip(found[i].devices, cut.lengths, strict=True):  # type: ignore[union-attr]
+                load[d] += variable.bytes // cut.length * length
+        elif variable.bytes > _STAYS:
+            whole.setdefault(_head(variables, i), []).append(i)
+    families = sorted(whole.values(), key=lambda family: -sum(variables[i].bytes for i in family))
+    for family in families:
+        d = min(range(devices), key=lambda d: (load[d], d))
+        for i in family:
+            found[i] = Share(Cut(0, variables[i].shape[0], 1), (d,))
+            load[d] += variables[i].bytes
+    return found
+
+
+def _axis(shape: Sequence[int], devices: int) -> int | None:
+    """Return the axis to cut: the first that has an entry for each device, or the longest."""
+    enough = [axis for axis, size in enumerate(shape) if size >= devices]
+    longest = max(range(len(shape)), key=lambda axis: shape[axis], default=None)
+    axis = enough[0] if enough else longest
+    return axis if axis is not None and shape[axis] > 1 else None
+
+
+def _head(variables: Sequence[Held], position: int) -> int:
+    """Return the variable that another one belongs to: the one in whose slot's name its own occurs."""
+    own = _plain(variables[position].name)
+    fits = [
+        i
+        for i, other in enumerate(variables)
+        if other.shape == variables[position].shape and _plain(other.name) in own and len(other.name) < len(own)
+    ]
+    return max(fits, key=lambda i: (len(variables[i].name), -i), default=position)
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"\W", "_", name)

@@ -1,0 +1,120 @@
+"""Branches that draw or read inside: their effects happen once, the rest of them runs on the shards."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.helpers.law import assert_law
+from tests.test_parallelize import rows
+
+DEVICES = [1, 2, 3, 5]
+
+
+def check(branch, calls, devices, *more, **options):
+    """Compare a network behind a branch, seeds set before each of both, and return the plan."""
+
+    def make():
+        tf.random.set_seed(4)
+        w = tf.Variable(0.3 * np.random.default_rng(0).normal(size=(6, 8)))
+        return (lambda x: (tf.reduce_mean(tf.tanh(branch(x) @ w)), tf.reduce_sum(x, 1))), (w, *more)
+
+    return assert_law(make, calls, devices=devices, **options)
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_a_draw_in_a_branch(devices: int):
+    """The issue's own: noise for each row, drawn in one of two branches, which is chosen by a draw."""
+
+    def branch(x):
+        noise = lambda: x + tf.random.stateless_normal((13, 1), (1, 2), dtype=tf.float64)  # noqa: E731
+        return tf.cond(tf.reduce_sum(x) > 0, noise, lambda: x)
+
+    plan = check(branch, [(rows(13, 6),), (-rows(13, 6),)], devices)
+    assert devices == 1 or "StatelessIf" in {op.type for op in plan.sharded_ops}
+
+
+@pytest.mark.parametrize("taken", [True, False])
+@pytest.mark.parametrize("devices", DEVICES)
+def test_a_stateful_draw_in_a_branch(devices: int, taken: bool):
+    """It is drawn once if its branch is taken, and not drawn at all if not: what is drawn later is the same."""
+    drawn = []
+    x = rows(13, 6)
+    import graphsplit as gs
+
+    w = tf.Variable(0.3 * np.random.default_rng(0).normal(size=(6, 8)))
+    chosen = tf.Variable(taken)
+
+    def f(x):
+        more = lambda: x + tf.random.normal((13, 1), seed=2, dtype=tf.float64)  # noqa: E731
+        y = tf.cond(chosen, more, lambda: x * tf.random.uniform((6,), seed=3, dtype=tf.float64))
+        return tf.tanh(y @ w), tf.random.normal((2,), seed=7)
+
+    for fn in (tf.function(f), parallel := gs.parallelize(f, devices=devices)):
+        tf.random.set_seed(3)
+        drawn.append([fn(x) for _ in range(3)])
+    for (a, later), (b, same) in zip(*drawn, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-12)
+        np.testing.assert_array_equal(later, same)
+    plan = parallel.plan(x)
+    plan.check()
+    if devices > 1:
+        assert "StatelessIf" in {op.type for op in plan.sharded_ops}, str(plan)
+        assert not plan.stayed_home
+        assert "one for all shards" not in str(plan)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_a_seed_generator_in_a_branch(devices: int):
+    """Keras counts its draws in a variable: it is counted once, in the branch that is taken."""
+
+    def make():
+        generator = keras.random.SeedGenerator(5)
+        w = tf.Variable(0.3 * np.random.default_rng(0).normal(size=(6, 8)))
+
+        def step(x):
+            noise = lambda: x + keras.random.normal((13, 6), seed=generator, dtype="float64")  # noqa: E731
+            with tf.GradientTape() as tape:
+                y = tf.cond(tf.reduce_sum(x) > 0, noise, lambda: 2.0 * x)
+                loss = tf.reduce_mean(tf.tanh(y @ w) ** 2)
+            w.assign_sub(tape.gradient(loss, w))
+            return loss
+
+        return step, (w, generator.state)
+
+    plan = assert_law(make, [(rows(13, 6),), (-rows(13, 6),), (rows(13, 6),)], devices=devices)
+    assert "StatelessIf" in {op.type for op in plan.sharded_ops}
+    assert "MatMul" not in {op.type for op in plan.home_ops}
+
+
+def test_effects_that_follow_from_rows_stay_with_them():
+    """What is assigned is a sum over all rows: such a branch runs once."""
+
+    def make():
+        total = tf.Variable(0.0, dtype=tf.float64)
+
+        def step(x):
+            def add():
+                total.assign_add(tf.reduce_sum(x))
+                return x + total
+
+            return tf.cond(tf.reduce_sum(x) > 0, add, lambda: x)
+
+        return step, (total,)
+
+    assert_law(make, [(rows(7, 3),), (-rows(7, 3),)], devices=3, at_home=None)
+
+
+def test_a_branch_with_nothing_but_effects():
+    def make():
+        count = tf.Variable(0)
+
+        def step(x):
+            tf.cond(tf.reduce_sum(x) > 0, lambda: count.assign_add(1), lambda: count.assign(7))
+            return tf.cond(count > 0, lambda: x * 2, lambda: x + tf.cast(count.assign_add(2), x.dtype))
+
+        return step, (count,)
+
+    assert_law(make, [(rows(7, 3),), (-rows(7, 3),)], devices=3, at_home=None)

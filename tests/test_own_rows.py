@@ -1,0 +1,129 @@
+"""Numbers that are those of the rows themselves: what they read and add to, each shard has."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from tests.helpers.law import assert_law
+from tests.test_parallelize import rows
+
+DEVICES = [1, 2, 3, 4]
+COUNT = 11
+
+
+def law(apply, *more, devices, calls=None, at_home=0, signature=None, **options):
+    """Compare a step whose loss is a function of `tanh(x @ w)` in rows of 6, its gradients included."""
+
+    def make():
+        w = tf.Variable(0.3 * np.random.default_rng(0).normal(size=(4, 6)))
+
+        def step(x, *others):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_sum(tf.sin(apply(tf.tanh(x @ w), *others)))
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        return (tf.function(step, input_signature=signature) if signature else step), (w,)
+
+    return assert_law(make, calls or [(rows(COUNT, 4), *more)], devices=devices, at_home=at_home, **options)
+
+
+def assert_own(plan, op_type, devices):
+    """Nothing of an op is reduced over the shards, or read whole by them."""
+    ops = [op for op in plan.sharded_ops if op.type == op_type]
+    assert devices == 1 or ops, str(plan)
+    for op in ops:
+        given = plan.steps[op.index].shards
+        assert given.shift
+        assert all(str(layout).startswith("shard") for layout in given.gives), str(given.gives)
+
+
+PICKED = tf.constant(np.random.default_rng(1).integers(0, 6, (COUNT, 3)))
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_gradient_of_a_gather_from_each_row(devices: int):
+    plan = law(lambda h, i: tf.gather(h, i, batch_dims=1), PICKED, devices=devices)
+    assert_own(plan, "UnsortedSegmentSum", devices)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_gradient_of_a_gather_with_two_batch_axes(devices: int):
+    picked = PICKED[..., None] % 3
+
+    def apply(h, i):
+        return tf.gather(tf.reshape(h, [-1, 3, 2, 1]) + tf.zeros((1, 1, 1, 3), h.dtype), i % 2, batch_dims=2)
+
+    assert_own(law(apply, picked, devices=devices), "UnsortedSegmentSum", devices)
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_gather_of_a_batch_of_unknown_size(devices: int):
+    signature = [tf.TensorSpec((None, 4), tf.float64), tf.TensorSpec((None, 3), tf.int64)]
+    calls = [(rows(COUNT, 4), PICKED), (rows(2, 4), PICKED[:2]), (rows(7, 4), PICKED[:7])]
+    law(lambda h, i: tf.gather(h, i, batch_dims=1), devices=devices, calls=calls, signature=signature)
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_elements_of_each_row(devices: int):
+    """`h[range(n), i]`, as actor-critic and DQN pick what an action is worth."""
+
+    def apply(h, i):
+        return tf.gather_nd(h, tf.stack([tf.range(tf.shape(h)[0], dtype=tf.int64), i[:, 0]], -1))
+
+    plan = law(apply, PICKED, devices=devices)
+    assert_own(plan, "GatherNd", devices)
+    assert_own(plan, "ScatterNd", devices)
+    assert devices == 1 or not [move for move in plan.moves if move.kind in ("gather", "all-gather")]
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+@pytest.mark.parametrize("each", [1, 2])
+def test_crops_from_the_image_of_each_row(devices: int, each: int):
+    boxes = tf.cast(tf.sigmoid(rows(COUNT, each, 4)) / 2 + [0.0, 0.0, 0.4, 0.4], tf.float32)
+
+    def apply(h, boxes):
+        images = tf.cast(tf.reshape(h, [-1, 3, 2, 1]), tf.float32)
+        own = tf.repeat(tf.range(tf.shape(h)[0]), each)
+        return tf.cast(tf.image.crop_and_resize(images, tf.reshape(boxes, [-1, 4]), own, [2, 2]), tf.float64)
+
+    plan = law(apply, boxes, devices=devices, tolerance=1e-6)
+    assert_own(plan, "CropAndResize", devices)
+    assert_own(plan, "CropAndResizeGradImage", devices)
+
+
+@pytest.mark.parametrize("op", ["sum", "max", "min", "prod"])
+def test_segments_of_each_row(op: str):
+    segment = getattr(tf.math, f"unsorted_segment_{op}")
+    ids = np.arange(COUNT)[:, None] * 2 + np.array([0, 1, 1, 0, 0, 1])
+    plan = law(lambda h: segment(h, tf.constant(ids), 2 * COUNT), devices=3, at_home=None)
+    assert_own(plan, f"UnsortedSegment{op.title()}", 3)
+
+
+@pytest.mark.parametrize("order", ["reversed", "shuffled", "shifted by one"])
+def test_numbers_of_other_rows(order: str):
+    """Then what they read is put together for all: slower, and as right."""
+    own = np.arange(COUNT)
+    other = {"reversed": own[::-1], "shuffled": np.random.default_rng(0).permutation(COUNT), "shifted by one": own - 1}
+    ids = tf.constant(other[order] % COUNT)
+
+    def apply(h):
+        picked = tf.gather_nd(h, tf.stack([ids, ids % 6], -1))
+        added = tf.math.unsorted_segment_sum(h, ids, COUNT) + tf.scatter_nd(ids[:, None], h, [COUNT, 6])
+        return added * picked[:, None]
+
+    plan = law(apply, devices=3, at_home=None)
+    assert not any(step.shards and step.shards.shift for step in plan.steps)
+
+
+def test_indices_that_nothing_was_gathered_by():
+    """They may be larger than a row: nothing says that they are not."""
+
+    def apply(h, i):
+        ids = tf.range(tf.shape(h)[0], dtype=tf.int64)[:, None] * 3 + i
+        return tf.math.unsorted_segment_sum(h[:, :3], ids, 3 * COUNT + 6)
+
+    plan = law(apply, PICKED, devices=3)
+    assert not any(step.shards and step.shards.shift for step in plan.steps)

@@ -1,0 +1,92 @@
+"""What a plan says of work at home, and what `strict` refuses, whichever way the work came there."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from tests.test_parallelize import rows
+
+
+def weights(*shape: int) -> tf.Variable:
+    return tf.Variable(0.3 * np.random.default_rng(0).normal(size=shape))
+
+
+def born_whole(x):
+    """Work of the batch's size on rows that no argument has: sums over all rows so far, which nothing splits."""
+    z = tf.random.stateless_normal((tf.shape(x)[0], 64), (1, 2), dtype=tf.float64)
+    return tf.reduce_sum(tf.cumsum(tf.cumsum(z) ** 2)) + tf.reduce_sum(x)
+
+
+def test_the_plan_counts_all_work():
+    w, v = weights(6, 8), weights(20, 20)
+    plan = gs.parallelize(lambda x: (x @ w, v @ v), devices=2).plan(rows(10, 6))
+    ours, theirs = 2 * 10 * 6 * 8, 2 * 20**3
+    assert f"on the shards: {100 * ours / (ours + theirs):.4g} % of the FLOPs" in str(plan)
+
+
+def test_the_plan_lists_what_follows_from_an_operation_at_home():
+    printed = str(gs.parallelize(born_whole, devices=3).plan(rows(13, 3)))
+    assert "StatelessRandomNormalV2 'stateless_random_normal" in printed
+    assert "takes 2 Cumsum" in printed
+    assert "% of the FLOPs; rows are made in it" in printed
+    assert "test_strict.py" in printed
+
+
+def test_strict_refuses_work_on_rows_that_are_born_inside():
+    parallel = gs.parallelize(born_whole, devices=3, strict=True)
+    with pytest.raises(gs.StrictError, match="% of the floating-point operations work on the batch") as caught:
+        parallel(rows(13, 3))
+    assert "takes 2 Cumsum" in str(caught.value)
+    gs.verify(gs.parallelize(born_whole, devices=3, strict=1.0), rows(13, 3))
+
+
+def test_strict_takes_the_share_that_may_stay():
+    w = weights(6, 256)
+
+    def f(x):
+        return tf.reduce_sum(x @ w) + tf.reduce_sum(tf.sort(x, 0))
+
+    gs.parallelize(f, devices=2, strict=0.1)(rows(13, 6))
+    with pytest.raises(gs.StrictError, match="would run at home"):
+        gs.parallelize(f, devices=2, strict=True)(rows(13, 6))
+
+
+@pytest.mark.parametrize("strict", [-0.1, 1.5, "yes", None])
+def test_strict_is_a_truth_value_or_a_share(strict):
+    with pytest.raises(gs.ArgumentError, match="strict is True, False, or the share"):
+        gs.parallelize(born_whole, strict=strict)
+
+
+def test_small_work_on_whole_values_is_no_reason():
+    """Adam on more weights than the batch has numbers; weights with as many rows as the batch."""
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(8, "relu"), keras.layers.Dense(8)])
+    optimizer = keras.optimizers.Adam(clipnorm=1.0)
+    optimizer.build(model.trainable_variables)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2) + 1e-3 * sum(tf.reduce_sum(w**2) for w in model.trainable_variables)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables))
+        return loss
+
+    gs.parallelize(step, devices=2, strict=True)(tf.random.normal((8, 8)))
+
+
+def test_an_argument_that_is_kept_whole_is_no_reason():
+    parallel = gs.parallelize(lambda x, y: (x + 1, tf.cumsum(y)), devices=2, split={"y": None}, strict=True)
+    gs.verify(parallel, rows(7, 3), rows(7, 4))
+
+
+def test_a_loop_for_all_shards_says_why_and_what_is_at_home_in_its_turns():
+    def f(x):
+        return tf.while_loop(lambda i, x: i < 3, lambda i, x: (i + 1, x + tf.sort(tf.tanh(x), 0)), [0, x])[1]
+
+    plan = gs.parallelize(f, devices=2).plan(rows(7, 3))
+    assert "one for all shards, which meet in every turn: StatelessWhile" in str(plan)
+    assert plan.stayed_home
+    with pytest.raises(gs.StrictError, match="would run at home"):
+        gs.parallelize(f, devices=2, strict=True)(rows(7, 3))
