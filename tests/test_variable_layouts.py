@@ -446,6 +446,15 @@ def test_copies_and_verify():
     assert gs.verify(gs.parallelize(made.step, devices=3), X, Y).largest < 1e-4
 
 
+def test_the_page():
+    text = (Path(__file__).parent.parent / "docs" / "variables.md").read_text()
+    code = text.partition("```python\n")[2].partition("```")[0]
+    found: dict[str, Any] = {}
+    exec(compile(code, "docs/variables.md", "exec"), found)
+    assert any(parts_of_variable(variable.value) is not None for variable in found["larger"].variables)
+    assert all(parts_of_variable(variable.value) is None for variable in found["model"].variables)
+
+
 def test_errors():
     variable = tf.Variable(numbers(20, 20), name="table")
     with pytest.raises(gs.ArgumentError, match="There is no variable layout 'split'; there are 'home', 'sharded'"):
