@@ -99,9 +99,9 @@ def build_program(
         reader = _Reader(by_name, hints, resources, held or {}, bodies, symbols)
         for operations in zip(*cases, strict=True):
             reader.read(operations)
-        if reader.found == known or (reader.knows_all_shapes and replace(reader.found, values=known.values) == known):
+        if reader.found == known:
             break
-        known = reader.found  # what is behind a loop, branch or integer is only known when that is
+        known = reader.found  # what is behind a loop or branch is only known when that is
     return Program(
         ops=tuple(reader.ops),
         inputs=tuple(reader.positions[name] for name in inputs),
@@ -166,7 +166,6 @@ class _Reader:
         self._nodes = nodes
         self._known: dict[Tensor, np.ndarray] = {}
         self.found = Findings()
-        self.knows_all_shapes = True
         self._lists = Lists(self.found)
         self._row_numbers = RowNumbers(self.ops, self._known)
         self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
@@ -229,7 +228,6 @@ class _Reader:
             if output.dtype == tf.variant:
                 found = [case.outputs[k] for case in cases]
                 self._lists.infer(Tensor(len(self.ops), k), found, hint, self._unknown)
-        self.knows_all_shapes &= all(shape is not None and None not in shape for shape in shapes)
         return shapes
 
     def _inputs(self, node: Any) -> tuple[Tensor, ...]:
