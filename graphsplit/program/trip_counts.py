@@ -51,8 +51,7 @@ def turns_of(op: Any) -> Turns | None:
             return None
         if bound.op in condition.inputs:
             k = condition.inputs.index(bound.op)
-            unchanged = origin(body, body.outputs[k]).op == body.inputs[k]
-            value = op.constants.get(k) if unchanged else None
+            value = _unchanged(op, body, k)
             carried.append(k)
         else:
             value = less.constants.get(1)
@@ -69,12 +68,17 @@ def _counts(op: Any, body: Any, k: int) -> bool:
     if start is None or np.ndim(start) or int(start):
         return False
     added = body.ops[end.op]
-    return (
-        added.type == "AddV2"
-        and origin(body, added.inputs[0]).op == body.inputs[k]
-        and np.ndim(added.constants.get(1, [0])) == 0
-        and int(added.constants[1]) == 1
-    )
+    if added.type != "AddV2" or origin(body, added.inputs[0]).op != body.inputs[k]:
+        return False
+    step = added.constants.get(1)
+    if step is None and (more := origin(body, added.inputs[1]).op) in body.inputs:
+        step = _unchanged(op, body, body.inputs.index(more))
+    return step is not None and not np.ndim(step) and int(step) == 1
+
+
+def _unchanged(op: Any, body: Any, k: int) -> Any:
+    """Return a carried value that is known, and the same in every turn; else None."""
+    return op.constants.get(k) if origin(body, body.outputs[k]).op == body.inputs[k] else None
 
 
 def _comparisons(condition: Any) -> list[Any]:
