@@ -147,7 +147,13 @@ def document(found: list[Outcome], devices: int) -> str:
         for one in found
     ]
     reasons = [f"* **{one.name}**: {LESS_SHARDED[one.name][1]}" for one in found if one.name in LESS_SHARDED]
-    return _PAGE.format(devices=devices, few=ROWS, many=MANY_ROWS, rows="\n".join(rows), reasons="\n".join(reasons))
+    return _PAGE.format(
+        devices=devices,
+        few=ROWS,
+        many=MANY_ROWS,
+        rows="\n".join(rows),
+        reasons="\n".join(reasons) or "* In none of them more than a hundredth of the FLOPs, by plan.",
+    )
 
 
 _PAGE = """# Programs

@@ -80,10 +80,4 @@ PROGRAMS: dict[str, Callable[[], Training]] = {
 }
 
 # What of these does not run on the shards: at least which share of their FLOPs does, and what the rest is.
-LESS_SHARDED: dict[str, tuple[float, str]] = {
-    "Meta-learning": (
-        0.8,
-        "`tf.map_fn` makes a list of the rows, and lists are cut along the axes of their elements only. So the loop is "
-        "one for all shards, and each turn is split along what a row consists of.",
-    ),
-}
+LESS_SHARDED: dict[str, tuple[float, str]] = {}

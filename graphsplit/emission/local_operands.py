@@ -11,20 +11,21 @@ from graphsplit.core.polynomials import Polynomial
 from graphsplit.core.symbolic_sizes import as_exact
 from graphsplit.program.program import Op
 from graphsplit.rules import Sharded
+from graphsplit.rules.factors import Place
 
 
-def resized(op: Op, sharded: Sharded, own: Callable[[Shard], Polynomial]) -> dict[int, np.ndarray]:
+def resized(op: Op, sharded: Sharded, own: Callable[[Shard | Place], Polynomial]) -> dict[int, np.ndarray]:
     """Return the operands that hold the size of a sharded axis, or a place on it, as polynomials of sizes.
 
     Args:
-      own: returns how many entries the shard has of an axis that lies so.
+      own: returns how many entries the shard has of an axis that lies so, or where they are.
     """
     values: dict[int, np.ndarray] = {}
     for operand, position, value, extent in sharded.resize:
         made = values.setdefault(operand, _exact(op, operand, value))
         if position is not None:
             layout = sharded.gives[0] if extent is None else extent
-            assert isinstance(layout, Shard)
+            assert isinstance(layout, (Shard, Place))
             made[position] = own(layout)
     return values
 

@@ -25,7 +25,7 @@ from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.planning.mesh import Mesh
 from graphsplit.program.program import Op
 from graphsplit.rules import Sharded
-from graphsplit.rules.factors import Shift
+from graphsplit.rules.factors import LIST, Place, Shift
 
 _PART = "part"
 EmitLocal = Callable[[LocalPlan, str, int, bool], tuple[str, dict[str, Any]]]
@@ -70,7 +70,7 @@ class ShardCopies:
         """
         name = self._draft.prefixes[d] + op.name
         inputs = list(data)
-        for i, value in resized(op, sharded, lambda layout: self._counts.own(layout, d)).items():
+        for i, value in resized(op, sharded, lambda extent: self._extent(extent, d)).items():
             inputs[i] = self._counts.operand(
                 f"{name}/graphsplit_operand_{i}", d, value, self._draft.dtype(op.inputs[i])
             )
@@ -84,10 +84,18 @@ class ShardCopies:
         node = self._draft.copy(op, name, device, inputs, d)
         if PARTIAL_MEAN in sharded.gives and self._mesh.shards > 1:
             node.op = "Sum"  # what they add up to is divided once
+        if op.type == "TensorListStack" and isinstance(rows := sharded.wants[0], Shard) and rows.axis == LIST:
+            node.attr["num_elements"].i = -1  # as many as the shard has rows
         if op.type in CONTROL_FLOW:
             self._localise_bodies(op, node, sharded, d)
             bring_loop_inputs(node, self._draft)
         return node
+
+    def _extent(self, extent: Shard | Place, d: int) -> Polynomial:
+        if isinstance(extent, Shard):
+            return self._counts.own(extent, d)
+        first = self._counts.before(extent.layout, d)
+        return Polynomial.of(first + self._counts.own(extent.layout, d)) if extent.end else first
 
     def _shifted(self, op: Op, operand: int, shift: Shift, source: str, d: int, device: str) -> str:
         """Return a shard's numbers of its own rows, given those that these rows have in the whole."""

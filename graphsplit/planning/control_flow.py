@@ -13,6 +13,7 @@ from graphsplit.planning.backward_propagation import LocalBackwardPropagation
 from graphsplit.planning.forward_propagation import LocalForwardPropagation
 from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.row_loops import answer_row_loop, is_row_list
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Answer, Declined, Sharded
 
@@ -37,6 +38,8 @@ class ControlFlowAnswers:
 
         What its bodies only read in pieces is handed to it in pieces, even if it is whole.
         """
+        if any(map(is_row_list, layouts)) and CONTROL_FLOW[op.type].loops:
+            return answer_row_loop(op, layouts, self.mesh, self.random)
         given, chooses = list(layouts), int(CONTROL_FLOW[op.type].chooses)
         while True:
             wishes: dict[int, Shard] = {}

@@ -32,11 +32,12 @@ from graphsplit.program.constant_folding import FOLDABLE, fold
 from graphsplit.program.function_bodies import Bodies, Elements
 from graphsplit.program.node_simplification import SIMPLIFIED, is_known, simplified
 from graphsplit.program.program import SIZES, Op, Program, Tensor, is_stateful
-from graphsplit.program.row_numbers import NUMBERED, RowNumbers
+from graphsplit.program.row_numbers import NUMBERED, Numbers, RowNumbers
 from graphsplit.program.shape_inference import HELPER, Findings, Value, import_for_shapes, known_shape
 from graphsplit.program.stages import Stages
 from graphsplit.program.tensor_lists import Lists
 from graphsplit.program.tile_simplification import untile
+from graphsplit.program.trip_counts import pushed_counters, turns_of
 
 _NO_BODIES: dict[str, Any] = {}
 
@@ -167,6 +168,7 @@ class _Reader:
         self._known: dict[Tensor, np.ndarray] = {}
         self.found = Findings()
         self._lists = Lists(self.found)
+        self._counting: dict[Tensor, Numbers] = {}  # lists that loops made, onto which each turn pushed its number
         self._row_numbers = RowNumbers(self.ops, self._known)
         self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
         self._constants: dict[tuple[tf.DType, Shape, bytes], int] = {}
@@ -209,6 +211,8 @@ class _Reader:
         self._row_numbers.note(op)
         if op.type in NUMBERED:
             op = replace(op, numbers=self._row_numbers.find(op))
+        elif op.bodies:
+            op = replace(op, numbers={i: self._counting[t] for i, t in enumerate(inputs) if t in self._counting})
         *before, op = untile(op, self.ops)
         self.ops += before
         self.positions[op.name] = op.index
@@ -244,6 +248,7 @@ class _Reader:
         elif values is None:
             self.ops.append(op)
             self._read_through(op)
+            self._read_turns(op)
             if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
                 self._known[Tensor(op.index, 0)] = constant_value(op.node)
         elif len(values) == 1:
@@ -269,6 +274,15 @@ class _Reader:
             self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(op.inputs)})
         if op.type == "Reshape" and is_known(op.in_shapes[0], op.out_shapes[0]):
             self._replaced[Tensor(op.index, 0)] = op.inputs[0]
+
+    def _read_turns(self, op: Op) -> None:
+        """Take what a loop counts for known once it ends, if that is known; and note which lists have the numbers."""
+        turns = None if self._unknown else turns_of(op)
+        if turns is not None:
+            for k in pushed_counters(op, turns):
+                self._counting[Tensor(op.index, k)] = Numbers(np.arange(turns.number), 1)
+            for k in sorted(turns.counters):
+                self._append_value(op, k, np.array(turns.number, op.out_dtypes[k].as_numpy_dtype))
 
     def _pop(self, op: Op, value: np.ndarray) -> None:
         """Append the op that takes the last element off a list; that element is known."""

@@ -33,8 +33,18 @@ Dims = tuple[Dim, ...] | None
 """The axes of one operand; None if every shard reads the whole value, or yields the whole value as all others do."""
 
 
-ELEMENTS: Dims = tuple(range(16))
-"""The axes of a TensorList: those of its elements, whose rank nobody needs to know."""
+LIST = 16
+"""The axis of a TensorList along which its elements are stacked, after all that an element may have; and its factor."""
+
+ELEMENTS: Dims = tuple(range(LIST + 1))
+"""The axes of a TensorList: those of its elements, whose rank nobody needs to know, and the list's own."""
+
+
+class Place(NamedTuple):
+    """Where a shard's entries of an axis that lies so begin, or end, in the whole."""
+
+    layout: Shard
+    end: bool = False
 
 
 class Resize(NamedTuple):
@@ -42,13 +52,14 @@ class Resize(NamedTuple):
 
     `value` is the operand as the single device has it; with no position, it is what every device gets instead. (The
     position of a scalar is `()`.)
-    An `extent` says that the element is not the size of that axis, but what each device has of one that lies so.
+    An `extent` says that the element is not the size of that axis, but what each device has of one that lies so, or
+    where that is.
     """
 
     operand: int
     position: int | tuple[int, ...] | None
     value: np.ndarray
-    extent: Shard | None = None
+    extent: Shard | Place | None = None
 
 
 class Shift(NamedTuple):

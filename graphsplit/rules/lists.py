@@ -5,14 +5,17 @@ A list is a scalar of type variant; its `Dims` are those of the elements, whose 
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from graphsplit.core.symbolic_sizes import is_same
 from graphsplit.program.program import Op
-from graphsplit.rules.factors import ELEMENTS, Declined, Dims, Factors, Resize
+from graphsplit.rules.factors import ELEMENTS, LIST, Declined, Dims, Factors, Resize
 from graphsplit.rules.registry import register
 
-_STACKED: Dims = (None, *range(15))
+_STACKED: Dims = (LIST, *range(15))
+_WITHIN: Dims = (*range(LIST), None)  # a list of which an op takes one element, whichever
 
 
 def _element_shape(op: Op, operand: int) -> dict[int, tuple[Resize, ...]] | None:
@@ -39,8 +42,13 @@ def make_list(op: Op) -> Factors | Declined:
     """
     if 0 not in op.constants:
         unknown = Resize(0, None, np.array(-1))
-        return Factors((None, None), (ELEMENTS,), resize=dict.fromkeys(range(len(ELEMENTS or ())), (unknown,)))
-    return _rule(op, (None, None), (ELEMENTS,), shape=0)
+        return Factors((None, None), (_WITHIN,), resize=dict.fromkeys(range(LIST), (unknown,)))
+    count, found = op.constants.get(1), _rule(op, (None, None), (ELEMENTS,), shape=0)
+    if isinstance(found, Declined) or op.type == "EmptyTensorList":
+        return found
+    if count is None:
+        return replace(found, outputs=(_WITHIN,))
+    return replace(found, resize={**found.resize, LIST: (Resize(1, (), np.asarray(count)),)})
 
 
 @register("TensorListFromTensor")
@@ -58,28 +66,28 @@ def stack(op: Op) -> Factors | Declined:
 @register("TensorListGetItem")
 def get_item(op: Op) -> Factors | Declined:
     """`(list of ab, index, shape) -> ab`."""
-    return _rule(op, (ELEMENTS, None, None), (ELEMENTS,), shape=2)
+    return _rule(op, (_WITHIN, None, None), (_WITHIN,), shape=2)
 
 
 @register("TensorListSetItem")
 def set_item(op: Op) -> Factors | Declined:
     """`(list of ab, index, ab) -> list of ab`."""
-    return _rule(op, (ELEMENTS, None, ELEMENTS), (ELEMENTS,), shape=None)
+    return _rule(op, (_WITHIN, None, _WITHIN), (_WITHIN,), shape=None)
 
 
 @register("TensorListPushBack")
 def push_back(op: Op) -> Factors | Declined:
     """`(list of ab, ab) -> list of ab`."""
-    return _rule(op, (ELEMENTS, ELEMENTS), (ELEMENTS,), shape=None)
+    return _rule(op, (_WITHIN, _WITHIN), (_WITHIN,), shape=None)
 
 
 @register("TensorListPopBack")
 def pop_back(op: Op) -> Factors | Declined:
     """`(list of ab, shape) -> list of ab, ab`."""
-    return _rule(op, (ELEMENTS, None), (ELEMENTS, ELEMENTS), shape=1)
+    return _rule(op, (_WITHIN, None), (_WITHIN, _WITHIN), shape=1)
 
 
 @register("TensorListLength")
 def length(op: Op) -> Factors | Declined:
     """The number of elements, the same on every shard."""
-    return Factors((ELEMENTS,), (None,))
+    return Factors((_WITHIN,), (None,))

@@ -1,0 +1,107 @@
+"""Loops whose number of turns is known: counters from 0, one more in each turn, that end at a known bound."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from graphsplit.core.function_calls import CONTROL_FLOW, function_names
+
+_PASSES = frozenset({"Identity"})
+
+
+class Turns(NamedTuple):
+    """What is known of a loop.
+
+    Attributes:
+      number: how often its body runs.
+      counters: which of the carried values count the turns before.
+      carried_bounds, constant_bounds: what they are compared with: positions of carried values, and operations of the
+        condition.
+    """
+
+    number: int
+    counters: frozenset[int]
+    carried_bounds: tuple[int, ...]
+    constant_bounds: tuple[int, ...]
+
+
+def origin(program: Any, tensor: Any) -> Any:
+    """Return the tensor that some identities pass on."""
+    while program.ops[tensor.op].type in _PASSES:
+        tensor = program.ops[tensor.op].inputs[0]
+    return tensor
+
+
+def turns_of(op: Any) -> Turns | None:
+    """Return what is known of the turns of a loop, or None."""
+    if not op.bodies or not CONTROL_FLOW[op.type].loops:
+        return None
+    condition_name, body_name = function_names(op.node)
+    condition, body = op.bodies[condition_name], op.bodies[body_name]
+    counters = frozenset(k for k in range(len(op.inputs)) if _counts(op, body, k))
+    comparisons = _comparisons(condition)
+    if not comparisons:
+        return None
+    least, carried, constant = [], [], []
+    for less in comparisons:
+        counter, bound = (origin(condition, tensor) for tensor in less.inputs)
+        if counter.op not in condition.inputs or condition.inputs.index(counter.op) not in counters:
+            return None
+        if bound.op in condition.inputs:
+            k = condition.inputs.index(bound.op)
+            value = _unchanged(op, body, k)
+            carried.append(k)
+        else:
+            value = less.constants.get(1)
+            constant.append(less.index)
+        if value is None or np.ndim(value):
+            return None
+        least.append(int(value))
+    return Turns(max(min(least), 0), counters, tuple(carried), tuple(constant))
+
+
+def _counts(op: Any, body: Any, k: int) -> bool:
+    """Return whether a carried value is 0 before the first turn, and one more after each."""
+    start, end = op.constants.get(k), origin(body, body.outputs[k])
+    if start is None or np.ndim(start) or int(start):
+        return False
+    added = body.ops[end.op]
+    if added.type != "AddV2" or origin(body, added.inputs[0]).op != body.inputs[k]:
+        return False
+    step = added.constants.get(1)
+    if step is None and (more := origin(body, added.inputs[1]).op) in body.inputs:
+        step = _unchanged(op, body, body.inputs.index(more))
+    return step is not None and not np.ndim(step) and int(step) == 1
+
+
+def _unchanged(op: Any, body: Any, k: int) -> Any:
+    """Return a carried value that is known, and the same in every turn; else None."""
+    return op.constants.get(k) if origin(body, body.outputs[k]).op == body.inputs[k] else None
+
+
+def _comparisons(condition: Any) -> list[Any]:
+    """Return the comparisons that must all hold for another turn; none if it asks anything else."""
+    pending, found = [origin(condition, condition.outputs[0])], []
+    while pending:
+        op = condition.ops[pending.pop().op]
+        if op.type == "LogicalAnd":
+            pending += [origin(condition, tensor) for tensor in op.inputs]
+        elif op.type == "Less":
+            found.append(op)
+        else:
+            return []
+    return found
+
+
+def pushed_counters(op: Any, turns: Turns) -> list[int]:
+    """Return the carried lists onto which each turn pushes its number."""
+    body, found = op.bodies[function_names(op.node)[1]], []
+    own = {body.inputs[k] for k in turns.counters}
+    for k, tensor in enumerate(body.outputs):
+        last = body.ops[origin(body, tensor).op]
+        pushes = last.type == "TensorListPushBack" and origin(body, last.inputs[0]).op == body.inputs[k]
+        if pushes and origin(body, last.inputs[1]).op in own:
+            found.append(k)
+    return found
