@@ -91,8 +91,8 @@ def test_weights(weights: Any, expected: str):
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("strict", "yes", "strict is True or False, got 'yes'."),
-        ("strict", None, "strict is True or False, got None."),
+        ("strict", "yes", "strict is True, False, or the share of the work that may run at home, 0.1; got 'yes'."),
+        ("strict", None, "strict is True, False, or the share of the work that may run at home, 0.1; got None."),
         ("reduce_retracing", 7, "reduce_retracing is True or False, got 7."),
         ("random", 3, "random=3 is not known; choose 'exact' or 'independent'."),
     ],
@@ -115,7 +115,7 @@ def test_transpiling_what_is_no_graph():
     )
     graph = tf.Graph().as_graph_def()
     assert message(gs.ArgumentError, lambda: gs.transpile_graph_def(graph, "x", "y", 2, strict="yes")) == (
-        "strict is True or False, got 'yes'."
+        "strict is True, False, or the share of the work that may run at home, 0.1; got 'yes'."
     )
 
 

@@ -55,6 +55,8 @@ def factor_shapes(before: Shape, after: Shape) -> tuple[Dims, Dims]:
             parts_before[group_before[0]].append(part)
             parts_after[group_after[0]].append(part)
             continue
+        if None in [*[before[axis] for axis in group_before], *[after[axis] for axis in group_after]]:
+            continue  # of no entries, an axis may have any size
         spans_before, spans_after = _spans(before, group_before), _spans(after, group_after)
         for first, last in _candidates(spans_before, spans_after):
             there, here = _find(spans_before, first, last), _find(spans_after, first, last)
