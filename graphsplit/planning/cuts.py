@@ -27,6 +27,7 @@ from graphsplit.rules.random import rule_to_make
 _FLOPS_PER_BYTE = 1  # that must be spread for each byte moved: a product with four columns pays, with one it does not
 _LEAST_OTHER_FLOPS = 1_000_000  # for which anything is cut that has neither the batch's rows nor an argument's
 _LEAST_OTHER_BYTES = 65_536
+_LEAST_SHARE = 0.01  # of all work: where less is done whole, nobody looks for what could be cut of it
 _SMALL = 1024  # bytes: less than the copy of a tensor between devices costs
 
 Pass = Callable[..., ForwardPropagation]
@@ -43,9 +44,7 @@ def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> Fo
       make: see `Pass`.
     """
     natural = make(ForwardPropagation)
-    if mesh.shards < 2 or not any(
-        flops_of(op) for op, given in zip(program.ops, natural.answers, strict=True) if given is None
-    ):
+    if mesh.shards < 2 or _share_at_home(program, natural) < _LEAST_SHARE:
         return natural
     known = natural.wanted_whole
     hopeful = make(_Hopeful, settled=natural.answers, wanted_whole=known, mesh=mesh)
@@ -55,6 +54,13 @@ def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> Fo
         return natural
     settled = [answers.get(op.index, natural.answers[op.index]) for op in program.ops]
     return make(ForwardPropagation, settled=settled, wanted_whole=known, cuts=cuts)
+
+
+def _share_at_home(program: Program, natural: ForwardPropagation) -> float:
+    """Return the share of all floating-point operations that is naturally done whole: an optimizer's, mostly."""
+    work = [flops_of(op) for op in program.ops]
+    whole = [flops for flops, given in zip(work, natural.answers, strict=True) if given is None]
+    return sum(whole) / (sum(work) or 1)
 
 
 class _Hopeful(ForwardPropagation):
