@@ -14,7 +14,7 @@ from graphsplit.program.program import Op
 from graphsplit.rules.factors import ELEMENTS, LIST, Declined, Dims, Factors, Resize
 from graphsplit.rules.registry import register
 
-_STACKED: Dims = (LIST, *range(15))
+_STACKED: tuple[int, ...] = (LIST, *range(15))
 _WITHIN: Dims = (*range(LIST), None)  # a list of which an op takes one element, whichever
 
 
@@ -59,7 +59,10 @@ def from_tensor(op: Op) -> Factors | Declined:
 
 @register("TensorListStack")
 def stack(op: Op) -> Factors | Declined:
-    """`list of ab -> tab`."""
+    """`list of ab -> tab`; elements whose number is not known are all there."""
+    shape = op.out_shapes[0]
+    if not shape or shape[0] is None:
+        return _rule(op, (_WITHIN, None), ((None, *_STACKED[1:]),), shape=1)
     return _rule(op, (ELEMENTS, None), (_STACKED,), shape=1)
 
 
