@@ -192,7 +192,7 @@ def _normalise(layout: str, epsilon: float, factor: float, spaces: int) -> Calla
         centred = wide - tf.reshape(own_mean, spread)
         own_variance = tf.reduce_mean(centred * centred, axes)
         y = centred * tf.reshape(tf.math.rsqrt(own_variance + epsilon) * scale, spread) + tf.reshape(offset, spread)
-        count = tf.size(x) // tf.size(own_mean)
+        count = tf.size(x) // tf.maximum(tf.size(own_mean), 1)  # (there may be no channels)
         unbiased = own_variance * tf.cast(count, scale.dtype) / tf.cast(tf.maximum(count - 1, 1), scale.dtype)
         kept = own_mean, unbiased
         if factor != 1.0:
@@ -217,7 +217,7 @@ def _normalise_gradient(layout: str, epsilon: float) -> Callable[..., Any]:
         normalised = (tf.cast(x, mean.dtype) - tf.reshape(mean, spread)) * tf.reshape(inverse, spread)
         by_offset = tf.reduce_sum(wide, axes)
         by_scale = tf.reduce_sum(wide * normalised, axes)
-        count = tf.cast(tf.size(x) // tf.size(mean), mean.dtype)
+        count = tf.cast(tf.size(x) // tf.maximum(tf.size(mean), 1), mean.dtype)
         shared = tf.reshape(by_offset / count, spread) + normalised * tf.reshape(by_scale / count, spread)
         dx = tf.reshape(tf.cast(scale, mean.dtype) * inverse, spread) * (wide - shared)
         nothing = tf.zeros([0], mean.dtype)

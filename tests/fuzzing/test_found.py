@@ -221,6 +221,11 @@ def gather_from_no_rows(x, table, numbers):
     return tf.reduce_sum(x), tf.gather(table, tf.cast(numbers, tf.int64) % 2, axis=2, batch_dims=2)
 
 
+@found((0, 3, 3, 0), (0,), tapes=1, dtype=tf.float32, devices=4)
+def normalization_of_no_channels(x, scale):
+    return tf.raw_ops.FusedBatchNormV3(x=x, scale=scale, offset=scale, mean=scale, variance=scale)[:3]
+
+
 @found((1,), tapes=1, devices=4)
 def gradient_of_the_next_number(x):
     return tf.raw_ops.NextAfter(x1=x, x2=x)
