@@ -217,13 +217,7 @@ class _Writer:
         return result
 
     def _constant(self, name: str, value: np.ndarray, dtype: tf.DType) -> Tensor:
-        name = self._unused(name)
-        op = Op(
-            len(self._ops), name, "Const", (), (), constant_node(name, value, dtype), (), (value.shape,), (dtype,),
-            (value.size * dtype.size,), {}, stateful=False,
-        )  # fmt: skip
-        self._ops.append(op)
-        return Tensor(op.index, 0)
+        return self._new(constant_node(self._unused(name), value, dtype), (), [(value.shape, dtype)], {})
 
     def _made(
         self,
@@ -234,16 +228,32 @@ class _Writer:
         constants: Mapping[int, np.ndarray],
         **attributes: Any,
     ) -> Tensor:
+        return self._new(make_node(name, kind, [], **attributes), inputs, results, constants)
+
+    def _new(
+        self,
+        node: Any,
+        inputs: Sequence[Tensor],
+        results: Sequence[tuple[Any, tf.DType]],
+        constants: Mapping[int, np.ndarray],
+    ) -> Tensor:
         """Append an operation that the original lacks, and return its first output."""
-        shapes, dtypes = tuple([shape for shape, _ in results]), tuple([dtype for _, dtype in results])
-        sizes = tuple([_bytes(shape, dtype) for shape, dtype in results])
-        node = make_node(name, kind, [], **attributes)
-        given = self._shapes(inputs)
-        op = Op(
-            len(self._ops), name, kind, tuple(inputs), (), node, given, shapes, dtypes, sizes, constants, stateful=False
+        made = Op(
+            index=len(self._ops),
+            name=node.name,
+            type=node.op,
+            inputs=tuple(inputs),
+            controls=(),
+            node=node,
+            in_shapes=self._shapes(inputs),
+            out_shapes=tuple([shape for shape, _ in results]),
+            out_dtypes=tuple([dtype for _, dtype in results]),
+            out_bytes=tuple([_bytes(*result) for result in results]),
+            constants=constants,
+            stateful=False,
         )
-        self._ops.append(op)
-        return Tensor(op.index, 0)
+        self._ops.append(made)
+        return Tensor(made.index, 0)
 
     def _append(
         self,
