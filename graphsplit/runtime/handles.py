@@ -20,10 +20,8 @@ def captured(trace: Trace, plan: Plan) -> list[tf.Tensor]:
       plan: of the trace's program, or of that in parts.
     """
     origins = plan.state.parts
-    if not origins and not are_any_parts():
-        return list(trace.captures)
     if not origins:
-        return [_whole(handle) for handle in trace.captures]
+        return [_whole(handle) for handle in trace.captures] if are_any_parts() else list(trace.captures)
     names = [trace.program.ops[position].name for position in trace.program.captures]
     found = []
     for k, part in origins:
