@@ -60,6 +60,17 @@ def test_sizes_remember_where_they_come_from() -> None:
     assert not isinstance(t - t, Size)
 
 
+def test_sizes_are_ordered_where_that_is_so_for_all() -> None:
+    t = Size(Polynomial.of(length(0, "t")))
+    assert rows_(2) > rows_(1) >= 1
+    assert rows_(1) + 1 > 1 >= 0 < t
+    assert max(t, t + 2) == t + 2
+    assert not rows_(1) < 1
+    for question in (lambda: rows_(1) < 2, lambda: t <= 10, lambda: rows_(1) > t, lambda: sorted([t, rows_(1)])):
+        with pytest.raises(UndecidedError, match=r"^whether .* is less than "):
+            question()
+
+
 @pytest.mark.parametrize("rows", [0, 1, 2, 17])
 @pytest.mark.parametrize("steps", [0, 1, 5])
 def test_polynomials_are_arithmetic(rows: int, steps: int) -> None:

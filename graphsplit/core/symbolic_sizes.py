@@ -43,10 +43,11 @@ class Size(int):
     """A size that follows from unknown ones; as an integer, what it is for their stand-ins.
 
     Products, sums and whole quotients of sizes are sizes again; others are not known. A size equals what is the same
-    whatever the unknown ones are, never a number. It is ordered as its stand-in: by what it costs.
+    whatever the unknown ones are, never a number. Which of two is smaller is answered where it is so for all sizes, and
+    raises `UndecidedError` elsewhere; what things cost is compared by `int(size)`.
 
-    >>> int(rows(3)) == 3 * STAND_IN, rows(3) == 3 * STAND_IN, str(rows(6) // 2)
-    (True, False, '3*rows')
+    >>> int(rows(3)) == 3 * STAND_IN, rows(3) == 3 * STAND_IN, str(rows(6) // 2), rows(3) > rows(2)
+    (True, False, '3*rows', True)
     """
 
     polynomial: Polynomial
@@ -81,6 +82,18 @@ class Size(int):
 
     def __ne__(self, other: object) -> bool:
         return not self == other
+
+    def __lt__(self, other: int) -> bool:
+        return _is_less(self, other)
+
+    def __gt__(self, other: int) -> bool:
+        return _is_less(other, self)
+
+    def __le__(self, other: int) -> bool:
+        return not _is_less(other, self)
+
+    def __ge__(self, other: int) -> bool:
+        return not _is_less(self, other)
 
     def __hash__(self) -> int:
         return hash(repr(self))
@@ -169,6 +182,15 @@ def is_at_least(a: Any, b: Any) -> bool:
         return a >= b
     counts = Polynomial.of(Polynomial.of(a) - Polynomial.of(b)).terms
     return all(count > 0 for monomial, count in counts.items() if monomial) and sum(counts.values()) >= 0
+
+
+def _is_less(a: Any, b: Any) -> bool:
+    """Return whether a size is smaller than another one, if that is so, or is not so, for all sizes."""
+    if is_at_least(a, b):
+        return False
+    if is_at_least(b, Polynomial.of(a) + 1):
+        return True
+    raise UndecidedError(f"whether {a} is less than {b}")
 
 
 def shape_at(shape: Shape | None, point: Point) -> Shape | None:

@@ -34,7 +34,7 @@ def rows_at_home(
         size = before[layout.axis]
         return (layout, "") if size is not None and size == shape[layout.axis] else None
     of_whole_parts = not any(isinstance(layout_of(tensor), Shard) for tensor in op.inputs)
-    if op.type in _MAKES_DENSE and of_whole_parts and batch > 1 and shape[0] == batch:
+    if op.type in _MAKES_DENSE and of_whole_parts and int(batch) > 1 and shape[0] == batch:
         return Shard(0), "its rows are only equal once they are dense"
     return None
 

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from graphsplit.core.polynomials import Polynomial, UndecidedError, is_symbolic
-from graphsplit.core.symbolic_sizes import as_exact
+from graphsplit.core.symbolic_sizes import as_exact, has_sizes
 
 MOST_ELEMENTS = 1024
 Values = Sequence[np.ndarray]
@@ -178,7 +178,7 @@ def fold(op: Any, symbols: Mapping[int, np.ndarray]) -> list[np.ndarray] | None:
     if not all(dtype.is_integer or dtype.is_bool for dtype in op.out_dtypes):
         return None
     if op.type != "BroadcastGradientArgs" and any(
-        s is None or None in s or math.prod(s) > MOST_ELEMENTS for s in op.out_shapes
+        s is None or None in s or has_sizes(s) or math.prod(s) > MOST_ELEMENTS for s in op.out_shapes
     ):
         return None  # (TensorFlow does not infer how many axes BroadcastGradientArgs returns; there are few)
     try:

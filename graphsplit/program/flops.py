@@ -53,7 +53,7 @@ class _UnknownError(Exception):
 def _size(shape: Shape | None) -> int:
     if shape is None or None in shape:
         raise _UnknownError
-    return math.prod(d or 0 for d in shape)
+    return math.prod(int(d or 0) for d in shape)
 
 
 def _dim(shape: Shape | None, axis: int) -> int:
