@@ -6,6 +6,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import graphsplit as gs
 from tests.test_parallelize import rows
@@ -90,3 +91,26 @@ def test_a_loop_for_all_shards_says_why_and_what_is_at_home_in_its_turns():
     assert plan.stayed_home
     with pytest.raises(gs.StrictError, match="would run at home"):
         gs.parallelize(f, devices=2, strict=True)(rows(7, 3))
+
+
+def test_which_ids_a_batch_has_is_found_at_home():
+    """The sparse gradients of an embedding: ids are gathered, values are not; of numbers it would be a reason."""
+    table = tf_keras.layers.Embedding(500, 16)
+    table.build((None, 5))
+    optimizer = tf_keras.optimizers.SGD(0.1)
+    optimizer.build(table.trainable_variables)
+    w = weights(16, 64)
+
+    def step(ids):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(tf.cast(table(ids), tf.float64) @ w) ** 2)
+        optimizer.apply_gradients(zip(tape.gradient(loss, table.variables), table.variables, strict=True))
+        return loss
+
+    ids = tf.constant(np.random.default_rng(0).integers(0, 500, (13, 5)))
+    plan = gs.parallelize(step, devices=3, strict=True).plan(ids)
+    assert [op.type for op, _ in plan.stayed_home] == ["Unique"]
+    assert plan.gathered_bytes(plan.stayed_home[0][0]) == 8 * 13 * 5
+    assert "UnsortedSegmentSum" in {op.type for op in plan.sharded_ops}
+    with pytest.raises(gs.StrictError, match="which entries are new depends on all rows"):
+        gs.parallelize(lambda x: tf.unique(x)[1], devices=3, strict=True).plan(rows(13, 1)[:, 0])
