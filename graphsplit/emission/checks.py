@@ -13,7 +13,7 @@ from typing import Any
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.graphdefs import split_reference
-from graphsplit.core.layouts import REPLICATE, Layout, Partial, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import REPLICATE, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
 from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.planning.plan import Plan
@@ -176,6 +176,8 @@ class _Planned:
 
     def _moved(self, move: Move, d: int | None) -> Form:
         """Return what a move makes, for shard `d` if it makes something for each."""
+        if isinstance(move.source, (Shard, Partial)) and isinstance(move.target, (Shard, Replicate)):
+            return self._exchanged(move, move.source, move.target, d or 0)
         if isinstance(move.source, (Shard, Partial)):
             return self._put_together(move)
         if move.source == REPLICATE:
@@ -190,7 +192,21 @@ class _Planned:
             return whole
         assert isinstance(move.target, Shard)
         assert d is not None
-        device, blocks = move.source.device or self._plan.home, len(move.target.blocks)
+        return self._piece(whole, move.target, move.source.device or self._plan.home, d)
+
+    def _exchanged(self, move: Move, source: Shard | Partial, target: Shard | Replicate, d: int) -> Form:
+        """Return what shard `d` puts together of what all shards send it."""
+        op, device = self._plan.program.ops[move.tensor.op], self._plan.devices[d]
+        pieces: list[Form] = [("made", move.tensor, e) for e in self._shards]
+        if isinstance(target, Shard):
+            pieces = [self._piece(part, target, self._plan.shard_device(op, e), d) for e, part in enumerate(pieces)]
+        if isinstance(source, Partial):
+            return _reduced(source.reduction, pieces, device)
+        return ("ConcatV2", device, tuple(pieces))
+
+    def _piece(self, whole: Form, target: Shard, device: str, d: int) -> Form:
+        """Return what shard `d` gets of a value that is cut on a device."""
+        blocks = len(target.blocks)
         pieces = [("SplitV", device, whole, b * len(self._shards) + d) for b in range(blocks)]
         return pieces[0] if blocks == 1 else ("ConcatV2", self._plan.devices[d], tuple(pieces))
 

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import constant_node, make_node
-from graphsplit.core.layouts import BATCH, Shard
+from graphsplit.core.layouts import BATCH, Partial, Replicate, Shard
 from graphsplit.core.symbolic_sizes import has_sizes
 from graphsplit.emission.row_counts import RowCounts
 
@@ -24,7 +24,14 @@ Nodes = list[Any]
 
 
 def scatter(
-    name: str, source: str, layout: Shard, counts: RowCounts, dtype: tf.DType, device: str, devices: Sequence[str]
+    name: str,
+    source: str,
+    layout: Shard,
+    counts: RowCounts,
+    dtype: tf.DType,
+    device: str,
+    devices: Sequence[str],
+    shard: int | None = None,
 ) -> tuple[Nodes, list[str]]:
     """Return the nodes that cut `source` on a device, and the reference of each shard's piece.
 
@@ -35,12 +42,13 @@ def scatter(
       counts: how many rows each shard has.
       device: where the whole is.
       devices: those of the shards.
+      shard: which of them has what is cut, if one has.
     """
     shards = len(devices)
     if shards == 1:
         return [], [source]
     pieces = len(layout.blocks) * shards
-    nodes, references = _cut(name, source, counts.split_sizes(name, layout), pieces, layout.axis, dtype, device)
+    nodes, references = _cut(name, source, counts.split_sizes(name, layout, shard), pieces, layout.axis, dtype, device)
     for k, reference in enumerate(references):
         if _may_be_absent(counts, layout, k % shards):
             switch = f"{name}/piece_{k}"
@@ -133,6 +141,50 @@ def reduce(
         nodes.append(make_node(own, _PAIRWISE[reduction], [result, part], device, **attributes))
         result = own
     return nodes, name
+
+
+def exchange(
+    name: str,
+    shards: Sequence[str],
+    source: Shard | Partial,
+    target: Shard | Replicate,
+    counts: RowCounts,
+    dtype: tf.DType,
+    made_on: Sequence[str],
+    devices: Sequence[str],
+) -> tuple[Nodes, list[str]]:
+    """Return the nodes by which every shard sends each other one its part, and what each then has.
+
+    An all-to-all, a reduce-scatter or an all-gather: each shard cuts what it has as the target says, and puts together
+    what it gets as the source says. No device has more than its share of the work, or sees more of the bytes.
+
+    Args:
+      name: a prefix of the nodes' names that nobody else has.
+      shards: the reference of what each shard has.
+      source, target: the layouts, of different axes.
+      counts: how many rows each shard has; they are known.
+      made_on: the device on which each shard has its value.
+      devices: those on which the shards read what they get.
+    """
+    nodes: Nodes = []
+    sent: list[Sequence[str]] = []  # by each shard, to each
+    for d, own in enumerate(shards):
+        if isinstance(target, Replicate):
+            sent.append([own] * len(shards))
+            continue
+        cut, pieces = scatter(f"{name}/from_{d}", own, target, counts, dtype, made_on[d], devices, d)
+        nodes += cut
+        sent.append(pieces)
+    found = []
+    for d, device in enumerate(devices):
+        received, own_name = [pieces[d] for pieces in sent], f"{name}/to_{d}"
+        if isinstance(source, Partial):
+            joined, reference = reduce(own_name, received, source.reduction, counts, dtype, device)
+        else:
+            joined, reference = gather(own_name, received, source, counts, dtype, device, made_on)
+        nodes += joined
+        found.append(reference)
+    return nodes, found
 
 
 def broadcast_bucket(

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
 from graphsplit.emission import collectives
 from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft
@@ -106,6 +106,8 @@ class Resharding:
         return self._made[move]
 
     def _carry_out(self, move: Move) -> list[str]:
+        if isinstance(move.source, (Shard, Partial)) and isinstance(move.target, (Shard, Replicate)):
+            return self._exchange(move, move.source, move.target)
         if isinstance(move.source, Shard):
             return self._gather(move, move.source)
         if isinstance(move.source, Partial):
@@ -154,6 +156,15 @@ class Resharding:
         )
         self._draft.add_all(nodes, self._origin(move))
         return [reference]
+
+    def _exchange(self, move: Move, source: Shard | Partial, target: Shard | Replicate) -> list[str]:
+        op, dtype = self._program.ops[move.tensor.op], self._draft.dtype(move.tensor)
+        made_on = [self._plan.shard_device(op, d) for d in self._draft.shards]
+        nodes, references = collectives.exchange(
+            self._name(move), self._parts(move), source, target, self._counts, dtype, made_on, self._plan.devices
+        )
+        self._draft.add_all(nodes, self._origin(move))
+        return references
 
     def _scatter(self, move: Move, target: Shard, source: str) -> list[str]:
         name, device = self._name(move), _device(move.source, self._plan.home)

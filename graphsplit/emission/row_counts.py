@@ -100,8 +100,8 @@ class RowCounts:
             self._made[key] = self._sum(d, value, dtype) if is_symbolic(value) else self._number(name, d, value, dtype)
         return self._made[key]
 
-    def split_sizes(self, name: str, layout: Shard) -> str:
-        """Write the sizes of all pieces of an axis, block by block, at home."""
+    def split_sizes(self, name: str, layout: Shard, d: int | None = None) -> str:
+        """Write the sizes of all pieces of an axis, block by block, at home or on the device of a shard."""
         raise CheckError("A shard by itself cuts nothing.")
 
     def own_sizes(self, name: str, layout: Shard, d: int) -> str:
@@ -109,9 +109,9 @@ class RowCounts:
         blocks = [self.own(layout.between(i, i + 1), d) for i in range(len(layout.blocks))]
         return self.operand(f"{name}/sizes", d, np.array([*blocks, None], object)[:-1], tf.int64)
 
-    def _sizes_known(self, name: str, layout: Shard, rows: Sequence[int]) -> str:
+    def _sizes_known(self, name: str, layout: Shard, rows: Sequence[int], d: int | None = None) -> str:
         sizes = [count for block in layout.pieces(rows) for count in block]
-        return self.operand(f"{name}/sizes", None, np.array(sizes, np.int64), tf.int64)
+        return self.operand(f"{name}/sizes", d, np.array(sizes, np.int64), tf.int64)
 
     def own(self, layout: Shard, d: int) -> Polynomial:
         """Return how many entries shard `d` has of an axis that lies so."""
@@ -168,9 +168,9 @@ class FixedRows(RowCounts):
         for d in site.devices:
             self.numbers[d] = {ROWS: sum(rows), OWN: rows[d], BEGIN: sum(rows[:d])}
 
-    def split_sizes(self, name: str, layout: Shard) -> str:
-        """Write the sizes of all pieces of an axis, block by block, at home."""
-        return self._sizes_known(name, layout, self._rows)
+    def split_sizes(self, name: str, layout: Shard, d: int | None = None) -> str:
+        """Write the sizes of all pieces of an axis, block by block, at home or on the device of a shard."""
+        return self._sizes_known(name, layout, self._rows, d)
 
     def own(self, layout: Shard, d: int) -> Polynomial:
         """Return how many entries shard `d` has of an axis that lies so."""
@@ -259,7 +259,7 @@ class MeasuredRows(RowCounts):
         """Return the control input that keeps a node of shard `d` from running if it has no rows; "" for the first."""
         return self.writers[d].control
 
-    def split_sizes(self, name: str, layout: Shard) -> str:
+    def split_sizes(self, name: str, layout: Shard, d: int | None = None) -> str:
         """Write the sizes of all pieces of an axis, block by block, at home."""
         if isinstance(layout.partition, EvenCut):
             return self._sizes_known(name, layout, (0,) * len(self._present))

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.layouts import PARTIAL_SUM, Layout, Partial, is_whole
+from graphsplit.core.layouts import PARTIAL_SUM, Layout, Partial, SingleDevice
 from graphsplit.planning.steps import Bucket, Move, Step
 from graphsplit.program.program import Op, Program, Tensor
 
@@ -92,7 +92,7 @@ def _sent_first(program: Program, steps: Sequence[Step], moves: Iterable[Move]) 
 
 def _reduced_last(moves: Iterable[Move], leading: Collection[Tensor]) -> list[Move]:
     """Return the sums over the shards that are read at home, with nothing following on the shards."""
-    sums = [move for move in moves if move.source == PARTIAL_SUM and is_whole(move.target)]
+    sums = [move for move in moves if move.source == PARTIAL_SUM and isinstance(move.target, SingleDevice)]
     return [move for move in sums if move.tensor not in leading]
 
 

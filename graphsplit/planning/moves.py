@@ -1,7 +1,7 @@
 """Moves: every change of a tensor's layout, derived once from what is made and what is read.
 
-What is read in a layout in which it is not made moves to it, through one device if need be: gathered or reduced, then
-cut or sent. Emission executes these moves, and derives none.
+What is read in a layout in which it is not made moves to it: from each shard to each where that is possible, else
+through one device, gathered or reduced, then cut or sent. Emission executes these moves, and derives none.
 """
 
 from __future__ import annotations
@@ -9,29 +9,53 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import (
+    PARTIAL_SUM,
+    REPLICATE,
+    SINGLE_DEVICE,
+    Layout,
+    Partial,
+    Shard,
+    SingleDevice,
+    is_whole,
+)
+from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.owners import Owners
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
 from graphsplit.program.program import Op, Program, Tensor
 
 
-def find_moves(program: Program, steps: Sequence[Step], owners: Owners, state: State) -> tuple[Move, ...]:
+def find_moves(program: Program, mesh: Mesh, steps: Sequence[Step], owners: Owners, state: State) -> tuple[Move, ...]:
     """Return every move, each after those it follows from.
 
     Args:
       program: what is planned.
+      mesh: the shards.
       steps: what becomes of each op.
       owners: where whole values are made.
       state: where lives what the program does not compute.
     """
-    finder = _Finder(program, steps, owners, state)
+    finder = _Finder(program, mesh, steps, owners, state)
     for op, step in zip(program.ops, steps, strict=True):
         for tensor, layout in reads_of(op, step, owners):
             finder.read(tensor, layout)
     for tensor in program.outputs:
         finder.read(tensor, SINGLE_DEVICE)
     return tuple(finder.moves)
+
+
+def is_direct(source: Layout, target: Layout, mesh: Mesh) -> bool:
+    """Return whether the shards send each other what they need, without one device that has it all in between.
+
+    They do if each can cut what it has for the others: an axis that is whole on each, and known numbers of rows.
+    """
+    if not mesh.rows or mesh.shards == 1:
+        return False
+    if isinstance(source, Shard):
+        across = target == REPLICATE or (isinstance(target, Shard) and target.axis != source.axis)
+        return across and len(source.blocks) == 1
+    return isinstance(source, Partial) and source == PARTIAL_SUM and isinstance(target, Shard)
 
 
 def reads_of(op: Op, step: Step, owners: Owners) -> Iterable[tuple[Tensor, Layout]]:
@@ -56,6 +80,7 @@ def made_in(op: Op, step: Step, output: int, owners: Owners) -> list[Layout]:
 @dataclass
 class _Finder:
     program: Program
+    mesh: Mesh
     steps: Sequence[Step]
     owners: Owners
     state: State
@@ -71,6 +96,9 @@ class _Finder:
             self._move(tensor, REPLICATE, layout)
             return
         source = next((given for given in made if is_whole(given)), None)
+        if source is None and made and is_direct(made[0], layout, self.mesh):
+            self._move(tensor, made[0], layout)
+            return
         if source is None and made:
             source = SingleDevice(self.owners.of(tensor))
             self._move(tensor, made[0], source)

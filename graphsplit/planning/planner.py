@@ -75,7 +75,7 @@ def plan_program(
         )
         steps = tuple(backward.steps)
         owners = find_owners(program, steps, home, state)
-        moves = find_moves(program, steps, owners, state)
+        moves = find_moves(program, mesh, steps, owners, state)
         impossible = _impossible(program, steps, moves)
         if not impossible:
             break

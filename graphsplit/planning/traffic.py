@@ -51,7 +51,12 @@ def _sends(plan: Decisions) -> Iterator[tuple[str, str, int]]:
         shards = _devices_of_shards(plan, move)
         source = _device(plan, move.source)
         target = _device(plan, move.target)
-        if isinstance(move.target, Replicate):
+        if isinstance(move.source, (Shard, Partial)) and isinstance(move.target, (Shard, Replicate)):
+            for d, device in enumerate(shards):
+                own = _share(plan, size, d) if isinstance(move.source, Shard) else size
+                for e, other in enumerate(plan.devices):
+                    yield device, other, _share(plan, own, e) if isinstance(move.target, Shard) else own
+        elif isinstance(move.target, Replicate):
             yield from ((source, device, size) for device in dict.fromkeys(shards))
         elif isinstance(move.target, SingleDevice):
             if isinstance(move.source, SingleDevice):

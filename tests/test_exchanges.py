@@ -1,0 +1,82 @@
+"""What the shards need of each other goes from each to each: no device in between sees all of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.errors import CheckError
+from graphsplit.emission.checks import check_emitted
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.traffic import traffic
+from tests.helpers.law import assert_law
+from tests.test_parallelize import rows
+
+W, U = (0.3 * np.random.default_rng(seed).normal(size=(64, 64)) for seed in range(2))
+
+
+def contrastive(x: tf.Tensor) -> tf.Tensor:
+    """Both directions of a loss over all pairs: along rows, and along columns."""
+    a, b = tf.tanh(x @ W), tf.tanh(x @ U)
+    scores = a @ tf.transpose(b)
+    return tf.nn.log_softmax(scores), tf.nn.log_softmax(tf.transpose(scores))
+
+
+def trained(x: tf.Tensor) -> Any:
+    with tf.GradientTape() as tape:
+        tape.watch(x)
+        one, other = contrastive(x)
+        loss = tf.reduce_sum(tf.linalg.diag_part(one) + tf.linalg.diag_part(other))
+    return loss, tape.gradient(loss, x)
+
+
+@pytest.mark.parametrize("devices", [2, 3, 5])
+def test_shards_exchange_their_parts(devices: int) -> None:
+    """(The diagonal, of no work, is taken at home: each loss is a number for each pair of rows.)"""
+    plan = assert_law(lambda: (trained, []), [(rows(41, 64),), (rows(25, 64),)], devices=devices, at_home=None)
+    assert {"all-gather", "all-to-all", "reduce-scatter"} <= {move.kind for move in plan.moves}, str(plan)
+    assert "\n  all-to-all: 1 tensors, " in str(plan)
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+def test_no_device_sees_more_than_its_share(devices: int) -> None:
+    """Each sends every other one what that needs of its own part: of 60 x 60 numbers a quarter of a quarter, say."""
+    w = tf.constant(np.ones((6, 60)))
+    parallel = gs.parallelize(lambda x: tf.reduce_max(tf.nn.softmax(tf.tanh(x @ w), 0)), devices=devices)
+    plan = parallel.plan(rows(60, 6))
+    assert [move.kind for move in plan.moves].count("all-to-all") == 1
+    part = 8 * 60 * 60 // devices**2 * (devices - 1)
+    rest = 8 * 60 * 6 * (devices - 1) + 8 * 60 * 6 // devices * (devices - 1)  # at home: `w`, and arguments of others
+    found = traffic(plan)
+    for number, device in enumerate(plan.devices):
+        assert part <= found.sent[device] <= part + (rest if number == 0 else 8)
+    placed = parallel.placement(rows(60, 6), actual=True)
+    between = [t for t in placed.transfers if t.bytes == 8 * 60 * 60 // devices**2]
+    assert len(between) == devices * (devices - 1)
+
+
+def test_the_checker_sees_a_part_that_went_to_the_wrong_shard() -> None:
+    plan = gs.parallelize(trained, devices=3).plan(rows(41, 64))
+    graph = emit(plan)
+    check_emitted(plan, graph)
+    joins = [node for node in graph.nodes if node.op == "ConcatV2" and "all_to_all" in node.name]
+    assert len(joins) >= 3
+    joins[0].input[0], joins[1].input[0] = joins[1].input[0], joins[0].input[0]
+    with pytest.raises(CheckError, match="and the plan says"):
+        check_emitted(plan, graph)
+
+
+def test_unknown_numbers_of_rows_go_through_one_device() -> None:
+    """Shards may be absent then, and nobody puts anything in for them on the others."""
+    x = rows(41, 64)
+    parallel = gs.parallelize(tf.function(trained, input_signature=[tf.TensorSpec((None, 64), x.dtype)]), devices=3)
+    for count in (41, 2, 1):
+        for actual, expected in zip(parallel(x[:count]), trained(x[:count]), strict=True):
+            np.testing.assert_allclose(actual, expected, atol=1e-12)
+    kinds = {move.kind for move in parallel.plan(x).moves}
+    assert "gather" in kinds
+    assert not kinds & {"all-gather", "all-to-all", "reduce-scatter"}
