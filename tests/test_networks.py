@@ -63,7 +63,7 @@ SPARSE_UPDATES = {"Wide & deep": (*["ResourceScatterAdd"] * 2, *["ScatterNd"] * 
 
 @pytest.mark.parametrize("name", MODELS)
 def test_architecture(name: str):
-    rows = (7, 7, 5) if name != "Transformer decoder" else (7, 7)  # three steps, then another batch
+    rows = (7, 7) if name != "Siamese" else (7, 7, 5)  # another batch is another trace: see `test_unknown_batch`
     at_home = SPARSE_UPDATES.get(name, ())
     assert_training(MODELS[name], rows, sharded=HEAVY[name], at_home=at_home, strict=not at_home)
 
@@ -126,7 +126,7 @@ ATTENTION = {
 
 @pytest.mark.parametrize("name", ATTENTION)
 def test_attention(name: str):
-    assert_training(attention(ATTENTION[name]), (7, 7, 2), strict=True)
+    assert_training(attention(ATTENTION[name]), (7, 7), strict=True)
 
 
 # Rows against rows, picking and putting
@@ -222,4 +222,4 @@ LOSSES: dict[str, tuple[Any, tuple[str, ...]]] = {
 @pytest.mark.parametrize("name", LOSSES)
 def test_rows_against_rows(name: str):
     loss, at_home = LOSSES[name]
-    assert_training(towers(loss), (7, 7, 5), at_home=at_home, sharded=["MatMul", "Tanh"])
+    assert_training(towers(loss), (7, 5), at_home=at_home, sharded=["MatMul", "Tanh"])

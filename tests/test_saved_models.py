@@ -22,6 +22,7 @@ from tests.helpers.saved_model_cases import CASES, Requests
 ROOT = Path(__file__).parent.parent
 TOLERANCE = 1e-6
 DEVICES = (1, 3, 4)
+MOST = ("dense", "text", "transformer", "tensorflow_1")  # on all of them; the others on 3
 
 
 @dataclass
@@ -45,8 +46,8 @@ def make(tmp_path_factory: pytest.TempPathFactory):
             original = str(folder / "original")
             tf.keras.utils.set_random_seed(0)
             requests = CASES[name](original)
-            transpiled = {n: str(folder / f"on_{n}") for n in DEVICES}
-            reports = {n: gs.transpile_saved_model(original, transpiled[n], n) for n in DEVICES}
+            transpiled = {n: str(folder / f"on_{n}") for n in (DEVICES if name in MOST else (3,))}
+            reports = {n: gs.transpile_saved_model(original, path, n) for n, path in transpiled.items()}
             made[name] = Made(original, requests, transpiled, reports)
         return made[name]
 
@@ -88,10 +89,11 @@ def assert_sharded(report: gs.TranspileReport, key: str, devices: int) -> None:
 @pytest.mark.parametrize("names", [list(CASES)[:4], list(CASES)[4:]], ids=", ".join)
 def test_every_model_on_every_number_of_devices_and_rows(names: list[str], make, tmp_path: Path):
     for name in names:
-        for devices in DEVICES:
-            assert_sharded(make(name).reports[devices], "fixed", devices)
-    found = compare(tmp_path, [(make(name), list(make(name).transpiled.values())) for name in names])
-    assert_same(found, len(DEVICES) * len(names))
+        for devices, report in make(name).reports.items():
+            assert_sharded(report, "fixed", devices)
+    jobs = [(make(name), list(make(name).transpiled.values())) for name in names]
+    found = compare(tmp_path, jobs)
+    assert_same(found, sum(len(transpiled) for _, transpiled in jobs))
     for name in names:
         rows = {line["rows"] for line in found if line["model"] in make(name).transpiled.values()}
         assert rows >= set(range(name == "conv", 10))
@@ -112,7 +114,7 @@ SHARDED = {
 @pytest.mark.parametrize("name", CASES)
 def test_an_unknown_number_of_rows_is_sharded(name: str, make):
     key = "encode" if name == "two_signatures" else "serving_default"
-    for devices in DEVICES[1:]:
+    for devices in [n for n in make(name).reports if n > 1]:
         report = make(name).reports[devices]
         assert_sharded(report, key, devices)
         assert {op.type for op in report.plans[key].sharded_ops} >= SHARDED[name]
