@@ -56,7 +56,7 @@ def plan_for(
         splitting = splitting.whole()
     return plan_program(
         program,
-        mesh=mesh_of(devices, splitting.batch, options.weights),
+        mesh=mesh_of(devices, splitting.batch, options.weights, options.micro_batches),
         home=home,
         input_layouts=splitting.layouts,
         state=state,

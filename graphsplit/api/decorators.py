@@ -33,6 +33,7 @@ def parallelize(
     strict: bool | float = False,
     random: str = "exact",
     reduce_retracing: bool = False,
+    micro_batches: int = 1,
 ) -> ParallelFunction[P, R]: ...
 
 
@@ -47,6 +48,7 @@ def parallelize(
     strict: bool | float = False,
     random: str = "exact",
     reduce_retracing: bool = False,
+    micro_batches: int = 1,
 ) -> Decorator: ...
 
 
@@ -60,6 +62,7 @@ def parallelize(
     strict: bool | float = False,
     random: str = "exact",
     reduce_retracing: bool = False,
+    micro_batches: int = 1,
 ) -> ParallelFunction[P, R] | Decorator:
     """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
 
@@ -90,6 +93,9 @@ def parallelize(
       reduce_retracing: trace once more, and then no more, where calls differ in sizes only: those that differ are left
         open, as `tf.function` does; the batch size among them. A `tf.function` with an `input_signature` is traced for
         that from the start.
+      micro_batches: into how many parts the rows of each device are divided, which it computes one after the other,
+        forward and backward: a batch that does not fit into its memory, the result of one that does. Gradients are
+        added up as they come. The plan says what needs all rows, and so makes all parts wait, and what is held meanwhile.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
@@ -103,7 +109,7 @@ def parallelize(
     >>> double(tf.constant([1, 2, 3])).numpy().tolist()
     [2, 4, 6]
     """
-    options = checked_options(devices, split, home, weights, strict, random, reduce_retracing)
+    options = checked_options(devices, split, home, weights, strict, random, reduce_retracing, micro_batches)
     if fn is None:
         return functools.partial(_with_options, options=options)
     return _with_options(fn, options)

@@ -26,6 +26,7 @@ class Options:
     strict: bool | float = False
     random: str = "exact"
     reduce_retracing: bool = False
+    micro_batches: int = 1
 
 
 def checked_options(
@@ -36,6 +37,7 @@ def checked_options(
     strict: bool | float,
     random: str,
     reduce_retracing: bool,
+    micro_batches: int,
 ) -> Options:
     """Return the options as given to `parallelize`; see there.
 
@@ -46,9 +48,10 @@ def checked_options(
         raise ArgumentError(f"random={random!r} is not known; choose 'exact' or 'independent'.")
     check_strict(strict)
     check_flag("reduce_retracing", reduce_retracing)
+    check_micro_batches(micro_batches)
     if isinstance(devices, list):
         devices = tuple(devices)
-    options = Options(devices, split, home, _shares(weights), strict, random, reduce_retracing)
+    options = Options(devices, split, home, _shares(weights), strict, random, reduce_retracing, int(micro_batches))
     check_devices(options)
     check_weights(options)
     return options
@@ -58,6 +61,15 @@ def check_flag(name: str, value: object) -> None:
     """Raise `ArgumentError` unless an option is True or False: `"no"` would count as True."""
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} is True or False, got {value!r}.")
+
+
+def check_micro_batches(count: object) -> None:
+    """Raise `ArgumentError` unless each device can have so many shards."""
+    if isinstance(count, bool) or not isinstance(count, (int, np.integer)) or count < 1:
+        raise ArgumentError(
+            f"micro_batches={count!r}: it is the number of parts, at least 1, that each device computes one after the "
+            "other; 1 computes the rows of a device at once."
+        )
 
 
 def check_strict(strict: object) -> None:

@@ -16,6 +16,8 @@ from graphsplit.core.graphdefs import split_reference
 from graphsplit.core.layouts import REPLICATE, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
 from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.reductions import turns
+from graphsplit.emission.turn_checks import check_turns
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Move
 from graphsplit.program.program import Op, Tensor
@@ -46,6 +48,7 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
             _check_shard(plan, op, d, found, planned)
     for tensor, reference in zip(plan.program.outputs, graph.outputs, strict=True):
         _compare(plan, found.form(reference), planned.whole(tensor, SingleDevice()), tensor, None)
+    check_turns(plan, graph)
 
 
 def _check_shard(plan: Plan, op: Op, d: int, found: _Found, planned: _Planned) -> None:
@@ -119,7 +122,7 @@ class _Found:
         if node.op in _PASSED_ON:
             return data[_PASSED_ON[node.op]]
         if node.op == "SplitV":
-            return self._part(data[0], index, node.device) if origin.op is None else _cut(node, data[0], index)
+            return self._part(data[0], index) if origin.op is None else _cut(node, data[0], index)
         if node.op == "ConcatV2":
             return ("ConcatV2", node.device, tuple(data[:-1]))
         if node.op == "RealDiv":
@@ -128,11 +131,12 @@ class _Found:
             return ("zeros",)
         return (node.op, node.device, tuple(data))
 
-    def _part(self, joined: Form, index: int, device: str) -> Form:
+    def _part(self, joined: Form, index: int) -> Form:
         """Return one of the tensors of a bucket: what was joined is taken apart again."""
-        if joined[0] == "ConcatV2":
-            return joined[2][index]  # type: ignore[no-any-return]
-        return (joined[0], device, tuple([self._part(form, index, device) for form in joined[2]]))
+        kind, device, forms = joined
+        if kind == "ConcatV2":
+            return forms[index]  # type: ignore[no-any-return]
+        return (kind, device, tuple([self._part(form, index) for form in forms]))
 
 
 def _cut(node: Any, form: Form, index: int) -> Form:
@@ -201,7 +205,7 @@ class _Planned:
         if isinstance(target, Shard):
             pieces = [self._piece(part, target, self._plan.shard_device(op, e), d) for e, part in enumerate(pieces)]
         if isinstance(source, Partial):
-            return _reduced(source.reduction, pieces, device)
+            return _reduced(source.reduction, [(device, [piece]) for piece in pieces], device)
         return ("ConcatV2", device, tuple(pieces))
 
     def _piece(self, whole: Form, target: Shard, device: str, d: int) -> Form:
@@ -216,12 +220,13 @@ class _Planned:
         device = move.target.device or self._plan.home
         if len(parts) == 1:
             return parts[0]
+        op = self._plan.program.ops[move.tensor.op]
+        own = [self._plan.shard_device(op, d) for d in self._shards]
         if isinstance(move.source, Partial):
-            return _reduced(move.source.reduction, parts, device)
+            by_turns = [(own[shards[0]], [parts[d] for d in shards]) for shards in turns(self._plan.mesh.positions)]
+            return _reduced(move.source.reduction, by_turns, device)
         assert isinstance(move.source, Shard)
         if (blocks := len(move.source.blocks)) > 1:
-            op = self._plan.program.ops[move.tensor.op]
-            own = [self._plan.shard_device(op, d) for d in self._shards]
             parts = [("SplitV", own[d], parts[d], b) for b in range(blocks) for d in self._shards]
         return ("ConcatV2", device, tuple(parts))
 
@@ -230,12 +235,19 @@ def _everywhere(op: Op, tensor: Tensor) -> Form:
     return ("everywhere", tensor) if op.yields is None else ("sizes",)
 
 
-def _reduced(reduction: str, parts: Sequence[Form], device: str) -> Form:
-    if reduction == "sum":
-        return ("AddN", device, tuple(parts))
-    if reduction == "mean":
-        return ("RealDiv", device, ("AddN", device, tuple(parts)))
+def _reduced(reduction: str, by_turns: Sequence[tuple[str, Sequence[Form]]], device: str) -> Form:
+    """Return what parts amount to: those of shards that take turns one by one, where they are, then their sums."""
+    kind = _REDUCTIONS.get(reduction, "AddN")
+    sums = [_one_by_one(kind, parts, own) for own, parts in by_turns]
+    if reduction in ("sum", "mean") and len(sums) > 1:
+        form: Form = (kind, device, tuple(sums))
+    else:
+        form = _one_by_one(kind, sums, device)
+    return ("RealDiv", device, form) if reduction == "mean" else form
+
+
+def _one_by_one(kind: str, parts: Sequence[Form], device: str) -> Form:
     form = parts[0]
     for part in parts[1:]:
-        form = (_REDUCTIONS[reduction], device, (form, part))
+        form = (kind, device, (form, part))
     return form

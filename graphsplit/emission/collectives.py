@@ -1,4 +1,4 @@
-"""Collectives as ordinary graph nodes: cutting, gathering and reducing tensors between a device and the shards.
+"""Collectives as ordinary graph nodes: cutting, gathering and joining tensors between a device and the shards.
 
 TensorFlow's runtime inserts the copies between devices wherever an input comes from another device; these nodes only
 say what is computed where.
@@ -13,12 +13,9 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import constant_node, make_node
-from graphsplit.core.layouts import BATCH, Partial, Replicate, Shard
+from graphsplit.core.layouts import BATCH, Shard
 from graphsplit.core.symbolic_sizes import has_sizes
 from graphsplit.emission.row_counts import RowCounts
-
-_NEUTRAL = {"sum": "ZerosLike", "mean": "ZerosLike", "prod": "OnesLike"}
-_PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
 
 Nodes = list[Any]
 
@@ -58,7 +55,7 @@ def scatter(
         return nodes, references
     joined = []
     for d, own in enumerate(devices):
-        nodes += _join(f"{name}/shard_{d}", references[d::shards], layout.axis, dtype, own, counts.waits_for(d))
+        nodes += join(f"{name}/shard_{d}", references[d::shards], layout.axis, dtype, own, counts.waits_for(d))
         joined.append(f"{name}/shard_{d}")
     return nodes, joined
 
@@ -89,9 +86,9 @@ def gather(
         nodes += own
         for k, (d, piece) in enumerate(in_order):
             if counts.may_be_absent(d):
-                nodes += _unless_absent(f"{name}/piece_{k}", piece, nothing, counts.present(d), dtype, device)
+                nodes += unless_absent(f"{name}/piece_{k}", piece, nothing, counts.present(d), dtype, device)
                 in_order[k] = d, f"{name}/piece_{k}"
-    return nodes + _join(name, [piece for _, piece in in_order], layout.axis, dtype, device), name
+    return nodes + join(name, [piece for _, piece in in_order], layout.axis, dtype, device), name
 
 
 def _may_be_absent(counts: RowCounts, layout: Shard, d: int) -> bool:
@@ -99,120 +96,19 @@ def _may_be_absent(counts: RowCounts, layout: Shard, d: int) -> bool:
     return layout.partition == BATCH and counts.may_be_absent(d)
 
 
-def reduce(
-    name: str,
-    parts: Sequence[str],
-    reduction: str,
-    counts: RowCounts,
-    dtype: tf.DType,
-    device: str,
-    entries: int = 0,
-) -> tuple[Nodes, str]:
-    """Return the nodes that reduce the shards' parts on a device, in the order of the shards, and the result.
-
-    The order is fixed, so a step gives the same bits every time it runs. A shard without rows contributes what changes
-    nothing: for `max` and the like, what the first shard has. The parts of a mean are sums, of
-    `entries` entries in all.
-
-    One op per reduction: of a ResNet50 training step on 8 logical CPU devices, a chain of additions at home or a tree
-    over the devices instead of AddN changed neither the CPU time (AddN 692 ms, chain 710, tree 683; rounds differed by
-    as much) nor, by more than a tenth, the memory (1.73, 1.72, 1.63 GB); the first step came 0.3 to 0.6 s of 7.3 later.
-    """
-    if len(parts) == 1:
-        return [], parts[0]
-    nodes: Nodes = []
-    given = list(parts)
-    for d in range(len(parts)):
-        if counts.may_be_absent(d):
-            own, neutral = f"{name}/part_{d}", _NEUTRAL.get(reduction, "")
-            nodes += _unless_absent(own, parts[d], parts[0], counts.present(d), dtype, device, neutral)
-            given[d] = own
-    if reduction == "mean":
-        total, count = f"{name}/total", f"{name}/count"
-        nodes.append(make_node(total, "AddN", given, device, N=len(given), T=dtype))
-        nodes.append(constant_node(count, np.array(entries, dtype.as_numpy_dtype), dtype, device))
-        return [*nodes, make_node(name, "RealDiv", [total, count], device, T=dtype)], name
-    if reduction == "sum":
-        return [*nodes, make_node(name, "AddN", given, device, N=len(given), T=dtype)], name
-    result = given[0]
-    for d, part in enumerate(given[1:], 1):
-        own = name if d == len(parts) - 1 else f"{name}/upto_{d}"
-        attributes = {} if reduction in ("all", "any") else {"T": dtype}
-        nodes.append(make_node(own, _PAIRWISE[reduction], [result, part], device, **attributes))
-        result = own
-    return nodes, name
-
-
-def exchange(
-    name: str,
-    shards: Sequence[str],
-    source: Shard | Partial,
-    target: Shard | Replicate,
-    counts: RowCounts,
-    dtype: tf.DType,
-    made_on: Sequence[str],
-    devices: Sequence[str],
-) -> tuple[Nodes, list[str]]:
-    """Return the nodes by which every shard sends each other one its part, and what each then has.
-
-    An all-to-all, a reduce-scatter or an all-gather: each shard cuts what it has as the target says, and puts together
-    what it gets as the source says. No device has more than its share of the work, or sees more of the bytes.
-
-    Args:
-      name: a prefix of the nodes' names that nobody else has.
-      shards: the reference of what each shard has.
-      source, target: the layouts, of different axes.
-      counts: how many rows each shard has; they are known.
-      made_on: the device on which each shard has its value.
-      devices: those on which the shards read what they get.
-    """
-    nodes: Nodes = []
-    sent: list[Sequence[str]] = []  # by each shard, to each
-    for d, own in enumerate(shards):
-        if isinstance(target, Replicate):
-            sent.append([own] * len(shards))
-            continue
-        cut, pieces = scatter(f"{name}/from_{d}", own, target, counts, dtype, made_on[d], devices, d)
-        nodes += cut
-        sent.append(pieces)
-    found = []
-    for d, device in enumerate(devices):
-        received, own_name = [pieces[d] for pieces in sent], f"{name}/to_{d}"
-        if isinstance(source, Partial):
-            joined, reference = reduce(own_name, received, source.reduction, counts, dtype, device)
-        else:
-            joined, reference = gather(own_name, received, source, counts, dtype, device, made_on)
-        nodes += joined
-        found.append(reference)
-    return nodes, found
-
-
 def broadcast_bucket(
     name: str, sources: Sequence[str], sizes: Sequence[int], dtype: tf.DType, home: str, devices: Sequence[str]
 ) -> tuple[Nodes, list[list[str]]]:
-    """Return the nodes that join vectors at home and take them apart on each device, and their references there."""
-    nodes, references = _join(name, sources, 0, dtype, home), []
+    """Return the nodes that join vectors at home and take them apart on each device, and each shard's references."""
+    nodes, apart = join(name, sources, 0, dtype, home), {}
     for d, device in enumerate(devices):
-        own, apart = _taken_apart(f"{name}/shard_{d}", name, sizes, dtype, device)
-        nodes += own
-        references.append(apart)
-    return nodes, references
+        if device not in apart:
+            own, apart[device] = taken_apart(f"{name}/shard_{d}", name, sizes, dtype, device)
+            nodes += own
+    return nodes, [apart[device] for device in devices]
 
 
-def reduce_bucket(
-    name: str, parts: Sequence[Sequence[str]], sizes: Sequence[int], dtype: tf.DType, home: str, devices: Sequence[str]
-) -> tuple[Nodes, list[str]]:
-    """Return the nodes that add up vectors as one: joined on each device, taken apart at home; and their sums."""
-    nodes: Nodes = []
-    for d, device in enumerate(devices):
-        nodes += _join(f"{name}/shard_{d}", parts[d], 0, dtype, device)
-    joined = [f"{name}/shard_{d}" for d in range(len(devices))]
-    nodes.append(make_node(name, "AddN", joined, home, N=len(joined), T=dtype))
-    own, references = _taken_apart(f"{name}/sums", name, sizes, dtype, home)
-    return nodes + own, references
-
-
-def _taken_apart(name: str, source: str, sizes: Sequence[int], dtype: tf.DType, device: str) -> tuple[Nodes, list[str]]:
+def taken_apart(name: str, source: str, sizes: Sequence[int], dtype: tf.DType, device: str) -> tuple[Nodes, list[str]]:
     count = constant_node(f"{name}/sizes", np.array(sizes, np.int64), tf.int64, device)
     nodes, references = _cut(name, source, count.name, len(sizes), 0, dtype, device)
     return [count, *nodes], references
@@ -247,11 +143,14 @@ def zero_fill(
     return nodes, references
 
 
-def _unless_absent(
-    name: str, part: str, instead: str, present: str, dtype: tf.DType, home: str, neutral: str = ""
+def unless_absent(
+    name: str, part: str, instead: str, present: str, dtype: tf.DType, home: str, neutral: str = "", source: str = ""
 ) -> Nodes:
-    """Return the nodes that yield `part` if its shard has rows, else something else (passed through op `neutral`)."""
-    nodes = [make_node(f"{name}/instead", "Switch", [instead, present], home, T=dtype)]
+    """Return the nodes that yield `part` if its shard has rows, else something else (passed through op `neutral`).
+
+    What stands in for it is dead where it is not needed: given the device on which it is, as `source`, it is not sent.
+    """
+    nodes = [make_node(f"{name}/instead", "Switch", [instead, present], source or home, T=dtype)]
     if neutral:
         nodes.append(make_node(f"{name}/neutral", neutral, [f"{name}/instead"], home, T=dtype))
     absent = f"{name}/neutral" if neutral else f"{name}/instead"
@@ -280,7 +179,7 @@ def _cut(
     return nodes, [f"{name}:{i}" for i in range(pieces)]
 
 
-def _join(name: str, parts: Sequence[str], axis: int, dtype: tf.DType, device: str, wait: str = "") -> Nodes:
+def join(name: str, parts: Sequence[str], axis: int, dtype: tf.DType, device: str, wait: str = "") -> Nodes:
     return [
         constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device, wait),
         make_node(name, "ConcatV2", [*parts, f"{name}/axis"], device, N=len(parts), T=dtype, Tidx=tf.int32),

@@ -23,11 +23,14 @@ class Constants:
         self._counts = counts
         self._mesh = mesh
         self._made: dict[tuple[int, Layout | None, int | None, str], str] = {}
+        self._first: dict[str, int] = {}
         self._copies: dict[tuple[int, int | None], int] = {}
 
     def get(self, op: Op, layout: Layout, d: int | None, device: str) -> str:
         """Return the reference of a constant on a device, for shard `d` or (None) for what runs once; make it once."""
         cut = layout if isinstance(layout, Shard) else None
+        if d is not None and cut is None and op.type == "Const" and not self._counts.waits_for(d):
+            d = self._first.setdefault(device, d)  # shards of one device share what is the same for all
         key = (op.index, cut, d, device)
         if key not in self._made:
             self._made[key] = self._make(op, cut, d, device)

@@ -18,7 +18,8 @@ class Origin(NamedTuple):
         what belongs to none.
       shard: the shard that it belongs to, or None.
       role: `"op"` for the operation itself; the kind of a move, `"scatter"`, `"reduce"`, ...; `"constant"` for a copy
-        of a constant, `"copy"` of a capture; `"part"` for what an operation needs besides; `"sizes"` for counting rows.
+        of a constant, `"copy"` of a capture; `"part"` for what an operation needs besides; `"sizes"` for counting rows;
+        `"order"` for what lets a shard wait for another one of its device.
     """
 
     op: int | None

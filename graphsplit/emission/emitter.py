@@ -15,6 +15,7 @@ from graphsplit.core.layouts import SINGLE_DEVICE, SingleDevice
 from graphsplit.core.node_writer import Writer, host_of
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS
+from graphsplit.emission.barriers import Barriers
 from graphsplit.emission.draft import Draft, prefix_of_shard
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin
 from graphsplit.emission.local_emitter import emit_local
@@ -93,6 +94,7 @@ class _Emitter:
         self._moves = Resharding(plan, draft, counts)
         self.functions: dict[str, Any] = {}
         self._copies = ShardCopies(draft, counts, plan.mesh, plan.random, self.functions, emit_local)
+        self._barriers = Barriers(plan, draft, counts)
         self._ended: set[str] = set()
 
     def emit(self) -> EmittedGraph:
@@ -106,6 +108,7 @@ class _Emitter:
         effects = [i for i in self._program.effects if self._plan.steps[i].home or self._plan.steps[i].shards]
         ends = tuple(name for i in effects for name in self._ends(i))  # adds nodes
         self._moves.check()
+        self._barriers.write(self._moves)
         ops = self._program.ops
         library = GraphDef().library
         library.CopyFrom(self._program.library)
@@ -198,6 +201,7 @@ class _Emitter:
                 controls += [f"^{n}" for n in ([prefix + self._program.ops[c].name] if own else self._ends(c))]
         if op.index in self._plan.order:
             controls.append(f"^{prefix}{self._program.ops[self._plan.order[op.index]].name}")
+        controls += self._barriers.before(op.index, d)
         self._copies.write(op, sharded, d, device, data, controls)
 
     def _device(self, op: Op, d: int) -> str:

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
-from graphsplit.emission import collectives
+from graphsplit.emission import collectives, exchanges, reductions
 from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Copy, Origin
@@ -41,6 +41,7 @@ class Resharding:
         self._numbers: Mapping[Move, int] = {move: number for number, move in enumerate(plan.moves)}
         self._bucket_of = {move: bucket for bucket in plan.buckets for move in bucket.moves}
         self._made: dict[Move, list[str]] = {}
+        self._added: dict[Move, Sequence[str]] = {}
         self.copies: dict[tuple[int, int], Copy] = {}
 
     def check(self) -> None:
@@ -49,6 +50,10 @@ class Resharding:
         if left and self._plan.mesh.shards:
             name = self._program.ops[left[0].tensor.op].name
             raise CheckError(f"The {left[0].kind} of {name!r} is planned, and nobody reads what it makes.")
+
+    def added(self, move: Move, d: int) -> str:
+        """Return the node that has taken in what shard `d` gives to a sum; "" if that is the shard's own operation."""
+        return self._added[move][d]
 
     def whole(self, tensor: Tensor, layout: SingleDevice) -> str:
         """Return the reference of a whole value on a device; on whichever it is made, if the layout names none."""
@@ -145,22 +150,21 @@ class Resharding:
         return [reference]
 
     def _reduce(self, move: Move, source: Partial) -> list[str]:
-        nodes, reference = collectives.reduce(
-            self._name(move),
-            self._parts(move),
-            source.reduction,
-            self._counts,
-            self._draft.dtype(move.tensor),
-            _device(move.target, self._plan.home),
-            entries_averaged(self._program.ops[move.tensor.op]) if source.reduction == "mean" else 0,
-        )
+        op = self._program.ops[move.tensor.op]
+        devices = [self._plan.shard_device(op, d) for d in self._draft.shards]
+        dtype, positions = self._draft.dtype(move.tensor), self._plan.mesh.positions
+        parts = reductions.Parts(self._parts(move), devices, positions, dtype, self._counts)
+        entries = entries_averaged(op) if source.reduction == "mean" else 0
+        device = _device(move.target, self._plan.home)
+        nodes, reduced = reductions.reduce(self._name(move), parts, source.reduction, device, entries)
         self._draft.add_all(nodes, self._origin(move))
-        return [reference]
+        self._added[move] = reduced.added
+        return [reduced.reference]
 
     def _exchange(self, move: Move, source: Shard | Partial, target: Shard | Replicate) -> list[str]:
         op, dtype = self._program.ops[move.tensor.op], self._draft.dtype(move.tensor)
         made_on = [self._plan.shard_device(op, d) for d in self._draft.shards]
-        nodes, references = collectives.exchange(
+        nodes, references = exchanges.exchange(
             self._name(move), self._parts(move), source, target, self._counts, dtype, made_on, self._plan.devices
         )
         self._draft.add_all(nodes, self._origin(move))
@@ -193,7 +197,9 @@ class Resharding:
             assert first.source == PARTIAL_SUM
             parts = [[self._of_shard(move.tensor, d) for move in moves] for d in self._draft.shards]
             device = _device(first.target, self._plan.home)
-            nodes, sums = collectives.reduce_bucket(name, parts, sizes, dtype, device, self._plan.devices)
+            joined = reductions.Parts((), self._plan.devices, self._plan.mesh.positions, dtype, self._counts)
+            nodes, sums, added = reductions.reduce_bucket(name, parts, sizes, device, joined)
+            self._added.update(dict.fromkeys(moves, added))
             made = {move: [reference] for move, reference in zip(moves, sums, strict=True)}
         self._draft.add_all(nodes, Origin(None, None, first.kind))
         return made

@@ -311,7 +311,7 @@ def whole_weights(weights: Sequence[float]) -> list[int]:
     >>> whole_weights([1, 0.5])
     [2, 1]
     """
-    shares = [Fraction(weight / sum(weights)).limit_denominator(_FINEST_SHARE) for weight in weights]
+    shares = [Fraction(weight / max(weights)).limit_denominator(_FINEST_SHARE) for weight in weights]
     common = np.lcm.reduce([share.denominator for share in shares])
     counts = [int(share * common) for share in shares]
     return [count // int(np.gcd.reduce(counts)) for count in counts]

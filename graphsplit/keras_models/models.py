@@ -35,12 +35,19 @@ class ModelDevices:
       home: where whole operations run in training and evaluation.
       predict_home: where predictions are merged.
       variables: the layout of the model's and its optimizer's variables, or layouts by patterns of names.
+      micro_batches: how many shards each device has.
     """
 
     devices: tuple[str, ...]
     home: str
     predict_home: str
     variables: str | Mapping[str, str] = "home"
+    micro_batches: int = 1
+
+    def __str__(self) -> str:
+        count = len(self.devices)
+        text = f"{count} device{'s' if count != 1 else ''}"
+        return f"{text}, {self.micro_batches} micro-batches each" if self.micro_batches > 1 else text
 
 
 class ParallelModel:
@@ -81,14 +88,14 @@ class ParallelModel:
         bound = _bind(self.template.compile, args, kwargs)
         if bound.get("jit_compile") is True:
             raise UnsupportedError(
-                f"compile(jit_compile=True) on {self.template.name!r}, which runs on {len(self.model_devices.devices)} "
-                "devices: XLA compiles a step for one device and would erase the placement. Leave jit_compile out; "
+                f"compile(jit_compile=True) on {self.template.name!r}, which runs on {self.model_devices}: "
+                "XLA compiles a step for one device and would erase the placement. Leave jit_compile out; "
                 "'auto' does not turn XLA on here. To use XLA inside the step, put @tf.function(jit_compile=True) on "
                 "a function that a layer calls."
             )
         if tf.distribute.has_strategy():
             raise UnsupportedError(
-                f"compile() on {self.template.name!r}, which runs on {len(self.model_devices.devices)} devices, is "
+                f"compile() on {self.template.name!r}, which runs on {self.model_devices}, is "
                 "called under a tf.distribute strategy's scope, which would mirror the optimizer's variables. Call it "
                 "outside of `with strategy.scope():`."
             )
@@ -131,7 +138,8 @@ class ParallelModel:
     def _step(self, kind: str) -> ParallelFunction[[Any, bool], Any]:
         step = with_open_rows(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
         home = self.model_devices.predict_home if kind == "predict" else self.model_devices.home
-        return parallelize(step, devices=self.model_devices.devices, home=home)
+        where = self.model_devices
+        return parallelize(step, devices=where.devices, home=home, micro_batches=where.micro_batches)
 
     def _batch_function(self, kind: str) -> Any:
         raise NotImplementedError

@@ -7,6 +7,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from graphsplit.api.options import check_micro_batches
 from graphsplit.api.variable_layouts import check_layout
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
@@ -24,6 +25,7 @@ def multi_gpu_model(
     cpu_merge: bool = True,
     cpu_relocation: bool = False,
     variables: str | Mapping[str, str] = "home",
+    micro_batches: int = 1,
 ) -> Model:
     """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
 
@@ -41,13 +43,16 @@ def multi_gpu_model(
       variables: where the weights and the optimizer's slots live: a layout, or layouts by patterns of names, as
         `set_variable_layout` takes them. `"sharded"` divides them over the devices, which a model that is too large for
         one device needs.
+      micro_batches: into how many parts the rows of each device are divided, which it computes one after the other: a
+        batch that does not fit into its memory, the result of one that does.
 
     Returns:
-      The wrapped model, or `model` itself if there is only one device.
+      The wrapped model, or `model` itself if there is only one device and nothing to divide for it.
 
     Raises:
       ArgumentError: if `model` is not a Keras model, not built, or wrapped already; if `gpus` cannot be understood; if
-        `cpu_relocation` is asked for and weights live elsewhere; for an unknown layout, or one with `cpu_relocation`.
+        `cpu_relocation` is asked for and weights live elsewhere; for an unknown layout, or one with `cpu_relocation`;
+        for `micro_batches` below 1.
       DeviceError: if there are not that many devices.
       UnsupportedError: for a model of a `tf.distribute` strategy or with a `make_train_function` of its own, another
         Keras backend than TensorFlow, or, from the wrapped model's `compile`, `jit_compile=True`.
@@ -61,8 +66,9 @@ def multi_gpu_model(
     (5, 1)
     """
     flavor = _check_model(model)
+    check_micro_batches(micro_batches)
     devices = _devices(gpus)
-    if len(devices) == 1:
+    if len(devices) == 1 and micro_batches == 1:
         return model
     _check_strategy(model)
     if cpu_relocation:
@@ -73,7 +79,7 @@ def multi_gpu_model(
         raise ArgumentError(
             f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."
         )
-    where = ModelDevices(devices, home, predict_home=_CPU if cpu_merge else home, variables=variables)
+    where = ModelDevices(devices, home, _CPU if cpu_merge else home, variables, micro_batches)
     wrapped: Any = parallel_class(type(model), flavor)._wrap(model, where)  # says itself that it is a `Model`
     return wrapped  # type: ignore[no-any-return]
 
@@ -92,7 +98,7 @@ def _check_model(model: Any) -> Flavor:
         )
     if is_wrapped(model):
         raise ArgumentError(
-            f"{model.name!r} is wrapped already, on {len(model.model_devices.devices)} devices. "
+            f"{model.name!r} is wrapped already, on {model.model_devices}. "
             "Wrap its template, model.template, to run it on others."
         )
     if not model.built:

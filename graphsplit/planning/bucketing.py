@@ -20,7 +20,11 @@ _FEWEST = 4  # a bucket of fewer takes as many nodes as it saves
 
 
 def find_buckets(
-    program: Program, steps: Sequence[Step], moves: Sequence[Move], leading: Collection[Tensor]
+    program: Program,
+    steps: Sequence[Step],
+    moves: Sequence[Move],
+    leading: Collection[Tensor],
+    devices: Collection[str],
 ) -> tuple[Bucket, ...]:
     """Return which moves are made as one: of tensors of one axis, one dtype, known sizes, between the same places.
 
@@ -28,8 +32,9 @@ def find_buckets(
       program, steps: what runs where.
       moves: all moves.
       leading: see `leading_to_shards`.
+      devices: those of the shards, and home; where they are one, nothing travels.
     """
-    if program.symbols or program.seeds or program.stages:
+    if len(devices) < 2 or program.symbols or program.seeds or program.stages:
         return ()  # shards may be absent; what comes from outside comes when it likes; stages have their own devices
     first, last = _sent_first(program, steps, moves), _reduced_last(moves, leading)
     return (*_alike(program, first), *_alike(program, last))

@@ -11,6 +11,7 @@ from graphsplit.core.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.owners import Owners
+from graphsplit.planning.phases import Flow, Phase
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Bucket, Move, Step
 from graphsplit.program.program import Op, Program, Tensor
@@ -30,6 +31,7 @@ class Decisions:
       moves: every change of layout that the live operations need, each once.
       buckets: which of them are made as one.
       order: operations on the shards that wait, each for another one that other devices wait for.
+      phases: what shards of one device do one after the other; empty if no device has several.
       notes: one sentence for each thing a user would not expect.
       random: `"exact"`: shards draw the numbers of one device; `"independent"`: numbers of their own.
       state: where variables, tables and large constants live.
@@ -44,6 +46,7 @@ class Decisions:
     moves: tuple[Move, ...] = field(repr=False)
     buckets: tuple[Bucket, ...] = field(default=(), repr=False)
     order: Mapping[int, int] = field(default_factory=dict, repr=False)
+    phases: tuple[Phase, ...] = field(default=(), repr=False)
     notes: tuple[str, ...] = ()
     random: str = "exact"
     state: State = field(default_factory=State, repr=False)
@@ -62,6 +65,11 @@ class Decisions:
     def batch(self) -> int:
         """Return the number of rows of the whole batch, 0 if nothing is split."""
         return self.mesh.batch
+
+    @property
+    def flow(self) -> Flow:
+        """What depends on what."""
+        return Flow(self.program, self.steps, self.state, self.order)
 
     def rows_sources(self) -> list[tuple[int, int, int]]:
         """Return the arguments on which the rows of a batch of unknown size are counted.

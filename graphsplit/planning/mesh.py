@@ -13,7 +13,7 @@ from graphsplit.core.symbolic_sizes import rows as rows_of_unknown_batch
 
 @dataclass(frozen=True)
 class Mesh:
-    """The shards of a plan. A device may have several of them.
+    """The shards of a plan. A device may have several of them, its micro-batches, one after the other.
 
     Attributes:
       devices: of each shard; only those that have rows.
@@ -40,6 +40,15 @@ class Mesh:
             return rows_of_unknown_batch(1)
         return sum(self.rows)
 
+    @property
+    def has_turns(self) -> bool:
+        """Whether a device has several shards."""
+        return any(self.before(d) is not None for d in range(self.shards))
+
+    def before(self, d: int) -> int | None:
+        """Return the shard that shard `d` follows on its device; None for the first there."""
+        return d - 1 if d and self.positions[d - 1] == self.positions[d] else None
+
     def share(self, d: int) -> float:
         """Return the part of the batch that shard `d` has."""
         shares = self.rows or self.weights
@@ -56,23 +65,29 @@ class Mesh:
             raise CheckError(f"{count} shards at positions {self.positions}.")
 
 
-def mesh_of(devices: Sequence[str], batch: int, weights: Sequence[float] | None = None) -> Mesh:
-    """Return the mesh for a batch: devices that get no rows are left out.
+def mesh_of(devices: Sequence[str], batch: int, weights: Sequence[float] | None = None, micro_batches: int = 1) -> Mesh:
+    """Return the mesh for a batch: shards that get no rows are left out.
+
+    The batch is shared out over the devices first, and each device's rows, which are consecutive, over its shards.
 
     Args:
       devices: all that were asked for.
       batch: the number of rows; a `Size` if it is not known, 0 if nothing is split.
       weights: the share of each device; equal by default.
+      micro_batches: how many shards each device has.
 
     >>> mesh_of(["a", "b", "c"], 2).rows
     (1, 1)
+    >>> mesh_of(["a", "b"], 7, micro_batches=3).rows
+    (2, 1, 1, 1, 1, 1)
     """
     shares = tuple(weights or (1,) * len(devices))
     if isinstance(batch, Size):
-        used = [d for d, share in enumerate(shares) if share > 0]
+        positions = [d for d, share in enumerate(shares) if share > 0 for _ in range(micro_batches)]
         rows: tuple[int, ...] = ()
     else:
         given = apportion(batch, shares)
-        used = [d for d, count in enumerate(given) if count]
-        rows = tuple([given[d] for d in used])
-    return Mesh(tuple([devices[d] for d in used]), tuple([shares[d] for d in used]), rows, tuple(used))
+        own = [apportion(count, (1,) * min(micro_batches, count)) if count else () for count in given]
+        positions = [d for d, pieces in enumerate(own) for _ in pieces]
+        rows = tuple([count for pieces in own for count in pieces])
+    return Mesh(tuple([devices[d] for d in positions]), tuple([shares[d] for d in positions]), rows, tuple(positions))

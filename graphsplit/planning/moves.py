@@ -48,9 +48,10 @@ def find_moves(program: Program, mesh: Mesh, steps: Sequence[Step], owners: Owne
 def is_direct(source: Layout, target: Layout, mesh: Mesh) -> bool:
     """Return whether the shards send each other what they need, without one device that has it all in between.
 
-    They do if each can cut what it has for the others: an axis that is whole on each, and known numbers of rows.
+    They do if each can cut what it has for the others: an axis that is whole on each, and known numbers of rows. (What
+    shards make that take turns on a device is put together, or added up, as they come.)
     """
-    if not mesh.rows or mesh.shards == 1:
+    if not mesh.rows or mesh.shards == 1 or len(set(mesh.positions)) < mesh.shards:
         return False
     if isinstance(source, Shard):
         across = target == REPLICATE or (isinstance(target, Shard) and target.axis != source.axis)

@@ -7,6 +7,7 @@ from graphsplit.core.layouts import PARTIAL_SUM
 from graphsplit.planning.bucketing import check_buckets
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.moves import find_moves
+from graphsplit.planning.phases import check_phases
 from graphsplit.planning.plan_text import describe
 from graphsplit.planning.scheduling import check_order
 from graphsplit.planning.sharding_checks import check_size, check_step
@@ -27,6 +28,8 @@ class Plan(Decisions):
         self._check_moves()
         check_buckets(self.program, self.steps, self.buckets)
         check_order(self.program, self.steps, self.order)
+        if self.mesh.has_turns:
+            check_phases(self.flow, self.moves, self.buckets, self.phases)
 
     def _check_made(self) -> None:
         """Raise `CheckError` if something is read of an operation that does not run."""

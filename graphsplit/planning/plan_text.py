@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from graphsplit.planning.amounts import format_bytes, size_text
 from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.phases import meeting_points
 from graphsplit.planning.shares import Cause, Shares, shares_of
 from graphsplit.planning.traffic import traffic
 from graphsplit.program.program import Op
@@ -27,6 +30,7 @@ _SENT = (
     "reduce-scatter",
 )
 _MOST_AT_HOME = 12
+_MOST_MET = 4
 
 
 def describe(plan: Decisions) -> str:
@@ -34,7 +38,7 @@ def describe(plan: Decisions) -> str:
     notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
     shares = shares_of(plan)
     found = [*_header(plan, shares), *_communication(plan), *_at_home(plan), *_following(plan, shares)]
-    return "\n".join([*found, *_split_turns(plan), *notes])
+    return "\n".join([*found, *_turns(plan), *_split_turns(plan), *notes])
 
 
 def cause_text(plan: Decisions, cause: Cause, shares: Shares) -> str:
@@ -59,7 +63,7 @@ def _header(plan: Decisions, shares: Shares) -> list[str]:
     if mesh.shards:
         flops, size = _share(shares.sharded_flops, shares.flops), _share(shares.sharded_bytes, shares.bytes)
         lines.append(f"  on the shards: {flops} of the FLOPs, {size} of the bytes that are computed")
-    lines += [f"  shard {d}: {_short_device(name)}, {_rows_text(mesh, d)}" for d, name in enumerate(mesh.devices)]
+    lines += _shards(mesh)
     for name, position, layout in zip(program.input_names, program.inputs, plan.input_layouts, strict=True):
         shape, dtype = program.ops[position].out_shapes[0], program.ops[position].out_dtypes[0].name
         lines.append(f"  argument {name}: {dtype}{list(shape) if shape is not None else ''} {layout}")
@@ -71,6 +75,21 @@ def _header(plan: Decisions, shares: Shares) -> list[str]:
     lines.append(f"  once, at home:  {_count(_at(plan, plan.home))}")
     elsewhere = sorted({plan.owners.of_ops[op.index] for op in plan.home_ops} - {plan.home, ""})
     lines += [f"  once, on {_short_device(device)}: {_count(_at(plan, device))}" for device in elsewhere]
+    return lines
+
+
+def _shards(mesh: Mesh) -> list[str]:
+    """Say where each shard is, and how many rows it has; of shards that take turns, in one line."""
+    lines = []
+    for _, group in itertools.groupby(range(mesh.shards), key=lambda d: mesh.positions[d]):
+        shards = list(group)
+        place = _short_device(mesh.devices[shards[0]])
+        if len(shards) == 1:
+            lines.append(f"  shard {shards[0]}: {place}, {_rows_text(mesh, shards)}")
+        else:
+            counts = ", ".join([str(mesh.rows[d]) for d in shards]) if mesh.rows else "equal parts"
+            rows = f"{_rows_text(mesh, shards)} ({counts})"
+            lines.append(f"  shards {shards[0]} to {shards[-1]}: {place}, one after the other, {rows}")
     return lines
 
 
@@ -110,10 +129,10 @@ def _communication(plan: Decisions) -> list[str]:
     return lines
 
 
-def _rows_text(mesh: Mesh, d: int) -> str:
+def _rows_text(mesh: Mesh, shards: Sequence[int]) -> str:
     if mesh.rows:
-        return f"{mesh.rows[d]} rows"
-    share = Fraction(mesh.share(d)).limit_denominator(_FINEST_SHARE)
+        return f"{sum([mesh.rows[d] for d in shards])} rows"
+    share = Fraction(sum([mesh.share(d) for d in shards])).limit_denominator(_FINEST_SHARE)
     return "all rows" if share == 1 else f"{share} of the rows"
 
 
@@ -141,6 +160,23 @@ def _following(plan: Decisions, shares: Shares) -> list[str]:
         if lines
         else []
     )
+
+
+def _turns(plan: Decisions) -> list[str]:
+    """Say what the shards of a device wait for together, and what memory that and all takes."""
+    if not plan.mesh.has_turns:
+        return []
+    met = meeting_points(plan.flow)
+    lines = []
+    if met:
+        names = [f"{op.type} {op.name!r}" for op in met[:_MOST_MET]]
+        more = [f"{len(met) - _MOST_MET} more"] if len(met) > _MOST_MET else []
+        held = "" if plan.program.symbols else f", with up to {format_bytes(held_bytes(plan))} held"
+        lines.append(f"  all shards wait for each other{held}: for {', '.join([*names, *more])}")
+    if not plan.program.symbols:
+        most = [f"{format_bytes(size)} on {_short_device(device)}" for device, size in live_bytes(plan).items()]
+        lines.append(f"  alive at most: {', '.join(most)}")
+    return lines
 
 
 def _split_turns(plan: Decisions) -> list[str]:

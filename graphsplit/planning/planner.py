@@ -26,6 +26,7 @@ from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.moves import find_moves
 from graphsplit.planning.owners import find_owners
+from graphsplit.planning.phases import Flow, find_phases
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.scheduling import find_order
 from graphsplit.planning.state import State
@@ -84,6 +85,8 @@ def plan_program(
         kept_home.update(impossible)
     split = mesh.shards > 1
     leading = leading_to_shards(program, steps) if split else set()
+    order = find_order(program, steps, leading) if split else {}
+    buckets = find_buckets(program, steps, moves, leading, {home, *mesh.devices}) if split else ()
     plan = Plan(
         program=program,
         mesh=mesh,
@@ -93,8 +96,9 @@ def plan_program(
         steps=steps,
         owners=owners,
         moves=moves,
-        buckets=find_buckets(program, steps, moves, leading) if split else (),
-        order=find_order(program, steps, leading) if split else {},
+        buckets=buckets,
+        order=order,
+        phases=find_phases(Flow(program, steps, state, order), moves, buckets) if mesh.has_turns else (),
         notes=(*notes, *_notes_on_stages(program, steps)),
         random=random,
     )

@@ -47,7 +47,7 @@ def find_order(program: Program, steps: Sequence[Step], leading: Collection[Tens
         if op.index in awaited:
             for tensor in op.inputs:
                 readers.setdefault(tensor, []).append(op.index)
-    seeds, order = _seeds_of(program), {}
+    seeds, order = seeds_of(program), {}
     for op in costly:
         result = Tensor(op.index, 0)
         beside = {i for tensor in op.inputs for i in readers.get(tensor, ()) if seeds[i] == seeds[op.index]}
@@ -56,7 +56,7 @@ def find_order(program: Program, steps: Sequence[Step], leading: Collection[Tens
     return order
 
 
-def _seeds_of(program: Program) -> list[frozenset[int]]:
+def seeds_of(program: Program) -> list[frozenset[int]]:
     """Return for each operation the gradients of outputs that it depends on: what comes later cannot be waited for."""
     given = set(program.inputs[len(program.inputs) - program.seeds :])
     found: list[frozenset[int]] = []

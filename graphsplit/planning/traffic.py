@@ -62,7 +62,7 @@ def _sends(plan: Decisions) -> Iterator[tuple[str, str, int]]:
             if isinstance(move.source, SingleDevice):
                 yield source, target, size
             elif isinstance(move.source, Partial):
-                yield from ((device, target, size) for device in shards)
+                yield from ((device, target, size) for device in dict.fromkeys(shards))  # its shards' sum
             elif isinstance(move.source, Shard):
                 yield from ((device, target, _share(plan, size, d)) for d, device in enumerate(shards))
         elif isinstance(move.target, Shard) and isinstance(move.source, SingleDevice):

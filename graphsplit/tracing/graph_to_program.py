@@ -21,6 +21,7 @@ from graphsplit.program.symbolic_reading import build_for_any_batch
 from graphsplit.tracing.branch_effects import ShapeOf
 from graphsplit.tracing.common_subexpressions import drop_idle_waits, merge
 from graphsplit.tracing.decompositions import decompose
+from graphsplit.tracing.recomputation import wait_instead_of_adding
 from graphsplit.tracing.variable_hoisting import hoist_reads
 
 Held = Mapping[str, tuple[tf.DType, tf.TensorShape]]
@@ -86,6 +87,7 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
     whole = GraphDef().library
     whole.function.extend(library.values())
     drop_idle_waits(nodes)
+    wait_instead_of_adding(nodes)
     named = {*reading.captures, *(split_reference(r.lstrip("^"))[0] for r in references if reading.names_stay)}
     notes = [*reading.notes, *_replaced_devices(nodes, stages)]
     nodes, references = merge(nodes, references, named, stages.of)

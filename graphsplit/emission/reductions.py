@@ -1,0 +1,150 @@
+"""Reductions as ordinary graph nodes: one value on each shard becomes one value."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.graphdefs import constant_node, make_node
+from graphsplit.emission.collectives import Nodes, join, taken_apart, unless_absent
+from graphsplit.emission.row_counts import RowCounts
+
+_NEUTRAL = {"sum": "ZerosLike", "mean": "ZerosLike", "prod": "OnesLike"}
+_PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
+
+
+class Parts(NamedTuple):
+    """One value on each shard.
+
+    Attributes:
+      references: of the values.
+      devices: where they are.
+      positions: of the shards; those at the same position take turns.
+      dtype: what they consist of.
+      counts: how many rows each shard has.
+    """
+
+    references: Sequence[str]
+    devices: Sequence[str]
+    positions: Sequence[int]
+    dtype: tf.DType
+    counts: RowCounts
+
+
+class Reduced(NamedTuple):
+    """What the shards' parts amount to.
+
+    Attributes:
+      reference: of the result.
+      added: for each shard the node that has taken in its part before those of the shards that follow on its device
+        begin; "" for one that is the first there.
+    """
+
+    reference: str
+    added: Sequence[str]
+
+
+def turns(positions: Sequence[int]) -> list[list[int]]:
+    """Return the shards, those that take turns together.
+
+    >>> turns([0, 0, 2])
+    [[0, 1], [2]]
+    """
+    return [[d for d, _ in group] for _, group in itertools.groupby(enumerate(positions), key=lambda pair: pair[1])]
+
+
+def reduce(name: str, parts: Parts, reduction: str, device: str, entries: int = 0) -> tuple[Nodes, Reduced]:
+    """Return the nodes that reduce the shards' parts on a device, in the order of the shards, and the result.
+
+    The order is fixed, so a step gives the same bits every time it runs. A shard without rows contributes what changes
+    nothing: for `max` and the like, what the first shard has. The parts of a mean are sums, of
+    `entries` entries in all. The shards of one device come one after the other: each part is taken in as it comes,
+    there, and none of them waits for the last.
+
+    One op per reduction: of a ResNet50 training step on 8 logical CPU devices, a chain of additions at home or a tree
+    over the devices instead of AddN changed neither the CPU time (AddN 692 ms, chain 710, tree 683; rounds differed by
+    as much) nor, by more than a tenth, the memory (1.73, 1.72, 1.63 GB); the first step came 0.3 to 0.6 s of 7.3 later.
+    """
+    nodes: Nodes = []
+    added = [""] * len(parts.references)
+    sums = []
+    for shards in turns(parts.positions):
+        own, total = _taken_in(name, parts, shards, reduction, device, added)
+        nodes += own
+        sums.append(total)
+    dtype = parts.dtype
+    if reduction == "mean" and len(parts.references) > 1:
+        total, count = f"{name}/total", f"{name}/count"
+        nodes += _combined(total, sums, "sum", dtype, device) if len(sums) > 1 else []
+        nodes.append(constant_node(count, np.array(entries, dtype.as_numpy_dtype), dtype, device))
+        divided = [total if len(sums) > 1 else sums[0], count]
+        return [*nodes, make_node(name, "RealDiv", divided, device, T=dtype)], Reduced(name, added)
+    if len(sums) == 1:
+        return nodes, Reduced(sums[0], added)
+    return [*nodes, *_combined(name, sums, reduction, dtype, device)], Reduced(name, added)
+
+
+def _taken_in(
+    name: str, parts: Parts, shards: Sequence[int], reduction: str, device: str, added: list[str]
+) -> tuple[Nodes, str]:
+    """Return the nodes that reduce the parts of shards of one device, one after the other, and the result.
+
+    Notes in `added` what takes in each.
+    """
+    references, devices, _, dtype, counts = parts
+    first, nodes = shards[0], []
+    result = references[first]
+    if counts.may_be_absent(first):
+        neutral, present = _NEUTRAL.get(reduction, ""), counts.present(first)
+        here, source = (device, "") if len(shards) == 1 else (devices[first], devices[0])
+        result = f"{name}/part_{first}"
+        nodes += unless_absent(result, references[first], references[0], present, dtype, here, neutral, source)
+    for d in shards[1:]:
+        before, result = result, f"{name}/shard_{d}"
+        if counts.may_be_absent(d):
+            switch, both = f"{result}/before", f"{result}/taken"
+            nodes.append(make_node(switch, "Switch", [before, counts.present(d)], devices[d], T=dtype))
+            nodes += _combined(both, [f"{switch}:1", references[d]], reduction, dtype, devices[d])
+            nodes.append(make_node(result, "Merge", [both, switch], devices[d], N=2, T=dtype))
+        else:
+            nodes += _combined(result, [before, references[d]], reduction, dtype, devices[d])
+        added[d] = result
+    return nodes, result
+
+
+def _combined(name: str, parts: Sequence[str], reduction: str, dtype: tf.DType, device: str) -> Nodes:
+    """Return the nodes that reduce parts at once; those of a mean are added up."""
+    if reduction in ("sum", "mean"):
+        return [make_node(name, "AddN", parts, device, N=len(parts), T=dtype)]
+    nodes, result = [], parts[0]
+    for i, part in enumerate(parts[1:], 1):
+        own = name if i == len(parts) - 1 else f"{name}/upto_{i}"
+        attributes = {} if reduction in ("all", "any") else {"T": dtype}
+        nodes.append(make_node(own, _PAIRWISE[reduction], [result, part], device, **attributes))
+        result = own
+    return nodes
+
+
+def reduce_bucket(
+    name: str, parts: Sequence[Sequence[str]], sizes: Sequence[int], home: str, joined: Parts
+) -> tuple[Nodes, list[str], Sequence[str]]:
+    """Return the nodes that add up vectors as one: joined on each shard, taken apart at home; their sums; and `added`.
+
+    Args:
+      name: a prefix of the nodes' names.
+      parts: for each shard, its vectors.
+      sizes: of the vectors.
+      home: where the sums are wanted.
+      joined: the shards' devices, and the rest that `reduce` asks for; its references are chosen here.
+    """
+    nodes: Nodes = []
+    own_names = [f"{name}/joined_{d}" for d in range(len(parts))]
+    for own_name, vectors, device in zip(own_names, parts, joined.devices, strict=True):
+        nodes += join(own_name, vectors, 0, joined.dtype, device)
+    added_up, total = reduce(name, joined._replace(references=own_names), "sum", home)
+    apart, references = taken_apart(f"{name}/sums", total.reference, sizes, joined.dtype, home)
+    return [*nodes, *added_up, *apart], references, total.added

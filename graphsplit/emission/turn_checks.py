@@ -1,0 +1,84 @@
+"""Whether shards of one device take turns in an emitted graph as its plan says, whatever TensorFlow runs first."""
+
+from __future__ import annotations
+
+import functools
+import graphlib
+import operator
+from collections.abc import Iterator
+
+from graphsplit.core.errors import CheckError
+from graphsplit.core.graphdefs import split_reference
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.planning.phases import Phase
+from graphsplit.planning.plan import Plan
+
+
+def check_turns(plan: Plan, graph: EmittedGraph) -> None:
+    """Raise `CheckError` unless every shard waits until the shard before it on its device has ended the phase.
+
+    It has when all its operations of the phase have run, and what they give to sums has been added.
+
+    Args:
+      plan: the phases.
+      graph: what was emitted for it.
+    """
+    found = _Waits(graph)
+    for d in range(plan.mesh.shards):
+        before = plan.mesh.before(d)
+        for phase in plan.phases if before is not None else ():
+            assert before is not None
+            ended = list(found.ended(phase, before, first=plan.mesh.before(before) is None))
+            for name in [found.nodes[i, d] for i in phase.starts]:
+                missing = [node for node in ended if not found.waits(name, node)]
+                if missing:
+                    raise CheckError(f"{name!r} does not wait for {missing[0]!r} of the shard before it.")
+
+
+class _Waits:
+    """What has run before each node, in any order that the graph allows.
+
+    Attributes:
+      nodes: what operations are on each shard, by position and shard.
+    """
+
+    def __init__(self, graph: EmittedGraph):
+        self._graph = graph
+        self._reads = {n.name: {split_reference(r.lstrip("^"))[0] for r in n.input} for n in graph.nodes}
+        try:
+            order = list(graphlib.TopologicalSorter(self._reads).static_order())
+        except graphlib.CycleError as error:
+            raise CheckError(f"Nodes wait for each other: {', '.join(error.args[1])}.") from error
+        self._place = {name: 1 << place for place, name in enumerate(order)}
+        self._before: dict[str, int] = {}  # a bit for each node
+        for name in order:
+            masks = [self._before[source] | self._place[source] for source in self._reads[name]]
+            self._before[name] = functools.reduce(operator.or_, masks, 0)
+        self.nodes = {(o.op, o.shard): name for name, o in graph.origins.items() if o.role == "op"}
+        self._readers: dict[str, list[str]] = {}
+        for name, sources in self._reads.items():
+            for source in sources:
+                self._readers.setdefault(source, []).append(name)
+
+    def waits(self, later: str, first: str) -> bool:
+        """Return whether a node has run whenever another one does."""
+        return bool(self._before[later] & self._place[first])
+
+    def ended(self, phase: Phase, d: int, *, first: bool) -> Iterator[str]:
+        """Return the nodes that have run when shard `d` has ended a phase.
+
+        Args:
+          phase: which.
+          d: the shard.
+          first: whether it is the first on its device: then nothing is there yet to which its parts would be added.
+        """
+        for i in phase.ends:
+            yield self.nodes[i, d]
+        for move in () if first else phase.sums:
+            yield from self._added(self.nodes[move.tensor.op, d])
+
+    def _added(self, part: str) -> Iterator[str]:
+        for reader in self._readers.get(part, ()):
+            if self._graph.origins[reader].role == "reduce":
+                is_joined = next(n.op for n in self._graph.nodes if n.name == reader) == "ConcatV2"
+                yield from self._added(reader) if is_joined else [reader]
