@@ -1,11 +1,11 @@
-"""What micro-batches save: the memory of a training step on one device, and its time, as multiples of the whole batch's.
+"""What micro-batches save: memory and time of a training step on one device, as multiples of the whole batch's.
 
 python -m benchmarks.microbatches [--models transformer,mlp] [--counts 1,2,4,8] [--rounds 3] [--small]
 
 Memory is the most that a process of its own holds during a step, less what it held before it: weights, slots and
 arguments are there by then, activations, gradients and temporaries are not. The process gives every large block back
-when it is freed, so that what counts is what is alive. Beside it stands what the plan says is alive at most. Time is that
-of steps in another process, in turns, the median over rounds.
+when it is freed, so that what counts is what is alive. Beside it stands what the plan says is alive at most. Time is
+that of steps in another process, in turns, the median over rounds.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
-_GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}  # see mallopt(3)
+# mallopt(3); and TensorFlow's own pool, which it has with oneDNN only, never gives anything back
+_GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 class Size(NamedTuple):
@@ -63,14 +64,15 @@ def show(model: str, counts: list[int], rounds: int, small: bool) -> None:
     """Measure a model and print a line for each number of micro-batches."""
     seconds = _ask("time", model, counts, rounds, small, {})
     print(f"{model}, {(SMALL if small else SIZES)[model]}")
-    first = None
+    whole = 0
     for count in counts:
         memory = _ask("memory", model, [count], rounds, small, _GIVEN_BACK)
-        first = first or memory
-        peak, live, step = (memory[key] for key in ("peak_bytes", "live_bytes", "loss"))
+        peak, live, loss = (memory[key] for key in ("peak_bytes", "live_bytes", "loss"))
+        whole, took = whole or peak, seconds[str(count)] / seconds[str(counts[0])]
         print(
-            f"  {count:>3} micro-batches: peak {peak / 1e6:8.1f} MB = {peak / first['peak_bytes']:.3f} of the whole "
-            f"batch's, {live / 1e6:8.1f} MB predicted; time {seconds[str(count)] / seconds[str(counts[0])]:.3f}; loss {step:.6f}"
+            f"  {count:>3} micro-batches: peak {peak / 1e6:8.1f} MB = {peak / whole:.3f} of the whole batch's, "
+            f"{live / 1e6:8.1f} MB predicted; time {took:.3f}; loss {loss:.6f}",
+            flush=True,
         )
 
 

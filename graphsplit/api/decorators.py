@@ -95,7 +95,7 @@ def parallelize(
         that from the start.
       micro_batches: into how many parts the rows of each device are divided, which it computes one after the other,
         forward and backward: a batch that does not fit into its memory, the result of one that does. Gradients are
-        added up as they come. The plan says what needs all rows, and so makes all parts wait, and what is held meanwhile.
+        added up as they come. The plan says what needs all rows, and so makes all parts wait, and what is held then.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.

@@ -109,6 +109,7 @@ def broadcast_bucket(
 
 
 def taken_apart(name: str, source: str, sizes: Sequence[int], dtype: tf.DType, device: str) -> tuple[Nodes, list[str]]:
+    """Return the nodes that take joined vectors apart on a device, and their references."""
     count = constant_node(f"{name}/sizes", np.array(sizes, np.int64), tf.int64, device)
     nodes, references = _cut(name, source, count.name, len(sizes), 0, dtype, device)
     return [count, *nodes], references
@@ -180,6 +181,7 @@ def _cut(
 
 
 def join(name: str, parts: Sequence[str], axis: int, dtype: tf.DType, device: str, wait: str = "") -> Nodes:
+    """Return the nodes that join parts on a device; the last one has the name."""
     return [
         constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device, wait),
         make_node(name, "ConcatV2", [*parts, f"{name}/axis"], device, N=len(parts), T=dtype, Tidx=tf.int32),

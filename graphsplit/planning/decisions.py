@@ -66,11 +66,6 @@ class Decisions:
         """Return the number of rows of the whole batch, 0 if nothing is split."""
         return self.mesh.batch
 
-    @property
-    def flow(self) -> Flow:
-        """What depends on what."""
-        return Flow(self.program, self.steps, self.state, self.order)
-
     def rows_sources(self) -> list[tuple[int, int, int]]:
         """Return the arguments on which the rows of a batch of unknown size are counted.
 
@@ -150,3 +145,8 @@ class Decisions:
     def size_text(self, tensors: Iterable[Tensor]) -> str:
         """Return the size of some tensors, for people: of a batch of unknown size, by how much it grows per row."""
         return size_text(self.program, tensors)
+
+
+def flow_of(plan: Decisions) -> Flow:
+    """Return what depends on what in a plan."""
+    return Flow(plan.program, plan.steps, plan.state, plan.order)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from graphsplit.core.layouts import Partial, Shard, SingleDevice, is_whole
-from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.phases import find_phases
 from graphsplit.planning.steps import Move
 from graphsplit.program.program import Op, Tensor
@@ -103,7 +103,8 @@ class _Replay:
     def _copies(self) -> Iterator[tuple[int, int | None]]:
         """Return what runs, in order: what runs once as soon as the shards are ready for it, then phase by phase."""
         plan = self._plan
-        phases, flow = plan.phases or find_phases(plan.flow, plan.moves, plan.buckets), plan.flow
+        flow = flow_of(plan)
+        phases = plan.phases or find_phases(flow, plan.moves, plan.buckets)
         number = {i: p for p, phase in enumerate(phases) for i in phase.ops}
         after, once = [-1] * len(self._ops), [list[int]() for _ in range(len(phases) + 1)]
         for op in plan.home_ops:

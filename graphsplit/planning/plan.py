@@ -5,7 +5,7 @@ from __future__ import annotations
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import PARTIAL_SUM
 from graphsplit.planning.bucketing import check_buckets
-from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.moves import find_moves
 from graphsplit.planning.phases import check_phases
 from graphsplit.planning.plan_text import describe
@@ -29,7 +29,7 @@ class Plan(Decisions):
         check_buckets(self.program, self.steps, self.buckets)
         check_order(self.program, self.steps, self.order)
         if self.mesh.has_turns:
-            check_phases(self.flow, self.moves, self.buckets, self.phases)
+            check_phases(flow_of(self), self.moves, self.buckets, self.phases)
 
     def _check_made(self) -> None:
         """Raise `CheckError` if something is read of an operation that does not run."""

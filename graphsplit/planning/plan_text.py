@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from graphsplit.planning.amounts import format_bytes, size_text
-from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.phases import meeting_points
@@ -166,7 +166,7 @@ def _turns(plan: Decisions) -> list[str]:
     """Say what the shards of a device wait for together, and what memory that and all takes."""
     if not plan.mesh.has_turns:
         return []
-    met = meeting_points(plan.flow)
+    met = meeting_points(flow_of(plan))
     lines = []
     if met:
         names = [f"{op.type} {op.name!r}" for op in met[:_MOST_MET]]

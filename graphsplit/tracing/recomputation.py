@@ -1,8 +1,8 @@
 """Recomputation: what `tf.recompute_grad` runs again waits for the shard's own gradient, not for that of all rows.
 
-It runs a function forward once more when the gradient of its result is there. It says so with data: to what the function
-reads it adds a zero, made from the first entry of the gradient. Of a gradient in pieces that is one shard's, for which
-all others would wait. An operation that only waits orders the same, each shard by itself.
+It runs a function forward once more when the gradient of its result is there. It says so with data: to what the
+function reads it adds a zero, made from the first entry of the gradient. Of a gradient in pieces that is one shard's,
+for which all others would wait. An operation that only waits orders the same, each shard by itself.
 """
 
 from __future__ import annotations
