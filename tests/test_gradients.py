@@ -243,6 +243,7 @@ def sequences(count: int, length: int) -> tf.Tensor:
     return tf.random.stateless_normal((count, length, 3), [count, length], dtype=DOUBLE)
 
 
+@pytest.mark.long
 def test_second_derivative_through_a_loop_over_an_unknown_length():
     forward, w = recurrent()
     sharded = parallel(forward)

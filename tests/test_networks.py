@@ -61,7 +61,11 @@ HEAVY = {
 SPARSE_UPDATES = {"Wide & deep": (*["ResourceScatterAdd"] * 2, *["ScatterNd"] * 4, *["ConcatV2"] * 2)}
 
 
-@pytest.mark.parametrize("name", MODELS)
+# Those that `test_unknown_batch` trains, with batches of several sizes, are here with the long tests.
+OTHERS = {"GAN", "Graph convolution", "LSTM text classifier", "WaveNet"}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in OTHERS else n for n in MODELS])
 def test_architecture(name: str):
     rows = (7, 7) if name != "Siamese" else (7, 7, 5)  # another batch is another trace: see `test_unknown_batch`
     at_home = SPARSE_UPDATES.get(name, ())
@@ -72,6 +76,7 @@ def test_every_architecture_is_run():
     assert set(HEAVY) == set(MODELS)
 
 
+@pytest.mark.long
 def test_application():
     plan = assert_training(lambda: application("MobileNetV2", 32), (5,), strict=True, devices=2)
     assert sum(op.type == "Conv2DBackpropFilter" for op in plan.sharded_ops) > 30

@@ -14,6 +14,8 @@ from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dim, Dims, Factors
 from graphsplit.rules.registry import Answer, Rule, Sharded, pass_through, rule_of
 
+_MOST_BLOCKS = 4096  # of an axis: to cut it and to join it takes an operand for each, on every shard
+
 
 def answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int], may_grow: bool = False) -> Answer:
     """Return how `op` runs on the shards, given the layouts (and sizes in bytes) of its inputs.
@@ -76,7 +78,8 @@ def _answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int],
     for cut in sorted(votes, key=lambda key: -votes[key]):
         sharded = _along(factors, cut)
         if sharded is not None and not _cuts_unknown(op, sharded):
-            return sharded
+            pieces = max([len(layout.blocks) for layout in sharded.gives if isinstance(layout, Shard)], default=0)
+            return sharded if pieces <= _MOST_BLOCKS else Declined(f"each shard would have {pieces} pieces of it")
     return Declined("it needs all rows at once")
 
 

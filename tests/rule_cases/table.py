@@ -16,6 +16,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 from graphsplit.program.undefined_outputs import undefined_outputs
@@ -117,6 +118,16 @@ class Case:
 
 
 CASES: list[Case] = []
+
+
+def first_of_each(cases: Sequence[Case]) -> list[Any]:
+    """Return cases as parameters of a test: the first of each op type, and the others with the long tests."""
+    seen: set[str] = set()
+    found = []
+    for case in cases:
+        found.append(case if case.op_type not in seen else pytest.param(case, marks=pytest.mark.long, id=case.name))
+        seen.add(case.op_type)
+    return found
 
 
 def call(op_type: str, *operands: Any, **attributes: Any) -> Any:
