@@ -16,6 +16,8 @@ from graphsplit.program.program import Program
 from graphsplit.runtime.cutting import descendants
 from graphsplit.tracing.trace import Trace, read_graph
 
+_CALLS = ("PartitionedCall", "StatefulPartitionedCall")
+
 
 @dataclass(frozen=True, eq=False)
 class JointTrace:
@@ -55,11 +57,20 @@ def joint_trace(trace: Trace, watched: Sequence[bool]) -> JointTrace:
     """Trace a function together with its gradients by the sources that are watched."""
     sources = _sources(trace)
     groups = _grouped(trace.program, [i for i, watch in enumerate(watched) if watch and _has_gradient(sources[i])])
+    loops = any(op.bodies for op in trace.program.ops)
+    if loops and len(groups) > 1 and any(op.type in _CALLS for op in trace.graph.get_operations()):
+        groups = [_together(groups)]  # one call, of one loop, may be differentiated for each
     joint = _trace_joint(trace, groups)
-    if any(op.bodies for op in trace.program.ops):
+    if loops:
         return joint  # TensorFlow changes a loop when it differentiates it: not twice
     finer = _grouped_by_seeds(joint)
     return joint if len(finer) == len(groups) else _trace_joint(trace, finer)
+
+
+def _together(groups: Sequence[_Group]) -> _Group:
+    """Return all outputs with all sources: as a `tf.function` has them, of which one call is differentiated once."""
+    outputs = sorted({k for group in groups for k in group.outputs})
+    return _Group(outputs, sorted({i for group in groups for i in group.sources}))
 
 
 def _trace_joint(trace: Trace, groups: Sequence[_Group]) -> JointTrace:

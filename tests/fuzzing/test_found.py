@@ -263,6 +263,12 @@ def gradient_of_a_ctc_loss_beside_a_number(x):
     return tf.nn.ctc_loss(labels, x, [2] * 4, [7] * 4, logits_time_major=False), tf.constant(1.0)
 
 
+@found((2,), (2, 7, 5), signature=((2,), (2, 7, 5)), tapes=1, dtype=tf.float32, devices=2)
+def gradients_of_a_ctc_loss_and_of_something_else(y, x):
+    labels = tf.constant([[1, 2]] * 2)
+    return tf.math.ceil(y), tf.nn.ctc_loss(labels, x, [2] * 2, [7] * 2, logits_time_major=False)
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_found(name: str) -> None:
     case = FOUND[name]
