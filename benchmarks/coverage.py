@@ -184,6 +184,9 @@ def main(
     if unknown:
         listed = ", ".join([*groups, *known])
         raise typer.BadParameter(f"{', '.join(unknown)}; known are {listed}.", param_hint="--names")
+    for path in (output, page):
+        if path is not None:
+            forms.check(str(path))  # before it takes its time
     gs.use_logical_devices(devices + 1)
     tf.config.list_logical_devices()
     found: list[Coverage] = []

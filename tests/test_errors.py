@@ -239,7 +239,7 @@ def test_strict_names_the_operation_and_the_line():
 
     here = couples.__code__.co_firstlineno + 1
     call = gs.parallelize(couples, devices=2, strict=True)
-    text = message(gs.StrictError, lambda: call(tf.constant([1, 2, 1, 3])))
+    text = message(gs.StrictError, lambda: call(tf.constant([1.0, 2.0, 1.0, 3.0])))
     assert re.sub(r"'\S*Unique'", "'Unique'", text) == (
         "strict=True, but these operations carry rows of the batch and would run at home:\n"
         f"  - Unique 'Unique' at test_errors.py:{here}: 0 B gathered; which entries are new depends on all rows\n"
