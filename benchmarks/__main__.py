@@ -1,10 +1,10 @@
-"""`python -m benchmarks --quick | --full`: measure, print, write JSON and pictures."""
+"""`python -m benchmarks --quick | --full | --gpu`: measure, print, write JSON and pictures."""
 
 from __future__ import annotations
 
 import math
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Annotated
 
@@ -12,6 +12,7 @@ import typer
 
 from benchmarks.display import console, progress, show
 from benchmarks.environment import commit, load_average
+from benchmarks.gpus import memory_of_each
 from benchmarks.processes import Group
 from benchmarks.results import CONTESTANTS, Results
 from benchmarks.runner import Cell, Settings, measure
@@ -41,15 +42,17 @@ class Form:
 _FORMS = {
     "quick": Form(["plain", "mirrored", "ceiling", "graphsplit"], 5, 0.3, [1000, 10_000]),
     "full": Form(list(CONTESTANTS), 5, 0.3, [1000, 10_000, 100_000]),
+    "gpu": Form(["plain", "mirrored", "graphsplit"], 7, 0.5, [1000]),  # (processes of one GPU each cannot share one)
 }
 _QUICK_CELLS = [("polyfit", 2), ("polyfit", 8), ("mlp", 2), ("mini_googlenet", 2)]
-_DEVICES = [1, 2, 4, 8, 16]
+_DEVICES = {"quick": [2], "full": [1, 2, 4, 8, 16], "gpu": [1, 2, 4]}
 
 Names = Annotated[str, typer.Option(help="Comma-separated; everything the form covers by default.")]
 
 
 def main(
     full: Annotated[bool, typer.Option("--full/--quick", help="All of it, over an hour; or a few minutes.")] = False,
+    gpu: Annotated[bool, typer.Option("--gpu", help="On 1, 2 and 4 GPUs; one GPU is divided.")] = False,
     workloads: Names = "",
     modes: Names = "",
     devices: Names = "",
@@ -58,7 +61,8 @@ def main(
     round_seconds: Annotated[float, typer.Option(help="About how long one timing takes.")] = 0.0,
     batch: Annotated[int, typer.Option(help="Rows of a batch; by default each workload's own.")] = 0,
     small: Annotated[bool, typer.Option("--small", help="Small networks, to see that everything works.")] = False,
-    kind: Annotated[str, typer.Option(help="cpu: logical devices; gpu.")] = "cpu",
+    kind: Annotated[str, typer.Option(help="cpu: logical devices; gpu; by default as the form says.")] = "",
+    memory_mb: Annotated[int, typer.Option(help="Of each logical GPU; by default equal shares of a GPU.")] = 0,
     limit_seconds: Annotated[float, typer.Option(help="A contestant that takes longer to answer is left out.")] = 0.0,
     minutes: Annotated[float, typer.Option(help="No cell begins later than this; --resume measures the rest.")] = 0.0,
     planning_ops: Annotated[str, typer.Option(help="Sizes of the synthetic programs to plan.")] = "",
@@ -66,7 +70,7 @@ def main(
     resume: Annotated[bool, typer.Option("--resume", help="Keep what the JSON file has and measure the rest.")] = False,
 ) -> None:
     """Measure graphsplit beside its alternatives."""
-    form = "full" if full else "quick"
+    form = "gpu" if gpu else "full" if full else "quick"
     usual = _FORMS[form]
     cells = choose_cells(form, _split(workloads), _split(modes), [int(n) for n in _split(devices)])
     chosen = _split(contestants) or usual.contestants
@@ -74,11 +78,13 @@ def main(
     settings = Settings(
         rounds=rounds or usual.rounds,
         round_s=round_seconds or usual.round_s,
-        kind=kind,
+        kind=kind or ("gpu" if gpu else "cpu"),
         small=small,
         batch=batch or None,
         limit_s=limit_seconds or usual.limit_s,
     )
+    if settings.kind == "gpu":
+        settings = replace(settings, memory_mb=memory_mb or memory_of_each(max(cell.devices for cell in cells), chosen))
     end = time.time() + 60 * (minutes or math.inf)
     path = output or RESULTS / f"{form}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -97,14 +103,15 @@ def choose_cells(form: str, workloads: list[str], modes: list[str], devices: lis
     _check(workloads, WORKLOADS, "workloads")
     if form == "quick" and not (workloads or devices or modes):
         return [Cell(name, "training", count) for name, count in _QUICK_CELLS]
-    usual = list(WORKLOADS) if form == "full" else list(dict.fromkeys(name for name, _ in _QUICK_CELLS))
-    counts = devices or (_DEVICES if form == "full" else [2])
+    every = form != "quick"
+    usual = list(WORKLOADS) if every else list(dict.fromkeys(name for name, _ in _QUICK_CELLS))
+    counts = devices or _DEVICES[form]
     return [  # should time run out, every workload has the same points on its curve
         Cell(name, mode, count)
         for count in counts
         for mode in MODES
         for name in workloads or usual
-        if mode in WORKLOADS[name].modes and mode in (modes or (MODES if form == "full" else ["training"]))
+        if mode in WORKLOADS[name].modes and mode in (modes or (MODES if every else ["training"]))
     ]
 
 

@@ -39,17 +39,25 @@ def summary_columns(results: Results) -> list[str]:
 
 
 def summary_rows(results: Results) -> list[list[str]]:
-    """Return graphsplit's step as a multiple of the ceiling's and of MirroredStrategy's, a row for each workload."""
+    """Return graphsplit's step as a multiple of the yardstick's and of MirroredStrategy's, a row for each workload."""
     rows = []
     for workload, mode in dict.fromkeys(cell[:2] for cell in results.cells()):
         cells = [(workload, mode, n) for n in _counts(results)]
-        ratios = [[results.ratio(cell, "graphsplit", other) for other in ("ceiling", "mirrored")] for cell in cells]
+        ratios = [
+            [results.ratio(cell, "graphsplit", other) for other in (yardstick(results), "mirrored")] for cell in cells
+        ]
         rows.append([workload, mode, *[f"{times(a)} / {times(b)}" for a, b in ratios]])
     return rows
 
 
 def _counts(results: Results) -> list[int]:
-    return sorted({cell[2] for cell in results.cells() if results.ratio(cell, "graphsplit", "ceiling") is not None})
+    other = yardstick(results)
+    return sorted({cell[2] for cell in results.cells() if results.ratio(cell, "graphsplit", other) is not None})
+
+
+def yardstick(results: Results) -> str:
+    """Return whom the summary compares with: the ceiling, or the plain function where that was not asked for."""
+    return "ceiling" if any(record.contestant == "ceiling" for record in results.records) else "plain"
 
 
 def step_rows(results: Results) -> list[list[str]]:
@@ -89,6 +97,25 @@ STEP_COLUMNS = [
     "nodes",
     "graph MB",
 ]
+
+
+def gpu_memory_rows(results: Results) -> list[list[str]]:
+    """Return the most memory that tensors of each contestant took on each GPU."""
+    measured = [record for record in results.records if record.gpu_peak_bytes]
+    return [
+        [
+            record.workload,
+            record.mode,
+            str(record.devices),
+            record.contestant,
+            f"{max(record.gpu_peak_bytes.values()) / 1e6:.0f}",
+            ", ".join(f"{size / 1e6:.0f}" for size in record.gpu_peak_bytes.values()),
+        ]
+        for record in measured
+    ]
+
+
+GPU_MEMORY_COLUMNS = ["workload", "mode", "N", "contestant", "largest MB", "MB on each GPU"]
 
 
 def first_call_rows(results: Results) -> list[list[str]]:
@@ -160,6 +187,7 @@ def show(results: Results) -> None:
     """Print everything that was measured."""
     tables = [
         ("Steps, side by side", STEP_COLUMNS, step_rows(results)),
+        ("Peak memory on GPUs", GPU_MEMORY_COLUMNS, gpu_memory_rows(results)),
         ("Seconds of graphsplit's first call", FIRST_CALL_COLUMNS, first_call_rows(results)),
         ("Communication per step", COMMUNICATION_COLUMNS, communication_rows(results)),
         ("Planning", PLANNING_COLUMNS, planning_rows(results)),

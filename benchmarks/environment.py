@@ -23,7 +23,7 @@ def environment() -> dict[str, Any]:
         "processor": _processor(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"),
-        "gpus": [device.name for device in tf.config.list_physical_devices("GPU")],
+        "gpus": _gpus(),
         "system": platform.platform(),
         "python": platform.python_version(),
         "tensorflow": tf.__version__,
@@ -46,6 +46,23 @@ def free_bytes() -> int | None:
 def load_average() -> float:
     """Return how many processes wanted to run during the last minute."""
     return os.getloadavg()[0]
+
+
+def _gpus() -> list[str]:
+    """Return model and compute capability of each GPU, and the driver's version."""
+    import tensorflow as tf
+
+    from graphsplit.core.nvidia_driver import NotKnownError, read_driver
+
+    found = []
+    for gpu in tf.config.list_physical_devices("GPU"):
+        details = tf.config.experimental.get_device_details(gpu)
+        capability = ".".join(map(str, details.get("compute_capability", "?")))
+        found.append(f"{details.get('device_name', gpu.name)}, compute capability {capability}")
+    try:
+        return [*found, f"driver {read_driver().version}"] if found else []
+    except NotKnownError as error:
+        return [*found, f"driver not known: {error}"]
 
 
 def _processor() -> str:

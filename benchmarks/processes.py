@@ -27,7 +27,9 @@ class Worker:
         environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONUNBUFFERED": "1"}
         if hidden_gpus:
             environment["CUDA_VISIBLE_DEVICES"] = "-1"
-        elif gpu is not None:
+        else:
+            environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # other contestants are on the same GPUs
+        if gpu is not None:
             environment["CUDA_VISIBLE_DEVICES"] = str(gpu)
         self._log = tempfile.TemporaryFile("w+")  # noqa: SIM115  closed with the process
         self._process = subprocess.Popen(

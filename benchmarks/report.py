@@ -42,7 +42,14 @@ Devices are logical CPU devices, modelled as devices of one core: one intra-op t
 threads as cores for all of them, and the plain function has one thread. This machine has {cores} cores: beyond
 N = {cores} the curves show overhead, not speed-up.
 """
-_GPUS = "Devices are GPUs: {gpus}.\n"
+_GPUS = """\
+Devices are GPUs: {gpus}.{logical}
+"""
+_DIVIDED = """ Each is divided into logical GPUs of {memory_mb} MiB: kernels, placement and memory are those
+of real devices, links between devices are not (a copy stays in one memory), and they share one GPU's arithmetic: N
+devices are not N times as fast. TensorFlow gives MirroredStrategy its RING instead of NCCL there. Memory grows as
+needed
+(TF_FORCE_GPU_ALLOW_GROWTH)."""
 _LINKS = (("PCIe 4.0 x16", 25e9), ("NVLink 4", 450e9))  # usable bytes per second in one direction
 
 
@@ -67,13 +74,14 @@ def page(results: Results, source: Path, folder: Path, many: Results | None = No
         _table(["what", "value"], [[key, str(value)] for key, value in results.environment.items()]),
         *_other_commits(results),
         "## In short",
-        "graphsplit's step as a multiple of the ceiling's / of MirroredStrategy's: below 1, graphsplit is faster.",
+        f"graphsplit's step as a multiple of {_yardstick(results)} / of MirroredStrategy's; below 1, it is faster.",
         _table(display.summary_columns(results), display.summary_rows(results)),
         *_pictures(source, folder),
         "## Where graphsplit loses",
         _losses(results, many),
         "## Steps",
         _table(display.STEP_COLUMNS, display.step_rows(results)),
+        *_gpu_memory(results),
         "## Time to the first result",
         "Parts of graphsplit's first call; `rest` is TensorFlow's own: placement, graph optimisation, the step itself.",
         _table(display.FIRST_CALL_COLUMNS, display.first_call_rows(results)),
@@ -83,8 +91,7 @@ def page(results: Results, source: Path, folder: Path, many: Results | None = No
         _table(display.COMMUNICATION_COLUMNS, display.communication_rows(results)),
         "## Planning",
         _table(display.PLANNING_COLUMNS, display.planning_rows(results)),
-        "## What to expect on GPUs",
-        _gpu_expectation(results),
+        *_gpu_expectation(results),
     ]
     return "\n\n".join(part.strip() for part in parts) + "\n"
 
@@ -112,15 +119,26 @@ The rules, and the measurements behind them (a ResNet50 training step, 8 logical
 def _method(results: Results, source: Path) -> str:
     settings, machine = results.settings, results.environment
     devices = _LOGICAL if settings["kind"] == "cpu" else _GPUS
+    logical = _DIVIDED.format(**settings) if settings.get("memory_mb") else ""
     plain = [r.before_bytes for r in results.records if r.contestant == "plain" and r.before_bytes]
     return _METHOD.format(
         source=source.as_posix(),
         form=f"--{settings['form']}" + (" --small" if settings["small"] else ""),
         rounds=settings["rounds"],
         round_s=settings["round_s"],
-        devices=devices.format(cores=machine["cores"], gpus=", ".join(machine["gpus"])),
+        devices=devices.format(cores=machine["cores"], gpus="; ".join(machine["gpus"]), logical=logical),
         floor_mb=min(plain, default=0) / 1e6,
     )
+
+
+def _yardstick(results: Results) -> str:
+    return {"ceiling": "the ceiling's", "plain": "the plain function's"}[display.yardstick(results)]
+
+
+def _gpu_memory(results: Results) -> list[str]:
+    rows = display.gpu_memory_rows(results)
+    head = "The most that tensors took on a GPU from the first call on (`tf.config.experimental.get_memory_info`)."
+    return ["## Memory on GPUs", head, _table(display.GPU_MEMORY_COLUMNS, rows)] if rows else []
 
 
 def _other_commits(results: Results) -> list[str]:
@@ -189,7 +207,9 @@ Why: two timings of the same process differ by up to 2 %, and some of these by n
 On N devices more than the machine has cores, everyone pays for taking turns; the ceiling's processes do so too."""
 
 
-def _gpu_expectation(results: Results) -> str:
+def _gpu_expectation(results: Results) -> list[str]:
+    if results.settings["kind"] == "gpu":
+        return []
     links = ", ".join(f"{name} {rate / 1e9:.0f} GB/s" for name, rate in _LINKS)
     head = (
         f"**By calculation, not measured**: the bytes of the table above over one link of the home device ({links}), "
@@ -200,7 +220,8 @@ def _gpu_expectation(results: Results) -> str:
         for r in results.described()
         if r.devices > 1
     ]
-    return head + "\n\n" + _table(["workload", "mode", "N", *[f"{name}, ms" for name, _ in _LINKS]], rows)
+    columns = ["workload", "mode", "N", *[f"{name}, ms" for name, _ in _LINKS]]
+    return ["## What to expect on GPUs", head, _table(columns, rows)]
 
 
 def _bytes(record: Record) -> float:

@@ -22,6 +22,7 @@ class Record:
       step_s: seconds per step, one entry per round; entries of the same round were measured side by side.
       first_s: seconds of the first call's parts; `total` is all of it.
       peak_bytes: largest resident size after the steps, summed over the contestant's processes.
+      gpu_peak_bytes: the most that tensors took on each GPU, from the first call to the last step.
       check: mean of the first result, to see that contestants did the same work.
       graph: what `describe` said.
       skipped: why it was not measured, "" if it was.
@@ -39,6 +40,7 @@ class Record:
     first_s: dict[str, float] = field(default_factory=dict)
     before_bytes: int = 0
     peak_bytes: int = 0
+    gpu_peak_bytes: dict[str, int] = field(default_factory=dict)
     check: float = 0.0
     graph: dict[str, Any] = field(default_factory=dict)
     skipped: str = ""

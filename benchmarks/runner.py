@@ -25,6 +25,7 @@ class Settings:
       rounds: how often each contestant is timed.
       round_s: about how many seconds one timing takes.
       kind: "cpu" (logical devices) or "gpu".
+      memory_mb: of each logical GPU; None where GPUs are not divided.
       small: whether networks have their small size.
       batch: rows of a batch instead of the workload's own.
       limit_s: how long any answer may take.
@@ -34,6 +35,7 @@ class Settings:
     rounds: int = 5
     round_s: float = 0.3
     kind: str = "cpu"
+    memory_mb: int | None = None
     small: bool = False
     batch: int | None = None
     limit_s: float = 900.0
@@ -87,7 +89,7 @@ def _start(record: Record, settings: Settings, stack: ExitStack) -> Group | None
         return None
     group = stack.enter_context(Group(record.processes, settings.kind, settings.limit_s))
     alone = record.contestant in ("plain", "ceiling")
-    group.send("start", devices=1 if alone else record.devices, kind=settings.kind)
+    group.send("start", devices=1 if alone else record.devices, kind=settings.kind, memory_mb=settings.memory_mb)
     return group
 
 
@@ -146,6 +148,8 @@ def _time(record: Record, group: Group, _: Settings) -> None:
 
 
 def _describe(record: Record, group: Group, _: Settings) -> None:
-    record.peak_bytes = sum(answer["peak_bytes"] for answer in group.ask("memory"))
+    answers = group.ask("memory")
+    record.peak_bytes = sum(answer["peak_bytes"] for answer in answers)
+    record.gpu_peak_bytes = answers[0]["gpu_peak_bytes"] if len(answers) == 1 else {}
     if record.contestant != "ceiling":
         record.graph = group.ask("describe")[0]

@@ -21,22 +21,23 @@ class Worker:
         self._contestant: Any = None
         self._devices: list[str] = []
 
-    def start(self, devices: int, kind: str) -> Answer:
+    def start(self, devices: int, kind: str, memory_mb: int | None = None) -> Answer:
         """Import everything and start TensorFlow with so many devices."""
-        self._devices = _start(devices, kind)
+        self._devices = _start(devices, kind, memory_mb)
         import benchmarks.contestants  # noqa: F401
 
         return {"devices": self._devices}
 
     def prepare(self, contestant: str, name: str, small: bool, batch: int | None, mode: str) -> Answer:
         """Build the model and run the first step; `start` came before."""
-        from benchmarks import contestants, workloads
+        from benchmarks import contestants, gpus, workloads
 
         start = time.perf_counter()
         found = workloads.workload(name, small, batch)
         self._contestant = contestants.make(contestant, found, mode, self._devices)
         built = time.perf_counter() - start
         before = _peak_bytes()
+        gpus.reset_peaks(self._devices)
         seconds, result = self._contestant.first_call()
         check = float(result.reshape(-1)[:1000].astype("float64").mean())
         return {"build_s": built, "first_s": seconds, "before_bytes": before, "check": check, **self.memory()}
@@ -57,8 +58,10 @@ class Worker:
         return self._contestant.describe()
 
     def memory(self) -> Answer:
-        """Return the largest resident size of this process so far."""
-        return {"peak_bytes": _peak_bytes()}
+        """Return the largest resident size of this process, and the most that was on each GPU, so far."""
+        from benchmarks.gpus import peak_bytes
+
+        return {"peak_bytes": _peak_bytes(), "gpu_peak_bytes": peak_bytes(self._devices)}
 
     def synthetic(self, operations: int, devices: int) -> Answer:
         """Return planning speed on a synthetic program; needs nothing before."""
@@ -73,7 +76,7 @@ class Worker:
         return environment()
 
 
-def _start(devices: int, kind: str) -> list[str]:
+def _start(devices: int, kind: str, memory_mb: int | None) -> list[str]:
     """Make the devices exist and return their names."""
     import tensorflow as tf
 
@@ -82,6 +85,8 @@ def _start(devices: int, kind: str) -> list[str]:
     if kind == "cpu":
         gs.use_logical_devices(devices, threads_per_device=1)
         return [f"CPU:{d}" for d in range(devices)]
+    if memory_mb is not None:
+        return list(gs.use_logical_devices(devices, kind="GPU", memory_mb=memory_mb))
     found = len(tf.config.list_physical_devices("GPU"))
     if found < devices:
         raise LookupError(f"{devices} GPUs asked for, {found} here")

@@ -1,8 +1,9 @@
-"""Five logical CPU devices for every test; TensorFlow starts here and nowhere else."""
+"""Five logical CPU devices for every test, four logical GPUs for `-m gpu`; TensorFlow starts here and nowhere else."""
 
 from __future__ import annotations
 
 import os
+import re
 from collections import Counter
 from collections.abc import Iterator
 
@@ -56,8 +57,24 @@ QUICK = {
     "test_xla.py": 4,
 }
 
-gs.use_logical_devices(DEVICES)
-tf.config.list_logical_devices()  # starts TensorFlow
+NO_GPU = "no GPU that TensorFlow finds (`graphsplit doctor` says more), or a run without `-m gpu`, which hides them"
+GPU_MB = int(os.environ.get("GRAPHSPLIT_TEST_GPU_MB", "2000"))  # of each of four logical GPUs, in each process
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Start TensorFlow.
+
+    `-m gpu` gives it four logical GPUs. All other tests run on CPU devices, on every machine: a number of devices
+    means GPUs where there are any, and so GPUs are hidden from them and from the processes that they start.
+    """
+    if tf.config.list_physical_devices("GPU"):
+        if re.search(r"(?<!not )\bgpu\b", config.option.markexpr):
+            gs.use_logical_devices(4, kind="GPU", memory_mb=GPU_MB)
+        else:
+            tf.config.set_visible_devices([], "GPU")
+            os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    gs.use_logical_devices(DEVICES)
+    tf.config.list_logical_devices()  # starts TensorFlow
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
@@ -65,6 +82,8 @@ def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
     """Mark what is `quick`: in one place, since a slice of a table is no property of any one case."""
     seen: Counter[str] = Counter()
     for item in items:
+        if item.get_closest_marker("gpu") and not tf.config.list_logical_devices("GPU"):
+            item.add_marker(pytest.mark.skip(reason=NO_GPU))
         name = f"{item.path.name}::{item.originalname}"
         every = QUICK.get(name, QUICK.get(item.path.name))
         if every and not item.get_closest_marker("long"):

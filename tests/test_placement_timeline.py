@@ -13,7 +13,7 @@ from graphsplit.cli import app
 from graphsplit.cli.targets import example, parse_spec
 from graphsplit.core.tensorflow_internals import parse_profile
 from graphsplit.placement import Placement, timeline_of
-from graphsplit.placement.profiles import OpEvent, read_events
+from graphsplit.placement.profiles import OpEvent, lacks_streams, read_events
 from graphsplit.placement.timeline import Timeline
 
 WEIGHTS = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
@@ -80,22 +80,93 @@ def test_a_recorded_step():
         assert timeline.moved_bytes[f"/device:CPU:{d}", "/device:CPU:0"] == 32 * 16 * 4 + 4
 
 
-def test_gpu_streams_count_and_launches_on_the_host_do_not():
-    """An `XSpace` as the profiler writes it on a GPU machine, made by hand."""
-    space = parse_profile(b"")
-    host, gpu = space.planes.add(name="/host:CPU"), space.planes.add(name="/device:GPU:0")
-    for plane, name in ((host, "dense/MatMul:MatMul"), (gpu, "gemm_kernel")):
-        plane.event_metadata[1].name = name
-        plane.stat_metadata[1].name = "tf_op"
-        event = plane.lines.add(timestamp_ns=1000).events.add(metadata_id=1, offset_ps=10**6, duration_ps=2 * 10**6)
-        if plane is gpu:
-            event.stats.add(metadata_id=1, str_value="dense/MatMul:MatMul")
+class Recording:
+    """An `XSpace` as the profiler writes it on a GPU machine, made by hand; times in microseconds."""
+
+    def __init__(self):
+        self.space = parse_profile(b"")
+
+    def event(self, plane, line, name, begin, duration, **stats):
+        planes = {p.name: p for p in self.space.planes}
+        plane = planes.get(plane) or self.space.planes.add(name=plane)
+        lines = {own.name: own for own in plane.lines}
+        line = lines.get(line) or plane.lines.add(name=line, timestamp_ns=1000)
+        number = len(plane.event_metadata) + 1
+        plane.event_metadata[number].name = name
+        event = line.events.add(metadata_id=number, offset_ps=begin * 10**6, duration_ps=duration * 10**6)
+        for key, value in stats.items():
+            names, texts = len(plane.stat_metadata) + 1, len(plane.stat_metadata) + 2
+            plane.stat_metadata[names].name, plane.stat_metadata[texts].name = key, value
+            event.stats.add(metadata_id=names, ref_value=texts)
+
+
+@pytest.fixture
+def one_gpu():
+    """A product on each of two logical GPUs of one GPU, and a copy from one to the other."""
+    recording, gpu, first, second = Recording(), "/device:GPU:0", "Stream #14(Compute)", "Stream #18(Compute,Memcpy)"
+    for d in range(2):
+        recording.event("/host:CPU", f"tf_Compute/{d}", f"shard_{d}/MatMul:MatMul", d, 1)
+    recording.event("/host:CPU", "tf_Compute/0", "hash:StringToHashBucketFast", 3, 1)
+    recording.event(gpu, first, "gemm_kernel", 2, 4, tf_op="shard_0/MatMul:MatMul")
+    recording.event(gpu, second, "MemcpyD2D", 3, 1, memcpy_details="size:64", tf_op="hash:_Recv")
+    recording.event(gpu, second, "gemm_kernel", 4, 4, tf_op="shard_1/MatMul:MatMul")
+    recording.event(gpu, second, "nameless_kernel", 8, 1)
+    recording.event(gpu, "TensorFlow Ops", "MatMul", 2, 6, tf_op="shard_0/MatMul:MatMul")
+    recording.event(gpu, "TensorFlow Name Scope", "shard_0", 2, 6)
+    recording.event(gpu, "Steps", "1", 2, 6)
     graph = tf.compat.v1.GraphDef()
-    graph.node.add(name="dense/MatMul", op="MatMul", device="/job:localhost/replica:0/task:0/device:GPU:0")
-    [event], sends = read_events(space, [graph])
-    assert (event.name, event.type, event.device) == ("dense/MatMul", "MatMul", "/device:GPU:0")
-    assert event.duration_s == pytest.approx(2e-6)
+    for d in range(2):
+        graph.node.add(name=f"shard_{d}/MatMul", op="MatMul", device=f"/job:localhost/replica:0/task:0/device:GPU:{d}")
+    graph.node.add(name="hash", op="StringToHashBucketFast", device="/job:localhost/replica:0/task:0/device:CPU:0")
+    return recording.space, [graph]
+
+
+def test_streams_count_and_launches_and_summaries_do_not(one_gpu):
+    events, sends = read_events(*one_gpu)
+    assert [(e.type, e.name, e.device) for e in events] == [
+        ("MatMul", "shard_0/MatMul", "/device:GPU:0"),
+        ("StringToHashBucketFast", "hash", "/device:CPU:0"),
+        ("MemcpyD2D", "hash", "/device:GPU:1"),
+        ("MatMul", "shard_1/MatMul", "/device:GPU:1"),
+        ("kernel", "nameless_kernel", "/device:GPU:1"),
+    ]
+    assert [event.copied for event in events] == [False, False, True, False, False]
+    assert [round(event.start_s * 1e6) for event in events] == [0, 1, 1, 2, 6]
     assert sends == []
+    assert not lacks_streams(*one_gpu)
+
+
+def test_copies_are_told_apart(one_gpu, tmp_path):
+    events, _ = read_events(*one_gpu)
+    timeline = Timeline("step", tuple(events), {}, Placement([], []))
+    assert str(timeline) == (
+        "Timeline of step: 5 executions in 0.01 ms\n"
+        "  CPU:0  busy 14%\n"
+        "  GPU:0  busy 57%\n"
+        "  GPU:1  busy 86%, copying 14%\n"
+        "     0.004 ms  MatMul on GPU:0  shard_0/MatMul\n"
+        "     0.004 ms  MatMul on GPU:1  shard_1/MatMul\n"
+        "     0.001 ms  StringToHashBucketFast on CPU:0  hash\n"
+        "     0.001 ms  MemcpyD2D on GPU:1  hash\n"
+        "     0.001 ms  kernel on GPU:1  nameless_kernel"
+    )
+    kinds = [e["cat"] for e in timeline.chrome_trace()["traceEvents"] if e["ph"] == "X"]
+    assert kinds == ["operation", "operation", "copy", "operation", "operation"]
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    timeline.save(tmp_path / "t.svg")
+    assert "pattern" in (tmp_path / "t.svg").read_text()  # the hatching of what is copied
+
+
+def test_a_recording_without_streams_says_so(one_gpu):
+    space, graphs = one_gpu
+    del space.planes[1]
+    events, _ = read_events(space, graphs)
+    assert [(e.type, e.device) for e in events][:2] == [("MatMul", "/device:GPU:0"), ("MatMul", "/device:GPU:1")]
+    assert lacks_streams(space, graphs)
+    assert not lacks_streams(space, [])
+    assert str(Timeline("step", (), {}, Placement([], []), "half of it is missing")) == (
+        "Timeline of step: 0 executions in 0.00 ms\n  note: half of it is missing"
+    )
 
 
 @pytest.mark.parametrize(

@@ -88,9 +88,9 @@ def verify(function: ParallelFunction[P, R], *args: P.args, **kwargs: P.kwargs) 
 
     outputs, state = run(run_single)
     outputs_n, state_n = run(function)
-    found = [_difference(f"output {i}", a, b) for i, (a, b) in enumerate(zip(outputs, outputs_n, strict=True))]
+    found = [difference_of(f"output {i}", a, b) for i, (a, b) in enumerate(zip(outputs, outputs_n, strict=True))]
     names = [getattr(variable, "path", None) or variable.name for variable in variables]
-    found += [_difference(f"variable {n}", a, b) for n, a, b in zip(names, state, state_n, strict=True)]
+    found += [difference_of(f"variable {n}", a, b) for n, a, b in zip(names, state, state_n, strict=True)]
     return Report(tuple(sorted(found, key=lambda d: -d.relative)), function.devices)
 
 
@@ -99,7 +99,8 @@ def _as_tensor(value: Any) -> Any:
     return tf.convert_to_tensor(value) if isinstance(value, (bool, int, float, complex, str, bytes)) else value
 
 
-def _difference(name: str, expected: tf.Tensor, actual: tf.Tensor) -> Difference:
+def difference_of(name: str, expected: tf.Tensor, actual: tf.Tensor) -> Difference:
+    """Return how far one tensor is from another; infinitely far for another shape."""
     a, b = expected.numpy(), actual.numpy()
     if np.shape(a) != np.shape(b):
         return Difference(name, float("inf"), float("inf"))

@@ -7,13 +7,13 @@ from contextlib import contextmanager
 from typing import Any
 
 import rich.console
-import tensorflow as tf
 
 from graphsplit.api.decorators import parallelize
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.cli.targets import by_position, check_specs, example, load_target, parse_spec, users_code
 from graphsplit.core.devices import use_logical_devices
 from graphsplit.core.errors import ArgumentError
+from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.core.tensorflow_internals import eager_context_started
 from graphsplit.placement.builders import placement_of
 from graphsplit.placement.timeline import timeline_of
@@ -47,7 +47,7 @@ def inspect(
       StorageError: if a file cannot be written.
     """
     console = rich.console.Console(stderr=True)
-    if devices is not None and not eager_context_started() and not tf.config.list_physical_devices("GPU"):
+    if devices is not None and not eager_context_started() and not has_gpus():
         use_logical_devices(devices)
     given = [parse_spec(text) for text in specs]
     with _progress(console, f"loading {target}"):

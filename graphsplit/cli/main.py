@@ -1,4 +1,4 @@
-"""The command line: `graphsplit demo`, `graphsplit devices`, `graphsplit inspect`, `graphsplit transpile`."""
+"""The command line: `graphsplit demo`, `devices`, `doctor`, `inspect`, `transpile`."""
 
 from __future__ import annotations
 
@@ -87,6 +87,33 @@ def devices() -> None:
         show_devices()
 
     _run(show)
+
+
+@app.command()
+def doctor(
+    devices: Annotated[
+        int | None, typer.Option("--devices", min=1, help="How many; by default all GPUs, else four CPU devices.")
+    ] = None,
+    memory_mb: Annotated[
+        int | None, typer.Option("--memory-mb", min=1, help="Divide the GPUs into --devices, of so many MiB each.")
+    ] = None,
+) -> None:
+    """Say what TensorFlow and the driver find here, and check the law on each device and on all together.
+
+    The exit status is 1 where the law does not hold, or TensorFlow does not use the GPU that the driver has.
+    """
+
+    def check() -> None:
+        if memory_mb is not None and devices is None:
+            raise ArgumentError(f"--memory-mb {memory_mb} divides the GPUs; say into how many devices: --devices 4.")
+
+    def examine() -> None:
+        from graphsplit.cli.doctor import doctor as run
+
+        if not run(devices, memory_mb):
+            raise typer.Exit(code=1)
+
+    _run(examine, check)
 
 
 @app.command()

@@ -8,27 +8,35 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, DeviceError, bullet_list
+from graphsplit.core.logical_gpus import count_gpus, cut_gpus
 from graphsplit.core.tensorflow_internals import eager_context_started
 
 MOST_DEVICES = 1000  # shares of a batch of unknown size are told apart to a thousandth
 
 
-def use_logical_devices(count: int, *, threads_per_device: int | None = None) -> tuple[str, ...]:
-    """Divide the CPU into `count` logical devices, before TensorFlow starts.
+def use_logical_devices(
+    count: int, *, threads_per_device: int | None = None, kind: str = "CPU", memory_mb: int | None = None
+) -> tuple[str, ...]:
+    """Divide the CPU, or the GPUs, into `count` logical devices, before TensorFlow starts.
 
-    With them everything that graphsplit does with GPUs can be tried, and tested, on any machine.
+    With logical CPU devices everything that graphsplit does with GPUs can be tried, and tested, on any machine. With
+    logical GPUs one GPU shows what several do, but for the links between them: `count` devices are spread evenly over
+    the GPUs that TensorFlow sees, and GPUs that get none are hidden from it.
 
     Args:
       count: how many; at least 1.
       threads_per_device: with a number, each operation uses that many threads, so that a logical device behaves like
         a device of that many cores (the honest setting for benchmarks). All logical devices share one thread pool.
+      kind: `"CPU"` or `"GPU"`.
+      memory_mb: for GPUs: the memory of each logical device, in MiB, taken from the GPU when TensorFlow starts.
 
     Returns:
       Their names, `("CPU:0", "CPU:1", ...)`.
 
     Raises:
-      ArgumentError: if `count` is not a positive number.
-      DeviceError: if TensorFlow has already started with another number of devices.
+      ArgumentError: if `count` or `memory_mb` is not a positive number, `kind` is neither, or the others do not fit it.
+      DeviceError: if TensorFlow has already started with other devices, or for GPUs, if there is none, or one has less
+        memory than that (where the driver tells it).
 
     >>> import graphsplit as gs
     >>> gs.use_logical_devices(4)
@@ -36,6 +44,9 @@ def use_logical_devices(count: int, *, threads_per_device: int | None = None) ->
     """
     if isinstance(count, bool) or not isinstance(count, int) or count < 1:
         raise ArgumentError(f"use_logical_devices(count) takes a positive number of devices, got {count!r}.")
+    _check_kind(kind, threads_per_device, memory_mb)
+    if memory_mb is not None:
+        return cut_gpus(count, memory_mb)
     if eager_context_started():
         existing = len(tf.config.list_logical_devices("CPU"))
         if existing != count:
@@ -53,6 +64,28 @@ def use_logical_devices(count: int, *, threads_per_device: int | None = None) ->
             threads = min(count * threads_per_device, os.cpu_count() or 1)
             tf.config.threading.set_inter_op_parallelism_threads(threads)
     return tuple(f"CPU:{i}" for i in range(count))
+
+
+def _check_kind(kind: object, threads_per_device: object, memory_mb: object) -> None:
+    if kind not in ("CPU", "GPU"):
+        raise ArgumentError(f"use_logical_devices(kind={kind!r}): write 'CPU' or 'GPU'; no others can be divided.")
+    if kind == "CPU" and memory_mb is not None:
+        raise ArgumentError(
+            f"use_logical_devices(memory_mb={memory_mb!r}) divides the memory of GPUs; logical CPU devices share the "
+            "machine's. Give kind='GPU', or leave memory_mb out."
+        )
+    if kind == "GPU" and threads_per_device is not None:
+        raise ArgumentError(
+            f"use_logical_devices(threads_per_device={threads_per_device!r}) is about the threads of CPU devices. Give "
+            "kind='CPU', or leave threads_per_device out."
+        )
+    if kind == "GPU" and memory_mb is None:
+        raise ArgumentError(
+            "use_logical_devices(kind='GPU') needs memory_mb, each logical GPU's memory in MiB: TensorFlow divides "
+            "a GPU by its memory only. Of a GPU with 16 GB, four can have memory_mb=3500."
+        )
+    if kind == "GPU" and (isinstance(memory_mb, bool) or not isinstance(memory_mb, int) or memory_mb < 1):
+        raise ArgumentError(f"use_logical_devices(memory_mb={memory_mb!r}) takes a positive number of MiB.")
 
 
 def available_devices() -> tuple[str, ...]:
@@ -96,7 +129,7 @@ def resolve_devices(devices: int | str | Sequence[str] | None, argument: str = "
 def names_of_devices(devices: int | str | Sequence[str] | None, argument: str = "devices") -> tuple[str, ...]:
     """Return the full names of devices of a process that may be another one than this: they need not exist here.
 
-    A number stands for so many GPUs if this machine has any, else CPU devices; None for all GPUs or one CPU device.
+    A number stands for so many GPUs if this process has any, else CPU devices; None for all GPUs or one CPU device.
 
     Raises:
       ArgumentError: for a number below 1, no names at all, a name twice, or something that is no name.
@@ -105,7 +138,7 @@ def names_of_devices(devices: int | str | Sequence[str] | None, argument: str = 
     ('/device:GPU:0', '/device:GPU:1')
     """
     if devices is None or isinstance(devices, int):
-        gpus = len(tf.config.list_physical_devices("GPU"))
+        gpus = count_gpus()
         kind = "GPU" if gpus else "CPU"
         count = devices if devices is not None else max(gpus, 1)
         if isinstance(count, bool) or count < 1:
@@ -171,5 +204,12 @@ def _missing_message(missing: str, argument: str, asked: object, existing: Seque
     return (
         f"{argument}={asked!r}: {missing} do not exist. This process has:\n"
         f"{bullet_list([short_name(name) for name in existing])}\n"
-        "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
+        + (_MORE_GPUS if any("device:GPU:" in name for name in existing) else _MORE_CPUS)
     )
+
+
+_MORE_CPUS = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
+_MORE_GPUS = (
+    "A number of devices means GPUs where there are any; CPU devices are used where they are named. One GPU is made "
+    "several by graphsplit.use_logical_devices(n, kind='GPU', memory_mb=...), called before TensorFlow starts."
+)

@@ -11,16 +11,20 @@ from rich.progress import track
 from rich.table import Table
 
 from graphsplit.core.devices import resolve_devices, short_name, use_logical_devices
+from graphsplit.core.logical_gpus import count_gpus
 
 Item = TypeVar("Item")
 console = Console()
 
 
 def demo_devices(count: int) -> tuple[str, ...]:
-    """Return the first `count` GPUs, or, on a machine without any, that many new logical CPU devices."""
-    if not tf.config.list_physical_devices("GPU"):
-        use_logical_devices(count)
-    return resolve_devices(count)
+    """Return the first `count` GPUs, or, on a machine with fewer, that many new logical CPU devices."""
+    gpus = count_gpus()
+    if gpus >= count:
+        return resolve_devices(count)
+    if gpus:
+        console.print(f"{count} logical CPU devices: there are fewer GPUs. `--devices {gpus}` takes those.")
+    return resolve_devices(use_logical_devices(count))
 
 
 def progress(items: Sequence[Item], what: str) -> Iterable[Item]:

@@ -11,6 +11,7 @@ from graphsplit.api.options import check_micro_batches
 from graphsplit.api.variable_layouts import check_layout
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
 from graphsplit.keras_models.models import ModelDevices, is_wrapped, parallel_class
 
@@ -123,7 +124,7 @@ def _is_own(model: Any, method: str) -> bool:
 def _devices(gpus: Any) -> tuple[str, ...]:
     """Return full device names; a list of numbers means GPUs, or logical CPU devices where there is no GPU."""
     if isinstance(gpus, Iterable) and not isinstance(gpus, str):
-        kind = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
+        kind = "GPU" if has_gpus() else "CPU"
         gpus = [f"{kind}:{gpu}" if isinstance(gpu, int) and not isinstance(gpu, bool) else gpu for gpu in gpus]
     return resolve_devices(gpus, "gpus")
 

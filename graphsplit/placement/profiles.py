@@ -6,8 +6,9 @@ import glob
 import os
 import re
 import tempfile
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from graphsplit.placement.actual import plain_name
 from graphsplit.placement.reading import full_name
 
 _OP_EVENT = re.compile(r"^(?P<name>[A-Za-z0-9._][\w.\-/>\\]*):(?P<type>_?[A-Z]\w*)$")
+# Beside its streams, a GPU has lines that sum up what is on them, by step, operation and scope (xplane_schema.h).
+_STREAM, _COPY = "Stream #", "Memcpy"
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class OpEvent:
     Attributes:
       start_s, duration_s: seconds, from the first event of the step.
       thread: the thread or stream that it ran on, a number that is the same for events of one.
+      copied: whether it is no computation, but a copy on a stream of a GPU: its type is `MemcpyH2D` (from the host),
+        `MemcpyD2H`, `MemcpyD2D` or `MemcpyP2P`.
     """
 
     name: str
@@ -37,6 +42,7 @@ class OpEvent:
     start_s: float
     duration_s: float
     thread: int
+    copied: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,27 +89,42 @@ def read_events(space: Any, graphs: Iterable[Any]) -> tuple[list[OpEvent], list[
     Args:
       space: an `XSpace`.
       graphs: the partition graphs that ran. The profiler says on which thread an operation ran, and not for which
-        device; that it sent something, and not which output: they do.
+        device; that it sent something, and not which output; on which GPU, and not on which logical one: they do.
     """
     nodes = {node.name: node for graph in graphs for node in graph.node}
     device_of = {name: full_name(node.device) for name, node in nodes.items()}
-    gpus = [plane.name for plane in space.planes if plane.name.startswith("/device:GPU")]
+    has_streams = any(_is_gpu(plane) for plane in space.planes)
     events: list[tuple[float, OpEvent]] = []
     sends: list[SendEvent] = []
     thread = 0
     for plane in space.planes:
         for line in plane.lines:
+            if _is_gpu(plane) and not line.name.startswith(_STREAM):
+                continue
             thread += 1
-            for event, stats in _events(plane, line):
-                begin = line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12
-                found = _op_event(plane, event, stats, thread, device_of, bool(gpus))
-                if found is not None:
-                    events.append((begin, found))
+            recorded = list(_events(plane, line))
+            if _is_gpu(plane):
+                found = _on_stream(plane, recorded, thread, device_of)
+            else:
+                found = [_on_host(plane, event, thread, device_of, has_streams) for event, _ in recorded]
+            for (event, _), own in zip(recorded, found, strict=True):
+                if own is not None:
+                    events.append((line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12, own))
                 if (send := _send(plane, event, nodes)) is not None:
                     sends.append(send)
     first = min((begin for begin, _ in events), default=0.0)
-    shifted = [OpEvent(e.name, e.type, e.device, b - first, e.duration_s, e.thread) for b, e in events]
+    shifted = [replace(event, start_s=begin - first) for begin, event in events]
     return sorted(shifted, key=lambda e: e.start_s), sends
+
+
+def lacks_streams(space: Any, graphs: Iterable[Any]) -> bool:
+    """Return whether operations ran on GPUs and the recording has no GPU: then there are only their launches in it."""
+    on_gpus = any("GPU" in node.device for graph in graphs for node in graph.node)
+    return on_gpus and not any(_is_gpu(plane) for plane in space.planes)
+
+
+def _is_gpu(plane: Any) -> bool:
+    return bool(plane.name.startswith("/device:GPU"))
 
 
 def _events(plane: Any, line: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
@@ -118,22 +139,37 @@ def _events(plane: Any, line: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
         yield event, stats
 
 
-def _op_event(
-    plane: Any, event: Any, stats: Mapping[str, Any], thread: int, device_of: Mapping[str, str], has_gpus: bool
-) -> OpEvent | None:
-    """Return an operation's execution; on the host, those of a GPU are only launches, and left out."""
-    duration = event.duration_ps * 1e-12
-    if plane.name.startswith("/device:GPU"):
-        text = str(stats.get("tf_op") or plane.event_metadata[event.metadata_id].name)
-        name, _, kind = text.partition(":")
-        return OpEvent(plain_name(name), kind or "kernel", full_name(plane.name), 0.0, duration, thread)
+def _on_stream(
+    plane: Any, recorded: Iterable[tuple[Any, Mapping[str, Any]]], thread: int, device_of: Mapping[str, str]
+) -> list[OpEvent]:
+    """Return the kernels and copies of one stream.
+
+    The profiler knows GPUs, each with the streams of all logical GPUs on it. A stream belongs to one of these: to that
+    of most of its operations.
+    """
+    events = []
+    for event, stats in recorded:
+        kernel = plane.event_metadata[event.metadata_id].name
+        name, _, kind = str(stats.get("tf_op") or "").partition(":")
+        copied = kernel.startswith(_COPY) or "memcpy_details" in stats
+        type_ = kernel if copied else kind or "kernel"
+        device = device_of.get(name, "")
+        own = device if "GPU" in device else ""  # a copy may bear the name of who waits for it, on a host
+        events.append(OpEvent(plain_name(name or kernel), type_, own, 0.0, event.duration_ps * 1e-12, thread, copied))
+    known = Counter(event.device for event in events if event.device)
+    usual = known.most_common(1)[0][0] if known else full_name(plane.name)
+    return [event if event.device else replace(event, device=usual) for event in events]
+
+
+def _on_host(plane: Any, event: Any, thread: int, device_of: Mapping[str, str], has_streams: bool) -> OpEvent | None:
+    """Return an operation's execution; those of a GPU are only launches, and left out where streams were recorded."""
     match = _OP_EVENT.match(plane.event_metadata[event.metadata_id].name)
     if match is None or match["name"] not in device_of:
         return None
     device = device_of[match["name"]]
-    if has_gpus and "GPU" in device:
+    if has_streams and "GPU" in device:
         return None
-    return OpEvent(plain_name(match["name"]), match["type"], device, 0.0, duration, thread)
+    return OpEvent(plain_name(match["name"]), match["type"], device, 0.0, event.duration_ps * 1e-12, thread)
 
 
 def _send(plane: Any, event: Any, nodes: Mapping[str, Any]) -> SendEvent | None:

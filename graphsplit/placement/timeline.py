@@ -17,7 +17,7 @@ from graphsplit.placement.builders import source_of
 from graphsplit.placement.flattening import flatten
 from graphsplit.placement.pages import device_colors
 from graphsplit.placement.placements import Placement
-from graphsplit.placement.profiles import OpEvent, SendEvent, read_events, record
+from graphsplit.placement.profiles import OpEvent, SendEvent, lacks_streams, read_events, record
 from graphsplit.placement.questions import natural_order
 from graphsplit.placement.reading import bytes_of, read_ops
 from graphsplit.placement.sources import Source, StateKeeper
@@ -25,6 +25,12 @@ from graphsplit.planning.amounts import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
+
+
+_NO_STREAMS = (
+    "no stream of a GPU was recorded, so the times on GPUs are those of launches on the host. The profiler needs CUPTI "
+    "and the right to use it: https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+)
 
 
 @dataclass(frozen=True, eq=False)
@@ -35,12 +41,14 @@ class Timeline:
       events: every execution of an operation, by start.
       moved_bytes: bytes sent from one device to another in this step, by (from, to).
       placement: the actual placement of the same graph.
+      note: what is missing in the recording, "" if nothing is.
     """
 
     title: str
     events: tuple[OpEvent, ...] = field(repr=False)
     moved_bytes: Mapping[tuple[str, str], int]
     placement: Placement = field(repr=False)
+    note: str = ""
 
     @property
     def duration_s(self) -> float:
@@ -49,9 +57,17 @@ class Timeline:
 
     @property
     def busy(self) -> dict[str, float]:
-        """The share of the step in which at least one operation runs on the device, by device."""
+        """The share of the step in which at least one operation or copy runs on the device, by device."""
+        return self._shares(self.events)
+
+    @property
+    def copying(self) -> dict[str, float]:
+        """The share of the step in which a GPU copies something to or from somewhere; of devices that do."""
+        return self._shares([event for event in self.events if event.copied])
+
+    def _shares(self, events: Sequence[OpEvent]) -> dict[str, float]:
         spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
-        for event in self.events:
+        for event in events:
             spans[event.device].append((event.start_s, event.start_s + event.duration_s))
         whole = self.duration_s or 1.0
         return {device: _covered(spans[device]) / whole for device in sorted(spans, key=natural_order)}
@@ -76,6 +92,7 @@ class Timeline:
                 "ts": event.start_s * 1e6,
                 "dur": event.duration_s * 1e6,
                 "args": {"op": event.name},
+                "cat": "copy" if event.copied else "operation",
             }
             for event in self.events
         ]
@@ -98,14 +115,17 @@ class Timeline:
 
     def __str__(self) -> str:
         lines = [f"Timeline of {self.title}: {len(self.events)} executions in {self.duration_s * 1e3:.2f} ms"]
-        lines += [f"  {short_name(device)}  busy {share:.0%}" for device, share in self.busy.items()]
+        copying = self.copying
+        for device, share in self.busy.items():
+            copies = f", copying {copying[device]:.0%}" if device in copying else ""
+            lines.append(f"  {short_name(device)}  busy {share:.0%}{copies}")
         for (a, b), count in sorted(self.moved_bytes.items(), key=lambda item: -item[1])[:8]:
             lines.append(f"  {short_name(a)} -> {short_name(b)}  {format_bytes(count)} moved")
         for event in self.slowest(5):
             lines.append(
                 f"  {event.duration_s * 1e3:8.3f} ms  {event.type} on {short_name(event.device)}  {event.name}"
             )
-        return "\n".join(line[:100] for line in lines)
+        return "\n".join([line[:100] for line in lines] + ([f"  note: {self.note}"] if self.note else []))
 
 
 def timeline_of(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
@@ -146,7 +166,8 @@ def timeline_of_source(source: Source, arguments: Sequence[Any], title: str) -> 
     ops, edges = read_ops(source, flat)
     ops, added = match(ops, flat, source, graphs)
     placement = Placement(ops, edges, actual=True, rows=source.rows, graph_def=source.graph, added=added, title=title)
-    return Timeline(title, tuple(events), _moved(sends, placement), placement)
+    note = _NO_STREAMS if lacks_streams(space, graphs) else ""
+    return Timeline(title, tuple(events), _moved(sends, placement), placement, note)
 
 
 def _moved(sends: Sequence[SendEvent], placement: Placement) -> dict[tuple[str, str], int]:
@@ -184,8 +205,11 @@ def _draw(timeline: Timeline) -> Any:
     figure = Figure(figsize=(13, 1.4 + 0.32 * max(len(rows), 3)), layout="constrained")
     axes = figure.add_subplot()
     for device in busy:
-        bars = [_bar(e, rows[e.device, e.thread]) for e in timeline.events if e.device == device]
-        axes.add_collection(PolyCollection(bars, facecolors=colors[device], edgecolors="white", linewidths=0.2))
+        for copied, hatch in ((False, None), (True, "////")):
+            events = [e for e in timeline.events if e.device == device and e.copied == copied]
+            bars = [_bar(e, rows[e.device, e.thread]) for e in events]
+            looks = {"facecolors": colors[device], "edgecolors": "white", "linewidths": 0.2, "hatch": hatch}
+            axes.add_collection(PolyCollection(bars, **looks))
         first = min(row for (d, _), row in rows.items() if d == device)
         if first:
             axes.axhline(first - 0.5, color="#d8dee4", lw=0.8)

@@ -1,0 +1,50 @@
+"""GPUs of a measurement: how one is divided among contestants, and how much memory each took."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import typer
+
+from graphsplit.core.nvidia_driver import NotKnownError, read_driver, smallest_memory_mb
+
+_SPARE = 0.9  # CUDA itself takes some hundred MiB in each process
+
+
+def memory_of_each(devices: int, contestants: Sequence[str]) -> int | None:
+    """Return the MiB of each logical GPU, if GPUs have to be divided to be so many; else None.
+
+    All contestants' processes exist at the same time: the plain one with one device, each other with all of them.
+
+    Raises:
+      typer.BadParameter: if there is no GPU, or it is not known how much memory one has.
+    """
+    try:
+        gpus = len(read_driver().gpus)
+    except NotKnownError as error:
+        raise typer.BadParameter(f"no GPU to measure on, {error}; `graphsplit doctor` says what it finds") from None
+    if gpus >= devices:
+        return None
+    there, most = smallest_memory_mb(), sum(-(-(1 if name == "plain" else devices) // gpus) for name in contestants)
+    if there is None:
+        raise typer.BadParameter(
+            "the driver does not tell how much memory a GPU has; say what each gets, --memory-mb 2000"
+        )
+    return int(there * _SPARE) // most
+
+
+def reset_peaks(devices: Sequence[str]) -> None:
+    """Forget how much memory GPUs held so far."""
+    import tensorflow as tf
+
+    for device in devices:
+        if device.startswith("GPU"):
+            tf.config.experimental.reset_memory_stats(device)
+
+
+def peak_bytes(devices: Sequence[str]) -> dict[str, int]:
+    """Return the most memory that tensors took on each GPU since `reset_peaks`."""
+    import tensorflow as tf
+
+    gpus = [device for device in devices if device.startswith("GPU")]
+    return {device: int(tf.config.experimental.get_memory_info(device)["peak"]) for device in gpus}
