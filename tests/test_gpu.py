@@ -74,6 +74,8 @@ def network_cases() -> Iterator[Any]:
         for name, found in WORKLOADS.items():
             for mode in found.modes:
                 for kind in TOLERANCE:
+                    if (name, kind) == ("polyfit", "mixed_float16"):
+                        continue  # its loss is beyond the largest number of float16
                     own = marks if marks or (name, mode, kind) in quick else (pytest.mark.long,)
                     yield pytest.param(devices, name, mode, kind, id=f"{place}, {name} {mode}, {kind}", marks=own)
 

@@ -167,13 +167,14 @@ def test_a_device_that_is_not_there_is_reported_as_moved():
 
 def test_an_op_without_a_kernel_is_reported_as_moved():
     """The kernels are TensorFlow's own; only the graph that ran is made up, for want of a GPU."""
-    from graphsplit.core.tensorflow_internals import kernel_devices
+    from graphsplit.core.graphdefs import make_node
+    from graphsplit.core.kernel_devices import kernel_devices
 
     op = PlacedOp("length", "StringLength", GPU0)
     facts = Facts(
         ran={"length": RanNode("length", "StringLength", CPU0)},
         devices={CPU0, GPU0},
-        kernels={"StringLength": kernel_devices("StringLength")},
+        kernels={"length": kernel_devices(make_node("length", "StringLength", ["x"]))},
     )
     placed = match_op(op, facts)
     assert placed.moved

@@ -58,9 +58,9 @@ def op_definition(op_type: str) -> Any:
     return op_def_registry.get(op_type)
 
 
-def kernel_devices(op_type: str) -> frozenset[str]:
-    """Return the kinds of device (`"CPU"`, `"GPU"`) that have a kernel for an op type, for any types of its inputs."""
-    return frozenset(kernel.device_type for kernel in kernels.get_registered_kernels_for_op(op_type).kernel)
+def registered_kernels(op_type: str) -> Sequence[Any]:
+    """Return the kernels of an op type, `KernelDef`s: for which kind of device and which types each is."""
+    return list(kernels.get_registered_kernels_for_op(op_type).kernel)
 
 
 def import_operations(graph_def: Any) -> list[tf.Operation]:

@@ -12,7 +12,8 @@ import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, GraphsplitError
 from graphsplit.core.graphdefs import split_reference
-from graphsplit.core.tensorflow_internals import kernel_devices, partition_graphs
+from graphsplit.core.kernel_devices import kernel_devices
+from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.reading import full_name
 from graphsplit.placement.reasons import Facts, RanNode, explain_absence, explain_move
@@ -146,7 +147,7 @@ def gather_facts(
         ran=ran,
         needed=_needed(flat, source),
         devices={full_name(device.name) for device in tf.config.list_logical_devices()},
-        kernels={op.type: kernel_devices(op.type) for op in ops},
+        kernels={node.name: kernel_devices(node.node) for node in flat},
         resources={op.name: op.default for op in ops if op.name in _touching(flat, ops)},
         constant=_constant(flat, producers),
         readers=readers,

@@ -22,6 +22,7 @@ def find_warnings(placement: PlacementGraph) -> list[str]:
         *_large_transfers(placement),
         *_scattered_gradients(placement),
         *_moved(placement),
+        *_without_kernel(placement),
         *_unknown(placement),
     ]
 
@@ -87,6 +88,15 @@ def _moved(placement: PlacementGraph) -> list[str]:
         them = names[0] + (f" and {len(names) - 1} more" if len(names) > 1 else "")
         found.append(f"{them} asked for {reason}")
     return found
+
+
+def _without_kernel(placement: PlacementGraph) -> list[str]:
+    """Say what has to run on the host, before it has: afterwards it is among what moved."""
+    kinds = Counter(op.type for op in placement.ops.values() if op.no_kernel and not op.actual)
+    if not kinds:
+        return []
+    them = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) + (", ..." if len(kinds) > 5 else "")
+    return [f"no GPU kernel for {_count(kinds.total(), 'operation')} on GPUs, which will run on the host: {them}"]
 
 
 def _unknown(placement: PlacementGraph) -> list[str]:

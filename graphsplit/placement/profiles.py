@@ -7,7 +7,7 @@ import os
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -103,10 +103,11 @@ def read_events(space: Any, graphs: Iterable[Any]) -> tuple[list[OpEvent], list[
                 continue
             thread += 1
             recorded = list(_events(plane, line))
-            if _is_gpu(plane):
-                found = _on_stream(plane, recorded, thread, device_of)
-            else:
-                found = [_on_host(plane, event, thread, device_of, has_streams) for event, _ in recorded]
+            found: Sequence[OpEvent | None] = (
+                _on_stream(plane, recorded, thread, device_of)
+                if _is_gpu(plane)
+                else [_on_host(plane, event, thread, device_of, has_streams) for event, _ in recorded]
+            )
             for (event, _), own in zip(recorded, found, strict=True):
                 if own is not None:
                     events.append((line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12, own))

@@ -12,12 +12,14 @@ import tensorflow as tf
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.graphdefs import make_node, split_reference
+from graphsplit.core.kernel_devices import kernel_devices
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape
 from graphsplit.placement.sources import Source
 from graphsplit.program.flops import count_flops
 
 Outputs = Mapping[str, Sequence[tuple[Shape | None, str, int]]]
+_NO_KERNELS = frozenset({"Placeholder"})  # of an argument: it is where the caller put it
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableV2", "VarHandleOp"})
 
 
@@ -39,10 +41,11 @@ def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mappin
     reason, gathered = source.at_home.get(node.name, ("", 0))
     shapes = tuple(shape for shape, _, _ in outputs[node.name])
     references = [split_reference(reference) for reference in node.data]
+    requested = "" if node.name in source.resource_devices else full_name(node.device)
     return PlacedOp(
         name=node.name,
         type=node.node.op,
-        requested="" if node.name in source.resource_devices else full_name(node.device),
+        requested=requested,
         default=default,
         shard=source.shard_of.get(node.root),
         shapes=shapes,
@@ -56,6 +59,7 @@ def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mappin
         gathered_bytes=gathered,
         backward=node.backward,
         body_of=_owner(node, stand_ins),
+        no_kernel="GPU" in requested and node.node.op not in _NO_KERNELS and "GPU" not in kernel_devices(node.node),
     )
 
 

@@ -34,7 +34,7 @@ class Facts:
       ran: the nodes that ran, by name.
       needed: names of the operations on which a result or an effect depends; None if nobody knows.
       devices: the devices that exist.
-      kernels: op type -> the kinds of device (`"CPU"`, `"GPU"`) that have a kernel for it.
+      kernels: operation -> the kinds of device (`"CPU"`, `"GPU"`) that have a kernel for it and its types.
       resources: operations that read or write a variable or table -> the device where that is.
       constant: operations whose value is known before the graph runs.
       readers, producers: names of the operations after and before each operation.
@@ -62,7 +62,7 @@ def explain_move(op: PlacedOp, actual: str, facts: Facts) -> str:
     if where == actual:
         return f"has to run where the variable or table is that it uses: {got}"
     kind = op.requested.rpartition("device:")[2].split(":")[0]
-    kinds = facts.kernels.get(op.type)
+    kinds = facts.kernels.get(op.name)
     if kinds is not None and kind not in kinds:
         return f"no {kind} kernel for {op.type} with these types; TensorFlow's soft placement chose {got}"
     if not re.search(r":\d+$", op.requested):

@@ -31,6 +31,7 @@ class PlacedOp:
       gathered_bytes: for such an operation, the bytes that had to be gathered for it.
       backward: whether it belongs to a backward pass.
       body_of: the loop, branch or call in whose body it is; "" at the top level.
+      no_kernel: whether the device that was asked for has no kernel for it, as it is: TensorFlow then runs it on a CPU.
     """
 
     name: str
@@ -52,6 +53,7 @@ class PlacedOp:
     gathered_bytes: int = 0
     backward: bool = False
     body_of: str = ""
+    no_kernel: bool = False
 
     @property
     def device(self) -> str:

@@ -208,7 +208,12 @@ def _draw(timeline: Timeline) -> Any:
         for copied, hatch in ((False, None), (True, "////")):
             events = [e for e in timeline.events if e.device == device and e.copied == copied]
             bars = [_bar(e, rows[e.device, e.thread]) for e in events]
-            looks = {"facecolors": colors[device], "edgecolors": "white", "linewidths": 0.2, "hatch": hatch}
+            looks: dict[str, Any] = {
+                "facecolors": colors[device],
+                "edgecolors": "white",
+                "linewidths": 0.2,
+                "hatch": hatch,
+            }
             axes.add_collection(PolyCollection(bars, **looks))
         first = min(row for (d, _), row in rows.items() if d == device)
         if first:

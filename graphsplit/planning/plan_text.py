@@ -10,6 +10,7 @@ from fractions import Fraction
 from graphsplit.planning.amounts import format_bytes, size_text
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.memory import held_bytes, live_bytes
+from graphsplit.planning.host_kernels import host_kernels_text
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.phases import meeting_points
 from graphsplit.planning.shares import Cause, Shares, shares_of
@@ -75,7 +76,8 @@ def _header(plan: Decisions, shares: Shares) -> list[str]:
     lines.append(f"  once, at home:  {_count(_at(plan, plan.home))}")
     elsewhere = sorted({plan.owners.of_ops[op.index] for op in plan.home_ops} - {plan.home, ""})
     lines += [f"  once, on {_short_device(device)}: {_count(_at(plan, device))}" for device in elsewhere]
-    return lines
+    without = host_kernels_text(plan)
+    return [*lines, f"  on the host, for want of a GPU kernel: {without}"] if without else lines
 
 
 def _shards(mesh: Mesh) -> list[str]:
