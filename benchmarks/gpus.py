@@ -27,9 +27,7 @@ def memory_of_each(devices: int, contestants: Sequence[str]) -> int | None:
         return None
     there, most = smallest_memory_mb(), sum(-(-(1 if name == "plain" else devices) // gpus) for name in contestants)
     if there is None:
-        raise typer.BadParameter(
-            "the driver does not tell how much memory a GPU has; say what each gets, --memory-mb 2000"
-        )
+        raise typer.BadParameter("the driver does not tell a GPU's memory; say what each gets, --memory-mb 2000")
     return int(there * _SPARE) // most
 
 

@@ -109,6 +109,7 @@ def test_a_placement_says_what_will_run_on_the_host():
     placement = gs.placement_of(fn, WORDS, tf.ones(3))
     [warning] = [text for text in placement.warnings if "GPU kernel" in text]
     assert warning == (
-        "no GPU kernel for 5 operations on GPUs, which will run on the host: 2 StringUpper, 1 StringLower, 1 Const, 1 Add"
+        "no GPU kernel for 5 operations on GPUs, which will run on the host: 2 StringUpper, 1 StringLower, 1 Const, "
+        "1 Add"
     )
     assert {op.type for op in placement.ops.values() if op.no_kernel} == {"StringUpper", "StringLower", "Const", "Add"}
