@@ -28,7 +28,7 @@ Step = Callable[[], Any]
 
 NOT_HERE = """\
 Not measured here, because one process has one setting of it: memory that grows (TF_FORCE_GPU_ALLOW_GROWTH=true or
-false before `python -m benchmarks --gpu`), the allocator (TF_GPU_ALLOCATOR=cuda_malloc_async, on undivided GPUs)."""
+false before `python -m benchmarks --gpu`), the allocator (TF_GPU_ALLOCATOR)."""
 
 
 def main() -> None:

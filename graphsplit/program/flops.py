@@ -105,6 +105,16 @@ def _per_input(factor: int) -> Callable[[Callable[[str], Any], Shapes, Shapes], 
     return lambda _attr, inputs, _outputs: factor * _size(inputs[0])
 
 
+def _recurrent(factor: int) -> Callable[[Callable[[str], Any], Shapes, Shapes], int]:
+    """Each parameter meets each step of each sequence, twice in the gradient; biases count as weights."""
+
+    def count(_: Callable[[str], Any], inputs: Shapes, __: Shapes) -> int:
+        steps = _size(inputs[0]) // max(_dim(inputs[0], -1), 1)
+        return 2 * factor * steps * _size(inputs[3])
+
+    return count
+
+
 def _add_n(_: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int:
     return (len(inputs) - 1) * _size(outputs[0])
 
@@ -117,6 +127,8 @@ _FORMULAS: dict[str, Callable[[Callable[[str], Any], Shapes, Shapes], int]] = {
     **{f"Conv{n}D{v}": _convolution("forward") for n, v in (("2", ""), ("3", ""))},
     **{f"Conv{n}BackpropInput{v}": _convolution("input") for n, v in (("2D", ""), ("3D", "V2"))},
     **{f"Conv{n}BackpropFilter{v}": _convolution("filter") for n, v in (("2D", ""), ("3D", "V2"))},
+    **{f"CudnnRNN{v}": _recurrent(1) for v in ("", "V2", "V3")},
+    **{f"CudnnRNNBackprop{v}": _recurrent(2) for v in ("", "V2", "V3")},
     "Einsum": _einsum,
     "AddN": _add_n,
 }

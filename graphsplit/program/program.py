@@ -217,6 +217,14 @@ def is_stateful(op_type: str) -> bool:
     return _STATEFUL[op_type]
 
 
+def is_repeatable(node: Any) -> bool:
+    """Return whether running this node twice is running it once, though its type has side effects.
+
+    cuDNN's recurrent kernels draw random numbers, and only where they drop out.
+    """
+    return bool(node.op.startswith("CudnnRNN") and "dropout" in node.attr and not node.attr["dropout"].f)
+
+
 def is_write(op_type: str) -> bool:
     """Return whether an op of this type changes something outside of the program."""
     return op_type not in _ONLY_READ and is_stateful(op_type)

@@ -31,7 +31,7 @@ from graphsplit.core.symbolic_sizes import (
 from graphsplit.program.constant_folding import FOLDABLE, fold
 from graphsplit.program.function_bodies import Bodies, Elements
 from graphsplit.program.node_simplification import SIMPLIFIED, is_known, simplified
-from graphsplit.program.program import SIZES, Op, Program, Tensor, is_stateful
+from graphsplit.program.program import SIZES, Op, Program, Tensor, is_repeatable, is_stateful
 from graphsplit.program.row_numbers import NUMBERED, Numbers, RowNumbers
 from graphsplit.program.shape_inference import HELPER, Findings, Value, import_for_shapes, known_shape
 from graphsplit.program.stages import Stages
@@ -205,7 +205,7 @@ class _Reader:
             out_bytes=tuple([_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]),
             constants={i: self._known[t] for i, t in enumerate(inputs) if t in self._known},
             symbols={i: self._symbols[t] for i, t in enumerate(inputs) if t in self._symbols},
-            stateful=is_stateful(node.op),
+            stateful=is_stateful(node.op) and not is_repeatable(node),
             bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
         )
         self._row_numbers.note(op)
