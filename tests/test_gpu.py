@@ -6,6 +6,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -384,3 +386,47 @@ def test_a_device_that_did_not_get_its_work_is_seen():
     placement = gs.Placement([ran, silent, forced], [], actual=True)
     assert misplaced(placement) == ["silent: TensorFlow placed it on CPU:0"]
     assert idle(placement, ["GPU:0", "GPU:1"]) == ["GPU:1"]
+
+
+GUIDE = (ROOT / "docs" / "gpu.md").read_text()
+
+
+def test_the_example_of_the_page_runs_on_cpu_devices():
+    [example] = re.findall(r"```python\n(.*?)```", GUIDE, re.DOTALL)
+    cut = 'use_logical_devices(4, kind="GPU", memory_mb=3500)'
+    assert cut in example
+    script = example.replace(cut, "use_logical_devices(4)")
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "[2. 2. 2. 2. 2. 2. 2.]\n"
+
+
+COMMANDS = [shlex.split(command) for command in re.findall(r"^\$ (.*)$", GUIDE, re.MULTILINE)]
+
+
+def test_the_page_has_these_commands():
+    assert [command[:3] for command in COMMANDS] == [
+        ["graphsplit", "doctor"],
+        ["graphsplit", "doctor", "--devices"],
+        ["python", "-m", "pytest"],
+        ["python", "-m", "benchmarks"],
+        ["python", "-m", "benchmarks.report"],
+        ["python", "-m", "benchmarks.choices"],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (3, "no GPU to measure on"),
+        pytest.param(1, "divides GPUs, and TensorFlow finds none here", marks=pytest.mark.long),
+        pytest.param(5, "divides GPUs, and TensorFlow finds none here", marks=pytest.mark.long),
+    ],
+)
+def test_commands_of_the_page_are_understood_up_to_the_gpu(command: int, said: str):
+    program, *arguments = COMMANDS[command]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PATH": str(ROOT)}
+    run = [str(Path(sys.executable).parent / program), *arguments]
+    done = subprocess.run(run, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment, check=False)
+    assert done.returncode != 0
+    assert said in done.stderr, done.stderr
