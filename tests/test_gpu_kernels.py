@@ -16,6 +16,7 @@ from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
 from graphsplit.core.graphdefs import make_node
 from graphsplit.core.kernel_devices import kernel_devices
+from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
 from tests.helpers.gpu_plans import plan_for_gpus, without_gpu_kernel
 
@@ -72,10 +73,39 @@ def test_networks_run_on_gpus_throughout(name: str, mode: str, policy: str):
     found = workload(name, small=True)
     arguments = [tf.constant(array) for array in data(found, 9)][: 2 if mode == "training" else 1]
     plan = plan_for_gpus(single_device_step(make_parts(found), mode), arguments)
+    plan.check()
     graph = emit(plan)
+    check_emitted(plan, graph)
     assert sum("GPU" in node.device for node in graph.nodes) > 50
     assert without_gpu_kernel(graph) == {}
     assert "for want of a GPU kernel" not in str(plan)
+
+
+@pytest.mark.parametrize("counter_last", [False, True])
+def test_a_branch_runs_beside_most_of_its_variables(counter_last: bool):
+    """A step counter of int32 is on the host, and what the same branch does to weights is not."""
+    w, count = tf.Variable(tf.ones((3, 4))), tf.Variable(0)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((x @ w) ** 2)
+        gradient = tape.gradient(loss, w)
+
+        def apply() -> tf.Tensor:
+            for change in (lambda: w.assign_sub(0.1 * gradient), lambda: count.assign_add(1))[
+                :: 1 if counter_last else -1
+            ]:
+                change()
+            return loss
+
+        return tf.cond(tf.reduce_all(tf.math.is_finite(gradient)), apply, lambda: loss)
+
+    plan = plan_for_gpus(step, [tf.ones((7, 3))])
+    plan.check()
+    graph = emit(plan)
+    check_emitted(plan, graph)
+    assert set(plan.state.devices.values()) == {"/device:GPU:0", "/device:CPU:0"}
+    assert [node.device for node in graph.nodes if node.op == "If"] == ["/device:GPU:0"]
 
 
 def strings_and_integers(words: tf.Tensor, labels: tf.Tensor) -> Any:

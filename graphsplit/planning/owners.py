@@ -6,6 +6,7 @@ What serves several devices (a global norm), or nobody, runs where most of what 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -38,21 +39,27 @@ class Owners:
 
 def find_owners(program: Program, steps: Sequence[Step], home: str, state: State) -> Owners:
     """Return where whole values are made."""
-    pinned = _pinned(program, state)
+    pinned = _pinned(program, state, home)
     if not program.stages and all(device in (home, "") for device in pinned.values()):
         return Owners(tuple([pinned.get(op.index, home) for op in program.ops]), {}, home)
     return _Finder(program, steps, home, pinned).owners()
 
 
-def _pinned(program: Program, state: State) -> dict[int, str]:
-    """Return the ops that must run on one device: those that touch a variable or table, which cannot be sent."""
+def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
+    """Return the ops that must run on one device: those that touch a variable or table, which cannot be sent.
+
+    A loop or branch may touch several, on several devices: it runs where most of them are. (TensorFlow
+    has a step counter of int32 on the host, where everything else is on a GPU.)
+    """
     found: dict[int, str] = {}
     for op in program.ops:
-        device = state.devices.get(op.name)
-        for tensor in op.inputs:
-            device = state.devices.get(program.ops[tensor.op].name, device)
-        if device is not None:
-            found[op.index] = device
+        if op.name in state.devices:
+            found[op.index] = state.devices[op.name]
+            continue
+        names = dict.fromkeys(program.ops[tensor.op].name for tensor in op.inputs)
+        touched = Counter(state.devices[name] for name in names if name in state.devices)
+        if touched:
+            found[op.index] = max(touched, key=lambda device: (touched[device], device == home))
     return found
 
 

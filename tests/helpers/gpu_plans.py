@@ -30,13 +30,14 @@ def plan_for_gpus(step: Callable[..., Any], arguments: Sequence[tf.Tensor], gpus
 
 def state_on_gpus(trace: Trace) -> State:
     """Return where TensorFlow puts variables where there is a GPU: it has no int32 ones there."""
-    ops, host = trace.program.ops, set()
-    for op in ops:
-        if "dtype" in op.node.attr and op.node.attr["dtype"].type == tf.int32.as_datatype_enum:
-            host.update(tensor.op for tensor in op.inputs)
     pairs = zip(trace.program.captures, trace.captures, strict=True)
-    held = [position for position, handle in pairs if handle.dtype == tf.resource]
-    return State({ops[i].name: f"/device:{'CPU' if i in host else 'GPU'}:0" for i in held})
+    held = {trace.program.ops[i].name: handle for i, handle in pairs if handle.dtype == tf.resource}
+    return State({name: f"/device:{'CPU' if _holds_int32(handle) else 'GPU'}:0" for name, handle in held.items()})
+
+
+def _holds_int32(handle: tf.Tensor) -> bool:
+    [held] = handle._handle_data.shape_and_type  # no public name says what is behind a handle
+    return bool(held.dtype == tf.int32.as_datatype_enum)
 
 
 def without_gpu_kernel(graph: EmittedGraph) -> Counter[str]:
