@@ -131,6 +131,23 @@ def test_a_plan_says_what_runs_on_the_host():
     assert "GPU" not in str(cpus)
 
 
+def test_moves_of_every_kind():
+    def fn(x: tf.Tensor) -> Any:
+        flags = tf.reshape(x > 0, [-1])
+        return (
+            flags,
+            tf.reduce_max(tf.cast(x, tf.uint8), 0),
+            tf.reduce_any(x > 0),
+            tf.reduce_sum(tf.cast(x, tf.int16), 0),
+        )
+
+    plan = plan_for_gpus(fn, [tf.ones((7, 3))])
+    [line] = [line for line in str(plan).splitlines() if "GPU kernel" in line]
+    found = without_gpu_kernel(emit(plan))
+    assert line.partition(": ")[2] == "1 Max, 1 Sum, 1 reduce of int16"
+    assert found == {"Max": 3, "Sum": 3, "AddN": 1}
+
+
 def test_a_placement_says_what_will_run_on_the_host():
     def fn(words: tf.Tensor, x: tf.Tensor) -> Any:
         with tf.device("GPU:1"):
