@@ -82,6 +82,7 @@ def network_cases() -> Iterator[Any]:
                     yield pytest.param(devices, name, mode, kind, id=f"{place}, {name} {mode}, {kind}", marks=own)
 
 
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(("devices", "name", "mode", "precision"), list(network_cases()), indirect=["precision"])
 def test_networks_of_the_benchmarks(devices: Sequence[str], name: str, mode: str, precision: str):
     found = workload(name, small=True)
@@ -94,7 +95,7 @@ def test_networks_of_the_benchmarks(devices: Sequence[str], name: str, mode: str
 
     floats = "float64" if precision == "float64" else "float32"
     calls = []
-    for rows in (ROWS, ROWS - 2):
+    for rows in (ROWS,) if name.startswith("resnet50") else (ROWS, ROWS - 2):  # (each is traced four times)
         arrays = [a.astype(floats) if a.dtype == np.float32 else a for a in data(found, rows)]
         calls.append(tuple(map(tf.constant, arrays))[: 2 if mode == "training" else 1])
     assert_law_on(devices, make, calls, TOLERANCE[precision])
