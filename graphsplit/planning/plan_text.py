@@ -9,8 +9,8 @@ from fractions import Fraction
 
 from graphsplit.planning.amounts import format_bytes, size_text
 from graphsplit.planning.decisions import Decisions, flow_of
-from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.host_kernels import host_kernels_text
+from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.phases import meeting_points
 from graphsplit.planning.shares import Cause, Shares, shares_of
