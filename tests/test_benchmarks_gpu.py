@@ -109,7 +109,9 @@ def test_the_page_of_a_gpu(tmp_path: Path):
     assert "What to expect on GPUs" in text
 
 
-@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.long] if "vectors" in name else []) for name in WAYS]
+)
 def test_every_way_computes_the_same(name: str):
     found = workload("mlp_bn", small=True, batch=7)
     arguments = [tf.constant(array) for array in data(found, 7)]
