@@ -99,9 +99,27 @@ def test_two_gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     assert examined("--devices", 2)[2:6] == [
         "driver: 570.86.15; its GPUs: 0, 1: NVIDIA H200, 143771 MiB",
         "GPUs: 0, 1: NVIDIA H200, compute capability 9.0",
-        "peer access: none: 1 from 0 (CNS)",
+        "peer access: every GPU reads every other's memory, except 1 that of 0 (CNS)",
         "devices: CPU:0, CPU:1, of 500 MiB each",
     ]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "expected"),
+    [
+        (("OK", "OK"), "every GPU reads every other's memory"),
+        (("NS", "NS"), "no GPU reads another's memory (NS)"),
+        (("NS", "CNS"), "no GPU reads another's memory (NS, CNS)"),
+        (
+            ("?", ""),
+            "not known: the answer of nvidia-smi topo -p2p r is no table of GPUs; nvidia-smi topo -m shows the links",
+        ),
+    ],
+)
+def test_peers(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, statuses: tuple[str, str], expected: str):
+    peers = fake_nvidia_smi.TWO_PEERS.replace("OK\t\n", f"{statuses[0]}\t\n").replace("CNS\tX", f"{statuses[1]}\tX")
+    fake_nvidia_smi.install(monkeypatch, tmp_path, ONE + ONE.replace("0", "1", 1), peers)
+    assert examined("--devices", 1, status=1)[4] == f"peer access: {expected}"
 
 
 def wrong(step: Callable[..., Any]) -> Callable[..., Any]:

@@ -125,10 +125,13 @@ def _peers(driver: Driver | None) -> str:
         pairs = read_peer_access()
     except NotKnownError as error:
         return f"not known: {error}; nvidia-smi topo -m shows the links"
-    apart = [f"{a} from {b} ({status})" for (a, b), status in pairs.items() if status != "OK"]
+    apart = {pair: status for pair, status in pairs.items() if status != "OK"}
     if not pairs:
         return "one GPU has no peers; logical ones on it share its memory"
-    return f"none: {', '.join(apart)}" if apart else "every GPU reads every other's memory"
+    if len(apart) == len(pairs):
+        return f"no GPU reads another's memory ({', '.join(dict.fromkeys(apart.values()))})"
+    others = ", ".join(f"{a} that of {b} ({status})" for (a, b), status in apart.items())
+    return f"every GPU reads every other's memory{f', except {others}' if others else ''}"
 
 
 def _limits() -> str:
