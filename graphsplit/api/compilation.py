@@ -62,5 +62,6 @@ def plan_for(
         state=state,
         strict=options.strict,
         random=options.random,
+        schedule=options.schedule or "",
         notes=splitting.notes,
     )

@@ -34,6 +34,7 @@ def parallelize(
     random: str = "exact",
     reduce_retracing: bool = False,
     micro_batches: int = 1,
+    schedule: str | None = None,
 ) -> ParallelFunction[P, R]: ...
 
 
@@ -49,6 +50,7 @@ def parallelize(
     random: str = "exact",
     reduce_retracing: bool = False,
     micro_batches: int = 1,
+    schedule: str | None = None,
 ) -> Decorator: ...
 
 
@@ -63,6 +65,7 @@ def parallelize(
     random: str = "exact",
     reduce_retracing: bool = False,
     micro_batches: int = 1,
+    schedule: str | None = None,
 ) -> ParallelFunction[P, R] | Decorator:
     """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
 
@@ -96,6 +99,9 @@ def parallelize(
       micro_batches: into how many parts the rows of each device are divided, which it computes one after the other,
         forward and backward: a batch that does not fit into its memory, the result of one that does. Gradients are
         added up as they come. The plan says what needs all rows, and so makes all parts wait, and what is held then.
+      schedule: the order in which micro-batches go through the stages that `on_device` made, as a pipeline: `"gpipe"`,
+        `"1f1b"`, `"interleaved"` (several stages a device) or `"zero-bubble"` (gradients of weights last). None runs
+        one micro-batch through all stages and back before the next. `plan(...).schedule` is the chart.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
@@ -109,7 +115,7 @@ def parallelize(
     >>> double(tf.constant([1, 2, 3])).numpy().tolist()
     [2, 4, 6]
     """
-    options = checked_options(devices, split, home, weights, strict, random, reduce_retracing, micro_batches)
+    options = checked_options(devices, split, home, weights, strict, random, reduce_retracing, micro_batches, schedule)
     if fn is None:
         return functools.partial(_with_options, options=options)
     return _with_options(fn, options)

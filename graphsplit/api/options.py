@@ -11,6 +11,7 @@ import numpy as np
 from graphsplit.api.argument_splitting import Split
 from graphsplit.core.devices import canonical_name, resolve_devices
 from graphsplit.core.errors import ArgumentError
+from graphsplit.planning.schedules import KINDS
 
 DevicesLike = int | str | Sequence[str] | None
 
@@ -27,6 +28,7 @@ class Options:
     random: str = "exact"
     reduce_retracing: bool = False
     micro_batches: int = 1
+    schedule: str | None = None
 
 
 def checked_options(
@@ -38,6 +40,7 @@ def checked_options(
     random: str,
     reduce_retracing: bool,
     micro_batches: int,
+    schedule: str | None,
 ) -> Options:
     """Return the options as given to `parallelize`; see there.
 
@@ -49,9 +52,12 @@ def checked_options(
     check_strict(strict)
     check_flag("reduce_retracing", reduce_retracing)
     check_micro_batches(micro_batches)
+    check_schedule(schedule, random)
     if isinstance(devices, list):
         devices = tuple(devices)
-    options = Options(devices, split, home, _shares(weights), strict, random, reduce_retracing, int(micro_batches))
+    options = Options(
+        devices, split, home, _shares(weights), strict, random, reduce_retracing, int(micro_batches), schedule
+    )
     check_devices(options)
     check_weights(options)
     return options
@@ -69,6 +75,20 @@ def check_micro_batches(count: object) -> None:
         raise ArgumentError(
             f"micro_batches={count!r}: it is the number of parts, at least 1, that each device computes one after the "
             "other; 1 computes the rows of a device at once."
+        )
+
+
+def check_schedule(schedule: object, random: str = "exact") -> None:
+    """Raise `ArgumentError` unless there is such a schedule, for shards that draw one device's numbers."""
+    if schedule is None:
+        return
+    if schedule not in KINDS:
+        known = ", ".join(map(repr, KINDS))
+        raise ArgumentError(f"schedule={schedule!r} is not known; choose one of {known}, or None for no pipeline.")
+    if random == "independent":
+        raise ArgumentError(
+            f"schedule={schedule!r} with random='independent': a pipeline has the numbers of one device, whatever its "
+            "stages and micro-batches. Drop random."
         )
 
 

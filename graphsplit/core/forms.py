@@ -21,6 +21,7 @@ from graphsplit.core.errors import ArgumentError
 MARK = "written by graphsplit"
 PLACEMENT_SUFFIXES = (".html", ".svg", ".png", ".dot", ".graphml", ".json", ".pb", ".tfevents")
 TIMELINE_SUFFIXES = (".json", ".png", ".svg")
+SCHEDULE_SUFFIXES = (".png", ".svg")
 _EDGE_BYTES = 1 << 16  # the mark stands within so many bytes of the begin or the end
 _REMARKS = {".html": "<!-- {} -->", ".svg": "<!-- {} -->", ".graphml": "<!-- {} -->", ".md": "<!-- {} -->"}
 _REMARKS[".dot"] = "// {}"
@@ -45,6 +46,11 @@ def check_placement_suffix(path: str) -> None:
 def check_timeline_suffix(path: str) -> None:
     """Raise `ArgumentError` unless a timeline can be written to a file of this name."""
     _check_suffix(path, "a timeline", TIMELINE_SUFFIXES)
+
+
+def check_schedule_suffix(path: str) -> None:
+    """Raise `ArgumentError` unless a schedule can be written to a file of this name."""
+    _check_suffix(path, "a schedule", SCHEDULE_SUFFIXES)
 
 
 def _check_suffix(path: str, what: str, known: Sequence[str]) -> None:

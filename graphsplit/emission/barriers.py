@@ -11,15 +11,16 @@ from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.resharding import Resharding
 from graphsplit.emission.row_counts import RowCounts
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.turns import followed
 
 ORDER_ROLE = "order"
 
 
 class Barriers:
-    """One node for each phase and shard that another one follows on its device: it runs when the shard has ended.
+    """One node for each turn that another one follows: it runs when the shard has ended the phase.
 
     Args:
-      plan: the phases.
+      plan: the phases and turns.
       draft: takes the nodes.
       counts: how many rows each shard has.
     """
@@ -29,24 +30,24 @@ class Barriers:
         self._draft = draft
         self._counts = counts
         self._phase_of = {i: number for number, phase in enumerate(plan.phases) for i in phase.starts}
+        self._followed = followed(plan.turns)
 
     def before(self, position: int, d: int) -> list[str]:
-        """Return what shard `d`'s copy of an operation waits for: that the shard before it has ended the phase."""
-        before = self._plan.mesh.before(d)
-        if before is None or position not in self._phase_of:
+        """Return what shard `d`'s copy of an operation waits for: the turn that its own one follows."""
+        phase = self._phase_of.get(position, -1)
+        if (phase, d) not in self._followed:
             return []
-        return [f"^{self._name(self._phase_of[position], before)}"]
+        turn = self._followed[phase, d]
+        return [f"^{self._name(turn.phase, turn.shard)}"]
 
     def write(self, moves: Resharding) -> None:
         """Write the nodes, once all is written for which they wait; `moves` knows where sums are added up."""
-        ops, mesh = self._plan.program.ops, self._plan.mesh
-        for d in range(1, mesh.shards):
-            before = mesh.before(d)
-            for number, phase in enumerate(self._plan.phases if before is not None else ()):
-                assert before is not None
-                ended = [self._draft.prefixes[before] + ops[i].name for i in phase.ends]
-                added = [moves.added(move, before) for move in phase.sums]
-                self._write(number, before, [f"^{name}" for name in dict.fromkeys([*ended, *added]) if name])
+        ops = self._plan.program.ops
+        for turn in self._followed.values():
+            phase, d = self._plan.phases[turn.phase], turn.shard
+            ended = [self._draft.prefixes[d] + ops[i].name for i in phase.ends]
+            added = [moves.added(move, d) for move in phase.sums]
+            self._write(turn.phase, d, [f"^{name}" for name in dict.fromkeys([*ended, *added]) if name])
 
     def _write(self, number: int, d: int, controls: list[str]) -> None:
         name, device = self._name(number, d), self._plan.devices[d]

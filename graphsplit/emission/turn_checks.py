@@ -12,27 +12,26 @@ from graphsplit.core.graphdefs import split_reference
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.planning.phases import Phase
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.turns import followed
 
 
 def check_turns(plan: Plan, graph: EmittedGraph) -> None:
-    """Raise `CheckError` unless every shard waits until the shard before it on its device has ended the phase.
+    """Raise `CheckError` unless every shard waits until the turn that it follows has ended.
 
     It has when all its operations of the phase have run, and what they give to sums has been added.
 
     Args:
-      plan: the phases.
+      plan: the phases and turns.
       graph: what was emitted for it.
     """
     found = _Waits(graph)
-    for d in range(plan.mesh.shards):
-        before = plan.mesh.before(d)
-        for phase in plan.phases if before is not None else ():
-            assert before is not None
-            ended = list(found.ended(phase, before, first=plan.mesh.before(before) is None))
-            for name in [found.nodes[i, d] for i in phase.starts]:
-                missing = [node for node in ended if not found.waits(name, node)]
-                if missing:
-                    raise CheckError(f"{name!r} does not wait for {missing[0]!r} of the shard before it.")
+    for (phase, d), before in followed(plan.turns).items():
+        first = plan.mesh.before(before.shard) is None
+        ended = list(found.ended(plan.phases[before.phase], before.shard, first=first))
+        for name in [found.nodes[i, d] for i in plan.phases[phase].starts]:
+            missing = [node for node in ended if not found.waits(name, node)]
+            if missing:
+                raise CheckError(f"{name!r} does not wait for {missing[0]!r} of the shard before it.")
 
 
 class _Waits:

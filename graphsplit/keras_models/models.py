@@ -36,6 +36,7 @@ class ModelDevices:
       predict_home: where predictions are merged.
       variables: the layout of the model's and its optimizer's variables, or layouts by patterns of names.
       micro_batches: how many shards each device has.
+      schedule: the order in which these go through stages, if it has any.
     """
 
     devices: tuple[str, ...]
@@ -43,6 +44,7 @@ class ModelDevices:
     predict_home: str
     variables: str | Mapping[str, str] = "home"
     micro_batches: int = 1
+    schedule: str | None = None
 
     def __str__(self) -> str:
         count = len(self.devices)
@@ -139,7 +141,8 @@ class ParallelModel:
         step = with_open_rows(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
         home = self.model_devices.predict_home if kind == "predict" else self.model_devices.home
         where = self.model_devices
-        return parallelize(step, devices=where.devices, home=home, micro_batches=where.micro_batches)
+        count, schedule = where.micro_batches, where.schedule
+        return parallelize(step, devices=where.devices, home=home, micro_batches=count, schedule=schedule)
 
     def _batch_function(self, kind: str) -> Any:
         raise NotImplementedError

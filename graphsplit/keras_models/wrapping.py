@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from graphsplit.api.options import check_micro_batches
+from graphsplit.api.options import check_micro_batches, check_schedule
 from graphsplit.api.variable_layouts import check_layout
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
@@ -27,6 +27,7 @@ def multi_gpu_model(
     cpu_relocation: bool = False,
     variables: str | Mapping[str, str] = "home",
     micro_batches: int = 1,
+    schedule: str | None = None,
 ) -> Model:
     """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
 
@@ -46,6 +47,8 @@ def multi_gpu_model(
         one device needs.
       micro_batches: into how many parts the rows of each device are divided, which it computes one after the other: a
         batch that does not fit into its memory, the result of one that does.
+      schedule: the order in which they go through stages that the model's layers call by `on_device`; see
+        `parallelize`.
 
     Returns:
       The wrapped model, or `model` itself if there is only one device and nothing to divide for it.
@@ -53,7 +56,7 @@ def multi_gpu_model(
     Raises:
       ArgumentError: if `model` is not a Keras model, not built, or wrapped already; if `gpus` cannot be understood; if
         `cpu_relocation` is asked for and weights live elsewhere; for an unknown layout, or one with `cpu_relocation`;
-        for `micro_batches` below 1.
+        for `micro_batches` below 1 or an unknown `schedule`.
       DeviceError: if there are not that many devices.
       UnsupportedError: for a model of a `tf.distribute` strategy or with a `make_train_function` of its own, another
         Keras backend than TensorFlow, or, from the wrapped model's `compile`, `jit_compile=True`.
@@ -68,8 +71,9 @@ def multi_gpu_model(
     """
     flavor = _check_model(model)
     check_micro_batches(micro_batches)
+    check_schedule(schedule)
     devices = _devices(gpus)
-    if len(devices) == 1 and micro_batches == 1:
+    if len(devices) == 1 and micro_batches == 1 and schedule is None:
         return model
     _check_strategy(model)
     if cpu_relocation:
@@ -80,7 +84,7 @@ def multi_gpu_model(
         raise ArgumentError(
             f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."
         )
-    where = ModelDevices(devices, home, _CPU if cpu_merge else home, variables, micro_batches)
+    where = ModelDevices(devices, home, _CPU if cpu_merge else home, variables, micro_batches, schedule)
     wrapped: Any = parallel_class(type(model), flavor)._wrap(model, where)  # says itself that it is a `Model`
     return wrapped  # type: ignore[no-any-return]
 

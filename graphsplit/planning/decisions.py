@@ -9,11 +9,14 @@ from graphsplit.core.layouts import Layout, Shard, is_whole
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
+from graphsplit.planning.flow import Flow
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.owners import Owners
-from graphsplit.planning.phases import Flow, Phase
+from graphsplit.planning.phases import Phase
+from graphsplit.planning.schedules import Schedule
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Bucket, Move, Step
+from graphsplit.planning.turns import Turn
 from graphsplit.program.program import Op, Program, Tensor
 
 
@@ -32,6 +35,8 @@ class Decisions:
       buckets: which of them are made as one.
       order: operations on the shards that wait, each for another one that other devices wait for.
       phases: what shards of one device do one after the other; empty if no device has several.
+      turns: in which order.
+      schedules: by which shards go through stages, for each number of shards that a device has; empty for none.
       notes: one sentence for each thing a user would not expect.
       random: `"exact"`: shards draw the numbers of one device; `"independent"`: numbers of their own.
       state: where variables, tables and large constants live.
@@ -47,6 +52,8 @@ class Decisions:
     buckets: tuple[Bucket, ...] = field(default=(), repr=False)
     order: Mapping[int, int] = field(default_factory=dict, repr=False)
     phases: tuple[Phase, ...] = field(default=(), repr=False)
+    turns: tuple[Turn, ...] = field(default=(), repr=False)
+    schedules: Mapping[int, Schedule] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
     random: str = "exact"
     state: State = field(default_factory=State, repr=False)
@@ -60,6 +67,11 @@ class Decisions:
     def rows(self) -> tuple[int, ...]:
         """How many rows of the batch each shard has; empty if that is not known when planning."""
         return self.mesh.rows
+
+    @property
+    def schedule(self) -> Schedule | None:
+        """The order in which shards go through the stages, on the device that has most shards; `print` it."""
+        return self.schedules[max(self.schedules)] if self.schedules else None
 
     @property
     def batch(self) -> int:

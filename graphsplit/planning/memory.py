@@ -14,6 +14,7 @@ from graphsplit.core.layouts import Partial, Shard, SingleDevice, is_whole
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.phases import find_phases
 from graphsplit.planning.steps import Move
+from graphsplit.planning.turns import find_turns
 from graphsplit.program.program import Op, Tensor
 
 _SAME_BUFFER = frozenset(
@@ -103,18 +104,22 @@ class _Replay:
     def _copies(self) -> Iterator[tuple[int, int | None]]:
         """Return what runs, in order: what runs once as soon as the shards are ready for it, then phase by phase."""
         plan = self._plan
-        flow = flow_of(plan)
-        phases = plan.phases or find_phases(flow, plan.moves, plan.buckets)
-        number = {i: p for p, phase in enumerate(phases) for i in phase.ops}
-        after, once = [-1] * len(self._ops), [list[int]() for _ in range(len(phases) + 1)]
+        flow, phases, turns = flow_of(plan), plan.phases, plan.turns
+        if not phases:
+            phases = find_phases(flow, plan.moves, plan.buckets)
+            turns = find_turns(plan.program, phases, plan.mesh, {})
+        level = {i: phase.level for phase in phases for i in phase.ops}
+        after, once = [-1] * len(self._ops), list[tuple[int, int]]()
         for op in plan.home_ops:
-            found = [number[s.op] if s.on_shards else after[s.op] for s in flow.of_whole(op.index)]
+            found = [level[s.op] if s.on_shards else after[s.op] for s in flow.of_whole(op.index)]
             after[op.index] = max(found, default=-1)
-            once[after[op.index] + 1].append(op.index)
-        for p, homes in enumerate(once):
-            yield from ((i, None) for i in homes)
-            for d in range(plan.mesh.shards if p < len(phases) else 0):
-                yield from ((i, d) for i in phases[p].ops)
+            once.append((after[op.index], op.index))
+        once.sort(reverse=True)
+        for turn in turns:
+            while once and once[-1][0] < phases[turn.phase].level:
+                yield once.pop()[1], None
+            yield from ((i, turn.shard) for i in phases[turn.phase].ops)
+        yield from ((i, None) for _, i in reversed(once))
 
     def _reads(self, op: Op, d: int | None) -> Iterator[_Buffer]:
         if d is None:

@@ -12,6 +12,7 @@ from graphsplit.planning.plan_text import describe
 from graphsplit.planning.scheduling import check_order
 from graphsplit.planning.sharding_checks import check_size, check_step
 from graphsplit.planning.steps import Step
+from graphsplit.planning.turns import check_turns_taken
 from graphsplit.program.program import Op, Tensor
 
 
@@ -30,6 +31,9 @@ class Plan(Decisions):
         check_order(self.program, self.steps, self.order)
         if self.mesh.has_turns:
             check_phases(flow_of(self), self.moves, self.buckets, self.phases)
+            check_turns_taken(self.phases, self.mesh, self.turns)
+        for schedule in self.schedules.values():
+            schedule.check()
 
     def _check_made(self) -> None:
         """Raise `CheckError` if something is read of an operation that does not run."""

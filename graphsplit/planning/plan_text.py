@@ -9,10 +9,10 @@ from fractions import Fraction
 
 from graphsplit.planning.amounts import format_bytes, size_text
 from graphsplit.planning.decisions import Decisions, flow_of
+from graphsplit.planning.flow import meeting_points
 from graphsplit.planning.host_kernels import host_kernels_text
 from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.phases import meeting_points
 from graphsplit.planning.shares import Cause, Shares, shares_of
 from graphsplit.planning.traffic import traffic
 from graphsplit.program.program import Op
@@ -169,7 +169,7 @@ def _turns(plan: Decisions) -> list[str]:
     if not plan.mesh.has_turns:
         return []
     met = meeting_points(flow_of(plan))
-    lines = []
+    lines = [f"  {line}" for schedule in plan.schedules.values() for line in f"schedule {schedule}".splitlines()]
     if met:
         names = [f"{op.type} {op.name!r}" for op in met[:_MOST_MET]]
         more = [f"{len(met) - _MOST_MET} more"] if len(met) > _MOST_MET else []

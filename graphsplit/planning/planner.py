@@ -22,16 +22,19 @@ from graphsplit.planning.backward_propagation import WholeBackwardPropagation
 from graphsplit.planning.bucketing import find_buckets, leading_to_shards
 from graphsplit.planning.control_flow import ControlFlowAnswers
 from graphsplit.planning.cuts import with_cuts
+from graphsplit.planning.flow import Flow
 from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.moves import find_moves
 from graphsplit.planning.owners import find_owners
-from graphsplit.planning.phases import Flow, find_phases
+from graphsplit.planning.phases import find_phases
+from graphsplit.planning.pipelines import make_schedules
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.scheduling import find_order
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
 from graphsplit.planning.strictness import check_strict
+from graphsplit.planning.turns import find_turns
 from graphsplit.program.program import Op, Program
 
 
@@ -45,6 +48,7 @@ def plan_program(
     state: State = State(),  # noqa: B008  # frozen
     strict: bool | float = False,
     random: str = "exact",
+    schedule: str = "",
     notes: Sequence[str] = (),
 ) -> Plan:
     """Decide where every operation runs.
@@ -58,9 +62,11 @@ def plan_program(
       strict: raise `StrictError` if work on the batch would run at home; or a number, the largest share of the
         floating-point operations that may.
       random: `"exact"` or `"independent"`.
+      schedule: the kind of schedule by which shards go through stages; "" for none.
 
     Raises:
       StrictError: see `strict`.
+      ArgumentError: for a schedule without the stages that it needs.
     """
 
     def plan_bodies(op: Op, layouts: Sequence[Layout]) -> dict[str, Plan]:
@@ -87,6 +93,9 @@ def plan_program(
     leading = leading_to_shards(program, steps) if split else set()
     order = find_order(program, steps, leading) if split else {}
     buckets = find_buckets(program, steps, moves, leading, {home, *mesh.devices}) if split else ()
+    flow = Flow(program, steps, state, order)
+    phases = find_phases(flow, moves, buckets, schedule) if mesh.has_turns else ()
+    schedules = make_schedules(schedule, program, mesh) if schedule else {}
     plan = Plan(
         program=program,
         mesh=mesh,
@@ -98,7 +107,9 @@ def plan_program(
         moves=moves,
         buckets=buckets,
         order=order,
-        phases=find_phases(Flow(program, steps, state, order), moves, buckets) if mesh.has_turns else (),
+        phases=phases,
+        turns=find_turns(program, phases, mesh, schedules),
+        schedules=schedules,
         notes=(*notes, *_notes_on_stages(program, steps)),
         random=random,
     )

@@ -15,7 +15,7 @@ from graphsplit.core.layouts import Partial
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Program, Tensor
 
-_COSTLY = frozenset(
+COSTLY = frozenset(
     {
         "BatchMatMul",
         "BatchMatMulV2",
@@ -41,7 +41,7 @@ def find_order(program: Program, steps: Sequence[Step], leading: Collection[Tens
     """
     awaited = _awaited(program, steps, leading)
     read_on_shards = {t for op in program.ops if steps[op.index].shards for t in op.inputs}
-    costly = [op for op in program.ops if op.type in _COSTLY and steps[op.index].shards]
+    costly = [op for op in program.ops if op.type in COSTLY and steps[op.index].shards]
     readers: dict[Tensor, list[int]] = {}
     for op in costly:
         if op.index in awaited:

@@ -20,6 +20,7 @@ from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.graphdefs import CALL_TYPES
 
 _MARK = "on_devices_{}x_{}"
+_BACKWARD = "__backward_"  # how TensorFlow names backward functions
 _MARKED = re.compile(r"on_devices_([0-9a-f]+)x_(\w*?)_\d+")
 
 
@@ -50,9 +51,15 @@ class Stage:
 
 @dataclass(frozen=True)
 class Stages:
-    """The stages of a program, by the calls that they were: an operation inlined from `call` is named `call/...`."""
+    """The stages of a program, by the calls that they were: an operation inlined from `call` is named `call/...`.
+
+    Attributes:
+      calls: the stage of each call.
+      backward: those calls that run backward.
+    """
 
     calls: Mapping[str, Stage] = field(default_factory=dict)
+    backward: frozenset[str] = frozenset()
 
     def __bool__(self) -> bool:
         return bool(self.calls)
@@ -64,6 +71,14 @@ class Stages:
                 return self.calls[name]
             name = name.rpartition("/")[0]
         return None
+
+    def is_backward(self, name: str) -> bool:
+        """Return whether the operation of this name belongs to a call that runs backward."""
+        while self.backward and name:
+            if name in self.backward:
+                return True
+            name = name.rpartition("/")[0]
+        return False
 
     def asked(self, node: Any) -> bool:
         """Return whether a node names its own stage's device: so does what was traced for a stage."""
@@ -115,16 +130,20 @@ def stages_of(graph: Any) -> Stages:
     """Return the stages of a `GraphDef` whose calls are not inlined yet."""
     library = {function.signature.name: function for function in graph.library.function}
     calls: dict[str, Stage] = {}
+    backward: set[str] = set()
     if any(_MARKED.search(name) for name in library):
-        _collect(graph.node, "", library, calls)
-    return Stages(calls)
+        _collect(graph.node, "", library, calls, backward)
+    return Stages(calls, frozenset(backward))
 
 
-def _collect(nodes: Sequence[Any], prefix: str, library: Mapping[str, Any], calls: dict[str, Stage]) -> None:
+def _collect(
+    nodes: Sequence[Any], prefix: str, library: Mapping[str, Any], calls: dict[str, Stage], backward: set[str]
+) -> None:
     for node in nodes:
         name = node.attr["f"].func.name if node.op in CALL_TYPES else node.op
         if name not in library:
             continue
         if found := _MARKED.search(name):
             calls[prefix + node.name] = Stage(found[2], tuple(bytes.fromhex(found[1]).decode().split("\n")))
-        _collect(library[name].node_def, f"{prefix}{node.name}/", library, calls)
+            backward.update([prefix + node.name] if _BACKWARD in name else ())
+        _collect(library[name].node_def, f"{prefix}{node.name}/", library, calls, backward)

@@ -307,6 +307,7 @@ def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
         input_layouts=layouts if split else [SINGLE_DEVICE] * len(layouts),
         state=state,
         random=plan.random,
+        schedule=plan.schedule.kind if plan.schedule else "",
         notes=plan.notes,
     )
 

@@ -1,0 +1,331 @@
+"""Pipelines: schedules of stages and micro-batches, and that what runs follows them with one device's results."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.emission.emitter import emit
+from graphsplit.placement.timeline import timeline_of
+from graphsplit.planning.schedules import KINDS, Slot, make_schedule
+from tests.helpers.law import assert_law
+from tests.test_errors import message
+from tests.test_parallelize import rows
+
+
+def network(stages: int, place: Any, widths: int = 6):
+    """Return a function of so many stages of two layers, and its variables."""
+    weights = [tf.Variable(rows(widths, widths) / 3) for _ in range(2 * stages)]
+
+    def stage(number: int) -> Any:
+        first, second = weights[2 * number : 2 * number + 2]
+        return lambda h: tf.tanh(tf.tanh(h @ first) @ second)
+
+    parts = [place(stage(number), number) for number in range(stages)]
+
+    def forward(x):
+        for part in parts:
+            x = part(x)
+        return x
+
+    return forward, weights
+
+
+def training(stages: int, place: Any):
+    forward, weights = network(stages, place)
+
+    def step(x, y):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((forward(x) - y) ** 2)
+        for w, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            w.assign_sub(0.1 * gradient)
+        return loss
+
+    return step, weights
+
+
+def assert_pipeline(stages: int, places: list[Any], **options: Any) -> gs.Plan:
+    """Compare a training step of stages on devices with that of one device."""
+    twins = iter([lambda fn, _: fn, lambda fn, number: named(gs.on_device(fn, places[number]), number)])
+    given = rows(11, 6), rows(11, 6)
+    return assert_law(lambda: training(stages, next(twins)), [given, given], sharded=["Tanh", "TanhGrad"], **options)
+
+
+def named(function: Any, number: int) -> Any:
+    function._fn.__name__ = f"part{number}"
+    function.__name__ = f"part{number}"
+    return function
+
+
+# The pure function
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5])
+@pytest.mark.parametrize("shards", [1, 2, 4, 7, 12])
+def test_schedules_are_as_long_as_published(stages: int, shards: int):
+    for kind in ("gpipe", "1f1b"):
+        schedule = make_schedule(kind, stages, shards)
+        schedule.check()
+        assert schedule.slots == 2 * (shards + stages - 1)
+        assert schedule.idle_share == pytest.approx((stages - 1) / shards)
+    for stage in range(stages):
+        assert schedule.alive(stage) <= stages - stage  # of 1f1b, the last
+        assert make_schedule("gpipe", stages, shards).alive(stage) == shards
+    schedule = make_schedule("zero-bubble", stages, shards)
+    schedule.check()
+    if shards >= stages:
+        assert schedule.slots == 3 * shards + stages - 1  # Qi et al. 2024: (S - 1) (F + B - W) idle
+    for chunks in (2, 3):
+        schedule = make_schedule("interleaved", stages * chunks, shards, chunks)
+        schedule.check()
+        if shards % stages == 0:
+            assert schedule.idle_share == pytest.approx((stages - 1) / (shards * chunks))
+
+
+def test_chart():
+    assert str(make_schedule("gpipe", 2, 3)).splitlines() == [
+        "gpipe: 2 stages, 3 micro-batches, 8 slots",
+        "  device 0: F0 F1 F2 .  .  B0 B1 B2",
+        "  device 1: .  F0 F1 F2 B0 B1 B2 .",
+    ]
+
+
+def test_broken_schedules_are_seen():
+    schedule = make_schedule("1f1b", 2, 3)
+    starts = dict(schedule.starts)
+    for slot, time, found in [
+        (Slot(1, "F", 0), 0, "F0 of stage 1 begins before F0, which it needs, ends"),
+        (Slot(0, "F", 2), 1, "two slots"),
+    ]:
+        with pytest.raises(gs.CheckError, match=found):
+            dataclasses.replace(schedule, starts={**starts, slot: time}).check()
+
+
+def test_picture(tmp_path: Any):
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    make_schedule("interleaved", 4, 4, 2).save(tmp_path / "chart.png")
+    assert (tmp_path / "chart.png").read_bytes().startswith(b"\x89PNG")
+    expected = "'chart.txt': a schedule is written as .png or .svg."
+    assert message(gs.ArgumentError, lambda: make_schedule("gpipe", 2, 2).save("chart.txt")) == expected
+
+
+# What runs
+
+
+@pytest.mark.parametrize("kind", ["gpipe", "1f1b", "zero-bubble"])
+def test_a_pipeline_equals_one_device(kind: str):
+    plan = assert_pipeline(3, ["CPU:0", "CPU:1", "CPU:2"], devices=["CPU:0"], micro_batches=4, schedule=kind)
+    assert plan.rows == (3, 3, 3, 2)
+    assert_follows(plan)
+    assert f"  schedule {kind}: 3 stages, 4 micro-batches, {plan.schedule.slots} slots" in str(plan).splitlines()
+
+
+def test_several_stages_a_device():
+    places = ["CPU:1", "CPU:2", "CPU:1", "CPU:2"]
+    plan = assert_pipeline(4, places, devices=["CPU:0"], micro_batches=4, schedule="interleaved")
+    assert plan.schedule.chunks == 2
+    assert_follows(plan)
+
+
+def test_two_pipelines_side_by_side():
+    places = [["CPU:0", "CPU:2"], ["CPU:1", "CPU:3"]]
+    plan = assert_pipeline(2, places, devices=["CPU:0", "CPU:2"], micro_batches=3, schedule="1f1b", weights=(3, 1))
+    assert plan.rows == (3, 3, 2, 1, 1, 1)
+    assert_follows(plan)
+
+
+def test_batches_of_any_size_flow():
+    plan = assert_pipeline(
+        2, ["CPU:0", "CPU:1"], devices=["CPU:0"], micro_batches=3, schedule="1f1b", reduce_retracing=True
+    )
+    assert plan.schedule.shards == 3
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_random_pipelines(seed: int):
+    check_random_pipeline(seed)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(4, 60))
+def test_many_random_pipelines(seed: int):
+    check_random_pipeline(seed)
+
+
+def check_random_pipeline(seed: int) -> None:
+    """Stages, micro-batches, schedules, rows and layers that a seed decides, against one device."""
+    rng = np.random.default_rng(seed)
+    kind = KINDS[rng.integers(len(KINDS))]
+    stages = 4 if kind == "interleaved" else int(rng.integers(1, 5))
+    names = [f"CPU:{number % 2 if kind == 'interleaved' else number}" for number in range(stages)]
+    pipelines = 2 if stages < 3 and rng.random() < 0.5 else 1
+    places = [[name, f"CPU:{int(name[-1]) + 2}"][:pipelines] for name in names]
+    options = {"micro_batches": int(rng.integers(1, 6)), "schedule": kind, "devices": ["CPU:4", "CPU:3"][:pipelines]}
+    if rng.random() < 0.3:
+        options["reduce_retracing"] = True
+    layers = [int(rng.integers(1, 4)) for _ in range(stages)]
+    weights = [rng.standard_normal((6, 6)) / 3 for _ in range(sum(layers))]
+    masked = bool(rng.random() < 0.5)
+
+    def make(place: Any) -> Any:
+        variables = [tf.Variable(w) for w in weights]
+        given = iter(variables)
+        own = [[next(given) for _ in range(count)] for count in layers]
+
+        def stage(number: int) -> Any:
+            def run(h):
+                for k, w in enumerate(own[number]):
+                    h = tf.tanh(h @ w)
+                    keep = tf.random.stateless_uniform(tf.shape(h), [number, k], dtype=h.dtype) > 0.2
+                    h = tf.where(keep, h, 0) if masked else h + 0.1
+                return h
+
+            return place(run, number)
+
+        parts = [stage(number) for number in range(stages)]
+
+        def step(x, y):
+            with tf.GradientTape() as tape:
+                h = x
+                for part in parts:
+                    h = part(h)
+                loss = tf.reduce_mean((h - y) ** 2)
+            for v, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                v.assign_sub(0.1 * gradient)
+            return loss, h
+
+        return step, variables
+
+    twins = iter([lambda fn, _: fn, lambda fn, number: named(gs.on_device(fn, places[number]), number)])
+    calls = [(rows(size, 6), rows(size, 6)) for size in rng.choice([1, 2, 5, 8, 13], 3)]
+    plan = assert_law(lambda: make(next(twins)), calls, at_home=None, sharded=["Tanh", "TanhGrad"], **options)
+    if plan.mesh.has_turns:
+        assert {phase.task.kind for phase in plan.phases} >= {"F", "B"}
+
+
+def test_normalization_in_a_stage_makes_all_wait():
+    def make(place: Any):
+        keras.utils.set_random_seed(2)
+        layers = keras.layers
+        parts = [
+            keras.Sequential([keras.Input((6,)), layers.Dense(5, "tanh"), layers.BatchNormalization()]),
+            keras.Sequential([keras.Input((5,)), layers.Dense(4, "tanh")]),
+        ]
+        called = [place(part, number) for number, part in enumerate(parts)]
+        variables = [v for part in parts for v in part.trainable_variables]
+
+        def step(x):
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(called[1](called[0](x)) ** 2)
+            for v, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+                v.assign_sub(gradient)
+            return loss
+
+        return step, [v for part in parts for v in part.variables]
+
+    def trained(part: Any) -> Any:
+        return lambda x: part(x, training=True)
+
+    twins = iter([lambda part, _: trained(part), lambda part, number: gs.on_device(trained(part), f"CPU:{number}")])
+    given = tf.cast(rows(11, 6), tf.float32)
+    plan = assert_law(lambda: make(next(twins)), [(given,)], devices=["CPU:0"], micro_batches=3, schedule="1f1b")
+    assert {phase.level for phase in plan.phases} != {0}
+
+
+def assert_follows(plan: gs.Plan) -> None:
+    """Assert that what each stage's device runs, in any order that the graph allows, is what the schedule says."""
+    graph, schedule = emit(plan), plan.schedule
+    position_of = {phase: number for number, phase in enumerate(plan.phases)}
+    by_task = {(p.task.stage, p.task.kind): position_of[p] for p in plan.phases if p.task is not None}
+    reads = {node.name: [r.lstrip("^").split(":")[0] for r in node.input] for node in graph.nodes}
+    nodes = {(o.op, o.shard): name for name, o in graph.origins.items() if o.role == "op"}
+
+    def before(name: str) -> set[str]:
+        found, pending = set(), [name]
+        while pending:
+            new = [source for source in reads[pending.pop()] if source not in found]
+            found.update(new)
+            pending += new
+        return found
+
+    first = [d for d, position in enumerate(plan.mesh.positions) if position == plan.mesh.positions[0]]
+    assert len(first) == schedule.shards
+    kinds = "FBW" if schedule.kind == "zero-bubble" else "FB"
+    assert set(by_task) == {(stage, kind) for stage in range(schedule.stages) for kind in kinds}
+    for device in range(schedule.devices):
+        order = [slot for slot in schedule.order(device) if (slot.stage, slot.kind) in by_task]
+        for slot, later in itertools.pairwise(order):
+            ended = plan.phases[by_task[slot.stage, slot.kind]].ends
+            for i in plan.phases[by_task[later.stage, later.kind]].starts:
+                waited = before(nodes[i, first[later.shard]])
+                assert {nodes[k, first[slot.shard]] for k in ended} <= waited, f"{later} does not wait for {slot}"
+
+
+def test_turns_against_the_order_are_seen():
+    plan = assert_pipeline(2, ["CPU:0", "CPU:1"], devices=["CPU:0"], micro_batches=2, schedule="gpipe")
+    with pytest.raises(gs.CheckError, match="before phase 0, on which it may depend"):
+        dataclasses.replace(plan, turns=plan.turns[::-1]).check()
+    with pytest.raises(gs.CheckError, match="A shard runs a phase twice, or not at all"):
+        dataclasses.replace(plan, turns=plan.turns[1:]).check()
+
+
+def test_a_step_runs_in_the_order_of_the_chart():
+    """The timeline of a step with stages of equal operations, by the devices on which they run."""
+    places = ["CPU:1", "CPU:2"]
+    step, _ = training(2, lambda fn, number: named(gs.on_device(fn, places[number]), number))
+    parallel = gs.parallelize(step, devices=["CPU:0"], micro_batches=4, schedule="1f1b")
+    given = rows(64, 6), rows(64, 6)
+    plan = parallel.plan(*given)
+    task_of = {plan.program.ops[i].name: phase.task for phase in plan.phases for i in phase.ops}
+    seen: dict[str, list[str]] = {}
+    for event in sorted(timeline_of(parallel, *given).events, key=lambda event: event.start_s):
+        shard, _, name = event.name.partition("/")
+        if event.type in ("Tanh", "TanhGrad"):
+            seen.setdefault(event.device[-5:], []).append(f"{task_of[name].kind}{shard.removeprefix('shard_')}")
+    for device, place in enumerate(places):
+        assert [slot for slot, _ in itertools.groupby(seen[place])] == list(map(str, plan.schedule.order(device)))
+
+
+# What a user reads
+
+
+def test_bad_schedules():
+    known = "'gpipe', '1f1b', 'interleaved', 'zero-bubble'"
+    assert message(gs.ArgumentError, lambda: gs.parallelize(abs, schedule="pipe")) == (
+        f"schedule='pipe' is not known; choose one of {known}, or None for no pipeline."
+    )
+    assert message(gs.ArgumentError, lambda: gs.parallelize(abs, schedule="1f1b", random="independent")) == (
+        "schedule='1f1b' with random='independent': a pipeline has the numbers of one device, whatever its stages and "
+        "micro-batches. Drop random."
+    )
+    assert KINDS == ("gpipe", "1f1b", "interleaved", "zero-bubble")
+
+
+def test_a_schedule_without_the_stages_that_it_needs():
+    parallel = gs.parallelize(lambda x: 2 * x, devices=1, micro_batches=2, schedule="gpipe")
+    assert message(gs.ArgumentError, lambda: parallel(rows(4, 2))) == (
+        "schedule='gpipe' is the order in which shards go through stages, and the function has none. Give layers or "
+        "functions that it calls devices of their own with graphsplit.on_device, or drop schedule."
+    )
+    doubled, halved = gs.on_device(lambda x: 2 * x, "CPU:1"), gs.on_device(lambda x: x / 2, "CPU:2")
+    named(doubled, 0), named(halved, 1)
+    parallel = gs.parallelize(lambda x: halved(doubled(x)), devices=1, micro_batches=2, schedule="interleaved")
+    assert message(gs.ArgumentError, lambda: parallel(rows(4, 2))) == (
+        "schedule='interleaved' needs several stages on each device, which take turns: CPU:0, CPU:1, CPU:0, CPU:1. The "
+        "function has\n  - stage 0: part0 on CPU:1\n  - stage 1: part1 on CPU:2\n"
+        "Place them like that, or choose '1f1b'."
+    )
+    parallel = gs.parallelize(lambda x: doubled(halved(doubled(x))), devices=1, micro_batches=2, schedule="1f1b")
+    with pytest.raises(gs.ArgumentError) as error:
+        parallel(rows(4, 2))
+    assert "part0 on CPU:1 reads at " in str(error.value)
+    assert str(error.value).endswith(
+        "what follows from part1 on CPU:2, a later stage. Give the second call a stage of its own, or drop schedule."
+    )
