@@ -125,6 +125,12 @@ def test_a_tiny_run_of_packing():
 
 
 @pytest.mark.long
+def test_micro_batches_and_pipelines_against_the_whole():
+    run("benchmarks.microbatches", "--small", "--models", "mlp", "--counts", "1,2", "--rounds", 1)
+    run("benchmarks.pipelines", "--schedules", "1f1b", "--counts", 2, "--rows", 16, "--rounds", 1)
+
+
+@pytest.mark.long
 def test_a_tiny_run_of_serving(tmp_path: Path):
     path = tmp_path / "serving.json"
     few = ("--rows", "1,3", "--devices", "1,2", "--growth", "1,3", "--rounds", 2, "--model", "dense")

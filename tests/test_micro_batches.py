@@ -155,6 +155,53 @@ def test_gradients_from_outside():
     assert len(plan.phases) > 3  # forward and backward are never of one phase
 
 
+def test_second_derivatives_and_jacobians_from_outside():
+    w = tf.Variable(rows(6, 4))
+
+    def forward(x):
+        h = tf.tanh(x @ w)
+        return tf.reduce_sum(h**3, 1)
+
+    found, x = [], rows(7, 6)
+    for function in (forward, gs.parallelize(forward, devices=2, micro_batches=2)):
+        with tf.GradientTape(persistent=True) as outer:
+            outer.watch(x)
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = function(x)
+            gradient = tape.gradient(y, x)
+            total = tf.reduce_sum(gradient**2)
+        found.append((gradient, outer.gradient(total, [x, w]), outer.jacobian(y, w)))
+    assert_close(found[1], found[0])
+
+
+def test_variables_in_parts():
+    def make():
+        step, variables = training(lambda: layers.Dense(4, "relu"))
+        return step, variables
+
+    step, variables = make()
+    twin, expected = make()
+    gs.set_variable_layout(variables, "sharded", devices=2)
+    parallel = gs.parallelize(step, devices=2, micro_batches=3)
+    for _ in range(2):
+        assert_close(parallel(*GIVEN), twin(*GIVEN))
+    for a, b in zip(variables, expected, strict=True):
+        assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b))
+    plan = parallel.plan(*GIVEN)
+    plan.check()
+    check_emitted(plan, emit(plan))
+    assert plan.rows == (2, 2, 2, 2, 2, 1)
+
+
+def test_shards_of_one_device_draw_numbers_of_their_own():
+    def f(x):
+        return tf.random.stateless_uniform(tf.shape(x), [1, 2]) + 0 * tf.cast(x, tf.float32)
+
+    drawn = gs.parallelize(f, devices=1, micro_batches=3, random="independent")(rows(6, 4)).numpy()
+    assert len(set(drawn.ravel().tolist())) == drawn.size
+
+
 def test_loops_and_branches():
     def make():
         w = tf.Variable(rows(6, 6))

@@ -29,14 +29,15 @@ def live_bytes(plan: Decisions) -> dict[str, int]:
 
 
 def held_bytes(plan: Decisions) -> int:
-    """Return the most bytes that the shards hold for a later phase, between two phases."""
-    number = {i: p for p, phase in enumerate(plan.phases) for i in phase.ops}
+    """Return the most bytes that the shards hold while all of them wait for each other."""
+    level = {i: phase.level for phase in plan.phases for i in phase.ops}
     last: dict[Tensor, int] = {}
     for op in plan.sharded_ops:
         for tensor in _own(plan, op):
-            last[tensor] = max(number[op.index], last.get(tensor, 0))
-    made = [(number[t.op], p, plan.program.bytes(t)) for t, p in last.items() if _has_buffer(plan.program.ops[t.op])]
-    return max([sum([size for first, p, size in made if first <= q < p]) for q in range(len(plan.phases))], default=0)
+            last[tensor] = max(level[op.index], last.get(tensor, 0))
+    held = [(level[t.op], p, plan.program.bytes(t)) for t, p in last.items() if _has_buffer(plan.program.ops[t.op])]
+    waits = sorted({phase.level for phase in plan.phases})
+    return max([sum([size for first, p, size in held if first <= wait < p]) for wait in waits], default=0)
 
 
 def _has_buffer(op: Op) -> bool:
