@@ -309,13 +309,13 @@ def test_keras_models(name: str, gpus: int):
     assert model.predict(x, verbose=0).shape == single.predict(x, verbose=0).shape
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_programs(seed: int):
     check_random_program(seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(4, 100))
+@pytest.mark.parametrize("seed", range(2, 100))
 def test_many_random_programs(seed: int):
     check_random_program(seed)
 
@@ -428,14 +428,14 @@ def test_a_broken_order_is_seen():
 def test_recomputation_waits_for_the_own_gradient():
     """`tf.recompute_grad` runs again when its shard's gradient is there, and nobody waits for all."""
 
-    def make():
+    def make(again: Any = tf.recompute_grad):
         ws = [tf.Variable(rows(6, 6)) for _ in range(3)]
 
         def step(x):
             with tf.GradientTape() as tape:
                 h = x
                 for w in ws:
-                    h = tf.recompute_grad(lambda h, w=w: tf.tanh(tf.tanh(h @ w) @ w))(h)
+                    h = again(lambda h, w=w: tf.tanh(tf.tanh(h @ w) @ w))(h)
                 loss = tf.reduce_mean(h**2)
             for w, gradient in zip(ws, tape.gradient(loss, ws), strict=True):
                 w.assign_sub(gradient)
@@ -447,6 +447,10 @@ def test_recomputation_waits_for_the_own_gradient():
     assert len(plan.phases) == 1
     tanhs = [op for op in plan.sharded_ops if op.type == "Tanh"]
     assert len(tanhs) == 12  # six forward, six again
+    steps = make()[0], make(lambda block: block)[0]
+    plans = [gs.parallelize(step, devices=1, micro_batches=8).plan(rows(1024, 6)) for step in steps]
+    [again], [kept] = [live_bytes(plan).values() for plan in plans]
+    assert again < 0.9 * kept
 
 
 # What a user reads

@@ -14,6 +14,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.emission.emitter import emit
 from graphsplit.placement.timeline import timeline_of
+from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.schedules import KINDS, Slot, make_schedule
 from tests.helpers.law import assert_law
 from tests.test_errors import message
@@ -148,13 +149,13 @@ def test_batches_of_any_size_flow():
     assert plan.schedule.shards == 3
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_random_pipelines(seed: int):
     check_random_pipeline(seed)
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(4, 60))
+@pytest.mark.parametrize("seed", range(2, 60))
 def test_many_random_pipelines(seed: int):
     check_random_pipeline(seed)
 
@@ -274,6 +275,17 @@ def test_turns_against_the_order_are_seen():
         dataclasses.replace(plan, turns=plan.turns[::-1]).check()
     with pytest.raises(gs.CheckError, match="A shard runs a phase twice, or not at all"):
         dataclasses.replace(plan, turns=plan.turns[1:]).check()
+
+
+def test_a_stage_keeps_what_its_schedule_says():
+    """Of eight micro-batches through two stages, the first keeps eight under `gpipe` and two under `1f1b`."""
+    alive = {}
+    for kind in ("gpipe", "1f1b"):
+        step, _ = training(2, lambda fn, number: named(gs.on_device(fn, f"CPU:{number + 1}"), number))
+        given = rows(1024, 6), rows(1024, 6)
+        plan = gs.parallelize(step, devices=["CPU:0"], micro_batches=8, schedule=kind).plan(*given)
+        alive[kind] = live_bytes(plan)["/device:CPU:1"]
+    assert alive["1f1b"] < alive["gpipe"] / 2
 
 
 def test_a_step_runs_in_the_order_of_the_chart():
