@@ -243,6 +243,9 @@ def test_normalization_in_a_stage_makes_all_wait():
 def assert_follows(plan: gs.Plan) -> None:
     """Assert that what each stage's device runs, in any order that the graph allows, is what the schedule says."""
     graph, schedule = emit(plan), plan.schedule
+    base = set(plan.devices)
+    places = {node.device for node in graph.nodes if graph.origins[node.name].role == "order"}
+    assert places - base == {d for s in plan.program.all_stages() for d in s.devices if d not in base}  # on the spot
     position_of = {phase: number for number, phase in enumerate(plan.phases)}
     by_task = {(p.task.stage, p.task.kind): position_of[p] for p in plan.phases if p.task is not None}
     reads = {node.name: [r.lstrip("^").split(":")[0] for r in node.input] for node in graph.nodes}

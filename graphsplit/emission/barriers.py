@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import make_node
@@ -47,11 +49,12 @@ class Barriers:
             phase, d = self._plan.phases[turn.phase], turn.shard
             ended = [self._draft.prefixes[d] + ops[i].name for i in phase.ends]
             added = [moves.added(move, d) for move in phase.sums]
-            self._write(turn.phase, d, [f"^{name}" for name in dict.fromkeys([*ended, *added]) if name])
+            places = Counter(self._plan.shard_device(ops[i], d) for i in phase.ops)  # a stage's, where it is one
+            controls = [f"^{name}" for name in dict.fromkeys([*ended, *added]) if name]
+            self._write(turn.phase, d, controls, places.most_common(1)[0][0])
 
-    def _write(self, number: int, d: int, controls: list[str]) -> None:
-        name, device = self._name(number, d), self._plan.devices[d]
-        origin = Origin(None, d, ORDER_ROLE)
+    def _write(self, number: int, d: int, controls: list[str], device: str) -> None:
+        name, origin = self._name(number, d), Origin(None, d, ORDER_ROLE)
         after = self._plan.mesh.shards - 1
         if not self._counts.may_be_absent(after):
             self._draft.add(make_node(name, "NoOp", controls, device), origin)
