@@ -36,7 +36,8 @@ class Report:
         return max((d.relative for d in self.differences), default=0.0)
 
     def __str__(self) -> str:
-        lines = [f"{len(self.devices)} devices against one: largest relative difference {self.largest:.2g}"]
+        several = f"{len(self.devices)} device{'s' if len(self.devices) != 1 else ''}"
+        lines = [f"{several} against one: largest relative difference {self.largest:.2g}"]
         width = max((len(d.name) for d in self.differences[:10]), default=0)
         for d in self.differences[:10]:
             lines.append(f"  {d.name:{width}}  {d.absolute:.2g} absolute, {d.relative:.2g} relative")
