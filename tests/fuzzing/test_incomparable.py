@@ -5,6 +5,8 @@ A test that fails has good news: TensorFlow has one answer now, and programs nee
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -40,3 +42,33 @@ def test_programs_keep_entries_of_windows_apart() -> None:
     templates = [t for family in CATALOG.values() for t in family if "tf.raw_ops.MaxPool3D(" in t]
     assert templates
     assert all("* 100.0" in template for template in templates)
+
+
+def pooled_gradient(x: tf.Tensor, g: tf.Tensor, stride: int = 1) -> tf.Tensor:
+    """Return what the second derivative of a max pooling reads of `2 * g`: at each window's largest entry."""
+    window = {"ksize": [1, 2, 2, 1], "strides": [1, stride, stride, 1], "padding": "SAME"}
+    y = tf.raw_ops.MaxPool(input=x, **window)
+    return tf.raw_ops.MaxPoolGradGrad(orig_input=x, orig_output=y, grad=2.0 * g, **window)
+
+
+@pytest.mark.parametrize("stride", [1, 2])
+def test_second_derivatives_of_pooling_write_over_what_they_read(stride: int) -> None:
+    """TensorFlow's kernel of MaxPoolGradGrad takes the memory of its operand for a result of the same shape.
+
+    It does so where nobody else reads that, which a graph decides and not the program, and goes on reading what it has
+    written over. A result of another shape has memory of its own.
+    """
+    x, g = (tf.constant(np.random.default_rng(seed).standard_normal([3, 4, 5, 2])) for seed in range(2))
+    largest = tf.nn.max_pool_with_argmax(x, 2, stride, "SAME", include_batch_in_index=True).argmax
+    right = tf.gather(tf.reshape(2.0 * g, [-1]), largest).numpy()
+    found = tf.function(pooled_gradient, autograph=False)(x, g, stride).numpy()
+    assert np.array_equal(found, right) == (stride != 1)
+
+
+def test_programs_pool_into_other_shapes() -> None:
+    templates = [
+        t for family in CATALOG.values() for t in family if re.search(r"MaxPool(Grad|V2|\()|max_pool|nn\.pool", t)
+    ]
+    assert len(templates) >= 8
+    same = [t for t in templates if "'SAME'" in t and re.search(r"(1, 'SAME'|\[1, ?1, ?1, ?1\]|nn\.pool)", t)]
+    assert not same

@@ -82,7 +82,9 @@ BiasAddGrad {f:*ab}
 BiasAddGrad {f:ab34} data_format='NCHW'
 """
 _IMAGES = """
-AvgPool|MaxPool {f:n452} ksize=[1,2,2,1] strides=[1,{pick:1,1|2,2},1] padding='{pick:SAME|VALID}'
+AvgPool {f:n452} ksize=[1,2,2,1] strides=[1,{pick:1,1|2,2},1] padding='{pick:SAME|VALID}'
+MaxPool {f:n452} ksize=[1,2,2,1] strides=[1,2,2,1] padding='{pick:SAME|VALID}'
+MaxPool {f:n452} ksize=[1,2,2,1] strides=[1,1,1,1] padding='VALID'
 tf.raw_ops.MaxPool3D(input={F:n4442} * 100.0, ksize=[1, 2, 2, 2, 1], strides=[1, 2, 2, {int:1:2}, 1],
     padding='{pick:SAME|VALID}')
 AvgPool3D {F:n4442} ksize=[1,2,2,2,1] strides=[1,2,2,{int:1:2},1] padding='{pick:SAME|VALID}'
@@ -91,7 +93,8 @@ tf.raw_ops.AvgPoolGrad(orig_input_shape=tf.shape({f:n452}), grad={f:n452}, ksize
     1], padding='SAME')
 tf.raw_ops.AvgPool3DGrad(orig_input_shape=tf.shape({F:n4442}), grad={F:n4442}, ksize=[1, 2, 2, 2, 1], strides=[1,
     1, 1, 1, 1], padding='SAME')
-MaxPoolGrad|MaxPoolGradGrad {f:n452} {f:n452} {f:n452} ksize=[1,2,2,1] strides=[1,1,1,1] padding='SAME'
+MaxPoolGrad {f:n452} {f:n232} {f:n232} ksize=[1,2,2,1] strides=[1,2,2,1] padding='SAME'
+MaxPoolGradGrad {f:n452} {f:n232} {f:n452} ksize=[1,2,2,1] strides=[1,2,2,1] padding='SAME'
 MaxPool3DGrad|MaxPool3DGradGrad {F:n3332} {F:n3332} {F:n3332} ksize=[1,2,2,2,1] strides=[1,1,1,1,1] padding='SAME'
 MaxPoolWithArgmax {f:n443} ksize=[1,2,2,1] strides=[1,2,2,1] padding='VALID' include_batch_in_index={flag}
 tf.raw_ops.MaxPoolGradWithArgmax(input={F:n443}, grad={F:n223}, argmax=tf.raw_ops.MaxPoolWithArgmax(input={F:n443},

@@ -53,7 +53,8 @@ BatchToSpace {f:422c} [[0,{int:0:1}],[0,0]] block_size=2
 SpaceToBatch {f:n44c} [[0,0],[0,0]] block_size=2
 InplaceAdd|InplaceSub|InplaceUpdate {f:ab}+0.0 [0] {f:1b}
 MaxPoolV2 {f:n452} [1,2,2,1] [1,1,2,1] padding='SAME'
-MaxPoolGradV2|MaxPoolGradGradV2 {f:n452} {f:n452} {f:n452} [1,2,2,1] [1,1,1,1] padding='SAME'
+MaxPoolGradV2 {f:n452} {f:n232} {f:n232} [1,2,2,1] [1,2,2,1] padding='SAME'
+MaxPoolGradGradV2 {f:n452} {f:n232} {f:n452} [1,2,2,1] [1,2,2,1] padding='SAME'
 FractionalAvgPool|FractionalMaxPool {f:n662} pooling_ratio=[1.0,1.4,1.5,1.0] deterministic=True seed=1 seed2=2
 CropAndResize {f:n45c} {Q:a4} {index:a:n} [2,3]
 tf.raw_ops.CropAndResizeGradImage(grads={F:a23c}, boxes={Q:a4}, box_ind={index:a:2}, image_size=[2, 4, 5,
