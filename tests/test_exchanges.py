@@ -44,19 +44,51 @@ def test_shards_exchange_their_parts(devices: int) -> None:
 
 @pytest.mark.parametrize("devices", [2, 4])
 def test_no_device_sees_more_than_its_share(devices: int) -> None:
-    """Each sends every other one what that needs of its own part: of 60 x 60 numbers a quarter of a quarter, say."""
+    """Each sends every other one what that needs of its part: of 60 x 60 numbers a quarter of a quarter, say; twice."""
     w = tf.constant(np.ones((6, 60)))
     parallel = gs.parallelize(lambda x: tf.reduce_max(tf.nn.softmax(tf.tanh(x @ w), 0)), devices=devices)
     plan = parallel.plan(rows(60, 6))
-    assert [move.kind for move in plan.moves].count("all-to-all") == 1
-    part = 8 * 60 * 60 // devices**2 * (devices - 1)
+    assert [move.kind for move in plan.moves].count("all-to-all") == 2  # to columns and back
+    part = 2 * 8 * 60 * 60 // devices**2 * (devices - 1)
     rest = 8 * 60 * 6 * (devices - 1) + 8 * 60 * 6 // devices * (devices - 1)  # at home: `w`, and arguments of others
     found = traffic(plan)
     for number, device in enumerate(plan.devices):
         assert part <= found.sent[device] <= part + (rest if number == 0 else 8)
     placed = parallel.placement(rows(60, 6), actual=True)
     between = [t for t in placed.transfers if t.bytes == 8 * 60 * 60 // devices**2]
-    assert len(between) == devices * (devices - 1)
+    assert len(between) == 2 * devices * (devices - 1)
+
+
+ALL_ROWS = {
+    "cumsum": lambda x: tf.cumsum(x, 0, exclusive=True),
+    "cumprod": lambda x: tf.math.cumprod(x, 0, reverse=True),
+    "reverse": lambda x: tf.reverse(x, [0]),
+    "roll": lambda x: tf.roll(x, 3, 0),
+    "sort": lambda x: tf.sort(x, 0),
+    "softmax": lambda x: tf.nn.softmax(x, 0),
+}
+
+
+@pytest.mark.parametrize("name", ALL_ROWS)
+def test_what_needs_all_rows_runs_on_columns(name: str) -> None:
+    """There and back again: each shard has some columns of all rows for it, and its rows for what comes before."""
+
+    def step(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(tf.tanh(ALL_ROWS[name](tf.tanh(x @ W)) @ U) ** 2)
+        return loss, tape.gradient(loss, x)
+
+    plan = assert_law(lambda: (step, []), [(rows(61, 64),), (rows(47, 64),)], devices=3, sharded=["MatMul", "TanhGrad"])
+    kinds = [move.kind for move in plan.moves]
+    assert kinds.count("all-to-all") >= (2 if name in ("softmax", "sort") else 4), str(plan)  # forward, and backward
+    assert kinds.count("gather") == 1  # the gradient that is returned
+
+
+def test_few_bytes_are_gathered() -> None:
+    """A copy between devices costs as much for a few bytes."""
+    plan = assert_law(lambda: (lambda x: tf.cumsum(tf.tanh(x), 0), []), [(rows(13, 6),)], devices=3, at_home=1)
+    assert "all-to-all" not in {move.kind for move in plan.moves}
 
 
 def test_the_checker_sees_a_part_that_went_to_the_wrong_shard() -> None:

@@ -11,17 +11,20 @@ from graphsplit.core.layouts import (
     PARTIAL_SUM,
     REPLICATE,
     SINGLE_DEVICE,
+    EvenCut,
     Layout,
     Partial,
     Shard,
     is_whole,
 )
+from graphsplit.core.symbolic_sizes import has_sizes
 from graphsplit.planning.home_rows import rows_at_home
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of, stays_partial
 
 _MOST_ENDS = 16  # of one tensor that are looked at
 _LINEAR = (PARTIAL_SUM, PARTIAL_MEAN)
+_WORTH_TURNING = 16_384  # bytes: a copy between devices costs some microseconds whatever it carries (see `bucketing`)
 
 ControlFlowRule = Callable[[Op, Sequence[Layout]], Answer]
 """How loops and branches are answered: they need plans of their bodies, which rules know nothing of."""
@@ -41,6 +44,7 @@ class ForwardPropagation:
       cuts: whole values whose readers meet them in pieces.
       settled: how operations run on the shards that have been decided upon, by position; None where nothing has.
       wanted_whole: the outputs that somebody reads whole, if that is known from an earlier pass.
+      exchanging: how many shards can send each other parts of what they have; 0 if they cannot.
 
     Attributes:
       wanted_whole: see there.
@@ -67,6 +71,7 @@ class ForwardPropagation:
         cuts: Mapping[Tensor, Shard] | None = None,
         settled: Sequence[Sharded | None] = (),
         wanted_whole: set[Tensor] | None = None,
+        exchanging: int = 0,
     ):
         self.program = program
         self.answers: list[Sharded | None] = []
@@ -77,6 +82,7 @@ class ForwardPropagation:
         self._batch = batch
         self._cuts = cuts or {}
         self._settled = settled
+        self._exchanging = exchanging
         if wanted_whole is None:
             wanted_whole = self._tensors_wanted_whole(whole_outputs)
         self.wanted_whole = wanted_whole
@@ -111,13 +117,40 @@ class ForwardPropagation:
             self._append_home(op, "")
             return
         given = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
-        if isinstance(given, Declined):
+        turned = self._on_columns(op, layouts) if isinstance(given, Declined) and self._exchanging else None
+        if turned is not None:
+            self._append_sharded(op, turned)
+        elif isinstance(given, Declined):
             carries_rows = any(isinstance(layout, Shard) for layout in layouts)
             self._append_home(op, given.reason if carries_rows else "")
         else:
             self._append_sharded(op, given)
 
+    def _on_columns(self, op: Op, layouts: Sequence[Layout]) -> Sharded | None:
+        """Return how an operation that needs all rows runs on columns: of as many rows each shard has some columns.
+
+        What the shards send each other for it, there and back, is less than what one device would get and send.
+        """
+        first, shape = layouts[0], op.in_shapes[0] if op.in_shapes else None
+        if not isinstance(first, Shard) or first != Shard(first.axis) or not shape or None in shape or has_sizes(shape):
+            return None
+        if any(isinstance(layout, (Shard, Partial)) for layout in layouts[1:]) or set(op.out_shapes) != {shape}:
+            return None
+        if self.program.bytes(op.inputs[0]) < _WORTH_TURNING:
+            return None
+        for axis, length in enumerate(shape):
+            if axis != first.axis and length is not None and length >= self._exchanging:
+                columns = Shard(axis, partition=EvenCut(length))
+                given = self._answer(op, [columns, *[REPLICATE] * (len(layouts) - 1)])
+                if isinstance(given, Sharded) and given.wants[0] == columns and set(given.gives) == {columns}:
+                    return given
+        return None
+
     def _append_sharded(self, op: Op, given: Sharded) -> None:
+        before, columns = self.layout(op.inputs[0]) if op.inputs else None, given.wants[0] if given.wants else None
+        if isinstance(columns, Shard) and isinstance(columns.partition, EvenCut) and isinstance(before, Shard):
+            self._append(given, "", (before,) * len(op.out_shapes))  # turned: readers meet rows, as it does itself
+            return
         self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(given.gives)]))
 
     def _append_home(self, op: Op, reason: str) -> None:

@@ -25,7 +25,7 @@ from graphsplit.planning.cuts import with_cuts
 from graphsplit.planning.flow import Flow
 from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.moves import find_moves
+from graphsplit.planning.moves import exchanging, find_moves
 from graphsplit.planning.owners import find_owners
 from graphsplit.planning.phases import find_phases
 from graphsplit.planning.pipelines import make_schedules
@@ -76,7 +76,12 @@ def plan_program(
     kept_home: dict[int, str] = {}
     while True:
         given = (input_layouts, answers.answer, program.outputs, kept_home, mesh.batch, state.layouts(program))
-        natural = with_cuts(program, mesh, random == "independent", functools.partial(_propagate, program, given))
+        natural = with_cuts(
+            program,
+            mesh,
+            random == "independent",
+            functools.partial(_propagate, program, given, exchanging=exchanging(mesh)),
+        )
         backward = WholeBackwardPropagation(
             program, natural, plan_bodies, independent=random == "independent", state=state
         )
