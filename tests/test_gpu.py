@@ -24,7 +24,7 @@ import graphsplit as gs
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
 from graphsplit.placement import PlacedOp
-from tests.helpers.law import assert_close
+from tests.helpers.law import assert_close, squares_step
 from tests.helpers.on_devices import assert_law_on, idle, misplaced
 from tests.test_networks import start_elsewhere
 
@@ -122,14 +122,7 @@ def test_recurrent_layers(devices: Sequence[str], layer: Any, use_cudnn: Any, pr
         keras.utils.set_random_seed(0)
         model = keras.Sequential([layers.Input((5, 3)), layer(4, use_cudnn=use_cudnn)])
 
-        def step(x: tf.Tensor) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(model(x, training=True) ** 2)
-            for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True):
-                v.assign_sub(0.1 * g)
-            return loss
-
-        return step, model.variables
+        return squares_step(model)
 
     calls = [(numbers(rows, 5, 3, dtype=precision),) for rows in (ROWS, 5)]
     plan = assert_law_on(devices, make, calls, TOLERANCE[precision])

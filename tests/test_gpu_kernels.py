@@ -6,7 +6,6 @@ from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -19,6 +18,9 @@ from graphsplit.core.kernel_devices import kernel_devices
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
 from tests.helpers.gpu_plans import plan_for_gpus, without_gpu_kernel
+from tests.helpers.policies import policy
+
+__all__ = ["policy"]
 
 pytestmark = pytest.mark.skipif(
     not tf.sysconfig.get_build_info().get("is_cuda_build"), reason="this TensorFlow is built without kernels for GPUs"
@@ -49,23 +51,15 @@ def test_a_label_asks_for_a_kernel_of_its_own():
     assert kernel_devices(node) == set()
 
 
-@pytest.fixture
-def policy(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(request.param)
-    yield request.param
-    keras.config.set_dtype_policy(before)
-
-
 def network_cases() -> Iterator[Any]:
     for name, found in WORKLOADS.items():
         for mode in found.modes:
-            for policy in ("float32", "mixed_float16"):
-                if (name, policy) == ("polyfit", "mixed_float16"):
+            for types in ("float32", "mixed_float16"):
+                if (name, types) == ("polyfit", "mixed_float16"):
                     continue  # its labels are float32
-                quick = (name, policy) in {("mlp_bn", "mixed_float16"), ("lstm", "float32")}
+                quick = (name, types) in {("mlp_bn", "mixed_float16"), ("lstm", "float32")}
                 marks = () if quick and mode == "training" else (pytest.mark.long,)
-                yield pytest.param(name, mode, policy, marks=marks, id=f"{name}, {mode}, {policy}")
+                yield pytest.param(name, mode, types, marks=marks, id=f"{name}, {mode}, {types}")
 
 
 @pytest.mark.parametrize(("name", "mode", "policy"), list(network_cases()), indirect=["policy"])

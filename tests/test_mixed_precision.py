@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -13,14 +12,9 @@ from keras import layers, optimizers
 
 import graphsplit as gs
 from tests.helpers.law import assert_law
+from tests.helpers.policies import policy
 
-
-@pytest.fixture
-def policy(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(request.param)
-    yield request.param
-    keras.config.set_dtype_policy(before)
+__all__ = ["policy"]
 
 
 def rows(count: int, bad: int | None = None) -> tuple[tf.Tensor, tf.Tensor]:

@@ -15,7 +15,7 @@ import graphsplit as gs
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
 from tests.helpers.cudnn_on_cpu import STEPS, cudnn
-from tests.helpers.law import assert_close
+from tests.helpers.law import assert_close, squares_step
 
 KERNELS = ["CudnnRNNV3", "CudnnRNNBackpropV3"]
 
@@ -31,16 +31,7 @@ def network() -> keras.Model:
 
 
 def training() -> tuple[Callable[..., Any], Any]:
-    model = network()
-
-    def step(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(model(x, training=True) ** 2)
-        for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True):
-            v.assign_sub(0.1 * g)
-        return loss
-
-    return step, model.variables
+    return squares_step(network())
 
 
 def sharded(plan: gs.Plan) -> list[str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 
 import tensorflow as tf
 
@@ -143,15 +144,12 @@ class ForwardPropagation:
                 columns = Shard(axis, partition=EvenCut(length))
                 given = self._answer(op, [columns, *[REPLICATE] * (len(layouts) - 1)])
                 if isinstance(given, Sharded) and given.wants[0] == columns and set(given.gives) == {columns}:
-                    return given
+                    return replace(given, turned=True)
         return None
 
     def _append_sharded(self, op: Op, given: Sharded) -> None:
-        before, columns = self.layout(op.inputs[0]) if op.inputs else None, given.wants[0] if given.wants else None
-        if isinstance(columns, Shard) and isinstance(columns.partition, EvenCut) and isinstance(before, Shard):
-            self._append(given, "", (before,) * len(op.out_shapes))  # turned: readers meet rows, as it does itself
-            return
-        self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(given.gives)]))
+        layouts = (self.layout(op.inputs[0]),) * len(op.out_shapes) if given.turned else given.gives
+        self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(layouts)]))
 
     def _append_home(self, op: Op, reason: str) -> None:
         rows = rows_at_home(self.program, op, self.layout, self._batch)

@@ -25,6 +25,7 @@ class Sharded:
       bodies: for loops and branches, the plans of the functions that they call, by name.
       draw: for random ops, how each shard draws the numbers of its rows.
       shift: operands that number rows.
+      turned: whether it runs on columns, and what reads it meets rows again, as it does in its first operand.
     """
 
     wants: tuple[Layout, ...]
@@ -34,6 +35,7 @@ class Sharded:
     bodies: Mapping[str, Any] = field(default_factory=dict)
     draw: Draw | None = None
     shift: Mapping[int, Shift] = field(default_factory=dict)
+    turned: bool = False
 
     @property
     def makes(self) -> frozenset[int]:

@@ -98,3 +98,16 @@ def assert_law(
     if at_home is not None:
         assert len(plan.stayed_home) == at_home, str(plan)
     return plan
+
+
+def squares_step(model: Any) -> tuple[Callable[..., Any], Sequence[tf.Variable]]:
+    """Return a training step of a Keras model that makes its results small, and the model's variables."""
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True) ** 2)
+        for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True):
+            v.assign_sub(0.1 * g)
+        return loss
+
+    return step, model.variables
