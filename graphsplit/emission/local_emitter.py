@@ -6,8 +6,9 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.core.call_inlining import XLA_ATTRIBUTE
 from graphsplit.core.function_calls import named_by_content
-from graphsplit.core.graphdefs import XLA_ATTRIBUTE, function_definition, make_node
+from graphsplit.core.graphdefs import function_definition, make_node
 from graphsplit.core.layouts import REPLICATE, Layout, Shard
 from graphsplit.core.symbolic_sizes import ROWS
 from graphsplit.emission.constants import Constants

@@ -13,9 +13,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.core.call_inlining import CALL_TYPES, XLA_ATTRIBUTE
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.function_calls import CONTROL_FLOW
-from graphsplit.core.graphdefs import CALL_TYPES, XLA_ATTRIBUTE, make_node, output_names, split_reference
+from graphsplit.core.graphdefs import make_node, output_names, split_reference
 
 _LOOPS = frozenset(op_type for op_type, flow in CONTROL_FLOW.items() if flow.loops)
 _BRANCHES = frozenset({"If", "StatelessIf"})

@@ -14,8 +14,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.core.call_inlining import inline_calls
 from graphsplit.core.function_calls import called_functions, function_names
-from graphsplit.core.graphdefs import constant_value, function_graph, inline_calls
+from graphsplit.core.graphdefs import constant_value, function_graph
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import Shape, agreed, are_same, has_sizes, with_sizes, without_sizes
 from graphsplit.program.program import Op, Program

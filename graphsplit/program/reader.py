@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,34 +10,13 @@ import tensorflow as tf
 
 from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.graphdefs import (
-    constant_node,
-    constant_value,
-    split_reference,
-)
-from graphsplit.core.polynomials import Polynomial, Symbol, is_symbolic, values_planned
-from graphsplit.core.symbolic_sizes import (
-    Shape,
-    are_same,
-    confirmed,
-    has_sizes,
-    joined_shapes,
-    symbols_in,
-    with_sizes,
-    witnesses,
-)
-from graphsplit.program.constant_folding import FOLDABLE, fold
+from graphsplit.core.polynomials import Symbol
+from graphsplit.core.symbolic_sizes import Shape, has_sizes, symbols_in, witnesses
 from graphsplit.program.function_bodies import Bodies, Elements
-from graphsplit.program.node_simplification import SIMPLIFIED, is_known, simplified
-from graphsplit.program.program import SIZES, Op, Program, Tensor, is_repeatable, is_stateful
-from graphsplit.program.row_numbers import NUMBERED, Numbers, RowNumbers
-from graphsplit.program.shape_inference import HELPER, Findings, Value, import_for_shapes, known_shape
+from graphsplit.program.operation_reader import OperationReader
+from graphsplit.program.program import Program
+from graphsplit.program.shape_inference import Findings, import_for_shapes
 from graphsplit.program.stages import Stages
-from graphsplit.program.tensor_lists import Lists
-from graphsplit.program.tile_simplification import untile
-from graphsplit.program.trip_counts import pushed_counters, turns_of
-
-_NO_BODIES: dict[str, Any] = {}
 
 
 @collection_paused()
@@ -97,7 +74,7 @@ def build_program(
                 raise
             known = Findings(doubted)
             continue
-        reader = _Reader(by_name, hints, resources, held or {}, bodies, symbols)
+        reader = OperationReader(by_name, hints, resources, held or {}, bodies, symbols)
         for operations in zip(*cases, strict=True):
             reader.read(operations)
         if reader.found == known:
@@ -130,240 +107,6 @@ def _claims_of_branches(nodes: Sequence[Any]) -> dict[str, tuple[Shape | None, .
     return {name: (None,) * count for name, count in counts.items()}
 
 
-_ITEM_BYTES: dict[tf.DType, int] = {}
-
-
-def _item_bytes(dtype: tf.DType) -> int:
-    if dtype not in _ITEM_BYTES:
-        sized = dtype not in (tf.string, tf.resource, tf.variant)
-        _ITEM_BYTES[dtype] = int(dtype.size) if sized else (0 if dtype != tf.string else 16)
-    return _ITEM_BYTES[dtype]
-
-
 def _known_outputs(graph: tf.Graph | None) -> dict[str, list[tf.Tensor]]:
     operations = graph.get_operations() if graph is not None else []
     return {operation.name: list(operation.outputs) for operation in operations}
-
-
-class _Reader:
-    """Reads operations one by one, in order, and replaces those whose integer values are known by constants."""
-
-    def __init__(
-        self,
-        nodes: Mapping[str, Any],
-        known_outputs: Mapping[str, Sequence[tf.Tensor]],
-        resources: Mapping[str, Elements],
-        held: Mapping[str, np.ndarray],
-        bodies: Bodies,
-        symbols: tuple[Symbol, ...],
-    ):
-        self._known_outputs = known_outputs
-        self._resources = resources
-        self._read_bodies = bodies
-        self._unknown = symbols
-        self._held_by_inputs = held
-        self.ops: list[Op] = []
-        self.positions: dict[str, int] = {}
-        self._nodes = nodes
-        self._known: dict[Tensor, np.ndarray] = {}
-        self.found = Findings()
-        self._lists = Lists(self.found)
-        self._counting: dict[Tensor, Numbers] = {}  # lists that loops made, onto which each turn pushed its number
-        self._row_numbers = RowNumbers(self.ops, self._known)
-        self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
-        self._constants: dict[tuple[tf.DType, Shape, bytes], int] = {}
-        self._replaced: dict[Tensor, Tensor] = {}  # outputs of an op with several, each now a constant of its own
-
-    def tensor(self, reference: str) -> Tensor:
-        """Return the tensor that a reference of the original graph means."""
-        name, index = split_reference(reference)
-        tensor = Tensor(self.positions[name], index)
-        return self._replaced.get(tensor, tensor)
-
-    def read(self, cases: Sequence[tf.Operation]) -> None:
-        """Append an operation to the program, given its shapes for one or several choices of unknown sizes."""
-        operation = cases[-1]
-        if HELPER in operation.name:
-            return
-        node = self._nodes[operation.name]
-        shapes, dtypes = self._inferred(cases), [output.dtype for output in operation.outputs]
-        inputs = self._inputs(node)
-        if node.op in SIMPLIFIED and inputs:
-            given, known = map(self._shape, inputs), map(self._known.get, inputs)
-            node = simplified(node, tuple(given), tuple(known), shapes, dtypes)
-            inputs = self._inputs(node)
-        op = Op(
-            index=len(self.ops),
-            name=operation.name,
-            type=node.op,
-            inputs=inputs,
-            controls=tuple([self.positions[reference[1:]] for reference in node.input if reference[0] == "^"]),
-            node=node,
-            in_shapes=tuple(map(self._shape, inputs)),
-            out_shapes=tuple(shapes),
-            out_dtypes=tuple(dtypes),
-            out_bytes=tuple([_bytes(dtype, shape) for dtype, shape in zip(dtypes, shapes, strict=True)]),
-            constants={i: self._known[t] for i, t in enumerate(inputs) if t in self._known},
-            symbols={i: self._symbols[t] for i, t in enumerate(inputs) if t in self._symbols},
-            stateful=is_stateful(node.op) and not is_repeatable(node),
-            bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
-        )
-        self._row_numbers.note(op)
-        if op.type in NUMBERED:
-            op = replace(op, numbers=self._row_numbers.find(op))
-        elif op.bodies:
-            op = replace(op, numbers={i: self._counting[t] for i, t in enumerate(inputs) if t in self._counting})
-        *before, op = untile(op, self.ops)
-        self.ops += before
-        self.positions[op.name] = op.index
-        if op.name in self._held_by_inputs:
-            self._lists.held[Tensor(op.index, 0)] = self._held_by_inputs[op.name]
-        self._lists.refine(op)
-        self._append(op)
-
-    def _inferred(self, cases: Sequence[tf.Operation]) -> list[Shape | None]:
-        """Return the shapes of an operation's outputs, and note what lists hold."""
-        hints = self._known_outputs.get(cases[-1].name, ())
-        shapes = []
-        for k, output in enumerate(cases[-1].outputs):
-            hint = hints[k] if k < len(hints) and hints[k].dtype == output.dtype else None  # (hoisting changes dtypes)
-            shape = joined_shapes([known_shape(case.outputs[k].shape) for case in cases], self._unknown)
-            shapes.append(shape if hint is None else _merged(shape, hint.shape))
-            if output.dtype == tf.variant:
-                found = [case.outputs[k] for case in cases]
-                self._lists.infer(Tensor(len(self.ops), k), found, hint, self._unknown)
-        return shapes
-
-    def _inputs(self, node: Any) -> tuple[Tensor, ...]:
-        return tuple([self.tensor(reference) for reference in node.input if reference[0] != "^"])
-
-    def _shape(self, tensor: Tensor) -> Shape | None:
-        return self.ops[tensor.op].out_shapes[tensor.index]
-
-    def _append(self, op: Op) -> None:
-        """Append an operation, or constants in its place if its values are known."""
-        values = self._values(op)
-        if op.type == "TensorListPopBack" and op.inputs[0] in self._lists.held:
-            self._pop(op, self._lists.held[op.inputs[0]])
-        elif values is None:
-            self.ops.append(op)
-            self._read_through(op)
-            self._read_turns(op)
-            if op.type == "Const" and op.out_dtypes[0].is_integer and op.out_bytes[0] <= 8192:
-                self._known[Tensor(op.index, 0)] = constant_value(op.node)
-        elif len(values) == 1:
-            self.positions[op.name] = self._constant(op.name, values[0], op, 0).op
-        else:
-            self.ops.append(op)  # keeps its place for whoever waits for it; nobody reads it
-            for index, value in enumerate(values):
-                self._append_value(op, index, value)
-
-    def _values(self, op: Op) -> list[np.ndarray] | None:
-        if op.type == "VariableShape":
-            return self._shape_of_variable(op)
-        if op.type == "TensorListElementShape":
-            shape = self._lists.element_shape(op.inputs[0])
-            return None if shape is None else [shape]
-        return fold(op, op.symbols) if op.type in FOLDABLE and not op.controls else None
-
-    def _read_through(self, op: Op) -> None:
-        """Let the readers of an operation that changes nothing read what it reads."""
-        if op.controls:
-            return
-        if op.type == "IdentityN":  # keeps all its inputs in memory until the last one is there
-            self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(op.inputs)})
-        if op.type == "Reshape" and is_known(op.in_shapes[0], op.out_shapes[0]):
-            self._replaced[Tensor(op.index, 0)] = op.inputs[0]
-
-    def _read_turns(self, op: Op) -> None:
-        """Take what a loop counts for known once it ends, if that is known; and note which lists have the numbers."""
-        turns = None if self._unknown else turns_of(op)
-        if turns is not None:
-            for k in pushed_counters(op, turns):
-                self._counting[Tensor(op.index, k)] = Numbers(np.arange(turns.number), 1)
-            for k in sorted(turns.counters):
-                self._append_value(op, k, np.array(turns.number, op.out_dtypes[k].as_numpy_dtype))
-
-    def _pop(self, op: Op, value: np.ndarray) -> None:
-        """Append the op that takes the last element off a list; that element is known."""
-        self.ops.append(op)
-        self._lists.held[Tensor(op.index, 0)] = value
-        self._append_value(op, 1, value)
-
-    def _append_value(self, op: Op, output: int, value: np.ndarray) -> None:
-        """Append a constant in place of one of several outputs."""
-        self._replaced[Tensor(op.index, output)] = self._constant(f"{op.name}/value_{output}", value, op, output)
-        if self._unknown:
-            entries = tuple([tuple(Polynomial.of(entry).terms.items()) for entry in value.flat])
-            found = Value(op.out_dtypes[output], value.shape, entries)
-            self.found.values[f"{op.name}:{output}" if output else op.name] = found
-
-    def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:
-        held = self._resources.get(self.ops[op.inputs[0].op].name)
-        if held is None or held[1] is None or None in held[1]:
-            return None
-        return [np.array(held[1], op.out_dtypes[0].as_numpy_dtype)]
-
-    def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> Mapping[str, Program]:
-        """Return the programs of the functions that a loop or branch calls, and note what they say of its results."""
-        passed = inputs[CONTROL_FLOW[node.op].chooses :]
-        given = self._lists.given(passed, [self.ops[t.op].out_shapes[t.index] for t in passed])
-        if not CONTROL_FLOW[node.op].loops:
-            programs, shapes = self._read_bodies.of_branches(node, replace(given, held={}))
-            if "output_shapes" in node.attr:
-                self._find_results(node, shapes)
-            return programs
-        programs, carried = self._read_bodies.of_loop(node, given, out_shapes)
-        self._find(node.name, out_shapes, carried.shapes)
-        self._lists.carry(carried, inputs, self.ops)
-        return programs
-
-    def _find_results(self, node: Any, found: Sequence[Shape | None]) -> None:
-        """Note the shapes of a branch's results, if the node does not name them as its bodies do.
-
-        (TensorFlow rewrites a branch that is differentiated, and then names the shapes of the first body's results.)
-        """
-        named = [known_shape(tf.TensorShape(proto)) for proto in node.attr["output_shapes"].list.shape]
-        hints = [known_shape(tensor.shape) for tensor in self._known_outputs.get(node.name, ())]
-        hints += [None] * (len(named) - len(hints))
-        shapes = tuple([confirmed(*known) for known in zip(named, found, hints, strict=True)])
-        if not all(map(are_same, shapes, named)):
-            self.found.outputs[node.name] = shapes
-
-    def _find(self, name: str, inferred: Sequence[Shape | None], found: Sequence[Shape | None]) -> None:
-        shapes = tuple([with_sizes(shape, hint) for shape, hint in zip(inferred, found, strict=True)])
-        if any(map(has_sizes, shapes)):
-            self.found.outputs[name] = shapes
-
-    def _constant(self, name: str, value: np.ndarray, op: Op, output: int) -> Tensor:
-        """Return a constant of what an op's output is worth; equal ones are one."""
-        dtype, size = op.out_dtypes[output], op.out_bytes[output]
-        symbolic = is_symbolic(value)
-        key = repr(value.tolist()).encode() if symbolic else np.asarray(value, dtype.as_numpy_dtype).tobytes()
-        position = self._constants.setdefault((dtype, value.shape, key), len(self.ops))
-        tensor, kind, yields = Tensor(position, 0), "Const", None
-        if position < len(self.ops):
-            return tensor
-        if symbolic:
-            yields, self._symbols[tensor], kind, value = value, value, SIZES, values_planned(value)
-        node = constant_node(name, np.asarray(value, dtype.as_numpy_dtype), dtype)
-        node.op = kind
-        shape = value.shape
-        self.ops.append(
-            Op(position, name, kind, (), (), node, (), (shape,), (dtype,), (size,), {}, stateful=False, yields=yields)
-        )
-        self._known[tensor] = value
-        return tensor
-
-
-def _merged(shape: Shape | None, hint: tf.TensorShape) -> Shape | None:
-    """Return a shape with the sizes that only a hint knows."""
-    if shape is None or hint.rank is None:
-        return known_shape(hint) if shape is None else shape
-    return tuple([known if size is None else size for size, known in zip(shape, hint, strict=True)])
-
-
-def _bytes(dtype: tf.DType, shape: Shape | None) -> int:
-    if shape is None or None in shape:
-        return 0
-    return _item_bytes(dtype) * math.prod(int(size or 0) for size in shape)

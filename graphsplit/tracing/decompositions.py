@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import GraphDef, constant_node, constant_value, inline_calls, make_node, split_reference
+from graphsplit.core.call_inlining import inline_calls
+from graphsplit.core.graphdefs import GraphDef, constant_node, constant_value, make_node, split_reference
 
 _FORWARD = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 _BACKWARD = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})

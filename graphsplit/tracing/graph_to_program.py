@@ -12,7 +12,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import GraphDef, inline_calls, split_reference
+from graphsplit.core.call_inlining import inline_calls
+from graphsplit.core.graphdefs import GraphDef, split_reference
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.program.program import Program
 from graphsplit.program.reader import build_program
