@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from graphsplit.core import structures
 from graphsplit.core.structures import Branch, TensorLeaf, Tree
+from graphsplit.core.tensorflow_internals import rewritten_by_autograph
 
 
 def signature_of(fn: Callable[..., Any]) -> inspect.Signature:
@@ -51,18 +52,14 @@ def as_call(arguments: structures.Branch) -> structures.Branch:
 
 def by_bound_arguments(fn: Callable[..., Any], signature: inspect.Signature) -> Callable[[Mapping[str, Any]], Any]:
     """Return `fn` as a function of the mapping that `Signature.bind` gives."""
-    unbind = tf.autograph.experimental.do_not_convert(
-        lambda arguments: (
-            (bound := inspect.BoundArguments(signature, arguments)).args,  # type: ignore[arg-type]
-            bound.kwargs,
-        )
-    )
+    rewritten = rewritten_by_autograph(fn)
 
     def call(arguments: Mapping[str, Any]) -> Any:
-        args, kwargs = unbind(dict(arguments))
-        return fn(*args, **kwargs)
+        bound = inspect.BoundArguments(signature, dict(arguments))  # type: ignore[arg-type]
+        return rewritten(*bound.args, **bound.kwargs)
 
-    return call
+    as_it_is: Callable[[Mapping[str, Any]], Any] = tf.autograph.experimental.do_not_convert(call)
+    return as_it_is
 
 
 def as_specified(arguments: Tree, specs: Any) -> Tree:

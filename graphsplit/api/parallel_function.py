@@ -32,6 +32,7 @@ from graphsplit.core.devices import resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.tensorflow_internals import eager_context_started, in_xla_context
+from graphsplit.core.user_code import shortened, with_users_traceback
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.differentiable import Differentiable
 from graphsplit.tracing.trace import inside_trace
@@ -117,7 +118,10 @@ class ParallelFunction(Generic[P, R]):
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
         """Run on the devices."""
         run = self._run if tf.executing_eagerly() else tf.autograph.experimental.do_not_convert(self._run)
-        result: R = run(args, kwargs)
+        try:
+            result: R = run(args, kwargs)
+        except Exception as error:
+            raise shortened(error) from error.__cause__
         return result
 
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -157,27 +161,32 @@ class ParallelFunction(Generic[P, R]):
             )
         return prefetching.results(self, iter(batches), prefetch)
 
+    @with_users_traceback
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Return what would run where for these arguments, without running it. `print` it."""
         _, arguments = self._flatten(args, kwargs)
         return self._get(arguments).plan
 
+    @with_users_traceback
     def gradient_plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Return the plan of the function together with its gradients, as it runs under a tape around the call."""
         _, arguments = self._flatten(args, kwargs)
         return self._get(arguments).pair().plan
 
+    @with_users_traceback
     def graph_def(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # generated protos have no types
         """Return the multi-device graph for these arguments as a `GraphDef`; every node has a device."""
         _, arguments = self._flatten(args, kwargs)
         return self._get(arguments).executable.emitted.graph_def()
 
+    @with_users_traceback
     def variables(self, *args: P.args, **kwargs: P.kwargs) -> tuple[tf.Variable, ...]:
         """Return the variables that a call with these arguments reads or changes."""
         _, arguments = self._flatten(args, kwargs)
         return self._get(arguments).trace.variables
 
     # (Any: a ParamSpec leaves no room for another keyword)
+    @with_users_traceback
     def placement(self, *args: Any, actual: bool = False, **kwargs: Any) -> Placement:
         """Return which operation runs on which device for these arguments; `print` it, `save` it, ask it.
 

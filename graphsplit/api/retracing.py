@@ -9,6 +9,7 @@ from typing import Any
 from graphsplit.api.argument_splitting import argument_paths
 from graphsplit.core import structures
 from graphsplit.core.errors import bullet_list
+from graphsplit.core.user_code import user_stack_level
 
 MANY_TRACES = 8
 
@@ -32,7 +33,7 @@ def warn_of_retracing(name: str, signatures: Sequence[structures.Branch]) -> Non
         "Tracing and planning cost seconds for a large model. Pass reduce_retracing=True to leave sizes that change "
         "open; or pad or bucket lengths so that few shapes occur. Pass Python numbers that change as tensors.",
         RetracingWarning,
-        stacklevel=4,
+        stacklevel=user_stack_level(),
     )
 
 

@@ -5,11 +5,8 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
-import sysconfig
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -17,9 +14,8 @@ import tensorflow as tf
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.cli.checks import split_spec, split_target, working_directory_first
 from graphsplit.core.errors import ArgumentError, GraphsplitError, bullet_list
+from graphsplit.core.user_code import place_of_error
 from graphsplit.placement.sources import load_signature
-
-_NOT_USERS = ("<", *sysconfig.get_paths().values(), str(Path(__file__).parent.parent))
 
 
 def load_target(target: str, signature: str) -> tuple[Any, dict[str, tf.TensorSpec]]:
@@ -51,13 +47,9 @@ def users_code(what: str) -> Iterator[None]:
     except GraphsplitError:
         raise
     except (Exception, SystemExit) as error:  # a script may end the program when it is imported
-        place = next((f for f in reversed(traceback.extract_tb(error.__traceback__)) if _is_users(f.filename)), None)
-        where = f" at {place.filename}:{place.lineno}" if place else ""
+        place = place_of_error(error)
+        where = f" at {place}" if place else ""
         raise ArgumentError(f"{what} failed{where}: {type(error).__name__}: {error}") from error
-
-
-def _is_users(filename: str) -> bool:
-    return not filename.startswith(_NOT_USERS) and "__autograph_generated_file" not in filename
 
 
 def parse_spec(text: str) -> tf.TensorSpec:

@@ -6,8 +6,10 @@ Plain Python, no TensorFlow. The terms are those of GSPMD and DTensor. There is 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from fractions import Fraction
 
 
 @dataclass(frozen=True)
@@ -263,6 +265,21 @@ def apportion(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
     for d in positive[: rows - sum(shares)]:
         shares[d] += 1
     return tuple(shares)
+
+
+_FINEST_SHARE = 1000  # weights are rounded to fractions with at most this denominator
+
+
+def whole_weights(weights: Sequence[float]) -> list[int]:
+    """Return weights as whole numbers in the same proportion.
+
+    >>> whole_weights([1, 0.5])
+    [2, 1]
+    """
+    shares = [Fraction(weight / max(weights)).limit_denominator(_FINEST_SHARE) for weight in weights]
+    common = math.lcm(*[share.denominator for share in shares])
+    counts = [int(share * common) for share in shares]
+    return [count // math.gcd(*counts) for count in counts]
 
 
 def _short(blocks: tuple[int, ...]) -> str:

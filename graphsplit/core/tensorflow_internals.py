@@ -22,6 +22,11 @@ from tensorflow.core.protobuf import saved_model_pb2
 # Whether forward-mode differentiation is active, which asks no public function.
 from tensorflow.python import pywrap_tfe
 
+# `tf.function` rewrites what it is given, and what that calls; nothing public rewrites one function that is called from
+# code that stays as it is, so that errors speak of the user's lines alone.
+from tensorflow.python.autograph.core import ag_ctx
+from tensorflow.python.autograph.impl import api as autograph
+
 # A graph as the C library imports it, without what `tf.graph_util.import_graph_def` does in Python for each operation.
 from tensorflow.python.client import pywrap_tf_session
 
@@ -56,6 +61,13 @@ from tensorflow.tsl.profiler.protobuf import xplane_pb2
 def op_definition(op_type: str) -> Any:
     """Return the registered `OpDef` of an op type, or None if this process does not know the type."""
     return op_def_registry.get(op_type)
+
+
+def rewritten_by_autograph(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose control flow on tensors becomes operations of the graph in which it is called."""
+    enabled = ag_ctx.ControlStatusCtx(ag_ctx.Status.ENABLED)
+    found: Callable[..., Any] = autograph.convert(recursive=True, user_requested=False, conversion_ctx=enabled)(fn)
+    return found
 
 
 def registered_kernels(op_type: str) -> Sequence[Any]:

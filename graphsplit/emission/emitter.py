@@ -11,7 +11,7 @@ import tensorflow as tf
 from graphsplit.core.function_calls import CONTROL_FLOW, hand_over, named_by_content, rename_functions
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.graphdefs import GraphDef, function_definition, make_node
-from graphsplit.core.layouts import SINGLE_DEVICE, SingleDevice
+from graphsplit.core.layouts import SINGLE_DEVICE, SingleDevice, whole_weights
 from graphsplit.core.node_writer import Writer, host_of
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS
@@ -29,7 +29,6 @@ from graphsplit.emission.row_counts import (
     Site,
     length_sizes,
     measured,
-    whole_weights,
 )
 from graphsplit.emission.shard_copies import ShardCopies, carries, told_sizes
 from graphsplit.planning.plan import Plan

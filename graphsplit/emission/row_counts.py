@@ -9,7 +9,6 @@ run out of rows.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from fractions import Fraction
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -26,7 +25,6 @@ BEGIN = Symbol("first row", 0, 0, 0)
 """The number of the first row of a shard. It occurs in what a shard makes for itself, in no shape."""
 
 AddToShard = Callable[[Any, int | None], None]
-_FINEST_SHARE = 1000  # weights are rounded to fractions with at most this denominator
 
 
 class Measured(NamedTuple):
@@ -303,15 +301,3 @@ def _equal(w: Writer, counts: Sequence[str], batch: Sequence[str]) -> str:
     types.list.type.extend([tf.string.as_datatype_enum, tf.int64.as_datatype_enum])
     check = w("Assert", alike, w.constant(message.encode(), tf.string), every, T=types)
     return w("Identity", counts[0], f"^{check}", T=tf.int64)
-
-
-def whole_weights(weights: Sequence[float]) -> list[int]:
-    """Return weights as whole numbers in the same proportion.
-
-    >>> whole_weights([1, 0.5])
-    [2, 1]
-    """
-    shares = [Fraction(weight / max(weights)).limit_denominator(_FINEST_SHARE) for weight in weights]
-    common = np.lcm.reduce([share.denominator for share in shares])
-    counts = [int(share * common) for share in shares]
-    return [count // int(np.gcd.reduce(counts)) for count in counts]

@@ -22,6 +22,7 @@ from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.user_code import user_stack_level
 from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, with_open_rows
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
 
@@ -132,7 +133,7 @@ class ParallelModel:
             f"{self.template.name!r} was compiled with run_eagerly=True: it runs operation by operation, on one device "
             f"instead of {len(self.model_devices.devices)}, many times slower. The numbers are the same. To use the "
             "devices, compile without run_eagerly.",
-            stacklevel=4,
+            stacklevel=user_stack_level(),
         )
         getattr(self.template, f"make_{kind}_function")(force=True)
         return getattr(self.template, f"{kind}_function")

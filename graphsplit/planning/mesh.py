@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.layouts import apportion
+from graphsplit.core.layouts import apportion, whole_weights
 from graphsplit.core.symbolic_sizes import Size
 from graphsplit.core.symbolic_sizes import rows as rows_of_unknown_batch
 
@@ -53,6 +53,19 @@ class Mesh:
         """Return the part of the batch that shard `d` has."""
         shares = self.rows or self.weights
         return shares[d] / sum(shares)
+
+    def rows_of(self, batch: int) -> tuple[int, ...]:
+        """Return how many rows of a batch each shard has, where that was not known when planning.
+
+        >>> Mesh(("a", "a", "b"), (1, 1, 1), (), (0, 0, 1)).rows_of(7)
+        (2, 2, 3)
+        """
+        if self.rows:
+            return self.rows
+        first = [d for d in range(self.shards) if self.before(d) is None]
+        given = apportion(batch, whole_weights([self.weights[d] for d in first]))
+        counts = [self.positions.count(self.positions[d]) for d in first]
+        return tuple([own for rows, count in zip(given, counts, strict=True) for own in apportion(rows, (1,) * count)])
 
     def check(self) -> None:
         """Raise `CheckError` unless every shard has a device, a share, and rows if those are known."""

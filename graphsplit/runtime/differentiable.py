@@ -30,6 +30,7 @@ from graphsplit.planning.state import program_of
 from graphsplit.program.program import Program
 from graphsplit.runtime.cutting import Cut
 from graphsplit.runtime.executable import Executable
+from graphsplit.runtime.failures import Located
 from graphsplit.runtime.feeding import FedExecutable
 from graphsplit.runtime.handles import captured, layouts_of, watches
 from graphsplit.runtime.joint_trace import differentiable_outputs, gradients_only, joint_trace
@@ -79,7 +80,8 @@ class Differentiable:
         if self._fed is None:
             with self.trace.lock:
                 self._fed = self._fed or FedExecutable(self.trace, self.plan, self.name)
-        return self._fed.feed(tensors)
+        with Located(self.plan, tensors):
+            return self._fed.feed(tensors)
 
     def run_sent(self, tensors: Sequence[tf.Tensor], pieces: Sequence[tf.Tensor] | None) -> list[tf.Tensor]:
         """Run on the pieces that `send` returned for the flat arguments (None: send them now). No tape may watch."""
@@ -91,7 +93,8 @@ class Differentiable:
             )
         pieces = self.send(tensors) if pieces is None else pieces
         assert self._fed is not None
-        return self._fed(pieces)
+        with Located(self.plan, tensors):
+            return self._fed(pieces)
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on the flat arguments; if a tape is watching any of them, or a variable, tell it how to go back."""
@@ -101,14 +104,15 @@ class Differentiable:
                 # a graph is differentiated once more by those who call it, and by anything
                 eager = tf.executing_eagerly()
                 return self.pair(tuple([watches([source]) for source in sources]) if eager else None)(tensors)
-            with no_recording():
+            with no_recording(), Located(self.plan, tensors):
                 return self.executable(tensors)
         if self._has_gradients and accumulator_watches(sources):
             raise UnsupportedError(
                 f"{self.name} is called under tf.autodiff.ForwardAccumulator. Forward-mode differentiation around a "
                 "parallelized function is not supported: use tf.GradientTape, or put the accumulator inside."
             )
-        outputs = self.executable(tensors)
+        with Located(self.plan, tensors):
+            outputs = self.executable(tensors)
         if self._has_gradients and not tf.executing_eagerly():
             set_graph_gradient(outputs, self._gradients_in_graph)
         return outputs
@@ -192,7 +196,7 @@ class ForwardAndBackward:
         return totals
 
     def _run_forward(self, given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        with no_recording():
+        with no_recording(), Located(self.plan, given):
             outputs, residuals = self._cut.run_forward(self._as_planned(given))
         if not tf.executing_eagerly():
             set_graph_gradient([*outputs, *residuals], self._gradients)
@@ -212,7 +216,7 @@ class ForwardAndBackward:
         if watches([*given, *seeds], single.variables):
             flat = self._again(g)([*given[: len(single.inputs)], *seeds])
         elif tf.executing_eagerly():
-            with no_recording():
+            with no_recording(), Located(self.plan, given):
                 flat = self._cut.run_backward(g, self._as_planned(given), seeds, residuals)
         else:
             flat = self._run_backward_in_graph(g, given, seeds, residuals)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -15,11 +14,11 @@ from graphsplit.core.errors import OutputError, bullet_list
 from graphsplit.core.graphdefs import make_node
 from graphsplit.core.parted_variables import raw_handles
 from graphsplit.core.symbolic_sizes import Shape
-from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value
+from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value, rewritten_by_autograph
+from graphsplit.core.user_code import user_line
 from graphsplit.program.program import Program, is_write
 from graphsplit.tracing.graph_to_program import Reading, graph_to_program
 
-_OWN_FOLDER = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))  # of the package
 _COLLECTION = "graphsplit_traces"  # of a graph, and of graphs inside it: lists of parallelized functions called
 _RETURNED_AS_IS = (bool, int, float, complex, str, bytes, type(None))
 
@@ -96,19 +95,15 @@ def trace(
       Exception: whatever `fn` raises, unchanged.
     """
     results: list[structures.Tree] = []
-    take_apart = tf.autograph.experimental.do_not_convert(_take_apart)
-    with_shapes = tf.autograph.experimental.do_not_convert(_with_known_shapes)
-    put_together = tf.autograph.experimental.do_not_convert(structures.unflatten)
+    rewritten = rewritten_by_autograph(fn)
 
     def flat_function(*tensors: tf.Tensor) -> Any:
-        mark_trace()
-        args, kwargs = put_together(arguments, with_shapes(arguments, tensors))
-        returned = fn(*args, **kwargs)
-        return take_apart(returned, results)  # refused results are reported below, out of the traced code
+        tf.compat.v1.add_to_collection(_COLLECTION, [])
+        args, kwargs = structures.unflatten(arguments, _with_known_shapes(arguments, tensors))
+        return _take_apart(rewritten(*args, **kwargs), results)  # refused results are reported below
 
-    mark_trace = tf.autograph.experimental.do_not_convert(lambda: tf.compat.v1.add_to_collection(_COLLECTION, []))
     specs = [leaf.spec() for leaf in structures.leaves(arguments)]
-    function = tf.function(flat_function).get_concrete_function(*specs)
+    function = tf.function(flat_function, autograph=False).get_concrete_function(*specs)
     _check_result(results[-1])
     effects = [operation.name for operation in function.graph.control_outputs]
     inputs = function.inputs[: len(specs)]
@@ -278,15 +273,7 @@ def source_locator(graph: Any) -> Callable[[str], str]:
             except KeyError:
                 name = name.rpartition("/")[0]  # inlined: the call it came from
                 continue
-            return _user_line(operation.traceback)
+            return user_line(operation.traceback or ())
         return ""
 
     return locate
-
-
-def _user_line(frames: Any) -> str:
-    skipped = (os.path.dirname(tf.__file__), _OWN_FOLDER, os.path.join("keras", "src", ""), "site-packages", "<")
-    for frame in reversed(list(frames or ())):
-        if not any(part in frame.filename for part in skipped) and "__autograph_generated_file" not in frame.filename:
-            return f"{os.path.basename(frame.filename)}:{frame.lineno}"
-    return ""

@@ -1,0 +1,92 @@
+"""Which code is the user's: not TensorFlow's, Keras', the standard library's, another package's, or this one's."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar
+
+import tensorflow as tf
+
+from graphsplit.core.errors import GraphsplitError
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_OURS = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "")
+_NOT_USERS = ("<", _OURS, *{os.path.join(folder, "") for folder in sysconfig.get_paths().values()})
+_REWRITTEN = "__autograph_generated_file"  # AutoGraph's form of somebody's function
+
+
+def is_users(filename: str) -> bool:
+    """Return whether a file is the user's own, not of an installed package and not generated."""
+    return not filename.startswith(_NOT_USERS) and _REWRITTEN not in filename
+
+
+def user_line(frames: Iterable[Any]) -> str:
+    """Return the user's innermost line as `train.py:14`, "" if there is none.
+
+    Args:
+      frames: with a `filename` and a `lineno`, outermost first.
+    """
+    return os.path.basename(_user_place(frames))
+
+
+def place_of_error(error: BaseException) -> str:
+    """Return the user's innermost line that an error came through, `/home/me/train.py:14`, "" if there is none."""
+    return _user_place(traceback.extract_tb(error.__traceback__))
+
+
+def _user_place(frames: Iterable[Any]) -> str:
+    return next((f"{f.filename}:{f.lineno}" for f in reversed(list(frames)) if is_users(f.filename)), "")
+
+
+def user_stack_level() -> int:
+    """Return the `stacklevel` with which the caller's `warnings.warn` points at the user's line that led to it."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and not is_users(frame.f_code.co_filename):
+        frame, level = frame.f_back, level + 1
+    return level
+
+
+def with_users_traceback(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a public function whose errors show the user's lines, see `shortened`."""
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        try:
+            return function(*args, **kwargs)
+        except Exception as error:
+            raise shortened(error) from error.__cause__
+
+    return call
+
+
+def shortened(error: Exception) -> Exception:
+    """Return an error with a traceback of the user's lines only, if it is the user's to mend.
+
+    That is an error of the user's own code, one of an operation that ran, or one of ours that says what was asked. All
+    else keeps every line, and so does everything after `tf.debugging.disable_traceback_filtering()`. Functions that
+    AutoGraph rewrote have their lines in the error's message, if AutoGraph could put them there.
+    """
+    told = hasattr(error, "ag_error_metadata")
+    files = [(frame, frame.tb_frame.f_code.co_filename) for frame in _frames(error.__traceback__)]
+    users = [frame for frame, name in files if is_users(name) or (_REWRITTEN in name and not told)]
+    known = told or users or isinstance(error, (GraphsplitError, tf.errors.OpError))
+    if not known or not tf.debugging.is_traceback_filtering_enabled():
+        return error
+    following: TracebackType | None = None
+    for frame in reversed(users):
+        following = TracebackType(following, frame.tb_frame, frame.tb_lasti, frame.tb_lineno)
+    return error.with_traceback(following)
+
+
+def _frames(found: TracebackType | None) -> Iterable[TracebackType]:
+    while found is not None:
+        yield found
+        found = found.tb_next

@@ -1,0 +1,98 @@
+"""What failed while a graph ran, in the user's terms: the device, the rows of the batch, the line."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.devices import short_name
+from graphsplit.core.function_calls import CONTROL_FLOW, called_functions, function_names
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.plan import Plan
+
+_COUNT = re.compile(r"^\d+ root error\(s\) found\.\s*\(0\) [A-Z_]+: ")
+_OTHERS = re.compile(r"\n\s*\(1\) .*|\n\d+ successful operations\..*|\s*\[Op:[^\]]*\]\s*$", re.DOTALL)
+_FUNCTION = re.compile(r"\{\{function_node [^}]*\}\}\s*")
+_PLACE = re.compile(r"\[\[(?:\{\{function_node ([^}]*)\}\})?\{\{node ([^}]*)\}\}")
+_PLACES = re.compile(r"\s*\[\[.*?\]\]", re.DOTALL)
+
+
+class Located:
+    """A context in which functions of a plan's graph run: what fails there says where, in the user's terms.
+
+    The error is of the type that TensorFlow raised, and raised from that one. (In a graph that is being built nothing
+    runs.)
+
+    Args:
+      plan: that the graph was emitted from.
+      tensors: the flat arguments of the plan, which tell the number of rows.
+    """
+
+    def __init__(self, plan: Plan, tensors: Sequence[tf.Tensor]):
+        self._plan = plan
+        self._tensors = tensors
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if isinstance(error, tf.errors.OpError) and tf.executing_eagerly():
+            if tf.debugging.is_traceback_filtering_enabled():
+                error.__traceback__ = None  # its lines are ours and TensorFlow's
+            raise located(error, self._plan, self._tensors) from error
+
+
+def located(error: Any, plan: Plan, tensors: Sequence[tf.Tensor]) -> Any:
+    """Return an error that says which device, rows and line of the user's failed; its own words come after that."""
+    where = ", ".join(_places(error.message, plan, tensors))
+    return type(error)(error.node_def, error.op, f"{where}: {_own_words(error.message)}" if where else error.message)
+
+
+def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]:
+    """Return the device, the rows and the line of the first operation that an error names, as far as they are known.
+
+    Shards whose turn of a loop or branch is the same share its function: then it is known which loop, of no shard.
+    """
+    named = _PLACE.search(message)
+    if named is None:
+        return []
+    graph = emit(plan)
+    function, name = named.groups()
+    found = [node for node in graph.nodes if node.name == name] or _callers(graph, function or "")
+    places = []
+    if len(found) == 1:
+        shard = graph.shard_of(found[0].name)
+        places = [short_name(found[0].device), *([] if shard is None else _rows(plan, shard, tensors))]
+    op = graph.origins[found[0].name].op if found else None
+    line = plan.program.locate(name if op is None else plan.program.ops[op].name)
+    return [*places, line] if line else places
+
+
+def _callers(graph: EmittedGraph, function: str) -> list[Any]:
+    """Return the loops and branches among the nodes that call a function, or one that calls it."""
+    library = {child.signature.name: child for child in graph.library.function}
+    calling = {function}
+    while more := {n for n, f in library.items() if calling & set(called_functions(f, library))} - calling:
+        calling |= more
+    return [node for node in graph.nodes if node.op in CONTROL_FLOW and calling & set(function_names(node))]
+
+
+def _rows(plan: Plan, shard: int, tensors: Sequence[tf.Tensor]) -> list[str]:
+    """Return which rows of the batch a shard has, `rows 12-15`, if there is an argument that tells."""
+    sources = plan.rows_sources()
+    if not sources:
+        return []
+    position, axis, each = sources[0]
+    rows = plan.mesh.rows_of(int(tensors[plan.program.inputs.index(position)].shape[axis]) // each)
+    first, count = sum(rows[:shard]), rows[shard]
+    return [f"row {first}" if count == 1 else f"rows {first}-{first + count - 1}"]
+
+
+def _own_words(message: str) -> str:
+    """Return what an operation said, without TensorFlow's account of where."""
+    message = _OTHERS.sub("", _COUNT.sub("", message))
+    return _PLACES.sub("", _FUNCTION.sub("", message)).strip()
