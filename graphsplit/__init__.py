@@ -11,11 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from graphsplit.api.decorators import make_parallel, parallelize
+    from graphsplit.api.differences import Difference
     from graphsplit.api.on_device import on_device
     from graphsplit.api.parallel_function import ParallelFunction
     from graphsplit.api.retracing import RetracingWarning
     from graphsplit.api.variable_layouts import set_variable_layout, variable_layout
-    from graphsplit.api.verification import Difference, Report, verify
+    from graphsplit.api.verification import Report, verify
     from graphsplit.core.devices import available_devices, use_logical_devices
     from graphsplit.core.errors import (
         ArgumentError,
@@ -40,7 +41,8 @@ _MODULES = {
     "api.parallel_function": ["ParallelFunction"],
     "api.retracing": ["RetracingWarning"],
     "api.variable_layouts": ["set_variable_layout", "variable_layout"],
-    "api.verification": ["Difference", "Report", "verify"],
+    "api.differences": ["Difference"],
+    "api.verification": ["Report", "verify"],
     "core.devices": ["available_devices", "use_logical_devices"],
     "core.errors": [
         "ArgumentError",
