@@ -268,6 +268,31 @@ def test_logical_devices_after_the_start():
     )
 
 
+@pytest.mark.parametrize(
+    ("there", "make_more"),
+    [
+        ("/device:CPU:0", MAKE_MORE),
+        (
+            "/device:GPU:0",
+            "A number of devices means GPUs where there are any; CPU devices are used where they are named. One GPU is "
+            "made several by graphsplit.use_logical_devices(n, kind='GPU', memory_mb=...), called before TensorFlow "
+            "starts.",
+        ),
+    ],
+)
+def test_one_device_is_said_to_be_one(monkeypatch: pytest.MonkeyPatch, there: str, make_more: str):
+    monkeypatch.setattr("graphsplit.core.devices.available_devices", lambda: (there,))
+    with pytest.warns(UserWarning, match="nothing will run in parallel") as caught:
+        gs.parallelize(identity)
+    assert [str(warning.message) for warning in caught] == [
+        "devices=None means all GPUs, or all CPU devices where there is no GPU. Here that is one, "
+        f"{there.removeprefix('/device:')}: nothing will run in parallel. {make_more} (devices=1 says that one is "
+        "meant.)"
+    ]
+    assert caught[0].filename == __file__
+    gs.parallelize(identity, devices=1)
+
+
 @pytest.mark.parametrize("count", [0, -1, 2.0, True])
 def test_logical_devices_takes_a_positive_number(count: Any):
     assert message(gs.ArgumentError, lambda: gs.use_logical_devices(count)) == (

@@ -15,7 +15,7 @@ import tensorflow as tf
 from graphsplit import __version__
 from graphsplit.api.decorators import parallelize
 from graphsplit.api.differences import difference_of
-from graphsplit.core.devices import resolve_devices, short_name, use_logical_devices
+from graphsplit.core.devices import available_devices, resolve_devices, short_name, use_logical_devices
 from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.core.nvidia_driver import Driver, NotKnownError, read_driver, read_peer_access
 from graphsplit.core.tensorflow_internals import eager_context_started
@@ -58,7 +58,7 @@ def _devices(count: int | None, memory_mb: int | None) -> tuple[str, ...]:
         return resolve_devices(use_logical_devices(count or 1, kind="GPU", memory_mb=memory_mb))
     if not has_gpus() and not eager_context_started():
         use_logical_devices(count or _LOGICAL)
-    return resolve_devices(count)
+    return resolve_devices(count) if count else available_devices()
 
 
 def _build(info: Mapping[str, Any]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -10,6 +11,7 @@ import tensorflow as tf
 from graphsplit.core.errors import ArgumentError, DeviceError, bullet_list
 from graphsplit.core.logical_gpus import count_gpus, cut_gpus
 from graphsplit.core.tensorflow_internals import eager_context_started
+from graphsplit.core.user_code import user_stack_level
 
 MOST_DEVICES = 1000  # shares of a batch of unknown size are told apart to a thousandth
 
@@ -106,12 +108,15 @@ def resolve_devices(devices: int | str | Sequence[str] | None, argument: str = "
         `"/job:worker/task:1/device:GPU:0"`), or None for all there are.
       argument: how the user calls the option, for messages.
 
+    Warns:
+      UserWarning: if all there are is one.
+
     Raises:
       ArgumentError: for a number below 1, no names at all, a name twice, or something that is no name.
       DeviceError: if some do not exist.
     """
     if devices is None:
-        return available_devices()
+        return _all_devices(argument)
     if isinstance(devices, bool) or not isinstance(devices, (int, str, Sequence)):
         raise ArgumentError(f"{argument} takes a number or a list of device names, got {devices!r}.")
     if isinstance(devices, int):
@@ -124,6 +129,19 @@ def resolve_devices(devices: int | str | Sequence[str] | None, argument: str = "
     if missing:
         raise DeviceError(_missing_message(", ".join(map(short_name, missing)), argument, devices, existing))
     return names
+
+
+def _all_devices(argument: str) -> tuple[str, ...]:
+    """Return all devices there are; warn where that is one, on which nothing runs in parallel."""
+    found = available_devices()
+    if len(found) == 1:
+        warnings.warn(
+            f"{argument}=None means all GPUs, or all CPU devices where there is no GPU. Here that is one, "
+            f"{short_name(found[0])}: nothing will run in parallel. "
+            f"{_MORE_GPUS if 'device:GPU:' in found[0] else _MORE_CPUS} ({argument}=1 says that one is meant.)",
+            stacklevel=user_stack_level(),
+        )
+    return found
 
 
 def names_of_devices(devices: int | str | Sequence[str] | None, argument: str = "devices") -> tuple[str, ...]:
