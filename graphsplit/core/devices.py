@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import warnings
 from collections.abc import Sequence
 
@@ -54,8 +55,7 @@ def use_logical_devices(
         if existing != count:
             raise DeviceError(
                 f"use_logical_devices({count}) was called after TensorFlow had started with {existing} CPU "
-                f"device{'s' if existing != 1 else ''}; devices are fixed from then on. Call it first in the program, "
-                "before any tensor, variable or model is made."
+                f"device{'s' if existing != 1 else ''}; devices are fixed from then on. {_call_it_first()}"
             )
     else:
         cpu = tf.config.list_physical_devices("CPU")[0]
@@ -66,6 +66,12 @@ def use_logical_devices(
             threads = min(count * threads_per_device, os.cpu_count() or 1)
             tf.config.threading.set_inter_op_parallelism_threads(threads)
     return tuple(f"CPU:{i}" for i in range(count))
+
+
+def _call_it_first() -> str:
+    if "ipykernel" in sys.modules:
+        return "Restart the notebook's runtime and run this cell first, before any that makes a tensor or model."
+    return "Call it first in the program, before any tensor, variable or model is made."
 
 
 def _check_kind(kind: object, threads_per_device: object, memory_mb: object) -> None:

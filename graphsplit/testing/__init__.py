@@ -1,0 +1,1 @@
+"""What a project that uses graphsplit tests with."""
