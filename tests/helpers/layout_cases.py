@@ -1,0 +1,137 @@
+"""Functions and models whose variables are laid out: plain optimizers, a Keras model, and what crosses devices."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.devices import canonical_name
+
+ROWS = 11
+
+
+def numbers(*shape: int, seed: int = 0) -> tf.Tensor:
+    return tf.cast(np.random.default_rng(seed).standard_normal(shape), tf.float32)
+
+
+X, Y = numbers(ROWS, 7, seed=1), numbers(ROWS, 5, seed=2)
+
+
+class Optimizer:
+    """Steps of an optimizer on two weights and a bias, as plain assignments to variables and slots."""
+
+    def __init__(self, update: Callable[..., None], clip: Callable[..., Any] = lambda g: g, slots: int = 2):
+        self.weights = [tf.Variable(0.4 * numbers(*s, seed=len(s) + s[0])) for s in ((7, 150), (150,), (150, 5))]
+        self.slots = [[tf.Variable(tf.zeros_like(w)) for _ in range(slots)] for w in self.weights]
+        self.count = tf.Variable(0.0)
+        self._update, self._clip = update, clip
+
+    @property
+    def variables(self) -> list[tf.Variable]:
+        return [*self.weights, *[slot for slots in self.slots for slot in slots], self.count]
+
+    def step(self, x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
+        first, bias, second = self.weights
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.nn.tanh(x @ first + bias) @ second - y) ** 2)
+        gradients = self._clip(tape.gradient(loss, self.weights))
+        self.count.assign_add(1.0)
+        for weight, slots, gradient in zip(self.weights, self.slots, gradients, strict=True):
+            self._update(weight, slots, gradient, self.count)
+        return loss
+
+
+def sgd(weight: tf.Variable, slots: Any, gradient: tf.Tensor, count: tf.Variable) -> None:
+    weight.assign_sub(0.1 * gradient)
+
+
+def momentum(weight: tf.Variable, slots: Any, gradient: tf.Tensor, count: tf.Variable) -> None:
+    slots[0].assign(0.9 * slots[0] + gradient)
+    weight.assign_sub(0.1 * (gradient + 0.9 * slots[0] + 1e-3 * weight))
+
+
+def adam(weight: tf.Variable, slots: Any, gradient: tf.Tensor, count: tf.Variable) -> None:
+    rate = 0.1 * tf.sqrt(1 - 0.999**count) / (1 - 0.9**count)
+    slots[0].assign_add(0.1 * (gradient - slots[0]))
+    slots[1].assign_add(1e-3 * (tf.square(gradient) - slots[1]))
+    weight.assign_sub(rate * slots[0] / (tf.sqrt(slots[1]) + 1e-3))
+
+
+def fused_adam(weight: tf.Variable, slots: Any, gradient: tf.Tensor, count: tf.Variable) -> None:
+    tf.raw_ops.ResourceApplyAdam(
+        var=weight.handle, m=slots[0].handle, v=slots[1].handle, beta1_power=0.9**count, beta2_power=0.999**count,
+        lr=0.1, beta1=0.9, beta2=0.999, epsilon=1e-3, grad=gradient,
+    )  # fmt: skip
+
+
+def lamb(weight: tf.Variable, slots: Any, gradient: tf.Tensor, count: tf.Variable) -> None:
+    slots[0].assign(0.9 * slots[0] + 0.1 * gradient)
+    update = slots[0] / (tf.abs(gradient) + 1.0)
+    weight.assign_sub(0.01 * update * tf.norm(weight) / (tf.norm(update) + 1e-3))
+
+
+def orthogonal(weight: tf.Variable, slots: Any, gradient: tf.Tensor, count: tf.Variable) -> None:
+    """One step of Newton and Schulz, which mixes all of a matrix."""
+    if len(weight.shape) == 2:
+        g = gradient / (tf.norm(gradient) + 1e-3)
+        gradient = 1.5 * g - 0.5 * tf.matmul(tf.matmul(g, g, transpose_b=True), g)
+    weight.assign_sub(0.1 * gradient)
+
+
+def by_global_norm(gradients: Sequence[tf.Tensor]) -> Sequence[tf.Tensor]:
+    return tf.clip_by_global_norm(gradients, 0.3)[0]
+
+
+ELEMENTWISE = {"sgd": sgd, "momentum": momentum, "adam": adam, "fused_adam": fused_adam}
+
+
+COUPLED: dict[str, dict[str, Any]] = {
+    "global_norm": {"update": adam, "clip": by_global_norm},
+    "lamb": {"update": lamb},
+    "orthogonal": {"update": orthogonal},
+    "clip_by_value": {"update": sgd, "clip": lambda gs: [tf.clip_by_value(g, -0.01, 0.01) for g in gs]},
+}
+
+
+def train(layout: str, devices: int, calls: int = 3, **options: Any) -> tuple[Optimizer, gs.Plan]:
+    made = Optimizer(**options)
+    if layout != "home":
+        gs.set_variable_layout(made.variables, layout, devices)
+    step = gs.parallelize(made.step, devices=devices)
+    for _ in range(calls):
+        step(X, Y)
+    return made, step.plan(X, Y)
+
+
+def crossing(graphs: Sequence[Any]) -> Counter[tuple[str, str]]:
+    """Count what TensorFlow's own partitions send from device to device."""
+    sends = [node for graph in graphs for node in graph.node if node.op in ("_Send", "_HostSend")]
+    pairs = [(n.attr["send_device"].s.decode(), n.attr["recv_device"].s.decode()) for n in sends]
+    return Counter((canonical_name(a), canonical_name(b)) for a, b in pairs)
+
+
+def keras_model() -> Any:
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            layers.Input((6, 6, 3)),
+            layers.Conv2D(8, 3, use_bias=False),
+            layers.BatchNormalization(),
+            layers.ReLU(),
+            layers.Flatten(),
+            layers.Dense(64, activation="relu"),
+            layers.Dropout(0.3),
+            layers.Dense(5),
+        ]
+    )
+    optimizer = keras.optimizers.Adam(1e-2, global_clipnorm=1.0, use_ema=True, ema_overwrite_frequency=3)
+    model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
+    optimizer.build(model.trainable_variables)
+    return model

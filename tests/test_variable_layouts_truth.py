@@ -1,0 +1,144 @@
+"""Variables in parts: one truth at a time, for everybody."""
+
+from __future__ import annotations
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.parted_variables import parts_of_variable
+from tests.helpers.law import assert_close
+from tests.helpers.layout_cases import (
+    X,
+    Y,
+    adam,
+    keras_model,
+    numbers,
+    train,
+)
+
+
+def test_everybody_else_finds_the_value():
+    weight = tf.Variable(numbers(30, 40), name="weight")
+    before = weight.numpy()
+    read_earlier = tf.function(lambda: weight + 0.0)
+    read_earlier()
+    gs.set_variable_layout(weight, "sharded", 3)
+    double = gs.parallelize(lambda x: (weight.assign(2 * weight), x)[1], devices=3)
+    read = tf.function(lambda: tf.reduce_sum(weight))
+    write = tf.function(lambda: weight.assign_add(tf.ones_like(weight)))
+    expected = before
+    for _ in range(3):
+        double(tf.ones(3))
+        expected = 2 * expected
+        parts = parts_of_variable(weight)
+        assert parts is not None
+        assert parts.in_parts
+        assert_close(read(), tf.reduce_sum(tf.constant(expected)))  # traced once, and told of the parts at each call
+        double(tf.ones(3))
+        write()
+        expected = 2 * expected + 1
+        np.testing.assert_array_equal(weight.numpy(), expected)
+        assert not parts.in_parts
+        double(tf.ones(3))
+        expected = 2 * expected
+        assert float(weight[2, 3]) == expected[2, 3]
+        double(tf.ones(3))
+        expected = 2 * expected
+        assert_close(tf.reduce_sum(weight), tf.reduce_sum(tf.constant(expected)))
+    double(tf.ones(3))
+    assert read_earlier().shape[0] == 0  # traced before the parts were: nothing there that could be old
+    gs.set_variable_layout(weight, "home")
+    np.testing.assert_array_equal(weight.numpy(), 2 * expected)
+    np.testing.assert_array_equal(read_earlier(), 2 * expected)
+    assert parts_of_variable(weight) is None
+    double(tf.ones(3))  # planned again
+    np.testing.assert_array_equal(weight.numpy(), 4 * expected)
+
+
+def test_in_a_function_of_the_users():
+    weight = tf.Variable(numbers(30, 40))
+    gs.set_variable_layout(weight, "sharded", 3)
+    apply = gs.parallelize(lambda x: x @ weight, devices=3)
+
+    @tf.function
+    def outer(x: tf.Tensor) -> tf.Tensor:
+        return apply(x) * 2.0
+
+    x = numbers(5, 30)
+    for _ in range(2):
+        assert_close(outer(x), 2.0 * (x @ tf.constant(weight.numpy())))
+        weight.assign_add(tf.ones_like(weight))  # puts it together: the next call of `outer` takes it apart
+
+
+def test_what_takes_a_variable_whole_has_it_whole():
+    table = tf.Variable(numbers(300, 4))
+    expected = tf.Variable(table)
+    gs.set_variable_layout(table, "sharded", 3)
+
+    def update(to: tf.Variable, x: tf.Tensor) -> tf.Tensor:
+        to.scatter_nd_add([[2], [7]], tf.ones((2, 4)))
+        return x @ tf.transpose(to)
+
+    step = gs.parallelize(lambda x: update(table, x), devices=3)
+    x = numbers(5, 4)
+    for _ in range(2):
+        assert_close(step(x), update(expected, x))
+        np.testing.assert_array_equal(table.numpy(), expected.numpy())
+    assert "ResourceScatterNdAdd" in str(step.plan(x))
+
+
+def test_born_in_parts():
+    with gs.variable_layout("sharded", devices=3):
+        model = keras.Sequential([keras.layers.Input((20,)), keras.layers.Dense(64), keras.layers.Dense(8)])
+        plain = tf.Variable(numbers(50, 40))
+    held = [parts_of_variable(variable.value) for variable in model.variables]
+    assert [parts is not None and parts.in_parts for parts in held].count(True) >= 2
+    assert parts_of_variable(plain) is not None
+    after = tf.Variable(numbers(50, 40))
+    assert parts_of_variable(after) is None
+
+
+def test_by_name_and_back():
+    model = keras_model()
+    gs.set_variable_layout(model, {"*dense*": "sharded", "*": "home"}, 3)
+    parted = [v.path for v in model.variables if parts_of_variable(v.value) is not None]
+    assert parted
+    assert all("dense" in path for path in parted)
+    weights = model.get_weights()
+    gs.set_variable_layout(model, "home")
+    assert all(parts_of_variable(v.value) is None for v in model.variables)
+    for a, b in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_copies_and_verify():
+    made, _ = train("sharded", 3, update=adam)
+    copied = copy.deepcopy(made.weights[0])
+    np.testing.assert_array_equal(copied.numpy(), made.weights[0].numpy())
+    assert gs.verify(gs.parallelize(made.step, devices=3), X, Y).largest < 1e-4
+
+
+def test_errors():
+    variable = tf.Variable(numbers(20, 20), name="table")
+    with pytest.raises(gs.ArgumentError, match="There is no variable layout 'split'; there are 'home', 'sharded'"):
+        gs.set_variable_layout(variable, "split")
+    with pytest.raises(gs.ArgumentError, match=r"No variable's name fits 'tabel\*'. The variables are:\n  - table"):
+        gs.set_variable_layout(variable, {"tabel*": "sharded"})
+    with pytest.raises(gs.ArgumentError, match="found no variables in"):
+        gs.set_variable_layout([], "sharded")
+    with pytest.raises(gs.ArgumentError, match="are for variables, modules, models and optimizers, got 3"):
+        gs.set_variable_layout(3, "sharded")
+    with pytest.raises(gs.UnsupportedError, match='The layout "mirrored"'):
+        gs.set_variable_layout(variable, "mirrored")
+    with pytest.raises(gs.DeviceError):
+        gs.set_variable_layout(variable, "sharded", 99)
+    gs.set_variable_layout(variable, "sharded", ["CPU:3", "CPU:4"])
+    with pytest.raises(gs.ArgumentError, match="These variables lie on other devices than CPU:0, CPU:1"):
+        gs.set_variable_layout(variable, "sharded", 2)
+    with pytest.raises(gs.UnsupportedError, match="while a graph is built"):
+        tf.function(lambda: gs.set_variable_layout(variable, "home"))()
