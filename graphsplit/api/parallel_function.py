@@ -283,11 +283,12 @@ class ParallelFunction(Generic[P, R]):
     def _find(self, arguments: structures.Branch) -> Differentiable | None:
         """Return the compiled form for this signature that is valid here and now.
 
-        What it captured is at hand, and variables lie as they did.
+        What it captured is at hand, and variables lie as they did. (In a graph they are whole: it may use them itself.)
         """
         outer = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         for compiled in self._traces.compiled.get(self._traces.covered.get(arguments, arguments), ()):
-            if compiled.is_current and (compiled.trace.outer_graph is None or compiled.trace.outer_graph is outer):
+            in_reach = compiled.trace.outer_graph in (None, outer) and not (outer and compiled.plan.state.parts)
+            if compiled.is_current and in_reach:
                 return compiled
         return None
 

@@ -9,12 +9,14 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.core.copied_variables import VariableCopies
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.layouts import REPLICATE, Copied, Shard
 from graphsplit.core.parted_variables import VariableParts, parts_of_variable
 from graphsplit.planning.partitioning import Held, shares
 
-LAYOUTS = ("home", "sharded")
+LAYOUTS = ("home", "mirrored", "sharded")
 
 
 def set_variable_layout(
@@ -30,7 +32,8 @@ def set_variable_layout(
       target: a variable, a `tf.Module`, a Keras 3 or tf_keras model (with its optimizer and metrics) or optimizer, or
         any structure of these.
       layout: `"home"`, whole where the variable was made; `"sharded"`, divided: each device owns its share of the
-        bytes, large variables in slices and small ones whole, and updates it. Or a mapping of patterns of names to
+        bytes, large variables in slices and small ones whole, and updates it; `"mirrored"`, copied: each device has
+        all of it, reads that, and updates it as all others do theirs. Or a mapping of patterns of names to
         layouts, the first that fits a variable counts: `{"embedding*": "sharded", "*": "home"}`.
       devices: how many, or which; all by default.
 
@@ -57,12 +60,14 @@ def set_variable_layout(
     names = resolve_devices(devices)
     wanted = _wanted(variables, layout)
     _check_free(variables, wanted, names)
+    _check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], names)
     for variable, own in zip(variables, wanted, strict=True):
         parts = parts_of_variable(variable)
-        if own == "home" and parts is not None:
+        if own is not None and parts is not None and parts.layout != own:
             parts.release(variable)
-    chosen = [v for v, own in zip(variables, wanted, strict=True) if own == "sharded" and parts_of_variable(v) is None]
-    _shard(chosen, names)
+    free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
+    _shard([variable for variable, own in free if own == "sharded"], names)
+    _mirror([variable for variable, own in free if own == "mirrored"], names)
 
 
 @contextlib.contextmanager
@@ -89,8 +94,12 @@ def variable_layout(layout: str, devices: int | Sequence[str] | None = None) -> 
 
     def create(make: Any, **options: Any) -> Any:
         variable = make(**options)
-        if layout == "sharded" and tf.executing_eagerly() and isinstance(variable, tf.Variable):
-            _shard([variable], names, loads)
+        if tf.executing_eagerly() and isinstance(variable, tf.Variable):
+            if layout == "sharded":
+                _shard([variable], names, loads)
+            elif layout == "mirrored":
+                _check_may_be_copies([variable], names)
+                _mirror([variable], names)
         return variable
 
     with tf.variable_creator_scope(create):
@@ -111,6 +120,23 @@ def _shard(variables: Sequence[tf.Variable], devices: Sequence[str], loads: dict
             VariableParts(variable, share.cut, on).take_apart()
 
 
+def _mirror(variables: Sequence[tf.Variable], devices: Sequence[str]) -> None:
+    """Copy variables to all devices. What all copies need of a sum is added up where the variable's parts would lie."""
+    chosen = [v for v in variables if _can_move(v) and canonical_name(v.device) in devices and _is_copied(v)]
+    held = [Held(_name(v), tuple(v.shape.as_list()), v.dtype.size) for v in chosen]
+    for variable, share in zip(chosen, shares(held, len(devices)), strict=True):
+        if len(devices) < 2:
+            continue
+        sums = [devices[d] for d in share.devices] if share is not None else [canonical_name(variable.device)]
+        layout = Shard(0) if variable.shape.rank else REPLICATE
+        VariableCopies(variable, Copied(tuple(devices), layout, tuple(sums)))
+
+
+def _is_copied(variable: tf.Variable) -> bool:
+    """Return whether a variable is copied: all but counters, which are small and change in every step."""
+    return bool(variable.shape.rank or not variable.dtype.is_integer)
+
+
 def _can_move(variable: tf.Variable) -> bool:
     """Return whether a variable's value can lie elsewhere: numbers of known shape."""
     return bool(variable.shape.is_fully_defined() and variable.dtype.size and variable.dtype != tf.string)
@@ -123,11 +149,6 @@ def check_layout(layout: Any) -> None:
 
 
 def _check_one(layout: Any) -> None:
-    if layout == "mirrored":
-        raise UnsupportedError(
-            'The layout "mirrored", a copy on every device, is not supported yet. "sharded" moves as few bytes in '
-            'training; "home" keeps a variable whole on one device.'
-        )
     if layout not in LAYOUTS:
         raise ArgumentError(f"There is no variable layout {layout!r}; there are {', '.join(map(repr, LAYOUTS))}.")
 
@@ -151,12 +172,27 @@ def _check_free(variables: Sequence[tf.Variable], wanted: Sequence[str | None], 
     wrong = []
     for variable, own in zip(variables, wanted, strict=True):
         parts = parts_of_variable(variable)
-        if own == "sharded" and parts is not None and not set(parts.devices) <= set(devices):
+        if own not in (None, "home") and parts is not None and not set(parts.devices) <= set(devices):
             wrong.append(f"{_name(variable)} on {', '.join(map(short_name, parts.devices))}")
     if wrong:
         raise ArgumentError(
             f"These variables lie on other devices than {', '.join(map(short_name, devices))}:\n{bullet_list(wrong)}\n"
             'Lay them out as "home" first.'
+        )
+
+
+def _check_may_be_copies(variables: Iterable[tf.Variable], devices: Sequence[str]) -> None:
+    """Raise `ArgumentError` if variables that are to be copied are on none of the devices.
+
+    Integers may be, and stay: on machines with GPUs, TensorFlow has those of 32 bits on the CPU.
+    """
+    places = {_name(v): canonical_name(v.device) for v in variables if _can_move(v) and not v.dtype.is_integer}
+    wrong = [f"{name} on {short_name(device)}" for name, device in places.items() if device not in devices]
+    if wrong:
+        raise ArgumentError(
+            "A mirrored variable is one of its copies, and these live on none of the devices "
+            f"{', '.join(map(short_name, devices))}:\n{bullet_list(wrong)}\n"
+            "Make them on one of these, under tf.device, or name theirs among the devices."
         )
 
 

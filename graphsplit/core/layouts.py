@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 
 
@@ -182,6 +182,40 @@ class Cut:
         if not isinstance(layout, Shard) or len(layout.blocks) != 1:
             return None
         return replace(self, axis=layout.axis, block=int(layout.blocks[0]))
+
+
+@dataclass(frozen=True)
+class Copied:
+    """A whole value on each of several devices. What all copies need of a sum over the shards is added up in parts.
+
+    Attributes:
+      devices: of the copies, full names.
+      layout: the layout that rules are asked about: what may be done part by part can be done by each copy. (A number
+        has no axis to ask about.)
+      sums: the device on which each part of such a sum is added up, and from which it goes to all copies.
+    """
+
+    devices: tuple[str, ...]
+    layout: Shard | Replicate
+    sums: tuple[str, ...] = field(compare=False)
+
+    @property
+    def parts(self) -> int:
+        """Return how many values there are, each the whole."""
+        return len(self.devices)
+
+    def like(self, layout: object) -> Copied | None:
+        """Return how a tensor is copied whose layout follows from this one's; None as for `Cut`."""
+        return replace(self, layout=layout) if isinstance(layout, Shard) and len(layout.blocks) == 1 else None
+
+    def cut(self, shape: Sequence[int]) -> Cut:
+        """Return how a sum of this shape is cut: along its longest axis, into as many parts as devices add it up."""
+        axis = max(range(len(shape)), key=lambda k: shape[k])
+        return Cut(axis, shape[axis], min(len(self.sums), shape[axis]))
+
+
+Division = Cut | Copied
+"""How one variable is several: each a part of it, or each the whole."""
 
 
 @dataclass(frozen=True)

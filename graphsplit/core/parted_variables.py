@@ -5,6 +5,8 @@ devices. A parallelized function reads and writes the parts. Whoever else asks t
 a `tf.function`, an optimizer, a checkpoint) gets it with the parts put together first. Whichever does not hold the
 value is empty, so nobody can read an old one; and a value changes sides only when the other side asks for it.
 
+A variable may also have copies, and be one of them: see `copied_variables`.
+
 A `tf.function` keeps the handles that it was traced with and asks no more. So it is given a handle that is looked up
 whenever it is called.
 """
@@ -13,15 +15,17 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
-from graphsplit.core.layouts import Cut
+from graphsplit.core.layouts import Cut, Division
 from graphsplit.core.tensorflow_internals import function_graph, in_save_context, value_at_call
 
 _EMPTY = (0,)  # the shape of what does not hold the value
@@ -29,6 +33,8 @@ _inside = threading.local()
 _by_handle: weakref.WeakValueDictionary[int, VariableParts] = weakref.WeakValueDictionary()
 _classes: dict[type, type] = {}
 _changes = [0]  # how often a layout was changed
+_MANY = 10  # calls in a row each of which had to move a variable's value: a loop does it every time
+_warned = [-1]  # how often a layout had been changed when somebody was last told of that
 
 
 class VariableParts:
@@ -40,30 +46,40 @@ class VariableParts:
       devices: of the parts.
 
     Attributes:
-      cut, devices: see there.
+      division: how the variable is several.
+      devices: see there.
       in_parts: whether the parts hold the value, or the variable itself.
     """
 
-    def __init__(self, variable: tf.Variable, cut: Cut, devices: Sequence[str]):
-        self.cut = cut
+    layout = "sharded"
+
+    def __init__(self, variable: tf.Variable, cut: Division, devices: Sequence[str]):
+        self.division = cut
         self.devices = tuple(devices)
         self.in_parts = False
+        self.name = variable.name.partition(":")[0]
         self._lock = threading.RLock()
         self._asking: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs of functions that are told at each call
+        self._in_a_row = 0
         self._own = variable.handle
         self._dtype, self._shape = variable.dtype, variable.shape
-        self._parts: list[tf.Variable] = []
-        with tf.init_scope():
-            for part, device in enumerate(self.devices):
-                with tf.device(device):
-                    nothing = tf.zeros(_EMPTY, self._dtype)
-                    name = f"{variable.name.partition(':')[0]}/part_{part}"
-                    shape = tf.TensorShape(None)
-                    self._parts.append(tf.Variable(nothing, trainable=False, name=name, shape=shape))
+        self._parts = [self._new_part(part) for part in range(len(self.devices))]
         _by_handle[id(self._own)] = self
         variable._graphsplit_parts = self
         variable.__class__ = _parted_class(type(variable))
         _changes[0] += 1
+
+    def _new_part(self, part: int) -> tf.Variable:
+        with tf.init_scope(), tf.device(self.devices[part]):
+            nothing = tf.zeros(_EMPTY, self._dtype)
+            name = f"{self.name}/part_{part}"
+            return tf.Variable(nothing, trainable=False, name=name, shape=tf.TensorShape(None))
+
+    @property
+    def cut(self) -> Cut:
+        """How it is cut."""
+        assert isinstance(self.division, Cut)
+        return self.division
 
     def shape_of(self, part: int) -> tuple[int, ...]:
         """Return the shape of a part."""
@@ -72,62 +88,91 @@ class VariableParts:
         return tuple(shape)
 
     def handle(self, part: int) -> tf.Tensor:
-        """Return the handle of a part, which holds the value now (in a function that is traced, whenever it runs)."""
+        """Return the handle of a part, which holds the value now."""
+        self._arrive(part)
+        return self._parts[part].handle
 
-        def find() -> tf.Tensor:
-            self.take_apart()
-            return self._parts[part].handle
+    def whole_handle(self, only_read: bool = False) -> tf.Tensor:
+        """Return the variable's own handle, which holds the value now (in a function that is traced, whenever it runs).
 
-        if tf.executing_eagerly():
-            return find()
-        graph, handle = function_graph(), self._parts[part].handle
-        return handle if graph is None else value_at_call(graph, find, handle, (id(self), part))
-
-    def whole_handle(self) -> tf.Tensor:
-        """Return the variable's own handle, which holds the value now (as in `handle`)."""
+        Args:
+          only_read: whether it is asked for by what reads the variable.
+        """
 
         def find() -> tf.Tensor:
             if not _are_raw():
-                self.put_together()
+                self._ask(only_read)
             return self._own
 
         graph = None if tf.executing_eagerly() or in_save_context() else function_graph()
         if graph is not None:
-            self._asking.add(graph)
-            return value_at_call(graph, find, self._own, (id(self), None))
+            return self._asked_in(graph, find, only_read)
         with tf.init_scope():  # a graph of TensorFlow 1 has no calls
             return find()
+
+    def _ask(self, only_read: bool) -> None:  # noqa: ARG002  # whoever reads it needs the whole as well
+        self.put_together()
+
+    def _asked_in(self, graph: Any, find: Callable[[], tf.Tensor], only_read: bool) -> tf.Tensor:  # noqa: ARG002
+        self._asking.add(graph)
+        return value_at_call(graph, find, self._own, (id(self), None))
+
+    def _how(self) -> str:
+        return f"in parts on {', '.join(map(short_name, self.devices))}"
+
+    def _arrive(self, part: int) -> None:
+        """Let the parts hold the value for a call, and say when every call has to move it."""
+        moved = self.take_apart()
+        if part == 0:
+            self._in_a_row = self._in_a_row + 1 if moved else 0
+            if self._in_a_row == _MANY and _warned[0] != _changes[0]:
+                _warned[0] = _changes[0]
+                warnings.warn(
+                    f"Variable {self.name!r}, {self._how()}, was asked for between each two of the last {_MANY} calls "
+                    f"of a parallelized function, and each call moved its {self._bytes} bytes again (other variables "
+                    "may be asked for, too). Do inside of the function what is done with it in each step, or lay it "
+                    "out as 'home'.",
+                    stacklevel=2,
+                )
+
+    @property
+    def _bytes(self) -> int:
+        return int(self._dtype.size) * int(self._shape.num_elements() or 0)
 
     def check_can_be_saved(self, name: str) -> None:
         """Raise `UnsupportedError` if a function that lives asks for the value at each call: no file can say that."""
         names = sorted({graph.name for graph in self._asking})
         if names:
             raise UnsupportedError(
-                f"Variable {name!r} lies in parts, and these functions were traced since: {', '.join(names)}. They ask "
-                "for its value whenever they are called, which a SavedModel cannot hold. Lay it out as it was, with "
-                "set_variable_layout(..., 'home'), and make the functions anew before saving them; checkpoints, "
+                f"Variable {name!r} lies {self._lies()}, and these functions were traced since: {', '.join(names)}. "
+                "They ask for its value whenever they are called, which a SavedModel cannot hold. Lay it out as it was,"
+                " with set_variable_layout(..., 'home'), and make the functions anew before saving them; checkpoints, "
                 "weights and .keras files can be written at any time."
             )
+
+    def _lies(self) -> str:
+        return "in parts"
 
     @property
     def raw_handle(self) -> tf.Tensor:
         """The variable's own handle, whatever it holds."""
         return self._own
 
-    def take_apart(self) -> None:
-        """Let the parts hold the value."""
+    def take_apart(self) -> bool:
+        """Let the parts hold the value, and return whether they did not."""
         with self._lock, tf.init_scope():
             if self.in_parts:
-                return
-            value = _read(self._own, self._dtype)
+                return False
+            value = read_handle(self._own, self._dtype)
             first = 0
             for part, (device, length) in enumerate(zip(self.devices, self.cut.lengths, strict=True)):
                 own = value if len(self.devices) == 1 else _piece(value, self.cut.axis, first, length)
                 with tf.device(device):
-                    _assign(self._parts[part].handle, tf.identity(own))
+                    assign(self._parts[part].handle, tf.identity(own))
                 first += length
             self._empty(self._own)
             self.in_parts = True
+            return True
 
     def put_together(self) -> None:
         """Let the variable itself hold the value."""
@@ -135,22 +180,24 @@ class VariableParts:
             if not self.in_parts:
                 return
             with tf.device(self._own.device):
-                found = [_read(part.handle, self._dtype) for part in self._parts]
-                _assign(self._own, tf.concat(found, self.cut.axis) if len(found) > 1 else tf.identity(found[0]))
+                found = [read_handle(part.handle, self._dtype) for part in self._parts]
+                assign(self._own, tf.concat(found, self.cut.axis) if len(found) > 1 else tf.identity(found[0]))
             for part in self._parts:
                 self._empty(part.handle)
             self.in_parts = False
 
     def _empty(self, handle: tf.Tensor) -> None:
         with tf.device(handle.device):
-            _assign(handle, tf.zeros(_EMPTY, self._dtype))
+            assign(handle, tf.zeros(_EMPTY, self._dtype))
+
+    def _handles(self) -> Sequence[tf.Tensor]:
+        return [self._own, *[part.handle for part in self._parts]]
 
     def bytes_on_devices(self) -> dict[str, int]:
         """Return the bytes that each device has now."""
-        handles = [self._own, *[part.handle for part in self._parts]]
         found: dict[str, int] = {}
-        for handle in handles:
-            size = int(np.prod(_read(handle, self._dtype).shape)) * self._dtype.size
+        for handle in self._handles():
+            size = int(np.prod(read_handle(handle, self._dtype).shape)) * self._dtype.size
             found[handle.device] = found.get(handle.device, 0) + size
         return found
 
@@ -204,22 +251,34 @@ def _parted_class(kind: type) -> type:
         # TensorFlow's own `handle` is this attribute, which its eager runtime reads past all methods.
         def handle(variable: Any) -> tf.Tensor:
             parts: VariableParts = variable._graphsplit_parts
-            return parts.raw_handle if tf.executing_eagerly() and _are_raw() else parts.whole_handle()
+            raw = tf.executing_eagerly() and _are_raw()
+            return parts.raw_handle if raw else parts.whole_handle(bool(getattr(_inside, "reads", 0)))
+
+        # and all reads but those by that runtime go through this method
+        def read(variable: Any, *args: Any, **options: Any) -> Any:
+            depth = getattr(_inside, "reads", 0)
+            _inside.reads = depth + 1
+            try:
+                return kind._read_variable_op(variable, *args, **options)  # type: ignore[attr-defined]
+            finally:
+                _inside.reads = depth
 
         def export(variable: Any, *args: Any, **options: Any) -> Any:
             variable._graphsplit_parts.check_can_be_saved(variable.name)
             return kind._export_to_saved_model_graph(variable, *args, **options)  # type: ignore[attr-defined]
 
-        own = {"_handle": property(handle), "_export_to_saved_model_graph": export, "__module__": kind.__module__}
-        _classes[kind] = type(kind.__name__, (kind,), own)
+        own = {"_handle": property(handle), "_read_variable_op": read, "_export_to_saved_model_graph": export}
+        _classes[kind] = type(kind.__name__, (kind,), {**own, "__module__": kind.__module__})
     return _classes[kind]
 
 
-def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+def read_handle(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return the value behind a handle."""
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
 
 
-def _assign(handle: tf.Tensor, value: tf.Tensor) -> None:
+def assign(handle: tf.Tensor, value: tf.Tensor) -> None:
+    """Let a handle hold a value."""
     tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 

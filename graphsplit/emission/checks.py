@@ -20,7 +20,7 @@ from graphsplit.emission.reductions import turns
 from graphsplit.emission.turn_checks import check_turns
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Move
-from graphsplit.program.program import Op, Tensor
+from graphsplit.program.program import COPIES, Op, Tensor
 
 Form = tuple[Any, ...]
 """How a value came about: `("made", tensor, shard)`, `("SplitV", device, form, number)`, `("AddN", device, forms)`."""
@@ -42,7 +42,7 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
         if step.home and op.yields is None:
             node, device = found.node(op, None), plan.owners.of_ops[op.index]
             _compare_devices(node, device)
-            for tensor, reference in zip(op.inputs, node.input, strict=False):
+            for tensor, reference in zip(_read_at(plan, op, device), node.input, strict=False):
                 _compare(plan, found.form(reference), planned.whole(tensor, SingleDevice(device)), tensor, node)
         for d in range(plan.mesh.shards) if step.shards else ():
             _check_shard(plan, op, d, found, planned)
@@ -60,9 +60,19 @@ def _check_shard(plan: Plan, op: Op, d: int, found: _Found, planned: _Planned) -
         return  # its counter is moved on, and its numbers cut to the shard's rows
     if sharded.weighted and plan.mesh.shards > 1:
         node = found.reader(node)
+    if op.type == COPIES:
+        [tensor] = _read_at(plan, op, node.device)
+        there = SingleDevice(plan.program.places[tensor.op])
+        _compare(plan, found.form(node.input[0]), planned.whole(tensor, there), tensor, node)
+        return
     for i, (tensor, layout, reference) in enumerate(zip(op.inputs, sharded.wants, node.input, strict=False)):
         if i not in sharded.makes:
             _compare(plan, found.form(reference), planned.on_shard(tensor, layout, d), tensor, node)
+
+
+def _read_at(plan: Plan, op: Op, device: str) -> Sequence[Tensor]:
+    """Return what an operation reads on a device: of several copies the nearest."""
+    return [plan.program.nearest(op, device)] if op.type == COPIES else op.inputs
 
 
 def _compare(plan: Plan, found: Form, planned: Form, tensor: Tensor, reader: Any) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ from graphsplit.emission.row_counts import (
 )
 from graphsplit.emission.shard_copies import ShardCopies, carries, told_sizes
 from graphsplit.planning.plan import Plan
-from graphsplit.program.program import SIZES, Op
+from graphsplit.program.program import COPIES, SIZES, Op
 
 
 @collection_paused()
@@ -168,6 +168,10 @@ class _Emitter:
             assert op.yields is not None
             self._whole_sizes(op, op.yields)
             return
+        if op.type == COPIES:
+            nearest = self._moves.whole(self._program.nearest(op, device), SingleDevice(device))
+            self._write_copy(op, op.name, [nearest], device, None)
+            return
         inputs = [self._moves.whole(tensor, SingleDevice(device)) for tensor in op.inputs]
         controls = [f"^{name}" for c in op.controls for name in self._ends(c) if not self._is_argument(c)]
         node = self._draft.copy(op, op.name, device, inputs + controls, None)
@@ -182,6 +186,11 @@ class _Emitter:
         node = make_node(op.name, "Identity", [source], self._counts.home.device, T=op.out_dtypes[0])
         self._draft.add(node, Origin(op.index, None, "op"))
 
+    def _write_copy(self, op: Op, name: str, inputs: Sequence[str], device: str, d: int | None) -> None:
+        """Write what reads the nearest copy."""
+        node = make_node(name, "Identity", inputs, device, T=op.out_dtypes[0])
+        self._draft.add(node, Origin(op.index, d, "op"))
+
     def _is_argument(self, position: int) -> bool:
         return self._program.ops[position].type == "Placeholder"
 
@@ -189,9 +198,13 @@ class _Emitter:
         sharded = self._plan.steps[op.index].shards
         assert sharded is not None
         device = self._device(op, d)
+        read = dict(enumerate(zip(op.inputs, sharded.wants, strict=True)))
+        if op.type == COPIES:
+            nearest = op.inputs.index(self._program.nearest(op, device))
+            read = {nearest: read[nearest]}
         data = [
             "" if i in sharded.makes else self._moves.on_shard(tensor, want, d, device)
-            for i, (tensor, want) in enumerate(zip(op.inputs, sharded.wants, strict=True))
+            for i, (tensor, want) in read.items()
         ]
         prefix, controls = self._draft.prefixes[d], []
         for c in op.controls:
@@ -201,6 +214,9 @@ class _Emitter:
         if op.index in self._plan.order:
             controls.append(f"^{prefix}{self._program.ops[self._plan.order[op.index]].name}")
         controls += self._barriers.before(op.index, d)
+        if op.type == COPIES:
+            self._write_copy(op, prefix + op.name, [*data, *controls], device, d)
+            return
         self._copies.write(op, sharded, d, device, data, controls)
 
     def _device(self, op: Op, d: int) -> str:

@@ -75,6 +75,8 @@ class Resharding:
         op, step = self._program.ops[tensor.op], self._plan.steps[tensor.op]
         if step.shards and step.shards.gives[tensor.index] == layout:
             return self._of_shard(tensor, d)
+        if isinstance(layout, SingleDevice):  # one of several copies
+            return self.whole(tensor, layout)
         if op.name in self._plan.state.replicated:
             return self._copy(op, d, device)
         if op.type == "Const" and isinstance(layout, Shard):

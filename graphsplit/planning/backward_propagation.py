@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard, is_whole
+from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
 from graphsplit.planning.averages import as_planned
 from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
-from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.program import COPIES, Op, Program, Tensor
 from graphsplit.rules import Sharded, answer_for_output
 from graphsplit.rules.random import STATEFUL_RANDOM, rule_to_make
 
@@ -95,7 +95,7 @@ class BackwardPropagation:
                     found = self._remake(tensor, layout) if remade is None else None
                     home, remade = home or found is None, remade or found
             elif layout == REPLICATE and remade is None and self._is_remade_whole(op):
-                remade = Sharded((REPLICATE,) * len(op.inputs), (REPLICATE,) * len(op.out_shapes))
+                remade = self._on_every_shard(op)
             elif layout != REPLICATE or not self._state.is_everywhere(op):
                 home = True
         if remade is not None:
@@ -104,6 +104,12 @@ class BackwardPropagation:
             for tensor in op.inputs:
                 self._demand(tensor, self.natural.whole)
         return self._step_at_home(op, home, remade)
+
+    def _on_every_shard(self, op: Op) -> Sharded:
+        wants: list[Layout] = [REPLICATE] * len(op.inputs)
+        if op.type == COPIES:  # each reads one, where it is
+            wants = [SingleDevice(self.program.places[tensor.op]) for tensor in op.inputs]
+        return Sharded(tuple(wants), (REPLICATE,) * len(op.out_shapes))
 
     def _step_at_home(self, op: Op, home: bool, remade: Sharded | None) -> Step:
         return Step(home, remade, self.natural.reasons[op.index])
@@ -154,7 +160,7 @@ class BackwardPropagation:
         has, or a variable that lies in parts, which each shard puts together.
         """
         if op.index in self.program.divides:
-            return op.type == "ConcatV2"
+            return op.type in ("ConcatV2", COPIES)
         if not self._may_repeat(op) or depth > _DEEPEST_REMAKE or self._is_copied(op.index):
             return False
         if op.index not in self._remade_whole:
@@ -171,10 +177,10 @@ class BackwardPropagation:
 
     def _has_copies(self, op: Op) -> bool:
         """Return whether something of which every shard has a copy leads to an op."""
-        pending = [tensor.op for tensor in op.inputs] if self._state.replicated else []
+        pending = [tensor.op for tensor in op.inputs] if self._state.replicated or self.program.places else []
         while pending:
             i = pending.pop()
-            if self._is_copied(i):
+            if self._is_copied(i) or self.program.ops[i].type == COPIES:
                 return True
             pending += [tensor.op for tensor in self.program.ops[i].inputs]
         return False

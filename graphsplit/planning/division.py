@@ -9,22 +9,26 @@ reduced part by part, each on its owner (a reduce-scatter); parts that the shard
 together by each reader (an all-gather).
 
 Which operations can be done part by part is what the rules say: those of an axis of the batch hold for any axis.
+
+A variable that is copied becomes several in the same way, each with the whole value. Every copy is updated by the same
+arithmetic. What it takes of a sum over the shards is cut, each part is added up on one device and sent to all (an
+all-reduce, as a reduce-scatter and an all-gather). Who reads the variable reads the copy on its own device.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_node, constant_value, make_node
-from graphsplit.core.layouts import Cut, Partial, Shard
+from graphsplit.core.graphdefs import constant_value
+from graphsplit.core.layouts import Copied, Cut, Division, Partial, Shard
 from graphsplit.planning.part_by_part import JOINS, PartByPart
-from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.planning.program_writing import ProgramWriter
+from graphsplit.program.program import COPIES, Op, Program, Tensor
 from graphsplit.rules import Sharded
 
 
@@ -43,12 +47,13 @@ class Divided:
     obstacles: Mapping[str, str] = field(default_factory=dict)
 
 
-def divide(program: Program, cuts: Mapping[str, Cut]) -> Divided:
-    """Return a program whose captured variables lie in parts.
+def divide(program: Program, cuts: Mapping[str, Division]) -> Divided:
+    """Return a program whose captured variables lie in parts, or are copied.
 
     Args:
       program: the function, for variables that are each one.
-      cuts: how variables are cut, by the names of their placeholders; one part is a variable that is elsewhere.
+      cuts: how variables are cut or copied, by the names of their placeholders; one part is a variable that is
+        elsewhere.
     """
     handles = {i: cuts[name] for i in program.captures if (name := program.ops[i].name) in cuts}
     finder = PartByPart(program, handles)
@@ -57,19 +62,19 @@ def divide(program: Program, cuts: Mapping[str, Cut]) -> Divided:
     return _Writer(program, finder).divided()
 
 
-class _Writer:
+class _Writer(ProgramWriter):
     """Writes the program in parts, in the order of the original."""
 
     def __init__(self, program: Program, finder: PartByPart):
+        super().__init__([op.name for op in program.ops])
         self._program = program
         self._finder = finder
-        self._ops: list[Op] = []
         self._whole: dict[Tensor, Tensor] = {}
-        self._parts: dict[tuple[Tensor, Cut], list[Tensor]] = {}
+        self._parts: dict[tuple[Tensor, Division], list[Tensor]] = {}
         self._handles: dict[int, list[Tensor]] = {}
         self._copies: dict[int, list[int]] = {}  # what became of each operation
-        self._names = {op.name for op in program.ops}
         self._divides: set[int] = set()
+        self._places: dict[int, str] = {}
 
     def divided(self) -> Divided:
         program = self._program
@@ -95,12 +100,14 @@ class _Writer:
             outputs=outputs,
             effects=tuple([copy for i in program.effects for copy in self._copies[i]]),
             divides=frozenset(self._divides),
+            places=self._places,
         )
         return Divided(made, tuple(origins))
 
     def _write_handles(self, op: Op) -> None:
-        parts = self._finder.handles[op.index].parts
-        self._handles[op.index] = [self._append(op, self._name(op, k), (), ()) for k in range(parts)]
+        division = self._finder.handles[op.index]
+        self._handles[op.index] = [self._append(op, self._name(op, k), (), ()) for k in range(division.parts)]
+        self._place(self._handles[op.index], division)
         self._copies[op.index] = [tensor.op for tensor in self._handles[op.index]]
 
     def _write_whole(self, op: Op) -> None:
@@ -113,30 +120,18 @@ class _Writer:
         base = self._finder.base[op.index]
         made: list[Tensor] = []
         for k in range(base.parts):
-            inputs, constants = [], {}
-            for i, (tensor, want) in enumerate(zip(op.inputs, how.wants, strict=True)):
-                resize = next((resize for resize in how.resize if resize.operand == i), None)
-                if tensor.op in self._handles:
-                    inputs.append(self._handles[tensor.op][k])
-                elif resize is not None:
-                    constants[i] = resize.value.copy()
-                    constants[i][resize.position] = self._finder.cut[Tensor(op.index, 0)].lengths[k]
-                    inputs.append(self._constant(f"{op.name}/size_{i}_{k}", constants[i], self._dtype(tensor)))
-                elif isinstance(want, Shard):
-                    cut = base.like(want)
-                    assert cut is not None
-                    inputs.append(self._as_parts(tensor, cut)[k])
-                    if i in op.constants:
-                        constants[i] = np.take(op.constants[i], _entries(cut, k), cut.axis)
-                else:
-                    inputs.append(self._as_whole(tensor))
-                    if i in op.constants:
-                        constants[i] = op.constants[i]
+            inputs: list[Tensor] = []
+            constants: dict[int, np.ndarray] = {}
+            for i in range(len(op.inputs)):
+                tensor, value = self._operand(op, how, i, k)
+                inputs.append(tensor)
+                constants.update({} if value is None else {i: value})
             shapes = [
                 _shape(shape, base.like(give), k) for shape, give in zip(op.out_shapes, how.gives or (), strict=True)
             ]
             made.append(self._append(op, self._name(op, k), inputs, self._controls(op, k), shapes, constants))
         self._copies[op.index] = [tensor.op for tensor in made]
+        self._place(made, base)
         for output, layout in enumerate(how.gives):
             own = [Tensor(tensor.op, output) for tensor in made]
             tensor = Tensor(op.index, output)
@@ -144,6 +139,36 @@ class _Writer:
                 self._whole[tensor] = self._joined(op, output, own, JOINS[layout.reduction])
             else:
                 self._parts[tensor, self._finder.cut[tensor]] = own
+
+    def _operand(self, op: Op, how: Sharded, i: int, k: int) -> tuple[Tensor, np.ndarray | None]:
+        """Return what part or copy `k` of an operation reads as operand `i`, and its value where that is known."""
+        tensor, want, base = op.inputs[i], how.wants[i], self._finder.base[op.index]
+        resize = next((resize for resize in how.resize if resize.operand == i), None)
+        if tensor.op in self._handles:
+            return self._handles[tensor.op][k], None
+        if resize is not None and isinstance(base, Cut):
+            own = self._finder.cut[Tensor(op.index, 0)]
+            assert isinstance(own, Cut)
+            value = resize.value.copy()
+            value[resize.position] = own.lengths[k]
+            return self._constant(f"{op.name}/size_{i}_{k}", value, self._dtype(tensor)), value
+        value = op.constants.get(i)
+        if resize is None and isinstance(want, Shard):
+            division = base.like(want)
+            assert division is not None
+            if value is not None and isinstance(division, Cut):
+                value = np.take(value, _entries(division, k), division.axis)
+            return self._as_parts(tensor, division)[k], value
+        number = self._finder.cut.get(tensor)
+        if isinstance(number, Copied) and isinstance(base, Copied) and number.devices == base.devices:
+            return self._parts[tensor, number][k], value
+        return self._as_whole(tensor), value
+
+    def _place(self, tensors: Sequence[Tensor], division: Division) -> None:
+        """Note on which devices operations run, one for each copy. (Parts go where their variable is.)"""
+        if isinstance(division, Copied):
+            pairs = zip(tensors, division.devices, strict=True)
+            self._places.update({tensor.op: device for tensor, device in pairs})
 
     def _controls(self, op: Op, part: int | None) -> tuple[int, ...]:
         found: list[int] = []
@@ -153,31 +178,31 @@ class _Writer:
         return tuple(found)
 
     def _as_whole(self, tensor: Tensor) -> Tensor:
-        """Return the whole value: put together, once, where it is in parts."""
+        """Return the whole value: put together, once, where it is in parts; the nearest one where it is copied."""
         if tensor not in self._whole:
-            cut = self._finder.cut[tensor]
-            op, parts = self._program.ops[tensor.op], self._parts[tensor, cut]
-            axis = self._constant(f"{op.name}/axis_{tensor.index}", np.array(cut.axis, np.int32), tf.int32)
-            dtype = self._dtype(tensor)
-            name = self._unused(f"{op.name}/whole_{tensor.index}")
-            self._whole[tensor] = self._made(
-                "ConcatV2",
-                name,
-                [*parts, axis],
-                [(self._program.shape(tensor), dtype)],
-                {len(parts): np.array(cut.axis, np.int32)},
-                N=len(parts),
-                T=dtype,
-                Tidx=tf.int32,
-            )
+            division, op, dtype = self._finder.cut[tensor], self._program.ops[tensor.op], self._dtype(tensor)
+            parts, name = self._parts[tensor, division], f"{op.name}/whole_{tensor.index}"
+            if isinstance(division, Cut):
+                self._whole[tensor] = self._concatenated(name, parts, division.axis, self._program.shape(tensor), dtype)
+            else:
+                found = [(self._program.shape(tensor), dtype)]
+                self._whole[tensor] = self._made(COPIES, self._unused(name), parts, found, {}, T=dtype)
             self._divides.add(self._whole[tensor].op)
         return self._whole[tensor]
 
-    def _as_parts(self, tensor: Tensor, cut: Cut) -> list[Tensor]:
-        """Return the parts of a value: taken apart, once, where it is whole."""
+    def _concatenated(self, name: str, parts: Sequence[Tensor], axis: int, shape: Any, dtype: tf.DType) -> Tensor:
+        value = np.array(axis, np.int32)
+        operands = [*parts, self._constant(f"{name}/axis", value, tf.int32)]
+        attributes: dict[str, Any] = {"N": len(parts), "T": dtype, "Tidx": tf.int32}
+        return self._made("ConcatV2", self._unused(name), operands, [(shape, dtype)], {len(parts): value}, **attributes)
+
+    def _as_parts(self, tensor: Tensor, cut: Division) -> list[Tensor]:
+        """Return the parts of a value: taken apart, once, where it is whole; or what each copy reads."""
         if (tensor, cut) not in self._parts:
             op, dtype = self._program.ops[tensor.op], self._dtype(tensor)
-            if op.type == "Const":
+            if isinstance(cut, Copied):
+                found = self._for_copies(tensor, cut)
+            elif op.type == "Const":
                 value = constant_value(op.node)
                 found = [
                     self._constant(f"{op.name}/part_{k}", np.take(value, _entries(cut, k), cut.axis), dtype)
@@ -187,6 +212,29 @@ class _Writer:
                 found = self._taken_apart(self._as_whole(tensor), op.name, cut, self._program.shape(tensor), dtype)
             self._parts[tensor, cut] = found
         return self._parts[tensor, cut]
+
+    def _for_copies(self, tensor: Tensor, copied: Copied) -> list[Tensor]:
+        """Return a value on the device of each copy: added up in parts, if it is a sum, and put together there."""
+        op, whole = self._program.ops[tensor.op], self._as_whole(tensor)
+        shape, dtype = self._program.shape(tensor), self._dtype(tensor)
+        if op.is_constant:
+            return [whole] * copied.parts
+        if len(copied.sums) == 1 or shape is None or None in shape:
+            return [self._held(f"{op.name}/sum", whole, shape, dtype, copied.sums[0])] * copied.parts
+        cut, held = copied.cut([int(size or 0) for size in shape]), []
+        for j, part in enumerate(self._taken_apart(whole, op.name, cut, shape, dtype)):
+            own = _shape(shape, cut, j)
+            held.append(self._held(f"{op.name}/sum_{j}", part, own, dtype, copied.sums[j]))
+        names = [f"{op.name}/copy_{k}" for k in range(copied.parts)]
+        found = [self._concatenated(name, held, cut.axis, shape, dtype) for name in names]
+        self._place(found, copied)
+        return found
+
+    def _held(self, name: str, tensor: Tensor, shape: Any, dtype: tf.DType, device: str) -> Tensor:
+        """Return a value on a device: what is a sum is added up there."""
+        made = self._made("Identity", self._unused(name), [tensor], [(shape, dtype)], {}, T=dtype)
+        self._places[made.op] = device
+        return made
 
     def _taken_apart(self, whole: Tensor, name: str, cut: Cut, shape: Any, dtype: tf.DType) -> list[Tensor]:
         sizes, axis = np.array(cut.lengths, np.int64), np.array(cut.axis, np.int32)
@@ -216,81 +264,11 @@ class _Writer:
             result = self._made(joins, name, [result, part], [(shape, dtype)], {}, T=dtype)
         return result
 
-    def _constant(self, name: str, value: np.ndarray, dtype: tf.DType) -> Tensor:
-        return self._new(constant_node(self._unused(name), value, dtype), (), [(value.shape, dtype)], {})
-
-    def _made(
-        self,
-        kind: str,
-        name: str,
-        inputs: Sequence[Tensor],
-        results: Sequence[tuple[Any, tf.DType]],
-        constants: Mapping[int, np.ndarray],
-        **attributes: Any,
-    ) -> Tensor:
-        return self._new(make_node(name, kind, [], **attributes), inputs, results, constants)
-
-    def _new(
-        self,
-        node: Any,
-        inputs: Sequence[Tensor],
-        results: Sequence[tuple[Any, tf.DType]],
-        constants: Mapping[int, np.ndarray],
-    ) -> Tensor:
-        """Append an operation that the original lacks, and return its first output."""
-        made = Op(
-            index=len(self._ops),
-            name=node.name,
-            type=node.op,
-            inputs=tuple(inputs),
-            controls=(),
-            node=node,
-            in_shapes=self._shapes(inputs),
-            out_shapes=tuple([shape for shape, _ in results]),
-            out_dtypes=tuple([dtype for _, dtype in results]),
-            out_bytes=tuple([_bytes(*result) for result in results]),
-            constants=constants,
-            stateful=False,
-        )
-        self._ops.append(made)
-        return Tensor(made.index, 0)
-
-    def _append(
-        self,
-        op: Op,
-        name: str,
-        inputs: Sequence[Tensor],
-        controls: Sequence[int],
-        shapes: Sequence[Any] | None = None,
-        constants: Mapping[int, np.ndarray] | None = None,
-    ) -> Tensor:
-        """Append an operation of the original under a name, and return its first output."""
-        made = replace(op, index=len(self._ops), name=name, inputs=tuple(inputs), controls=tuple(controls))
-        if shapes is not None:
-            made = replace(
-                made,
-                in_shapes=self._shapes(inputs),
-                out_shapes=tuple(shapes),
-                out_bytes=tuple(map(_bytes, shapes, op.out_dtypes)),
-                constants=constants or {},
-            )
-        self._ops.append(made)
-        return Tensor(made.index, 0)
-
-    def _shapes(self, inputs: Iterable[Tensor]) -> tuple[Any, ...]:
-        return tuple([self._ops[t.op].out_shapes[t.index] for t in inputs])
-
     def _dtype(self, tensor: Tensor) -> tf.DType:
         return self._program.ops[tensor.op].out_dtypes[tensor.index]
 
     def _name(self, op: Op, part: int) -> str:
         return self._unused(f"{op.name}/part_{part}")
-
-    def _unused(self, name: str) -> str:
-        while name in self._names:
-            name += "_"
-        self._names.add(name)
-        return name
 
 
 def _entries(cut: Cut, part: int) -> range:
@@ -298,12 +276,8 @@ def _entries(cut: Cut, part: int) -> range:
     return range(first, first + cut.lengths[part])
 
 
-def _shape(shape: Any, cut: Cut | None, part: int) -> Any:
+def _shape(shape: Any, cut: Division | None, part: int) -> Any:
     """Return the shape of a part of a tensor; of the whole where it is not cut."""
-    if cut is None or shape is None:
+    if not isinstance(cut, Cut) or shape is None:
         return shape
     return (*shape[: cut.axis], cut.lengths[part], *shape[cut.axis + 1 :])
-
-
-def _bytes(shape: Any, dtype: tf.DType) -> int:
-    return 0 if shape is None or None in shape else math.prod(map(int, shape)) * dtype.size

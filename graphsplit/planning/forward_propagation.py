@@ -114,7 +114,7 @@ class ForwardPropagation:
             self._append_sharded(op, settled)
             return
         layouts = [self.layout(tensor) for tensor in op.inputs]
-        if all(map(is_whole, layouts)):
+        if all(map(is_whole, layouts)) or op.index in self.program.places:
             self._append_home(op, "")
             return
         given = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
@@ -185,7 +185,7 @@ class ForwardPropagation:
         return wanted | _forks(self.program, wanted)
 
     def _read_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
-        wanted = set(outputs)
+        wanted = {*outputs, *[tensor for i in self.program.places for tensor in self.program.ops[i].inputs]}
         for op in self.program.ops:
             if not op.bodies:
                 wanted.update(t for i, t in enumerate(op.inputs) if not stays_partial(op, i, self.may_grow))

@@ -12,7 +12,7 @@ from graphsplit.core.kernel_devices import kernel_devices
 from graphsplit.core.layouts import Partial, SingleDevice
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.steps import Move
-from graphsplit.program.program import SIZES, Op
+from graphsplit.program.program import COPIES, SIZES, Op
 
 _REDUCTIONS = {
     "sum": "AddN",
@@ -27,7 +27,7 @@ _REDUCTIONS = {
 
 def host_kernels_text(plan: Decisions) -> str:
     """Return how many operations of which types that are, those that move tensors included; "" if there are none."""
-    asked = [op for op in plan.program.ops if op.type not in ("Placeholder", SIZES) and _on_gpu(plan, op)]
+    asked = [op for op in plan.program.ops if op.type not in ("Placeholder", SIZES, COPIES) and _on_gpu(plan, op)]
     found = Counter(op.type for op in asked if "GPU" not in kernel_devices(op.node))
     for move in plan.moves if plan.mesh.shards > 1 else ():
         dtype = plan.program.ops[move.tensor.op].out_dtypes[move.tensor.index]

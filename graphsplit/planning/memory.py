@@ -15,10 +15,13 @@ from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.phases import find_phases
 from graphsplit.planning.steps import Move
 from graphsplit.planning.turns import find_turns
-from graphsplit.program.program import Op, Tensor
+from graphsplit.program.program import COPIES, Op, Tensor
 
 _SAME_BUFFER = frozenset(
-    {"CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze", "StopGradient"}
+    {
+        *("CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze"),
+        *("StopGradient", COPIES),
+    }
 )
 _NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp", "Sizes"})
 
@@ -128,8 +131,9 @@ class _Replay:
             return
         own, shards = set(_own(self._plan, op)), self._plan.steps[op.index].shards
         assert shards is not None
+        nearest = self._plan.program.nearest(op, self._plan.shard_device(op, d)) if op.type == COPIES else None
         for i, tensor in enumerate(op.inputs):
-            if i not in shards.makes:
+            if i not in shards.makes and nearest in (None, tensor):
                 yield _Buffer(tensor, d if tensor in own else self._sent(op, tensor, shards.wants[i], d))
 
     def _sent(self, op: Op, tensor: Tensor, want: object, d: int) -> Place:

@@ -23,7 +23,7 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.owners import Owners
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
-from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.program import COPIES, Op, Program, Tensor
 
 
 def find_moves(program: Program, mesh: Mesh, steps: Sequence[Step], owners: Owners, state: State) -> tuple[Move, ...]:
@@ -38,7 +38,7 @@ def find_moves(program: Program, mesh: Mesh, steps: Sequence[Step], owners: Owne
     """
     finder = _Finder(program, mesh, steps, owners, state)
     for op, step in zip(program.ops, steps, strict=True):
-        for tensor, layout in reads_of(op, step, owners):
+        for tensor, layout in reads_of(program, op, step, owners):
             finder.read(tensor, layout)
     for tensor in program.outputs:
         finder.read(tensor, SINGLE_DEVICE)
@@ -67,11 +67,12 @@ def is_direct(source: Layout, target: Layout, mesh: Mesh) -> bool:
     return isinstance(source, Partial) and source == PARTIAL_SUM and isinstance(target, Shard)
 
 
-def reads_of(op: Op, step: Step, owners: Owners) -> Iterable[tuple[Tensor, Layout]]:
+def reads_of(program: Program, op: Op, step: Step, owners: Owners) -> Iterable[tuple[Tensor, Layout]]:
     """Return what an op reads, in which layouts: once, where it runs once, and on the shards."""
     if step.home:
         own = SingleDevice(owners.of_ops[op.index])
-        yield from ((tensor, own) for tensor in op.inputs)
+        inputs = [program.nearest(op, own.device)] if op.type == COPIES else op.inputs
+        yield from ((tensor, own) for tensor in inputs)
     if step.shards:
         for i, (tensor, want) in enumerate(zip(op.inputs, step.shards.wants, strict=True)):
             if i not in step.shards.makes:

@@ -48,10 +48,12 @@ def find_owners(program: Program, steps: Sequence[Step], home: str, state: State
 def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
     """Return the ops that must run on one device: those that touch a variable or table, which cannot be sent.
 
+    So must those that a program gives a place, for a copy of a variable.
+
     A loop or branch may touch several, on several devices: it runs where most of them are. (TensorFlow
     has a step counter of int32 on the host, where everything else is on a GPU.)
     """
-    found: dict[int, str] = {}
+    found = dict(program.places)
     for op in program.ops:
         if op.name in state.devices:
             found[op.index] = state.devices[op.name]

@@ -3,6 +3,9 @@
 From what reads a variable that lies in parts, forward: arithmetic on the parts gives parts. And from what writes it,
 backward: what is added to it is needed in parts, and is made so as early as that pays. Rules say which operations
 allow it: what holds for an axis of the batch holds for any axis.
+
+What is done part by part for a variable in parts is done by each copy of one that is copied: arithmetic, that is. Sums
+over it and products with what has other axes are done once, for all copies.
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import REPLICATE, Cut, Layout, Partial, Shard
+from graphsplit.core.layouts import REPLICATE, Copied, Division, Layout, Partial, Shard
 from graphsplit.core.symbolic_sizes import has_sizes
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, rule_of, stays_partial
@@ -29,19 +32,19 @@ class PartByPart:
     """Finds which operations are done part by part.
 
     Attributes:
-      handles: how the captured variables are cut, by position.
+      handles: how the captured variables are cut or copied, by position.
       how: for operations that are done part by part, how.
       base: for the same operations, a cut that those of all they read and make follow from.
       cut: how their results are cut, and others' that are taken apart.
       obstacles: why variables must be whole, by placeholder name.
     """
 
-    def __init__(self, program: Program, handles: Mapping[int, Cut]):
+    def __init__(self, program: Program, handles: Mapping[int, Division]):
         self._program = program
         self.handles = {i: cut for i, cut in handles.items() if cut.parts > 1}
         self.how: dict[int, Sharded] = {}
-        self.base: dict[int, Cut] = {}
-        self.cut: dict[Tensor, Cut] = {}
+        self.base: dict[int, Division] = {}
+        self.cut: dict[Tensor, Division] = {}
         self.obstacles: dict[str, str] = {}
         before = -1
         while len(self.how) + len(self.cut) != before:  # a gradient that is taken apart has other readers, and so on
@@ -87,19 +90,19 @@ class PartByPart:
                 name = self._program.ops[op.inputs[i].op].name
                 self.obstacles[name] = f"{op.type} {op.name!r}{f' at {where}' if where else ''} takes it whole"
 
-    def _is_dense_update(self, op: Op, cut: Cut) -> bool:
+    def _is_dense_update(self, op: Op, cut: Division) -> bool:
         """Return whether an update is elementwise: variables that are all cut alike, numbers, and one gradient."""
         alike = all(self.handles.get(t.op) == cut for t in op.inputs if self._dtype(t) == tf.resource)
         others = [self._program.shape(t) for t in op.inputs if self._dtype(t) != tf.resource]
-        return alike and sum(shape != () for shape in others) == 1
+        return alike and sum(shape != () for shape in others) == (cut.layout != REPLICATE)
 
-    def _operand_of_update(self, tensor: Tensor, cut: Cut) -> Layout:
+    def _operand_of_update(self, tensor: Tensor, cut: Division) -> Layout:
         return cut.layout if self._dtype(tensor) != tf.resource and self._program.shape(tensor) != () else REPLICATE
 
     def _dtype(self, tensor: Tensor) -> tf.DType:
         return self._program.ops[tensor.op].out_dtypes[tensor.index]
 
-    def _accept(self, op: Op, found: Sharded, base: Cut) -> bool:
+    def _accept(self, op: Op, found: Sharded, base: Division) -> bool:
         """Note that an operation is done part by part, unless its parts would need what others have."""
         operands = [(t, w) for i, (t, w) in enumerate(zip(op.inputs, found.wants, strict=True)) if i not in found.makes]
         wanted = [(tensor, base.like(want)) for tensor, want in operands if isinstance(want, Shard)]
@@ -111,16 +114,19 @@ class PartByPart:
             or found.weighted
             or any(not isinstance(resize.position, int) for resize in found.resize)
             or any(isinstance(want, Partial) for _, want in operands)
-            or any(layout.reduction not in JOINS for layout in joined)
+            or any(layout.reduction not in JOINS or isinstance(base, Copied) for layout in joined)
             or len(given) + len(joined) < len(found.gives)
             or None in given.values()
             or any(own is None or self.cut.get(tensor, own) != own for tensor, own in wanted)
-            or any(tensor in self.cut or self._program.bytes(tensor) > _SMALL for tensor in whole)
+            or any(self._is_divided(tensor) or self._program.bytes(tensor) > _SMALL for tensor in whole)
         )
         if not cannot:
             self.how[op.index], self.base[op.index] = found, base
             self.cut.update({Tensor(op.index, k): own for k, own in given.items() if own is not None})
         return not cannot
+
+    def _is_divided(self, tensor: Tensor) -> bool:
+        return tensor in self.cut and self.cut[tensor].layout != REPLICATE  # (copies of a number are numbers)
 
     def _lead(self, op: Op) -> None:
         """Cut what an operation that is done part by part reads: made in parts, or taken apart, as early as it pays."""
@@ -130,12 +136,12 @@ class PartByPart:
             if how and cut is not None and i not in how.makes and tensor not in self.cut:
                 self._want(tensor, cut)
 
-    def _want(self, tensor: Tensor, cut: Cut) -> None:
+    def _want(self, tensor: Tensor, cut: Division) -> None:
         op = self._program.ops[tensor.op]
         rule = self._rule(op) if len(op.out_shapes) == 1 and op.type != "Const" else None
         factors = rule.factors(op) if rule and not self._stays_a_sum(op) else Declined("")
         if isinstance(factors, Factors) and rule and _adds_no_axis(factors, factors.outputs):
-            found = answer_for_output(rule, op, tensor.index, cut.layout)
+            found = answer_for_output(rule, op, tensor.index, cut.layout) if isinstance(cut.layout, Shard) else None
             if found is not None and self._accept(op, found, cut):
                 return
         self.cut[tensor] = cut

@@ -99,12 +99,14 @@ def _in_parts(plan: Decisions) -> list[str]:
     """Say which variables lie in parts, and which have to be put together for each call."""
     state, captures = plan.state, plan.program.captures
     counts = Counter(k for k, _ in state.parts)
-    divided = [k for k, count in counts.items() if count > 1]
+    copied = {k for k in counts if k in state.copied}
+    divided = {k for k, count in counts.items() if count > 1} - copied
     lines = []
-    if divided:
-        names = [plan.program.ops[i].name for i, (k, _) in zip(captures, state.parts, strict=True) if counts[k] > 1]
-        devices = sorted({_short_device(state.devices[name]) for name in names})
-        lines.append(f"  variables in parts: {len(divided)}, on {', '.join(devices)}")
+    for what, chosen in (("in parts", divided), ("copied", copied)):
+        if chosen:
+            own = [i for i, (k, _) in zip(captures, state.parts, strict=True) if k in chosen]
+            devices = sorted({_short_device(state.devices[plan.program.ops[i].name]) for i in own})
+            lines.append(f"  variables {what}: {len(chosen)}, on {', '.join(devices)}")
     return lines + [f"  variable {name} is put together for each call: {why}" for name, why in state.whole.items()]
 
 

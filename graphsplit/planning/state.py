@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout
-from graphsplit.core.parted_variables import parts_of
+from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Copied, Layout
+from graphsplit.core.parted_variables import parts_of, parts_of_variable
 from graphsplit.planning.division import Divided, divide
 from graphsplit.program.program import Op, Program
 from graphsplit.tracing.trace import Trace
+
+_INSIDE = "the function is called inside of a tf.function, which may use the variable itself"
 
 
 @dataclass(frozen=True)
@@ -26,6 +28,7 @@ class State:
       largest_constant: constants of more bytes are at home only, and sent; smaller ones every device has for itself.
       parts: for each capture of a program whose variables lie in parts, which capture of the traced function it stands
         for, and which part of that; empty if no variable does.
+      copied: those captures of the traced function of which each part is the whole.
       whole: variables that lie in parts and have to be put together for a call, by placeholder name, and why.
     """
 
@@ -33,6 +36,7 @@ class State:
     replicated: frozenset[str] = frozenset()
     largest_constant: int | None = None
     parts: tuple[tuple[int, int], ...] = ()
+    copied: frozenset[int] = frozenset()
     whole: Mapping[str, str] = field(default_factory=dict)
 
     def is_everywhere(self, op: Op) -> bool:
@@ -62,15 +66,19 @@ def program_of(trace: Trace, find_state: Callable[[Trace], State] = state_of) ->
     pairs = list(zip(trace.program.captures, trace.captures, strict=True))
     held = {trace.program.ops[i].name: parts for i, handle in pairs if (parts := parts_of(handle)) is not None}
     if not held:
-        return trace.program, find_state(trace)
+        state = find_state(trace)
+        inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}
+        return trace.program, replace(state, whole=inside) if inside else state
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
-        cuts = {name: parts.cut for name, parts in held.items() if name not in whole}
+        cuts = {name: parts.division for name, parts in held.items() if name not in whole}
         divided = divide(trace.program, cuts)
         devices = _devices_of_parts(trace, divided, whole)
         obstacles = divided.obstacles or _apart(divided, devices, [trace.program.ops[i].name for i, _ in pairs], cuts)
         if not obstacles:
-            return divided.program, State(devices, parts=divided.origins, whole=whole)
+            names = [trace.program.ops[i].name for i in trace.program.captures]
+            copied = frozenset([k for k, name in enumerate(names) if isinstance(cuts.get(name), Copied)])
+            return divided.program, State(devices, parts=divided.origins, copied=copied, whole=whole)
         whole.update(obstacles)
 
 

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from graphsplit.core.layouts import Partial, Replicate, Shard, SingleDevice
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.steps import Move
+from graphsplit.program.program import COPIES
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,11 @@ def traffic(plan: Decisions) -> Traffic:
 
 
 def _sends(plan: Decisions) -> Iterator[tuple[str, str, int]]:
+    for op in plan.program.ops:
+        if op.type == COPIES and plan.steps[op.index].shards:  # a shard elsewhere than all copies is sent one
+            for device in dict.fromkeys([plan.shard_device(op, d) for d in range(plan.mesh.shards)]):
+                tensor = plan.program.nearest(op, device)
+                yield plan.program.places[tensor.op], device, plan.program.bytes(tensor)
     for move in plan.moves:
         size = plan.program.bytes(move.tensor)
         shards = _devices_of_shards(plan, move)

@@ -20,6 +20,9 @@ from graphsplit.program.undefined_outputs import undefined_outputs
 SIZES = "Sizes"
 """The type of an op that TensorFlow does not have: integers that follow from unknown sizes."""
 
+COPIES = "Copies"
+"""The type of another op that TensorFlow does not have: of its operands, which are equal, the one that is nearest."""
+
 
 # Stateful, so that TensorFlow runs them where and when the graph says; they change nothing.
 _ONLY_READ = frozenset(
@@ -131,6 +134,7 @@ class Program:
       locate: operation name -> the user's source line, or "" where it is not known.
       stages: which operations were given devices of their own.
       divides: positions of operations that put together or take apart what lies in parts because a variable does.
+      places: the devices of operations that run once and there: what is done for a part or copy of a variable.
     """
 
     ops: tuple[Op, ...]
@@ -147,6 +151,7 @@ class Program:
     locate: Callable[[str], str] = field(default=lambda _: "", repr=False)
     stages: Stages = field(default=Stages(), repr=False)
     divides: frozenset[int] = frozenset()
+    places: Mapping[int, str] = field(default_factory=dict, repr=False)
 
     def shape(self, tensor: Tensor) -> Shape | None:
         """Return the static shape of `tensor`."""
@@ -155,6 +160,10 @@ class Program:
     def bytes(self, tensor: Tensor) -> int:
         """Return the size of `tensor` in bytes, 0 where its shape is not known."""
         return self.ops[tensor.op].out_bytes[tensor.index]
+
+    def nearest(self, op: Op, device: str) -> Tensor:
+        """Return which operand of an op of type `COPIES` is read on a device: the one there, or else the first."""
+        return next((tensor for tensor in op.inputs if self.places[tensor.op] == device), op.inputs[0])
 
     def all_stages(self) -> tuple[Stage, ...]:
         """Return every stage, those in loops and branches too."""
@@ -206,8 +215,8 @@ class Program:
 
 
 # The first two so that TensorFlow keeps them though nobody reads them; run twice, they say the same twice. TensorFlow
-# does not know the last.
-_STATEFUL: dict[str, bool] = {"CheckNumerics": False, "CheckNumericsV2": False, SIZES: False}
+# does not know the last two.
+_STATEFUL: dict[str, bool] = {"CheckNumerics": False, "CheckNumericsV2": False, SIZES: False, COPIES: False}
 
 
 def is_stateful(op_type: str) -> bool:

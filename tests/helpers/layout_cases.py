@@ -12,6 +12,8 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.devices import canonical_name
+from graphsplit.core.graphdefs import split_reference
+from graphsplit.emission.emitter import emit
 
 ROWS = 11
 
@@ -114,6 +116,19 @@ def crossing(graphs: Sequence[Any]) -> Counter[tuple[str, str]]:
     sends = [node for graph in graphs for node in graph.node if node.op in ("_Send", "_HostSend")]
     pairs = [(n.attr["send_device"].s.decode(), n.attr["recv_device"].s.decode()) for n in sends]
     return Counter((canonical_name(a), canonical_name(b)) for a, b in pairs)
+
+
+def bytes_sent(graphs: Sequence[Any], plan: gs.Plan) -> dict[tuple[str, str], int]:
+    """Count the bytes of what operations made that TensorFlow's own partitions send from device to device."""
+    origins, found = emit(plan).origins, Counter[tuple[str, str]]()
+    for node in (node for graph in graphs for node in graph.node if node.op in ("_Send", "_HostSend")):
+        name, index = split_reference(node.input[0])
+        origin = origins.get(name)
+        if origin is not None and origin.op is not None and origin.role == "op":
+            sizes = plan.program.ops[origin.op].out_bytes
+            pair = [canonical_name(node.attr[f"{end}_device"].s.decode()) for end in ("send", "recv")]
+            found[pair[0], pair[1]] += sizes[index] if sizes else 0  # (without results: a mere signal)
+    return found
 
 
 def keras_model() -> Any:

@@ -1,0 +1,95 @@
+"""Variables with copies: one on each of several devices, of which the variable itself is one.
+
+A parallelized function writes all copies, so the variable is right at any moment for whoever reads it. Whoever asks for
+its handle otherwise may write it: then the other copies are made again before the next parallelized call, and nobody
+reads them in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.devices import canonical_name, short_name
+from graphsplit.core.layouts import Copied
+from graphsplit.core.parted_variables import VariableParts, assign, read_handle
+from graphsplit.core.tensorflow_internals import value_at_call
+
+
+class VariableCopies(VariableParts):
+    """The copies of one variable.
+
+    Args:
+      variable: it lives on one of the devices.
+      copied: the devices, and how sums are added up for all copies.
+
+    Attributes:
+      in_parts: whether all copies hold the value, or only the variable itself.
+    """
+
+    layout = "mirrored"
+
+    def __init__(self, variable: tf.Variable, copied: Copied):
+        self._variable_device = canonical_name(variable.device)
+        self._own = variable.handle
+        super().__init__(variable, copied, copied.devices)
+        self.take_apart()
+
+    def _new_part(self, part: int) -> Any:
+        if self.devices[part] == self._variable_device:
+            return _Itself(self._own)
+        return super()._new_part(part)
+
+    def shape_of(self, part: int) -> tuple[int, ...]:  # noqa: ARG002  # all have the same
+        """Return the shape of a copy."""
+        return tuple(self._shape.as_list())
+
+    def _ask(self, only_read: bool) -> None:
+        if not only_read:
+            self.put_together()
+
+    def _asked_in(self, graph: Any, find: Callable[[], tf.Tensor], only_read: bool) -> tf.Tensor:  # noqa: ARG002
+        if not only_read:
+            self._asking.add(graph)
+
+        def find_there() -> tf.Tensor:  # one handle for all that the function does, which TensorFlow keeps in order
+            self._ask(graph not in self._asking)
+            return self._own
+
+        return value_at_call(graph, find_there, self._own, (id(self), None))
+
+    def _how(self) -> str:
+        return f"copied on {', '.join(map(short_name, self.devices))}"
+
+    def _lies(self) -> str:
+        return "copied on several devices"
+
+    def take_apart(self) -> bool:
+        """Let all copies hold the value, and return whether they did not."""
+        with self._lock, tf.init_scope():
+            if self.in_parts:
+                return False
+            value = read_handle(self._own, self._dtype)
+            for part in self._parts:
+                if not isinstance(part, _Itself):
+                    with tf.device(part.handle.device):
+                        assign(part.handle, tf.identity(value))
+            self.in_parts = True
+            return True
+
+    def put_together(self) -> None:
+        """Let only the variable itself hold the value: the copies may be old from now on."""
+        with self._lock:
+            self.in_parts = False
+
+    def _handles(self) -> Sequence[tf.Tensor]:
+        return [part.handle for part in self._parts]
+
+
+class _Itself:
+    """The copy that is the variable itself."""
+
+    def __init__(self, handle: tf.Tensor):
+        self.handle = handle

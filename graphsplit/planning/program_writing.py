@@ -1,0 +1,100 @@
+"""Writing programs: operations appended one by one, with shapes and sizes that follow."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.graphdefs import constant_node, make_node
+from graphsplit.program.program import Op, Tensor
+
+
+class ProgramWriter:
+    """Appends operations, those of another program and new ones, each behind what it reads.
+
+    Args:
+      names: that are not free.
+    """
+
+    def __init__(self, names: Iterable[str]):
+        self._ops: list[Op] = []
+        self._names = set(names)
+
+    def _constant(self, name: str, value: np.ndarray, dtype: tf.DType) -> Tensor:
+        return self._new(constant_node(self._unused(name), value, dtype), (), [(value.shape, dtype)], {})
+
+    def _made(
+        self,
+        kind: str,
+        name: str,
+        inputs: Sequence[Tensor],
+        results: Sequence[tuple[Any, tf.DType]],
+        constants: Mapping[int, np.ndarray],
+        **attributes: Any,
+    ) -> Tensor:
+        return self._new(make_node(name, kind, [], **attributes), inputs, results, constants)
+
+    def _new(
+        self,
+        node: Any,
+        inputs: Sequence[Tensor],
+        results: Sequence[tuple[Any, tf.DType]],
+        constants: Mapping[int, np.ndarray],
+    ) -> Tensor:
+        """Append an operation that the original lacks, and return its first output."""
+        made = Op(
+            index=len(self._ops),
+            name=node.name,
+            type=node.op,
+            inputs=tuple(inputs),
+            controls=(),
+            node=node,
+            in_shapes=self._shapes(inputs),
+            out_shapes=tuple([shape for shape, _ in results]),
+            out_dtypes=tuple([dtype for _, dtype in results]),
+            out_bytes=tuple([_bytes(*result) for result in results]),
+            constants=constants,
+            stateful=False,
+        )
+        self._ops.append(made)
+        return Tensor(made.index, 0)
+
+    def _append(
+        self,
+        op: Op,
+        name: str,
+        inputs: Sequence[Tensor],
+        controls: Sequence[int],
+        shapes: Sequence[Any] | None = None,
+        constants: Mapping[int, np.ndarray] | None = None,
+    ) -> Tensor:
+        """Append an operation of the original under a name, and return its first output."""
+        made = replace(op, index=len(self._ops), name=name, inputs=tuple(inputs), controls=tuple(controls))
+        if shapes is not None:
+            made = replace(
+                made,
+                in_shapes=self._shapes(inputs),
+                out_shapes=tuple(shapes),
+                out_bytes=tuple(map(_bytes, shapes, op.out_dtypes)),
+                constants=constants or {},
+            )
+        self._ops.append(made)
+        return Tensor(made.index, 0)
+
+    def _shapes(self, inputs: Iterable[Tensor]) -> tuple[Any, ...]:
+        return tuple([self._ops[t.op].out_shapes[t.index] for t in inputs])
+
+    def _unused(self, name: str) -> str:
+        while name in self._names:
+            name += "_"
+        self._names.add(name)
+        return name
+
+
+def _bytes(shape: Any, dtype: tf.DType) -> int:
+    return 0 if shape is None or None in shape else math.prod(map(int, shape)) * dtype.size
