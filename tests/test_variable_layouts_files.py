@@ -66,10 +66,11 @@ def test_saved_models(tmp_path: Path):
     assert_close(loaded.serve(x), expected)
 
 
+@pytest.mark.long
 def test_keras_fit(tmp_path: Path):
     x, y = numbers(21, 6, 6, 3).numpy(), np.arange(21) % 5
     results = []
-    for layout in ("home", "sharded"):
+    for layout in ("home", "sharded", "mirrored"):
         template = keras_model()
         model = gs.multi_gpu_model(template, gpus=3, variables=layout)
         callbacks = [
@@ -79,16 +80,33 @@ def test_keras_fit(tmp_path: Path):
         ]
         history = model.fit(x, y, batch_size=8, epochs=3, shuffle=False, verbose=0, callbacks=callbacks).history
         parted = [v.path for v in template.optimizer.variables if parts_of_variable(v.value) is not None]
-        assert any("dense" in path for path in parted) == (layout == "sharded")
+        assert any("dense" in path for path in parted) == (layout != "home")
         evaluated = model.evaluate(x, y, batch_size=8, verbose=0)
         template.save(tmp_path / f"{layout}.keras")
         template.load_weights(tmp_path / f"{layout}.weights.h5")
         results.append((history, evaluated, model.predict(x, verbose=0), template.get_weights()))
-    for a, b in zip(*map(tf.nest.flatten, results), strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, float(np.max(np.abs(b)))))
-    weights = [keras.models.load_model(tmp_path / f"{layout}.keras").get_weights() for layout in ("home", "sharded")]
-    for a, b in zip(*weights, strict=True):
-        np.testing.assert_allclose(a, b, rtol=0, atol=2e-5 * max(1.0, float(np.max(np.abs(b)))))
+    layouts = ("home", "sharded", "mirrored")
+    weights = [keras.models.load_model(tmp_path / f"{layout}.keras").get_weights() for layout in layouts]
+    for home, *others in [*zip(*map(tf.nest.flatten, results), strict=True), *zip(*weights, strict=True)]:
+        for other in others:
+            np.testing.assert_allclose(other, home, rtol=0, atol=2e-5 * max(1.0, float(np.max(np.abs(home)))))
+
+
+def test_a_small_fit():
+    x, y = numbers(7, 6).numpy(), numbers(7, 2).numpy()
+    results = []
+    for layout in ("home", "sharded", "mirrored"):
+        keras.utils.set_random_seed(3)
+        template = keras.Sequential([keras.layers.Input((6,)), keras.layers.Dense(100, "relu"), keras.layers.Dense(2)])
+        template.compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse")
+        model = gs.multi_gpu_model(template, gpus=3, variables=layout)
+        model.fit(x, y, batch_size=4, shuffle=False, verbose=0)
+        laid = {parts.layout for v in template.variables if (parts := parts_of_variable(v.value)) is not None}
+        assert laid == ({layout} if layout != "home" else set())
+        results.append([*template.get_weights(), *[v.numpy() for v in template.optimizer.variables]])
+    for home, *others in zip(*results, strict=True):
+        for other in others:
+            np.testing.assert_array_equal(other, home)
 
 
 def test_the_page():

@@ -70,6 +70,10 @@ def test_in_a_function_of_the_users():
         return apply(x) * 2.0
 
     x = numbers(5, 30)
+    apply(x)  # planned in parts, which the function outside cannot have: it may use the variable itself
+    plans: list[str] = []
+    tf.function(lambda x: plans.append(str(apply.plan(x))))(x)
+    assert "is put together for each call: the function is called inside of a tf.function" in plans[0]
     for _ in range(2):
         assert_close(outer(x), 2.0 * (x @ tf.constant(weight.numpy())))
         weight.assign_add(tf.ones_like(weight))  # puts it together: the next call of `outer` takes it apart

@@ -44,7 +44,7 @@ def multi_gpu_model(
       cpu_relocation: keep the weights on the CPU and update them there. They must have been made there.
       variables: where the weights and the optimizer's slots live: a layout, or layouts by patterns of names, as
         `set_variable_layout` takes them. `"sharded"` divides them over the devices, which a model that is too large for
-        one device needs.
+        one device needs; `"mirrored"` copies them to all.
       micro_batches: into how many parts the rows of each device are divided, which it computes one after the other: a
         batch that does not fit into its memory, the result of one that does.
       schedule: the order in which they go through stages that the model's layers call by `on_device`; see

@@ -102,7 +102,7 @@ def _in_parts(plan: Decisions) -> list[str]:
     copied = {k for k in counts if k in state.copied}
     divided = {k for k, count in counts.items() if count > 1} - copied
     lines = []
-    for what, chosen in (("in parts", divided), ("copied", copied)):
+    for what, chosen in (("in parts", divided), ("mirrored", copied)):
         if chosen:
             own = [i for i, (k, _) in zip(captures, state.parts, strict=True) if k in chosen]
             devices = sorted({_short_device(state.devices[plan.program.ops[i].name]) for i in own})
