@@ -326,8 +326,9 @@ def test_bad_schedules():
 def test_a_schedule_without_the_stages_that_it_needs():
     parallel = gs.parallelize(lambda x: 2 * x, devices=1, micro_batches=2, schedule="gpipe")
     assert message(gs.ArgumentError, lambda: parallel(rows(4, 2))) == (
-        "schedule='gpipe' is the order in which shards go through stages, and the function has none. Give layers or "
-        "functions that it calls devices of their own with graphsplit.on_device, or drop schedule."
+        "schedule='gpipe' is the order in which shards go through stages, and the function has none. Have it cut into "
+        "some by stages=, give layers or functions that it calls devices of their own with graphsplit.on_device, or "
+        "drop schedule."
     )
     doubled, halved = gs.on_device(lambda x: 2 * x, "CPU:1"), gs.on_device(lambda x: x / 2, "CPU:2")
     named(doubled, 0), named(halved, 1)

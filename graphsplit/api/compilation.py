@@ -8,6 +8,7 @@ from typing import Any
 
 from graphsplit.api.argument_splitting import Splitting, argument_paths, resolve_split
 from graphsplit.api.options import Options
+from graphsplit.api.pipeline_devices import check_no_others, stages_asked
 from graphsplit.core import structures
 from graphsplit.core.symbolic_sizes import Size
 from graphsplit.planning.mesh import mesh_of
@@ -42,6 +43,7 @@ def trace_and_plan(
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in argument_paths(arguments)]
     traced = trace(fn, call, names, splitting.shapes)
+    check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
     program, state = program_of(traced, find_state)
@@ -54,14 +56,17 @@ def plan_for(
     """Decide what of a program runs where, given how its inputs are split."""
     if isinstance(splitting.batch, Size) and not program.batch_is_unknown:
         splitting = splitting.whole()
+    stages = stages_asked(options, devices)
+    heads = devices if stages is None else stages.heads
     return plan_program(
         program,
-        mesh=mesh_of(devices, splitting.batch, options.weights, options.micro_batches),
+        mesh=mesh_of(heads, splitting.batch, options.weights, options.micro_batches),
         home=home,
         input_layouts=splitting.layouts,
         state=state,
         strict=options.strict,
         random=options.random,
         schedule=options.schedule or "",
+        stages=stages,
         notes=splitting.notes,
     )

@@ -35,6 +35,7 @@ def parallelize(
     reduce_retracing: bool = False,
     micro_batches: int = 1,
     schedule: str | None = None,
+    stages: int | None = None,
 ) -> ParallelFunction[P, R]: ...
 
 
@@ -51,6 +52,7 @@ def parallelize(
     reduce_retracing: bool = False,
     micro_batches: int = 1,
     schedule: str | None = None,
+    stages: int | None = None,
 ) -> Decorator: ...
 
 
@@ -66,6 +68,7 @@ def parallelize(
     reduce_retracing: bool = False,
     micro_batches: int = 1,
     schedule: str | None = None,
+    stages: int | None = None,
 ) -> ParallelFunction[P, R] | Decorator:
     """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
 
@@ -99,9 +102,13 @@ def parallelize(
       micro_batches: into how many parts the rows of each device are divided, which it computes one after the other,
         forward and backward: a batch that does not fit into its memory, the result of one that does. Gradients are
         added up as they come. The plan says what needs all rows, and so makes all parts wait, and what is held then.
-      schedule: the order in which micro-batches go through the stages that `on_device` made, as a pipeline: `"gpipe"`,
-        `"1f1b"`, `"interleaved"` (several stages a device) or `"zero-bubble"` (gradients of weights last). None runs
-        one micro-batch through all stages and back before the next. `plan(...).schedule` is the chart.
+      schedule: the order in which micro-batches go through stages, as a pipeline: `"gpipe"`, `"1f1b"`, `"interleaved"`
+        (several stages a device) or `"zero-bubble"` (gradients of weights last). None runs one micro-batch through all
+        stages and back before the next. `plan(...).schedule` is the chart.
+      stages: into how many parts of equal time the function is cut, forward and backward of each on a device of its
+        own: `stages=4` on 8 devices are two pipelines, each with half of the rows; `weights` are then theirs. Few bytes
+        are sent between stages, and on GPUs each has room for what it keeps. The plan says where the cuts are. None
+        leaves the function whole, or with the stages that `on_device` made.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
@@ -115,7 +122,9 @@ def parallelize(
     >>> double(tf.constant([1, 2, 3])).numpy().tolist()
     [2, 4, 6]
     """
-    options = checked_options(devices, split, home, weights, strict, random, reduce_retracing, micro_batches, schedule)
+    options = checked_options(
+        devices, split, home, weights, strict, random, reduce_retracing, micro_batches, schedule, stages
+    )
     if fn is None:
         return functools.partial(_with_options, options=options)
     return _with_options(fn, options)

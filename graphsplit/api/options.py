@@ -11,6 +11,7 @@ import numpy as np
 from graphsplit.api.argument_splitting import Split
 from graphsplit.core.devices import canonical_name, resolve_devices
 from graphsplit.core.errors import ArgumentError
+from graphsplit.planning.automatic_stages import Beginnings
 from graphsplit.planning.schedules import KINDS
 
 DevicesLike = int | str | Sequence[str] | None
@@ -29,6 +30,7 @@ class Options:
     reduce_retracing: bool = False
     micro_batches: int = 1
     schedule: str | None = None
+    stages: int | Beginnings | None = None
 
 
 def checked_options(
@@ -41,6 +43,7 @@ def checked_options(
     reduce_retracing: bool,
     micro_batches: int,
     schedule: str | None,
+    stages: int | Beginnings | None,
 ) -> Options:
     """Return the options as given to `parallelize`; see there.
 
@@ -53,10 +56,13 @@ def checked_options(
     check_flag("reduce_retracing", reduce_retracing)
     check_micro_batches(micro_batches)
     check_schedule(schedule, random)
+    check_stages_asked(stages, random)
     if isinstance(devices, list):
         devices = tuple(devices)
+    stages = int(stages) if isinstance(stages, np.integer) else stages
+    shares = _shares(weights)
     options = Options(
-        devices, split, home, _shares(weights), strict, random, reduce_retracing, int(micro_batches), schedule
+        devices, split, home, shares, strict, random, reduce_retracing, int(micro_batches), schedule, stages
     )
     check_devices(options)
     check_weights(options)
@@ -89,6 +95,23 @@ def check_schedule(schedule: object, random: str = "exact") -> None:
         raise ArgumentError(
             f"schedule={schedule!r} with random='independent': a pipeline has the numbers of one device, whatever its "
             "stages and micro-batches. Drop random."
+        )
+
+
+def check_stages_asked(stages: object, random: str = "exact") -> None:
+    """Raise `ArgumentError` unless a function can be cut into so many stages, which draw one device's numbers."""
+    if stages is None:
+        return
+    is_number = isinstance(stages, (int, np.integer)) and not isinstance(stages, bool)
+    if not isinstance(stages, Beginnings) and not (is_number and int(stages) >= 1):  # type: ignore[call-overload]
+        raise ArgumentError(
+            f"stages={stages!r}: it is the number of parts, at least 1, into which the function is cut, each with "
+            "devices of its own; None leaves it whole."
+        )
+    if random == "independent":
+        raise ArgumentError(
+            f"stages={stages} with random='independent': stages have the numbers of one device, whatever they are and "
+            "however many. Drop random."
         )
 
 
@@ -127,6 +150,8 @@ def check_weights(options: Options) -> None:
         return
     if not all(_is_share(weight) for weight in weights) or not sum(weights) > 0:
         raise ArgumentError(f"weights={list(weights)}: weights are finite numbers of at least 0, not all of them 0.")
+    if options.stages is not None:
+        return  # weights are those of pipelines, which are known with the devices
     count = devices if isinstance(devices, int) else len(devices) if isinstance(devices, tuple) else len(weights)
     if count != len(weights):
         raise ArgumentError(weights_message(weights, count))
@@ -139,6 +164,7 @@ def _is_share(weight: object) -> bool:
     return math.isfinite(weight) and bool(weight >= 0)
 
 
-def weights_message(weights: Sequence[float], count: int) -> str:
-    """Say that there are other numbers of weights and devices."""
-    return f"weights={list(weights)} has {len(weights)} entries for {count} devices; give one for each device."
+def weights_message(weights: Sequence[float], count: int, what: str = "device") -> str:
+    """Say that there are other numbers of weights and devices, or pipelines."""
+    plural = "" if count == 1 else "s"
+    return f"weights={list(weights)} has {len(weights)} entries for {count} {what}{plural}; give one for each {what}."

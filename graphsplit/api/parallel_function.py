@@ -26,6 +26,7 @@ from graphsplit.api.call_signatures import (
 from graphsplit.api.compilation import trace_and_plan
 from graphsplit.api.instances import PerInstance
 from graphsplit.api.options import Options, weights_message
+from graphsplit.api.pipeline_devices import stages_asked
 from graphsplit.api.retracing import warn_of_retracing
 from graphsplit.core import structures
 from graphsplit.core.devices import resolve_devices
@@ -93,9 +94,10 @@ class ParallelFunction(Generic[P, R]):
     def devices(self) -> tuple[str, ...]:
         """The full names of the devices. The first use starts TensorFlow."""
         devices = resolve_devices(self._options.devices)
-        weights = self._options.weights
-        if weights is not None and len(weights) != len(devices):
-            raise ArgumentError(weights_message(weights, len(devices)))
+        weights, stages = self._options.weights, stages_asked(self._options, devices)
+        count = len(devices if stages is None else stages.heads)
+        if weights is not None and len(weights) != count:
+            raise ArgumentError(weights_message(weights, count, "device" if stages is None else "pipeline"))
         return devices
 
     @functools.cached_property

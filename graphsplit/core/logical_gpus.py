@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import tensorflow as tf
 
 from graphsplit.core.errors import DeviceError
@@ -18,6 +20,16 @@ def count_gpus() -> int:
     """Return how many GPU devices this process has, or will have when TensorFlow starts; it does not start here."""
     gpus = tf.config.get_visible_devices("GPU")
     return sum(len(tf.config.get_logical_device_configuration(gpu) or [None]) for gpu in gpus)
+
+
+def gpu_memory_bytes(devices: Sequence[str]) -> int | None:
+    """Return the memory of the smallest of these GPUs of this process; None for other devices, or if it is not told."""
+    if not all(name.startswith("/device:GPU:") for name in devices):
+        return None
+    gpus = tf.config.get_visible_devices("GPU")
+    limits = [cut.memory_limit for gpu in gpus for cut in tf.config.get_logical_device_configuration(gpu) or ()]
+    known = min(limits) if limits and None not in limits else smallest_memory_mb()
+    return None if known is None else known * 2**20
 
 
 def cut_gpus(count: int, memory_mb: int) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from graphsplit.core.layouts import Layout, Shard, is_whole
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
+from graphsplit.planning.automatic_stages import StageCuts
 from graphsplit.planning.flow import Flow
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.owners import Owners
@@ -40,6 +41,7 @@ class Decisions:
       notes: one sentence for each thing a user would not expect.
       random: `"exact"`: shards draw the numbers of one device; `"independent"`: numbers of their own.
       state: where variables, tables and large constants live.
+      stage_cuts: the stages into which the program was cut, if that was asked for.
     """
 
     program: Program = field(repr=False)
@@ -57,6 +59,7 @@ class Decisions:
     notes: tuple[str, ...] = ()
     random: str = "exact"
     state: State = field(default_factory=State, repr=False)
+    stage_cuts: StageCuts | None = field(default=None, repr=False)
 
     @property
     def devices(self) -> tuple[str, ...]:

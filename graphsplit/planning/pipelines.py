@@ -34,7 +34,9 @@ class Task(NamedTuple):
 
 
 def stages_in_order(program: Program) -> list[Stage]:
-    """Return the stages in the order in which they are first called."""
+    """Return the stages in the order in which they were cut, or are first called."""
+    if program.stages.order:
+        return list(program.stages.order)
     found = (program.stages.of(op.name) for op in program.ops if not program.stages.is_backward(op.name))
     return list(dict.fromkeys(stage for stage in found if stage is not None))
 
@@ -48,8 +50,9 @@ def make_schedules(kind: str, program: Program, mesh: Mesh) -> dict[int, Schedul
     stages = stages_in_order(program)
     if not stages:
         raise ArgumentError(
-            f"schedule={kind!r} is the order in which shards go through stages, and the function has none. Give layers "
-            "or functions that it calls devices of their own with graphsplit.on_device, or drop schedule."
+            f"schedule={kind!r} is the order in which shards go through stages, and the function has none. Have it cut "
+            "into some by stages=, give layers or functions that it calls devices of their own with "
+            "graphsplit.on_device, or drop schedule."
         )
     devices = list(dict.fromkeys(stage.home for stage in stages))
     chunks = len(stages) // len(devices) if kind == "interleaved" else 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import PARTIAL_SUM
+from graphsplit.planning.automatic_stages import check_stage_cuts
 from graphsplit.planning.bucketing import check_buckets
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.moves import find_moves
@@ -29,6 +30,8 @@ class Plan(Decisions):
         self._check_moves()
         check_buckets(self.program, self.steps, self.buckets)
         check_order(self.program, self.steps, self.order)
+        if self.stage_cuts is not None:
+            check_stage_cuts(self.program, self.steps, self.stage_cuts)
         if self.mesh.has_turns:
             check_phases(flow_of(self), self.moves, self.buckets, self.phases)
             check_turns_taken(self.phases, self.mesh, self.turns)

@@ -14,6 +14,7 @@ from graphsplit.planning.host_kernels import host_kernels_text
 from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.shares import Cause, Shares, shares_of
+from graphsplit.planning.stage_texts import stages_text
 from graphsplit.planning.traffic import traffic
 from graphsplit.program.program import Op
 
@@ -71,7 +72,7 @@ def _header(plan: Decisions, shares: Shares) -> list[str]:
     live = [op.name for op, step in zip(program.ops, steps, strict=True) if step.home or step.shards]
     found = Counter(stage for name in live if (stage := program.stages.of(name)))
     lines += [f"  stage {stage}: {count} operations" for stage, count in found.items()]
-    lines += _in_parts(plan)
+    lines += [*stages_text(plan), *_in_parts(plan)]
     lines.append(f"  on every shard: {_count(plan.sharded_ops)}")
     lines.append(f"  once, at home:  {_count(_at(plan, plan.home))}")
     elsewhere = sorted({plan.owners.of_ops[op.index] for op in plan.home_ops} - {plan.home, ""})

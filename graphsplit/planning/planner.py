@@ -18,6 +18,7 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
+from graphsplit.planning.automatic_stages import StagesAsked, cut_into_stages
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
 from graphsplit.planning.bucketing import find_buckets, leading_to_shards
 from graphsplit.planning.control_flow import ControlFlowAnswers
@@ -49,6 +50,7 @@ def plan_program(
     strict: bool | float = False,
     random: str = "exact",
     schedule: str = "",
+    stages: StagesAsked | None = None,
     notes: Sequence[str] = (),
 ) -> Plan:
     """Decide where every operation runs.
@@ -63,10 +65,11 @@ def plan_program(
         floating-point operations that may.
       random: `"exact"` or `"independent"`.
       schedule: the kind of schedule by which shards go through stages; "" for none.
+      stages: into which the program is to be cut, if any.
 
     Raises:
       StrictError: see `strict`.
-      ArgumentError: for a schedule without the stages that it needs.
+      ArgumentError: for a schedule without the stages that it needs, or stages into which it cannot be cut.
     """
 
     def plan_bodies(op: Op, layouts: Sequence[Layout]) -> dict[str, Plan]:
@@ -94,6 +97,12 @@ def plan_program(
         if impossible.keys() <= kept_home.keys():
             raise CheckError(f"Lists cannot be placed: {sorted(program.ops[i].name for i in impossible)}.")
         kept_home.update(impossible)
+    stage_cuts = None
+    if stages is not None:
+        program, stage_cuts = cut_into_stages(program, steps, mesh, stages, schedule)
+        owners = find_owners(program, steps, home, state)
+        moves = find_moves(program, mesh, steps, owners, state)
+        schedule = schedule if len(stage_cuts.stages) == len(stages.devices) else ""
     split = mesh.shards > 1
     leading = leading_to_shards(program, steps) if split else set()
     order = find_order(program, steps, leading) if split else {}
@@ -117,6 +126,7 @@ def plan_program(
         schedules=schedules,
         notes=(*notes, *_notes_on_stages(program, steps)),
         random=random,
+        stage_cuts=stage_cuts,
     )
     check_strict(plan, strict)
     return plan

@@ -167,7 +167,7 @@ class Program:
 
     def all_stages(self) -> tuple[Stage, ...]:
         """Return every stage, those in loops and branches too."""
-        own = self.stages.calls.values()
+        own = self.stages.order or self.stages.calls.values()
         inside = (stage for op in self.ops for body in op.bodies.values() for stage in body.all_stages())
         return tuple(dict.fromkeys([*own, *inside]))
 

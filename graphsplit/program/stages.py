@@ -1,6 +1,7 @@
 """Stages: parts of a traced function with devices of their own.
 
-A stage is traced as a call of a function whose name says which devices were asked for. TensorFlow derives the names of
+Stages are cut automatically, operation by operation (see `planning.automatic_stages`), or given by `on_device`. Such a
+stage is traced as a call of a function whose name says which devices were asked for. TensorFlow derives the names of
 a call's backward functions from that of its forward function, whatever tape or gradient makes them. So the calls of a
 graph tell, before they are inlined, which operations belong to which stage, forward and backward alike.
 """
@@ -55,17 +56,23 @@ class Stages:
 
     Attributes:
       calls: the stage of each call.
-      backward: those calls that run backward.
+      backward: those calls, or operations, that run backward.
+      ops: the stages of single operations, where stages were cut automatically; all others are beside the stages.
+      order: of stages that were cut, in which shards go through them; empty for the order of first calls.
     """
 
     calls: Mapping[str, Stage] = field(default_factory=dict)
     backward: frozenset[str] = frozenset()
+    ops: Mapping[str, Stage] = field(default_factory=dict)
+    order: tuple[Stage, ...] = ()
 
     def __bool__(self) -> bool:
-        return bool(self.calls)
+        return bool(self.calls or self.ops)
 
     def of(self, name: str) -> Stage | None:
         """Return the innermost stage that the operation of this name belongs to."""
+        if self.ops:
+            return self.ops.get(name)
         while self.calls and name:
             if name in self.calls:
                 return self.calls[name]
@@ -74,6 +81,8 @@ class Stages:
 
     def is_backward(self, name: str) -> bool:
         """Return whether the operation of this name belongs to a call that runs backward."""
+        if self.ops:
+            return name in self.backward
         while self.backward and name:
             if name in self.backward:
                 return True

@@ -312,6 +312,7 @@ def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
         state=state,
         random=plan.random,
         schedule=plan.schedule.kind if plan.schedule else "",
+        stages=plan.stage_cuts.asked if plan.stage_cuts else None,
         notes=plan.notes,
     )
 

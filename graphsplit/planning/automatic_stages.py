@@ -1,0 +1,270 @@
+"""Automatic stages: a program cut into parts of equal time, each with devices of its own.
+
+Units are forward operations in the order in which they were traced, each with the backward operations that
+differentiate it; stages are consecutive ones. The result is what `on_device` leaves behind, operation by operation:
+all that follows, schedules, checks and charts, cannot tell the difference.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from graphsplit.core.errors import ArgumentError, CheckError, bullet_list
+from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.chains import Chain, Room, Sent, cut
+from graphsplit.planning.costs import seconds_of
+from graphsplit.planning.gradient_pairs import Pairing, backward_ops
+from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.scheduling import COSTLY
+from graphsplit.planning.steps import Step
+from graphsplit.program.program import Program, Tensor
+from graphsplit.program.stages import Stage, Stages
+
+
+@dataclass(frozen=True)
+class Beginnings:
+    """Where stages begin, all but the first.
+
+    Attributes:
+      names: as the user says it: patterns of names of layers.
+      operations: regular expressions for the names of what these layers compute.
+    """
+
+    names: tuple[str, ...]
+    operations: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """The number of stages."""
+        return len(self.names) + 1
+
+    def __str__(self) -> str:
+        return repr(list(self.names))
+
+
+@dataclass(frozen=True)
+class StagesAsked:
+    """What stages a user asked for.
+
+    Attributes:
+      devices: of each stage, one for each pipeline.
+      begins: where they begin; None for stages of equal time.
+      memory: bytes of the smallest device; None if that is not known.
+    """
+
+    devices: tuple[tuple[str, ...], ...]
+    begins: Beginnings | None = None
+    memory: int | None = None
+
+    @property
+    def heads(self) -> tuple[str, ...]:
+        """The device of the first stage in each pipeline."""
+        return self.devices[0]
+
+
+@dataclass(frozen=True)
+class StageCut:
+    """A stage, and why it is where it is.
+
+    Attributes:
+      stage: its name and devices.
+      first: the position of the operation at which it begins.
+      share: of the time of all stages.
+      received: the tensors that it is sent by other stages.
+      asked: the layer at which it was asked to begin; "" if it was put where times are equal.
+    """
+
+    stage: Stage
+    first: int
+    share: float
+    received: tuple[Tensor, ...]
+    asked: str = ""
+
+
+@dataclass(frozen=True)
+class StageCuts:
+    """All stages into which a program was cut.
+
+    Attributes:
+      asked: what the user asked for.
+      stages: the stages in order; empty where nothing is split.
+    """
+
+    asked: StagesAsked
+    stages: tuple[StageCut, ...] = ()
+
+    @property
+    def balance(self) -> float:
+        """The time of the slowest stage, as a multiple of the mean."""
+        return max((stage.share for stage in self.stages), default=1.0) * max(len(self.stages), 1)
+
+
+def cut_into_stages(
+    program: Program, steps: Sequence[Step], mesh: Mesh, asked: StagesAsked, schedule: str
+) -> tuple[Program, StageCuts]:
+    """Return the program with its stages, and where they were cut.
+
+    There are none where nothing is split. Gradients from outside may have less to cut than the function, and are cut
+    into fewer.
+
+    Raises:
+      ArgumentError: if it cannot be cut into so many stages.
+    """
+    if not mesh.shards:
+        return program, StageCuts(asked)
+    units = _Units(program, steps)
+    devices = asked.devices[: units.most_stages] if program.seeds else asked.devices
+    if not devices:
+        return program, StageCuts(asked)
+    if asked.begins is not None:
+        starts = _asked_starts(units, asked.begins)
+    else:
+        starts = _equal_starts(units, len(devices), asked, mesh, schedule)
+    stages = [Stage(str(number), own) for number, own in enumerate(devices)]
+    number = {i: sum(k >= start for start in starts) - 1 for i, k in units.of.items()}
+    names = {program.ops[i].name: stages[s] for i, s in number.items()}
+    backward = frozenset([program.ops[i].name for i in units.backward])
+    staged = replace(program, stages=Stages(backward=backward, ops=names, order=tuple(stages)))
+    return staged, StageCuts(asked, tuple(_described(units, number, starts, stages)))
+
+
+class _Units:
+    """The units of a program.
+
+    Attributes:
+      forward, backward: positions of the operations on the shards.
+      of: the number of the unit of each of them.
+      seconds: of each unit.
+    """
+
+    def __init__(self, program: Program, steps: Sequence[Step]):
+        self.program = program
+        sharded = [op.index for op in program.ops if steps[op.index].shards]
+        found = backward_ops(program)
+        self.backward = {i for i in sharded if i in found}
+        self.forward = [i for i in sharded if i not in found]
+        self.of = {i: k for k, i in enumerate(self.forward)} | dict(
+            Pairing(program, self.forward, self.backward).of if self.forward else {}
+        )
+        self.seconds = [0.0] * len(self.forward)
+        for i, k in self.of.items():
+            self.seconds[k] += seconds_of(program, program.ops[i])
+
+    @property
+    def most_stages(self) -> int:
+        """Into how many stages they can be cut."""
+        return sum(second > 0 for second in self.seconds)
+
+    def tensors(self) -> dict[Tensor, list[int]]:
+        """Return the operations that have to do with each tensor that is made on the shards: its maker, its readers."""
+        found: dict[Tensor, list[int]] = {}
+        for i in sorted(self.of):
+            for tensor in dict.fromkeys(self.program.ops[i].inputs):
+                if tensor.op in self.of:
+                    found.setdefault(tensor, [tensor.op]).append(i)
+        return found
+
+    def chain(self) -> Chain:
+        """Return the units as a chain."""
+        size, sent, kept, weights = len(self.forward), [], [0] * len(self.forward), [0] * len(self.forward)
+        for tensor, concerned in self.tensors().items():
+            units, count = [self.of[i] for i in concerned], self.program.bytes(tensor)
+            sent.append(Sent(min(units), max(units), count))
+            if tensor.op not in self.backward and not self.backward.isdisjoint(concerned):
+                kept[self.of[tensor.op]] += count
+        seen: set[Tensor] = set()
+        for k, i in enumerate(self.forward):
+            new = {t for t in self.program.ops[i].inputs if t.op not in self.of} - seen
+            weights[k] = sum(map(self.program.bytes, new))
+            seen |= new
+        seams = tuple([self._seam(k) for k in range(size)])
+        return Chain(tuple(self.seconds), tuple(sent), tuple(weights), tuple(kept), seams)
+
+    def _seam(self, k: int) -> int:
+        """Return how little a unit is the beginning of something: of a layer, of a product with weights."""
+        op, before = self.program.ops[self.forward[k]], self.program.ops[self.forward[k - 1]]
+        same = op.name.rpartition("/")[0] == before.name.rpartition("/")[0]
+        return same + (op.type not in COSTLY)
+
+
+def _equal_starts(units: _Units, count: int, asked: StagesAsked, mesh: Mesh, schedule: str) -> dict[int, str]:
+    """Return the units at which stages of equal time begin."""
+    chain = units.chain()
+    if units.most_stages < count:
+        raise ArgumentError(
+            f"stages={count}: the function has {units.most_stages} operations that run on the shards forward and take "
+            "time, and each stage needs one of its own. Choose fewer stages."
+        )
+    room = None if asked.memory is None else Room(asked.memory, _alive(count, mesh, schedule))
+    found = cut(chain, count, room)
+    if found is None:
+        needed = sum(chain.weights) + sum(chain.kept) * max(_alive(count, mesh, schedule))
+        raise ArgumentError(
+            f"stages={count}: no cut leaves each stage within the {format_bytes(asked.memory or 0)} of its device: "
+            f"all together need {format_bytes(round(needed))}. Choose more stages, more micro_batches, or "
+            "schedule='1f1b', which keeps fewer of them alive."
+        )
+    return dict.fromkeys(found, "")
+
+
+def _alive(count: int, mesh: Mesh, schedule: str) -> tuple[float, ...]:
+    """Return which share of the batch each stage keeps at a time, at most."""
+    turns = max(mesh.positions.count(position) for position in mesh.positions)
+    together = {"": 1, "gpipe": turns}.get(schedule)
+    return tuple([(together or min(count - stage, turns)) / mesh.shards for stage in range(count)])
+
+
+def _asked_starts(units: _Units, begins: Beginnings) -> dict[int, str]:
+    """Return the units at which the user wants stages to begin, and how each was asked for."""
+    names = [units.program.ops[i].name for i in units.forward]
+    found: dict[int, str] = {0: ""}
+    wrong = []
+    for name, begin in zip(begins.names, begins.operations, strict=True):
+        start = next((k for k, own in enumerate(names) if re.search(begin, own)), -1)
+        if start < 0:
+            wrong.append(f"{name!r} runs nothing on the shards")
+        elif start in found:
+            with_it = repr(found[start]) if found[start] else "the function, where the first stage begins anyway"
+            wrong.append(f"{name!r} begins with {with_it}")
+        else:
+            found[start] = name
+    if wrong:
+        raise ArgumentError(
+            f"stages={begins}: each stage needs a beginning of its own.\n{bullet_list(wrong)}\n"
+            "Name layers at which new stages begin, behind the first one."
+        )
+    return dict(sorted(found.items()))
+
+
+def _described(
+    units: _Units, number: Mapping[int, int], starts: Mapping[int, str], stages: Sequence[Stage]
+) -> Iterator[StageCut]:
+    total = sum(units.seconds) or 1.0
+    received: list[dict[Tensor, None]] = [{} for _ in stages]
+    for tensor, concerned in units.tensors().items():
+        for i in concerned:
+            if number[i] != number[tensor.op]:
+                received[number[i]][tensor] = None
+    ends = [*list(starts)[1:], len(units.seconds)]
+    for stage, (start, name), end, own in zip(stages, starts.items(), ends, received, strict=True):
+        yield StageCut(stage, units.forward[start], sum(units.seconds[start:end]) / total, tuple(own), name)
+
+
+def check_stage_cuts(program: Program, steps: Sequence[Step], cuts: StageCuts) -> None:
+    """Raise `CheckError` unless what runs on the shards is of one stage each, and follows only from those before it."""
+    stages = program.stages
+    place: dict[int, int] = {}
+    for op in program.ops:
+        before = max([place[i] for i in op.sources if i in place], default=-1)
+        stage = stages.of(op.name)
+        if steps[op.index].shards and cuts.stages:
+            if stage not in stages.order:
+                raise CheckError(f"{op.name!r} runs on the shards and is of no stage.")
+            number = stages.order.index(stage)
+            place[op.index] = 2 * len(stages.order) - 1 - number if stages.is_backward(op.name) else number
+        if before > place.get(op.index, before):
+            raise CheckError(f"{op.name!r} of stage {stage} follows from a later stage.")
+        if before >= 0:
+            place.setdefault(op.index, before)
