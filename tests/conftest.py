@@ -51,6 +51,7 @@ QUICK = {
     "test_rules.py::test_sharded_equals_unsharded": 15,
     "test_saved_models_errors.py": 10,
     "test_sizes.py": 1,
+    "test_stages.py": 12,
     "test_undefined_outputs.py": 1,
     "test_unknown_batch.py::test_effects_happen_once_whatever_the_size": 1,
     "test_unknown_batch.py::test_rules": 30,

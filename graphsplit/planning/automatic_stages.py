@@ -15,7 +15,7 @@ from graphsplit.core.errors import ArgumentError, CheckError, bullet_list
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.chains import Chain, Room, Sent, cut
 from graphsplit.planning.costs import seconds_of
-from graphsplit.planning.gradient_pairs import Pairing, backward_ops
+from graphsplit.planning.gradient_pairs import Pairing, backward_ops, sources_of
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.scheduling import COSTLY
 from graphsplit.planning.steps import Step
@@ -142,7 +142,7 @@ class _Units:
     def __init__(self, program: Program, steps: Sequence[Step]):
         self.program = program
         sharded = [op.index for op in program.ops if steps[op.index].shards]
-        found = backward_ops(program)
+        found = backward_ops(program, set(sharded))
         self.backward = {i for i in sharded if i in found}
         self.forward = [i for i in sharded if i not in found]
         self.of = {i: k for k, i in enumerate(self.forward)} | dict(
@@ -254,10 +254,10 @@ def _described(
 
 def check_stage_cuts(program: Program, steps: Sequence[Step], cuts: StageCuts) -> None:
     """Raise `CheckError` unless what runs on the shards is of one stage each, and follows only from those before it."""
-    stages = program.stages
+    stages, sharded = program.stages, {i for i, step in enumerate(steps) if step.shards}
     place: dict[int, int] = {}
     for op in program.ops:
-        before = max([place[i] for i in op.sources if i in place], default=-1)
+        before = max([place[i] for i in sources_of(op, sharded) if i in place], default=-1)
         stage = stages.of(op.name)
         if steps[op.index].shards and cuts.stages:
             if stage not in stages.order:

@@ -4,12 +4,17 @@ TensorFlow keeps no such record of a tape's gradients. It follows from the data:
 that it differentiates read or made, and gradients follow each other in the opposite order. Positions are those of
 forward operations. From both sides each backward operation is between two: not behind what it follows from, not before
 what follows from it. Of the operations that have to do with all that it reads, it belongs to the first one between
-these; to one of as many floating-point operations if there is one, as of a product both gradients are.
+these. If some of them are like it these count alone: by type (the gradient of a `Tanh` is a `TanhGrad`, both of a
+product are products), or else by the number of floating-point operations; and by the shape of an operand, which a
+gradient has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Collection, Container, Mapping, Sequence
+
+import tensorflow as tf
 
 from graphsplit.planning.scheduling import seeds_of
 from graphsplit.planning.work import flops_of
@@ -18,23 +23,39 @@ from graphsplit.program.program import Op, Program, Tensor
 _SCOPES = frozenset({"gradient_tape", "gradients"})  # how TensorFlow's tapes, and `tf.gradients`, name what they make
 
 
-def backward_ops(program: Program) -> set[int]:
-    """Return the positions of what runs backward: gradients, what follows from them, and what only they read."""
-    seeds = seeds_of(program)
-    found: set[int] = set()
-    for op in program.ops:
-        named = not _SCOPES.isdisjoint(op.name.split("/")) and not op.is_constant
-        if named or seeds[op.index] or not found.isdisjoint(op.sources):
-            found.add(op.index)
-    first = min(found, default=len(program.ops))
+def sources_of(op: Op, sharded: Container[int]) -> list[int]:
+    """Return what an operation follows from on its own shard.
+
+    What waits for effects, as all that a function returns does, follows from nobody's gradient for that.
+    """
+    return [*[tensor.op for tensor in op.inputs], *[i for i in op.controls if i in sharded]]
+
+
+def backward_ops(program: Program, sharded: Collection[int]) -> set[int]:
+    """Return the positions of what runs backward: gradients, what follows from them, and what only they read.
+
+    Args:
+      program: what is planned.
+      sharded: the positions of what runs on the shards.
+    """
+    seeds, sources = seeds_of(program), [sources_of(op, sharded) for op in program.ops]
     readers: list[list[int]] = [[] for _ in program.ops]
-    for op in program.ops:
-        for i in op.sources:
+    found: set[int] = set()
+    for op, own in zip(program.ops, sources, strict=True):
+        named = not _SCOPES.isdisjoint(op.name.split("/")) and not op.is_constant
+        if named or seeds[op.index] or not found.isdisjoint(own):
+            found.add(op.index)
+        for i in own:
             readers[i].append(op.index)
+    first = min(found, default=len(program.ops))
     for op in reversed(program.ops[first:]):  # a custom gradient's have no such names
         if readers[op.index] and found.issuperset(readers[op.index]) and not op.is_constant:
             found.add(op.index)
     return found
+
+
+def _without_version(kind: str) -> str:
+    return re.sub(r"V\d+$", "", kind)
 
 
 class Pairing:
@@ -55,6 +76,11 @@ class Pairing:
         self._number = {i: k for k, i in enumerate(forward)}
         self._forward = [program.ops[i] for i in forward]
         self._backward = backward
+        self._sources = [sources_of(op, backward.union(forward)) for op in program.ops]
+        self._readers: list[list[int]] = [[] for _ in program.ops]
+        for op in program.ops:
+            for i in self._sources[op.index]:
+                self._readers[i].append(op.index)
         self._concerned = self._find_concerned()
         self._flops = [flops_of(op) for op in self._forward]
         self._candidates = {i: self._find_candidates(program.ops[i]) for i in backward}
@@ -78,30 +104,85 @@ class Pairing:
         common = set.intersection(*read)
         if not common:
             return [max(map(min, read))]
-        flops = flops_of(op)
-        alike = [k for k in common if flops and self._flops[k] == flops]
-        return sorted(alike or common)
+        flops, own = flops_of(op), _without_version(op.type)
+        alike = [k for k in common if own.startswith(_without_version(self._forward[k].type))]
+        alike = alike or [k for k in common if flops and self._flops[k] == flops] or list(common)
+        of_operands = [k for k in alike if op.out_shapes[0] in self._forward[k].in_shapes]
+        return sorted(of_operands or alike)
 
     def _find_least(self) -> dict[int, int]:
-        """Return for each backward operation the position that it cannot be before: that of what follows from it."""
+        """Return for operations the position that they cannot be before: that of what follows from them."""
         least: dict[int, int] = {}
+        updated = self._updated_variables()
         for op in reversed(self._program.ops):
+            known = [least[op.index]] if op.index in least else []
             if op.index in self._backward:
-                own = self._candidates[op.index]
-                least[op.index] = max(least.get(op.index, 0), own[0] if own else 0)
-                for i in op.sources:
+                known += self._candidates[op.index][:1]
+                if len(updated[op.index]) == 1:  # it is the gradient of that variable, or leads to no other one
+                    known += updated[op.index]
+            if known:
+                least[op.index] = max(known)
+                for i in self._sources[op.index]:
                     least[i] = max(least.get(i, 0), least[op.index])
         return least
+
+    def _updated_variables(self) -> dict[int, frozenset[int]]:
+        """Return for operations which variables change by them, as the last forward operation that reads each.
+
+        Of several, two.
+        """
+        ops, read_by = self._program.ops, {}
+        for k, op in enumerate(self._forward):
+            read_by.update({handle: k for tensor in op.inputs if (handle := self._handle(tensor)) is not None})
+        found: dict[int, frozenset[int]] = {}
+        for op in reversed(ops):
+            changed = [read_by[tensor.op] for tensor in op.inputs if op.writes and tensor.op in read_by]
+            own = found.get(op.index, frozenset()).union(changed)
+            for i in self._sources[op.index] if own else ():
+                both = own | found.get(i, frozenset())
+                found[i] = frozenset(sorted(both)[:2])
+            found[op.index] = own
+        return found
+
+    def _handle(self, tensor: Tensor) -> int | None:
+        """Return the variable of which a tensor is the value, or a cast of it."""
+        op = self._program.ops[tensor.op]
+        while op.inputs and len(op.inputs) == 1 and op.index not in self._number:
+            op = self._program.ops[op.inputs[0].op]
+        return op.index if op.out_dtypes[:1] == (tf.resource,) and not op.inputs else None
 
     def _find(self) -> dict[int, int]:
         found: dict[int, int] = {}
         most: dict[int, int] = {}  # of all operations: what a follower cannot be behind
         for op in self._program.ops:
-            behind = min([most[i] for i in op.sources if i in most], default=len(self._forward) - 1)
+            before = [most[i] for i in self._sources[op.index] if i in most]
+            behind = min(before, default=len(self._forward) - 1)
             if op.index in self._backward:
-                own, least = self._candidates[op.index], min(self._least[op.index], behind)
-                between = [k for k in own if least <= k <= behind]
-                found[op.index] = most[op.index] = between[0] if between else least if own else behind
-            elif any(i in most for i in op.sources):
+                found[op.index] = behind = self._choose(op, behind)
+            if op.index in self._backward or before:
                 most[op.index] = behind
-        return found
+        return self._with_readers(found)
+
+    def _choose(self, op: Op, behind: int) -> int:
+        """Return the position of a backward operation, given that which it cannot be behind."""
+        least = min(self._least.get(op.index, behind), behind)
+        if self._candidates[op.index]:
+            return next((k for k in self._candidates[op.index] if least <= k <= behind), least)
+        leads_on = any(i in self._backward for i in self._readers[op.index])
+        return behind if leads_on else least  # a sum is sent rather than its addends
+
+    def _with_readers(self, found: Mapping[int, int]) -> dict[int, int]:
+        """Return the positions with what only reads a tensor that others read, and reads nothing else, beside those.
+
+        The tensor is sent there anyway.
+        """
+        result = dict(found)
+        for op in self._program.ops:
+            sources = [i for i in self._sources[op.index] if i in self._backward]
+            if op.index not in found or self._candidates[op.index] or len(sources) != 1:
+                continue
+            own = [result[i] for i in self._readers[op.index] if i in found]
+            beside = [result[i] for i in self._readers[sources[0]] if i in found and result[i] < result[op.index]]
+            if own and beside:
+                result[op.index] = min(result[op.index], max(*own, *beside))
+        return result
