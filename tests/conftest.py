@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
@@ -60,6 +60,32 @@ QUICK = {
     "test_xla.py": 4,
 }
 
+# Of these functions' cases, the first of every so many runs by default; the others run with the long tests.
+LONG = {
+    "test_benchmarks_gpu.py::test_every_way_computes_the_same": 2,
+    "test_constant_folding.py::test_folds_are_what_kernels_compute": 2,
+    "test_constant_folding.py::test_folds_hold_for_every_size": 2,
+    "test_constant_folding.py::test_gradients_along_axes_of_size_one": 3,
+    "test_damaged_models.py::test_damage": 2,
+    "test_keras_models.py::test_equals_the_template_in_float32": 3,
+    "test_keras_models.py::test_equals_the_template_in_float64": 2,
+    "test_keras_models.py::test_losses_of_single_outputs_are_weighted_as_keras_does": 2,
+    "test_keras_models_files.py::test_training_goes_on_after_a_reload_on_another_number_of_devices": 2,
+    "test_keras_models_use.py::test_kinds_of_data": 2,
+    "test_keras_models_use.py::test_steps_per_execution": 2,
+    "test_mixed_precision.py::test_mixed_precision": 2,
+    "test_on_device.py::test_a_keras_model_with_a_stage_trains_as_without": 2,
+    "test_placement_actual.py::test_every_model_runs_where_it_was_asked_to": 3,
+    "test_programs.py::test_equal": 3,
+    "test_rules.py::test_any_argument_as_a_partial_sum": 2,
+    "test_rules.py::test_any_argument_split_along_any_axis": 2,
+    "test_rules.py::test_made_in_pieces": 2,
+    "test_saved_models.py::test_every_model_on_every_number_of_devices_and_rows": 2,
+    "test_training.py::test_keras_optimizer": 2,
+    "test_training.py::test_optimizer_options": 2,
+    "test_unknown_batch.py::test_gradients_from_outside": 2,
+}
+
 NO_GPU = "no GPU that TensorFlow finds (`graphsplit doctor` says more), or a run without `-m gpu`, which hides them"
 GPU_MB = int(os.environ.get("GRAPHSPLIT_TEST_GPU_MB", "2000"))  # of each of four logical GPUs, in each process
 
@@ -82,18 +108,34 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest selects by marks
 def pytest_collection_modifyitems(items: list[pytest.Function]) -> None:
-    """Mark what is `quick`: in one place, since a slice of a table is no property of any one case."""
-    seen: Counter[str] = Counter()
+    """Mark what is `long` or `quick`: in one place, since a slice of a table is no property of any one case."""
+    shortened, chosen = EveryNth(LONG), EveryNth(QUICK)
     for item in items:
         if item.get_closest_marker("gpu") and not tf.config.list_logical_devices("GPU"):
             item.add_marker(pytest.mark.skip(reason=NO_GPU))
-        name = f"{item.path.name}::{item.originalname}"
-        every = QUICK.get(name, QUICK.get(item.path.name))
-        if every and not item.get_closest_marker("long"):
-            in_file = item.path.name if name not in QUICK else name
-            if seen[in_file] % every == 0:
-                item.add_marker("quick")
-            seen[in_file] += 1
+        if item.get_closest_marker("long"):
+            continue
+        if shortened.takes(item) is False:
+            item.add_marker("long")
+        elif chosen.takes(item):
+            item.add_marker("quick")
+
+
+class EveryNth:
+    """Takes the first of every so many cases of files, or functions of files, and knows nothing of others."""
+
+    def __init__(self, table: Mapping[str, int]):
+        self._table = table
+        self._seen: Counter[str] = Counter()
+
+    def takes(self, item: pytest.Function) -> bool | None:
+        """Return whether a case is taken; None if the table does not name it."""
+        function = f"{item.path.name}::{item.originalname}"
+        name = function if function in self._table else item.path.name
+        if name not in self._table:
+            return None
+        self._seen[name] += 1
+        return (self._seen[name] - 1) % self._table[name] == 0
 
 
 @pytest.fixture(autouse=True)

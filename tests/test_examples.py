@@ -80,6 +80,7 @@ def test_training_loop(tmp_path):
     assert float(re.search(r"largest difference of a weight: (\S+)", printed)[1]) < 1e-6
 
 
+@pytest.mark.long
 def test_strategy_side_by_side(tmp_path):
     printed = run("strategy_side_by_side.py", tmp_path)
     differences = [float(value) for value in re.findall(r"largest difference (\S+)", printed)]
@@ -88,6 +89,7 @@ def test_strategy_side_by_side(tmp_path):
     assert differences[2] < 1e-5
 
 
+@pytest.mark.long
 def test_model_parallel_lstm(tmp_path):
     printed = run("model_parallel_lstm.py", tmp_path)
     assert re.findall(r"stage \S+ on [^:]+:\d", printed) == [

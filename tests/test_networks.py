@@ -61,8 +61,8 @@ HEAVY = {
 SPARSE_UPDATES = {"Wide & deep": (*["ResourceScatterAdd"] * 2, *["ScatterNd"] * 4, *["ConcatV2"] * 2)}
 
 
-# Those that `test_unknown_batch` trains, with batches of several sizes, are here with the long tests.
-OTHERS = {"GAN", "Graph convolution", "LSTM text classifier", "WaveNet"}
+# By default, each architecture is trained here or in `test_unknown_batch`, with batches of several sizes.
+OTHERS = {"GAN", "Graph convolution", "LSTM text classifier", "Siamese", "Transformer decoder", "WaveNet"}
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.long) if n in OTHERS else n for n in MODELS])

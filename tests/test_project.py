@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from tests.conftest import QUICK
+from tests.conftest import LONG, QUICK
 
 ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "graphsplit"
@@ -83,7 +83,7 @@ def test_private_tensorflow_in_one_file_only():
 
 
 def test_quick_names_tests_that_exist():
-    for name in QUICK:
+    for name in (*QUICK, *LONG):
         file, _, function = name.partition("::")
         assert f"def {function or 'test_'}" in (ROOT / "tests" / file).read_text(), name
 

@@ -97,11 +97,11 @@ def test_rules(case: Case) -> None:
             assert any(op.type == case.op_type for op in plan.sharded_ops), str(plan)
 
 
-QUICK = ("GAN", "Graph convolution", "LSTM text classifier", "WaveNet")  # the others of known size: `test_networks`
+SHORT = ("Graph convolution", "LSTM text classifier", "Siamese", "WaveNet")  # others of known size: `test_networks`
 
 
 @pytest.mark.usefixtures("float64", "plain_oracle")
-@pytest.mark.parametrize("name", [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in MODELS])
+@pytest.mark.parametrize("name", [n if n in SHORT else pytest.param(n, marks=pytest.mark.long) for n in MODELS])
 def test_networks_train_with_one_trace(name: str) -> None:
     made = MODELS[name]
 
@@ -138,7 +138,7 @@ def attentive() -> tuple[keras.Model, tuple[int, ...]]:
 
 
 @pytest.mark.usefixtures("float64", "plain_oracle")
-@pytest.mark.parametrize("network", [recurrent, normalised, attentive], ids=lambda f: f.__name__)
+@pytest.mark.parametrize("network", [attentive, recurrent, normalised], ids=lambda f: f.__name__)
 def test_gradients_from_outside(network: Callable[[], tuple[keras.Model, tuple[int, ...]]]) -> None:
     """Inside a function that knows no sizes; the residuals of shards without rows are not there."""
     results: list[list[tf.Tensor]] = []
