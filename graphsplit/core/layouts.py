@@ -244,6 +244,7 @@ MOVES: dict[tuple[type, type], str] = {
     (SingleDevice, Partial): "zero-fill",
     (Replicate, SingleDevice): "local copy",
     (Replicate, Shard): "local slice",
+    (Replicate, Partial): "zero-fill",
     (Shard, SingleDevice): "gather",
     (Shard, Replicate): "all-gather",
     (Shard, Shard): "all-to-all",

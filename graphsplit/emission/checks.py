@@ -194,6 +194,8 @@ class _Planned:
             return self._exchanged(move, move.source, move.target, d or 0)
         if isinstance(move.source, (Shard, Partial)):
             return self._put_together(move)
+        if move.source == REPLICATE and not isinstance(move.target, SingleDevice):
+            return self._taken_apart(move, d or 0)
         if move.source == REPLICATE:
             devices, target = list(self._plan.devices), move.target
             at = target.device if isinstance(target, SingleDevice) else ""
@@ -207,6 +209,16 @@ class _Planned:
         assert isinstance(move.target, Shard)
         assert d is not None
         return self._piece(whole, move.target, move.source.device or self._plan.home, d)
+
+    def _taken_apart(self, move: Move, d: int) -> Form:
+        """Return what shard `d` takes of what every shard has."""
+        if isinstance(move.target, Partial):
+            return ("made", move.tensor, 0) if d == 0 else ("zeros",)
+        own: Form = ("made", move.tensor, d)
+        if len(self._shards) == 1:
+            return own
+        assert isinstance(move.target, Shard)
+        return self._piece(own, move.target, self._plan.shard_device(self._plan.program.ops[move.tensor.op], d), d)
 
     def _exchanged(self, move: Move, source: Shard | Partial, target: Shard | Replicate, d: int) -> Form:
         """Return what shard `d` puts together of what all shards send it."""

@@ -119,6 +119,8 @@ class Resharding:
             return self._gather(move, move.source)
         if isinstance(move.source, Partial):
             return self._reduce(move, move.source)
+        if move.source == REPLICATE and isinstance(move.target, Shard):
+            return self._slice(move, move.target)
         source = self._source(move)
         if isinstance(move.target, Shard):
             return self._scatter(move, move.target, source)
@@ -130,9 +132,9 @@ class Resharding:
         """Return the reference of the whole value that a move starts from."""
         if isinstance(move.source, SingleDevice):
             return self.whole(move.tensor, move.source)
-        assert isinstance(move.target, SingleDevice)
         devices = list(self._plan.devices)  # every shard has it: nothing moves if one is on the device
-        return self._of_shard(move.tensor, devices.index(move.target.device) if move.target.device in devices else 0)
+        at = move.target.device if isinstance(move.target, SingleDevice) else ""
+        return self._of_shard(move.tensor, devices.index(at) if at in devices else 0)
 
     def _parts(self, move: Move) -> list[str]:
         return [self._of_shard(move.tensor, d) for d in self._draft.shards]
@@ -179,8 +181,19 @@ class Resharding:
         self._draft.add_all(nodes, self._origin(move))
         return references
 
+    def _slice(self, move: Move, target: Shard) -> list[str]:
+        """Let each shard cut what it has, and take its own part."""
+        op, dtype = self._program.ops[move.tensor.op], self._draft.dtype(move.tensor)
+        found = []
+        for d, whole in zip(self._draft.shards, self._parts(move), strict=True):
+            name, device = f"{self._name(move)}/on_{d}", self._plan.shard_device(op, d)
+            cut = collectives.scatter(name, whole, target, self._counts, dtype, device, self._plan.devices, d)
+            self._draft.add_all(cut[0], self._origin(move))
+            found.append(cut[1][d])
+        return found
+
     def _zero_fill(self, move: Move, source: str) -> list[str]:
-        name, device = self._name(move), _device(move.source, self._plan.home)
+        name, device = self._name(move), self._draft.device_of(source) or self._plan.home
         shape, dtype = self._program.shape(move.tensor), self._draft.dtype(move.tensor)
         nodes, references = collectives.zero_fill(name, source, shape, self._counts, dtype, device, self._plan.devices)
         self._draft.add_all(nodes, self._origin(move))
@@ -208,7 +221,7 @@ class Resharding:
 
     def _name(self, move: Move) -> str:
         """Return a name for what carries out a move that no other node's begins with: it has the move's number."""
-        kind = move.kind.replace("-", "_")
+        kind = move.kind.replace("-", "_").replace(" ", "_")
         return f"{self._draft.scope}/{kind}_{self._numbers[move]}/{self._program.ops[move.tensor.op].name}"
 
     def _origin(self, move: Move) -> Origin:

@@ -269,6 +269,12 @@ def gradients_of_a_ctc_loss_and_of_something_else(y, x):
     return tf.math.ceil(y), tf.nn.ctc_loss(labels, x, [2] * 2, [7] * 2, logits_time_major=False)
 
 
+@found((2, 1), (8, 3, 3), inside=2, devices=2)
+def a_loop_has_whole_on_every_shard_what_is_read_in_rows(x, y):
+    powers = tf.linalg.expm(y)
+    return tf.nn.in_top_k(tf.zeros(2, tf.int32), tf.cast(x, tf.float32), 1), powers, tf.experimental.numpy.rot90(powers)
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_found(name: str) -> None:
     case = FOUND[name]

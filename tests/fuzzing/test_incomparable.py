@@ -72,3 +72,24 @@ def test_programs_pool_into_other_shapes() -> None:
     assert len(templates) >= 8
     same = [t for t in templates if "'SAME'" in t and re.search(r"(1, 'SAME'|\[1, ?1, ?1, ?1\]|nn\.pool)", t)]
     assert not same
+
+
+def test_gradients_of_depthwise_convolutions_without_filters_are_not_written() -> None:
+    """TensorFlow's kernel returns early where a filter has no entries, with a result that it has only allocated."""
+
+    def gradient(multiplier: int) -> np.ndarray:
+        junk = [tf.fill([4, 4, 5, 3], tf.constant(7.0, tf.float64)) for _ in range(3)]
+        del junk  # its memory is handed out again
+        filters, above = tf.zeros([2, 2, 3, multiplier], tf.float64), tf.zeros([4, 4, 5, 3 * multiplier], tf.float64)
+        return tf.raw_ops.DepthwiseConv2dNativeBackpropInput(
+            input_sizes=[4, 4, 5, 3], filter=filters, out_backprop=above, strides=[1] * 4, padding="SAME"
+        ).numpy()
+
+    assert any(gradient(0).any() for _ in range(50))
+    assert not gradient(1).any()
+
+
+def test_programs_have_filters_of_depthwise_convolutions() -> None:
+    templates = [t for family in CATALOG.values() for t in family if "epthwise" in t]
+    assert len(templates) >= 4
+    assert not [template for template in templates if "d}" in template]  # a number that is drawn, and may be the rows'
