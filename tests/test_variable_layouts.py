@@ -191,3 +191,11 @@ def test_a_program_in_parts_is_a_program():
     assert len(divided.program.captures) == len(program.captures) + 2
     with pytest.raises(CheckError):  # (the check can fail)
         type(program)(**{**divided.program.__dict__, "ops": divided.program.ops[:-5]}).check()
+
+
+def test_slots_lie_with_their_variables():
+    names = ["w1", "w10", "w11", "Variable", "Variable"]
+    variables = [Held(name, (9, 9), 4) for name in [*names, *[f"Adam/m/{name}" for name in names]]]
+    where = [share.devices for share in shares([*variables, Held("large", (800, 8), 4)], 4) if share is not None]
+    assert where[:5] == where[5:10]  # unnamed ones by their order
+    assert len(set(where[:5])) == 4  # and none of them because one number begins with another

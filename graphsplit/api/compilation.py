@@ -46,7 +46,8 @@ def trace_and_plan(
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
-    program, state = program_of(traced, find_state)
+    # (shards that take turns on a device would all have to wait for each other before each gather)
+    program, state = program_of(traced, find_state, options.micro_batches == 1)
     return traced, plan_for(program, splitting, options, devices, home, state)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fnmatch
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
@@ -20,7 +21,11 @@ LAYOUTS = ("home", "mirrored", "sharded")
 
 
 def set_variable_layout(
-    target: Any, layout: str | Mapping[str, str], devices: int | Sequence[str] | None = None
+    target: Any,
+    layout: str | Mapping[str, str],
+    devices: int | Sequence[str] | None = None,
+    *,
+    reshard_after_forward: bool = True,
 ) -> None:
     """Lay existing variables out: where their values live between calls of parallelized functions.
 
@@ -36,6 +41,9 @@ def set_variable_layout(
         all of it, reads that, and updates it as all others do theirs. Or a mapping of patterns of names to
         layouts, the first that fits a variable counts: `{"embedding*": "sharded", "*": "home"}`.
       devices: how many, or which; all by default.
+      reshard_after_forward: whether a device that has computed with the whole of a sharded variable drops it, and gets
+        it again for the backward pass: it has no more at a time than two of the largest take, and half as many bytes
+        again travel. If not, each is put together once, and kept.
 
     Raises:
       ArgumentError: for an unknown layout, a pattern that fits no variable, a target without variables, or a variable
@@ -66,16 +74,18 @@ def set_variable_layout(
         if own is not None and parts is not None and parts.layout != own:
             parts.release(variable)
     free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
-    _shard([variable for variable, own in free if own == "sharded"], names)
+    _shard([variable for variable, own in free if own == "sharded"], names, reshard_after_forward)
     _mirror([variable for variable, own in free if own == "mirrored"], names)
 
 
 @contextlib.contextmanager
-def variable_layout(layout: str, devices: int | Sequence[str] | None = None) -> Iterator[None]:
+def variable_layout(
+    layout: str, devices: int | Sequence[str] | None = None, *, reshard_after_forward: bool = True
+) -> Iterator[None]:
     """Lay out the variables that are made inside the `with` block, each as soon as it is made.
 
     Args:
-      layout: see `set_variable_layout`.
+      layout, reshard_after_forward: see `set_variable_layout`.
       devices: how many, or which; all by default.
 
     Raises:
@@ -96,7 +106,7 @@ def variable_layout(layout: str, devices: int | Sequence[str] | None = None) -> 
         variable = make(**options)
         if tf.executing_eagerly() and isinstance(variable, tf.Variable):
             if layout == "sharded":
-                _shard([variable], names, loads)
+                _shard([variable], names, reshard_after_forward, loads)
             elif layout == "mirrored":
                 _check_may_be_copies([variable], names)
                 _mirror([variable], names)
@@ -106,7 +116,9 @@ def variable_layout(layout: str, devices: int | Sequence[str] | None = None) -> 
         yield
 
 
-def _shard(variables: Sequence[tf.Variable], devices: Sequence[str], loads: dict[str, int] | None = None) -> None:
+def _shard(
+    variables: Sequence[tf.Variable], devices: Sequence[str], reshard: bool, loads: dict[str, int] | None = None
+) -> None:
     held = [Held(_name(v), tuple(v.shape.as_list()), v.dtype.size) for v in variables if _can_move(v)]
     found = shares(held, len(devices), None if loads is None else [loads[device] for device in devices])
     for variable, share in zip(filter(_can_move, variables), found, strict=True):
@@ -117,7 +129,7 @@ def _shard(variables: Sequence[tf.Variable], devices: Sequence[str], loads: dict
             for device, length in zip(on, share.cut.lengths, strict=True):
                 loads[device] += variable.dtype.size * (variable.shape.num_elements() // share.cut.length) * length
         if on != [canonical_name(variable.device)]:
-            VariableParts(variable, share.cut, on).take_apart()
+            VariableParts(variable, replace(share.cut, reshard=reshard), on).take_apart()
 
 
 def _mirror(variables: Sequence[tf.Variable], devices: Sequence[str]) -> None:

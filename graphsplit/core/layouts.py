@@ -156,12 +156,14 @@ class Cut:
       axis: which one.
       length: of the axis that is cut evenly; `block` entries of this axis belong to each of it.
       parts: how many pieces.
+      reshard: whether the whole is put together again for the backward pass, and not kept in between.
     """
 
     axis: int
     length: int
     parts: int
     block: int = 1
+    reshard: bool = True
 
     @property
     def lengths(self) -> tuple[int, ...]:

@@ -24,8 +24,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_value
+from graphsplit.core.graphdefs import constant_value, make_node
 from graphsplit.core.layouts import Copied, Cut, Division, Partial, Shard
+from graphsplit.planning.gathering import Gather, find_gathers
 from graphsplit.planning.part_by_part import JOINS, PartByPart
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.program.program import COPIES, Op, Program, Tensor
@@ -47,25 +48,26 @@ class Divided:
     obstacles: Mapping[str, str] = field(default_factory=dict)
 
 
-def divide(program: Program, cuts: Mapping[str, Division]) -> Divided:
+def divide(program: Program, cuts: Mapping[str, Division], reshard: bool = True) -> Divided:
     """Return a program whose captured variables lie in parts, or are copied.
 
     Args:
       program: the function, for variables that are each one.
       cuts: how variables are cut or copied, by the names of their placeholders; one part is a variable that is
         elsewhere.
+      reshard: whether what is put together is dropped and put together again, where its variable asks for that.
     """
     handles = {i: cuts[name] for i in program.captures if (name := program.ops[i].name) in cuts}
     finder = PartByPart(program, handles)
     if finder.obstacles:
         return Divided(program, tuple([(k, 0) for k in range(len(program.captures))]), finder.obstacles)
-    return _Writer(program, finder).divided()
+    return _Writer(program, finder, find_gathers(program, handles) if reshard else ()).divided()
 
 
 class _Writer(ProgramWriter):
     """Writes the program in parts, in the order of the original."""
 
-    def __init__(self, program: Program, finder: PartByPart):
+    def __init__(self, program: Program, finder: PartByPart, gathers: Sequence[Gather]):
         super().__init__([op.name for op in program.ops])
         self._program = program
         self._finder = finder
@@ -75,6 +77,9 @@ class _Writer(ProgramWriter):
         self._copies: dict[int, list[int]] = {}  # what became of each operation
         self._divides: set[int] = set()
         self._places: dict[int, str] = {}
+        self._gathers = {(reader, gather.tensor): gather for gather in gathers for reader in gather.readers}
+        self._gathered: dict[int, Tensor] = {}
+        self._gate: int | None = None  # waits for all that earlier gathers wait for
 
     def divided(self) -> Divided:
         program = self._program
@@ -111,7 +116,7 @@ class _Writer(ProgramWriter):
         self._copies[op.index] = [tensor.op for tensor in self._handles[op.index]]
 
     def _write_whole(self, op: Op) -> None:
-        inputs = tuple([self._as_whole(tensor) for tensor in op.inputs])
+        inputs = tuple([self._as_read(op, tensor) for tensor in op.inputs])
         made = self._append(op, op.name, inputs, self._controls(op, None))
         self._copies[op.index] = [made.op]
         self._whole.update({Tensor(op.index, k): Tensor(made.op, k) for k in range(len(op.out_shapes))})
@@ -189,6 +194,41 @@ class _Writer(ProgramWriter):
                 self._whole[tensor] = self._made(COPIES, self._unused(name), parts, found, {}, T=dtype)
             self._divides.add(self._whole[tensor].op)
         return self._whole[tensor]
+
+    def _as_read(self, op: Op, tensor: Tensor) -> Tensor:
+        """Return the whole value for an operation: put together when that is its turn, if it is one of the large."""
+        gather = self._gathers.get((op.index, tensor))
+        if gather is None:
+            return self._as_whole(tensor)
+        if id(gather) not in self._gathered:
+            if gather.waits:
+                self._gate = self._write_gate(gather)
+            self._gathered[id(gather)] = self._gather(tensor)
+        return self._gathered[id(gather)]
+
+    def _write_gate(self, gather: Gather) -> int:
+        """Write what has run when all shards have ended what a gather waits for."""
+        waits = [copy for position in gather.waits for copy in self._copies[position]]
+        node = make_node(self._unused(f"gate_{len(self._gathered)}"), "NoOp", [])
+        controls = (*waits, *(() if self._gate is None else (self._gate,)))
+        return self._new(node, (), [], {}, controls).op
+
+    def _gather(self, tensor: Tensor) -> Tensor:
+        """Put a value together that leaves its devices when the gate opens."""
+        op, shape, dtype = self._program.ops[tensor.op], self._program.shape(tensor), self._dtype(tensor)
+        division = self._finder.cut.get(tensor)
+        name = f"{op.name}/gathered_{tensor.index}_{len(self._gathered)}"
+        parts = [self._whole[tensor]] if division is None else self._parts[tensor, division]
+        if self._gate is not None:
+            shapes = [_shape(shape, division, k) for k in range(len(parts))]
+            nodes = [make_node(self._unused(f"{name}/part_{k}"), "Identity", [], T=dtype) for k in range(len(parts))]
+            sent = zip(nodes, parts, shapes, strict=True)
+            parts = [self._new(node, [part], [(own, dtype)], {}, (self._gate,)) for node, part, own in sent]
+        if not isinstance(division, Cut):
+            return parts[0]
+        whole = self._concatenated(name, parts, division.axis, shape, dtype)
+        self._divides.add(whole.op)
+        return whole
 
     def _concatenated(self, name: str, parts: Sequence[Tensor], axis: int, shape: Any, dtype: tf.DType) -> Tensor:
         value = np.array(axis, np.int32)

@@ -94,7 +94,7 @@ class _Replay:
             outputs = [_Buffer(Tensor(i, k), d) for k in range(len(op.out_shapes))]
             for buffer in [*self._reads(op, d), *outputs]:
                 root = self._root(buffer)
-                if root in made or not _has_buffer(self._ops[root.tensor.op]):
+                if root in made or not (_has_buffer(self._ops[root.tensor.op]) or self._is_sent(root)):
                     continue
                 made.add(root)
                 device, size = self._size(root)
@@ -166,6 +166,10 @@ class _Replay:
         for d in self._first if added_up else range(self._plan.mesh.shards):
             last = max(uses) if added_up and len(self._first) == 1 else min(uses)
             self._uses.setdefault(self._root(_Buffer(tensor, d)), []).append(last)
+
+    def _is_sent(self, buffer: _Buffer) -> bool:
+        """Return whether a buffer is what a device was sent of a variable that lives on another one."""
+        return isinstance(buffer.place, str) and self._ops[buffer.tensor.op].type == "ReadVariableOp"
 
     def _size(self, buffer: _Buffer) -> tuple[str, int]:
         """Return the device of a buffer, and its bytes."""

@@ -90,15 +90,22 @@ def _axis(shape: Sequence[int], devices: int) -> int | None:
 
 
 def _head(variables: Sequence[Held], position: int) -> int:
-    """Return the variable that another one belongs to: the one in whose slot's name its own occurs."""
-    own = _plain(variables[position].name)
+    """Return the variable that another one belongs to: the one whose name occurs in its own, word for word.
+
+    Of several of one name (those that were given none), it is the one at the same place among them.
+    """
+    held = variables[position]
+    own = _plain(held.name)
     fits = [
         i
         for i, other in enumerate(variables)
-        if other.shape == variables[position].shape and _plain(other.name) in own and len(other.name) < len(own)
+        if other.shape == held.shape and _plain(other.name) in own and len(other.name) < len(held.name)
     ]
-    return max(fits, key=lambda i: (len(variables[i].name), -i), default=position)
+    closest = max([len(variables[i].name) for i in fits], default=0)
+    fits = [i for i in fits if len(variables[i].name) == closest]
+    before = sum(other.name == held.name and other.shape == held.shape for other in variables[:position])
+    return fits[before % len(fits)] if fits else position
 
 
 def _plain(name: str) -> str:
-    return re.sub(r"\W", "_", name)
+    return f"_{re.sub(r'[^a-zA-Z0-9]', '_', name)}_"

@@ -40,7 +40,7 @@ def describe(plan: Decisions) -> str:
     notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
     shares = shares_of(plan)
     found = [*_header(plan, shares), *_communication(plan), *_at_home(plan), *_following(plan, shares)]
-    return "\n".join([*found, *_turns(plan), *_split_turns(plan), *notes])
+    return "\n".join([*found, *_turns(plan), *_alive(plan), *_split_turns(plan), *notes])
 
 
 def cause_text(plan: Decisions, cause: Cause, shares: Shares) -> str:
@@ -178,10 +178,15 @@ def _turns(plan: Decisions) -> list[str]:
         more = [f"{len(met) - _MOST_MET} more"] if len(met) > _MOST_MET else []
         held = "" if plan.program.symbols else f", with up to {format_bytes(held_bytes(plan))} held"
         lines.append(f"  all shards wait for each other{held}: for {', '.join([*names, *more])}")
-    if not plan.program.symbols:
-        most = [f"{format_bytes(size)} on {_short_device(device)}" for device, size in live_bytes(plan).items()]
-        lines.append(f"  alive at most: {', '.join(most)}")
     return lines
+
+
+def _alive(plan: Decisions) -> list[str]:
+    """Say how many bytes are alive at a time, where an order of things is there for that."""
+    if plan.program.symbols or not (plan.mesh.has_turns or plan.state.parts):
+        return []
+    most = [f"{format_bytes(size)} on {_short_device(device)}" for device, size in live_bytes(plan).items()]
+    return [f"  alive at most: {', '.join(most)}"] if most else []
 
 
 def _split_turns(plan: Decisions) -> list[str]:

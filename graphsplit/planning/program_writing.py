@@ -45,6 +45,7 @@ class ProgramWriter:
         inputs: Sequence[Tensor],
         results: Sequence[tuple[Any, tf.DType]],
         constants: Mapping[int, np.ndarray],
+        controls: tuple[int, ...] = (),
     ) -> Tensor:
         """Append an operation that the original lacks, and return its first output."""
         made = Op(
@@ -52,7 +53,7 @@ class ProgramWriter:
             name=node.name,
             type=node.op,
             inputs=tuple(inputs),
-            controls=(),
+            controls=controls,
             node=node,
             in_shapes=self._shapes(inputs),
             out_shapes=tuple([shape for shape, _ in results]),

@@ -56,12 +56,15 @@ def state_of(trace: Trace) -> State:
     return State(_devices(trace))
 
 
-def program_of(trace: Trace, find_state: Callable[[Trace], State] = state_of) -> tuple[Program, State]:
+def program_of(
+    trace: Trace, find_state: Callable[[Trace], State] = state_of, reshard: bool = True
+) -> tuple[Program, State]:
     """Return what is planned for a traced function: its program, in parts where its variables are; and its state.
 
     Args:
       trace: the function.
       find_state: says where variables and tables of a trace live.
+      reshard: see `divide`.
     """
     pairs = list(zip(trace.program.captures, trace.captures, strict=True))
     held = {trace.program.ops[i].name: parts for i, handle in pairs if (parts := parts_of(handle)) is not None}
@@ -72,7 +75,7 @@ def program_of(trace: Trace, find_state: Callable[[Trace], State] = state_of) ->
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
         cuts = {name: parts.division for name, parts in held.items() if name not in whole}
-        divided = divide(trace.program, cuts)
+        divided = divide(trace.program, cuts, reshard)
         devices = _devices_of_parts(trace, divided, whole)
         obstacles = divided.obstacles or _apart(divided, devices, [trace.program.ops[i].name for i, _ in pairs], cuts)
         if not obstacles:

@@ -302,7 +302,7 @@ def _layout_of(single: Differentiable, output: int) -> Layout:
 
 def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
     # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
-    program, state = program_of(trace)
+    program, state = program_of(trace, reshard=not plan.mesh.has_turns)
     split = program.symbols == plan.program.symbols
     return plan_program(
         program,

@@ -1,0 +1,95 @@
+"""Gathering: when what lies on several devices is put together for the shards, and for how long.
+
+A device that computes with a weight has the whole of it while it does. That is once in the forward pass and once in the
+backward pass, and were it kept in between, every device would have all weights in the end. So it is put together anew
+for each of the two (FSDP calls it resharding after forward), and only when there is room: of the values that were put
+together before, no more are kept than two of the largest take, those that were read last. What comes next waits until
+all shards have read what has to go. In between, one weight computes while the next one travels.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from graphsplit.core.layouts import Cut, Division, Shard
+from graphsplit.planning.part_by_part import PartByPart
+from graphsplit.program.program import Op, Program, Tensor
+
+_SMALL = 16_384  # bytes: such are put together once, and kept (biases travel as one, see `bucketing`)
+_AT_A_TIME = 2
+
+
+@dataclass
+class Gather:
+    """A whole value for some readers.
+
+    Attributes:
+      tensor: the value.
+      readers: the operations that read it, by position.
+      waits: those that must have ended on all shards before it is put together, besides those of earlier gathers.
+    """
+
+    tensor: Tensor
+    readers: list[int] = field(default_factory=list)
+    waits: tuple[int, ...] = ()
+
+
+def find_gathers(program: Program, handles: Mapping[int, Division]) -> list[Gather]:
+    """Return the gathers of what follows from sharded variables, in order.
+
+    Args:
+      program: the function, for variables that are each one.
+      handles: how captured variables lie, by position.
+    """
+    sharded = {i: cut for i, cut in handles.items() if isinstance(cut, Cut) and cut.reshard}
+    divided = {i: replace(cut, parts=max(cut.parts, 2)) for i, cut in sharded.items()}
+    if not divided:
+        return []
+    finder = PartByPart(program, divided)
+    needed = _needed(program)
+    reads = [(op, tensor) for op in program.ops if op.index in needed for tensor in _reads(program, finder, op)]
+    largest = max([program.bytes(tensor) for _, tensor in reads], default=0)
+    return _Pages(program, _AT_A_TIME * largest).gathers(reads)
+
+
+def _needed(program: Program) -> set[int]:
+    """Return the operations from which a result or an effect follows."""
+    found = {*[tensor.op for tensor in program.outputs], *program.effects}
+    for op in reversed(program.ops):
+        found.update(op.sources if op.index in found else ())
+    return found
+
+
+def _reads(program: Program, finder: PartByPart, op: Op) -> Iterator[Tensor]:
+    """Return what an operation needs whole that follows from sharded variables, and is not small."""
+    for tensor in dict.fromkeys(op.inputs) if op.index not in finder.how else ():
+        how = finder.how.get(tensor.op)
+        if how is not None and isinstance(how.gives[tensor.index], Shard) and program.bytes(tensor) > _SMALL:
+            yield tensor
+
+
+class _Pages:
+    """What is whole at a time: as a cache that forgets what was read longest ago, over the program's order."""
+
+    def __init__(self, program: Program, most: int):
+        self._program = program
+        self._most = most
+        self._kept: dict[Tensor, Gather] = {}  # those that were read last come last
+        self._found: list[Gather] = []
+
+    def gathers(self, reads: list[tuple[Op, Tensor]]) -> list[Gather]:
+        for op, tensor in reads:
+            kept = self._kept.pop(tensor, None) or self._gather(op, tensor)
+            kept.readers.append(op.index)
+            self._kept[tensor] = kept
+        return self._found
+
+    def _gather(self, op: Op, tensor: Tensor) -> Gather:
+        waits: list[int] = []
+        for other in [other for other in self._kept if other not in op.inputs]:
+            size = sum(map(self._program.bytes, self._kept)) + self._program.bytes(tensor)
+            if size > self._most:
+                waits += self._kept.pop(other).readers
+        self._found.append(Gather(tensor, waits=tuple(dict.fromkeys(waits))))
+        return self._found[-1]

@@ -1,0 +1,159 @@
+"""Sharded weights are put together for the forward pass and again for the backward pass, two at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.graphdefs import split_reference
+from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.emission.checks import check_emitted
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.memory import live_bytes
+from graphsplit.planning.traffic import traffic
+from tests.helpers.law import assert_close
+from tests.helpers.layout_cases import bytes_sent, numbers
+
+LAYERS, WIDTH, ROWS = 6, 80, 8
+SIZE = LAYERS * WIDTH * WIDTH * 4
+
+
+def deep(layout: str, devices: int, **options: Any) -> tuple[list[tf.Variable], Callable[[tf.Tensor], tf.Tensor]]:
+    """Return weights that lie so, and a training step."""
+    weights = [tf.Variable(0.1 * numbers(WIDTH, WIDTH, seed=k), name=f"weight_{k}") for k in range(LAYERS)]
+    if layout != "home":
+        gs.set_variable_layout(weights, layout, devices, **options)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in weights:
+                h = tf.nn.tanh(h @ weight)
+            loss = tf.reduce_sum(h)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return weights, step
+
+
+X = numbers(ROWS, WIDTH, seed=9)
+
+
+def check(plan: gs.Plan) -> None:
+    plan.check()
+    plan.program.check()
+    check_emitted(plan, emit(plan))
+
+
+def ancestors_of(graphs: Sequence[Any]) -> dict[str, set[str]]:
+    """Return all nodes that have run before each node of TensorFlow's own partitions, on whichever device."""
+    sources: dict[str, list[str]] = {}
+    sent = {n.attr["tensor_name"].s: n.name for g in graphs for n in g.node if n.op in ("_Send", "_HostSend")}
+    for node in (node for graph in graphs for node in graph.node):
+        own = [split_reference(reference.lstrip("^"))[0] for reference in node.input]
+        received = [sent[node.attr["tensor_name"].s]] if node.op in ("_Recv", "_HostRecv") else []
+        sources[node.name] = own + received
+    found: dict[str, set[str]] = {}
+
+    def visit(name: str) -> set[str]:
+        if name not in found:
+            found[name] = set()
+            for source in sources.get(name, ()):
+                found[name] |= {source, *visit(source)}
+        return found[name]
+
+    for name in sources:
+        visit(name)
+    return found
+
+
+def most_at_a_time(plan: gs.Plan, graphs: Sequence[Any]) -> int:
+    """Return how many weights a device may have whole at a time, whatever is quick and whatever is slow."""
+    ops, before, graph = plan.program.ops, ancestors_of(graphs), emit(plan)
+    name_of = {(origin.op, origin.shard): name for name, origin in graph.origins.items() if origin.role == "op"}
+    wholes = [op.index for op in plan.sharded_ops if op.index in plan.program.divides and op.type == "ConcatV2"]
+    readers = {whole: [op.index for op in ops if any(t.op == whole for t in op.inputs)] for whole in wholes}
+
+    def ends_before(a: int, b: int, d: int) -> bool:
+        return {name_of[i, d] for i in readers[a]} <= before[name_of[b, d]]
+
+    def most(together: Sequence[int], others: Sequence[int], d: int) -> int:
+        found = [len(together)]
+        for k, one in enumerate(others):
+            if not any(ends_before(a, one, d) or ends_before(one, a, d) for a in together):
+                found.append(most([*together, one], others[k + 1 :], d))
+        return max(found)
+
+    return max(most([], wholes, d) for d in range(plan.mesh.shards))
+
+
+def test_two_weights_at_a_time():
+    home, step = deep("home", 3)
+    gs.parallelize(step, devices=3)(X)
+    found = {}
+    for again in (True, False):
+        weights, step = deep("sharded", 3, reshard_after_forward=again)
+        parallel = gs.parallelize(step, devices=3)
+        plan = parallel.plan(X)
+        check(plan)
+        with partition_graphs() as graphs:
+            parallel(X)
+        for a, b in zip(weights, home, strict=True):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+        found[again] = most_at_a_time(plan, graphs)
+        sent = bytes_sent(graphs, plan)
+        most = 1.05 * (3 if again else 2) * 2 / 3 * SIZE
+        assert max(traffic(plan).busiest[1:]) <= most
+        for device in plan.devices:
+            assert sum(count for (a, _), count in sent.items() if a == device) <= most
+            assert sum(count for (_, b), count in sent.items() if b == device) <= most
+        alive = max(live_bytes(plan).values())
+        assert alive < SIZE if again else alive >= SIZE
+        assert "alive at most: " in str(plan)
+    assert found == {True: 2, False: LAYERS}
+
+
+@pytest.mark.parametrize("kind", ["unknown rows", "micro-batches", "owned whole"])
+def test_wherever_it_is_put_together_again(kind: str):
+    plain, plain_step = deep("home", 3)
+    weights, step = deep("sharded", 3)
+    if kind == "owned whole":  # many weights, none of which is cut
+        gs.set_variable_layout([weights, [tf.Variable(tf.zeros((400, 400))) for _ in range(2)]], "home")
+        gs.set_variable_layout([weights, [tf.Variable(tf.zeros((400, 400))) for _ in range(2)]], "sharded", 3)
+    function: Any = step
+    if kind == "unknown rows":
+        function = tf.function(step, input_signature=[tf.TensorSpec((None, WIDTH))])
+    parallel = gs.parallelize(function, devices=3, micro_batches=2 if kind == "micro-batches" else 1)
+    for rows in (8, 2):
+        assert_close(parallel(X[:rows]), plain_step(X[:rows]))
+    for a, b in zip(weights, plain, strict=True):
+        assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b))
+    plan = parallel.plan(X)
+    check(plan)
+    gates = [op for op in plan.home_ops if op.name.startswith("gate_")]
+    assert bool(gates) == (kind != "micro-batches")  # whose shards would wait for each other before each weight
+
+
+def test_a_tape_outside():
+    weights, _ = deep("sharded", 3)
+    values = [tf.constant(weight.numpy()) for weight in weights]
+
+    def forward(x: tf.Tensor, weights: Sequence[Any]) -> tf.Tensor:
+        for weight in weights:
+            x = tf.nn.tanh(x @ weight)
+        return x
+
+    apply = gs.parallelize(lambda x: forward(x, weights), devices=3)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(apply(X))
+    found = tape.gradient(loss, weights)
+    with tf.GradientTape() as tape:
+        tape.watch(values)
+        loss = tf.reduce_sum(forward(X, values))
+    assert_close(found, tape.gradient(loss, values))
