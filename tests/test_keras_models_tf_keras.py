@@ -8,6 +8,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.parted_variables import parts_of_variable
 from tests.helpers.float64 import EXACT
 from tests.helpers.keras_cases import ROWS, assert_same, assert_sharded, classes, numbers
 
@@ -225,3 +226,22 @@ def test_refusals():
     model.compile("sgd", "mse", run_eagerly=True)
     with pytest.warns(UserWarning, match="was compiled with run_eagerly=True"):
         model.train_on_batch(numbers(6), numbers(3))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_variables_by_layout(optimizer, layout):
+    results = []
+    for where in ("home", layout):
+        tf_keras.backend.clear_session()
+        tf_keras.utils.set_random_seed(1)
+        model = gs.multi_gpu_model(dense(), 3, variables=where)
+        loss = tf_keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile(OPTIMIZERS[optimizer](), loss, metrics=["accuracy"])
+        history = model.fit(numbers(6), classes(3), batch_size=7, epochs=2, verbose=0).history
+        results.append([*history.items(), *state(model)])
+    assert_same(results[1], results[0], EXACT)
+    own = model.optimizer.variables
+    slots = own() if callable(own) else own
+    assert layout in [parts.layout for v in slots if (parts := parts_of_variable(v)) is not None]

@@ -10,12 +10,14 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.parted_variables import parts_of_variable, raw_handles
 from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import (
+    Optimizer,
     X,
     Y,
     adam,
+    fused_adam,
     keras_model,
     numbers,
     train,
@@ -125,6 +127,23 @@ def test_copies_and_verify():
     copied = copy.deepcopy(made.weights[0])
     np.testing.assert_array_equal(copied.numpy(), made.weights[0].numpy())
     assert gs.verify(gs.parallelize(made.step, devices=3), X, Y).largest < 1e-4
+
+
+@pytest.mark.parametrize("layout", ["home", "sharded", "mirrored"])
+def test_variables_that_are_used_by_their_handles_alone(layout: str):
+    made = Optimizer(fused_adam)
+    if layout != "home":
+        gs.set_variable_layout(made.variables, layout, 2)
+    step, before = gs.parallelize(made.step, devices=2), [variable.numpy() for variable in made.variables]
+    found = step.variables(X, Y)
+    with raw_handles():
+        assert {id(variable.handle) for variable in found} == {id(variable.handle) for variable in made.variables}
+        assert len(found) == len(made.variables)
+    report = gs.verify(step, X, Y)
+    assert len(report.differences) == 1 + len(made.variables)
+    assert report.largest < 1e-4
+    for variable, value in zip(made.variables, before, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), value)
 
 
 def test_errors():

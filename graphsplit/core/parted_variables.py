@@ -66,6 +66,7 @@ class VariableParts:
         self._parts = [self._new_part(part) for part in range(len(self.devices))]
         _by_handle[id(self._own)] = self
         variable._graphsplit_parts = self
+        self._variable = weakref.ref(variable)
         variable.__class__ = _parted_class(type(variable))
         _changes[0] += 1
 
@@ -80,6 +81,11 @@ class VariableParts:
         """How it is cut."""
         assert isinstance(self.division, Cut)
         return self.division
+
+    @property
+    def variable(self) -> tf.Variable | None:
+        """The variable, if it is still there."""
+        return self._variable()
 
     def shape_of(self, part: int) -> tuple[int, ...]:
         """Return the shape of a part."""

@@ -106,6 +106,16 @@ def resource_value(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
     return tf.as_dtype(data.shape_and_type[0].dtype), tf.TensorShape(data.shape_and_type[0].shape)
 
 
+def variable_behind(handle: tf.Tensor, dtype: tf.DType, shape: tf.TensorShape, name: str) -> tf.Variable:
+    """Return an object for the variable behind a handle, which lives as long as its own object does.
+
+    Public `tf.Variable` makes a variable and takes no handle.
+    """
+    return resource_variable_ops.BaseResourceVariable(
+        trainable=False, shape=shape, dtype=dtype, handle=handle, name=name, handle_name=f"{name}:0"
+    )
+
+
 def value_at_call(graph: Any, value: Callable[[], tf.Tensor], handle: tf.Tensor, key: Any) -> tf.Tensor:
     """Return a handle in a function's graph that is, each time the function is called, what `value` returns then.
 

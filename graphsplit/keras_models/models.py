@@ -123,8 +123,10 @@ class ParallelModel:
         if self.model_devices.variables == "home":
             return
         optimizer = getattr(self.template, "optimizer", None)
-        if optimizer is not None and hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
+        if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
             optimizer.build(self.template.trainable_variables)
+        elif hasattr(optimizer, "_create_all_weights"):  # tf_keras' legacy ones, which have no public name for it
+            optimizer._create_all_weights(self.template.trainable_variables)
         set_variable_layout(self.template, self.model_devices.variables, self.model_devices.devices)
 
     def _eager(self, kind: str) -> Any:

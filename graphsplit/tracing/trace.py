@@ -17,6 +17,7 @@ from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value, rewritten_by_autograph
 from graphsplit.core.user_code import user_line
 from graphsplit.program.program import Program, is_write
+from graphsplit.tracing.captured_variables import variables_of
 from graphsplit.tracing.graph_to_program import Reading, graph_to_program
 
 _COLLECTION = "graphsplit_traces"  # of a graph, and of graphs inside it: lists of parallelized functions called
@@ -160,7 +161,7 @@ def read_graph(
     )
     program = graph_to_program(graph.as_graph_def(), reading)
     captures = tuple(captured)
-    variables = tuple(graph.variables)
+    variables = variables_of(graph, placeholders, captured)
     known = (tuple(inputs), tuple(outputs), tuple(effects), graph, function, shared)
     return Trace(program, captures, variables, result, *known)
 

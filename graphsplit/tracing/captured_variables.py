@@ -1,0 +1,37 @@
+"""The variables that a traced function captured: those of which TensorFlow knows, and those behind handles alone."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from graphsplit.core.parted_variables import parts_of, raw_handles
+from graphsplit.core.tensorflow_internals import resource_value, variable_behind
+
+
+def variables_of(
+    graph: tf.Graph, placeholders: Sequence[tf.Tensor], captured: Sequence[tf.Tensor]
+) -> tuple[tf.Variable, ...]:
+    """Return the variables that a function captured, each once.
+
+    A graph keeps a list of variables whose objects were used while it was built. Of others it has the handle (an old
+    optimizer hands those of its slots to its kernels): for such there is a new object, for the same variable.
+
+    Args:
+      graph: of the function.
+      placeholders: of what it captured.
+      captured: what these stand for.
+    """
+    variables = list(graph.variables)
+    with tf.init_scope(), raw_handles():
+        known = {id(variable.handle) for variable in variables}
+        for placeholder, handle in zip(placeholders, captured, strict=True):
+            held = resource_value(placeholder) if handle.dtype == tf.resource and hasattr(handle, "numpy") else None
+            if held is None or id(handle) in known:
+                continue
+            known.add(id(handle))
+            parts = parts_of(handle)
+            own = parts.variable if parts is not None else None
+            variables.append(variable_behind(handle, *held, placeholder.op.name) if own is None else own)
+    return tuple(variables)
