@@ -157,6 +157,7 @@ class Cut:
       length: of the axis that is cut evenly; `block` entries of this axis belong to each of it.
       parts: how many pieces.
       reshard: whether the whole is put together again for the backward pass, and not kept in between.
+      devices: of the pieces, full names, if they are known.
     """
 
     axis: int
@@ -164,6 +165,12 @@ class Cut:
     parts: int
     block: int = 1
     reshard: bool = True
+    devices: tuple[str, ...] = ()
+
+    @property
+    def is_of_rows(self) -> bool:
+        """Return whether the first axis is cut, entry by entry, over devices: each has the rows of some ids."""
+        return self.axis == 0 and self.block == 1 and self.parts > 1 and bool(self.devices)
 
     @property
     def lengths(self) -> tuple[int, ...]:

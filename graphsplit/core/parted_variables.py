@@ -18,6 +18,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,7 +55,7 @@ class VariableParts:
     layout = "sharded"
 
     def __init__(self, variable: tf.Variable, cut: Division, devices: Sequence[str]):
-        self.division = cut
+        self.division = replace(cut, devices=tuple(devices))
         self.devices = tuple(devices)
         self.in_parts = False
         self.name = variable.name.partition(":")[0]

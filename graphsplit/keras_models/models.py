@@ -122,7 +122,7 @@ class ParallelModel:
         """Lay out what the model has by now; an optimizer makes its slots first."""
         if self.model_devices.variables == "home":
             return
-        optimizer = getattr(self.template, "optimizer", None)
+        optimizer: Any = getattr(self.template, "optimizer", None)
         if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
             optimizer.build(self.template.trainable_variables)
         elif hasattr(optimizer, "_create_all_weights"):  # tf_keras' legacy ones, which have no public name for it

@@ -24,12 +24,12 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_value, make_node
+from graphsplit.core.graphdefs import constant_value
 from graphsplit.core.layouts import Copied, Cut, Division, Partial, Shard
 from graphsplit.planning.gathering import Gather, find_gathers
 from graphsplit.planning.part_by_part import JOINS, PartByPart
-from graphsplit.planning.program_writing import ProgramWriter
-from graphsplit.program.program import COPIES, Op, Program, Tensor
+from graphsplit.planning.whole_writing import WholeWriter, part_shape
+from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Sharded
 
 
@@ -64,22 +64,12 @@ def divide(program: Program, cuts: Mapping[str, Division], reshard: bool = True)
     return _Writer(program, finder, find_gathers(program, handles) if reshard else ()).divided()
 
 
-class _Writer(ProgramWriter):
+class _Writer(WholeWriter):
     """Writes the program in parts, in the order of the original."""
 
     def __init__(self, program: Program, finder: PartByPart, gathers: Sequence[Gather]):
-        super().__init__([op.name for op in program.ops])
-        self._program = program
-        self._finder = finder
-        self._whole: dict[Tensor, Tensor] = {}
-        self._parts: dict[tuple[Tensor, Division], list[Tensor]] = {}
+        super().__init__(program, finder, gathers)
         self._handles: dict[int, list[Tensor]] = {}
-        self._copies: dict[int, list[int]] = {}  # what became of each operation
-        self._divides: set[int] = set()
-        self._places: dict[int, str] = {}
-        self._gathers = {(reader, gather.tensor): gather for gather in gathers for reader in gather.readers}
-        self._gathered: dict[int, Tensor] = {}
-        self._gate: int | None = None  # waits for all that earlier gathers wait for
 
     def divided(self) -> Divided:
         program = self._program
@@ -88,6 +78,8 @@ class _Writer(ProgramWriter):
                 self._write_handles(op)
             elif op.index in self._finder.how:
                 self._write_parts(op, self._finder.how[op.index])
+            elif op.index in self._finder.rows:
+                self._write_by_rows(op, self._finder.rows[op.index])
             else:
                 self._write_whole(op)
         captures: list[int] = []
@@ -121,6 +113,22 @@ class _Writer(ProgramWriter):
         self._copies[op.index] = [made.op]
         self._whole.update({Tensor(op.index, k): Tensor(made.op, k) for k in range(len(op.out_shapes))})
 
+    def _write_by_rows(self, op: Op, table: Cut) -> None:
+        """Write an operation on rows of a table for each part of it, where that is."""
+        first, result = op.inputs[0], Tensor(op.index, 0)
+        ids = self._as_whole(op.inputs[1])
+        if first.op in self._handles:
+            rows, handles = self._as_whole(op.inputs[2]), self._handles[first.op]
+            controls = [self._controls(op, k) for k in range(len(handles))]
+            made = self._write_rows(op, table, handles, ids, rows, controls)
+            self._copies[op.index] = [tensor.op for tensor in made]
+        elif result in self._finder.cut:
+            made = self._add_up(op, table, self._as_whole(first), ids)
+            self._parts[result, table], self._copies[op.index] = made, [tensor.op for tensor in made]
+        else:
+            self._whole[result] = self._look_up(op, table, self._parts[first, table], ids)
+            self._copies[op.index] = [self._whole[result].op]
+
     def _write_parts(self, op: Op, how: Sharded) -> None:
         base = self._finder.base[op.index]
         made: list[Tensor] = []
@@ -131,9 +139,8 @@ class _Writer(ProgramWriter):
                 tensor, value = self._operand(op, how, i, k)
                 inputs.append(tensor)
                 constants.update({} if value is None else {i: value})
-            shapes = [
-                _shape(shape, base.like(give), k) for shape, give in zip(op.out_shapes, how.gives or (), strict=True)
-            ]
+            given = zip(op.out_shapes, how.gives or (), strict=True)
+            shapes = [part_shape(shape, base.like(give), k) for shape, give in given]
             made.append(self._append(op, self._name(op, k), inputs, self._controls(op, k), shapes, constants))
         self._copies[op.index] = [tensor.op for tensor in made]
         self._place(made, base)
@@ -182,60 +189,6 @@ class _Writer(ProgramWriter):
             found += copies if part is None or len(copies) <= part else [copies[part]]
         return tuple(found)
 
-    def _as_whole(self, tensor: Tensor) -> Tensor:
-        """Return the whole value: put together, once, where it is in parts; the nearest one where it is copied."""
-        if tensor not in self._whole:
-            division, op, dtype = self._finder.cut[tensor], self._program.ops[tensor.op], self._dtype(tensor)
-            parts, name = self._parts[tensor, division], f"{op.name}/whole_{tensor.index}"
-            if isinstance(division, Cut):
-                self._whole[tensor] = self._concatenated(name, parts, division.axis, self._program.shape(tensor), dtype)
-            else:
-                found = [(self._program.shape(tensor), dtype)]
-                self._whole[tensor] = self._made(COPIES, self._unused(name), parts, found, {}, T=dtype)
-            self._divides.add(self._whole[tensor].op)
-        return self._whole[tensor]
-
-    def _as_read(self, op: Op, tensor: Tensor) -> Tensor:
-        """Return the whole value for an operation: put together when that is its turn, if it is one of the large."""
-        gather = self._gathers.get((op.index, tensor))
-        if gather is None:
-            return self._as_whole(tensor)
-        if id(gather) not in self._gathered:
-            if gather.waits:
-                self._gate = self._write_gate(gather)
-            self._gathered[id(gather)] = self._gather(tensor)
-        return self._gathered[id(gather)]
-
-    def _write_gate(self, gather: Gather) -> int:
-        """Write what has run when all shards have ended what a gather waits for."""
-        waits = [copy for position in gather.waits for copy in self._copies[position]]
-        node = make_node(self._unused(f"gate_{len(self._gathered)}"), "NoOp", [])
-        controls = (*waits, *(() if self._gate is None else (self._gate,)))
-        return self._new(node, (), [], {}, controls).op
-
-    def _gather(self, tensor: Tensor) -> Tensor:
-        """Put a value together that leaves its devices when the gate opens."""
-        op, shape, dtype = self._program.ops[tensor.op], self._program.shape(tensor), self._dtype(tensor)
-        division = self._finder.cut.get(tensor)
-        name = f"{op.name}/gathered_{tensor.index}_{len(self._gathered)}"
-        parts = [self._whole[tensor]] if division is None else self._parts[tensor, division]
-        if self._gate is not None:
-            shapes = [_shape(shape, division, k) for k in range(len(parts))]
-            nodes = [make_node(self._unused(f"{name}/part_{k}"), "Identity", [], T=dtype) for k in range(len(parts))]
-            sent = zip(nodes, parts, shapes, strict=True)
-            parts = [self._new(node, [part], [(own, dtype)], {}, (self._gate,)) for node, part, own in sent]
-        if not isinstance(division, Cut):
-            return parts[0]
-        whole = self._concatenated(name, parts, division.axis, shape, dtype)
-        self._divides.add(whole.op)
-        return whole
-
-    def _concatenated(self, name: str, parts: Sequence[Tensor], axis: int, shape: Any, dtype: tf.DType) -> Tensor:
-        value = np.array(axis, np.int32)
-        operands = [*parts, self._constant(f"{name}/axis", value, tf.int32)]
-        attributes: dict[str, Any] = {"N": len(parts), "T": dtype, "Tidx": tf.int32}
-        return self._made("ConcatV2", self._unused(name), operands, [(shape, dtype)], {len(parts): value}, **attributes)
-
     def _as_parts(self, tensor: Tensor, cut: Division) -> list[Tensor]:
         """Return the parts of a value: taken apart, once, where it is whole; or what each copy reads."""
         if (tensor, cut) not in self._parts:
@@ -263,7 +216,7 @@ class _Writer(ProgramWriter):
             return [self._held(f"{op.name}/sum", whole, shape, dtype, copied.sums[0])] * copied.parts
         cut, held = copied.cut([int(size or 0) for size in shape]), []
         for j, part in enumerate(self._taken_apart(whole, op.name, cut, shape, dtype)):
-            own = _shape(shape, cut, j)
+            own = part_shape(shape, cut, j)
             held.append(self._held(f"{op.name}/sum_{j}", part, own, dtype, copied.sums[j]))
         names = [f"{op.name}/copy_{k}" for k in range(copied.parts)]
         found = [self._concatenated(name, held, cut.axis, shape, dtype) for name in names]
@@ -284,7 +237,7 @@ class _Writer(ProgramWriter):
             "SplitV",
             self._unused(f"{name}/parts"),
             operands,
-            [(_shape(shape, cut, k), dtype) for k in range(cut.parts)],
+            [(part_shape(shape, cut, k), dtype) for k in range(cut.parts)],
             {1: sizes, 2: axis},
             num_split=cut.parts,
             T=dtype,
@@ -304,9 +257,6 @@ class _Writer(ProgramWriter):
             result = self._made(joins, name, [result, part], [(shape, dtype)], {}, T=dtype)
         return result
 
-    def _dtype(self, tensor: Tensor) -> tf.DType:
-        return self._program.ops[tensor.op].out_dtypes[tensor.index]
-
     def _name(self, op: Op, part: int) -> str:
         return self._unused(f"{op.name}/part_{part}")
 
@@ -314,10 +264,3 @@ class _Writer(ProgramWriter):
 def _entries(cut: Cut, part: int) -> range:
     first = sum(cut.lengths[:part])
     return range(first, first + cut.lengths[part])
-
-
-def _shape(shape: Any, cut: Division | None, part: int) -> Any:
-    """Return the shape of a part of a tensor; of the whole where it is not cut."""
-    if not isinstance(cut, Cut) or shape is None:
-        return shape
-    return (*shape[: cut.axis], cut.lengths[part], *shape[cut.axis + 1 :])

@@ -63,7 +63,8 @@ def _needed(program: Program) -> set[int]:
 
 def _reads(program: Program, finder: PartByPart, op: Op) -> Iterator[Tensor]:
     """Return what an operation needs whole that follows from sharded variables, and is not small."""
-    for tensor in dict.fromkeys(op.inputs) if op.index not in finder.how else ():
+    beside = op.index in finder.how or op.index in finder.rows
+    for tensor in () if beside else dict.fromkeys(op.inputs):
         how = finder.how.get(tensor.op)
         if how is not None and isinstance(how.gives[tensor.index], Shard) and program.bytes(tensor) > _SMALL:
             yield tensor

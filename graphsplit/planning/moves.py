@@ -96,6 +96,10 @@ class _Finder:
     state: State
     moves: dict[Move, None] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        ops = self.program.ops
+        self._needed_by_parts = {tensor for i in self.program.places for tensor in ops[i].inputs}
+
     def read(self, tensor: Tensor, layout: Layout) -> None:
         """Add what it takes to read a tensor in a layout. (No device: wherever it is made whole.)"""
         op, step = self.program.ops[tensor.op], self.steps[tensor.op]
@@ -106,7 +110,11 @@ class _Finder:
             self._move(tensor, REPLICATE, layout)
             return
         source = next((given for given in made if is_whole(given)), None)
-        if source is None and made and is_direct(made[0], layout, self.mesh):
+        if (
+            source is None
+            and made
+            and (is_direct(made[0], layout, self.mesh) or self._is_for_a_part(tensor, made[0], layout))
+        ):
             self._move(tensor, made[0], layout)
             return
         if source is None and made:
@@ -114,6 +122,11 @@ class _Finder:
             self._move(tensor, made[0], source)
         if source is not None and layout not in (source, SINGLE_DEVICE):
             self._move(tensor, source, layout)
+
+    def _is_for_a_part(self, tensor: Tensor, source: Layout, target: Layout) -> bool:
+        """Return whether rows are put together where a part of a table is: each of several does, and none for all."""
+        named = isinstance(target, SingleDevice) and target.device != ""
+        return isinstance(source, Shard) and named and tensor in self._needed_by_parts
 
     def _move(self, tensor: Tensor, source: Layout, target: Layout) -> None:
         if source != target:

@@ -14,8 +14,9 @@ from collections.abc import Mapping, Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import REPLICATE, Copied, Division, Layout, Partial, Shard
+from graphsplit.core.layouts import REPLICATE, Copied, Cut, Division, Layout, Partial, Shard
 from graphsplit.core.symbolic_sizes import has_sizes
+from graphsplit.planning.row_finding import adds_up_rows, finds_rows, writes_rows
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, rule_of, stays_partial
 from graphsplit.rules.factors import Dims, Factors
@@ -36,6 +37,7 @@ class PartByPart:
       how: for operations that are done part by part, how.
       base: for the same operations, a cut that those of all they read and make follow from.
       cut: how their results are cut, and others' that are taken apart.
+      rows: the tables of operations that go to where the rows of ids are.
       obstacles: why variables must be whole, by placeholder name.
     """
 
@@ -45,6 +47,7 @@ class PartByPart:
         self.how: dict[int, Sharded] = {}
         self.base: dict[int, Division] = {}
         self.cut: dict[Tensor, Division] = {}
+        self.rows: dict[int, Cut] = {}
         self.obstacles: dict[str, str] = {}
         before = -1
         while len(self.how) + len(self.cut) != before:  # a gradient that is taken apart has other readers, and so on
@@ -61,6 +64,10 @@ class PartByPart:
             self._touch(op, touched)
             return
         in_parts = [i for i, tensor in enumerate(op.inputs) if tensor in self.cut]
+        table = self.cut[op.inputs[0]] if in_parts == [0] else None
+        if isinstance(table, Cut) and finds_rows(self._program, op, table):
+            self.rows[op.index] = table
+            return
         rule = self._rule(op) if in_parts and op.index not in self.how else None
         factors = rule.factors(op) if rule else Declined("")
         if rule and isinstance(factors, Factors) and _adds_no_axis(factors, [factors.inputs[i] for i in in_parts]):
@@ -84,6 +91,8 @@ class PartByPart:
         elif op.type.startswith("ResourceApply") and self._is_dense_update(op, cut):
             wants = [self._operand_of_update(tensor, cut) for tensor in op.inputs]
             self.how[op.index] = Sharded(tuple(wants), ())
+        elif touched == [0] and isinstance(cut, Cut) and writes_rows(op, cut):
+            self.rows[op.index] = cut
         else:
             where = self._program.locate(op.name)
             for i in touched:
@@ -138,6 +147,9 @@ class PartByPart:
 
     def _want(self, tensor: Tensor, cut: Division) -> None:
         op = self._program.ops[tensor.op]
+        if isinstance(cut, Cut) and adds_up_rows(self._program, op, cut):
+            self.rows[op.index], self.cut[tensor] = cut, cut
+            return
         rule = self._rule(op) if len(op.out_shapes) == 1 and op.type != "Const" else None
         factors = rule.factors(op) if rule and not self._stays_a_sum(op) else Declined("")
         if isinstance(factors, Factors) and rule and _adds_no_axis(factors, factors.outputs):

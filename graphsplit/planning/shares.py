@@ -95,7 +95,7 @@ class _Causes:
         if not plan.mesh.shards or plan.devices == (plan.home,):
             return
         for op, step in zip(plan.program.ops, plan.steps, strict=True):
-            if step.home and not step.bodies:
+            if step.home and not step.bodies and op.index not in plan.program.places:  # beside a part of a table
                 cause = self._cause_of(op)
                 if cause is not None:
                     self._blamed[op.index] = cause

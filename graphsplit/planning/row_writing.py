@@ -1,0 +1,134 @@
+"""Rows by their ids, written: what is done for each part of a table, beside it, with the ids that are its own.
+
+Each part takes ids for its own rows; an id of no part is the first one's, whose operation says what it says of such. Of
+what is looked up, every part yields rows for all ids, which count where the id is its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.layouts import Cut
+from graphsplit.planning.program_writing import ProgramWriter
+from graphsplit.program.program import Op, Tensor
+
+
+class RowWriter(ProgramWriter):
+    """Appends what goes to where rows are; see `row_finding`."""
+
+    def __init__(self, names: Sequence[str]):
+        super().__init__(names)
+        self._places: dict[int, str] = {}
+
+    def _look_up(self, op: Op, cut: Cut, parts: Sequence[Tensor], ids: Tensor) -> Tensor:
+        """Write a gather of rows, and return them."""
+        shape, dtype = op.out_shapes[0], op.out_dtypes[0]
+        axis = self._constant(f"{op.name}/axis", np.array(0, np.int32), tf.int32)
+        nothing = self._constant(f"{op.name}/nothing", np.zeros((), dtype.as_numpy_dtype), dtype)
+        found = []
+        for k, part in enumerate(parts):
+            name = f"{op.name}/rows_{k}"
+            local, own = self._own_ids(name, ids, cut, k)
+            safe = self._select(f"{name}/safe", own, local, self._number(f"{name}/first", 0, local))
+            rows = self._append(op, self._unused(name), [part, safe, axis], (), [shape], {2: np.array(0, np.int32)})
+            self._places[rows.op] = cut.devices[k]
+            for _ in range(len(shape or ()) - len(self._shape_of(own) or ())):
+                own = self._widened(f"{name}/wide", own)
+            found.append(self._select(f"{name}/own_rows", own, rows, nothing, shape))
+        return self._made("AddN", self._unused(f"{op.name}/sum"), found, [(shape, dtype)], {}, N=len(found), T=dtype)
+
+    def _add_up(self, op: Op, cut: Cut, values: Tensor, ids: Tensor) -> list[Tensor]:
+        """Write a sum of rows by their ids, and return its parts."""
+        found, dtype = [], tf.as_dtype(op.attr("Tnumsegments").type)
+        for k, length in enumerate(cut.lengths):
+            name = f"{op.name}/rows_{k}"
+            local, own = self._own_ids(name, ids, cut, k)
+            elsewhere = self._number(f"{name}/elsewhere", -1, local)  # which is added to nothing
+            segments = self._select(f"{name}/segments", own, local, elsewhere)
+            count = np.array(length, dtype.as_numpy_dtype)
+            operands = [values, segments, self._constant(f"{name}/count", count, dtype)]
+            shape = (length, *(op.out_shapes[0] or ())[1:])
+            added = self._append(op, self._unused(name), operands, (), [shape], {2: count})
+            self._places[added.op] = cut.devices[k]
+            found.append(added)
+        return found
+
+    def _write_rows(
+        self, op: Op, cut: Cut, handles: Sequence[Tensor], ids: Tensor, rows: Tensor, controls: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        """Write what writes rows of a variable; each part is given its own rows, as many as those are."""
+        count, made = len(self._shape_of(ids) or ()), []
+        rest = [int(size or 0) for size in (self._shape_of(rows) or ())[count:]]
+        for k, handle in enumerate(handles):
+            name = f"{op.name}/rows_{k}"
+            local, own = self._own_ids(name, ids, cut, k)
+            first = len(self._ops)
+            which = self._where(f"{name}/which", self._flat(f"{name}/own", own, ()))
+            chosen = self._taken(f"{name}/ids", self._flat(f"{name}/all_ids", local, ()), which)
+            values = self._taken(f"{name}/values", self._flat(f"{name}/all_values", rows, rest), which)
+            made.append(self._append(op, self._unused(name), [handle, chosen, values], controls[k], (), {}))
+            for position in range(first, len(self._ops)):
+                if self._ops[position].type != "Const":
+                    self._places[position] = cut.devices[k]
+        return made
+
+    def _own_ids(self, name: str, ids: Tensor, cut: Cut, k: int) -> tuple[Tensor, Tensor]:
+        """Return ids as a part counts them, and which of them are its own."""
+        first = sum(cut.lengths[:k])
+        local = self._plain("Sub", f"{name}/local", [ids, self._number(f"{name}/before", first, ids)], T=True)
+        low, high = (first, first + cut.lengths[k]) if k else (cut.lengths[0], sum(cut.lengths))
+        at_least = self._compared("GreaterEqual", f"{name}/low", ids, low)
+        below = self._compared("Less", f"{name}/high", ids, high)
+        between = self._plain("LogicalAnd", f"{name}/between", [at_least, below])
+        return local, between if k else self._plain("LogicalNot", f"{name}/not_of_others", [between])
+
+    def _shape_of(self, tensor: Tensor) -> Any:
+        return self._ops[tensor.op].out_shapes[tensor.index]
+
+    def _type_of(self, tensor: Tensor) -> tf.DType:
+        return self._ops[tensor.op].out_dtypes[tensor.index]
+
+    def _number(self, name: str, value: int, like: Tensor) -> Tensor:
+        dtype = self._type_of(like)
+        return self._constant(name, np.array(value, dtype.as_numpy_dtype), dtype)
+
+    def _plain(self, kind: str, name: str, inputs: Sequence[Tensor], *, T: bool = False) -> Tensor:  # noqa: N803
+        shape, dtype = self._shape_of(inputs[0]), self._type_of(inputs[0])
+        return self._made(kind, self._unused(name), inputs, [(shape, dtype)], {}, **({"T": dtype} if T else {}))
+
+    def _compared(self, kind: str, name: str, ids: Tensor, bound: int) -> Tensor:
+        operands = [ids, self._number(f"{name}/bound", bound, ids)]
+        result = [(self._shape_of(ids), tf.bool)]
+        return self._made(kind, self._unused(name), operands, result, {}, T=self._type_of(ids))
+
+    def _select(self, name: str, which: Tensor, this: Tensor, other: Tensor, shape: Any = None) -> Tensor:
+        dtype = self._type_of(this)
+        result = [(shape if shape is not None else self._shape_of(this), dtype)]
+        return self._made("SelectV2", self._unused(name), [which, this, other], result, {}, T=dtype)
+
+    def _widened(self, name: str, tensor: Tensor) -> Tensor:
+        axis, dtype = np.array(-1, np.int32), self._type_of(tensor)
+        operands = [tensor, self._constant(f"{name}/axis", axis, tf.int32)]
+        result = [((*self._shape_of(tensor), 1), dtype)]
+        return self._made("ExpandDims", self._unused(name), operands, result, {1: axis}, T=dtype, Tdim=tf.int32)
+
+    def _flat(self, name: str, tensor: Tensor, rest: Sequence[int]) -> Tensor:
+        shape, dtype = np.array([-1, *rest], np.int32), self._type_of(tensor)
+        operands = [tensor, self._constant(f"{name}/shape", shape, tf.int32)]
+        result = [((None, *rest), dtype)]
+        return self._made("Reshape", self._unused(name), operands, result, {1: shape}, T=dtype, Tshape=tf.int32)
+
+    def _where(self, name: str, flat: Tensor) -> Tensor:
+        found = self._made("Where", self._unused(name), [flat], [((None, 1), tf.int64)], {}, T=tf.bool)
+        return self._flat(f"{name}/flat", found, ())
+
+    def _taken(self, name: str, flat: Tensor, which: Tensor) -> Tensor:
+        axis, dtype = np.array(0, np.int32), self._type_of(flat)
+        operands = [flat, which, self._constant(f"{name}/axis", axis, tf.int32)]
+        types = {"Tparams": dtype, "Tindices": tf.int64, "Taxis": tf.int32, "batch_dims": 0}
+        result = [((None, *self._shape_of(flat)[1:]), dtype)]
+        return self._made("GatherV2", self._unused(name), operands, result, {2: axis}, **types)

@@ -1,0 +1,102 @@
+"""Whole values, written: what lies in parts is put together for those who read the whole, when it is their turn."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.graphdefs import make_node
+from graphsplit.core.layouts import Cut, Division
+from graphsplit.planning.gathering import Gather
+from graphsplit.planning.part_by_part import PartByPart
+from graphsplit.planning.row_writing import RowWriter
+from graphsplit.program.program import COPIES, Op, Program, Tensor
+
+
+class WholeWriter(RowWriter):
+    """Appends what puts values together.
+
+    Args:
+      program: for variables that are each one.
+      finder: what of it is done part by part.
+      gathers: of what is put together more than once.
+    """
+
+    def __init__(self, program: Program, finder: PartByPart, gathers: Sequence[Gather]):
+        super().__init__([op.name for op in program.ops])
+        self._program = program
+        self._finder = finder
+        self._whole: dict[Tensor, Tensor] = {}
+        self._parts: dict[tuple[Tensor, Division], list[Tensor]] = {}
+        self._copies: dict[int, list[int]] = {}  # what became of each operation
+        self._divides: set[int] = set()
+        self._gathers = {(reader, gather.tensor): gather for gather in gathers for reader in gather.readers}
+        self._gathered: dict[int, Tensor] = {}
+        self._gate: int | None = None  # waits for all that earlier gathers wait for
+
+    def _as_whole(self, tensor: Tensor) -> Tensor:
+        """Return the whole value: put together, once, where it is in parts; the nearest one where it is copied."""
+        if tensor not in self._whole:
+            division, op, dtype = self._finder.cut[tensor], self._program.ops[tensor.op], self._dtype(tensor)
+            parts, name = self._parts[tensor, division], f"{op.name}/whole_{tensor.index}"
+            if isinstance(division, Cut):
+                self._whole[tensor] = self._concatenated(name, parts, division.axis, self._program.shape(tensor), dtype)
+            else:
+                found = [(self._program.shape(tensor), dtype)]
+                self._whole[tensor] = self._made(COPIES, self._unused(name), parts, found, {}, T=dtype)
+            self._divides.add(self._whole[tensor].op)
+        return self._whole[tensor]
+
+    def _as_read(self, op: Op, tensor: Tensor) -> Tensor:
+        """Return the whole value for an operation: put together when that is its turn, if it is one of the large."""
+        gather = self._gathers.get((op.index, tensor))
+        if gather is None:
+            return self._as_whole(tensor)
+        if id(gather) not in self._gathered:
+            if gather.waits:
+                self._gate = self._write_gate(gather)
+            self._gathered[id(gather)] = self._gather(tensor)
+        return self._gathered[id(gather)]
+
+    def _write_gate(self, gather: Gather) -> int:
+        """Write what has run when all shards have ended what a gather waits for."""
+        waits = [copy for position in gather.waits for copy in self._copies[position]]
+        node = make_node(self._unused(f"gate_{len(self._gathered)}"), "NoOp", [])
+        controls = (*waits, *(() if self._gate is None else (self._gate,)))
+        return self._new(node, (), [], {}, controls).op
+
+    def _gather(self, tensor: Tensor) -> Tensor:
+        """Put a value together that leaves its devices when the gate opens."""
+        op, shape, dtype = self._program.ops[tensor.op], self._program.shape(tensor), self._dtype(tensor)
+        division = self._finder.cut.get(tensor)
+        name = f"{op.name}/gathered_{tensor.index}_{len(self._gathered)}"
+        parts = [self._whole[tensor]] if division is None else self._parts[tensor, division]
+        if self._gate is not None:
+            shapes = [part_shape(shape, division, k) for k in range(len(parts))]
+            nodes = [make_node(self._unused(f"{name}/part_{k}"), "Identity", [], T=dtype) for k in range(len(parts))]
+            sent = zip(nodes, parts, shapes, strict=True)
+            parts = [self._new(node, [part], [(own, dtype)], {}, (self._gate,)) for node, part, own in sent]
+        if not isinstance(division, Cut):
+            return parts[0]
+        whole = self._concatenated(name, parts, division.axis, shape, dtype)
+        self._divides.add(whole.op)
+        return whole
+
+    def _concatenated(self, name: str, parts: Sequence[Tensor], axis: int, shape: Any, dtype: tf.DType) -> Tensor:
+        value = np.array(axis, np.int32)
+        operands = [*parts, self._constant(f"{name}/axis", value, tf.int32)]
+        attributes: dict[str, Any] = {"N": len(parts), "T": dtype, "Tidx": tf.int32}
+        return self._made("ConcatV2", self._unused(name), operands, [(shape, dtype)], {len(parts): value}, **attributes)
+
+    def _dtype(self, tensor: Tensor) -> tf.DType:
+        return self._program.ops[tensor.op].out_dtypes[tensor.index]
+
+
+def part_shape(shape: Any, cut: Division | None, part: int) -> Any:
+    """Return the shape of a part of a tensor; of the whole where it is not cut."""
+    if not isinstance(cut, Cut) or shape is None:
+        return shape
+    return (*shape[: cut.axis], cut.lengths[part], *shape[cut.axis + 1 :])

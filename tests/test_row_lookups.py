@@ -1,0 +1,145 @@
+"""Tables whose rows lie on several devices: ids go to the rows, rows come back, and gradients go to them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.planning.traffic import traffic
+from tests.helpers.law import assert_close, assert_law
+from tests.helpers.layout_cases import bytes_sent, numbers
+
+Made = tuple[Callable[..., Any], Sequence[tf.Variable]]
+WORDS, WIDTH = 401, 8
+
+
+def ids(rows: int, each: int = 3, words: int = WORDS) -> tf.Tensor:
+    """Return ids, many of them twice and in the rows of several shards, and those of the first and the last row."""
+    found = np.random.default_rng(rows).integers(0, words, (rows, each))
+    found[-1], found[0, :2] = found[0], (0, words - 1)
+    return tf.constant(found)
+
+
+def add(table: tf.Variable, slot: tf.Variable, gradient: tf.IndexedSlices) -> None:
+    table.scatter_sub(tf.IndexedSlices(0.1 * gradient.values, gradient.indices))
+
+
+def dense(table: tf.Variable, slot: tf.Variable, gradient: tf.IndexedSlices) -> None:
+    slot.assign(0.9 * slot + tf.convert_to_tensor(gradient))
+    table.assign_sub(0.1 * slot)
+
+
+def update(table: tf.Variable, slot: tf.Variable, gradient: tf.IndexedSlices) -> None:
+    """Adagrad, row by row: each row once."""
+    unique, which = tf.unique(tf.reshape(gradient.indices, [-1]))
+    total = tf.math.unsorted_segment_sum(tf.reshape(gradient.values, [-1, WIDTH]), which, tf.size(unique))
+    slot.scatter_update(tf.IndexedSlices(tf.gather(slot, unique) + total**2, unique))
+    table.scatter_sub(tf.IndexedSlices(0.1 * total / (tf.sqrt(tf.gather(slot, unique)) + 0.1), unique))
+
+
+def training(how: Callable[..., None], layout: str, devices: int) -> Made:
+    table = tf.Variable(numbers(WORDS, WIDTH), name="table")
+    slot = tf.Variable(tf.zeros_like(table), name="slot")
+    if layout != "home":
+        gs.set_variable_layout([table, slot], layout, devices)
+
+    def step(words: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(tf.gather(table, words)) ** 2)
+        how(table, slot, tape.gradient(loss, table))
+        return loss
+
+    return step, [table, slot]
+
+
+@pytest.mark.parametrize(("how", "devices"), [(add, 3), (dense, 2), (update, 5)])
+def test_training(how: Callable[..., None], devices: int):
+    layouts = iter(["home", "sharded"])
+    plan = assert_law(
+        lambda: training(how, next(layouts), devices), [(ids(7),), (ids(11),)], devices=devices, at_home=None
+    )
+    assert not plan.state.whole
+    lookups = [op for op in plan.home_ops if op.type == "GatherV2" and op.index in plan.program.places]
+    assert {plan.owners.of_ops[op.index] for op in lookups} == set(plan.devices)
+
+
+def test_what_travels_grows_with_the_batch():
+    found = []
+    for rows in (8, 16):
+        step, _ = training(add, "sharded", 4)
+        parallel = gs.parallelize(step, devices=4, strict=True)
+        plan = parallel.plan(ids(rows))
+        with partition_graphs() as graphs:
+            parallel(ids(rows))
+        sent = bytes_sent(graphs, plan)
+        assert traffic(plan).busiest[1] <= 4 * rows * 3 * (4 * WIDTH + 24)
+        found.append(sum(sent.values()))
+    table = WORDS * WIDTH * 4
+    assert found[1] < 4 * table  # (by whole operations, of which each shard has a part)
+    assert found[1] <= 2.1 * found[0]
+
+
+def test_any_number_of_rows_and_ids_that_are_none():
+    signature = [tf.TensorSpec((None, 3), tf.int64)]
+    step, variables = training(add, "sharded", 4)
+    plain, expected = training(add, "home", 1)
+    parallel = gs.parallelize(tf.function(step, input_signature=signature), devices=4)
+    for rows in (9, 2):
+        assert_close(parallel(ids(rows)), plain(ids(rows)))
+    assert_close(tf.convert_to_tensor(variables[0]), tf.convert_to_tensor(expected[0]))
+    for wrong in (WORDS, -1):
+        with pytest.raises(tf.errors.InvalidArgumentError, match=r"indices\[.*\] = .* is not in \[0, "):
+            parallel(tf.fill((4, 3), tf.constant(wrong, tf.int64)))
+    assert_close(tf.convert_to_tensor(variables[0]), tf.convert_to_tensor(expected[0]))
+
+
+def test_whole_tables_where_that_is_less():
+    """A batch with more rows than the table has them put together, as other weights."""
+    step, _ = training(add, "sharded", 3)
+    plan = gs.parallelize(step, devices=3).plan(ids(200))
+    assert not [op for op in plan.program.ops if op.type == "GatherV2" and op.name.startswith("Gather/rows")]
+    assert [op for op in plan.sharded_ops if op.type == "GatherV2"]
+
+
+def two_towers(optimizer: Any) -> Any:
+    keras.utils.set_random_seed(1)
+    layers = keras.layers
+    user, item = keras.Input((2,), dtype="int32", name="user"), keras.Input((4,), dtype="int32", name="item")
+    towers = []
+    for words, given in ((900, user), (700, item)):
+        embedded = layers.GlobalAveragePooling1D()(layers.Embedding(words, 16)(given))
+        towers.append(layers.Dense(8, "tanh")(embedded))
+    model = keras.Model([user, item], layers.Dot(1)(towers))
+    model.compile(optimizer, "mse")
+    optimizer.build(model.trainable_variables)
+    return model
+
+
+@pytest.mark.parametrize("name", ["SGD", pytest.param("Adam", marks=pytest.mark.long)])
+def test_two_towers(name: str):
+    results = []
+    x, y = [ids(21, 2, 900), ids(21, 4, 700)], numbers(21, 1)
+    for layout in ("home", "sharded"):
+        model = two_towers(getattr(keras.optimizers, name)(0.1 if name == "SGD" else 1e-3))
+        parallel = gs.multi_gpu_model(model, 4, variables=layout)
+        history = parallel.fit(x, y, batch_size=8, epochs=1, shuffle=False, verbose=0).history
+        if layout == "sharded":
+            tables = [parts_of_variable(v.value) for v in model.trainable_variables if "embedding" in v.path]
+            assert [parts is not None and parts.in_parts for parts in tables] == [True, True]
+
+            def step(data: Any, model: Any = model) -> Any:
+                return model.train_step(data)
+
+            plan = gs.parallelize(step, devices=4, strict=True).plan((tuple(tensor[:8] for tensor in x), y[:8]))
+            assert max(traffic(plan).busiest[1:]) < 900 * 16 * 4 / 2  # of one table
+        results.append([history["loss"], *model.get_weights()])
+    for a, b in zip(*results, strict=True):
+        np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 if name == "SGD" else 1e-4)
