@@ -7,7 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from graphsplit.core.layouts import Shard, apportion
+from graphsplit.core.apportionment import apportion
+from graphsplit.core.layouts import Shard
 from graphsplit.emission.constants import own_rows
 from graphsplit.rules.answers import _axis_of, _factor_at
 from graphsplit.rules.reshapes import factor_shapes

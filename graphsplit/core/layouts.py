@@ -6,10 +6,10 @@ Plain Python, no TensorFlow. The terms are those of GSPMD and DTensor. There is 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from fractions import Fraction
+
+from graphsplit.core.apportionment import apportion
 
 
 @dataclass(frozen=True)
@@ -288,42 +288,6 @@ def _counts(part: BatchRows | EvenCut | OtherRows, rows: Sequence[int]) -> Seque
 def is_whole(layout: Layout) -> bool:
     """Return whether every device that holds the tensor holds all of it."""
     return isinstance(layout, (SingleDevice, Replicate))
-
-
-def apportion(rows: int, weights: Sequence[float]) -> tuple[int, ...]:
-    """Share `rows` among devices in proportion to `weights`, whole rows, largest remainders first.
-
-    The result sums to `rows` and differs from the exact shares by less than one row each
-    (Hamilton's method). Equal weights give the first devices one row more.
-
-    >>> apportion(10, [1, 1, 1])
-    (4, 3, 3)
-    >>> apportion(9, [3, 1])
-    (7, 2)
-    """
-    total = sum(weights)
-    exact = [rows * weight / total for weight in weights]
-    shares = [int(share) for share in exact]
-    by_remainder = sorted(range(len(weights)), key=lambda d: (shares[d] - exact[d], d))
-    positive = [d for d in by_remainder if weights[d] > 0]
-    for d in positive[: rows - sum(shares)]:
-        shares[d] += 1
-    return tuple(shares)
-
-
-_FINEST_SHARE = 1000  # weights are rounded to fractions with at most this denominator
-
-
-def whole_weights(weights: Sequence[float]) -> list[int]:
-    """Return weights as whole numbers in the same proportion.
-
-    >>> whole_weights([1, 0.5])
-    [2, 1]
-    """
-    shares = [Fraction(weight / max(weights)).limit_denominator(_FINEST_SHARE) for weight in weights]
-    common = math.lcm(*[share.denominator for share in shares])
-    counts = [int(share * common) for share in shares]
-    return [count // math.gcd(*counts) for count in counts]
 
 
 def _short(blocks: tuple[int, ...]) -> str:

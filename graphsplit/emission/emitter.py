@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.core.apportionment import whole_weights
 from graphsplit.core.function_calls import CONTROL_FLOW, hand_over, named_by_content, rename_functions
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.graphdefs import GraphDef, function_definition, make_node
-from graphsplit.core.layouts import SINGLE_DEVICE, SingleDevice, whole_weights
+from graphsplit.core.layouts import SINGLE_DEVICE, SingleDevice
 from graphsplit.core.node_writer import Writer, host_of
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from graphsplit.core.apportionment import apportion, whole_weights
 from graphsplit.core.errors import CheckError
-from graphsplit.core.layouts import apportion, whole_weights
 from graphsplit.core.symbolic_sizes import Size
 from graphsplit.core.symbolic_sizes import rows as rows_of_unknown_batch
 
