@@ -21,6 +21,10 @@ _PLACE = re.compile(r"\[\[(?:\{\{function_node ([^}]*)\}\})?\{\{node ([^}]*)\}\}
 _PLACES = re.compile(r"\s*\[\[.*?\]\]", re.DOTALL)
 
 
+# One for each code of the runtime; their constructors are alike, the base class has another.
+_KINDS = {kind for kind in vars(tf.errors).values() if isinstance(kind, type) and tf.errors.OpError in kind.__bases__}
+
+
 class Located:
     """A context in which functions of a plan's graph run: what fails there says where, in the user's terms.
 
@@ -40,7 +44,8 @@ class Located:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
-        if isinstance(error, tf.errors.OpError) and tf.executing_eagerly():
+        if type(error) in _KINDS and tf.executing_eagerly():
+            assert isinstance(error, tf.errors.OpError)
             if tf.debugging.is_traceback_filtering_enabled():
                 error.__traceback__ = None  # its lines are ours and TensorFlow's
             raise located(error, self._plan, self._tensors) from error
