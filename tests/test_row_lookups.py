@@ -71,6 +71,27 @@ def test_training(how: Callable[..., None], devices: int):
     assert {plan.owners.of_ops[op.index] for op in lookups} == set(plan.devices)
 
 
+@pytest.mark.parametrize(("how", "devices"), [(add, 3), pytest.param(update, 5, marks=pytest.mark.long)])
+def test_copies_of_a_table(how: Callable[..., None], devices: int):
+    layouts, made = iter(["home", "mirrored"]), []
+
+    def make() -> Made:
+        made.append(training(how, next(layouts), devices))
+        return made[-1]
+
+    plan = assert_law(make, [(ids(7),), (ids(11),)], devices=devices, at_home=None)
+    assert not plan.state.whole
+    table = max(traffic(plan).busiest[1:])
+    assert table < WORDS * WIDTH * 4
+    for variable in made[1][1]:
+        parts = parts_of_variable(variable)
+        assert parts is not None
+        assert parts.in_parts
+        first, *others = [tf.raw_ops.ReadVariableOp(resource=part.handle, dtype=tf.float32) for part in parts._parts]
+        for other in others:
+            np.testing.assert_array_equal(other, first)
+
+
 def test_what_travels_grows_with_the_batch():
     found = []
     for rows in (8, 16):

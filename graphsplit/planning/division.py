@@ -113,16 +113,21 @@ class _Writer(WholeWriter):
         self._copies[op.index] = [made.op]
         self._whole.update({Tensor(op.index, k): Tensor(made.op, k) for k in range(len(op.out_shapes))})
 
-    def _write_by_rows(self, op: Op, table: Cut) -> None:
+    def _write_by_rows(self, op: Op, table: Division) -> None:
         """Write an operation on rows of a table for each part of it, where that is."""
         first, result = op.inputs[0], Tensor(op.index, 0)
         ids = self._as_whole(op.inputs[1])
         if first.op in self._handles:
             rows, handles = self._as_whole(op.inputs[2]), self._handles[first.op]
             controls = [self._controls(op, k) for k in range(len(handles))]
-            made = self._write_rows(op, table, handles, ids, rows, controls)
+            if isinstance(table, Copied):
+                made = self._write_rows_of_copies(op, handles, ids, rows, controls)
+            else:
+                made = self._write_rows(op, table, handles, ids, rows, controls)
             self._copies[op.index] = [tensor.op for tensor in made]
-        elif result in self._finder.cut:
+            return
+        assert isinstance(table, Cut)
+        if op.type == "UnsortedSegmentSum":
             made = self._add_up(op, table, self._as_whole(first), ids)
             self._parts[result, table], self._copies[op.index] = made, [tensor.op for tensor in made]
         else:

@@ -47,7 +47,7 @@ class PartByPart:
         self.how: dict[int, Sharded] = {}
         self.base: dict[int, Division] = {}
         self.cut: dict[Tensor, Division] = {}
-        self.rows: dict[int, Cut] = {}
+        self.rows: dict[int, Division] = {}
         self.obstacles: dict[str, str] = {}
         before = -1
         while len(self.how) + len(self.cut) != before:  # a gradient that is taken apart has other readers, and so on
@@ -91,7 +91,7 @@ class PartByPart:
         elif op.type.startswith("ResourceApply") and self._is_dense_update(op, cut):
             wants = [self._operand_of_update(tensor, cut) for tensor in op.inputs]
             self.how[op.index] = Sharded(tuple(wants), ())
-        elif touched == [0] and isinstance(cut, Cut) and writes_rows(op, cut):
+        elif touched == [0] and writes_rows(op, cut):
             self.rows[op.index] = cut
         else:
             where = self._program.locate(op.name)

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import constant_node, make_node
-from graphsplit.program.program import Op, Tensor
+from graphsplit.program.program import Op, Tensor, is_stateful
 
 
 class ProgramWriter:
@@ -60,7 +60,7 @@ class ProgramWriter:
             out_dtypes=tuple([dtype for _, dtype in results]),
             out_bytes=tuple([_bytes(*result) for result in results]),
             constants=constants,
-            stateful=False,
+            stateful=is_stateful(node.op),
         )
         self._ops.append(made)
         return Tensor(made.index, 0)

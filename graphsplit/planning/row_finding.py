@@ -3,11 +3,14 @@
 Of a table whose rows lie on several devices, the ids of a batch are sent to all, and the rows that were looked up come
 back: what travels grows with the batch, and not with the table. So do the gradients of the rows, which are added up
 where these are, and what is written to them.
+
+Rows of a table that is copied are written to one copy, and what they are then goes to the others: added up on each, in
+an order of its own, they might differ.
 """
 
 from __future__ import annotations
 
-from graphsplit.core.layouts import Cut
+from graphsplit.core.layouts import Copied, Cut, Division
 from graphsplit.program.program import Op, Program, Tensor
 
 _WRITES = frozenset({f"ResourceScatter{how}" for how in ("Add", "Div", "Max", "Min", "Mul", "Sub", "Update")})
@@ -30,7 +33,7 @@ def adds_up_rows(program: Program, op: Op, table: Cut) -> bool:
     return program.bytes(op.inputs[0]) < program.bytes(Tensor(op.index, 0))
 
 
-def writes_rows(op: Op, table: Cut) -> bool:
+def writes_rows(op: Op, table: Division) -> bool:
     """Return whether an operation writes rows of the variable that is its first operand."""
     known = op.type in _WRITES and op.in_shapes[1] is not None and bool(op.in_shapes[2])
-    return known and table.is_of_rows
+    return known and (isinstance(table, Copied) or table.is_of_rows)

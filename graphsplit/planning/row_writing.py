@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.core.graphdefs import make_node
 from graphsplit.core.layouts import Cut
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.program.program import Op, Tensor
@@ -75,6 +76,21 @@ class RowWriter(ProgramWriter):
                 if self._ops[position].type != "Const":
                     self._places[position] = cut.devices[k]
         return made
+
+    def _write_rows_of_copies(
+        self, op: Op, handles: Sequence[Tensor], ids: Tensor, rows: Tensor, controls: Sequence[Sequence[int]]
+    ) -> list[Tensor]:
+        """Write what writes rows of one copy of a variable, and what brings them to the others."""
+        dtype, indices = tf.as_dtype(op.attr("dtype").type), self._type_of(ids)
+        types = {"dtype": dtype, "Tindices": indices}
+        written = self._append(op, self._unused(f"{op.name}/rows_0"), [handles[0], ids, rows], controls[0], (), {})
+        gather = make_node(self._unused(f"{op.name}/rows"), "ResourceGather", [], **types)
+        result = [(self._shape_of(rows), dtype)]
+        found = [self._new(gather, [handles[0], ids], result, {}, (written.op,))]
+        for k, handle in enumerate(handles[1:], 1):
+            node = make_node(self._unused(f"{op.name}/rows_{k}"), "ResourceScatterUpdate", [], **types)
+            found.append(self._new(node, [handle, ids, found[0]], [], {}, tuple(controls[k])))
+        return found
 
     def _own_ids(self, name: str, ids: Tensor, cut: Cut, k: int) -> tuple[Tensor, Tensor]:
         """Return ids as a part counts them, and which of them are its own."""

@@ -1,0 +1,85 @@
+"""The law over random variables: shapes, dtypes, layouts, numbers of devices and of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.parted_variables import parts_of_variable
+from tests.helpers.law import assert_law
+
+LAYOUTS = ("home", "sharded", "mirrored")
+DTYPES = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64, tf.complex64, tf.uint8)
+WIDTH = 6
+
+
+def shape_of(rng: np.random.Generator) -> tuple[int, ...]:
+    """Return a shape: of nothing, of little, of a length that does not divide, of something to be multiplied with."""
+    kinds: list[tuple[int, ...]] = [
+        (),
+        (1,),
+        (3,),
+        (301,),
+        (WIDTH, 67),
+        (WIDTH, 2),
+        (2, 1, 130),
+        (97, WIDTH, 3),
+        (0, 4),
+    ]
+    return kinds[int(rng.integers(len(kinds)))]
+
+
+def made(seed: int, laid_out: bool, devices: int) -> tuple[Callable[..., Any], Sequence[tf.Variable]]:
+    """Return a function and its variables, the same for the same seed."""
+    rng = np.random.default_rng(seed)
+    chosen = [(shape_of(rng), DTYPES[int(rng.integers(len(DTYPES)))]) for _ in range(int(rng.integers(2, 6)))]
+    values = [tf.cast(rng.integers(0, 4, shape), dtype) for shape, dtype in chosen]
+    variables = [tf.Variable(value, name=f"variable_{k}") for k, value in enumerate(values)]
+    layouts = {f"variable_{k}": str(rng.choice(LAYOUTS)) for k in range(len(variables))}
+    updates = [int(rng.integers(4)) for _ in variables]
+    if laid_out:
+        gs.set_variable_layout(variables, layouts, devices)
+
+    def function(x: tf.Tensor) -> list[tf.Tensor]:
+        results = []
+        for variable, how in zip(variables, updates, strict=True):
+            total = tf.cast(tf.reduce_sum(tf.round(x)), variable.dtype)
+            if how == 1:
+                variable.assign_add(tf.ones_like(variable) * total)
+            elif how == 2:
+                variable.assign(variable * 2 + tf.cast(2, variable.dtype))
+            elif how == 3:
+                variable.assign_sub(variable // 2 if variable.dtype.is_integer else variable * total)
+            if len(variable.shape) == 2 and variable.shape[0] == WIDTH and variable.dtype == x.dtype:
+                results.append(x @ variable)
+            results.append(tf.reduce_sum(variable) + total)
+            results.append(tf.transpose(variable))
+        return results
+
+    return function, variables
+
+
+@pytest.mark.parametrize("seed", [*range(4), *[pytest.param(seed, marks=pytest.mark.long) for seed in range(4, 40)]])
+def test_any_variables(seed: int):
+    rng = np.random.default_rng([seed, 1])
+    devices, rows = int(rng.integers(1, 6)), int(rng.integers(1, 9))
+    calls = [(tf.cast(rng.integers(-1, 2, (count, WIDTH)), tf.float32),) for count in (rows, rows, rows + 1)]
+    turns, several = iter([False, True]), []
+
+    def make() -> tuple[Callable[..., Any], Sequence[tf.Variable]]:
+        several.append(made(seed, next(turns), devices))
+        return several[-1]
+
+    assert_law(make, calls, devices=devices, at_home=None)
+    for variable in several[1][1]:
+        parts = parts_of_variable(variable)
+        if parts is not None and parts.layout == "mirrored":
+            handles = [part.handle for part in parts._parts] if parts.in_parts else []
+            held = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype).numpy() for handle in handles]
+            for other in held[1:]:
+                np.testing.assert_array_equal(other, held[0])
