@@ -73,6 +73,9 @@ LONG = {
     "test_keras_models_files.py::test_training_goes_on_after_a_reload_on_another_number_of_devices": 2,
     "test_keras_models_use.py::test_kinds_of_data": 2,
     "test_keras_models_use.py::test_steps_per_execution": 2,
+    "test_layouts_of_any_variables.py": 20,
+    "test_mirrored_variables.py::test_elementwise_optimizers_give_the_same_bits": 11,
+    "test_mirrored_variables.py::test_what_couples_a_variable_is_exact": 8,
     "test_mixed_precision.py::test_mixed_precision": 2,
     "test_on_device.py::test_a_keras_model_with_a_stage_trains_as_without": 2,
     "test_placement_actual.py::test_every_model_runs_where_it_was_asked_to": 3,
@@ -84,6 +87,10 @@ LONG = {
     "test_training.py::test_keras_optimizer": 2,
     "test_training.py::test_optimizer_options": 2,
     "test_unknown_batch.py::test_gradients_from_outside": 2,
+    "test_variable_layouts.py::test_any_number_of_rows": 2,
+    "test_variable_layouts.py::test_elementwise_optimizers_give_the_same_bits": 5,
+    "test_variable_layouts.py::test_traffic_is_spread_over_the_devices": 2,
+    "test_variable_layouts.py::test_what_couples_the_parts_of_a_variable_is_exact": 3,
 }
 
 NO_GPU = "no GPU that TensorFlow finds (`graphsplit doctor` says more), or a run without `-m gpu`, which hides them"

@@ -51,7 +51,9 @@ def assert_equal_copies(variables: Sequence[tf.Variable]) -> None:
             np.testing.assert_array_equal(other, first)
 
 
-def bits(name: str, devices: int) -> None:
+@pytest.mark.parametrize("devices", [3, 1, 2, 4, 5])
+@pytest.mark.parametrize("name", ELEMENTWISE)
+def test_elementwise_optimizers_give_the_same_bits(name: str, devices: int):
     home, _ = train("home", devices, update=ELEMENTWISE[name])
     mirrored, plan = train("mirrored", devices, update=ELEMENTWISE[name])
     for a, b in zip(mirrored.variables, home.variables, strict=True):
@@ -63,19 +65,9 @@ def bits(name: str, devices: int) -> None:
     check_emitted(plan, emit(plan))
 
 
-@pytest.mark.parametrize(("name", "devices"), [("fused_adam", 3), ("adam", 5)])
-def test_elementwise_optimizers_give_the_same_bits(name: str, devices: int):
-    bits(name, devices)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("devices", [1, 2, 3, 4, 5])
-@pytest.mark.parametrize("name", ELEMENTWISE)
-def test_all_elementwise_optimizers_give_the_same_bits(name: str, devices: int):
-    bits(name, devices)
-
-
-def coupled(name: str, devices: int) -> None:
+@pytest.mark.parametrize("devices", [3, 5])
+@pytest.mark.parametrize("name", COUPLED)
+def test_what_couples_a_variable_is_exact(name: str, devices: int):
     made: list[Optimizer] = []
 
     def make() -> tuple[Callable[..., Any], Sequence[tf.Variable]]:
@@ -88,18 +80,6 @@ def coupled(name: str, devices: int) -> None:
     plan = assert_law(make, [(X, Y), (X[:4], Y[:4])], devices=devices, sharded=["MatMul"])
     assert plan.state.copied
     assert_equal_copies(made[1].variables)
-
-
-@pytest.mark.parametrize("name", ["lamb"])
-def test_what_couples_a_variable_is_exact(name: str):
-    coupled(name, 3)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("devices", [2, 5])
-@pytest.mark.parametrize("name", COUPLED)
-def test_all_that_couples_a_variable_is_exact(name: str, devices: int):
-    coupled(name, devices)
 
 
 def deep(devices: int) -> tuple[list[tf.Variable], Callable[[tf.Tensor], tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:

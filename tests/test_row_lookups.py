@@ -144,7 +144,8 @@ def two_towers(optimizer: Any) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", ["SGD", pytest.param("Adam", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["SGD", "Adam"])
 def test_two_towers(name: str):
     results = []
     x, y = [ids(21, 2, 900), ids(21, 4, 700)], numbers(21, 1)
