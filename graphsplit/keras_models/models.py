@@ -17,7 +17,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.decorators import parallelize
+from graphsplit.api.options import Options
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.core.devices import short_name
@@ -25,6 +25,7 @@ from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, with_open_rows
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
+from graphsplit.planning.automatic_stages import Beginnings
 
 
 @dataclass(frozen=True)
@@ -38,6 +39,7 @@ class ModelDevices:
       variables: the layout of the model's and its optimizer's variables, or layouts by patterns of names.
       micro_batches: how many shards each device has.
       schedule: the order in which these go through stages, if it has any.
+      stages: into which the model is cut.
     """
 
     devices: tuple[str, ...]
@@ -46,6 +48,7 @@ class ModelDevices:
     variables: str | Mapping[str, str] = "home"
     micro_batches: int = 1
     schedule: str | None = None
+    stages: int | Beginnings | None = None
 
     def __str__(self) -> str:
         count = len(self.devices)
@@ -144,8 +147,14 @@ class ParallelModel:
         step = with_open_rows(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
         home = self.model_devices.predict_home if kind == "predict" else self.model_devices.home
         where = self.model_devices
-        count, schedule = where.micro_batches, where.schedule
-        return parallelize(step, devices=where.devices, home=home, micro_batches=count, schedule=schedule)
+        options = Options(
+            devices=where.devices,
+            home=home,
+            micro_batches=where.micro_batches,
+            schedule=where.schedule,
+            stages=where.stages,
+        )
+        return ParallelFunction(step, options)
 
     def _batch_function(self, kind: str) -> Any:
         raise NotImplementedError

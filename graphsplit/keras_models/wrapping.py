@@ -13,6 +13,7 @@ from graphsplit.core.devices import canonical_name, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
+from graphsplit.keras_models.layer_stages import check_devices_of_stages, stages_of_model
 from graphsplit.keras_models.models import ModelDevices, is_wrapped, parallel_class
 
 Model = TypeVar("Model")  # of either Keras, neither of which is imported here
@@ -28,6 +29,7 @@ def multi_gpu_model(
     variables: str | Mapping[str, str] = "home",
     micro_batches: int = 1,
     schedule: str | None = None,
+    stages: int | Sequence[str] | None = None,
 ) -> Model:
     """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
 
@@ -47,8 +49,11 @@ def multi_gpu_model(
         one device needs; `"mirrored"` copies them to all.
       micro_batches: into how many parts the rows of each device are divided, which it computes one after the other: a
         batch that does not fit into its memory, the result of one that does.
-      schedule: the order in which they go through stages that the model's layers call by `on_device`; see
-        `parallelize`.
+      schedule: the order in which they go through stages; see `parallelize`.
+      stages: into how many parts of equal time the model is cut, each with devices of its own; or patterns of the names
+        of layers at which new stages begin, `["block4_*", "block9_*"]`: what the first layer that fits computes, and
+        all that Keras runs behind it, is of the new stage. 4 stages on 8 devices are two pipelines. None leaves it
+        whole, or with the stages that its layers call by `on_device`.
 
     Returns:
       The wrapped model, or `model` itself if there is only one device and nothing to divide for it.
@@ -56,7 +61,7 @@ def multi_gpu_model(
     Raises:
       ArgumentError: if `model` is not a Keras model, not built, or wrapped already; if `gpus` cannot be understood; if
         `cpu_relocation` is asked for and weights live elsewhere; for an unknown layout, or one with `cpu_relocation`;
-        for `micro_batches` below 1 or an unknown `schedule`.
+        for `micro_batches` below 1, an unknown `schedule`, or `stages` that the layers or devices do not make.
       DeviceError: if there are not that many devices.
       UnsupportedError: for a model of a `tf.distribute` strategy or with a `make_train_function` of its own, another
         Keras backend than TensorFlow, or, from the wrapped model's `compile`, `jit_compile=True`.
@@ -72,7 +77,9 @@ def multi_gpu_model(
     flavor = _check_model(model)
     check_micro_batches(micro_batches)
     check_schedule(schedule)
+    asked = stages_of_model(model, stages, flavor)
     devices = _devices(gpus)
+    check_devices_of_stages(asked, schedule, devices)
     if len(devices) == 1 and micro_batches == 1 and schedule is None:
         return model
     _check_strategy(model)
@@ -84,7 +91,7 @@ def multi_gpu_model(
         raise ArgumentError(
             f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."
         )
-    where = ModelDevices(devices, home, _CPU if cpu_merge else home, variables, micro_batches, schedule)
+    where = ModelDevices(devices, home, _CPU if cpu_merge else home, variables, micro_batches, schedule, asked)
     wrapped: Any = parallel_class(type(model), flavor)._wrap(model, where)  # says itself that it is a `Model`
     return wrapped  # type: ignore[no-any-return]
 

@@ -29,11 +29,12 @@ class Beginnings:
 
     Attributes:
       names: as the user says it: patterns of names of layers.
-      operations: regular expressions for the names of what these layers compute.
+      operations: for each the regular expression for the names of what these layers compute, and those of all layers
+        behind them, in order: a Dropout computes nothing while predicting, and then the stage begins with the next.
     """
 
     names: tuple[str, ...]
-    operations: tuple[str, ...]
+    operations: tuple[tuple[str, ...], ...]
 
     @property
     def count(self) -> int:
@@ -120,6 +121,8 @@ def cut_into_stages(
         return program, StageCuts(asked)
     if asked.begins is not None:
         starts = _asked_starts(units, asked.begins)
+        idle = set(asked.begins.names).difference(starts.values())
+        devices = tuple([own for own, name in zip(devices, ["", *asked.begins.names], strict=True) if name not in idle])
     else:
         starts = _equal_starts(units, len(devices), asked, mesh, schedule)
     stages = [Stage(str(number), own) for number, own in enumerate(devices)]
@@ -217,19 +220,21 @@ def _alive(count: int, mesh: Mesh, schedule: str) -> tuple[float, ...]:
 
 
 def _asked_starts(units: _Units, begins: Beginnings) -> dict[int, str]:
-    """Return the units at which the user wants stages to begin, and how each was asked for."""
+    """Return the units at which the user wants stages to begin, and how each was asked for.
+
+    Those are missing of whose layers, and of all behind them, nothing runs that another stage does not begin with.
+    """
     names = [units.program.ops[i].name for i in units.forward]
     found: dict[int, str] = {0: ""}
     wrong = []
-    for name, begin in zip(begins.names, begins.operations, strict=True):
-        start = next((k for k, own in enumerate(names) if re.search(begin, own)), -1)
-        if start < 0:
-            wrong.append(f"{name!r} runs nothing on the shards")
-        elif start in found:
-            with_it = repr(found[start]) if found[start] else "the function, where the first stage begins anyway"
-            wrong.append(f"{name!r} begins with {with_it}")
-        else:
+    for name, layers in zip(begins.names, begins.operations, strict=True):
+        of_layers = ((layer, k) for layer in layers for k, own in enumerate(names) if re.search(layer, own))
+        layer, start = next(of_layers, ("", -1))
+        if start >= 0 and start not in found:
             found[start] = name
+        elif layer == layers[0]:
+            other = repr(found[start]) if found[start] else "the function, with which the first stage begins"
+            wrong.append(f"{name!r} begins with {other}")
     if wrong:
         raise ArgumentError(
             f"stages={begins}: each stage needs a beginning of its own.\n{bullet_list(wrong)}\n"

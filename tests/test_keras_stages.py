@@ -1,0 +1,110 @@
+"""Stages of Keras models, by number and by names of layers: fit, evaluate and predict as on one device."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tf_keras
+
+import graphsplit as gs
+from tests.test_errors import message
+
+
+@pytest.fixture(autouse=True, params=[keras, tf_keras], ids=["keras", "tf_keras"])
+def flavor(request: Any) -> Iterator[Any]:
+    """Both Kerases, in numbers of which rounding changes nothing that is compared."""
+    floatx = request.param.backend.floatx()
+    request.param.backend.set_floatx("float64")
+    yield request.param
+    request.param.backend.set_floatx(floatx)
+
+
+def network(flavor: Any) -> Any:
+    """Return a compiled model with two ways through it, names that begin like others, and layers without work."""
+    flavor.utils.set_random_seed(5)
+    layers = flavor.layers
+    given = layers.Input((6,), name="given")
+    h = layers.Dense(8, "tanh", name="block1")(given)
+    h = layers.Dense(8, "tanh", name="block1_1")(h)
+    skip = h
+    h = layers.BatchNormalization(name="block2_norm")(layers.Dense(8, use_bias=False, name="block2_dense")(h))
+    h = layers.Dropout(0.3 if flavor is keras else 0.0, name="drop")(h)  # (Keras 2 draws from a state of the process)
+    h = layers.Add(name="sum")([h, skip])
+    model = flavor.Model(given, layers.Dense(2, name="out")(h), name="net")
+    model.compile(flavor.optimizers.SGD(0.1), "mse", metrics=["mae"])
+    return model
+
+
+def run(model: Any) -> list[Any]:
+    rng = np.random.default_rng(1)
+    x, y = rng.standard_normal((11, 6)), rng.standard_normal((11, 2))
+    history = model.fit(x, y, batch_size=8, epochs=1, verbose=0, shuffle=False).history
+    scores = model.evaluate(x, y, batch_size=8, verbose=0)
+    return [*sorted(history.items()), scores, model.predict(x, batch_size=8, verbose=0), *model.get_weights()]
+
+
+def assert_as_one(flavor: Any, **options: Any) -> Any:
+    """Compare a wrapped model with one that is not; return the plan of a training step."""
+    expected, model = run(network(flavor)), gs.multi_gpu_model(network(flavor), **options)
+    for a, b in zip(run(model), expected, strict=True):
+        a, b = (a[1], b[1]) if isinstance(a, tuple) else (a, b)
+        np.testing.assert_allclose(a, b, rtol=1e-9, atol=1e-12)
+    x, y = np.ones((8, 6)), np.ones((8, 2))
+    step = model._step("train")
+    return step.plan((x, y), False) if flavor is keras else step.plan((x, y))
+
+
+def stages_of_layers(plan: gs.Plan) -> list[set[str]]:
+    """Return which products and sums each stage runs forward."""
+    found: list[set[str]] = [set() for _ in plan.stage_cuts.stages]
+    for op in plan.sharded_ops:
+        stage = plan.program.stages.of(op.name)
+        if op.type in ("MatMul", "AddV2") and not plan.program.stages.is_backward(op.name):
+            found[int(stage.name)].add(op.name.split("/")[1])
+    return found
+
+
+def test_stages_begin_at_layers(flavor: Any):
+    """The last one at a layer that computes nothing while predicting: then it begins with the next."""
+    plan = assert_as_one(flavor, gpus=3, stages=["drop", "block1_*"], micro_batches=2, schedule="1f1b")
+    assert [cut.asked for cut in plan.stage_cuts.stages] == ["", "block1_*", "drop"]
+    suffix = ["_1", "_2"] if flavor is keras else ["", ""]
+    first, second, third = stages_of_layers(plan)
+    assert first == {"block1" + suffix[0]}
+    assert {"block1_1" + suffix[1], "block2_dense" + suffix[0]} <= second
+    assert {"sum" + suffix[0], "out" + suffix[0]} <= third
+    assert "as 'block1_*' asks for" in str(plan)
+
+
+@pytest.mark.long
+def test_a_number_of_stages(flavor: Any):
+    plan = assert_as_one(flavor, gpus=4, stages=2, micro_batches=3, schedule="zero-bubble")
+    assert len(plan.stage_cuts.stages) == 2
+
+
+def test_stages_that_cannot_be(flavor: Any):
+    model = network(flavor)
+    assert message(gs.ArgumentError, lambda: gs.multi_gpu_model(model, 2, stages=["block4_*"])) == (
+        "stages=['block4_*']: no layer of 'net' has a name that fits 'block4_*'. Its layers are:\n  - given\n"
+        "  - block1\n  - block1_1\n  - block2_dense\n  - block2_norm\n  - drop\n  - sum\n  - out"
+    )
+    for stages in ([], "block2_*", [3], 1.5):
+        assert message(gs.ArgumentError, lambda stages=stages: gs.multi_gpu_model(model, 2, stages=stages)) == (
+            f"stages={stages!r}: stages of a model are a number, at least 1, or patterns of names of the layers at "
+            "which new stages begin, ['block4_*', 'block9_*']."
+        )
+    assert message(gs.ArgumentError, lambda: gs.multi_gpu_model(model, 3, stages=["out"])) == (
+        "stages=['out'] on 3 devices: each of 2 stages has a device of its own in each pipeline, so they need 2, 4 or "
+        "more devices. Choose other devices or stages, or schedule='interleaved', which has several stages on each "
+        "device."
+    )
+    wrapped = gs.multi_gpu_model(model, 3, stages=["block1", "block1_1"])
+    assert message(gs.ArgumentError, lambda: wrapped.predict(np.ones((4, 6)), verbose=0)) == (
+        "stages=['block1', 'block1_1']: each stage needs a beginning of its own.\n"
+        "  - 'block1' begins with the function, with which the first stage begins\n"
+        "Name layers at which new stages begin, behind the first one."
+    )
