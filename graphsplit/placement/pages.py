@@ -10,6 +10,7 @@ from typing import Any
 from graphsplit.core.devices import short_name
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
+from graphsplit.placement.lanes import lanes_of
 from graphsplit.placement.questions import natural_order, reading_order
 from graphsplit.placement.records import PlacedOp
 
@@ -55,18 +56,26 @@ def page_data(placement: PlacementGraph) -> dict[str, Any]:
     devices = sorted(known - {""}, key=natural_order)
     colors = device_colors(devices)
     index = {device: i for i, device in enumerate(devices)} | {"": -1}
-    types, sources, reasons = _Table(), _Table(), _Table()
+    types, sources, reasons, stages = _Table(), _Table(), _Table(), _Table()
+    lane_of = lanes_of(placement.ops.values())
+    lanes = sorted(set(lane_of.values()), key=lambda lane: lane.order)
+    place = {lane: i for i, lane in enumerate(lanes)}
     return {
         "title": placement.title,
         "actual": placement.actual,
         "sharded": any(op.shard is not None for op in placement.ops.values()),
         "rows": list(placement.rows),
         "devices": [_device(placement, device, colors[device]) for device in devices],
-        "ops": [_op(placement.ops[name], index, types, sources, reasons) for name in order],
+        "lanes": [{"work": lane.work, "device": index[lane.device], "shards": list(lane.shards)} for lane in lanes],
+        "ops": [
+            [*_op(op, index, types, sources, reasons), place[lane_of[op.name]], stages[op.stage]]
+            for op in (placement.ops[name] for name in order)
+        ],
         "variables": {number[op.name]: op.variable for op in placement.ops.values() if op.variable},
         "types": types.values,
         "sources": sources.values,
         "reasons": reasons.values,
+        "stages": stages.values,
         "edges": [x for e in placement.edges for x in (number[e.source], number[e.target], int(e.control))],
         "transfers": [
             [number[t.source], index[t.source_device], index[t.target_device], t.bytes, [number[r] for r in t.readers]]
@@ -104,7 +113,7 @@ def _device(placement: PlacementGraph, device: str, color: str) -> dict[str, Any
 
 
 def _op(op: PlacedOp, index: dict[str, int], types: _Table, sources: _Table, reasons: _Table) -> list[Any]:
-    """Return one operation in the order that `OP` in model.js names."""
+    """Return one operation in the order that `OP` in model.js names, but for its lane and stage."""
     return [
         op.name,
         types[op.type],

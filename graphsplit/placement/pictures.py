@@ -17,6 +17,7 @@ from graphsplit.planning.amounts import format_bytes
 
 _WIDTH, _HEIGHT, _ROW = 3.0, 0.62, 0.9  # of a box, and from one box to the next, in inches
 _COLUMN = 4.4
+_MOST_LETTERS = 32  # of a lane's title, at full size
 
 
 def save_dot(placement: PlacementGraph, path: str) -> None:
@@ -88,7 +89,8 @@ def draw(summary: Summary, colors: dict[str, str], title: str, figure_type: Any)
     axes.text(0.3, 0.95, title, fontsize=13, weight="bold", va="center")
     for i, (lane, boxes) in enumerate(summary.lanes.items()):
         color = colors.get(boxes[0].device, "#8b949e")
-        axes.text(0.3 + i * _COLUMN, 0.5, lane, fontsize=11, weight="bold", color=color, va="center")
+        size = min(11.0, 11 * _MOST_LETTERS / len(lane))
+        axes.text(0.3 + i * _COLUMN, 0.5, lane, fontsize=size, weight="bold", color=color, va="center")
     _draw_flows(axes, summary, places, colors)
     for box in order:
         _draw_box(axes, box, *places[box.key], colors.get(box.device, "#8b949e"))

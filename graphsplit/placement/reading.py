@@ -48,6 +48,7 @@ def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mappin
         requested=requested,
         default=default,
         shard=source.shard_of.get(node.root),
+        stage=source.stage_of.get(node.root, ""),
         shapes=shapes,
         dtypes=tuple(dtype for _, dtype, _ in outputs[node.name]),
         output_bytes=sum(size for _, _, size in outputs[node.name]),

@@ -19,6 +19,7 @@ class PlacedOp:
       actual: the device on which TensorFlow ran it; "" if that is not known, or the operation is not there any more.
       default: the device that TensorFlow is expected to choose if none was asked for.
       shard: the shard whose rows it works on; None for operations that run once.
+      stage: the name of its stage, if it works on rows of a shard in one; "" for none.
       shapes, dtypes: of its outputs; None for an unknown size and for an unknown rank.
       output_bytes: size of its outputs, unknown ones counted as 0.
       flops: floating-point operations of one execution, a multiplication and an addition being two; None if unknown.
@@ -54,6 +55,7 @@ class PlacedOp:
     backward: bool = False
     body_of: str = ""
     no_kernel: bool = False
+    stage: str = ""
 
     @property
     def device(self) -> str:

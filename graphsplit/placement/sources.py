@@ -18,6 +18,7 @@ from graphsplit.core.integrity import check_whole
 from graphsplit.core.model_files import model_file
 from graphsplit.core.stored_models import load_saved_model, read_saved_model
 from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value
+from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.executable import Executable
@@ -56,6 +57,7 @@ class Source:
       resource_devices: where captured variables and tables live, by the name of their placeholder.
       locate: operation name -> the user's source line.
       shard_of: the shard of the nodes that run on shards.
+      stage_of: the name of the stage of those of them that are in one.
       at_home: for nodes that carry the batch and run at home: the reason and the bytes gathered for it.
       rows: rows of the batch on each shard; empty if not known.
       make_run: returns a new function of the flat arguments that runs the graph; None if it cannot be run.
@@ -71,6 +73,7 @@ class Source:
     resource_devices: Mapping[str, str] = field(default_factory=dict)
     locate: Callable[[str], str] = lambda _: ""
     shard_of: Mapping[str, int] = field(default_factory=dict)
+    stage_of: Mapping[str, str] = field(default_factory=dict)
     at_home: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     rows: Sequence[int] = ()
     make_run: Callable[[], Callable[[Sequence[tf.Tensor]], Any]] | None = None
@@ -98,6 +101,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         effects=emitted.effects,
         inputs=(*emitted.inputs, *emitted.captures),
         locate=locate,
+        stage_of=_stages(emitted, plan),
         shard_of={name: origin.shard for name, origin in emitted.origins.items() if origin.shard is not None},
         at_home={op.name: (reason, plan.gathered_bytes(op) if known else 0) for op, reason in plan.stayed_home},
         rows=plan.rows,
@@ -105,6 +109,16 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         variables=_variable_names(emitted.captures, trace.captures, trace.variables),
         **_resources(emitted.captures, trace.function.inputs[len(emitted.inputs) :], trace.captures),
     )
+
+
+def _stages(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:
+    """Return the names of the stages of nodes that work on the rows of a shard in one."""
+    program, found = plan.program, {}
+    for name, origin in emitted.origins.items() if program.stages else ():
+        if origin.shard is not None and origin.op is not None:
+            stage = program.stages.of(program.ops[origin.op].name)
+            found.update({name: stage.name} if stage else {})
+    return found
 
 
 def source_of_function(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Source, list[Any]]:

@@ -8,9 +8,9 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from graphsplit.core.devices import short_name
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.questions import natural_order, reading_order
+from graphsplit.placement.lanes import lanes_of
+from graphsplit.placement.questions import reading_order
 from graphsplit.placement.records import PlacedOp
 
 _HIDDEN = frozenset({"Const", "NoOp"})
@@ -56,11 +56,13 @@ def summarize(placement: PlacementGraph, most: int = 70) -> Summary:
     rank = {name: i for i, name in enumerate(reading_order(placement.graph))}
     ops = [op for op in placement.ops.values() if op.ran and op.type not in _HIDDEN]
     depth = max((len(scope_path(op)) for op in ops), default=1)
-    key_of = functools.partial(_box_key, alike=False)
+    lane_of = lanes_of(ops)
+    lanes_by_op = {name: str(lane) for name, lane in lane_of.items()}
+    key_of = functools.partial(_box_key, lanes_by_op, alike=False)
     while depth > 1 and len({key_of(op, depth) for op in ops}) > most:
         depth -= 1
     if len({key_of(op, depth) for op in ops}) > most:  # AddN, AddN_1, ... become one box
-        key_of = functools.partial(_box_key, alike=True)
+        key_of = functools.partial(_box_key, lanes_by_op, alike=True)
     members: dict[tuple[str, str], list[PlacedOp]] = defaultdict(list)
     for op in ops:
         members[key_of(op, depth)].append(op)
@@ -69,7 +71,8 @@ def summarize(placement: PlacementGraph, most: int = 70) -> Summary:
     lanes: dict[str, list[Box]] = defaultdict(list)
     for box in sorted(boxes.values(), key=lambda b: b.rank):
         lanes[box.lane].append(box)
-    return Summary({lane: tuple(lanes[lane]) for lane in sorted(lanes, key=_lane_order)}, _flows(placement, box_of))
+    ordered = [str(lane) for lane in sorted(set(lane_of.values()), key=lambda lane: lane.order)]
+    return Summary({lane: tuple(lanes[lane]) for lane in ordered}, _flows(placement, box_of))
 
 
 def _box(key: tuple[str, str], group: list[PlacedOp], rank: Mapping[str, int]) -> Box:
@@ -77,19 +80,9 @@ def _box(key: tuple[str, str], group: list[PlacedOp], rank: Mapping[str, int]) -
     return Box(*key, device=group[0].device, ops=len(group), flops=flops, rank=first)
 
 
-def lane_of(op: PlacedOp) -> str:
-    """Return the lane of an operation: its shard and device, or its device."""
-    device = short_name(op.device) or "any device"
-    return device if op.shard is None else f"shard {op.shard} on {device}"
-
-
-def _lane_order(lane: str) -> tuple[object, ...]:
-    return (lane.startswith("shard"), *natural_order(lane.split(" on ")[0].replace("shard ", "shard:")))
-
-
-def _box_key(op: PlacedOp, depth: int, alike: bool) -> tuple[str, str]:
+def _box_key(lanes: Mapping[str, str], op: PlacedOp, depth: int, alike: bool) -> tuple[str, str]:
     label = "/".join(scope_path(op)[:depth])
-    return lane_of(op), re.sub(r"_\d+( \(\w+\))?$", r"\1", label) if alike else label
+    return lanes[op.name], re.sub(r"_\d+( \(\w+\))?$", r"\1", label) if alike else label
 
 
 def scope_path(op: PlacedOp) -> list[str]:

@@ -21,12 +21,14 @@ from graphsplit.placement.profiles import OpEvent, SendEvent, lacks_streams, rea
 from graphsplit.placement.questions import natural_order
 from graphsplit.placement.reading import bytes_of, read_ops
 from graphsplit.placement.sources import Source, StateKeeper
+from graphsplit.placement.turn_spans import TurnSpan, draw_turns, find_turns
 from graphsplit.planning.amounts import format_bytes
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
 
+_TURNS = -1  # the row of turns, above those of threads
 _NO_STREAMS = (
     "no stream of a GPU was recorded, so the times on GPUs are those of launches on the host. The profiler needs CUPTI "
     "and the right to use it: https://developer.nvidia.com/ERR_NVGPUCTRPERM"
@@ -65,6 +67,11 @@ class Timeline:
         """The share of the step in which a GPU copies something to or from somewhere; of devices that do."""
         return self._shares([event for event in self.events if event.copied])
 
+    @property
+    def turns(self) -> list[TurnSpan]:
+        """When which shard had its turn, on devices that several share: `F0`, `B0` of a stage forward and backward."""
+        return find_turns(self.events, self.placement.ops)
+
     def _shares(self, events: Sequence[OpEvent]) -> dict[str, float]:
         spans: dict[str, list[tuple[float, float]]] = defaultdict(list)
         for event in events:
@@ -96,6 +103,19 @@ class Timeline:
             }
             for event in self.events
         ]
+        trace += [
+            {
+                "ph": "X",
+                "name": str(turn),
+                "pid": number[turn.device],
+                "tid": "turns",
+                "ts": turn.start_s * 1e6,
+                "dur": (turn.end_s - turn.start_s) * 1e6,
+                "args": {"shard": turn.shard, "stage": turn.stage},
+                "cat": "turn",
+            }
+            for turn in self.turns
+        ]
         return {"traceEvents": trace, "displayTimeUnit": "ms"}
 
     def save(self, path: str | os.PathLike[str]) -> None:
@@ -118,7 +138,7 @@ class Timeline:
         copying = self.copying
         for device, share in self.busy.items():
             copies = f", copying {copying[device]:.0%}" if device in copying else ""
-            lines.append(f"  {short_name(device)}  busy {share:.0%}{copies}")
+            lines.append(f"  {short_name(device)}  busy {share:.0%}{copies}{_turns_text(self.turns, device)}")
         for (a, b), count in sorted(self.moved_bytes.items(), key=lambda item: -item[1])[:8]:
             lines.append(f"  {short_name(a)} -> {short_name(b)}  {format_bytes(count)} moved")
         for event in self.slowest(5):
@@ -126,6 +146,12 @@ class Timeline:
                 f"  {event.duration_s * 1e3:8.3f} ms  {event.type} on {short_name(event.device)}  {event.name}"
             )
         return "\n".join([line[:100] for line in lines] + ([f"  note: {self.note}"] if self.note else []))
+
+
+def _turns_text(turns: Sequence[TurnSpan], device: str) -> str:
+    """Say which stages and shards have turns on a device."""
+    own = [turn for turn in turns if turn.device == device]
+    return f"{_stages(own, device)}, {len({turn.shard for turn in own})} shards in turns" if own else ""
 
 
 def timeline_of(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
@@ -199,7 +225,10 @@ def _draw(timeline: Timeline) -> Any:
         raise UnsupportedError("A picture of a timeline needs matplotlib: pip install 'graphsplit[plots]'.") from error
     colors, busy = device_colors(timeline.busy), timeline.busy
     rows: dict[tuple[str, int], int] = {}
+    turns = timeline.turns
     for device in busy:
+        if any(turn.device == device for turn in turns):
+            rows[device, _TURNS] = len(rows)
         for thread in sorted({e.thread for e in timeline.events if e.device == device}):
             rows[device, thread] = len(rows)
     figure = Figure(figsize=(13, 1.4 + 0.32 * max(len(rows), 3)), layout="constrained")
@@ -218,9 +247,11 @@ def _draw(timeline: Timeline) -> Any:
         first = min(row for (d, _), row in rows.items() if d == device)
         if first:
             axes.axhline(first - 0.5, color="#d8dee4", lw=0.8)
+    draw_turns(axes, turns, {d: row for (d, thread), row in rows.items() if thread == _TURNS}, timeline.duration_s)
     ticks = [[row for (d, _), row in rows.items() if d == device] for device in busy]
     axes.set_yticks(
-        [sum(t) / len(t) for t in ticks], [f"{short_name(d)}\n{share:.0%} busy" for d, share in busy.items()]
+        [sum(t) / len(t) for t in ticks],
+        [f"{short_name(d)}{_stages(turns, d)}\n{share:.0%} busy" for d, share in busy.items()],
     )
     axes.set_xlim(0, timeline.duration_s * 1e3 or 1.0)
     axes.set_ylim(len(rows) - 0.5, -0.5)
@@ -229,6 +260,10 @@ def _draw(timeline: Timeline) -> Any:
     moved = format_bytes(sum(timeline.moved_bytes.values()))
     axes.set_title(f"{timeline.title}: {timeline.duration_s * 1e3:.2f} ms, {moved} moved between devices", loc="left")
     return figure
+
+
+def _stages(turns: Sequence[TurnSpan], device: str) -> str:
+    return "".join(f", stage {s}" for s in dict.fromkeys(t.stage for t in turns if t.device == device) if s)
 
 
 def _bar(event: OpEvent, row: int) -> list[tuple[float, float]]:

@@ -2,7 +2,7 @@
 // The data of the page, and the tree of groups: lane (shard or device) -> name scopes -> operations.
 const D = JSON.parse(document.getElementById("data").textContent);
 const OP = { name: 0, type: 1, device: 2, requested: 3, actual: 4, shard: 5, shapes: 6, bytes: 7, flops: 8, source: 9,
-  reason: 10, ran: 11, backward: 12, home: 13 };
+  reason: 10, ran: 11, backward: 12, home: 13, lane: 14, stage: 15 };
 const MOST = 48; // a group with more members is divided into runs
 
 function units(value, names) {
@@ -21,16 +21,23 @@ function newGroup(label, parent, lane) {
 }
 
 function laneOf(op, lanes) {
-  const shard = op[OP.shard], device = op[OP.device];
-  const key = shard < 0 ? (D.sharded ? "home " : "") + device : "shard " + shard;
+  const key = op[OP.lane];
   if (!lanes.has(key)) {
-    const what = shard < 0 ? (D.sharded ? "home" : "") : "shard " + shard;
-    const rows = D.rows[shard] ? ", " + D.rows[shard] + " rows" : "";
-    const lane = { key, device, what, rows, shard: shard >= 0, order: (shard < 0 ? -1 : shard) * 1000 + device };
+    const { work, device, shards } = D.lanes[key];
+    const count = shards.reduce((sum, shard) => sum + (D.rows[shard] || 0), 0);
+    const what = work || (D.sharded ? "home" : ""), rows = count ? ", " + count + " rows" : "";
+    const lane = { key, device, what, rows, shard: shards.length > 0, turns: shards.length > 1, order: key };
     lane.root = newGroup("", null, lane);
     lanes.set(key, lane);
   }
   return lanes.get(key);
+}
+
+const rowsOf = (shard) => (D.rows[shard] ? ", " + D.rows[shard] + " rows" : "");
+
+function lanePath(op, lane) { // shards that take turns in a lane are groups of it
+  const shard = op[OP.shard], path = scopePath(op);
+  return lane.turns && shard >= 0 ? ["shard " + shard + rowsOf(shard), ...path] : path;
 }
 
 function scopePath(op) { // name scopes without the shard; communication stands with what it serves
@@ -49,7 +56,7 @@ function buildTree() {
   const lanes = new Map(), leaves = new Array(D.ops.length);
   D.ops.forEach((op, i) => {
     const lane = laneOf(op, lanes);
-    const parts = scopePath(op);
+    const parts = lanePath(op, lane);
     let group = lane.root;
     for (let k = 0; k < parts.length - 1; k++) {
       let next = group.byName.get(parts[k]);

@@ -66,6 +66,7 @@ function showDetails(item) {
   line("requested", op[OP.requested] < 0 ? "nothing; TensorFlow decides" : deviceName(op[OP.requested]));
   if (D.actual) line("actual", op[OP.actual] < 0 ? "not in the graph that ran" : deviceName(op[OP.actual]));
   line("shard", op[OP.shard] < 0 ? (D.sharded ? "home: runs once" : "") : op[OP.shard]);
+  line("stage", D.stages[op[OP.stage]] && D.stages[op[OP.stage]] + (op[OP.backward] ? ", backward" : ", forward"));
   line("outputs", op[OP.shapes]);
   line("bytes", op[OP.bytes] ? formatBytes(op[OP.bytes]) : "");
   line("FLOPs", op[OP.flops] >= 0 ? formatFlops(op[OP.flops]) : "");

@@ -1,0 +1,106 @@
+"""Shards that take turns on a device, and stages, in what placements and timelines show."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+import graphsplit as gs
+from graphsplit.placement import PlacedOp, Placement, timeline_of
+from graphsplit.placement.lanes import Lane, lanes_of
+from graphsplit.placement.pages import page_data
+from graphsplit.placement.profiles import OpEvent
+from graphsplit.placement.summaries import summarize
+from graphsplit.placement.timeline import Timeline
+from graphsplit.placement.turn_spans import find_turns
+from tests.test_parallelize import rows
+from tests.test_pipelines import named, training
+from tests.test_stages import perceptron
+
+HERE, THERE = "/device:CPU:0", "/device:CPU:1"
+
+
+def test_lanes_by_hand():
+    ops = [
+        PlacedOp("update", "Add", HERE),
+        PlacedOp("shard_0/a", "MatMul", HERE, shard=0),
+        PlacedOp("shard_2/a", "MatMul", HERE, shard=2),
+        PlacedOp("shard_0/b", "MatMul", THERE, shard=0, stage="decoder"),
+        PlacedOp("shard_0/zero", "Const", THERE, shard=0),
+        PlacedOp("graphsplit/gather/a/shard_1", "Identity", THERE, shard=1),
+    ]
+    assert {name: str(lane) for name, lane in lanes_of(ops).items()} == {
+        "update": "CPU:0",
+        "shard_0/a": "shards 0, 2 in turns on CPU:0",
+        "shard_2/a": "shards 0, 2 in turns on CPU:0",
+        "shard_0/b": "stage decoder, shard 0 on CPU:1",
+        "shard_0/zero": "stage decoder, shard 0 on CPU:1",
+        "graphsplit/gather/a/shard_1": "shard 1 on CPU:1",
+    }
+    assert str(Lane("", (3, 4, 5))) == "shards 3 to 5 in turns on any device"
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+def test_stages_are_lanes_of_pictures_and_page(by_hand: bool):
+    """Two pipelines of two stages, cut or given."""
+    options: dict[str, Any] = {"micro_batches": 2, "schedule": "1f1b"}
+    if by_hand:
+        places = [["CPU:0", "CPU:2"], ["CPU:1", "CPU:3"]]
+        step, _ = training(2, lambda fn, number: named(gs.on_device(fn, places[number]), number))
+        parallel, names = gs.parallelize(step, devices=["CPU:0", "CPU:2"], **options), ["part0", "part1"]
+    else:
+        parallel, names = gs.parallelize(perceptron(4)()[0], devices=4, stages=2, **options), ["0", "1"]
+    placement = parallel.placement(rows(9, 6), rows(9, 6))
+    lanes = [
+        f"stage {names[0]}, shards 0 to 1 in turns on CPU:0",
+        f"stage {names[1]}, shards 0 to 1 in turns on CPU:1",
+        f"stage {names[0]}, shards 2 to 3 in turns on CPU:2",
+        f"stage {names[1]}, shards 2 to 3 in turns on CPU:3",
+    ]
+    assert [lane for lane in summarize(placement).lanes if lane.startswith("stage")] == lanes
+    page = page_data(placement)
+    shown = [(lane["work"], lane["shards"]) for lane in page["lanes"] if lane["work"].startswith("stage")]
+    shards = [[0, 1], [0, 1], [2, 3], [2, 3]]
+    assert shown == [(lane.partition(" on ")[0], own) for lane, own in zip(lanes, shards, strict=True)]
+    products = [op for op in page["ops"] if page["types"][op[1]] == "MatMul" and op[5] == 3]
+    assert {(page["lanes"][op[14]]["work"], page["stages"][op[15]]) for op in products} == {
+        (shown[2 + number][0], name) for number, name in enumerate(names)
+    }
+    kinds = {(op.stage, op.backward) for op in placement.ops.values() if op.type == "MatMul" and op.shard is not None}
+    assert kinds == {(name, backward) for name in names for backward in (False, True)}
+
+
+def test_turns_by_hand(tmp_path: Any):
+    ops = [
+        PlacedOp(f"shard_{d}/{name}", "MatMul", HERE, shard=d, stage="0", backward=name == "back")
+        for d in (0, 1)
+        for name in ("on", "more", "back")
+    ]
+    names = ["shard_0/on", "shard_0/more", "shard_1/on", "shard_0/back", "shard_1/more"]
+    events = [OpEvent(name, "MatMul", HERE, number * 0.01, 0.009, 1) for number, name in enumerate(names)]
+    events.append(OpEvent("alone", "AddN", THERE, 0.05, 0.01, 2))
+    timeline = Timeline("step", tuple(events), {}, Placement([*ops, PlacedOp("alone", "AddN", THERE, shard=0)], []))
+    turns = timeline.turns
+    assert [str(turn) for turn in turns] == ["F0", "F1", "B0", "F1"]
+    assert (turns[0].start_s, turns[0].end_s) == pytest.approx((0.0, 0.019))
+    assert "  CPU:0  busy 75%, stage 0, 2 shards in turns" in str(timeline).splitlines()
+    assert "  CPU:1  busy 17%" in str(timeline).splitlines()  # one shard has no turns
+    trace = timeline.chrome_trace()["traceEvents"]
+    assert [event["args"] for event in trace if event.get("cat") == "turn"][1] == {"shard": 1, "stage": "0"}
+    json.dumps(trace)
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    timeline.save(tmp_path / "turns.png")
+    assert (tmp_path / "turns.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_turns_of_a_step_are_those_of_the_chart():
+    step, _ = perceptron(6, 48)()
+    parallel = gs.parallelize(step, devices=2, stages=2, micro_batches=3, schedule="1f1b")
+    given = rows(96, 48), rows(96, 48)
+    plan, timeline = parallel.plan(*given), timeline_of(parallel, *given)
+    products = [event for event in timeline.events if event.type in ("MatMul", "Tanh", "TanhGrad")]
+    turns = find_turns(products, timeline.placement.ops)
+    for device, place in enumerate((HERE, THERE)):
+        assert [str(turn) for turn in turns if turn.device == place] == list(map(str, plan.schedule.order(device)))
