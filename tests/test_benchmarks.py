@@ -128,6 +128,12 @@ def test_a_tiny_run_of_packing():
 def test_micro_batches_and_pipelines_against_the_whole():
     run("benchmarks.microbatches", "--small", "--models", "mlp", "--counts", "1,2", "--rounds", 1)
     run("benchmarks.pipelines", "--schedules", "1f1b", "--counts", 2, "--rows", 16, "--rounds", 1)
+    run("benchmarks.pipelines", "--schedules", "1f1b", "--counts", 2, "--rows", 16, "--rounds", 1, "--cut")
+
+
+@pytest.mark.long
+def test_stages_of_a_small_network():
+    run("benchmarks.stages", "--networks", "unet", "--stages", 2, "--small")
 
 
 @pytest.mark.long

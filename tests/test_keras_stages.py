@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator
 from typing import Any
 
@@ -11,10 +12,15 @@ import pytest
 import tf_keras
 
 import graphsplit as gs
+from graphsplit.planning.schedules import KINDS
+from tests.helpers.float64 import EXACT, float64
+from tests.helpers.keras_cases import CASES, OPTIMIZERS, assert_same, fit, state
 from tests.test_errors import message
 
+__all__ = ["float64"]
 
-@pytest.fixture(autouse=True, params=[keras, tf_keras], ids=["keras", "tf_keras"])
+
+@pytest.fixture(params=[keras, tf_keras], ids=["keras", "tf_keras"])
 def flavor(request: Any) -> Iterator[Any]:
     """Both Kerases, in numbers of which rounding changes nothing that is compared."""
     floatx = request.param.backend.floatx()
@@ -108,3 +114,27 @@ def test_stages_that_cannot_be(flavor: Any):
         "  - 'block1' begins with the function, with which the first stage begins\n"
         "Name layers at which new stages begin, behind the first one."
     )
+
+
+@pytest.mark.long
+@pytest.mark.usefixtures("plain_oracle", "float64")
+@pytest.mark.parametrize(
+    ("number", "name", "optimizer"), [(i, n, o) for i, (n, o) in enumerate(itertools.product(CASES, OPTIMIZERS))]
+)
+def test_every_kind_of_model_in_stages(number: int, name: str, optimizer: str):
+    """Fit and predict in two stages, with schedules and numbers of micro-batches in turn."""
+    case, kind = CASES[name], [*KINDS, None][number % (len(KINDS) + 1)]
+    count = 4 if kind == "interleaved" else 2
+    asked = {"gpus": 2 * (1 + number % 2) if kind != "interleaved" else 2, "stages": count, "schedule": kind}
+    options = {"batch_size": (7, 8, 3)[number % 3], "validation_data": case.data()}
+    single, expected = fit(case, optimizer, 1, **options)
+    model, history = fit(case, optimizer, {**asked, "micro_batches": 1 + number % 4}, **options)
+    assert_same(list(history.items()), list(expected.items()), EXACT)
+    assert_same(state(model), state(single), EXACT)
+    x, _ = case.data()
+    pairs = zip(*(keras.tree.flatten(m.predict(x, verbose=0)) for m in (model, single)), strict=True)
+    for a, b in pairs:
+        assert_same([("prediction", a)], [("prediction", b)], EXACT)
+    plan = model.train_function.plan()
+    plan.check()
+    assert len(plan.stage_cuts.stages) == count

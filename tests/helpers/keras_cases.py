@@ -151,8 +151,8 @@ OPTIMIZERS: dict[str, Callable[[], keras.optimizers.Optimizer]] = {
 
 
 def fit(case: Case, optimizer: str, gpus: Any, **options: Any) -> tuple[keras.Model, dict[str, list[float]]]:
-    """Return the model that ran, wrapped or (gpus=1) not, and its history."""
-    model = gs.multi_gpu_model(case.model(), gpus)
+    """Return the model that ran, wrapped or (gpus=1) not, and its history; `gpus` may be more arguments, by name."""
+    model = gs.multi_gpu_model(case.model(), **(gpus if isinstance(gpus, dict) else {"gpus": gpus}))
     model.compile(OPTIMIZERS[optimizer](), **copied(case.compile))
     keras.utils.set_random_seed(2)
     x, y = case.data()
