@@ -3,8 +3,8 @@
 python -m benchmarks.stages [--networks transformer,resnet50,unet] [--stages 2,4,8] [--small]
 
 Printed is, for the plan of a training step with 8 micro-batches under 1F1B, the time of the slowest stage as a multiple
-of the mean, by the plan's own costs, and the bytes that are sent between stages, forward and backward, as a share of all
-that is computed. Nothing runs.
+of the mean, by the plan's own costs, and the bytes that are sent between stages, forward and backward, also as a share
+of all that is computed. Nothing runs.
 """
 
 from __future__ import annotations
@@ -104,10 +104,8 @@ def _resnet50(small: bool) -> tuple[Any, Any]:
     import keras
     import tensorflow as tf
 
-    size = 32 if small else 64
-    return keras.applications.ResNet50(weights=None, input_shape=(size, size, 3), classes=10), tf.ones(
-        (16, size, size, 3)
-    )
+    shape = (32, 32, 3) if small else (64, 64, 3)
+    return keras.applications.ResNet50(weights=None, input_shape=shape, classes=10), tf.ones((16, *shape))
 
 
 _NETWORKS: dict[str, Callable[[bool], tuple[Any, Any]]] = {
