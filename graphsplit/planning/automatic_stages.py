@@ -7,17 +7,17 @@ all that follows, schedules, checks and charts, cannot tell the difference.
 
 from __future__ import annotations
 
+import bisect
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from graphsplit.core.errors import ArgumentError, CheckError, bullet_list
 from graphsplit.planning.amounts import format_bytes
-from graphsplit.planning.chains import Chain, Room, Sent, cut
-from graphsplit.planning.costs import seconds_of
-from graphsplit.planning.gradient_pairs import Pairing, backward_ops, sources_of
+from graphsplit.planning.chains import Room, cut
+from graphsplit.planning.gradient_pairs import sources_of
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.scheduling import COSTLY
+from graphsplit.planning.stage_units import StageUnits
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Program, Tensor
 from graphsplit.program.stages import Stage, Stages
@@ -107,23 +107,26 @@ def cut_into_stages(
 ) -> tuple[Program, StageCuts]:
     """Return the program with its stages, and where they were cut.
 
-    There are none where nothing is split. Gradients from outside may have less to cut than the function, and are cut
-    into fewer.
+    There are none where nothing is split. Gradients from outside may have less to cut than the function, and so has a
+    batch of which less runs on the shards: one row of a recurrent network. They are cut into fewer stages.
 
     Raises:
       ArgumentError: if it cannot be cut into so many stages.
     """
     if not mesh.shards:
         return program, StageCuts(asked)
-    units = _Units(program, steps)
-    devices = asked.devices[: units.most_stages] if program.seeds else asked.devices
+    units = StageUnits(program, steps, mesh.batch)
+    may_be_fewer = program.seeds or len(units.work) >= len(asked.devices)
+    devices = asked.devices[: units.most_stages] if may_be_fewer else asked.devices
     if not devices:
         return program, StageCuts(asked)
     if asked.begins is not None:
         starts = _asked_starts(units, asked.begins)
         idle = set(asked.begins.names).difference(starts.values())
-        devices = tuple([own for own, name in zip(devices, ["", *asked.begins.names], strict=True) if name not in idle])
+        called = ["", *asked.begins.names]
+        devices = tuple([own for own, name in zip(asked.devices, called, strict=True) if name not in idle])
     else:
+        units.put_in_order(len(devices))
         starts = _equal_starts(units, len(devices), asked, mesh, schedule)
     stages = [Stage(str(number), own) for number, own in enumerate(devices)]
     number = {i: sum(k >= start for start in starts) - 1 for i, k in units.of.items()}
@@ -133,83 +136,32 @@ def cut_into_stages(
     return staged, StageCuts(asked, tuple(_described(units, number, starts, stages)))
 
 
-class _Units:
-    """The units of a program.
-
-    Attributes:
-      forward, backward: positions of the operations on the shards.
-      of: the number of the unit of each of them.
-      seconds: of each unit.
-    """
-
-    def __init__(self, program: Program, steps: Sequence[Step]):
-        self.program = program
-        sharded = [op.index for op in program.ops if steps[op.index].shards]
-        found = backward_ops(program, set(sharded))
-        self.backward = {i for i in sharded if i in found}
-        self.forward = [i for i in sharded if i not in found]
-        self.of = {i: k for k, i in enumerate(self.forward)} | dict(
-            Pairing(program, self.forward, self.backward).of if self.forward else {}
-        )
-        self.seconds = [0.0] * len(self.forward)
-        for i, k in self.of.items():
-            self.seconds[k] += seconds_of(program, program.ops[i])
-
-    @property
-    def most_stages(self) -> int:
-        """Into how many stages they can be cut."""
-        return sum(second > 0 for second in self.seconds)
-
-    def tensors(self) -> dict[Tensor, list[int]]:
-        """Return the operations that have to do with each tensor that is made on the shards: its maker, its readers."""
-        found: dict[Tensor, list[int]] = {}
-        for i in sorted(self.of):
-            for tensor in dict.fromkeys(self.program.ops[i].inputs):
-                if tensor.op in self.of:
-                    found.setdefault(tensor, [tensor.op]).append(i)
-        return found
-
-    def chain(self) -> Chain:
-        """Return the units as a chain."""
-        size, sent, kept, weights = len(self.forward), [], [0] * len(self.forward), [0] * len(self.forward)
-        for tensor, concerned in self.tensors().items():
-            units, count = [self.of[i] for i in concerned], self.program.bytes(tensor)
-            sent.append(Sent(min(units), max(units), count))
-            if tensor.op not in self.backward and not self.backward.isdisjoint(concerned):
-                kept[self.of[tensor.op]] += count
-        seen: set[Tensor] = set()
-        for k, i in enumerate(self.forward):
-            new = {t for t in self.program.ops[i].inputs if t.op not in self.of} - seen
-            weights[k] = sum(map(self.program.bytes, new))
-            seen |= new
-        seams = tuple([self._seam(k) for k in range(size)])
-        return Chain(tuple(self.seconds), tuple(sent), tuple(weights), tuple(kept), seams)
-
-    def _seam(self, k: int) -> int:
-        """Return how little a unit is the beginning of something: of a layer, of a product with weights."""
-        op, before = self.program.ops[self.forward[k]], self.program.ops[self.forward[k - 1]]
-        same = op.name.rpartition("/")[0] == before.name.rpartition("/")[0]
-        return same + (op.type not in COSTLY)
-
-
-def _equal_starts(units: _Units, count: int, asked: StagesAsked, mesh: Mesh, schedule: str) -> dict[int, str]:
+def _equal_starts(units: StageUnits, count: int, asked: StagesAsked, mesh: Mesh, schedule: str) -> dict[int, str]:
     """Return the units at which stages of equal time begin."""
     chain = units.chain()
     if units.most_stages < count:
         raise ArgumentError(
-            f"stages={count}: the function has {units.most_stages} operations that run on the shards forward and take "
-            "time, and each stage needs one of its own. Choose fewer stages."
+            f"stages={count}: the function has {len(units.work)} operations forward that take time, and each stage "
+            "needs one of its own. Choose fewer stages."
         )
-    room = None if asked.memory is None else Room(asked.memory, _alive(count, mesh, schedule))
+    room = _room(units, count, asked, mesh, schedule)
     found = cut(chain, count, room)
     if found is None:
-        needed = sum(chain.weights) + sum(chain.kept) * max(_alive(count, mesh, schedule))
+        assert room is not None
+        needed = sum(chain.weights) + sum(chain.kept) * max(room.alive)
         raise ArgumentError(
-            f"stages={count}: no cut leaves each stage within the {format_bytes(asked.memory or 0)} of its device: "
-            f"all together need {format_bytes(round(needed))}. Choose more stages, more micro_batches, or "
-            "schedule='1f1b', which keeps fewer of them alive."
+            f"stages={count}: no cut leaves each stage within the {format_bytes(round(room.bytes))} that it may take "
+            f"of its device; all together need {format_bytes(round(needed))}. Choose more stages, more micro_batches, "
+            "or schedule='1f1b', which keeps fewer of them alive."
         )
     return dict.fromkeys(found, "")
+
+
+def _room(units: StageUnits, count: int, asked: StagesAsked, mesh: Mesh, schedule: str) -> Room | None:
+    """Return the memory of each stage; None where that is not known, or how many rows there are."""
+    if asked.memory is None or units.program.symbols:
+        return None
+    return Room(asked.memory * len(set(asked.devices)) / len(asked.devices), _alive(count, mesh, schedule))
 
 
 def _alive(count: int, mesh: Mesh, schedule: str) -> tuple[float, ...]:
@@ -219,16 +171,16 @@ def _alive(count: int, mesh: Mesh, schedule: str) -> tuple[float, ...]:
     return tuple([(together or min(count - stage, turns)) / mesh.shards for stage in range(count)])
 
 
-def _asked_starts(units: _Units, begins: Beginnings) -> dict[int, str]:
+def _asked_starts(units: StageUnits, begins: Beginnings) -> dict[int, str]:
     """Return the units at which the user wants stages to begin, and how each was asked for.
 
     Those are missing of whose layers, and of all behind them, nothing runs that another stage does not begin with.
     """
-    names = [units.program.ops[i].name for i in units.forward]
-    found: dict[int, str] = {0: ""}
+    names = [units.program.ops[i].name for i in units.work]
+    found: dict[int, str] = {0: ""}  # among all work; some of it may be at home
     wrong = []
     for name, layers in zip(begins.names, begins.operations, strict=True):
-        of_layers = ((layer, k) for layer in layers for k, own in enumerate(names) if re.search(layer, own))
+        of_layers = ((layer, w) for layer in layers for w, own in enumerate(names) if re.search(layer, own))
         layer, start = next(of_layers, ("", -1))
         if start >= 0 and start not in found:
             found[start] = name
@@ -240,11 +192,16 @@ def _asked_starts(units: _Units, begins: Beginnings) -> dict[int, str]:
             f"stages={begins}: each stage needs a beginning of its own.\n{bullet_list(wrong)}\n"
             "Name layers at which new stages begin, behind the first one."
         )
-    return dict(sorted(found.items()))
+    starts: dict[int, str] = {}
+    for start, name in sorted(found.items()):
+        k = bisect.bisect_left(units.forward, units.work[start]) if name else 0
+        if any(units.seconds[k:]):
+            starts.setdefault(k, name)
+    return starts
 
 
 def _described(
-    units: _Units, number: Mapping[int, int], starts: Mapping[int, str], stages: Sequence[Stage]
+    units: StageUnits, number: Mapping[int, int], starts: Mapping[int, str], stages: Sequence[Stage]
 ) -> Iterator[StageCut]:
     total = sum(units.seconds) or 1.0
     received: list[dict[Tensor, None]] = [{} for _ in stages]

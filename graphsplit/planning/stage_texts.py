@@ -15,10 +15,12 @@ def stages_text(plan: Decisions) -> list[str]:
     if cuts is None:
         return []
     if not cuts.stages:
-        return ["  no stages: nothing is split"]
+        return ["  no stages: nothing runs on the shards"]
     sent = size_text(plan.program, [tensor for stage in cuts.stages for tensor in stage.received])
     slowest = f"the slowest {cuts.balance:.2f} of the mean"
-    lines = [f"  cut into {len(cuts.stages)} stages, {slowest}; {sent} sent between them"]
+    asked = len(cuts.asked.devices)
+    fewer = f" of {asked}, for which too little runs on the shards" if len(cuts.stages) < asked else ""
+    lines = [f"  cut into {len(cuts.stages)} stages{fewer}, {slowest}; {sent} sent between them"]
     for cut in cuts.stages:
         begin = f"from {_place(plan, plan.program.ops[cut.first])}"
         begin += f", as {cut.asked!r} asks for" if cut.asked else ""

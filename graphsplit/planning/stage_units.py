@@ -1,0 +1,108 @@
+"""Units of stages: a forward operation on the shards, and the backward ones that differentiate it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from graphsplit.planning.chains import Chain, Sent
+from graphsplit.planning.costs import seconds_of
+from graphsplit.planning.gradient_pairs import Pairing, backward_ops, sources_of
+from graphsplit.planning.scheduling import COSTLY
+from graphsplit.planning.steps import Step
+from graphsplit.planning.unit_orders import better_order
+from graphsplit.planning.work import data_in
+from graphsplit.program.program import Program, Tensor
+
+
+class StageUnits:
+    """The units of a program.
+
+    Args:
+      program, steps: what runs where.
+      batch: the number of rows.
+
+    Attributes:
+      work: positions of what takes time forward and depends on data, on the shards or not.
+      forward, backward: positions of the operations on the shards.
+      of: the number of the unit of each of them.
+      seconds: of each unit.
+    """
+
+    def __init__(self, program: Program, steps: Sequence[Step], batch: int):
+        self.program = program
+        sharded = [op.index for op in program.ops if steps[op.index].shards]
+        found = backward_ops(program, set(sharded))
+        self.backward = {i for i in sharded if i in found}
+        live = [op for op, step in zip(program.ops, steps, strict=True) if step.shards or step.home]
+        data = data_in(program, batch)
+        self.work = [o.index for o in live if data[o.index] and o.index not in found and seconds_of(program, o) > 0]
+        self.forward = [i for i in sharded if i not in found]
+        self.of = {i: k for k, i in enumerate(self.forward)} | dict(
+            Pairing(program, self.forward, self.backward).of if self.forward else {}
+        )
+        self.seconds = [0.0] * len(self.forward)
+        for i, k in self.of.items():
+            self.seconds[k] += seconds_of(program, program.ops[i])
+
+    @property
+    def most_stages(self) -> int:
+        """Into how many stages they can be cut."""
+        return sum(second > 0 for second in self.seconds)
+
+    def put_in_order(self, count: int) -> None:
+        """Put the units in an order from which so many parts of equal time can be cut."""
+        order = better_order(self.seconds, self._needs(), count)
+        if order is not None:
+            place = {k: number for number, k in enumerate(order)}
+            self.forward = [self.forward[k] for k in order]
+            self.seconds = [self.seconds[k] for k in order]
+            self.of = {i: place[k] for i, k in self.of.items()}
+
+    def _needs(self) -> list[set[int]]:
+        """Return for each unit those that may not be of a later stage: backward, those that follow from it."""
+        needs: list[set[int]] = [set() for _ in self.forward]
+        carried: dict[int, set[int]] = {}  # the units from which what an operation makes follows at once
+        leads = set(self.of)
+        for op in reversed(self.program.ops):
+            leads.update(sources_of(op, self.of) if op.index in leads else ())
+        for op in self.program.ops:
+            found: set[int] = set().union(*[carried[i] for i in sources_of(op, self.of) if i in carried])
+            if op.index in self.of:
+                own = self.of[op.index]
+                for k in found - {own}:
+                    needs[max(k, own)].add(min(k, own))
+                found = {own}
+            if op.index in leads:
+                carried[op.index] = found
+        return needs
+
+    def tensors(self) -> dict[Tensor, list[int]]:
+        """Return the operations that have to do with each tensor that is made on the shards: its maker, its readers."""
+        found: dict[Tensor, list[int]] = {}
+        for i in sorted(self.of):
+            for tensor in dict.fromkeys(self.program.ops[i].inputs):
+                if tensor.op in self.of:
+                    found.setdefault(tensor, [tensor.op]).append(i)
+        return found
+
+    def chain(self) -> Chain:
+        """Return the units as a chain."""
+        size, sent, kept, weights = len(self.forward), [], [0] * len(self.forward), [0] * len(self.forward)
+        for tensor, concerned in self.tensors().items():
+            units, count = [self.of[i] for i in concerned], self.program.bytes(tensor)
+            sent.append(Sent(min(units), max(units), count))
+            if tensor.op not in self.backward and not self.backward.isdisjoint(concerned):
+                kept[self.of[tensor.op]] += count
+        seen: set[Tensor] = set()
+        for k, i in enumerate(self.forward):
+            new = {t for t in self.program.ops[i].inputs if t.op not in self.of} - seen
+            weights[k] = sum(map(self.program.bytes, new))
+            seen |= new
+        seams = tuple([self._seam(k) for k in range(size)])
+        return Chain(tuple(self.seconds), tuple(sent), tuple(weights), tuple(kept), seams)
+
+    def _seam(self, k: int) -> int:
+        """Return how little a unit is the beginning of something: of a layer, of a product with weights."""
+        op, before = self.program.ops[self.forward[k]], self.program.ops[self.forward[k - 1]]
+        same = op.name.rpartition("/")[0] == before.name.rpartition("/")[0]
+        return same + (op.type not in COSTLY)
