@@ -210,6 +210,18 @@ def test_what_is_not_split_has_no_stages():
     assert "  no stages: nothing runs on the shards" in str(parallel.plan(tf.constant(3.0))).splitlines()
 
 
+def test_fewer_stages_for_a_batch_of_which_less_runs_on_the_shards():
+    """The loop of a recurrent layer over one row stays at home."""
+    layers = keras.layers
+    model = keras.Sequential([keras.Input((4, 3)), layers.LSTM(5), layers.Dense(2)])
+    parallel = gs.parallelize(model, devices=2, stages=2, micro_batches=2, schedule="1f1b")
+    x = tf.random.stateless_normal((5, 4, 3), [1, 2])
+    for count, stages in [(5, 2), (1, 1)]:
+        assert_close(parallel(x[:count]), model(x[:count]))
+        assert len(parallel.plan(x[:count]).stage_cuts.stages) == stages
+    assert "  cut into 1 stage of 2, for which too little runs on the shards, " in str(parallel.plan(x[:1]))
+
+
 @pytest.mark.parametrize("seed", range(2))
 def test_random_stages(seed: int):
     check_random_stages(seed)

@@ -20,7 +20,8 @@ def stages_text(plan: Decisions) -> list[str]:
     slowest = f"the slowest {cuts.balance:.2f} of the mean"
     asked = len(cuts.asked.devices)
     fewer = f" of {asked}, for which too little runs on the shards" if len(cuts.stages) < asked else ""
-    lines = [f"  cut into {len(cuts.stages)} stages{fewer}, {slowest}; {sent} sent between them"]
+    count = "1 stage" if len(cuts.stages) == 1 else f"{len(cuts.stages)} stages"
+    lines = [f"  cut into {count}{fewer}, {slowest}; {sent} sent between them"]
     for cut in cuts.stages:
         begin = f"from {_place(plan, plan.program.ops[cut.first])}"
         begin += f", as {cut.asked!r} asks for" if cut.asked else ""
