@@ -9,6 +9,7 @@ TABLE = """
 tf.split({f}, {pieces})
 tf.split({i}, {pieces})
 tf.split({f:4a}, 2)[1] + tf.split({f:4a}, 2)[0]
+tf.cumsum(tf.split({f:a4}, 2, 1)[1]) * tf.cumsum(tf.split({f:a4}, 2, 1)[0])
 tf.unstack({f:2ab})
 tf.unstack({f:a3}, axis={pick:1|-1})
 tf.stack([{f:*}, {f:*}], {axis:new})
