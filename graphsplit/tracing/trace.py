@@ -16,7 +16,7 @@ from graphsplit.core.parted_variables import raw_handles
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value, rewritten_by_autograph
 from graphsplit.core.user_code import user_line
-from graphsplit.program.program import Program, is_write
+from graphsplit.program.program import Program, is_stateful, is_write
 from graphsplit.tracing.captured_variables import variables_of
 from graphsplit.tracing.graph_to_program import Reading, graph_to_program
 
@@ -129,7 +129,7 @@ def read_graph(
     Args:
       function: the `ConcreteFunction` that the graph belongs to.
       inputs, outputs: tensors of its graph.
-      effects: names of the operations that must run.
+      effects: names of the operations that must run; if there are none, nothing in the graph waits for any.
       result: the structure of the outputs.
       names: how the user calls each input.
       shapes: of each input, see `trace`.
@@ -155,7 +155,7 @@ def read_graph(
             f"{name} is parallelized itself; it was planned with the rest, its own options do not apply"
             for name in inner
         ],
-        adjust=_as_in_eager_code,
+        adjust=_as_in_eager_code if effects else _without_effects,
         bodies=shared.bodies,
         shapes_inside=_ShapesInside(graph),
     )
@@ -200,6 +200,20 @@ def _held(placeholder: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
 def _as_in_eager_code(nodes: Sequence[Any]) -> None:
     _order_writes_after_asserts(nodes)
     _forget_open_sizes(nodes)
+
+
+def _without_effects(nodes: Sequence[Any]) -> None:
+    """Let nothing wait for effects: in what runs forward again, they are those of the first run and must not happen.
+
+    (What a called function returns waits for what it writes.)
+    """
+    _forget_open_sizes(nodes)
+    effects = {f"^{node.name}" for node in nodes if is_stateful(node.op)}
+    for node in nodes:
+        kept = [reference for reference in node.input if reference not in effects]
+        if len(kept) < len(node.input):
+            del node.input[:]
+            node.input.extend(kept)
 
 
 def _order_writes_after_asserts(nodes: Sequence[Any]) -> None:

@@ -322,3 +322,24 @@ def test_second_derivative_of_a_function_that_counts() -> None:
     inside = gs.parallelize(gradient(gradient(counting)), devices=3)(x)
     NUMBER.assign(0.7)
     assert_close(inside, tf.function(gradient(gradient(counting)))(x), tolerance=TOLERANCE)
+
+
+def test_effects_of_a_called_function_happen_once_under_two_tapes() -> None:
+    """What it returns waits for what it writes, and the second derivative runs what it returns again."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None,), DOUBLE)])
+    def counting(x: tf.Tensor) -> tf.Tensor:
+        NUMBER.assign_add(1.0)
+        return x**3
+
+    NUMBER.assign(0.7)
+    x = tf.range(1.0, 6.0, dtype=DOUBLE)
+    with tf.GradientTape() as outer:
+        outer.watch(x)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            y = gs.parallelize(counting, devices=3)(x)
+        slope = inner.gradient(y, x)
+    assert_close(outer.gradient(slope, x), 6 * x, tolerance=TOLERANCE)
+    assert float(NUMBER) == 1.7
+    NUMBER.assign(0.7)
