@@ -78,6 +78,7 @@ def test_traffic_of_the_plan_is_that_of_the_graph(name: str):
     assert planned.transfers == transfers_in_graph(step.graph_def(*arguments))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_every_workload_has_data_for_its_network(name: str):
     found = workload(name, small=True)

@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 
 def graphsplit(*arguments: str) -> subprocess.CompletedProcess[str]:
     program = Path(sys.executable).parent / "graphsplit"
@@ -27,6 +29,7 @@ def test_polyfit():
     assert float(difference.group(1)) < 1e-5
 
 
+@pytest.mark.long
 def test_digits():
     done = graphsplit("demo", "digits", "--devices", "2", "--epochs", "3")
     assert done.returncode == 0, done.stderr

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 import tensorflow as tf
 
 import graphsplit as gs
@@ -44,6 +45,7 @@ def test_every_architecture_is_known():
     assert not set(applications()) & set(MODELS)
 
 
+@pytest.mark.long
 def test_command_line(tmp_path: Path):
     path = tmp_path / "coverage.json"
     command = [sys.executable, "-m", "benchmarks.coverage", "--names", "Graph convolution, GAN, Distillation"]

@@ -64,6 +64,7 @@ def test_damage(form: str, models, tmp_path: Path):
     assert "refused" not in came["assets"]  # which nothing tells from others
 
 
+@pytest.mark.long
 def test_a_graph_without_a_fingerprint_is_what_tensorflow_reads(models, tmp_path: Path):
     came = damage(models["tf2"], tmp_path, ["saved_model.pb"], 1, 12, "--without-fingerprint")
     assert came["saved_model.pb"] >= {"refused", "same"}

@@ -56,6 +56,7 @@ def test_every_example_is_run():
     assert {path.name for path in EXAMPLES.glob("*.py")} - {"machine.py"} == set(RUNS)
 
 
+@pytest.mark.long
 def test_vector_addition(tmp_path):
     printed = run("vector_addition.py", tmp_path)
     assert "largest difference: 0.0" in printed

@@ -191,6 +191,7 @@ assert not any(name.startswith("graphsplit") for name in sys.modules)
 """
 
 
+@pytest.mark.long
 def test_files_load_in_a_process_without_graphsplit(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model = made(dense, 3)

@@ -350,6 +350,7 @@ def test_relocation_of_a_trained_model_by_a_copy():
     assert {v.value.device.rsplit("device:")[-1] for v in model.variables} == {"CPU:0"}
 
 
+@pytest.mark.long
 def test_a_shared_layer_on_two_devices_goes_forward_and_backward_there():
     keras.utils.set_random_seed(1)
     shared, head = layers.LSTM(5), layers.Dense(1)

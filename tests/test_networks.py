@@ -61,7 +61,7 @@ HEAVY = {
 SPARSE_UPDATES = {"Wide & deep": (*["ResourceScatterAdd"] * 2, *["ScatterNd"] * 4, *["ConcatV2"] * 2)}
 
 
-# By default, each architecture is trained here or in `test_unknown_batch`, with batches of several sizes.
+# With the long tests, here; `test_unknown_batch` trains some of them with batches of several sizes.
 OTHERS = {"GAN", "Graph convolution", "LSTM text classifier", "Siamese", "Transformer decoder", "WaveNet"}
 
 

@@ -183,6 +183,7 @@ def device_names(variables):
     return {v.value.device.rsplit("device:", 1)[-1] for v in variables}
 
 
+@pytest.mark.long
 def test_one_lstm_for_two_inputs_each_on_its_own_devices():
     def make(places):
         keras.utils.set_random_seed(1)

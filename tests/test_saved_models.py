@@ -121,6 +121,7 @@ def test_an_unknown_number_of_rows_is_sharded(name: str, make):
         assert len(report.plans[key].stayed_home) == (name in ("text", "tensorflow_1")), str(report)
 
 
+@pytest.mark.long
 def test_other_forms_on_fewer_devices_than_asked_for(make, tmp_path: Path):
     text, old, dense, words = (make(name) for name in ("text", "tensorflow_1", "dense", "transformer"))
     stripped, again, copies = (str(tmp_path / name) for name in ("stripped", "again", "copies"))
