@@ -23,10 +23,15 @@ __all__ = ["float64"]
 @pytest.fixture(params=[keras, tf_keras], ids=["keras", "tf_keras"])
 def flavor(request: Any) -> Iterator[Any]:
     """Both Kerases, in numbers of which rounding changes nothing that is compared."""
-    floatx = request.param.backend.floatx()
-    request.param.backend.set_floatx("float64")
-    yield request.param
-    request.param.backend.set_floatx(floatx)
+    found, floatx = request.param, request.param.backend.floatx()
+    policies = keras.config if found is keras else tf_keras.mixed_precision
+    get, put = ("dtype_policy", "set_dtype_policy") if found is keras else ("global_policy", "set_global_policy")
+    policy = getattr(policies, get)()
+    found.backend.set_floatx("float64")
+    getattr(policies, put)("float64")  # (once set, it no longer follows floatx)
+    yield found
+    found.backend.set_floatx(floatx)
+    getattr(policies, put)(policy)
 
 
 def network(flavor: Any) -> Any:
