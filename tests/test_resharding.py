@@ -17,7 +17,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close
-from tests.helpers.layout_cases import bytes_sent, numbers
+from tests.helpers.layout_cases import bytes_sent, deep_step, numbers
 
 LAYERS, WIDTH, ROWS = 6, 80, 8
 SIZE = LAYERS * WIDTH * WIDTH * 4
@@ -28,18 +28,7 @@ def deep(layout: str, devices: int, **options: Any) -> tuple[list[tf.Variable], 
     weights = [tf.Variable(0.1 * numbers(WIDTH, WIDTH, seed=k), name=f"weight_{k}") for k in range(LAYERS)]
     if layout != "home":
         gs.set_variable_layout(weights, layout, devices, **options)
-
-    def step(x: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            h = x
-            for weight in weights:
-                h = tf.nn.tanh(h @ weight)
-            loss = tf.reduce_sum(h)
-        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
-            weight.assign_sub(0.1 * gradient)
-        return loss
-
-    return weights, step
+    return weights, deep_step(weights)
 
 
 X = numbers(ROWS, WIDTH, seed=9)

@@ -28,6 +28,7 @@ from tests.helpers.layout_cases import (
     Y,
     adam,
     crossing,
+    deep_step,
     momentum,
     numbers,
     train,
@@ -88,18 +89,7 @@ def test_traffic_is_spread_over_the_devices(devices: int):
         weights = [tf.Variable(tf.ones((64, 64)), name=f"weight_{k}") for k in range(8)]
         if layout == "sharded":
             gs.set_variable_layout(weights, layout, devices)
-
-        def step(x: tf.Tensor, weights: list[tf.Variable] = weights) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                h = x
-                for weight in weights:
-                    h = tf.nn.tanh(h @ weight)
-                loss = tf.reduce_sum(h)
-            for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
-                weight.assign_sub(0.1 * gradient)
-            return loss
-
-        parallel = gs.parallelize(step, devices=devices)
+        parallel = gs.parallelize(deep_step(weights), devices=devices)
         plan = parallel.plan(tf.ones((8, 64)))
         with partition_graphs() as graphs:
             parallel(tf.ones((8, 64)))

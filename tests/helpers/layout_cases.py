@@ -150,3 +150,19 @@ def keras_model() -> Any:
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), metrics=["accuracy"])
     optimizer.build(model.trainable_variables)
     return model
+
+
+def deep_step(weights: Sequence[tf.Variable]) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return a training step of layers that follow each other, each with one of the weights."""
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in weights:
+                h = tf.nn.tanh(h @ weight)
+            loss = tf.reduce_sum(h)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return step
