@@ -48,6 +48,15 @@ def load_average() -> float:
     return os.getloadavg()[0]
 
 
+def stolen_seconds() -> float:
+    """Return the processor time that this machine's host has given to others since it started; 0 where none says."""
+    try:
+        first = Path("/proc/stat").read_text().splitlines()[0].split()
+    except OSError:
+        return 0.0
+    return int(first[8]) / os.sysconf("SC_CLK_TCK")
+
+
 def _gpus() -> list[str]:
     """Return model and compute capability of each GPU, and the driver's version."""
     import tensorflow as tf
