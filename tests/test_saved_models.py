@@ -86,7 +86,7 @@ def assert_sharded(report: gs.TranspileReport, key: str, devices: int) -> None:
     assert {op.type for op in plan.sharded_ops} - {"Const", "Identity"}, str(plan)
 
 
-@pytest.mark.parametrize("names", [list(CASES)[:4], list(CASES)[4:]], ids=", ".join)
+@pytest.mark.parametrize("names", [list(CASES)[k : k + 2] for k in range(0, len(CASES), 2)], ids=", ".join)
 def test_every_model_on_every_number_of_devices_and_rows(names: list[str], make, tmp_path: Path):
     for name in names:
         for devices, report in make(name).reports.items():

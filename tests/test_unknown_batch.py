@@ -97,7 +97,7 @@ def test_rules(case: Case) -> None:
             assert any(op.type == case.op_type for op in plan.sharded_ops), str(plan)
 
 
-SHORT = ("LSTM text classifier", "WaveNet")  # others of known size: `test_networks`
+SHORT = ("LSTM text classifier",)  # others of known size: `test_networks`
 
 
 @pytest.mark.usefixtures("float64", "plain_oracle")

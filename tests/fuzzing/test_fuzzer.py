@@ -104,6 +104,7 @@ def test_a_seed_is_a_program() -> None:
     assert len({generate(seed).source for seed in range(5)}) == 5
 
 
+@pytest.mark.long
 def test_a_program_is_a_script(tmp_path: Path) -> None:
     source = program("tf.tanh(x0)", inside=1).source
     path = tmp_path / "script.py"
