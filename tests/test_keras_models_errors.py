@@ -98,18 +98,6 @@ def test_devices_that_make_no_sense(gpus, expected):
     assert message(gs.ArgumentError, gs.multi_gpu_model, small(), gpus) == expected
 
 
-@pytest.mark.parametrize("position", [False, True])
-def test_xla_is_refused(position):
-    model = gs.multi_gpu_model(small(name="fast"), 2)
-    arguments = ("sgd", "mse", None, None, None, False, 1, True) if position else ("sgd", "mse")
-    options = {} if position else {"jit_compile": True}
-    assert message(gs.UnsupportedError, model.compile, *arguments, **options) == (
-        "compile(jit_compile=True) on 'fast', which runs on 2 devices: XLA compiles a step for one device and would "
-        "erase the placement. Leave jit_compile out; 'auto' does not turn XLA on here. To use XLA inside the step, put "
-        "@tf.function(jit_compile=True) on a function that a layer calls."
-    )
-
-
 def test_automatic_xla_stays_off():
     template = small()
     template.compile("sgd", "mse", jit_compile=True)  # what "auto" becomes where there is a GPU

@@ -218,8 +218,6 @@ def test_refusals():
     model = gs.multi_gpu_model(dense(), 2)
     with pytest.raises(gs.ArgumentError, match=r"is wrapped already, on 2 devices\."):
         gs.multi_gpu_model(model, 3)
-    with pytest.raises(gs.UnsupportedError, match=r"^compile\(jit_compile=True\) on 'sequential"):
-        model.compile("sgd", "mse", jit_compile=True)
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         inside = dense()
     with pytest.raises(gs.UnsupportedError, match=r"wrapped under a tf\.distribute strategy's scope"):

@@ -42,7 +42,7 @@ def trace_and_plan(
     """
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in argument_paths(arguments)]
-    traced = trace(fn, call, names, splitting.shapes)
+    traced = trace(fn, call, names, splitting.shapes, options.jit_compile)
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
@@ -69,5 +69,6 @@ def plan_for(
         random=options.random,
         schedule=options.schedule or "",
         stages=stages,
+        jit_compile=options.jit_compile,
         notes=splitting.notes,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, Protocol, overload
 
 import tensorflow as tf
@@ -12,6 +13,7 @@ from graphsplit.api.argument_splitting import Split
 from graphsplit.api.options import DevicesLike, Options, checked_options
 from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core.errors import ArgumentError
+from graphsplit.core.tensorflow_internals import is_compiled_function
 
 
 class Decorator(Protocol):
@@ -36,6 +38,7 @@ def parallelize(
     micro_batches: int = 1,
     schedule: str | None = None,
     stages: int | None = None,
+    jit_compile: bool = False,
 ) -> ParallelFunction[P, R]: ...
 
 
@@ -53,6 +56,7 @@ def parallelize(
     micro_batches: int = 1,
     schedule: str | None = None,
     stages: int | None = None,
+    jit_compile: bool = False,
 ) -> Decorator: ...
 
 
@@ -69,6 +73,7 @@ def parallelize(
     micro_batches: int = 1,
     schedule: str | None = None,
     stages: int | None = None,
+    jit_compile: bool = False,
 ) -> ParallelFunction[P, R] | Decorator:
     """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
 
@@ -109,6 +114,10 @@ def parallelize(
         own: `stages=4` on 8 devices are two pipelines, each with half of the rows; `weights` are then theirs. Few bytes
         are sent between stages, and on GPUs each has room for what it keeps. The plan says where the cuts are. None
         leaves the function whole, or with the stages that `on_device` made.
+      jit_compile: let XLA compile what each shard, and home, computes between two moves, as it compiles a
+        `tf.function(jit_compile=True)`; given such a function, it is True. What XLA draws or returns otherwise (random
+        numbers, sizes that follow from data), and what it has no kernel for, runs between the compiled parts, as
+        effects do that are none of variables; the plan says which. Each size is compiled for itself.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
@@ -123,7 +132,7 @@ def parallelize(
     [2, 4, 6]
     """
     options = checked_options(
-        devices, split, home, weights, strict, random, reduce_retracing, micro_batches, schedule, stages
+        devices, split, home, weights, strict, random, reduce_retracing, micro_batches, schedule, stages, jit_compile
     )
     if fn is None:
         return functools.partial(_with_options, options=options)
@@ -134,7 +143,10 @@ def _with_options(fn: Callable[P, R], options: Options) -> ParallelFunction[P, R
     if not callable(fn):
         raise ArgumentError(f"parallelize takes a function, got {fn!r}; options are named: devices=4, split=0, ...")
     # what is parallelized already runs by these options; a stage stays one
-    return ParallelFunction(fn.function if type(fn) is ParallelFunction else fn, options)
+    fn = fn.function if type(fn) is ParallelFunction else fn
+    if is_compiled_function(fn):
+        options = replace(options, jit_compile=True)
+    return ParallelFunction(fn, options)
 
 
 def make_parallel(fn: Callable[..., R], num_gpus: DevicesLike, **inputs: Any) -> R:  # inputs: whatever `fn` takes

@@ -31,6 +31,7 @@ class Options:
     micro_batches: int = 1
     schedule: str | None = None
     stages: int | Beginnings | None = None
+    jit_compile: bool = False
 
 
 def checked_options(
@@ -44,6 +45,7 @@ def checked_options(
     micro_batches: int,
     schedule: str | None,
     stages: int | Beginnings | None,
+    jit_compile: bool,
 ) -> Options:
     """Return the options as given to `parallelize`; see there.
 
@@ -54,6 +56,7 @@ def checked_options(
         raise ArgumentError(f"random={random!r} is not known; choose 'exact' or 'independent'.")
     check_strict(strict)
     check_flag("reduce_retracing", reduce_retracing)
+    check_flag("jit_compile", jit_compile)
     check_micro_batches(micro_batches)
     check_schedule(schedule, random)
     check_stages_asked(stages, random)
@@ -62,7 +65,7 @@ def checked_options(
     stages = int(stages) if isinstance(stages, np.integer) else stages
     shares = _shares(weights)
     options = Options(
-        devices, split, home, shares, strict, random, reduce_retracing, int(micro_batches), schedule, stages
+        devices, split, home, shares, strict, random, reduce_retracing, int(micro_batches), schedule, stages, jit_compile
     )
     check_devices(options)
     check_weights(options)

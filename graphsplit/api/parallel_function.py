@@ -34,6 +34,7 @@ from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.tensorflow_internals import eager_context_started, in_xla_context
 from graphsplit.core.user_code import shortened, with_users_traceback
+from graphsplit.emission.compiled_calls import graph_def_that_runs
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.differentiable import Differentiable
 from graphsplit.tracing.trace import inside_trace
@@ -179,7 +180,7 @@ class ParallelFunction(Generic[P, R]):
     def graph_def(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # generated protos have no types
         """Return the multi-device graph for these arguments as a `GraphDef`; every node has a device."""
         _, arguments = self._flatten(args, kwargs)
-        return self._get(arguments).executable.emitted.graph_def()
+        return graph_def_that_runs(self._get(arguments).executable.emitted)
 
     @with_users_traceback
     def variables(self, *args: P.args, **kwargs: P.kwargs) -> tuple[tf.Variable, ...]:

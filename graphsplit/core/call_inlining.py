@@ -16,7 +16,7 @@ def is_compiled(node: Any) -> bool:
     return XLA_ATTRIBUTE in node.attr and bool(node.attr[XLA_ATTRIBUTE].b)
 
 
-def inline_calls(graph: Any, results: Sequence[str]) -> tuple[list[Any], list[str]]:
+def inline_calls(graph: Any, results: Sequence[str], compiled: bool = False) -> tuple[list[Any], list[str]]:
     """Replace every function call in `graph` by the called body.
 
     Bodies of `While`, `If` and other ops that take functions as attributes stay in the library. Effects keep their
@@ -25,25 +25,26 @@ def inline_calls(graph: Any, results: Sequence[str]) -> tuple[list[Any], list[st
     Args:
       graph: a `GraphDef`; its nodes are edited in place.
       results: references (`node:0`) and effects (`^node`) to follow into the bodies.
+      compiled: whether calls that XLA compiles as a whole are replaced too. If not, they stay calls.
 
     Returns:
-      The nodes, and `results` as they are named now. Calls that XLA compiles as a whole stay calls.
+      The nodes, and `results` as they are named now.
     """
     library = {function.signature.name: function for function in graph.library.function}
     sink = NodeDef(name="", op="")
     sink.input.extend(results)
     nodes: list[Any] = [*graph.node, sink]
-    while any(_called_function(node, library) for node in nodes):
-        nodes = _inline_one_level(nodes, library)
+    while any(_called_function(node, library, compiled) for node in nodes):
+        nodes = _inline_one_level(nodes, library, compiled)
     return nodes[:-1], list(sink.input)
 
 
-def _inline_one_level(nodes: list[Any], library: Mapping[str, Any]) -> list[Any]:
+def _inline_one_level(nodes: list[Any], library: Mapping[str, Any], compiled: bool) -> list[Any]:
     result: list[Any] = []
     tensors: dict[str, str] = {}  # "call:2" -> the reference inside the inlined body
     effects: dict[str, list[str]] = {}  # "call" -> the nodes that finish when the call has finished
     for node in nodes:
-        name = _called_function(node, library)
+        name = _called_function(node, library, compiled)
         if not name:
             result.append(node)
             continue
@@ -55,9 +56,9 @@ def _inline_one_level(nodes: list[Any], library: Mapping[str, Any]) -> list[Any]
     return result
 
 
-def _called_function(node: Any, library: Mapping[str, Any]) -> str:
+def _called_function(node: Any, library: Mapping[str, Any], compiled: bool) -> str:
     if node.op in CALL_TYPES:
-        return "" if is_compiled(node) else str(node.attr["f"].func.name)
+        return "" if is_compiled(node) and not compiled else str(node.attr["f"].func.name)
     return str(node.op) if node.op in library else ""
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import collections
 import contextlib
+import functools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -70,9 +71,30 @@ def rewritten_by_autograph(fn: Callable[..., Any]) -> Callable[..., Any]:
     return found
 
 
+def is_compiled_function(fn: object) -> bool:
+    """Return whether `fn` is a `tf.function(jit_compile=True)`, for which there is no public question."""
+    return isinstance(fn, tf.types.experimental.PolymorphicFunction) and getattr(fn, "_jit_compile", None) is True
+
+
 def registered_kernels(op_type: str) -> Sequence[Any]:
     """Return the kernels of an op type, `KernelDef`s: for which kind of device and which types each is."""
     return list(kernels.get_registered_kernels_for_op(op_type).kernel)
+
+
+@functools.cache
+def registered_xla_kernels(op_type: str) -> Sequence[Any]:
+    """Return the kernels of an op type with which XLA compiles, `KernelDef`s.
+
+    TensorFlow registers them when something is compiled for the first time.
+    """
+    _compile_something()
+    return registered_kernels(op_type)
+
+
+@functools.cache
+def _compile_something() -> None:
+    with tf.init_scope(), tf.device("CPU:0"):
+        tf.function(lambda x: x + x, jit_compile=True)(tf.constant(1.0))
 
 
 def import_operations(graph_def: Any) -> list[tf.Operation]:

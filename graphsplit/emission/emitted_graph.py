@@ -50,6 +50,8 @@ class EmittedGraph:
         depends on its `Switch`es is dead, up to a `Merge`.
       beside_variables: names of nodes without a device of their own: their variable's, wherever a loader puts that.
       copies: the placeholders of shards' own copies of captures, which are not among `captures`.
+      prefixes: how the names of each shard's copies of operations begin.
+      compiled: whether XLA compiles what runs between moves, when the graph is made to run.
     """
 
     nodes: tuple[Any, ...] = field(repr=False)
@@ -64,6 +66,8 @@ class EmittedGraph:
     present: tuple[str, ...] = ()
     beside_variables: frozenset[str] = frozenset()
     copies: tuple[Copy, ...] = ()
+    prefixes: Mapping[int, str] = field(default_factory=dict, repr=False)
+    compiled: bool = False
 
     def shard_of(self, name: str) -> int | None:
         """Return the shard that a node belongs to, or None."""

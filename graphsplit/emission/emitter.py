@@ -126,6 +126,8 @@ class _Emitter:
             present=tuple(self._counts.present(d) for d in self._draft.shards if self._counts.may_be_absent(d)),
             beside_variables=self._beside_variables(),
             copies=tuple(self._moves.copies.values()),
+            prefixes=self._draft.prefixes,
+            compiled=self._plan.jit_compile,
         )
 
     def _beside_variables(self) -> frozenset[str]:

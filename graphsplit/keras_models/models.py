@@ -64,17 +64,19 @@ class ParallelModel:
       model_devices: where this one runs.
     """
 
-    __slots__ = ("_functions", "model_devices", "template")
+    __slots__ = ("_compiled_by_xla", "_functions", "model_devices", "template")
 
     template: Any
     model_devices: ModelDevices
     _functions: dict[str, tuple[Any, Any]]
+    _compiled_by_xla: bool
 
     @classmethod
     def _wrap(cls, template: Any, model_devices: ModelDevices) -> ParallelModel:
         model: ParallelModel = object.__new__(cls)  # Keras' own constructors would make new state
         object.__setattr__(model, "__dict__", template.__dict__)
-        for name, value in (("template", template), ("model_devices", model_devices), ("_functions", {})):
+        own = {"template": template, "model_devices": model_devices, "_functions": {}, "_compiled_by_xla": False}
+        for name, value in own.items():
             object.__setattr__(model, name, value)
         return model
 
@@ -92,19 +94,14 @@ class ParallelModel:
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Compile the template, which compiles this model too: they share what it makes."""
         bound = _bind(self.template.compile, args, kwargs)
-        if bound.get("jit_compile") is True:
-            raise UnsupportedError(
-                f"compile(jit_compile=True) on {self.template.name!r}, which runs on {self.model_devices}: "
-                "XLA compiles a step for one device and would erase the placement. Leave jit_compile out; "
-                "'auto' does not turn XLA on here. To use XLA inside the step, put @tf.function(jit_compile=True) on "
-                "a function that a layer calls."
-            )
         if tf.distribute.has_strategy():
             raise UnsupportedError(
                 f"compile() on {self.template.name!r}, which runs on {self.model_devices}, is "
                 "called under a tf.distribute strategy's scope, which would mirror the optimizer's variables. Call it "
                 "outside of `with strategy.scope():`."
             )
+        # (what Keras makes of "auto" is meant for one device)
+        object.__setattr__(self, "_compiled_by_xla", bound.get("jit_compile") is True)
         return self.template.compile(*args, **kwargs)
 
     def _function(self, kind: str) -> Any:
@@ -153,6 +150,7 @@ class ParallelModel:
             micro_batches=where.micro_batches,
             schedule=where.schedule,
             stages=where.stages,
+            jit_compile=self._compiled_by_xla,
         )
         return ParallelFunction(step, options)
 

@@ -42,6 +42,7 @@ class Decisions:
       random: `"exact"`: shards draw the numbers of one device; `"independent"`: numbers of their own.
       state: where variables, tables and large constants live.
       stage_cuts: the stages into which the program was cut, if that was asked for.
+      jit_compile: whether XLA compiles what a shard, or home, computes between two moves.
     """
 
     program: Program = field(repr=False)
@@ -60,6 +61,7 @@ class Decisions:
     random: str = "exact"
     state: State = field(default_factory=State, repr=False)
     stage_cuts: StageCuts | None = field(default=None, repr=False)
+    jit_compile: bool = False
 
     @property
     def devices(self) -> tuple[str, ...]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from graphsplit.planning.amounts import format_bytes, size_text
+from graphsplit.planning.compiled_text import compiled_text
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.flow import meeting_points
 from graphsplit.planning.host_kernels import host_kernels_text
@@ -77,6 +78,7 @@ def _header(plan: Decisions, shares: Shares) -> list[str]:
     lines.append(f"  once, at home:  {_count(_at(plan, plan.home))}")
     elsewhere = sorted({plan.owners.of_ops[op.index] for op in plan.home_ops} - {plan.home, ""})
     lines += [f"  once, on {_short_device(device)}: {_count(_at(plan, device))}" for device in elsewhere]
+    lines += compiled_text(plan)
     without = host_kernels_text(plan)
     return [*lines, f"  on the host, for want of a GPU kernel: {without}"] if without else lines
 

@@ -51,6 +51,7 @@ def plan_program(
     random: str = "exact",
     schedule: str = "",
     stages: StagesAsked | None = None,
+    jit_compile: bool = False,
     notes: Sequence[str] = (),
 ) -> Plan:
     """Decide where every operation runs.
@@ -66,6 +67,7 @@ def plan_program(
       random: `"exact"` or `"independent"`.
       schedule: the kind of schedule by which shards go through stages; "" for none.
       stages: into which the program is to be cut, if any.
+      jit_compile: whether XLA compiles what a shard, or home, computes between two moves.
 
     Raises:
       StrictError: see `strict`.
@@ -127,6 +129,7 @@ def plan_program(
         notes=(*notes, *_notes_on_stages(program, steps)),
         random=random,
         stage_cuts=stage_cuts,
+        jit_compile=jit_compile,
     )
     check_strict(plan, strict)
     return plan

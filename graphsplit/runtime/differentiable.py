@@ -313,6 +313,7 @@ def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
         random=plan.random,
         schedule=plan.schedule.kind if plan.schedule else "",
         stages=plan.stage_cuts.asked if plan.stage_cuts else None,
+        jit_compile=plan.jit_compile,
         notes=plan.notes,
     )
 

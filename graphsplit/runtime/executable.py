@@ -13,6 +13,7 @@ from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.graphdefs import function_definition, output_type, split_reference
 from graphsplit.core.symbolic_sizes import without_sizes
 from graphsplit.core.tensorflow_internals import RuntimeFunction
+from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
@@ -79,6 +80,11 @@ def runtime_function(
       whole: whether these are all nodes of the graph, so that its outputs may come to the device that calls it. A graph
         that calls it then need not contain it, on which TensorFlow's optimizer would work again.
     """
+    functions = list(graph.library.function)
+    if graph.compiled:
+        compiled = compile_clusters(graph, nodes, outputs, effects)
+        nodes, outputs, effects = compiled.nodes, compiled.outputs, compiled.effects
+        functions += compiled.functions
     label = re.sub(r"\W", "_", name)
     definition = function_definition(f"graphsplit_{label}_{next(_serial)}", nodes, inputs, outputs, effects)
     by_name = {node.name: node for node in nodes}
@@ -89,7 +95,7 @@ def runtime_function(
         node, index = split_reference(reference)
         results.append(_spec(by_name[node], index, shape))
     config = optimizer_config(nodes, graph.library)
-    return RuntimeFunction(definition, graph.library.function, specs, results, config, not whole or config is None)
+    return RuntimeFunction(definition, functions, specs, results, config, not whole or config is None)
 
 
 def _spec(node: Any, index: int, shape: Any) -> tf.TensorSpec:

@@ -46,6 +46,7 @@ class Reading:
       names_stay: whether what is returned keeps its name, because others read it by that.
       bodies: of loops and branches, those that were read before.
       shapes_inside: shapes of what nodes in functions yield.
+      compiled: whether XLA compiles what comes of it anyway, so that calls that it would compile are taken apart.
     """
 
     inputs: Sequence[str]
@@ -62,6 +63,7 @@ class Reading:
     names_stay: bool = False
     bodies: dict[Any, Program] = field(default_factory=dict)
     shapes_inside: ShapeOf = lambda *_: ()
+    compiled: bool = False
     adjust: Callable[[Sequence[Any]], None] = field(default=lambda _: None)
 
 
@@ -78,7 +80,7 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
       ValueError: if TensorFlow cannot infer shapes.
     """
     stages = stages_of(graph)
-    nodes, references = inline_calls(graph, [*reading.outputs, *(f"^{name}" for name in reading.effects)])
+    nodes, references = inline_calls(graph, [*reading.outputs, *(f"^{name}" for name in reading.effects)], reading.compiled)
     nodes, references = decompose(nodes, references, graph.library.function, graph.versions, reading.known)
     reading.adjust(nodes)
     shapes_held = {name: shape for name, (_, shape) in reading.held.items()}

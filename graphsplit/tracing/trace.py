@@ -31,10 +31,12 @@ class SharedByTraces:
     Attributes:
       lock: held by whoever adds to the graph or reads it.
       bodies: of loops and branches, as far as they were read.
+      compiled: whether XLA compiles all of it, and not only the calls that ask for it.
     """
 
     lock: Any = field(default_factory=threading.RLock)
     bodies: dict[Any, Program] = field(default_factory=dict)
+    compiled: bool = False
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,6 +84,7 @@ def trace(
     arguments: structures.Tree,
     names: Sequence[str],
     shapes: Sequence[Shape | None] | None = None,
+    compiled: bool = False,
 ) -> Trace:
     """Trace `fn`.
 
@@ -90,6 +93,7 @@ def trace(
       arguments: the structure of `(args, kwargs)`.
       names: how the user calls each tensor in it.
       shapes: of each tensor in it, if more is known than the structure says: which axes are a batch of unknown size.
+      compiled: whether XLA is going to compile all of it.
 
     Raises:
       OutputError: if the function returns something that is neither a tensor nor a plain Python value.
@@ -104,11 +108,14 @@ def trace(
         return _take_apart(rewritten(*args, **kwargs), results)  # refused results are reported below
 
     specs = [leaf.spec() for leaf in structures.leaves(arguments)]
-    function = tf.function(flat_function, autograph=False).get_concrete_function(*specs)
+    # (for XLA, TensorFlow writes loops whose lists have a greatest length)
+    traced = tf.function(flat_function, autograph=False, jit_compile=compiled or None)
+    function = traced.get_concrete_function(*specs)
     _check_result(results[-1])
     effects = [operation.name for operation in function.graph.control_outputs]
     inputs = function.inputs[: len(specs)]
-    return read_graph(function, inputs, function.outputs, effects, results[-1], names, shapes)
+    shared = SharedByTraces(compiled=compiled)
+    return read_graph(function, inputs, function.outputs, effects, results[-1], names, shapes, shared=shared)
 
 
 def read_graph(
@@ -158,6 +165,7 @@ def read_graph(
         adjust=_as_in_eager_code if effects else _without_effects,
         bodies=shared.bodies,
         shapes_inside=_ShapesInside(graph),
+        compiled=shared.compiled,
     )
     program = graph_to_program(graph.as_graph_def(), reading)
     captures = tuple(captured)

@@ -1,0 +1,206 @@
+"""Compiled calls: the nodes of each cluster replaced by one call of a function, the same for shards of equal size."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.call_inlining import XLA_ATTRIBUTE
+from graphsplit.core.function_calls import named_by_content
+from graphsplit.core.graphdefs import NodeDef, function_definition, make_node, output_type, split_reference
+from graphsplit.core.tensorflow_internals import op_definition
+from graphsplit.emission.clusters import Cluster, find_clusters
+from graphsplit.emission.emitted_graph import EmittedGraph
+
+
+@dataclass(frozen=True, eq=False)
+class CompiledNodes:
+    """Nodes with calls in place of clusters.
+
+    Attributes:
+      nodes: all that are left, calls included.
+      functions: what the calls call.
+      outputs, effects: as they are named now.
+    """
+
+    nodes: tuple[Any, ...]
+    functions: tuple[Any, ...]
+    outputs: tuple[str, ...]
+    effects: tuple[str, ...]
+
+
+def compile_clusters(
+    graph: EmittedGraph, nodes: Sequence[Any], outputs: Sequence[str], effects: Sequence[str]
+) -> CompiledNodes:
+    """Return some of an emitted graph's nodes with each cluster as one call.
+
+    Args:
+      graph: where the nodes come from.
+      nodes: the nodes.
+      outputs: references of what they return.
+      effects: names of nodes that must run.
+    """
+    functions = {function.signature.name: function for function in graph.library.function}
+    clusters = find_clusters(graph, nodes, outputs, functions)
+    return _Writer(graph, nodes, clusters).write(outputs, effects)
+
+
+def graph_def_that_runs(graph: EmittedGraph) -> Any:
+    """Return an emitted graph as the `GraphDef` that is run: with calls in place of clusters, if it is compiled."""
+    found = graph.graph_def()
+    if graph.compiled:
+        compiled = compile_clusters(graph, graph.nodes, graph.outputs, graph.effects)
+        del found.node[:]
+        found.node.extend(compiled.nodes)
+        found.library.function.extend(compiled.functions)
+    return found
+
+
+class _Writer:
+    def __init__(self, graph: EmittedGraph, nodes: Sequence[Any], clusters: Sequence[Cluster]):
+        self._graph = graph
+        self._nodes = nodes
+        self._clusters = clusters
+        self._by_name = {node.name: node for node in nodes}
+        self._cluster_of = {node.name: c for c, cluster in enumerate(clusters) for node in cluster.nodes}
+        self._calls = [self._call_name(cluster) for cluster in clusters]
+        self._references: dict[str, str] = {}  # of what a cluster returns, as it was and as it is
+
+    def write(self, outputs: Sequence[str], effects: Sequence[str]) -> CompiledNodes:
+        returned = self._returned(outputs)
+        for call, references in zip(self._calls, returned, strict=True):
+            self._references.update({r: f"{call}:{k}" for k, r in enumerate(references)})
+        functions: dict[str, Any] = {}
+        calls = []
+        for c, cluster in enumerate(self._clusters):
+            inputs, controls = self._given(cluster)
+            function = self._function(cluster, inputs, returned[c])
+            functions[function.signature.name] = function
+            calls.append(self._call(c, function, inputs, controls))
+        left = [self._renamed(node) for node in self._nodes if node.name not in self._cluster_of]
+        return CompiledNodes(
+            (*left, *calls),
+            tuple(functions.values()),
+            tuple(map(self._reference, outputs)),
+            tuple(dict.fromkeys(self._reference(f"^{effect}")[1:] for effect in effects)),
+        )
+
+    def _call_name(self, cluster: Cluster) -> str:
+        who = "home" if cluster.key.shard is None else f"shard_{cluster.key.shard}"
+        device = cluster.key.device.rpartition("/device:")[2].replace(":", "_")
+        return f"{self._graph.scope}/compiled/{who}/{device}/{cluster.level}"
+
+    def _reference(self, reference: str) -> str:
+        """Return how a reference is called outside of clusters now."""
+        if reference[0] == "^":
+            c = self._cluster_of.get(reference[1:])
+            return reference if c is None else f"^{self._calls[c]}"
+        name, index = split_reference(reference)
+        return self._references.get(f"{name}:{index}", reference)
+
+    def _returned(self, outputs: Sequence[str]) -> list[list[str]]:
+        """Return of each cluster what others read."""
+        found: list[set[str]] = [set() for _ in self._clusters]
+
+        def note(reference: str, reader: int | None) -> None:
+            name, index = split_reference(reference)
+            c = self._cluster_of.get(name)
+            if c is not None and c != reader:
+                found[c].add(f"{name}:{index}")
+
+        for node in self._nodes:
+            for reference in node.input:
+                if reference[0] != "^":
+                    note(reference, self._cluster_of.get(node.name))
+        for reference in outputs:
+            note(reference, None)
+        places = {node.name: k for cluster in self._clusters for k, node in enumerate(cluster.nodes)}
+        return [sorted(references, key=lambda r: (places[split_reference(r)[0]], r)) for references in found]
+
+    def _given(self, cluster: Cluster) -> tuple[list[str], list[str]]:
+        """Return the references that a cluster reads and what it waits for, as they were called."""
+        inside = {node.name for node in cluster.nodes}
+        inputs: dict[str, None] = {}
+        controls: dict[str, None] = {}
+        for node in cluster.nodes:
+            for reference in node.input:
+                name, index = split_reference(reference.lstrip("^"))
+                if name in inside:
+                    continue
+                source = self._by_name[name]
+                if reference[0] == "^":
+                    controls[reference] = None
+                elif source.op == "Const":  # each cluster has its own
+                    controls.update(dict.fromkeys(source.input))
+                else:
+                    inputs[f"{name}:{index}"] = None
+        return list(inputs), list(controls)
+
+    def _function(self, cluster: Cluster, inputs: Sequence[str], returned: Sequence[str]) -> Any:
+        prefix = "" if cluster.key.shard is None else self._graph.prefixes[cluster.key.shard]
+        stand_ins = {reference: f"{self._graph.scope}/input_{i}" for i, reference in enumerate(inputs)}
+        constants = self._constants(cluster)  # (may be another shard's, of the same device)
+        numbered = {node.name: f"{self._graph.scope}/constant_{i}" for i, node in enumerate(constants)}
+
+        def name_of(name: str) -> str:
+            return numbered.get(name) or name.removeprefix(prefix)
+
+        def inner(reference: str) -> str:
+            name, index = split_reference(reference)
+            return stand_ins.get(f"{name}:{index}", f"{name_of(name)}:{index}")
+
+        nodes = [
+            make_node(stand_ins[r], "Placeholder", [], dtype=tf.as_dtype(self._type(r))) for r in inputs
+        ]
+        inside = {node.name for node in cluster.nodes}
+        for node in (*constants, *cluster.nodes):
+            copy = NodeDef()
+            copy.CopyFrom(node)
+            copy.name, copy.device = name_of(node.name), ""
+            del copy.input[:]
+            copy.input.extend(inner(r) for r in node.input if r[0] != "^")
+            copy.input.extend(f"^{name_of(r[1:])}" for r in node.input if r[0] == "^" and r[1:] in inside)
+            nodes.append(copy)
+        effects = [name_of(node.name) for node in cluster.nodes if op_definition(node.op).is_stateful]
+        function = function_definition("cluster", nodes, list(stand_ins.values()), list(map(inner, returned)), effects)
+        function.attr[XLA_ATTRIBUTE].b = True
+        return named_by_content(function)
+
+    def _constants(self, cluster: Cluster) -> list[Any]:
+        read = dict.fromkeys(split_reference(r)[0] for node in cluster.nodes for r in node.input if r[0] != "^")
+        return [_alone(self._by_name[name]) for name in read if self._by_name[name].op == "Const"]
+
+    def _type(self, reference: str) -> int:
+        name, index = split_reference(reference)
+        return output_type(self._by_name[name], index)
+
+    def _call(self, c: int, function: Any, inputs: Sequence[str], controls: Sequence[str]) -> Any:
+        op_type = "StatefulPartitionedCall" if function.signature.is_stateful else "PartitionedCall"
+        waits = [self._reference(r) for r in controls]
+        given = [*map(self._reference, inputs), *dict.fromkeys(waits)]
+        node = make_node(self._calls[c], op_type, given, self._clusters[c].key.device, **{XLA_ATTRIBUTE: True})
+        node.attr["Tin"].list.type.extend(argument.type for argument in function.signature.input_arg)
+        node.attr["Tout"].list.type.extend(argument.type for argument in function.signature.output_arg)
+        node.attr["f"].func.name = function.signature.name
+        return node
+
+    def _renamed(self, node: Any) -> Any:
+        copy = NodeDef()
+        copy.CopyFrom(node)
+        del copy.input[:]
+        copy.input.extend(dict.fromkeys(self._reference(r) for r in node.input if r[0] == "^"))
+        data = [self._reference(r) for r in node.input if r[0] != "^"]
+        controls = list(copy.input)
+        del copy.input[:]
+        copy.input.extend([*data, *controls])
+        return copy
+
+
+def _alone(constant: Any) -> Any:
+    copy = NodeDef()
+    copy.CopyFrom(constant)
+    del copy.input[:]
+    return copy

@@ -1,0 +1,27 @@
+"""What XLA compiles of a plan, in words."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from graphsplit.core.call_inlining import is_compiled
+from graphsplit.core.compilability import why_not_compiled
+from graphsplit.planning.decisions import Decisions
+from graphsplit.program.program import COPIES, SIZES
+
+_NO_WORK = frozenset({"Placeholder", "Const", "NoOp", "ReadVariableOp", "Identity", SIZES, COPIES})
+
+
+def compiled_text(plan: Decisions) -> list[str]:
+    """Return what is compiled, what is not and why, and what unknown sizes cost; nothing unless XLA was asked for."""
+    if not plan.jit_compile:
+        return []
+    kind = "GPU" if "GPU" in "".join((*plan.devices, plan.home)) else "CPU"
+    functions = {function.signature.name: function for function in plan.program.library.function}
+    ops = [op for op in (*plan.sharded_ops, *plan.home_ops) if op.type not in _NO_WORK and not is_compiled(op.node)]
+    left = Counter((op.type, why) for op in ops if (why := why_not_compiled(op.node, functions, kind)))
+    lines = [f"  compiled by XLA between moves: {len(ops) - left.total()} of {len(ops)} operations that compute"]
+    lines += [f"    not compiled: {count} x {name}: {why}" for (name, why), count in left.most_common()]
+    if plan.program.symbols:
+        lines.append("    compiled again for every size that a shard turns out to have")
+    return lines
