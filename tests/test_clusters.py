@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
@@ -54,7 +55,7 @@ def dense(optimizer: bool = True) -> Callable[[], tuple[Callable[..., Any], list
     return make
 
 
-@pytest.mark.parametrize("devices", [1, 2, 3, 5])
+@pytest.mark.parametrize("devices", [3, *(pytest.param(n, marks=pytest.mark.long) for n in (1, 2, 5))])
 def test_a_training_step(devices: int) -> None:
     batches = [(rows(7, 3, seed=s), rows(7, 3, seed=s + 1)) for s in range(3)]
     assert_law(dense(), batches, devices=devices, jit_compile=True)
@@ -71,6 +72,7 @@ def test_one_call_for_each_device_and_one_function_for_equal_shards() -> None:
     assert len(set(shards)) == 1
 
 
+@pytest.mark.long
 def test_a_compiled_function_is_compiled_for_each_shard() -> None:
     def make() -> tuple[Callable[..., Any], list[tf.Variable]]:
         step, variables = dense()()
@@ -81,6 +83,7 @@ def test_a_compiled_function_is_compiled_for_each_shard() -> None:
     assert not any(op.type == "PartitionedCall" for op in plan.program.ops)
 
 
+@pytest.mark.long
 def test_any_number_of_rows() -> None:
     batches = [(rows(n, 3), rows(n, 3, seed=1)) for n in (7, 4, 1, 2)]
     plan = assert_law(dense(), batches, jit_compile=True, reduce_retracing=True)
@@ -89,11 +92,15 @@ def test_any_number_of_rows() -> None:
 
 def test_micro_batches() -> None:
     step, _ = dense()()
-    assert_law(dense(), [(rows(11, 3), rows(11, 3, seed=1))] * 2, devices=2, micro_batches=3, jit_compile=True)
     parallel = gs.parallelize(step, devices=2, micro_batches=2, jit_compile=True)
     found = [n for n in calls(parallel, rows(8, 3), rows(8, 3)) if "/shard_" in n.name]
     assert per_device(found) == {"/device:CPU:0": 2, "/device:CPU:1": 2}
     assert len({n.attr["f"].func.name for n in found}) == 1
+
+
+@pytest.mark.long
+def test_micro_batches_of_different_sizes() -> None:
+    assert_law(dense(), [(rows(11, 3), rows(11, 3, seed=1))] * 2, devices=2, micro_batches=3, jit_compile=True)
 
 
 def test_a_tape_around_the_call() -> None:
@@ -109,6 +116,7 @@ def test_a_tape_around_the_call() -> None:
     assert_close(found[1], found[0])
 
 
+@pytest.mark.long
 def test_loops_and_lists_of_tensors() -> None:
     def make() -> tuple[Callable[..., Any], list[tf.Variable]]:
         w = tf.Variable(rows(3, 3))
@@ -129,6 +137,7 @@ def test_loops_and_lists_of_tensors() -> None:
     assert_law(make, [(rows(7, 3),)] * 2, jit_compile=True)
 
 
+@pytest.mark.long
 def test_random_numbers_are_those_of_one_device() -> None:
     def make() -> tuple[Callable[..., Any], list[tf.Variable]]:
         w = tf.Variable(rows(3, 3))
@@ -145,12 +154,48 @@ def test_random_numbers_are_those_of_one_device() -> None:
     assert_law(make, [(rows(7, 3),)] * 2, jit_compile=True)
 
 
+def test_what_xla_refuses_names_the_line() -> None:
+    def growing(x: tf.Tensor) -> tf.Tensor:
+        h = tf.tanh(x) * 2
+        while tf.shape(h)[1] < 20:
+            tf.autograph.experimental.set_loop_options(shape_invariants=[(h, tf.TensorShape([7, None]))])
+            h = tf.concat([h, x], 1)
+        return h * 2
+
+    with pytest.raises(tf.errors.InvalidArgumentError) as caught:
+        gs.parallelize(growing, devices=3, jit_compile=True)(rows(7, 5))
+    assert re.sub(r":\d+:", ":N:", caught.value.message) == (
+        "CPU:0, test_clusters.py:N: Input and output shapes of loop body do not match: (s32[], s32[], f64[7,5], "
+        "f64[7,5]) vs. (s32[], s32[], f64[7,10], f64[7,5]). XLA cannot compile this. Leave out jit_compile=True, or "
+        "put @tf.function(jit_compile=True) on functions inside that it can."
+    )
+
+
+def test_what_is_not_compiled_is_on_the_plan() -> None:
+    def fn(x: tf.Tensor) -> Any:
+        h = tf.tanh(x) * 2
+        mask = tf.random.stateless_uniform(tf.shape(h), [1, 2], dtype=h.dtype)
+        return tf.where(mask > 0.5, h, 0), tf.unique(tf.cast(h[:, 0], tf.int32)).y
+
+    parallel = gs.parallelize(fn, devices=3, jit_compile=True)
+    lines = str(parallel.plan(rows(7, 5))).splitlines()
+    first = next(k for k, line in enumerate(lines) if "compiled by XLA" in line)
+    assert lines[first : first + 4] == [
+        "  compiled by XLA between moves: 9 of 13 operations that compute",
+        "    not compiled: 2 x StatelessRandomGetKeyCounter: XLA draws other random numbers",
+        "    not compiled: 1 x StatelessRandomUniformV2: XLA draws other random numbers",
+        "    not compiled: 1 x Unique: the size of what it returns follows from the data",
+    ]
+    assert_close(parallel(rows(7, 5)), fn(rows(7, 5)))
+
+
 def small(flavor: Any) -> Any:
     flavor.utils.set_random_seed(1)
     layers = [flavor.layers.Dense(4, "tanh"), flavor.layers.Dense(2)]
     return flavor.Sequential([flavor.Input((3,)) if flavor is keras else flavor.layers.InputLayer((3,)), *layers])
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("by_position", [False, True])
 @pytest.mark.parametrize("flavor", [keras, tf_keras], ids=["keras", "tf_keras"])
 def test_fit(flavor: Any, by_position: bool) -> None:
@@ -178,6 +223,7 @@ def network() -> keras.Model:
     return keras.Sequential([keras.Input((8, 8, 3)), *layers])
 
 
+@pytest.mark.long
 @pytest.mark.usefixtures("float64", "plain_oracle")
 def test_a_network_whose_normalization_needs_all_rows() -> None:
     def make() -> tuple[Callable[..., Any], list[tf.Variable]]:

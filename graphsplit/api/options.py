@@ -65,7 +65,17 @@ def checked_options(
     stages = int(stages) if isinstance(stages, np.integer) else stages
     shares = _shares(weights)
     options = Options(
-        devices, split, home, shares, strict, random, reduce_retracing, int(micro_batches), schedule, stages, jit_compile
+        devices,
+        split,
+        home,
+        shares,
+        strict,
+        random,
+        reduce_retracing,
+        int(micro_batches),
+        schedule,
+        stages,
+        jit_compile,
     )
     check_devices(options)
     check_weights(options)

@@ -8,6 +8,7 @@ no more clusters than a step has to wait for others.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -66,15 +67,16 @@ def find_clusters(
       outputs: references of what they return.
       functions: all functions that they may call, by name.
     """
-    ordered = list(_in_order(nodes))
-    readers = _readers(ordered)
+    sources = {node.name: sources_of(node) for node in nodes}
+    ordered = list(_in_order(nodes, sources))
+    readers = _readers(sources)
     keys = _keys(graph, nodes, functions)
     returned = {split_reference(reference)[0] for reference in outputs}
     _leave_out_reads_for_others(ordered, keys, returned)
     while True:
-        levels = _levels(ordered, keys)
+        levels = _levels(ordered, sources, keys)
         _sink(ordered, readers, keys, levels, returned)
-        torn = _torn_variants(ordered, keys, levels, returned)
+        torn = _torn_variants(ordered, sources, keys, levels, returned)
         if not torn:
             break
         for name in torn:
@@ -101,6 +103,7 @@ def reasons_not_compiled(graph: EmittedGraph, functions: Mapping[str, Any]) -> d
     return found
 
 
+@functools.cache
 def _kind(device: str) -> str:
     return "GPU" if "GPU" in device.upper() else "CPU"
 
@@ -108,17 +111,21 @@ def _kind(device: str) -> str:
 def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any]) -> dict[str, Key]:
     """Return the keys of the nodes that XLA compiles, by name."""
     dead = graph.dead_without()
-    keys = {}
+    keys: dict[str, Key] = {}
+    answers: dict[tuple[Any, ...], bool] = {}  # of the same operation on several shards
     for node in nodes:
         origin = graph.origins.get(node.name)
         if origin is None or origin.role not in _COMPUTING or node.op in _LEFT_OUT or not node.device:
             continue
-        if not is_compiled(node) and not why_not_compiled(node, functions, _kind(node.device)):
+        same = (origin.op, origin.role, node.op, _kind(node.device))
+        if same not in answers:
+            answers[same] = not is_compiled(node) and not why_not_compiled(node, functions, same[-1])
+        if answers[same]:
             keys[node.name] = Key(node.device, origin.shard, dead.get(node.name, ""))
     return keys
 
 
-def _in_order(nodes: Sequence[Any]) -> Iterator[Any]:
+def _in_order(nodes: Sequence[Any], sources: Mapping[str, Sequence[str]]) -> Iterator[Any]:
     """Yield the nodes, each behind those that it waits for, otherwise as they are given."""
     by_name = {node.name: node for node in nodes}
     done: set[str] = set()
@@ -129,7 +136,7 @@ def _in_order(nodes: Sequence[Any]) -> Iterator[Any]:
             if node.name in done:
                 stack.pop()
                 continue
-            waiting = [by_name[name] for name in sources(node) if name in by_name and name not in done]
+            waiting = [by_name[name] for name in sources[node.name] if name not in done]
             if waiting:
                 stack += reversed(waiting)
             else:
@@ -137,17 +144,19 @@ def _in_order(nodes: Sequence[Any]) -> Iterator[Any]:
                 yield stack.pop()
 
 
-def sources(node: Any) -> list[str]:
+def sources_of(node: Any) -> list[str]:
     """Return the names of the nodes that a node reads or waits for."""
-    return list(dict.fromkeys(split_reference(reference.lstrip("^"))[0] for reference in node.input))
+    return list({reference.lstrip("^").partition(":")[0]: None for reference in node.input})
 
 
-def _levels(ordered: Sequence[Any], keys: Mapping[str, Key]) -> dict[str, int]:
+def _levels(ordered: Sequence[Any], sources: Mapping[str, Sequence[str]], keys: Mapping[str, Key]) -> dict[str, int]:
     levels: dict[str, int] = {}
     for node in ordered:
-        key = keys.get(node.name)
-        before = (levels[s] + (s in keys and keys[s] != key) for s in sources(node) if s in levels)
-        levels[node.name] = max(before, default=0)
+        key, level = keys.get(node.name), 0
+        for source in sources[node.name]:
+            border = keys.get(source, key) != key
+            level = max(level, levels[source] + border)
+        levels[node.name] = level
     return levels
 
 
@@ -182,16 +191,20 @@ def _is_for_own(name: str, readers: Mapping[str, Sequence[str]], keys: Mapping[s
     return all(keys.get(reader) == keys[name] for reader in readers[name])
 
 
-def _readers(nodes: Sequence[Any]) -> dict[str, list[str]]:
-    readers: dict[str, list[str]] = {node.name: [] for node in nodes}
-    for node in nodes:
-        for source in sources(node):
-            readers[source].append(node.name)
+def _readers(sources: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+    readers: dict[str, list[str]] = {name: [] for name in sources}
+    for name, read in sources.items():
+        for source in read:
+            readers[source].append(name)
     return readers
 
 
 def _torn_variants(
-    ordered: Sequence[Any], keys: Mapping[str, Key], levels: Mapping[str, int], returned: Set[str]
+    ordered: Sequence[Any],
+    sources: Mapping[str, Sequence[str]],
+    keys: Mapping[str, Key],
+    levels: Mapping[str, int],
+    returned: Set[str],
 ) -> set[str]:
     """Return the nodes that hand lists of tensors to others, or get them, across the border of a cluster."""
     holding = {node.name for node in ordered if holds_variants(node)}
@@ -199,7 +212,7 @@ def _torn_variants(
     torn = {name for name in holding & returned if name in keys}
     for node in ordered:
         if node.name in holding:
-            for source in sources(node):
+            for source in sources[node.name]:
                 if source in holding and (place[source] != place[node.name] or keys.get(source) is None):
                     torn |= {name for name in (source, node.name) if name in keys}
     return torn

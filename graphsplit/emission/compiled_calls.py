@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -152,9 +152,7 @@ class _Writer:
             name, index = split_reference(reference)
             return stand_ins.get(f"{name}:{index}", f"{name_of(name)}:{index}")
 
-        nodes = [
-            make_node(stand_ins[r], "Placeholder", [], dtype=tf.as_dtype(self._type(r))) for r in inputs
-        ]
+        nodes = [make_node(stand_ins[r], "Placeholder", [], dtype=tf.as_dtype(self._type(r))) for r in inputs]
         inside = {node.name for node in cluster.nodes}
         for node in (*constants, *cluster.nodes):
             copy = NodeDef()
@@ -188,14 +186,15 @@ class _Writer:
         return node
 
     def _renamed(self, node: Any) -> Any:
+        """Return a node that reads calls instead of what is in them, and waits once for each."""
+        found = list(map(self._reference, node.input))
+        if found == list(node.input):
+            return node
         copy = NodeDef()
         copy.CopyFrom(node)
         del copy.input[:]
-        copy.input.extend(dict.fromkeys(self._reference(r) for r in node.input if r[0] == "^"))
-        data = [self._reference(r) for r in node.input if r[0] != "^"]
-        controls = list(copy.input)
-        del copy.input[:]
-        copy.input.extend([*data, *controls])
+        copy.input.extend([r for r in found if r[0] != "^"])
+        copy.input.extend(dict.fromkeys(r for r in found if r[0] == "^"))
         return copy
 
 

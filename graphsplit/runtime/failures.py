@@ -19,6 +19,8 @@ _OTHERS = re.compile(r"\n\s*\(1\) .*|\n\d+ successful operations\..*|\s*\[Op:[^\
 _FUNCTION = re.compile(r"\{\{function_node [^}]*\}\}\s*")
 _PLACE = re.compile(r"\[\[(?:\{\{function_node ([^}]*)\}\})?\{\{node ([^}]*)\}\}")
 _PLACES = re.compile(r"\s*\[\[.*?\]\]", re.DOTALL)
+_REFUSED = "tf2xla conversion failed"  # what TensorFlow says when XLA cannot compile, before how to find out more
+_LINES_OF_XLA = re.compile(rf"\s*(Stack trace for op definition:|The op is created at:|{_REFUSED}).*", re.DOTALL)
 
 
 # One for each code of the runtime; their constructors are alike, the base class has another.
@@ -54,7 +56,15 @@ class Located:
 def located(error: Any, plan: Plan, tensors: Sequence[tf.Tensor]) -> Any:
     """Return an error that says which device, rows and line of the user's failed; its own words come after that."""
     where = ", ".join(_places(error.message, plan, tensors))
-    return type(error)(error.node_def, error.op, f"{where}: {_own_words(error.message)}" if where else error.message)
+    if not where:
+        return type(error)(error.node_def, error.op, error.message)
+    words = _own_words(error.message)
+    if _REFUSED in words:
+        words = (
+            f"{_LINES_OF_XLA.sub('', words).rstrip('.')}. XLA cannot compile this. Leave out jit_compile=True, or put "
+            "@tf.function(jit_compile=True) on functions inside that it can."
+        )
+    return type(error)(error.node_def, error.op, f"{where}: {words}")
 
 
 def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]:

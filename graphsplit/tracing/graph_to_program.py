@@ -80,7 +80,9 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
       ValueError: if TensorFlow cannot infer shapes.
     """
     stages = stages_of(graph)
-    nodes, references = inline_calls(graph, [*reading.outputs, *(f"^{name}" for name in reading.effects)], reading.compiled)
+    nodes, references = inline_calls(
+        graph, [*reading.outputs, *(f"^{name}" for name in reading.effects)], reading.compiled
+    )
     nodes, references = decompose(nodes, references, graph.library.function, graph.versions, reading.known)
     reading.adjust(nodes)
     shapes_held = {name: shape for name, (_, shape) in reading.held.items()}
