@@ -1,0 +1,53 @@
+"""The pages of `docs/`: their code, run from top to bottom in a fresh process; and their links."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = sorted((ROOT / "docs").glob("*.md"))
+# What the pages that run from top to bottom print, in part. (Others show pieces of code: of a step that is not there,
+# or for GPUs. `from_one_gpu_to_eight.md` is run by `test_keras_guide`.)
+PRINTED = {
+    "compiled_shards.md": "compiled by XLA between moves: 15 of 15 operations",
+    "from_mirrored_strategy.md": "with graphsplit",
+    "from_tensorflow_1.md": "[",
+    "testing_without_gpus.md": "CPU:3",
+    "too_big_for_one_gpu.md": "'stages': 2, 'micro_batches': 4} alive at most",
+    "your_own_loop.md": "(7, 3)",
+}
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", PRINTED)
+def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
+    text = (ROOT / "docs" / name).read_text()
+    blocks = re.findall(r"```python\n(.*?)```", text, re.DOTALL)
+    assert blocks
+    (tmp_path / "page.py").write_text("\n".join(blocks))
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "page.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert PRINTED[name] in done.stdout
+
+
+@pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target in re.findall(r"\]\(([^)#\s]+)(?:#[^)]*)?\)", text):
+        if "://" not in target:
+            assert (page.parent / target).exists(), target
+
+
+def test_every_page_is_linked() -> None:
+    """A page that nobody finds is none."""
+    texts = {page: page.read_text() for page in [ROOT / "README.md", *PAGES]}
+    for page in PAGES:
+        assert any(f"{page.name})" in text for other, text in texts.items() if other != page), page.name
