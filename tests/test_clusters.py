@@ -117,6 +117,21 @@ def test_a_tape_around_the_call() -> None:
 
 
 @pytest.mark.long
+def test_a_jacobian_around_the_call() -> None:
+    w = tf.Variable(rows(3, 3))
+
+    def fn(x: tf.Tensor) -> tf.Tensor:
+        return tf.nn.softplus(tf.tanh(x @ w) @ w)
+
+    found = []
+    for function in (tf.function(fn), gs.parallelize(fn, devices=3, jit_compile=True)):
+        with tf.GradientTape() as tape:
+            y = function(rows(7, 3))
+        found.append(tape.jacobian(y, w))
+    assert_close(found[1], found[0])
+
+
+@pytest.mark.long
 def test_loops_and_lists_of_tensors() -> None:
     def make() -> tuple[Callable[..., Any], list[tf.Variable]]:
         w = tf.Variable(rows(3, 3))

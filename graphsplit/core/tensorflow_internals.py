@@ -283,7 +283,7 @@ class RuntimeFunction:
         for child in library:
             if not runtime.has_function(child.signature.name):
                 runtime.add_function_def(child)
-            children.append(atomic_function.AtomicFunction(child.signature.name, runtime, _flat_type([], [])))
+            children.append(atomic_function.AtomicFunction(child.signature.name, runtime, _type_of(child.signature)))
         runtime.add_function_def(definition)
         self._function = atomic_function.AtomicFunction(
             definition.signature.name,
@@ -339,6 +339,12 @@ def _variables_only_read(definition: Any) -> list[int]:
     used.update(definition.ret.values())
     arguments = enumerate(definition.signature.input_arg)
     return [i for i, a in arguments if a.type == tf.resource.as_datatype_enum and a.name not in used]
+
+
+def _type_of(signature: Any) -> Any:
+    """Return the type of a function of a library, which `tf.vectorized_map` and Jacobians ask for."""
+    arguments = (signature.input_arg, signature.output_arg)
+    return _flat_type(*([tf.TensorSpec(None, tf.as_dtype(a.type)) for a in found] for found in arguments))
 
 
 def _flat_type(specs: Sequence[tf.TypeSpec], outs: Sequence[tf.TypeSpec]) -> Any:
