@@ -72,6 +72,14 @@ def test_one_call_for_each_device_and_one_function_for_equal_shards() -> None:
     assert len(set(shards)) == 1
 
 
+def test_a_placement_says_where_compiled_operations_ran() -> None:
+    parallel = gs.parallelize(lambda x: tf.tanh(tf.square(x) * 2), devices=3, jit_compile=True)
+    placement = parallel.placement(rows(9, 3), actual=True)
+    found = [op for op in placement.select("*Tanh*") if op.type == "Tanh"]
+    assert [op.actual.rpartition(":")[2] for op in found] == ["0", "1", "2"]
+    assert all(op.reason.startswith("compiled by XLA as part of graphsplit/compiled/shard_") for op in found)
+
+
 @pytest.mark.long
 def test_a_compiled_function_is_compiled_for_each_shard() -> None:
     def make() -> tuple[Callable[..., Any], list[tf.Variable]]:

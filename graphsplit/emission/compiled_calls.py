@@ -24,12 +24,14 @@ class CompiledNodes:
       nodes: all that are left, calls included.
       functions: what the calls call.
       outputs, effects: as they are named now.
+      inside: the call that each node of a cluster became part of.
     """
 
     nodes: tuple[Any, ...]
     functions: tuple[Any, ...]
     outputs: tuple[str, ...]
     effects: tuple[str, ...]
+    inside: Mapping[str, str]
 
 
 def compile_clusters(
@@ -86,6 +88,7 @@ class _Writer:
             tuple(functions.values()),
             tuple(map(self._reference, outputs)),
             tuple(dict.fromkeys(self._reference(f"^{effect}")[1:] for effect in effects)),
+            {name: self._calls[c] for name, c in self._cluster_of.items()},
         )
 
     def _call_name(self, cluster: Cluster) -> str:

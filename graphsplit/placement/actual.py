@@ -152,7 +152,7 @@ def gather_facts(
         constant=_constant(flat, producers),
         readers=readers,
         producers=producers,
-        compiled={node.name: node.compiled for node in flat if node.compiled},
+        compiled={**source.compiled, **{node.name: node.compiled for node in flat if node.compiled}},
         twins={name: [n for n in names if n != name] for names in twins.values() if len(names) > 1 for name in names},
     )
 

@@ -18,6 +18,7 @@ from graphsplit.core.integrity import check_whole
 from graphsplit.core.model_files import model_file
 from graphsplit.core.stored_models import load_saved_model, read_saved_model
 from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value
+from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
@@ -60,6 +61,7 @@ class Source:
       stage_of: the name of the stage of those of them that are in one.
       at_home: for nodes that carry the batch and run at home: the reason and the bytes gathered for it.
       rows: rows of the batch on each shard; empty if not known.
+      compiled: nodes that run as part of a call that XLA compiles -> the call, which is not in the graph.
       make_run: returns a new function of the flat arguments that runs the graph; None if it cannot be run.
       state: handles of the captured variables, with their dtypes.
     """
@@ -76,6 +78,7 @@ class Source:
     stage_of: Mapping[str, str] = field(default_factory=dict)
     at_home: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     rows: Sequence[int] = ()
+    compiled: Mapping[str, str] = field(default_factory=dict)
     make_run: Callable[[], Callable[[Sequence[tf.Tensor]], Any]] | None = None
     state: Sequence[tuple[tf.Tensor, tf.DType]] = ()
 
@@ -105,10 +108,17 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         shard_of={name: origin.shard for name, origin in emitted.origins.items() if origin.shard is not None},
         at_home={op.name: (reason, plan.gathered_bytes(op) if known else 0) for op, reason in plan.stayed_home},
         rows=plan.rows,
+        compiled=_calls(emitted),
         make_run=lambda: Executable(trace, plan, name),
         variables=_variable_names(emitted.captures, trace.captures, trace.variables),
         **_resources(emitted.captures, trace.function.inputs[len(emitted.inputs) :], trace.captures),
     )
+
+
+def _calls(emitted: EmittedGraph) -> Mapping[str, str]:
+    if not emitted.compiled:
+        return {}
+    return compile_clusters(emitted, emitted.nodes, emitted.outputs, emitted.effects).inside
 
 
 def _stages(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:
