@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from graphsplit.core.requirements import explained
+
 if TYPE_CHECKING:
     from graphsplit.api.decorators import make_parallel, parallelize
     from graphsplit.api.differences import Difference
@@ -96,7 +98,13 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         raise AttributeError(f"module 'graphsplit' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"graphsplit.{_MODULE_OF[name]}"), name)
+    try:
+        module = importlib.import_module(f"graphsplit.{_MODULE_OF[name]}")
+    except ImportError as error:
+        if (said := explained(error)) is error:
+            raise
+        raise said from error
+    return getattr(module, name)
 
 
 def __dir__() -> list[str]:

@@ -138,6 +138,8 @@ def pytest_configure(config: pytest.Config) -> None:
         else:
             tf.config.set_visible_devices([], "GPU")
             os.environ["CUDA_VISIBLE_DEVICES"] = "-1"
+    if "GRAPHSPLIT_TEST_V1" in os.environ:  # see test_other_regimes.py
+        tf.compat.v1.disable_v2_behavior()
     gs.use_logical_devices(DEVICES)
     tf.config.list_logical_devices()  # starts TensorFlow
 

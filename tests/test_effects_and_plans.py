@@ -200,10 +200,15 @@ def test_plan_prints_on_a_screen():
     plan = gs.parallelize(f, devices=2).plan(tf.constant([1.0, 2.0, 1.0]))
     here = f.__code__.co_firstlineno + 1
     lines = str(plan).splitlines()
-    assert lines[0] == "Plan: 7 operations, 2 shards, home CPU:0"
-    assert lines[1] == "  on the shards: 100 % of the FLOPs, 60 % of the bytes that are computed"
-    assert lines[2:5] == ["  shard 0: CPU:0, 2 rows", "  shard 1: CPU:1, 1 rows", "  argument x: float32[3] shard(0)"]
-    assert lines[-1].endswith(f"which entries are new depends on all rows (test_effects_and_plans.py:{here})")
+    assert lines[0] == "Plan: 100 % of the FLOPs sharded on 2 devices, 8 B sent a step; limited by launching operations"
+    assert lines[1] == "  7 operations: 3 on each of 2 shards, 3 once on CPU:0, 1 input"
+    assert lines[2] == "  on the shards: 100 % of the FLOPs, 60 % of the bytes that are computed"
+    assert lines[3:6] == ["  shard 0: CPU:0, 2 rows", "  shard 1: CPU:1, 1 row", "  argument x: float32[3] shard(0)"]
+    assert lines[-2].endswith(f"which entries are new depends on all rows (test_effects_and_plans.py:{here})")
+    assert lines[-1] == (
+        "      -> rewrite it row by row, or keep its argument whole by split={...: None}: "
+        "docs/at_home.md#all-rows-at-once"
+    )
 
 
 def test_what_was_lost_is_noted():

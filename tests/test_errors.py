@@ -58,11 +58,11 @@ class Pair:
     ],
 )
 def test_devices(devices: Any, kind: type[Exception], expected: str):
-    assert message(kind, lambda: gs.parallelize(identity, devices=devices)) == expected
+    assert message(kind, lambda: gs.parallelize(identity, devices=devices)(tf.zeros(3))) == expected
 
 
 def test_home():
-    assert message(gs.DeviceError, lambda: gs.parallelize(identity, devices=2, home="GPU:7")) == (
+    assert message(gs.DeviceError, lambda: gs.parallelize(identity, devices=2, home="GPU:7")(tf.zeros(3))) == (
         f"home=['GPU:7']: GPU:7 do not exist. This process has:\n{CPUS}{MAKE_MORE}"
     )
 
@@ -241,7 +241,9 @@ def test_strict_names_the_operation_and_the_line():
     assert re.sub(r"'\S*Unique'", "'Unique'", text) == (
         "strict=True, but these operations carry rows of the batch and would run at home:\n"
         f"  - Unique 'Unique' at test_errors.py:{here}: 0 B gathered; which entries are new depends on all rows\n"
-        "Rewrite them row by row, keep their argument whole with split={...: None}, or drop strict=True."
+        "    -> rewrite it row by row, or keep its argument whole by split={...: None}: "
+        "docs/at_home.md#all-rows-at-once\n"
+        "Or drop strict=True, or give the share of the work that may stay: strict=0.1."
     )
 
 
@@ -320,4 +322,6 @@ def test_checks_before_tensorflow_starts():
 
 def test_verify_takes_a_parallel_function():
     text = message(gs.ArgumentError, lambda: gs.verify(identity, tf.zeros(3)))
-    assert text.startswith("verify takes a function made by parallelize, got <function identity")
+    assert text.startswith(
+        "verify takes a function made by parallelize or a model made by multi_gpu_model, got <function"
+    )

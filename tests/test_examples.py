@@ -114,5 +114,5 @@ def test_minigooglenet(tmp_path):
 @pytest.mark.long
 def test_multi_gpu_xception(tmp_path):
     printed = run("multi_gpu_xception.py", tmp_path)
-    assert "shard 7: CPU:7, 1 rows" in printed
+    assert "shard 7: CPU:7, 1 row" in printed
     assert float(re.search(r"after loading: (\S+)", printed)[1]) < 1e-5

@@ -39,7 +39,7 @@ def test_shards_exchange_their_parts(devices: int) -> None:
     """(The diagonal, of no work, is taken at home: each loss is a number for each pair of rows.)"""
     plan = assert_law(lambda: (trained, []), [(rows(41, 64),), (rows(25, 64),)], devices=devices, at_home=None)
     assert {"all-gather", "all-to-all", "reduce-scatter"} <= {move.kind for move in plan.moves}, str(plan)
-    assert "\n  all-to-all: 1 tensors, " in str(plan)
+    assert "\n  all-to-all: 1 tensor, " in str(plan)
 
 
 @pytest.mark.parametrize("devices", [2, 4])

@@ -58,7 +58,7 @@ def test_biases_and_their_gradients_travel_as_one(normalized: bool, batch: int):
     buckets = {bucket.kind: [plan.program.ops[m.tensor.op].name for m in bucket.moves] for bucket in plan.buckets}
     assert len(buckets["broadcast"]) >= 5
     assert sum("BiasAddGrad" in name for name in buckets["reduce"]) == 5
-    assert "reduce as one: " in str(plan)
+    assert "bucketed reduce: " in str(plan)
 
 
 def transfers(plan: gs.Plan) -> int:

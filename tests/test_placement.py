@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import keras
 import networkx as nx
 import pytest
 import tensorflow as tf
+import tf_keras
 
 import graphsplit as gs
 from graphsplit.placement import Edge, PlacedOp, Placement, PlacementError, placement_of_graph
@@ -67,8 +69,62 @@ def test_assert_on(two_devices):
     two_devices.assert_on("re*", "cpu:0")
     with pytest.raises(PlacementError, match=r"1 of the 1 operations that match 'product' are not on CPU:0:\n.*CPU:1"):
         two_devices.assert_on("product", "CPU:0")
-    with pytest.raises(PlacementError, match="No operation that runs matches 'nothing'"):
+    with pytest.raises(PlacementError) as error:
         two_devices.assert_on("nothing", "CPU:0")
+    assert str(error.value) == "No operation that runs matches 'nothing' in graph."
+    with pytest.raises(PlacementError) as error:
+        two_devices.assert_on("produkt", "CPU:0")
+    assert str(error.value) == "No operation that runs matches 'produkt' in graph. Near it are 'product'."
+
+
+@pytest.mark.parametrize("module", [keras, tf_keras])
+def test_layers_are_called_as_in_their_model(module):
+    """Keras 3 calls the scopes of the layers `dense` and `dense_1` `dense_1` and `dense_1_2`."""
+    module.backend.clear_session()
+    layers = module.layers
+    model = module.Sequential([layers.Input((4,)), layers.Dense(3), layers.Dense(2)])
+    parallel = gs.parallelize(lambda x: model(x), devices=2)
+    placement = parallel.placement(tf.zeros((5, 4)))
+    widths = {
+        p: {op.shapes[0][1] for op in placement.select(p) if op.type == "MatMul"} for p in ("dense/*", "dense_1/*")
+    }
+    assert widths == {"dense/*": {3}, "dense_1/*": {2}}
+    placement.assert_on("shard_1/*/dense/*", "CPU:1")
+    with pytest.raises(PlacementError, match=r"No operation that runs matches 'dence/\*' .*Near it are 'dense/\*'"):
+        placement.assert_on("dence/*", "CPU:0")
+
+
+def test_titles_are_names():
+    concrete = tf.function(named).get_concrete_function(tf.TensorSpec([4, 2]))
+    for fn in (named, tf.function(named), concrete, gs.parallelize(named, devices=2)):
+        assert gs.placement_of(fn, tf.TensorSpec([4, 2])).title == "named"
+
+
+def named(x):
+    return tf.tanh(x)
+
+
+def test_a_graph_that_is_there_takes_what_it_takes():
+    concrete = tf.function(named).get_concrete_function(tf.TensorSpec([None, 2], name="x"))
+    assert gs.placement_of(concrete, tf.TensorSpec([4, 2])).title == "named"
+    with pytest.raises(gs.ArgumentError) as error:
+        gs.placement_of(concrete, tf.TensorSpec([2]))
+    assert str(error.value) == ("named does not take these arguments:\n  - x is float32[?,2], given is float32[2]")
+    with pytest.raises(gs.ArgumentError) as error:
+        gs.placement_of(concrete, tf.TensorSpec([4, 2]), tf.TensorSpec([4, 2]))
+    assert str(error.value) == "named does not take these arguments:\n  - it takes 1 tensor, given are 2"
+
+
+def test_a_transpiled_model_is_not_warned_of(tmp_path):
+    """Before its sizes are known, few operations have FLOPs, and these are at home."""
+    module = tf.Module()
+    module.w = tf.Variable(tf.ones((4, 3)))
+    spec = tf.TensorSpec([None, 4], tf.float32, "x")
+    module.serve = tf.function(lambda x: {"y": tf.nn.softmax(x @ module.w)}, input_signature=[spec])
+    tf.saved_model.save(module, str(tmp_path / "one"), signatures=module.serve)
+    gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 3)
+    found = gs.placement_of(tmp_path / "two").warnings
+    assert [warning for warning in found if not warning.startswith("sizes of ")] == []
 
 
 def test_diff(two_devices):
@@ -96,14 +152,20 @@ def test_warnings_are_sentences():
         PlacedOp("a", "MatMul", "/device:GPU:0", shard=0, flops=900, shapes=((None, 4),), dtypes=("float32",)),
         PlacedOp("b", "MatMul", "/device:GPU:1", shard=1, flops=100, output_bytes=2_000_000),
         PlacedOp(
-            "u", "Unique", "/device:GPU:0", home_reason="no rule", gathered_bytes=12_000_000, source="model.py:31"
+            "u",
+            "Unique",
+            "/device:GPU:0",
+            home_reason="no rule for Sum",
+            gathered_bytes=12_000_000,
+            source="model.py:31",
         ),
     ]
     placement = Placement(ops, [Edge("b", "u", 0, 2_000_000, "float32")], rows=[4, 4])
     assert placement.warnings == (
         "90% of the FLOPs run on GPU:0",
         "a shard has 4 rows: likely launch-bound",
-        "12.0 MB gathered at home by Unique, called at model.py:31: no rule",
+        "12.0 MB gathered at home by Unique, called at model.py:31: no rule for Sum; write it in operations that have "
+        "a rule, or move it into dataset.map: docs/at_home.md#no-rule",
         "2.0 MB move between devices, most of all b (2.0 MB from GPU:1 to GPU:0)",
         "sizes of 1 operation are not known before the run; their bytes and FLOPs count as 0",
     )

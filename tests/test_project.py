@@ -16,6 +16,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.requirements import NEWEST, OLDEST
 from tests.conftest import LONG, QUICK
 
 ROOT = Path(__file__).parent.parent
@@ -134,5 +135,9 @@ def test_example_of_the_readme():
     assert re.search(r"^PASS: largest difference \S+, rounding\n4 devices against one:$", done.stdout, re.MULTILINE)
 
 
-def test_tensorflow_is_the_one_that_was_checked():
-    assert tf.__version__.startswith("2.21."), "tensorflow_internals.py was checked with 2.21"
+def test_tensorflow_is_one_that_is_checked():
+    """The versions that setup.cfg allows, those that errors name, and what runs here."""
+    asked = re.findall(r"^    tensorflow.* >= ([\d.]+), < ([\d.]+)$", (ROOT / "setup.cfg").read_text(), re.MULTILINE)
+    oldest, newest = [".".join(map(str, version)) for version in (OLDEST, (NEWEST[0], NEWEST[1] + 1))]
+    assert asked == [(oldest, newest)] * 2
+    assert OLDEST[:2] <= tuple(map(int, tf.__version__.split(".")[:2])) <= NEWEST

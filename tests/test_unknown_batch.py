@@ -232,7 +232,7 @@ def test_weights_and_shares_in_print() -> None:
     assert "shard 0: CPU:0, 1/4 of the rows" in text
     assert "shard 1: CPU:2, 3/4 of the rows" in text
     assert "argument x: float32[rows, 2] shard(0)" in text
-    assert "gather: 1 tensors, 8 B a row" in text
+    assert "gather: 1 tensor, 8 B a row" in text
     assert "planned for any batch size of x" in text
 
 

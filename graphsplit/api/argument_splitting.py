@@ -226,7 +226,7 @@ def _rows_of(tree: CompositeLeaf) -> int | None:
         splits = tree.parts[1].shape
         return splits[0] - 1 if splits and splits[0] is not None else None
     shape = tree.spec.shape if isinstance(tree.spec, tf.SparseTensorSpec) else None
-    return None if shape is None or not shape.rank else shape[0]
+    return None if shape is None or not shape.rank else shape.as_list()[0]
 
 
 def _notes(batch: int | None, deciding: str, found: Sequence[_Argument]) -> tuple[str, ...]:

@@ -66,7 +66,7 @@ def as_specified(arguments: Tree, specs: Any) -> Tree:
     """Return a call's structure with the shapes of `tf.TensorSpec`s, nested alike, wherever there are some."""
     if isinstance(arguments, TensorLeaf):
         known = isinstance(specs, tf.TensorSpec) and specs.shape.rank is not None
-        return TensorLeaf(arguments.dtype, tuple(specs.shape)) if known else arguments
+        return TensorLeaf(arguments.dtype, tuple(specs.shape.as_list())) if known else arguments
     if not isinstance(arguments, Branch):
         return arguments
     if isinstance(specs, Mapping):

@@ -29,6 +29,7 @@ def trace_and_plan(
     devices: Sequence[str],
     home: str,
     find_state: Callable[[Trace], State] = state_of,
+    notes: Sequence[str] = (),
 ) -> tuple[Trace, Plan]:
     """Trace `fn` for one structure of arguments, and decide what runs where.
 
@@ -39,13 +40,14 @@ def trace_and_plan(
       options: all but the devices are taken from here.
       devices, home: full names. They need not exist here.
       find_state: says where variables and tables of a trace live.
+      notes: for the plan.
     """
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in argument_paths(arguments)]
     traced = trace(fn, call, names, splitting.shapes, options.jit_compile)
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
-    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
+    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes))
     # (shards that take turns on a device would all have to wait for each other before each gather)
     program, state = program_of(traced, find_state, options.micro_batches == 1)
     return traced, plan_for(program, splitting, options, devices, home, state)

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import functools
 import sys
-import threading
 import weakref
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import tensorflow as tf
@@ -23,21 +21,24 @@ from graphsplit.api.call_signatures import (
     signature_of,
     spread,
 )
+from graphsplit.api.chosen_devices import ChosenDevices, choose_devices
 from graphsplit.api.compilation import trace_and_plan
 from graphsplit.api.instances import PerInstance
-from graphsplit.api.options import Options, weights_message
-from graphsplit.api.pipeline_devices import stages_asked
+from graphsplit.api.options import Options
 from graphsplit.api.retracing import warn_of_retracing
+from graphsplit.api.strategies import check_no_strategy
+from graphsplit.api.traces import Traces
 from graphsplit.core import structures
-from graphsplit.core.devices import resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.tensorflow_internals import eager_context_started, in_xla_context
 from graphsplit.core.user_code import shortened, with_users_traceback
 from graphsplit.emission.compiled_calls import graph_def_that_runs
+from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.state import State, state_elsewhere, state_of
 from graphsplit.runtime.differentiable import Differentiable
-from graphsplit.tracing.trace import inside_trace
+from graphsplit.tracing.trace import Trace, inside_trace
 
 if TYPE_CHECKING:
     from graphsplit.placement.placements import Placement
@@ -48,23 +49,6 @@ P = ParamSpec("P")
 R = TypeVar("R")
 Self = TypeVar("Self")  # what a method is bound to
 Q = ParamSpec("Q")  # a method's parameters without that
-
-
-@dataclass(eq=False)
-class _Traces:
-    """What a function was traced to, by signature: one for each function, and for each instance of a method.
-
-    Attributes:
-      compiled: the compiled forms of each signature; several if they captured tensors of different graphs.
-      covered: signatures of calls that run as a wider one.
-      lock: held while tracing.
-      bound: the method bound to the instance, as long as somebody holds it.
-    """
-
-    compiled: dict[structures.Branch, list[Differentiable]] = field(default_factory=dict)
-    covered: dict[structures.Branch, structures.Branch] = field(default_factory=dict)
-    lock: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]  # a function until 3.13
-    bound: weakref.ref[Any] | None = None
 
 
 class ParallelFunction(Generic[P, R]):
@@ -83,30 +67,27 @@ class ParallelFunction(Generic[P, R]):
         self._start()
         check_split(options.split, parameters_of(self._signature))
         if eager_context_started():
-            _ = self.devices, self.home
+            _ = self._chosen
 
     def _start(self) -> None:
         """Begin without traces."""
         self._signature = self.__signature__ = signature_of(self._fn)
-        self._traces = _Traces()
-        self._instances = PerInstance(_Traces)
+        self._traces = Traces()
+        self._instances = PerInstance(Traces)
 
     @functools.cached_property
+    def _chosen(self) -> ChosenDevices:
+        return choose_devices(self._options)
+
+    @property
     def devices(self) -> tuple[str, ...]:
-        """The full names of the devices. The first use starts TensorFlow."""
-        devices = resolve_devices(self._options.devices)
-        weights, stages = self._options.weights, stages_asked(self._options, devices)
-        count = len(devices if stages is None else stages.heads)
-        if weights is not None and len(weights) != count:
-            raise ArgumentError(weights_message(weights, count, "device" if stages is None else "pipeline"))
-        return devices
+        """The full names of the devices; those that were named need not be here. The first use starts TensorFlow."""
+        return self._chosen.devices
 
-    @functools.cached_property
+    @property
     def home(self) -> str:
         """The device of whole operations and variables' updates."""
-        if self._options.home is None:
-            return self.devices[0]
-        return resolve_devices([self._options.home], "home")[0]
+        return self._chosen.home
 
     @property
     def function(self) -> Callable[P, R]:
@@ -130,9 +111,11 @@ class ParallelFunction(Generic[P, R]):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if inside_trace(self._name()):  # of another parallelized function, whose plan covers this one as well
             return tf.function(self._fn)(*args, **kwargs)
+        self._chosen.check()
         tensors, arguments = self._flatten(args, kwargs)
         compiled = self._get(arguments)
         results = compiled(tensors)
+        compiled.runs += 1
         return structures.unflatten(compiled.trace.result, results)
 
     def map(self, batches: Iterable[Any], *, prefetch: int = 1) -> Iterator[R]:  # a batch may be any structure
@@ -162,31 +145,33 @@ class ParallelFunction(Generic[P, R]):
                 f"{self._name()}.map runs batch by batch, eagerly; it is called while a graph is built. Call it "
                 "outside of tf.function, or call the function itself in a loop over the dataset."
             )
+        self._chosen.check()
         return prefetching.results(self, iter(batches), prefetch)
 
     @with_users_traceback
     def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
-        """Return what would run where for these arguments, without running it. `print` it."""
-        _, arguments = self._flatten(args, kwargs)
-        return self._get(arguments).plan
+        """Return what would run where for these arguments, without running it. `print` it.
+
+        Args:
+          *args, **kwargs: the function's arguments; a `tf.TensorSpec` does for a tensor, as in all that runs nothing.
+            Without any: those of the calls that ran most.
+        """
+        return self._planning(args, kwargs)[0].plan
 
     @with_users_traceback
     def gradient_plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
         """Return the plan of the function together with its gradients, as it runs under a tape around the call."""
-        _, arguments = self._flatten(args, kwargs)
-        return self._get(arguments).pair().plan
+        return self._planning(args, kwargs)[0].pair().plan
 
     @with_users_traceback
     def graph_def(self, *args: P.args, **kwargs: P.kwargs) -> Any:  # generated protos have no types
         """Return the multi-device graph for these arguments as a `GraphDef`; every node has a device."""
-        _, arguments = self._flatten(args, kwargs)
-        return graph_def_that_runs(self._get(arguments).executable.emitted)
+        return graph_def_that_runs(emit(self._planning(args, kwargs)[0].plan))
 
     @with_users_traceback
     def variables(self, *args: P.args, **kwargs: P.kwargs) -> tuple[tf.Variable, ...]:
         """Return the variables that a call with these arguments reads or changes."""
-        _, arguments = self._flatten(args, kwargs)
-        return self._get(arguments).trace.variables
+        return self._planning(args, kwargs)[0].trace.variables
 
     # (Any: a ParamSpec leaves no room for another keyword)
     @with_users_traceback
@@ -194,7 +179,7 @@ class ParallelFunction(Generic[P, R]):
         """Return which operation runs on which device for these arguments; `print` it, `save` it, ask it.
 
         Args:
-          *args, **kwargs: the function's arguments.
+          *args, **kwargs: the function's arguments, or `tf.TensorSpec`s; without any, those of the calls that ran most.
           actual: run the function once, give all variables back the values that they had, and read from TensorFlow
             where each operation ran. Other state (tables, files, what is printed) is not restored.
         """
@@ -206,9 +191,18 @@ class ParallelFunction(Generic[P, R]):
         """Return what a call with these arguments runs, for those who look at it."""
         from graphsplit.placement.sources import Planned
 
-        tensors, arguments = self._flatten(args, kwargs)
-        compiled = self._get(arguments)
+        compiled, tensors = self._planning(args, kwargs)
         return Planned(compiled.trace, compiled.plan, tensors, self._name())
+
+    def _planning(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Differentiable, list[Any]]:
+        """Return the compiled form for these arguments, and the tensors among them, or what stands for tensors.
+
+        Without arguments it is the one that ran most, if any has.
+        """
+        if not args and not kwargs and (most := self._traces.ran_most()) is not None:
+            return most, [tf.TensorSpec.from_tensor(tensor) for tensor in most.trace.inputs]
+        tensors, arguments = self._flatten(args, kwargs, specs=True)
+        return self._get(arguments), tensors
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
@@ -246,7 +240,7 @@ class ParallelFunction(Generic[P, R]):
         return self.__qualname__ if found is self else super().__reduce_ex__(protocol)
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("_traces", "_instances", "_signature", "__signature__", "devices", "home")
+        left = ("_traces", "_instances", "_signature", "__signature__", "_chosen")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -257,9 +251,11 @@ class ParallelFunction(Generic[P, R]):
         name = getattr(self, "__qualname__", getattr(self, "__name__", repr(self._fn)))
         return f"<ParallelFunction {name} on {self._options.devices or 'all devices'}>"
 
-    def _flatten(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[tf.Tensor], structures.Branch]:
+    def _flatten(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], specs: bool = False
+    ) -> tuple[list[tf.Tensor], structures.Branch]:
         bound = self._signature.bind(*args, **kwargs)
-        tensors, tree = structures.flatten(dict(bound.arguments))
+        tensors, tree = structures.flatten(dict(bound.arguments), specs)
         assert isinstance(tree, structures.Branch)
         return tensors, tree
 
@@ -317,9 +313,15 @@ class ParallelFunction(Generic[P, R]):
     @collection_paused()
     def _compile(self, arguments: structures.Branch) -> Differentiable:
         named = spread(arguments, self._signature)
+        check_no_strategy(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
-        traced, plan = trace_and_plan(fn, as_call(arguments), named, self._options, self.devices, self.home)
+        traced, plan = trace_and_plan(fn, as_call(arguments), named, self._options, *self._where())
         return Differentiable(traced, plan, self._name())
+
+    def _where(self) -> tuple[tuple[str, ...], str, Callable[[Trace], State], tuple[str, ...]]:
+        """Return the devices, home, what says where variables live, and what the plan is to say of all that."""
+        chosen = self._chosen
+        return chosen.devices, chosen.home, state_elsewhere if chosen.missing else state_of, chosen.notes
 
     def _name(self) -> str:
         return str(getattr(self, "__name__", type(self._fn).__name__))

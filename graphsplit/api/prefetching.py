@@ -47,4 +47,6 @@ def results(function: Any, batches: Iterator[Any], count: int) -> Iterator[Any]:
 
     for tensors, tree, pieces in ahead(batches, prepare, count):
         compiled = function._get(tree)
-        yield structures.unflatten(compiled.trace.result, compiled.run_sent(tensors, pieces))
+        result = structures.unflatten(compiled.trace.result, compiled.run_sent(tensors, pieces))
+        compiled.runs += 1
+        yield result

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol, overload, runtime_checkable
 
 import numpy as np
 import tensorflow as tf
@@ -59,37 +59,63 @@ class Report:
         return "\n".join(lines)
 
 
-def verify(function: ParallelFunction[P, R], *args: P.args, **kwargs: P.kwargs) -> Report:
-    """Run a parallelized function and its single-device original on the same arguments and state, and compare.
+@runtime_checkable
+class Stepping(Protocol):
+    """Whatever has parallelized steps: a wrapped Keras model. (It stands on a higher floor.)"""
 
-    Several devices add up in another order than one, so results differ by rounding. How much of that there may be is
-    found by running the original on one device twice more, if anything differs by more than 8 units in the last place:
-    with all arguments and variables changed, at random, by one unit in the last place (of the function's shortest
-    floating type, if it has half ones). A difference of at most 16 times what that does to a result is rounding. (An
-    estimate of the function's condition, as in N. Higham, Accuracy and Stability of Numerical Algorithms, chapter 1.)
+    def _parallel_step(self, *args: Any, **kwargs: Any) -> tuple[ParallelFunction[..., Any], tuple[Any, ...]]: ...
+
+
+@overload
+def verify(function: ParallelFunction[P, R], *args: P.args, **kwargs: P.kwargs) -> Report: ...
+
+
+@overload
+def verify(function: Any, *args: Any, **kwargs: Any) -> Report: ...
+
+
+def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
+    """Run a parallelized function, or a step of a wrapped model, and its single-device original, and compare.
+
+    Both have the same arguments and state. Several devices add up in another order than one, so results differ by
+    rounding. How much of that there may be is found by running the original on one device twice more, if anything
+    differs by more than 8 units in the last place: with all arguments and variables changed, at random, by one unit in
+    the last place (of the function's shortest floating type, if it has half ones). A difference of at most 16 times
+    what that does to a result is rounding. (An estimate of the function's condition, as in N. Higham, Accuracy and
+    Stability of Numerical Algorithms, chapter 1.)
 
     Variables are given back the values that they had, whether or not the function succeeds. Other state (files,
     tables, what `tf.print` wrote, generators that are not variables) is not.
 
     Args:
-      function: made by `parallelize`.
-      *args, **kwargs: its arguments.
+      function: made by `parallelize`; or a model made by `multi_gpu_model`.
+      *args, **kwargs: its arguments, tensors; of a model a batch, `x, y, sample_weight`: its training step is run, or
+        without `y` its prediction; or that which is named, `step="test"`.
 
     Returns:
       A `Report`; print it. Its first line is the verdict.
 
     Raises:
-      ArgumentError: if `function` is not a `ParallelFunction`, or this is not eager code.
+      ArgumentError: if `function` is neither, arguments are specifications, or this is not eager code.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> mean = gs.parallelize(tf.reduce_mean, devices=2)
     >>> gs.verify(mean, tf.constant([1.0, 2.0, 6.0])).passed
     True
     """
-    if not isinstance(function, ParallelFunction):
-        raise ArgumentError(f"verify takes a function made by parallelize, got {function!r}.")
+    if not isinstance(function, (ParallelFunction, Stepping)):
+        raise ArgumentError(
+            f"verify takes a function made by parallelize or a model made by multi_gpu_model, got {function!r}."
+        )
     if not tf.executing_eagerly():
         raise ArgumentError("verify runs the function twice and compares numbers: call it outside of tf.function.")
+    specs = [str(leaf) for leaf in tf.nest.flatten((args, kwargs)) if isinstance(leaf, tf.TypeSpec)]
+    if specs:
+        raise ArgumentError(f"verify runs the function, so it needs tensors, not specifications: {'; '.join(specs)}.")
+    if isinstance(function, Stepping):
+        (function, args), kwargs = function._parallel_step(*args, **kwargs), {}
+        if not args:
+            raise ArgumentError("verify runs a step of the model: give it a batch, x and y.")
     runs = _Runs(function, args, kwargs)
     expected, found = runs.on_one_device(), runs.on_devices()
     names = runs.names(len(expected))

@@ -15,6 +15,7 @@ from graphsplit import __version__
 from graphsplit.cli.checks import check_inspect, check_transpile, parse_devices, parse_split
 from graphsplit.core.errors import ArgumentError, GraphsplitError
 from graphsplit.core.forms import PLACEMENT_SUFFIXES, TIMELINE_SUFFIXES
+from graphsplit.core.requirements import explained
 
 # TensorFlow reports its build and missing drivers on every start; a newcomer would read that as failure.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -235,6 +236,11 @@ def _run(action: Callable[[], None], check: Callable[[], None] = lambda: None) -
 
             tf.get_logger().setLevel("ERROR")
         action()
+    except ImportError as error:
+        if (said := explained(error)) is error:
+            raise
+        typer.secho(f"Error: {said}", err=True, fg="red")
+        raise typer.Exit(code=2) from error
     except GraphsplitError as error:
         typer.secho(f"Error: {error}{_hint(error)}", err=True, fg="red")
         raise typer.Exit(code=2) from error

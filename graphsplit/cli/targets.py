@@ -14,6 +14,7 @@ import tensorflow as tf
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.cli.checks import split_spec, split_target, working_directory_first
 from graphsplit.core.errors import ArgumentError, GraphsplitError, bullet_list
+from graphsplit.core.structures import spec_text
 from graphsplit.core.user_code import place_of_error
 from graphsplit.placement.sources import load_signature
 
@@ -70,14 +71,14 @@ def check_specs(target: str, fn: Any, declared: dict[str, tf.TensorSpec], specs:
     if not declared:
         _check_count(target, fn, len(specs))
         return
-    names = [f"{name}: {_text(spec)}" for name, spec in declared.items()]
+    names = [f"{name}: {spec_text(spec)}" for name, spec in declared.items()]
     if len(specs) != len(declared):
         raise ArgumentError(
             f"{target!r} takes these arguments, and there {_are(len(specs))}; give one for each, in this order:\n"
             f"{bullet_list(names)}"
         )
     wrong = [
-        f"{name} is {_text(own)}, --spec says {_text(spec)}"
+        f"{name} is {spec_text(own)}, --spec says {spec_text(spec)}"
         for (name, own), spec in zip(declared.items(), specs, strict=True)
         if own.dtype != spec.dtype or not own.shape.is_compatible_with(spec.shape)
     ]
@@ -107,15 +108,15 @@ def example(spec: tf.TensorSpec) -> tf.Tensor:
     """
     if not spec.shape.is_fully_defined():
         raise ArgumentError(
-            f"The argument {f'{spec.name} ' if spec.name else ''}{_text(spec)} has a size that is not known; name all "
-            "sizes with --spec, like --spec 'float32[64,784]'."
+            f"The argument {f'{spec.name} ' if spec.name else ''}{spec_text(spec)} has a size that is not known; name "
+            "all sizes with --spec, like --spec 'float32[64,784]'."
         )
     try:
         if spec.dtype.is_floating:
             return tf.cast(tf.random.normal(spec.shape), spec.dtype)
         return tf.fill(spec.shape, "") if spec.dtype == tf.string else tf.zeros(spec.shape, spec.dtype)
     except (tf.errors.OpError, ValueError, TypeError) as error:
-        raise ArgumentError(f"No tensor {_text(spec)} can be made here: {error}") from error
+        raise ArgumentError(f"No tensor {spec_text(spec)} can be made here: {error}") from error
 
 
 def by_position(fn: Callable[..., Any], names: Sequence[str], title: str) -> Callable[..., Any]:
@@ -126,12 +127,6 @@ def by_position(fn: Callable[..., Any], names: Sequence[str], title: str) -> Cal
 
     call.__name__ = title
     return call
-
-
-def _text(spec: tf.TensorSpec) -> str:
-    if spec.shape.rank is None:
-        return f"{spec.dtype.name}[...]"
-    return f"{spec.dtype.name}[{','.join('?' if size is None else str(size) for size in spec.shape)}]"
 
 
 def _are(count: int) -> str:

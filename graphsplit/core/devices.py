@@ -130,11 +130,36 @@ def resolve_devices(devices: int | str | Sequence[str] | None, argument: str = "
     asked = [devices] if isinstance(devices, str) else list(devices)
     names = tuple(canonical_name(name, argument) for name in asked)
     _check_names(names, argument)
-    existing = _existing()
-    missing = [name for name in names if name not in existing]
-    if missing:
-        raise DeviceError(_missing_message(", ".join(map(short_name, missing)), argument, devices, existing))
+    check_existing(names, argument, devices)
     return names
+
+
+def check_existing(names: Sequence[str], argument: str, asked: object) -> None:
+    """Raise `DeviceError` unless this process has all devices of these full names."""
+    missing = missing_devices(names)
+    if missing:
+        raise DeviceError(_missing_message(", ".join(map(short_name, missing)), argument, asked, _existing()))
+
+
+def in_session_graph() -> bool:
+    """Return whether a TensorFlow 1 graph is being built: its session, made later, has devices of its own."""
+    return not tf.executing_eagerly() and not tf.compat.v1.executing_eagerly_outside_functions()
+
+
+def check_runnable(name: str, devices: Sequence[str]) -> None:
+    """Raise `DeviceError` unless this process has all devices of a graph, full names; `name` is the function's."""
+    missing, existing = missing_devices(devices), _existing()
+    if missing and not in_session_graph():
+        raise DeviceError(
+            f"{name} would run on {', '.join(map(short_name, missing))}, which this process does not have. It has:\n"
+            f"{bullet_list([short_name(device) for device in existing])}\n{_how_to_have_more(existing)}"
+        )
+
+
+def missing_devices(names: Sequence[str]) -> list[str]:
+    """Return those of some devices, full names, that this process does not have."""
+    existing = _existing()
+    return [name for name in names if name not in existing]
 
 
 def _all_devices(argument: str) -> tuple[str, ...]:
@@ -227,9 +252,12 @@ def _first_devices(count: int, argument: str) -> tuple[str, ...]:
 def _missing_message(missing: str, argument: str, asked: object, existing: Sequence[str]) -> str:
     return (
         f"{argument}={asked!r}: {missing} do not exist. This process has:\n"
-        f"{bullet_list([short_name(name) for name in existing])}\n"
-        + (_MORE_GPUS if any("device:GPU:" in name for name in existing) else _MORE_CPUS)
+        f"{bullet_list([short_name(name) for name in existing])}\n" + _how_to_have_more(existing)
     )
+
+
+def _how_to_have_more(existing: Sequence[str]) -> str:
+    return _MORE_GPUS if any("device:GPU:" in name for name in existing) else _MORE_CPUS
 
 
 _MORE_CPUS = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."

@@ -86,13 +86,20 @@ class Branch:
 Tree = TensorLeaf | CompositeLeaf | StaticLeaf | Branch
 
 
-def flatten(value: Any) -> tuple[list[tf.Tensor], Tree]:
-    """Return the tensors in `value`, and its structure, which is hashable and so serves as a signature."""
+def flatten(value: Any, specs: bool = False) -> tuple[list[tf.Tensor], Tree]:
+    """Return the tensors in `value`, and its structure, which is hashable and so serves as a signature.
+
+    Args:
+      value: anything.
+      specs: whether a `tf.TypeSpec` stands for a tensor; else it is part of the structure, as any other object.
+    """
     tensors: list[tf.Tensor] = []
-    return tensors, _flatten(value, tensors)
+    return tensors, _flatten(value, tensors, specs)
 
 
-def _flatten(value: Any, tensors: list[tf.Tensor]) -> Tree:
+def _flatten(value: Any, tensors: list[tf.Tensor], specs: bool) -> Tree:
+    if specs and isinstance(value, tf.TypeSpec):
+        return _flatten_spec(value, tensors)
     if isinstance(value, (tf.Tensor, np.ndarray, np.generic)):
         tensor = value if isinstance(value, tf.Tensor) else tf.convert_to_tensor(value)
         tensors.append(tensor)
@@ -106,8 +113,18 @@ def _flatten(value: Any, tensors: list[tf.Tensor]) -> Tree:
     if container is None or isinstance(value, type):
         return StaticLeaf(value)
     keys, entries, rest = container.take_apart(value)
-    trees = tuple([_flatten(entry, tensors) for entry in entries])
+    trees = tuple([_flatten(entry, tensors, specs) for entry in entries])
     return Branch(kind, keys, trees, None if rest is None else StaticLeaf(rest))
+
+
+def _flatten_spec(spec: tf.TypeSpec, tensors: list[Any]) -> Tree:
+    """Return the place of a tensor that is only described; what describes it stands among the tensors."""
+    if isinstance(spec, tf.TensorSpec):
+        tensors.append(spec)
+        return _tensor_leaf(spec)
+    parts = tf.nest.flatten(spec, expand_composites=True)
+    tensors.extend(parts)
+    return CompositeLeaf(spec, tuple([_tensor_leaf(part) for part in parts]))
 
 
 _PLAIN = frozenset({bool, dict, float, int, list, str, tuple, type(None)})  # asking TensorFlow takes 10 microseconds
@@ -125,9 +142,21 @@ def _parts(value: Any) -> list[tf.Tensor] | None:
     return None if handles else parts
 
 
-def _tensor_leaf(tensor: tf.Tensor) -> TensorLeaf:
-    shape = tensor.shape
-    return TensorLeaf(tensor.dtype, None if shape.rank is None else tuple(shape))
+def _tensor_leaf(tensor: tf.Tensor | tf.TensorSpec) -> TensorLeaf:
+    shape = tensor.shape  # (as numbers: after tf.disable_v2_behavior() its entries are objects)
+    return TensorLeaf(tensor.dtype, None if shape.rank is None else tuple(shape.as_list()))
+
+
+def spec_text(tensor: Any) -> str:
+    """Return dtype and shape of a tensor, or of what describes one, for people.
+
+    >>> spec_text(tf.TensorSpec([None, 784]))
+    'float32[?,784]'
+    """
+    shape, dtype = tf.TensorShape(tensor.shape), tf.as_dtype(tensor.dtype)
+    if shape.rank is None:
+        return f"{dtype.name}[...]"
+    return f"{dtype.name}[{','.join('?' if size is None else str(size) for size in shape.as_list())}]"
 
 
 def unflatten(tree: Tree, tensors: Sequence[Any]) -> Any:

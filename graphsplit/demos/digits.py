@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from graphsplit.api.decorators import parallelize
 from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.extras import how_to_install
 from graphsplit.demos.display import console, demo_devices, progress, table
 
 TEST_IMAGES = 297
@@ -26,7 +27,8 @@ def load() -> tuple[np.ndarray, np.ndarray]:
         from sklearn.datasets import load_digits
     except ImportError as error:
         raise UnsupportedError(
-            "graphsplit demo digits needs scikit-learn, which carries the images: pip install 'graphsplit[digits]'"
+            "graphsplit demo digits needs scikit-learn, which carries the images: "
+            f"{how_to_install('scikit-learn', 'digits')}."
         ) from error
     data = load_digits()
     order = np.random.default_rng(0).permutation(len(data.images))

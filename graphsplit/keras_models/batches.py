@@ -12,7 +12,16 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.core.errors import CheckError
 from graphsplit.planning.plan import Plan
+
+
+class _HandedError(Exception):
+    """Takes what Keras hands to a function that is only asked for that back to whoever asked."""
+
+    def __init__(self, data: Any):
+        super().__init__("a step's arguments, for whoever asked for them")
+        self.data = data
 
 
 class BatchFunction:
@@ -20,6 +29,7 @@ class BatchFunction:
 
     Attributes:
       step: the template's step, parallelized; see `with_open_rows`.
+      batches: how many it ran.
 
     Args:
       step: the attribute.
@@ -36,6 +46,8 @@ class BatchFunction:
         open_rows: bool = False,
     ):
         self.step = step
+        self.batches = 0
+        self._only_asked = False
         self._open_rows = open_rows
         self._steps = steps
         self._finish = finish
@@ -50,11 +62,25 @@ class BatchFunction:
         outputs = []
         for batch in batches:
             data = _without_optionals(batch)
+            if self._only_asked:
+                raise _HandedError(data)
             self._last = data, rows_open and _several_targets(data)
             outputs.append(self.step(*self._last))
+            self.batches += 1
         if not outputs:
             raise StopIteration
         return self._finish(outputs)
+
+    def arguments_in(self, call: Callable[[], Any]) -> tuple[Any, bool]:
+        """Return the arguments of the step as `fit` would have them for the batch that `call` brings; nothing runs."""
+        self._only_asked = True
+        try:
+            call()
+        except _HandedError as handed:
+            return handed.data, self._open_rows and _several_targets(handed.data)
+        finally:
+            self._only_asked = False
+        raise CheckError("Keras runs a step in another way than graphsplit knows.")
 
     def plan(self) -> Plan:
         """Return what ran where for the last batch. `print` it."""
@@ -85,7 +111,7 @@ def _with_open_rows(part: Any) -> Any:
 def _leaves_rows_open(iterator: Any) -> bool:
     """Return whether an iterator does not say how many rows its batches have: a graph that reads it does not know."""
     specs = tf.nest.flatten(getattr(iterator, "element_spec", ()))
-    return any(isinstance(s, tf.TensorSpec) and s.shape.rank and s.shape[0] is None for s in specs)
+    return any(isinstance(s, tf.TensorSpec) and s.shape.rank and s.shape.as_list()[0] is None for s in specs)
 
 
 def _several_targets(data: Any) -> bool:

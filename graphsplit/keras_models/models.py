@@ -23,9 +23,13 @@ from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.keras_models.answers import STEPS, arguments_of, busiest, kind_of_step
 from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, with_open_rows
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
+from graphsplit.placement.placements import Placement
+from graphsplit.placement.sources import Planned
 from graphsplit.planning.automatic_stages import Beginnings
+from graphsplit.planning.plan import Plan
 
 
 @dataclass(frozen=True)
@@ -40,6 +44,7 @@ class ModelDevices:
       micro_batches: how many shards each device has.
       schedule: the order in which these go through stages, if it has any.
       stages: into which the model is cut.
+      strict: whether what carries the batch and would run at home is an error, or how much of it may.
     """
 
     devices: tuple[str, ...]
@@ -49,6 +54,7 @@ class ModelDevices:
     micro_batches: int = 1
     schedule: str | None = None
     stages: int | Beginnings | None = None
+    strict: bool | float = False
 
     def __str__(self) -> str:
         count = len(self.devices)
@@ -104,6 +110,53 @@ class ParallelModel:
         object.__setattr__(self, "_compiled_by_xla", bound.get("jit_compile") is True)
         return self.template.compile(*args, **kwargs)
 
+    def plan(self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None) -> Plan:
+        """Return what would run where for a batch, without running it. `print` it.
+
+        Args:
+          x, y, sample_weight: one batch, as `train_on_batch` takes it, or `tf.TensorSpec`s; without any, the plan of
+            the batches that ran most.
+          step: `"train"`, `"test"` or `"predict"`; by default training if there is `y`, else prediction.
+
+        Raises:
+          ArgumentError: without arguments, if no batch has run; for a model that runs eagerly.
+        """
+        function, arguments = self._parallel_step(x, y, sample_weight, step=step)
+        return function.plan(*arguments)
+
+    def placement(
+        self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None, actual: bool = False
+    ) -> Placement:
+        """Return which operation runs on which device for a batch; `print` it, `save` it, ask it.
+
+        Args:
+          x, y, sample_weight, step: see `plan`.
+          actual: run the step once, give all variables back the values that they had, and read from TensorFlow where
+            each operation ran.
+        """
+        from graphsplit.placement.builders import placement_of_plan
+
+        return placement_of_plan(self._planned(x, y, sample_weight, step=step), actual)
+
+    def _planned(self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None) -> Planned:
+        """Return what a batch runs, for those who look at it."""
+        function, arguments = self._parallel_step(x, y, sample_weight, step=step)
+        planned = function._planned(*arguments)
+        return planned._replace(name=f"{self.template.name}.{planned.name}")
+
+    def _parallel_step(
+        self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None
+    ) -> tuple[ParallelFunction[[Any, bool], Any], tuple[Any, ...]]:
+        """Return the step that runs a batch and its arguments; the step that ran most, and none, for no batch."""
+        if x is None:
+            functions = [self._function(kind) for kind in (STEPS if step is None else [step])]
+            return busiest(self.template, functions).step, ()
+        kind = kind_of_step(self.template, y, step)
+        batch = (x, None, None) if kind == "predict" else (x, y, sample_weight)
+        function = self._make(kind, force=False)
+        arguments = arguments_of(self, kind, function, batch)
+        return function.step, arguments
+
     def _function(self, kind: str) -> Any:
         """Return the function made for `kind` since the last `compile`, or None."""
         compiled, function = self._functions.get(kind, (None, None))
@@ -151,6 +204,7 @@ class ParallelModel:
             schedule=where.schedule,
             stages=where.stages,
             jit_compile=self._compiled_by_xla,
+            strict=where.strict,
         )
         return ParallelFunction(step, options)
 
@@ -221,6 +275,8 @@ def parallel_class(template_class: type, flavor: Flavor) -> type[ParallelModel]:
     """Return the class of wrapped models of a template's class."""
     base = ParallelKeras3Model if flavor is KERAS_3 else ParallelKeras2Model
     namespace = {"__slots__": (), "__module__": template_class.__module__, "__doc__": template_class.__doc__}
+    own = {name: inspect.getattr_static(template_class, name, None) for name in ("plan", "placement")}
+    namespace.update({name: found for name, found in own.items() if found is not None})  # the user's own methods
     made: type[ParallelModel] = types.new_class(
         f"Parallel{template_class.__name__}", (base, template_class), exec_body=lambda ns: ns.update(namespace)
     )

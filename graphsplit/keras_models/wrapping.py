@@ -7,9 +7,9 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from graphsplit.api.options import check_micro_batches, check_schedule
+from graphsplit.api.options import check_micro_batches, check_schedule, check_strict
 from graphsplit.api.variable_layouts import check_layout
-from graphsplit.core.devices import canonical_name, resolve_devices, short_name
+from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
@@ -30,6 +30,7 @@ def multi_gpu_model(
     micro_batches: int = 1,
     schedule: str | None = None,
     stages: int | Sequence[str] | None = None,
+    strict: bool | float = False,
 ) -> Model:
     """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
 
@@ -41,7 +42,8 @@ def multi_gpu_model(
     Args:
       model: a built Keras 3 or tf_keras model: Sequential, functional or subclassed; trained or not, compiled or not.
       gpus: how many devices, or which: `[0, 2]` are GPU 0 and GPU 2 (logical CPU devices without any GPU), and
-        names such as `"GPU:1"` may stand there too. None takes all GPUs, or, without any, all logical CPU devices.
+        names such as `"GPU:1"` may stand there too, alone also those of another machine, for plans. None takes all
+        GPUs, or, without any, all logical CPU devices.
       cpu_merge: merge the shards' predictions on the CPU, else on the first device.
       cpu_relocation: keep the weights on the CPU and update them there. They must have been made there.
       variables: where the weights and the optimizer's slots live: a layout, or layouts by patterns of names, as
@@ -54,9 +56,12 @@ def multi_gpu_model(
         of layers at which new stages begin, `["block4_*", "block9_*"]`: what the first layer that fits computes, and
         all that Keras runs behind it, is of the new stage. 4 stages on 8 devices are two pipelines. None leaves it
         whole, or with the stages that its layers call by `on_device`.
+      strict: raise `StrictError`, from the first batch, if work on the batch would run at home; or the share of the
+        work that may; see `parallelize`.
 
     Returns:
-      The wrapped model, or `model` itself if there is only one device and nothing to divide for it.
+      The wrapped model, which also has `plan(x, y)` and `placement(x, y)`, and which `verify` takes; or `model` itself
+      if there is only one device and nothing to divide for it.
 
     Raises:
       ArgumentError: if `model` is not a Keras model, not built, or wrapped already; if `gpus` cannot be understood; if
@@ -77,6 +82,7 @@ def multi_gpu_model(
     flavor = _check_model(model)
     check_micro_batches(micro_batches)
     check_schedule(schedule)
+    check_strict(strict)
     asked = stages_of_model(model, stages, flavor)
     devices = _devices(gpus)
     check_devices_of_stages(asked, schedule, devices)
@@ -91,7 +97,7 @@ def multi_gpu_model(
         raise ArgumentError(
             f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."
         )
-    where = ModelDevices(devices, home, _CPU if cpu_merge else home, variables, micro_batches, schedule, asked)
+    where = ModelDevices(devices, home, _CPU if cpu_merge else home, variables, micro_batches, schedule, asked, strict)
     wrapped: Any = parallel_class(type(model), flavor)._wrap(model, where)  # says itself that it is a `Model`
     return wrapped  # type: ignore[no-any-return]
 
@@ -136,7 +142,10 @@ def _devices(gpus: Any) -> tuple[str, ...]:
     """Return full device names; a list of numbers means GPUs, or logical CPU devices where there is no GPU."""
     if isinstance(gpus, Iterable) and not isinstance(gpus, str):
         kind = "GPU" if has_gpus() else "CPU"
-        gpus = [f"{kind}:{gpu}" if isinstance(gpu, int) and not isinstance(gpu, bool) else gpu for gpu in gpus]
+        names = list(gpus)
+        if names and all(isinstance(gpu, str) for gpu in names):
+            return names_of_devices(names, "gpus")  # they may be another machine's, for which there are plans
+        gpus = [f"{kind}:{gpu}" if isinstance(gpu, int) and not isinstance(gpu, bool) else gpu for gpu in names]
     return resolve_devices(gpus, "gpus")
 
 

@@ -6,13 +6,19 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from graphsplit.placement.actual import match, run_and_collect
 from graphsplit.placement.flattening import flatten
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.reading import read_ops
-from graphsplit.placement.sources import Planned, Planning, Source, load_signature, source_of_function, source_of_plan
+from graphsplit.placement.sources import (
+    Planned,
+    Planning,
+    Source,
+    load_signature,
+    name_of,
+    source_of_function,
+    source_of_plan,
+)
 
 
 def placement_of(
@@ -21,10 +27,10 @@ def placement_of(
     """Return where every operation of a function runs: any function, graphsplit's or not.
 
     Args:
-      fn: a Python function, `tf.function`, function made by `parallelize`, Keras model, a SavedModel's signature, or
-        the directory of a SavedModel.
+      fn: a Python function, `tf.function`, function made by `parallelize`, Keras model (one made by `multi_gpu_model`,
+        too), a SavedModel's signature, or the directory of a SavedModel.
       *args, **kwargs: its arguments; `tf.TensorSpec`s will do for requested placement. None for a SavedModel, unless
-        it is to run.
+        it is to run. Of a model made by `multi_gpu_model` a batch: `x` for its prediction, `x, y` for its training.
       actual: run the function once on the arguments, give all variables back the values that they had, and read from
         TensorFlow where each operation ran. Other state (tables, files, what is printed) is not restored.
       signature: for the directory of a SavedModel, which of its signatures.
@@ -33,7 +39,8 @@ def placement_of(
       A `Placement`. `print` it, `save` it, ask it.
 
     Raises:
-      ArgumentError: if `fn` is nothing that has a graph, or `actual=True` and arguments are missing.
+      ArgumentError: if `fn` is nothing that has a graph, arguments do not fit a graph that is already there, or
+        `actual=True` and arguments are missing.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> placement = gs.placement_of(lambda x: tf.reduce_sum(x * 2.0), tf.zeros([8, 4]))
@@ -51,7 +58,7 @@ def source_of(
     if isinstance(fn, Planning):
         planned = fn._planned(*args, **kwargs)
         return source_of_plan(planned.trace, planned.plan, planned.name), planned.tensors, planned.name
-    title = tf.compat.as_str(getattr(fn, "__name__", None) or getattr(fn, "name", None) or type(fn).__name__)
+    title = name_of(fn)
     if isinstance(fn, (str, os.PathLike)):
         title, fn = f"{os.fspath(fn)} ({signature})", load_signature(os.fspath(fn), signature)
     source, flat = source_of_function(fn, args, kwargs)

@@ -6,6 +6,8 @@ from collections import Counter
 
 from graphsplit.core.devices import short_name
 from graphsplit.placement.graph import PlacementGraph
+from graphsplit.placement.records import PlacedOp
+from graphsplit.planning.advice import advice_on
 from graphsplit.planning.amounts import format_bytes
 
 FEW_ROWS = 8
@@ -33,6 +35,8 @@ def _unequal_work(placement: PlacementGraph) -> list[str]:
     if count < 2 or not total:
         return []
     busiest = max(placement.devices.values(), key=lambda t: t.flops)
+    if any(op.device != busiest.device and _is_open(op) for op in placement.ops.values()):
+        return []  # what is not known may be as much
     share = busiest.flops / total
     if share < max(MUCH_WORK, 1.5 / count):
         return []
@@ -50,7 +54,8 @@ def _gathered_at_home(placement: PlacementGraph) -> list[str]:
     found = []
     for op in placement.home_ops_with_batch[:5]:
         where = f", called at {op.source}" if op.source else ""
-        found.append(f"{format_bytes(op.gathered_bytes)} gathered at home by {op.type}{where}: {op.home_reason}")
+        why = f"{op.home_reason}; {advice_on(op.home_reason)}"
+        found.append(f"{format_bytes(op.gathered_bytes)} gathered at home by {op.type}{where}: {why}")
     more = len(placement.home_ops_with_batch) - 5
     return found + ([f"{_count(more, 'more operation')} at home carry rows of the batch"] if more > 0 else [])
 
@@ -100,13 +105,16 @@ def _without_kernel(placement: PlacementGraph) -> list[str]:
 
 
 def _unknown(placement: PlacementGraph) -> list[str]:
-    unknown = sum(
-        any(s is None or None in s for s in op.shapes) and "resource" not in op.dtypes and "variant" not in op.dtypes
-        for op in placement.ops.values()
-    )
+    unknown = sum(map(_is_open, placement.ops.values()))
     if not unknown:
         return []
     return [f"sizes of {_count(unknown, 'operation')} are not known before the run; their bytes and FLOPs count as 0"]
+
+
+def _is_open(op: PlacedOp) -> bool:
+    """Return whether sizes of what an operation yields are not known."""
+    is_open = any(shape is None or None in shape for shape in op.shapes)
+    return is_open and "resource" not in op.dtypes and "variant" not in op.dtypes
 
 
 def _count(number: int, what: str) -> str:

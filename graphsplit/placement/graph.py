@@ -120,20 +120,29 @@ class PlacementGraph:
         return questions.find_critical_path(self.graph, self.ops, flops_per_second, bytes_per_second, seconds_per_op)
 
     def select(self, pattern: str) -> list[PlacedOp]:
-        """Return the operations whose name or type matches a shell pattern: `"dense/*"`, `"MatMul"`."""
+        """Return the operations whose name or type matches a shell pattern: `"dense/*"`, `"MatMul"`.
+
+        A pattern matches a name from its beginning or from any `/` on: names begin with the shard (`"shard_2/*"`) and
+        the model. `*` stands for slashes, too. Layers are called as in their model: Keras 3's scope `dense_1` is that
+        of the layer `dense`.
+        """
         return questions.select(self.ops.values(), pattern)
 
     def assert_on(self, pattern: str, device: str) -> None:
-        """Raise `PlacementError` unless operations match `pattern` (a name or type) and all of them are on `device`."""
+        """Raise `PlacementError` unless operations match `pattern`, see `select`, and all of them are on `device`."""
         asked, found = canonical_name(device), [op for op in self.select(pattern) if op.ran]
         if not found:
-            raise PlacementError(f"No operation that runs matches {pattern!r} in {self.title}.")
+            raise PlacementError(f"No operation that runs matches {pattern!r} in {self.title}.{self._near(pattern)}")
         wrong = [f"{op.name} on {short_name(op.device) or 'no device'}" for op in found if op.device != asked]
         if wrong:
             raise PlacementError(
                 f"{len(wrong)} of the {len(found)} operations that match {pattern!r} are not on {short_name(asked)}:\n"
                 + bullet_list(wrong[:20])
             )
+
+    def _near(self, pattern: str) -> str:
+        found = questions.near([op for op in self.ops.values() if op.ran], pattern)
+        return f" Near it are {', '.join(map(repr, found))}." if found else ""
 
     def assert_colocated_gradients(self) -> None:
         """Raise `PlacementError` unless every backward operation is on the device of its forward operation."""

@@ -9,6 +9,7 @@ from typing import Any
 
 from graphsplit.core import forms
 from graphsplit.core.errors import StorageError, UnsupportedError
+from graphsplit.core.extras import how_to_install
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.pages import device_colors
 from graphsplit.placement.summaries import Box, Flow, Summary, summarize
@@ -45,7 +46,7 @@ def save_picture(placement: PlacementGraph, path: str) -> None:
         from matplotlib.figure import Figure
     except ImportError as error:
         raise UnsupportedError(
-            f"Saving {path!r} needs Graphviz's program `dot` or matplotlib: pip install 'graphsplit[plots]'."
+            f"Saving {path!r} needs Graphviz's program `dot` or matplotlib: {how_to_install('matplotlib', 'plots')}."
         ) from error
     title = f"Placement of {placement.title}"
     forms.write_figure(path, draw(summarize(placement), device_colors(placement.devices), title, Figure))

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import difflib
 import fnmatch
 import heapq
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -14,6 +16,7 @@ from graphsplit.placement.records import NO_DATA, Change, CriticalPath, DeviceTo
 
 _NOT_ACTIVATIONS = frozenset({"Const", "Placeholder", "VarHandleOp", "ReadVariableOp", "VariableV2"})
 _BOOKKEEPING = frozenset({"Const", "Placeholder", "NoOp", "VarHandleOp"})
+_NEAR, _MOST_NEAR = 0.5, 3  # how alike patterns are that are suggested, of which 1 are equal ones; and how many
 
 
 def find_transfers(ops: Mapping[str, PlacedOp], edges: Sequence[Edge]) -> list[Transfer]:
@@ -164,8 +167,49 @@ def balance_of(totals: Mapping[str, DeviceTotals]) -> float:
 
 
 def select(ops: Iterable[PlacedOp], pattern: str) -> list[PlacedOp]:
-    """Return the operations whose name, or type, matches a shell pattern (`dense/*`, `MatMul`)."""
-    return [op for op in ops if fnmatch.fnmatchcase(op.name, pattern) or fnmatch.fnmatchcase(op.type, pattern)]
+    """Return the operations whose name, its end from some `/` on, or type matches a shell pattern (`dense/*`).
+
+    Layers are called as in their model: if that finds something, names as TensorFlow has them are not looked at.
+    """
+    ops = list(ops)
+    plain = layer_names(ops)
+    found = [op for op in ops if plain.get(op.name, op.name) != op.name and _matches(plain[op.name], op.type, pattern)]
+    return found or [op for op in ops if _matches(op.name, op.type, pattern)]
+
+
+def _matches(name: str, op_type: str, pattern: str) -> bool:
+    return any(map(fnmatch.fnmatchcase, (name, name, op_type), (pattern, f"*/{pattern}", pattern)))
+
+
+def layer_names(ops: Sequence[PlacedOp]) -> dict[str, str]:
+    """Return names of operations with the scopes of layers called as these are, for models of Keras 3.
+
+    Keras 3 enters each layer's scope twice, so that TensorFlow gives it a number: `dense_1` is the layer `dense`. The
+    variables, which have the layers' own names, tell.
+    """
+    numbered = any(
+        re.fullmatch(rf"{re.escape(layer)}_\d+", scope)
+        for op in ops
+        if op.variable
+        for layer, scope in zip(op.variable.split("/")[:-1], op.name.split("/"), strict=False)
+    )
+    return {op.name: _without_numbers(op) for op in ops} if numbered else {}
+
+
+def _without_numbers(op: PlacedOp) -> str:
+    *scopes, last = op.name.split("/")
+    first = 0 if op.shard is None else 1  # `shard_2` is no layer
+    return "/".join([*scopes[:first], *[re.sub(r"_\d+$", "", scope) for scope in scopes[first:]], last])
+
+
+def near(ops: Iterable[PlacedOp], pattern: str) -> list[str]:
+    """Return a few patterns like one, which match operations: scopes, names without their scopes, and types."""
+    ops, found = list(ops), dict[str, None]()
+    plain = layer_names(ops)
+    for op in ops:
+        *scopes, last = plain.get(op.name, op.name).split("/")
+        found.update(dict.fromkeys([*[f"{scope}/*" for scope in scopes], last, op.type]))
+    return difflib.get_close_matches(pattern, found, n=_MOST_NEAR, cutoff=_NEAR)
 
 
 def compare(before: Mapping[str, PlacedOp], after: Mapping[str, PlacedOp]) -> list[Change]:

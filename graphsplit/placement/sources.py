@@ -11,13 +11,14 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import tensorflow as tf
 
-from graphsplit.core.devices import canonical_name
-from graphsplit.core.errors import ArgumentError
+from graphsplit.core.devices import canonical_name, missing_devices
+from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.integrity import check_whole
 from graphsplit.core.model_files import model_file
 from graphsplit.core.stored_models import load_saved_model, read_saved_model
-from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value
+from graphsplit.core.structures import spec_text
+from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value, rewritten_by_autograph
 from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
@@ -26,6 +27,7 @@ from graphsplit.runtime.executable import Executable
 from graphsplit.tracing.trace import Trace, source_locator
 
 _serial = itertools.count()
+_INFERENCE = re.compile(r"__inference_(.+)_\d+")
 Value = tuple[tf.DType, tf.TensorShape]
 
 
@@ -111,7 +113,9 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         compiled=_calls(emitted),
         make_run=lambda: Executable(trace, plan, name),
         variables=_variable_names(emitted.captures, trace.captures, trace.variables),
-        **_resources(emitted.captures, trace.function.inputs[len(emitted.inputs) :], trace.captures),
+        **_where_planned(
+            plan, _resources(emitted.captures, trace.function.inputs[len(emitted.inputs) :], trace.captures)
+        ),
     )
 
 
@@ -119,6 +123,13 @@ def _calls(emitted: EmittedGraph) -> Mapping[str, str]:
     if not emitted.compiled:
         return {}
     return compile_clusters(emitted, emitted.nodes, emitted.outputs, emitted.effects).inside
+
+
+def _where_planned(plan: Plan, resources: dict[str, Any]) -> dict[str, Any]:
+    """Return what is known of captured resources as the plan has it: at home, if that is no device of this process."""
+    if not missing_devices([plan.home]):
+        return resources
+    return {**resources, "resource_devices": dict.fromkeys(resources["resource_devices"], plan.home)}
 
 
 def _stages(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:
@@ -186,14 +197,45 @@ def load_signature(directory: str, signature: str) -> Any:
     return function
 
 
+def name_of(fn: Any) -> str:
+    """Return what users call a function or model."""
+    name = fn.graph.name if _is_concrete(fn) else getattr(fn, "__name__", None) or getattr(fn, "name", None)
+    name = tf.compat.as_str(name or type(fn).__name__)
+    given = _INFERENCE.fullmatch(name)  # what TensorFlow makes of a function's name when it traces it
+    return (given[1] if given else name).removeprefix("signature_wrapper_")
+
+
+def _is_concrete(fn: Any) -> bool:
+    return hasattr(fn, "captured_inputs") and hasattr(fn, "graph")
+
+
 def _concrete(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-    if hasattr(fn, "captured_inputs") and hasattr(fn, "graph"):
+    if _is_concrete(fn):
+        _check_fits(fn, args, kwargs)
         return fn
     if hasattr(fn, "get_concrete_function"):
         return fn.get_concrete_function(*args, **kwargs)
     if not callable(fn):
         raise ArgumentError(f"placement_of takes a function, a Keras model or a SavedModel directory, got {fn!r}.")
-    return tf.function(lambda *a, **k: fn(*a, **k)).get_concrete_function(*args, **kwargs)
+    rewritten = rewritten_by_autograph(fn)  # so that errors speak of the user's lines alone
+    return tf.function(lambda *a, **k: rewritten(*a, **k), autograph=False).get_concrete_function(*args, **kwargs)
+
+
+def _check_fits(concrete: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    """Raise `ArgumentError` unless a graph that is there takes tensors like these, if there are any."""
+    given = [leaf for leaf in tf.nest.flatten((tuple(args), dict(kwargs))) if hasattr(leaf, "shape")]
+    declared = tf.nest.flatten(concrete.structured_input_signature)
+    takes = [spec for spec in declared if isinstance(spec, tf.TensorSpec)]
+    wrong = [
+        f"{spec.name or f'argument {i}'} is {spec_text(spec)}, given is {spec_text(leaf)}"
+        for i, (spec, leaf) in enumerate(zip(takes, given, strict=False))
+        if spec.dtype != tf.as_dtype(leaf.dtype) or not spec.shape.is_compatible_with(leaf.shape)
+    ]
+    if given and len(given) != len(takes):
+        plural = "" if len(takes) == 1 else "s"
+        wrong = [f"it takes {len(takes)} tensor{plural}, given {'is' if len(given) == 1 else 'are'} {len(given)}"]
+    if wrong:
+        raise ArgumentError(f"{name_of(concrete)} does not take these arguments:\n{bullet_list(wrong)}")
 
 
 def _resources(names: Sequence[str], symbols: Sequence[Any], captures: Sequence[tf.Tensor]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from graphsplit.core import forms
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.extras import how_to_install
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.placement.actual import match, require_runnable
 from graphsplit.placement.builders import source_of
@@ -222,7 +223,8 @@ def _draw(timeline: Timeline) -> Any:
         from matplotlib.collections import PolyCollection
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UnsupportedError("A picture of a timeline needs matplotlib: pip install 'graphsplit[plots]'.") from error
+        how = how_to_install("matplotlib", "plots")
+        raise UnsupportedError(f"A picture of a timeline needs matplotlib: {how}.") from error
     colors, busy = device_colors(timeline.busy), timeline.busy
     rows: dict[tuple[str, int], int] = {}
     turns = timeline.turns

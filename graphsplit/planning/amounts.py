@@ -26,6 +26,15 @@ def size_text(program: Program, tensors: Iterable[Tensor]) -> str:
     return " and ".join(parts)
 
 
+def count_text(number: int, what: str) -> str:
+    """Return how many there are.
+
+    >>> count_text(1, "row")
+    '1 row'
+    """
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 def format_bytes(count: int) -> str:
     """Return a number of bytes for people.
 

@@ -7,16 +7,18 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
-from graphsplit.planning.amounts import format_bytes, size_text
+from graphsplit.planning.advice import advice_on
+from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.compiled_text import compiled_text
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.flow import meeting_points
+from graphsplit.planning.headlines import headline
 from graphsplit.planning.host_kernels import host_kernels_text
 from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.shares import Cause, Shares, shares_of
 from graphsplit.planning.stage_texts import stages_text
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.traffic import COPY, sent_by_kind, traffic
 from graphsplit.program.program import Op
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
@@ -61,8 +63,7 @@ def _share(part: int, whole: int) -> str:
 
 def _header(plan: Decisions, shares: Shares) -> list[str]:
     program, steps, mesh = plan.program, plan.steps, plan.mesh
-    dead = sum(not (s.home or s.shards) for s in steps)
-    lines = [f"Plan: {len(program.ops) - dead} operations, {mesh.shards} shards, home {_short_device(plan.home)}"]
+    lines = [headline(plan, shares), f"  {_counts(plan)}"]
     if mesh.shards:
         flops, size = _share(shares.sharded_flops, shares.flops), _share(shares.sharded_bytes, shares.bytes)
         lines.append(f"  on the shards: {flops} of the FLOPs, {size} of the bytes that are computed")
@@ -72,12 +73,12 @@ def _header(plan: Decisions, shares: Shares) -> list[str]:
         lines.append(f"  argument {name}: {dtype}{list(shape) if shape is not None else ''} {layout}")
     live = [op.name for op, step in zip(program.ops, steps, strict=True) if step.home or step.shards]
     found = Counter(stage for name in live if (stage := program.stages.of(name)))
-    lines += [f"  stage {stage}: {count} operations" for stage, count in found.items()]
+    lines += [f"  stage {stage}: {count_text(count, 'operation')}" for stage, count in found.items()]
     lines += [*stages_text(plan), *_in_parts(plan)]
     lines.append(f"  on every shard: {_count(plan.sharded_ops)}")
-    lines.append(f"  once, at home:  {_count(_at(plan, plan.home))}")
-    elsewhere = sorted({plan.owners.of_ops[op.index] for op in plan.home_ops} - {plan.home, ""})
-    lines += [f"  once, on {_short_device(device)}: {_count(_at(plan, device))}" for device in elsewhere]
+    for device, ops in _once(plan).items():
+        where = "at home: " if device == plan.home else f"on {_short_device(device)}:"
+        lines.append(f"  once, {where} {_count(ops)}")
     lines += compiled_text(plan)
     without = host_kernels_text(plan)
     return [*lines, f"  on the host, for want of a GPU kernel: {without}"] if without else lines
@@ -113,20 +114,50 @@ def _in_parts(plan: Decisions) -> list[str]:
     return lines + [f"  variable {name} is put together for each call: {why}" for name, why in state.whole.items()]
 
 
-def _at(plan: Decisions, device: str) -> tuple[Op, ...]:
-    """Return what runs once on a device; what is beside a variable, wherever that is, counts as home."""
-    return tuple(op for op in plan.home_ops if (plan.owners.of_ops[op.index] or plan.home) == device)
+def _counts(plan: Decisions) -> str:
+    """Return how many operations there are, and how many of them are where; the parts add up."""
+    live = [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.home or step.shards]
+    once = [(len(_working(ops)), f"once on {_short_device(device)}") for device, ops in _once(plan).items()]
+    parts = [(len(_working(plan.sharded_ops)), f"on each of {plan.mesh.shards} shards"), *once]
+    texts = [f"{count} {where}" for count, where in parts if count]
+    for kind, what in (("Placeholder", "input"), ("Const", "constant")):
+        found = sum(op.type == kind for op in live)
+        texts += [count_text(found, what)] if found else []
+    return f"{count_text(len(live), 'operation')}: {', '.join(texts)}"
+
+
+def _once(plan: Decisions) -> dict[str, tuple[Op, ...]]:
+    """Return what runs once and not on the shards, by device, home first.
+
+    What is beside a variable, wherever that is, counts as home.
+    """
+    sharded = {op.index for op in plan.sharded_ops}
+    found: dict[str, list[Op]] = {plan.home: []}
+    for op in plan.home_ops:
+        if op.index not in sharded:
+            found.setdefault(plan.owners.of_ops[op.index] or plan.home, []).append(op)
+    return {device: tuple(found[device]) for device in [plan.home, *sorted(set(found) - {plan.home})]}
+
+
+def _working(ops: Iterable[Op]) -> list[Op]:
+    return [op for op in ops if op.type not in ("Const", "Placeholder")]
 
 
 def _communication(plan: Decisions) -> list[str]:
     lines = []
+    by_kind = {} if plan.program.symbols else sent_by_kind(plan)
     for kind in _SENT:
         tensors = [move.tensor for move in plan.moves if move.kind == kind]
         if tensors:
-            lines.append(f"  {kind}: {len(tensors)} tensors, {size_text(plan.program, tensors)}")
+            sending = f", {format_bytes(by_kind[kind])} sent" if by_kind else ""
+            size = size_text(plan.program, tensors)
+            lines.append(f"  {kind}: {count_text(len(tensors), 'tensor')}, {size}{sending}")
+    if by_kind.get(COPY):
+        lines.append(f"  {COPY}: {format_bytes(by_kind[COPY])} sent")
     for bucket in plan.buckets:
         tensors = [move.tensor for move in bucket.moves]
-        lines.append(f"  {bucket.kind} as one: {len(tensors)} tensors, {size_text(plan.program, tensors)}")
+        many = count_text(len(tensors), "tensor")
+        lines.append(f"  bucketed {bucket.kind}: {many}, {size_text(plan.program, tensors)}")
     device, sent, received = traffic(plan).busiest
     if device and not plan.program.symbols:
         amounts = f"sends {format_bytes(sent)}, receives {format_bytes(received)}"
@@ -138,7 +169,7 @@ def _communication(plan: Decisions) -> list[str]:
 
 def _rows_text(mesh: Mesh, shards: Sequence[int]) -> str:
     if mesh.rows:
-        return f"{sum([mesh.rows[d] for d in shards])} rows"
+        return count_text(sum([mesh.rows[d] for d in shards]), "row")
     share = Fraction(sum([mesh.share(d) for d in shards])).limit_denominator(_FINEST_SHARE)
     return "all rows" if share == 1 else f"{share} of the rows"
 
@@ -152,6 +183,7 @@ def _at_home(plan: Decisions) -> list[str]:
         where = plan.program.locate(op.name)
         gathered = plan.gathered_text(op)
         lines.append(f"    {op.type} {op.name!r}: {gathered} gathered; {reason}" + (f" ({where})" if where else ""))
+        lines.append(f"      -> {advice_on(reason)}")
     more = len(stayed) - _MOST_AT_HOME
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
 
@@ -159,7 +191,11 @@ def _at_home(plan: Decisions) -> list[str]:
 def _following(plan: Decisions, shares: Shares) -> list[str]:
     """Say what follows at home from each operation that has rows there, where it is any work."""
     found = [cause for cause in shares.causes if cause.flops and (cause.followers or not plan.stayed_home)]
-    lines = [f"    {cause_text(plan, cause, shares)}" for cause in found[:_MOST_AT_HOME]]
+    lines = [
+        line
+        for cause in found[:_MOST_AT_HOME]
+        for line in (f"    {cause_text(plan, cause, shares)}", f"      -> {advice_on(cause.reason)}")
+    ]
     more = len(found) - _MOST_AT_HOME
     lines += [f"    ... and {more} more"] if more > 0 else []
     return (
@@ -199,8 +235,8 @@ def _split_turns(plan: Decisions) -> list[str]:
 
 
 def _count(ops: tuple[Op, ...]) -> str:
-    kinds = [op for op in ops if op.type not in ("Const", "Placeholder")]
-    return f"{len(kinds)} operations" + (f" ({_kinds(kinds, 6)})" if kinds else "")
+    kinds = _working(ops)
+    return count_text(len(kinds), "operation") + (f" ({_kinds(kinds, 6)})" if kinds else "")
 
 
 def _kinds(ops: Iterable[Op], most: int) -> str:

@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 
 from graphsplit.core import forms
 from graphsplit.core.errors import CheckError, UnsupportedError
+from graphsplit.core.extras import how_to_install
 
 KINDS = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 _MOST_COLUMNS = 40
@@ -198,7 +199,8 @@ def _draw(schedule: Schedule) -> Any:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise UnsupportedError("Saving a schedule needs matplotlib: pip install 'graphsplit[plots]'.") from error
+        how = how_to_install("matplotlib", "plots")
+        raise UnsupportedError(f"Saving a schedule needs matplotlib: {how}.") from error
     figure = Figure(figsize=(1 + 0.35 * schedule.slots, 0.8 + 0.45 * schedule.devices), layout="constrained")
     axes = figure.subplots()
     for slot, start in schedule.starts.items():

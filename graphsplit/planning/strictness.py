@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from graphsplit.core.errors import StrictError, bullet_list
+from graphsplit.planning.advice import advice_on
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.plan_text import cause_text
 from graphsplit.planning.shares import shares_of
@@ -30,11 +31,11 @@ def check_strict(plan: Decisions, strict: bool | float) -> None:
         raise StrictError(_stayed_message(plan, stayed))
     shares, largest = shares_of(plan), _LARGEST_SHARE if strict is True else strict
     if shares.at_home > largest:
+        causes = [_with_advice(cause_text(plan, cause, shares), cause.reason) for cause in shares.causes[:_MOST_CAUSES]]
         raise StrictError(
             f"strict={strict}, but {100 * shares.at_home:.2g} % of the floating-point operations work on the batch and "
             f"would run at home, more than {100 * largest:.2g} %:\n"
-            f"{bullet_list([cause_text(plan, cause, shares) for cause in shares.causes[:_MOST_CAUSES]])}\n"
-            "Rewrite what comes first row by row, drop strict, or give the share that may stay: strict=0.1."
+            f"{bullet_list(causes)}\nOr drop strict, or give the share that may stay: strict=0.1."
         )
 
 
@@ -52,9 +53,13 @@ def _stayed_message(plan: Decisions, stayed: Sequence[tuple[Op, str]]) -> str:
     for op, reason in stayed:
         where = plan.program.locate(op.name)
         where = f" at {where}" if where else ""
-        lines.append(f"{op.type} {op.name!r}{where}: {plan.gathered_text(op)} gathered; {reason}")
+        lines.append(_with_advice(f"{op.type} {op.name!r}{where}: {plan.gathered_text(op)} gathered; {reason}", reason))
     return (
         "strict=True, but these operations carry rows of the batch and would run at home:\n"
         f"{bullet_list(lines)}\n"
-        "Rewrite them row by row, keep their argument whole with split={...: None}, or drop strict=True."
+        "Or drop strict=True, or give the share of the work that may stay: strict=0.1."
     )
+
+
+def _with_advice(text: str, reason: str) -> str:
+    return f"{text}\n    -> {advice_on(reason)}"

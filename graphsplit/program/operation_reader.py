@@ -250,7 +250,7 @@ def _merged(shape: Shape | None, hint: tf.TensorShape) -> Shape | None:
     """Return a shape with the sizes that only a hint knows."""
     if shape is None or hint.rank is None:
         return known_shape(hint) if shape is None else shape
-    return tuple([known if size is None else size for size, known in zip(shape, hint, strict=True)])
+    return tuple([known if size is None else size for size, known in zip(shape, known_shape(hint) or (), strict=True)])
 
 
 def _bytes(dtype: tf.DType, shape: Shape | None) -> int:

@@ -133,5 +133,8 @@ def _value_name(reference: str) -> str:
 
 
 def known_shape(shape: tf.TensorShape) -> Shape | None:
-    """Return a shape as TensorFlow knows it, None for an unknown rank."""
-    return None if shape.rank is None else tuple(shape)
+    """Return a shape as TensorFlow knows it, None for an unknown rank.
+
+    (Its entries themselves are numbers only where `tf.disable_v2_behavior()` was not called.)
+    """
+    return None if shape.rank is None else tuple(shape.as_list())

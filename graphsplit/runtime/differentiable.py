@@ -51,6 +51,7 @@ class Differentiable:
         self._fed: FedExecutable | None = None
         self._pairs: dict[tuple[bool, ...], ForwardAndBackward] = {}
         self._has_gradients = bool(differentiable_outputs(trace.program))
+        self.runs = 0  # how often it was called
         self._changes, self._layouts = layout_changes(), layouts_of(trace)
 
     @property

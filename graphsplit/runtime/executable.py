@@ -9,6 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.core.devices import check_runnable
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.graphdefs import function_definition, output_type, split_reference
 from graphsplit.core.symbolic_sizes import without_sizes
@@ -79,7 +80,11 @@ def runtime_function(
       output_shapes: static shapes of the outputs, where known.
       whole: whether these are all nodes of the graph, so that its outputs may come to the device that calls it. A graph
         that calls it then need not contain it, on which TensorFlow's optimizer would work again.
+
+    Raises:
+      DeviceError: if this process does not have a device of the nodes: of a stage, as a rule.
     """
+    check_runnable(name, sorted({node.device for node in nodes} - {""}))
     functions = list(graph.library.function)
     if graph.compiled:
         compiled = compile_clusters(graph, nodes, outputs, effects)

@@ -14,6 +14,7 @@ from graphsplit.core.graphdefs import GraphDef, NodeDef, make_node, output_names
 from graphsplit.core.structures import Branch, TensorLeaf
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.program.program import Program
+from graphsplit.program.shape_inference import known_shape
 from graphsplit.tracing.graph_to_program import Reading, graph_to_program
 
 V1_CONTROL_FLOW = frozenset(
@@ -130,7 +131,7 @@ def arguments_of(part: Part, names: Sequence[str]) -> Branch:
     for name in part.inputs:
         attributes = placeholders[name].attr
         shape = tf.TensorShape(attributes["shape"].shape)
-        leaves.append(TensorLeaf(tf.as_dtype(attributes["dtype"].type), None if shape.rank is None else tuple(shape)))
+        leaves.append(TensorLeaf(tf.as_dtype(attributes["dtype"].type), known_shape(shape)))
     return Branch(dict, tuple(names), tuple(leaves))
 
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.layouts import Shard
+from graphsplit.planning.advice import advice_on
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
 
@@ -51,7 +52,9 @@ class SignatureReport:
         plan = self.plan
         if plan is None:
             return [f"kept as it is: {self.kept}"]
-        stayed = [f"{op.type} {op.name!r} runs at home: {reason}" for op, reason in plan.stayed_home[:6]]
+        stayed = [
+            f"{op.type} {op.name!r} runs at home: {reason}; {advice_on(reason)}" for op, reason in plan.stayed_home[:6]
+        ]
         more = len(plan.stayed_home) - len(stayed)
         kept = [f"kept as it is: {self.kept}"] if self.kept else [*plan.program.notes, *plan.notes]
         return [*kept, *stayed, *([f"... and {more} more"] if more > 0 else [])]

@@ -17,6 +17,7 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
+from graphsplit.program.shape_inference import known_shape
 from graphsplit.saved_models.parts import LARGE_BYTES, called_functions, mark
 from graphsplit.saved_models.weights import Mirrors, check_only_read, sent_bytes, where_variables_live
 from graphsplit.tracing.trace import Trace
@@ -62,10 +63,7 @@ def plan_signature(
         return State(devices, frozenset(variables if replicate_weights else ()), _largest_constant(replicate_weights))
 
     specs = dict(function.structured_input_signature[1])
-    leaves = tuple(
-        structures.TensorLeaf(spec.dtype, None if spec.shape.rank is None else tuple(spec.shape))
-        for spec in specs.values()
-    )
+    leaves = tuple(structures.TensorLeaf(spec.dtype, known_shape(spec.shape)) for spec in specs.values())
     arguments = structures.Branch(dict, tuple(specs), leaves)
     call = structures.Branch(tuple, (0, 1), (structures.Branch(tuple, (0,), (arguments,)), _NOTHING))
     traced, plan = trace_and_plan(

@@ -16,6 +16,7 @@ import tensorflow as tf
 
 from graphsplit.core.call_inlining import inline_calls
 from graphsplit.core.graphdefs import GraphDef, constant_node, constant_value, make_node, split_reference
+from graphsplit.program.shape_inference import known_shape
 
 _FORWARD = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 _BACKWARD = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})
@@ -73,13 +74,14 @@ def _dense_shape(node: Any, given: Mapping[str, Any], traced: tf.Graph) -> np.nd
         return words
     try:
         rows, values = (
-            traced.get_operation_by_name(n).outputs[0].shape for n in (splits, _origin(given, node.input[1]))
+            known_shape(traced.get_operation_by_name(n).outputs[0].shape)
+            for n in (splits, _origin(given, node.input[1]))
         )
     except KeyError:  # inlined
         return None
-    if rows.rank != 1 or rows[0] is None or values.rank is None or np.any(constant_value(wanted) != -1):
+    if rows is None or len(rows) != 1 or rows[0] is None or values is None or np.any(constant_value(wanted) != -1):
         return None
-    return np.array([rows[0] - 1] + [-1] * (len(kinds) + values.rank - 1))
+    return np.array([rows[0] - 1] + [-1] * (len(kinds) + len(values) - 1))
 
 
 def _origin(given: Mapping[str, Any], reference: str) -> str | None:
@@ -111,7 +113,7 @@ def _shape_of_words(node: Any, given: Mapping[str, Any], traced: tf.Graph) -> np
         return None
     if shape.ndim != 1 or not texts.is_fully_defined() or shape[0] != -1:
         return None
-    shape[0] = texts[0]
+    shape[0] = texts.as_list()[0]
     return shape
 
 

@@ -17,6 +17,7 @@ from graphsplit.core.graphdefs import GraphDef, split_reference
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.program.program import Program
 from graphsplit.program.reader import build_program
+from graphsplit.program.shape_inference import known_shape
 from graphsplit.program.stages import Stages, stages_of
 from graphsplit.program.symbolic_reading import build_for_any_batch
 from graphsplit.tracing.branch_effects import ShapeOf
@@ -107,7 +108,7 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
         effects=[reference[1:] for reference in references[count:]],
         library=whole,
         versions=graph.versions,
-        resources={n: (d, None if s.rank is None else tuple(s)) for n, (d, s) in reading.held.items()},
+        resources={n: (d, known_shape(s)) for n, (d, s) in reading.held.items()},
         inlined_from=reading.known,
         locate=reading.locate,
         seeds=reading.seeds,

@@ -1,0 +1,325 @@
+"""The contract between graphsplit and a version of TensorFlow, in one process: what everything else is built on.
+
+`python -W error::UserWarning ci/contract.py` prints one line for each check and ends with status 1 if one failed. With
+`--write DIRECTORY` it leaves a transpiled SavedModel there, with what it computes; `--load DIRECTORY` loads such a one,
+written by another version, without graphsplit.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+warnings.filterwarnings("ignore", category=DeprecationWarning, module=r"(tensorflow|keras|tf_keras|google).*")
+warnings.filterwarnings("ignore", ".*np.object.*", FutureWarning)  # TensorFlow's own, on import, before 2.20
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+CHECKS: list[Callable[[], None]] = []
+ROWS, DEVICES = 7, 3
+
+
+def check(function: Callable[[], None]) -> Callable[[], None]:
+    CHECKS.append(function)
+    return function
+
+
+def numbers(*shape: int) -> tf.Tensor:
+    return tf.constant(np.random.default_rng(0).normal(size=shape))
+
+
+def assert_law(fn: Callable, *args: object, sharded: str = "", **options: object) -> None:
+    """Compare a function on several devices with itself on one; `sharded` is a type that must be on the shards."""
+    expected = tf.nest.flatten(tf.function(fn)(*args))
+    parallel = gs.parallelize(fn, devices=DEVICES, **options)
+    found = tf.nest.flatten(parallel(*args))
+    for a, b in zip(expected, found, strict=True):
+        np.testing.assert_allclose(b, a, rtol=1e-9, atol=1e-12)
+    if sharded:
+        assert sharded in {op.type for op in parallel.plan(*args).sharded_ops}, str(parallel.plan(*args))
+
+
+def dense_network() -> keras.Model:
+    keras.utils.set_random_seed(0)
+    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
+
+
+@check
+def inference() -> None:
+    w = tf.Variable(numbers(4, 5))
+    assert_law(lambda x: tf.nn.relu(x @ w), numbers(ROWS, 4), sharded="MatMul")
+
+
+@check
+def gradients_inside() -> None:
+    w = tf.Variable(numbers(4, 5))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ w) ** 2)
+        return tape.gradient(loss, w)
+
+    assert_law(step, numbers(ROWS, 4), sharded="MatMul")
+
+
+@check
+def gradients_outside() -> None:
+    w = tf.Variable(numbers(4, 5))
+    parallel = gs.parallelize(lambda x: tf.tanh(x @ w), devices=DEVICES)
+    found = []
+    for fn in (lambda x: tf.tanh(x @ w), parallel):
+        with tf.GradientTape() as outer, tf.GradientTape() as tape:
+            loss = tf.reduce_sum(fn(numbers(ROWS, 4)) ** 2)
+        found.append(tape.gradient(loss, w))
+        del outer
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-9)
+
+
+@check
+def convolution_and_batch_normalization() -> None:
+    keras.utils.set_random_seed(0)
+    layers = keras.layers
+    net = keras.Sequential(
+        [keras.Input((8, 8, 3)), layers.Conv2D(4, 3), layers.BatchNormalization(), layers.GlobalAveragePooling2D()]
+    )
+    images = tf.cast(numbers(ROWS, 8, 8, 3), tf.float32)
+    report = gs.verify(gs.parallelize(lambda x: net(x, training=True), devices=DEVICES), images)
+    assert report.passed, str(report)
+
+
+@check
+def recurrent_loop() -> None:
+    keras.utils.set_random_seed(0)
+    net = keras.Sequential([keras.Input((5, 3)), keras.layers.LSTM(4)])
+    sequences = tf.cast(numbers(ROWS, 5, 3), tf.float32)
+    report = gs.verify(gs.parallelize(net, devices=DEVICES), sequences)
+    assert report.passed, str(report)
+
+
+@check
+def loops_and_branches() -> None:
+    def fn(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(3):
+            x = tf.cond(tf.constant(True), lambda: tf.tanh(x) + 1, lambda: x)  # noqa: B023
+        return x
+
+    assert_law(fn, numbers(ROWS, 4))
+
+
+@check
+def random_numbers() -> None:
+    def fn(x: tf.Tensor) -> tf.Tensor:
+        return x + tf.random.stateless_normal(tf.shape(x), (1, 2), dtype=tf.float64)
+
+    assert_law(fn, numbers(ROWS, 4), sharded="StatelessRandomNormalV2")
+
+
+@check
+def dropout() -> None:
+    keras.utils.set_random_seed(0)
+    layer = keras.layers.Dropout(0.5, seed=3)
+    report = gs.verify(gs.parallelize(lambda x: layer(x, training=True), devices=DEVICES), tf.ones((ROWS, 4)))
+    assert report.largest == 0.0, str(report)
+
+
+@check
+def effects_happen_once() -> None:
+    counter = tf.Variable(0)
+
+    def fn(x: tf.Tensor) -> tf.Tensor:
+        counter.assign_add(1)
+        return 2 * x
+
+    gs.parallelize(fn, devices=DEVICES)(numbers(ROWS, 4))
+    assert int(counter) == 1
+
+
+@check
+def any_batch_size() -> None:
+    parallel = gs.parallelize(lambda x: tf.reduce_mean(x**2, 0), devices=DEVICES, reduce_retracing=True)
+    for rows in (7, 5, 2, 1):
+        np.testing.assert_allclose(parallel(numbers(rows, 4)), tf.reduce_mean(numbers(rows, 4) ** 2, 0))
+
+
+@check
+def specifications() -> None:
+    parallel = gs.parallelize(lambda x: tf.tanh(x), devices=["GPU:0", "GPU:1"])
+    assert parallel.plan(tf.TensorSpec([8, 4])).devices == ("/device:GPU:0", "/device:GPU:1")
+
+
+@check
+def inside_a_function() -> None:
+    parallel = gs.parallelize(lambda x: tf.tanh(x), devices=DEVICES)
+    np.testing.assert_allclose(tf.function(lambda x: 2 * parallel(x))(numbers(ROWS, 4)), 2 * tf.tanh(numbers(ROWS, 4)))
+
+
+@check
+def compiled_functions() -> None:
+    inner = tf.function(lambda x: tf.tanh(x) * 2, jit_compile=True)
+    assert_law(lambda x: inner(x) + 1, numbers(6, 4))
+
+
+@check
+def keras_fit_evaluate_predict() -> None:
+    x, y = np.random.default_rng(0).normal(size=(20, 4)).astype("float32"), np.ones((20, 1), "float32")
+    found = []
+    for wrap in (lambda m: m, lambda m: gs.multi_gpu_model(m, DEVICES)):
+        model = wrap(dense_network())
+        model.compile("adam", "mse", metrics=["mae"])
+        losses = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+        found.append([*losses, *model.evaluate(x, y, verbose=0), *model.predict(x, verbose=0)[:, 0]])
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-4, atol=1e-6)
+
+
+@check
+def keras_models_answer() -> None:
+    model = gs.multi_gpu_model(dense_network(), DEVICES)
+    model.compile("adam", "mse")
+    x, y = np.ones((ROWS, 4), "float32"), np.ones((ROWS, 1), "float32")
+    assert "MatMul" in {op.type for op in model.plan(x, y).sharded_ops}
+    assert gs.verify(model, x, y).passed
+
+
+@check
+def keras_files() -> None:
+    model = gs.multi_gpu_model(dense_network(), DEVICES)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save(f"{folder}/model.keras")
+        loaded = keras.models.load_model(f"{folder}/model.keras")
+    np.testing.assert_allclose(loaded(tf.ones((2, 4))), model.template(tf.ones((2, 4))))
+
+
+@check
+def keras_2() -> None:
+    import tf_keras
+
+    net = tf_keras.Sequential([tf_keras.layers.Input((4,)), tf_keras.layers.Dense(1)])
+    model = gs.multi_gpu_model(net, DEVICES)
+    model.compile("sgd", "mse")
+    assert np.isfinite(model.fit(np.ones((7, 4)), np.ones((7, 1)), verbose=0).history["loss"][0])
+
+
+@check
+def actual_placement() -> None:
+    w = tf.Variable(numbers(4, 5))
+    placement = gs.parallelize(lambda x: x @ w, devices=DEVICES).placement(numbers(ROWS, 4), actual=True)
+    placement.assert_on("shard_1/*", "CPU:1")
+    assert not placement.moved, str(placement)
+
+
+@check
+def errors_say_where() -> None:
+    parallel = gs.parallelize(lambda x: tf.gather(x, [100], axis=1), devices=DEVICES)
+    try:
+        parallel(numbers(ROWS, 4))
+    except tf.errors.InvalidArgumentError as error:
+        assert "contract.py" in error.message, error.message
+    else:
+        raise AssertionError("nothing was raised")
+
+
+@check
+def sharded_variables() -> None:
+    with gs.variable_layout("sharded", devices=DEVICES):
+        w = tf.Variable(numbers(300, 16))
+    found = gs.parallelize(lambda x: x @ w, devices=DEVICES)(numbers(ROWS, 300))
+    np.testing.assert_allclose(found, numbers(ROWS, 300) @ numbers(300, 16))
+
+
+@check
+def micro_batches_and_stages() -> None:
+    first, second = tf.Variable(numbers(4, 5)), tf.Variable(numbers(5, 2))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(tf.tanh(x @ first) @ second) ** 2)
+        return tape.gradient(loss, [first, second])
+
+    assert_law(step, numbers(ROWS, 4), micro_batches=2)
+
+
+@check
+def saved_models() -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        write(Path(folder))
+        load(Path(folder))
+
+
+@check
+def frozen_graphs() -> None:
+    v1 = tf.compat.v1
+    with tf.Graph().as_default() as graph:
+        v1.square(v1.placeholder(tf.float32, [None, 2], name="x"), name="y")
+    result = gs.transpile_graph_def(graph.as_graph_def(), "x", "y", 2)
+    with tf.Graph().as_default(), v1.Session(config=v1.ConfigProto(device_count={"CPU": 2})) as session:
+        tf.graph_util.import_graph_def(result, name="")
+        np.testing.assert_array_equal(
+            session.run("y:0", {"x:0": [[1, 2], [3, 4], [5, 6]]}), [[1, 4], [9, 16], [25, 36]]
+        )
+
+
+def write(folder: Path) -> None:
+    """Write a SavedModel, its transpiled form, and what it computes."""
+    module = tf.Module()
+    module.w = tf.Variable(tf.cast(numbers(4, 3), tf.float32))
+    spec = tf.TensorSpec([None, 4], tf.float32, "x")
+    module.serve = tf.function(lambda x: {"y": tf.nn.softmax(x @ module.w)}, input_signature=[spec])
+    tf.saved_model.save(module, str(folder / "one"), signatures=module.serve)
+    gs.transpile_saved_model(folder / "one", folder / "several", DEVICES)
+    x = tf.cast(numbers(ROWS, 4), tf.float32)
+    np.save(folder / "y.npy", module.serve(x)["y"].numpy())
+
+
+def load(folder: Path) -> None:
+    """Load what `write` has written, and compare."""
+    loaded = tf.saved_model.load(str(folder / "several"))
+    found = loaded.signatures["serving_default"](x=tf.cast(numbers(ROWS, 4), tf.float32))["y"]
+    np.testing.assert_allclose(found, np.load(folder / "y.npy"), rtol=1e-5)
+
+
+def run_all() -> int:
+    failed = 0
+    for function in CHECKS:
+        start = time.perf_counter()
+        try:
+            function()
+            verdict = "ok"
+        except Exception:  # (each is reported, and counted)
+            failed += 1
+            verdict = f"FAILED\n{traceback.format_exc()}"
+        print(f"{function.__name__:36} {time.perf_counter() - start:5.1f} s  {verdict}", flush=True)
+    return failed
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--write", type=Path)
+    parser.add_argument("--load", type=Path)
+    asked = parser.parse_args()
+    tf.config.set_visible_devices([], "GPU")
+    print(f"TensorFlow {tf.__version__}, Keras {keras.__version__}, Python {sys.version.split()[0]}")
+    if asked.load:
+        cpu = tf.config.list_physical_devices("CPU")[0]
+        tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * DEVICES)
+        load(asked.load)
+        print("loaded")
+        sys.exit()
+    import graphsplit as gs
+
+    gs.use_logical_devices(DEVICES)
+    if asked.write:
+        asked.write.mkdir(parents=True, exist_ok=True)
+        write(asked.write)
+    failures = run_all()
+    print(f"{len(CHECKS) - failures} of {len(CHECKS)} checks hold")
+    sys.exit(bool(failures))

@@ -1,0 +1,79 @@
+"""What to do about work that stays on one device: a sentence and a place to read on for each reason.
+
+One table, which plans, `StrictError`, placements and reports of SavedModels share.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+PAGE = "docs/at_home.md"
+
+
+class Advice(NamedTuple):
+    """What to do.
+
+    Attributes:
+      reason: a pattern of the reasons for which it is meant.
+      do: what to do, as part of a sentence.
+      anchor: of the section of the page that says more.
+    """
+
+    reason: str
+    do: str
+    anchor: str
+
+    def __str__(self) -> str:
+        return f"{self.do}: {PAGE}#{self.anchor}"
+
+
+ADVICE = (
+    # (StringFormat: what tf.print prints)
+    Advice("side effects|no rule for StringFormat", "move it into dataset.map, or out of the function", "side-effects"),
+    Advice("its table lives|captures a table", "look it up in dataset.map", "tables"),
+    Advice("no rule for", "write it in operations that have a rule, or move it into dataset.map", "no-rule"),
+    Advice("XLA compiles|which XLA does", "leave out jit_compile, or call with known sizes", "compiled-functions"),
+    Advice(
+        "takes a diagonal|names no axis|of integers rounds|integers are summed",
+        "take the diagonal, name the axis or cast to floats first",
+        "another-spelling",
+    ),
+    Advice(
+        "not Philox|numbers follow from a seed",
+        "draw with tf.random.stateless_normal or stateless_uniform",
+        "random-numbers",
+    ),
+    Advice(
+        "depends on the rows before|turns?\\b|branch|carries as|the list |of a list in it|list is (read|made) whole"
+        "|in it[ :]|it is given .* and read",
+        "let each turn keep rows apart, or compute all rows at once without a loop",
+        "loops-and-branches",
+    ),
+    Advice(
+        "one list|padded to the longest|vector of examples|only equal once they are dense|sparse list",
+        "parse and pad in dataset.map",
+        "text-and-features",
+    ),
+    Advice(
+        "rows are made in it|every device has",
+        "make these rows in dataset.map, and pass them as an argument",
+        "rows-made-inside",
+    ),
+    Advice("not known|only known when it runs", "give it static shapes, as tf.ensure_shape does", "unknown-shapes"),
+    Advice(
+        "all rows|whole batch|reads rows that are whole|chosen before it|several unrelated|changes the shape"
+        "|sequences are not cut|no entries|would have .* pieces|different layouts",
+        "rewrite it row by row, or keep its argument whole by split={...: None}",
+        "all-rows-at-once",
+    ),
+)
+
+
+def advice_on(reason: str) -> Advice:
+    """Return what to do about an operation that is at home for a reason.
+
+    >>> print(advice_on("no rule for TopKUnique"))
+    write it in operations that have a rule, or move it into dataset.map: docs/at_home.md#no-rule
+    """
+    return next((advice for advice in ADVICE if re.search(advice.reason, reason)), ADVICE[-1])

@@ -1,0 +1,79 @@
+"""The first line of a plan: how much runs on the shards, what is sent, and which of these a step waits for.
+
+Times are those of a model of one machine, and only compared with each other.
+"""
+
+from __future__ import annotations
+
+from graphsplit.planning.amounts import format_bytes, size_text
+from graphsplit.planning.costs import seconds_of
+from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.shares import Shares
+from graphsplit.planning.traffic import traffic
+
+_LINK_BYTES_PER_S = 1e10  # PCIe 4: between GPUs of one machine without faster links
+_LAUNCH_S = 5e-6  # to start a kernel from the host
+_NO_WORK = frozenset({"Const", "Placeholder"})
+_SENT = frozenset({"scatter", "broadcast", "send", "gather", "all-gather", "all-to-all", "reduce", "all-reduce"})
+
+
+def headline(plan: Decisions, shares: Shares) -> str:
+    """Return the line."""
+    if not plan.mesh.shards:
+        return "Plan: nothing is sharded"
+    count = len(set(plan.devices))
+    where = f"{count} device{'s' if count != 1 else ''}"
+    return f"Plan: {sharded_text(shares)} on {where}, {_sent_text(plan)}{_limit_text(plan)}"
+
+
+def sharded_text(shares: Shares) -> str:
+    """Return how much of the work is sharded."""
+    if not shares.flops:
+        return "no FLOPs"
+    return f"{100 * shares.sharded_flops / shares.flops:.4g} % of the FLOPs sharded"
+
+
+def _sent_text(plan: Decisions) -> str:
+    if plan.program.symbols:
+        moved = [move.tensor for move in plan.moves if move.kind in _SENT]
+        return f"{size_text(plan.program, moved)} to send a step"
+    return f"{format_bytes(sum(traffic(plan).sent.values()))} sent a step"
+
+
+def _limit_text(plan: Decisions) -> str:
+    """Say what takes longest, of what follows one after the other; nothing where sizes are not known."""
+    if plan.program.symbols:
+        return ""
+    seconds = limits(plan)
+    return f"; limited by {max(seconds, key=lambda what: seconds[what])}"
+
+
+def limits(plan: Decisions) -> dict[str, float]:
+    """Return the modelled seconds of a step, by what takes them."""
+    program, shards = plan.program, plan.mesh.shards
+    largest = max([plan.mesh.share(d) for d in range(shards)], default=1.0)
+    pairs = list(zip(program.ops, plan.steps, strict=True))
+    busy, at_home = _arithmetic(plan)
+    sends = traffic(plan)
+    through = max([*sends.sent.values(), *sends.received.values()], default=0)
+    launched = sum(op.type not in _NO_WORK and bool(step.home or step.shards) for op, step in pairs)
+    return {
+        "arithmetic on the shards": busy * largest,
+        "arithmetic at home": at_home,
+        "communication": through / _LINK_BYTES_PER_S,
+        "launching operations": launched * _LAUNCH_S,
+    }
+
+
+def _arithmetic(plan: Decisions) -> tuple[float, float]:
+    """Return the seconds of all rows on the shards, and of what runs once; a loop for all shards has both."""
+    busy, at_home = 0.0, 0.0
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        if step.bodies:
+            inside = [_arithmetic(body) for body in step.bodies.values()]
+            busy, at_home = busy + sum([b for b, _ in inside]), at_home + sum([h for _, h in inside])
+        elif step.shards:
+            busy += seconds_of(plan.program, op)
+        elif step.home:
+            at_home += seconds_of(plan.program, op)
+    return busy, at_home

@@ -1,0 +1,122 @@
+"""What to do about work at home: one table for all reasons, one page, the same words wherever they are said."""
+
+from __future__ import annotations
+
+import ast
+import functools
+import re
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.planning.advice import ADVICE, PAGE, advice_on
+from graphsplit.rules.whole import WHY
+from tests.test_parallelize import rows
+
+ROOT = Path(__file__).parent.parent
+RAISED = {"Declined", "_NotByRowError"}
+
+
+@functools.cache
+def reasons() -> list[str]:
+    """Return every reason that is written in rules and planning; what is filled in counts as `Op`."""
+    found = list(WHY.values())
+    for path in [*(ROOT / "graphsplit/rules").glob("*.py"), *(ROOT / "graphsplit/planning").glob("*.py")]:
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in RAISED and node.args:
+                found += [text for text in [_text(node.args[0])] if text not in ("", "Op")]
+    return sorted(set(found))
+
+
+def _text(node: ast.expr) -> str:
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(_text(part) for part in node.values)
+    return "Op"
+
+
+def anchors() -> set[str]:
+    headings = re.findall(r"^## (.*)$", (ROOT / PAGE).read_text(), re.MULTILINE)
+    return {heading.lower().replace(" ", "-") for heading in headings}
+
+
+def test_there_are_reasons():
+    assert len(reasons()) >= 60
+    assert "it needs all rows at once" in reasons()
+
+
+@pytest.mark.parametrize("reason", reasons())
+def test_every_reason_has_advice(reason: str):
+    assert any(re.search(advice.reason, reason) for advice in ADVICE), reason
+
+
+def test_every_section_is_advice_and_every_advice_has_a_section():
+    assert anchors() == {advice.anchor for advice in ADVICE}
+
+
+@pytest.mark.parametrize("advice", ADVICE, ids=lambda advice: advice.anchor)
+def test_no_advice_is_idle(advice):
+    known = [*reasons(), "rows are made in it, and what follows does not pay for splitting them"]
+    assert any(advice_on(reason) is advice for reason in known)
+
+
+def printing(x):
+    tf.print(x)
+    return tf.tanh(x)
+
+
+DO = "move it into dataset.map, or out of the function: docs/at_home.md#side-effects"
+
+
+def test_the_same_words_everywhere():
+    x = rows(4, 3)
+    parallel = gs.parallelize(printing, devices=2)
+    assert f"      -> {DO}" in str(parallel.plan(x)).splitlines()
+    line = printing.__code__.co_firstlineno + 1
+    with pytest.raises(gs.StrictError) as error:
+        gs.parallelize(printing, devices=2, strict=True).plan(x)
+    assert str(error.value) == (
+        "strict=True, but these operations carry rows of the batch and would run at home:\n"
+        f"  - StringFormat 'StringFormat' at test_advice.py:{line}: 0 B gathered; no rule for StringFormat\n"
+        f"    -> {DO}\n"
+        "Or drop strict=True, or give the share of the work that may stay: strict=0.1."
+    )
+    assert any(DO in warning for warning in parallel.placement(x).warnings)
+
+
+def test_a_report_of_a_saved_model_says_it_too(tmp_path):
+    module = tf.Module()
+    module.serve = tf.function(
+        lambda x: {"y": tf.unique(x).y, "z": tf.tanh(x)}, input_signature=[tf.TensorSpec([6], tf.float32, "x")]
+    )
+    tf.saved_model.save(module, str(tmp_path / "one"), signatures=module.serve)
+    report = str(gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2))
+    assert (
+        "runs at home: which entries are new depends on all rows; rewrite it row by row, or keep its argument whole by "
+        "split={...: None}: docs/at_home.md#all-rows-at-once"
+    ) in report
+
+
+def counts(plan) -> list[int]:
+    line = str(plan).splitlines()[1]
+    return [int(number) for number in re.findall(r"(?:^|[:,]) +(\d+) ", line)]
+
+
+@pytest.mark.parametrize("devices", [1, 3])
+def test_the_numbers_of_a_plan_add_up(devices: int):
+    weight = tf.Variable(rows(3, 2))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ weight) ** 2)
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss, tf.unique(tf.reshape(x, [-1])).y
+
+    plan = gs.parallelize(step, devices=devices).plan(rows(7, 3))
+    sent = re.findall(r", (\d+) B sent$", str(plan), re.MULTILINE)
+    assert f", {sum(map(int, sent))} B sent a step; " in str(plan)
+    total, *parts = counts(plan)
+    assert total == sum(parts) == len({op.index for op in (*plan.home_ops, *plan.sharded_ops)})

@@ -1,0 +1,170 @@
+"""Wrapped models answer: plans, placements and verdicts of their steps, `strict`."""
+
+from __future__ import annotations
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import graphsplit as gs
+from tests.test_parallelize import rows
+
+ROWS = 7
+KERASES = [pytest.param(module, id=module.__name__.split(".")[0]) for module in (keras, tf_keras)]
+
+
+def wrapped(module=keras, devices=3, **options):
+    layers = module.layers
+    template = module.Sequential([layers.Input((4,)), layers.Dense(8, "relu"), layers.Dropout(0.5), layers.Dense(2)])
+    model = gs.multi_gpu_model(template, devices, **options)
+    model.compile("adam", "mse", metrics=["mae"])
+    return model
+
+
+def data(count=ROWS):
+    random = np.random.default_rng(0)
+    return random.normal(size=(count, 4)), random.normal(size=(count, 2))
+
+
+@pytest.mark.parametrize("module", KERASES)
+def test_plans_of_steps(module):
+    model, (x, y) = wrapped(module), data()
+    training, prediction = model.plan(x, y), model.plan(x)
+    assert training.rows == prediction.rows == (3, 2, 2)
+    assert {"MatMul", "ReluGrad"} <= {op.type for op in training.sharded_ops}
+    assert "ReluGrad" not in {op.type for op in prediction.sharded_ops}
+    assert "ReluGrad" not in {op.type for op in model.plan(x, y, step="test").sharded_ops}
+    assert model.plan(x, y, np.ones(ROWS)).rows == (3, 2, 2)
+
+
+def test_a_plan_changes_nothing():
+    model, (x, y) = wrapped(), data()
+    model.train_on_batch(x, y)
+
+    def values():
+        metrics = [variable for metric in model.metrics for variable in metric.variables]
+        return [tf.identity(variable) for variable in (*model.variables, *model.optimizer.variables, *metrics)]
+
+    before = values()
+    model.plan(x, y)
+    model.placement(x, y, step="test")
+    assert gs.verify(model, x, y).passed
+    for a, b in zip(before, values(), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("module", KERASES)
+def test_specifications_as_a_batch(module):
+    model = wrapped(module)
+    plan = model.plan(tf.TensorSpec([ROWS, 4]), tf.TensorSpec([ROWS, 2]))
+    assert plan.rows == (3, 2, 2)
+    assert model.plan(tf.TensorSpec([None, 4])).rows == ()
+    assert "planned for any batch size" in str(model.plan(tf.TensorSpec([None, 4])))
+
+
+def test_without_a_batch_the_step_that_ran_most():
+    model, (x, y) = wrapped(), data(20)
+    with pytest.raises(gs.ArgumentError) as error:
+        model.plan()
+    assert str(error.value) == (
+        f"Without arguments the question is about the step of {model.name!r} that ran most, and none has run since it "
+        "was wrapped and compiled. Give a batch: x and y for training, x alone for prediction; tf.TensorSpecs will do "
+        "where nothing is to run."
+    )
+    model.fit(x, y, batch_size=6, epochs=2, verbose=0)
+    model.predict(x, verbose=0)
+    assert model.plan().batch == 6
+    assert model.placement().title == f"{model.name}.train_step"
+    assert model.plan(step="predict").batch == 20
+
+
+def test_what_really_ran():
+    model, (x, _) = wrapped(), data()
+    placement = gs.placement_of(model, x, actual=True)
+    assert set(placement.devices) == {"/device:CPU:0", "/device:CPU:1", "/device:CPU:2"}
+    assert placement.rows == (3, 2, 2)
+    placement.assert_on("shard_2/*", "CPU:2")
+    assert model.placement(x, actual=True).actual
+
+
+@pytest.mark.parametrize("module", KERASES)
+def test_verify(module):
+    model, (x, y) = wrapped(module), data()
+    report = gs.verify(model, x, y)
+    assert report.passed, str(report)
+    assert len(report.devices) == 3
+    assert any("dense" in d.name for d in report.differences)
+    assert len(gs.verify(model, x).differences) < len(report.differences)
+
+
+def test_verify_takes_nothing_else():
+    with pytest.raises(gs.ArgumentError) as error:
+        gs.verify(3, rows(3, 4))
+    assert str(error.value) == (
+        "verify takes a function made by parallelize or a model made by multi_gpu_model, got 3."
+    )
+    with pytest.raises(gs.ArgumentError) as error:
+        model = wrapped()
+        model.predict(data()[0], verbose=0)
+        gs.verify(model)
+    assert str(error.value) == "verify runs a step of the model: give it a batch, x and y."
+
+
+class Counting(keras.layers.Layer):
+    def call(self, x):
+        return x + tf.cast(tf.size(tf.unique(tf.reshape(x, [-1])).y), x.dtype)
+
+
+def test_strict():
+    template = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2), Counting()])
+    model = gs.multi_gpu_model(template, 3, strict=True)
+    model.compile("sgd", "mse")
+    with pytest.raises(gs.StrictError, match="which entries are new depends on all rows"):
+        model.fit(*data(), verbose=0)
+    with pytest.raises(gs.StrictError, match="which entries are new depends on all rows"):
+        model.plan(*data())
+    gs.multi_gpu_model(template, 3, strict=0.9).predict(data()[0], verbose=0)
+    with pytest.raises(gs.ArgumentError, match="strict is True, False, or the share"):
+        gs.multi_gpu_model(template, 3, strict="yes")
+
+
+def test_a_step_that_there_is_not_and_one_that_is_eager():
+    model, (x, y) = wrapped(), data()
+    with pytest.raises(gs.ArgumentError) as error:
+        model.plan(x, y, step="fit")
+    assert str(error.value) == f"step='fit' of {model.name!r}: write 'train', 'test' or 'predict'."
+    model.compile("adam", "mse", run_eagerly=True)
+    with pytest.warns(UserWarning, match="run_eagerly=True"), pytest.raises(gs.ArgumentError) as error:
+        model.plan(x, y)
+    assert str(error.value) == (
+        f"{model.name!r} was compiled with run_eagerly=True: it runs operation by operation, on one device, and has no "
+        "plan. Compile it without run_eagerly."
+    )
+
+
+def test_a_models_own_methods_stay_its_own():
+    class Planner(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = keras.layers.Dense(2)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def plan(self, horizon):
+            return horizon + 1
+
+    template = Planner()
+    template(np.ones((2, 4)))
+    model = gs.multi_gpu_model(template, 2)
+    assert model.plan(3) == 4
+    assert gs.placement_of(model, np.ones((5, 4))).rows == (3, 2)
+
+
+def test_a_plan_for_gpus_that_are_not_here():
+    model, (x, y) = wrapped(devices=["GPU:0", "GPU:1"]), data()
+    assert model.plan(x, y).devices == ("/device:GPU:0", "/device:GPU:1")
+    with pytest.raises(gs.DeviceError, match="GPU:0, GPU:1 do not exist"):
+        model.fit(x, y, verbose=0)

@@ -1,0 +1,105 @@
+"""Plans of what is not here: specifications instead of tensors, devices of another machine, calls that have been."""
+
+from __future__ import annotations
+
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from tests.test_parallelize import rows
+
+EIGHT = [f"GPU:{i}" for i in range(8)]
+HERE = "This process has:\n" + "".join(f"  - CPU:{i}\n" for i in range(5))
+MORE = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
+
+
+def mean(x, y):
+    return tf.reduce_mean((tf.tanh(x) - y) ** 2)
+
+
+def spec(*shape: int | None) -> tf.TensorSpec:
+    return tf.TensorSpec(shape, tf.float64)
+
+
+def test_specifications_stand_for_tensors():
+    parallel = gs.parallelize(mean, devices=3)
+    plan = parallel.plan(spec(7, 4), spec(7, 4))
+    assert plan.rows == (3, 2, 2)
+    assert parallel.plan(rows(7, 4), spec(7, 4)) is plan, "the same signature is traced once"
+    assert parallel.placement(spec(7, 4), spec(7, 4)).rows == (3, 2, 2)
+    assert gs.placement_of(parallel, spec(7, 4), y=spec(7, 4)).rows == (3, 2, 2)
+    assert "Tanh" in {node.op for node in parallel.graph_def(spec(7, 4), spec(7, 4)).node}
+    assert not parallel.variables(spec(7, 4), spec(7, 4))
+    assert "Tanh" in {op.type for op in parallel.gradient_plan(spec(7, 4), spec(7, 4)).sharded_ops}
+
+
+def test_specifications_with_unknown_sizes_and_of_composites():
+    plan = gs.parallelize(mean, devices=2).plan(spec(None, 4), spec(None, 4))
+    assert str(plan).splitlines()[0] == (
+        "Plan: 100 % of the FLOPs sharded on 2 devices, 8 B and 64 B a row to send a step"
+    )
+    dense = gs.parallelize(lambda x: tf.tanh(x.to_tensor()), devices=2)
+    ragged = tf.RaggedTensorSpec([5, None], tf.float64, ragged_rank=1)
+    assert "x is a RaggedTensor: whole, and split from where it becomes dense" in dense.plan(ragged).notes
+
+
+def test_specifications_do_not_run():
+    parallel = gs.parallelize(mean, devices=2)
+    text = "TensorSpec(shape=(7, 4), dtype=tf.float64, name=None)"
+    with pytest.raises(gs.ArgumentError) as error:
+        parallel.placement(spec(7, 4), rows(7, 4), actual=True)
+    assert str(error.value) == (f"actual=True runs the function once, so it needs tensors, not specifications: {text}.")
+    with pytest.raises(gs.ArgumentError) as error:
+        gs.verify(parallel, spec(7, 4), rows(7, 4))
+    assert str(error.value) == f"verify runs the function, so it needs tensors, not specifications: {text}."
+
+
+def test_without_arguments_the_calls_that_ran_most():
+    parallel = gs.parallelize(mean, devices=2)
+    parallel.plan(rows(9, 4), rows(9, 4))
+    for count in (4, 6, 6, 5):
+        parallel(rows(count, 4), rows(count, 4))
+    assert parallel.plan().batch == 6
+    assert parallel.placement().rows == (3, 3)
+    for y in parallel.map([(rows(4, 4), rows(4, 4))] * 2):
+        assert y.shape == []
+    assert parallel.plan().batch == 4
+
+
+def test_without_arguments_before_any_call():
+    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+        gs.parallelize(mean, devices=2).plan()
+    assert gs.parallelize(lambda: tf.constant(3.0), devices=2).plan().batch == 0
+
+
+def test_devices_of_another_machine():
+    weight = tf.Variable(rows(4, 3))
+    parallel = gs.parallelize(lambda x: tf.tanh(x @ weight), devices=EIGHT)
+    x = rows(9, 4)
+    plan = parallel.plan(x)
+    assert plan.devices == tuple(f"/device:{name}" for name in EIGHT)
+    assert plan.notes[-1] == (
+        f"this process does not have {', '.join(EIGHT)}: planned for one that does, with the variables on GPU:0"
+    )
+    placement = parallel.placement(x)
+    placement.assert_on("shard_7/*", "GPU:7")
+    placement.assert_on("ReadVariableOp", "GPU:0")
+    assert set(placement.devices) == {f"/device:{name}" for name in EIGHT}
+    expected = f"devices={tuple(EIGHT)}: {', '.join(EIGHT)} do not exist. {HERE}{MORE}"
+    for run in (lambda: parallel(x), lambda: list(parallel.map([x])), lambda: gs.verify(parallel, x)):
+        with pytest.raises(gs.DeviceError) as error:
+            run()
+        assert str(error.value) == expected
+
+
+def test_stages_on_devices_of_another_machine():
+    stage = gs.on_device(tf.tanh, "GPU:1")
+    parallel = gs.parallelize(lambda x: stage(x) + 1, devices=2)
+    assert "stage tanh on GPU:1" in str(parallel.plan(rows(4, 3)))
+    with pytest.raises(gs.DeviceError) as error:
+        parallel(rows(4, 3))
+    assert str(error.value) == (
+        "<lambda> would run on GPU:1, which this process does not have. It has:\n"
+        + "".join(f"  - CPU:{i}\n" for i in range(5))
+        + MORE
+    )
