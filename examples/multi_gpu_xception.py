@@ -38,7 +38,7 @@ def main() -> None:
     x = generator.random((options.samples, *shape), dtype=np.float32)
     y = generator.random((options.samples, options.classes), dtype=np.float32)
     parallel_model.fit(x, y, epochs=options.epochs, batch_size=options.per_device * len(names), verbose=2)
-    print(parallel_model.train_function.plan())
+    print(parallel_model.plan())
 
     model.save(options.save)
     loaded = keras.models.load_model(options.save)
