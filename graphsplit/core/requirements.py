@@ -12,7 +12,7 @@ _HOW = "pip install tensorflow, or tensorflow-cpu, or tensorflow[and-cuda]; docs
 def explained(error: ImportError) -> ImportError:
     """Return an error that says what to install, if the want of a fitting TensorFlow explains that an import failed."""
     name = (error.name or "").partition(".")[0]
-    if isinstance(error, ModuleNotFoundError) and name == "tensorflow" and "tensorflow" not in sys.modules:
+    if isinstance(error, ModuleNotFoundError) and name == "tensorflow" and not sys.modules.get("tensorflow"):
         return ImportError(f"graphsplit runs on TensorFlow, which this Python does not have: {_HOW}", name="tensorflow")
     version = str(getattr(sys.modules.get("tensorflow"), "__version__", ""))
     if version and not _fits(version):
