@@ -148,8 +148,14 @@ class ParallelFunction(Generic[P, R]):
         self._chosen.check()
         return prefetching.results(self, iter(batches), prefetch)
 
+    @overload
+    def plan(self) -> Plan: ...
+
+    @overload
+    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan: ...
+
     @with_users_traceback
-    def plan(self, *args: P.args, **kwargs: P.kwargs) -> Plan:
+    def plan(self, *args: Any, **kwargs: Any) -> Plan:
         """Return what would run where for these arguments, without running it. `print` it.
 
         Args:

@@ -71,7 +71,7 @@ def verify(function: ParallelFunction[P, R], *args: P.args, **kwargs: P.kwargs) 
 
 
 @overload
-def verify(function: Any, *args: Any, **kwargs: Any) -> Report: ...
+def verify(function: Stepping, *args: Any, **kwargs: Any) -> Report: ...
 
 
 def verify(function: Any, *args: Any, **kwargs: Any) -> Report:

@@ -33,6 +33,7 @@ assert_type(step.plan(Batch(), 3), gs.Plan)
 assert_type(step.function(Batch(), 3), Logs)
 assert_type(step.placement(Batch(), 3, actual=True), gs.Placement)
 assert_type(gs.verify(step, Batch(), 3), gs.Report)
+assert_type(step.plan(), gs.Plan)
 assert_type(gs.parallelize(train_step)(Batch(), 3), Logs)
 assert_type(gs.parallelize(step, devices=3)(Batch(), 3), Logs)
 assert_type(gs.parallelize(lambda: 3)(), int)
@@ -42,8 +43,8 @@ assert_type(gs.on_device(train_step, "GPU:1")(Batch(), 3), Logs)
 step(3, 3)  # type: ignore[arg-type]
 step(Batch())  # type: ignore[call-arg]
 step(Batch(), 3, rate=2.0)  # type: ignore[call-arg]
-step.plan(Batch(), "3")  # type: ignore[arg-type]
-gs.verify(step, Batch(), "3")  # type: ignore[arg-type]
+step.plan(Batch(), "3")  # type: ignore[call-overload]
+gs.verify(step, Batch(), "3")  # type: ignore[call-overload]
 gs.parallelize(3)  # type: ignore[call-overload]
 gs.parallelize(train_step, devises=2)  # type: ignore[call-overload]
 gs.parallelize(train_step, split=2.5)  # type: ignore[call-overload]
