@@ -122,9 +122,9 @@ class PlacementGraph:
     def select(self, pattern: str) -> list[PlacedOp]:
         """Return the operations whose name or type matches a shell pattern: `"dense/*"`, `"MatMul"`.
 
-        A pattern matches a name from its beginning or from any `/` on: names begin with the shard (`"shard_2/*"`) and
-        the model. `*` stands for slashes, too. Layers are called as in their model: Keras 3's scope `dense_1` is that
-        of the layer `dense`.
+        One with a `/` matches a name from its beginning or from any `/` on: names begin with the shard (`"shard_2/*"`)
+        and the model. `*` stands for slashes, too. Layers are called as in their model: Keras 3's scope `dense_1` is
+        that of the layer `dense`.
         """
         return questions.select(self.ops.values(), pattern)
 

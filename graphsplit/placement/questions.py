@@ -167,7 +167,7 @@ def balance_of(totals: Mapping[str, DeviceTotals]) -> float:
 
 
 def select(ops: Iterable[PlacedOp], pattern: str) -> list[PlacedOp]:
-    """Return the operations whose name, its end from some `/` on, or type matches a shell pattern (`dense/*`).
+    """Return the operations whose name or type matches a shell pattern: `MatMul`, or, from any `/` on, `dense/*`.
 
     Layers are called as in their model: if that finds something, names as TensorFlow has them are not looked at.
     """
@@ -178,7 +178,8 @@ def select(ops: Iterable[PlacedOp], pattern: str) -> list[PlacedOp]:
 
 
 def _matches(name: str, op_type: str, pattern: str) -> bool:
-    return any(map(fnmatch.fnmatchcase, (name, name, op_type), (pattern, f"*/{pattern}", pattern)))
+    inside = f"*/{pattern}" if "/" in pattern else pattern  # (a type's name is that of operations in many scopes)
+    return any(map(fnmatch.fnmatchcase, (name, name, op_type), (pattern, inside, pattern)))
 
 
 def layer_names(ops: Sequence[PlacedOp]) -> dict[str, str]:
@@ -203,12 +204,12 @@ def _without_numbers(op: PlacedOp) -> str:
 
 
 def near(ops: Iterable[PlacedOp], pattern: str) -> list[str]:
-    """Return a few patterns like one, which match operations: scopes, names without their scopes, and types."""
+    """Return a few patterns like one, which match operations: scopes, names outside of scopes, and types."""
     ops, found = list(ops), dict[str, None]()
     plain = layer_names(ops)
     for op in ops:
         *scopes, last = plain.get(op.name, op.name).split("/")
-        found.update(dict.fromkeys([*[f"{scope}/*" for scope in scopes], last, op.type]))
+        found.update(dict.fromkeys([*[f"{scope}/*" for scope in scopes], op.type, *([] if scopes else [last])]))
     return difflib.get_close_matches(pattern, found, n=_MOST_NEAR, cutoff=_NEAR)
 
 
