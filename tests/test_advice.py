@@ -87,6 +87,7 @@ def test_the_same_words_everywhere():
     assert any(DO in warning for warning in parallel.placement(x).warnings)
 
 
+@pytest.mark.long
 def test_a_report_of_a_saved_model_says_it_too(tmp_path):
     module = tf.Module()
     module.serve = tf.function(

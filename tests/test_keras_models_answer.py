@@ -55,6 +55,7 @@ def test_a_plan_changes_nothing():
         np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", KERASES)
 def test_specifications_as_a_batch(module):
     model = wrapped(module)
@@ -89,6 +90,7 @@ def test_what_really_ran():
     assert model.placement(x, actual=True).actual
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("module", KERASES)
 def test_verify(module):
     model, (x, y) = wrapped(module), data()
@@ -163,6 +165,7 @@ def test_a_models_own_methods_stay_its_own():
     assert gs.placement_of(model, np.ones((5, 4))).rows == (3, 2)
 
 
+@pytest.mark.long
 def test_a_plan_for_gpus_that_are_not_here():
     model, (x, y) = wrapped(devices=["GPU:0", "GPU:1"]), data()
     assert model.plan(x, y).devices == ("/device:GPU:0", "/device:GPU:1")

@@ -54,6 +54,7 @@ with tf.Graph().as_default(), v1.Session(config=devices) as session:
 """
 
 
+@pytest.mark.long
 def test_tensorflow_1_scripts():
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(
