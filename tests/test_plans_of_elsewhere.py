@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import pytest
 import tensorflow as tf
+from typer.testing import CliRunner
 
 import graphsplit as gs
+from graphsplit.cli import app
 from tests.test_parallelize import rows
 
 EIGHT = [f"GPU:{i}" for i in range(8)]
-HERE = "This process has:\n" + "".join(f"  - CPU:{i}\n" for i in range(5))
+CPUS = "".join(f"  - CPU:{i}\n" for i in range(5))
+HERE = f"This process has:\n{CPUS}"
 MORE = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
 
 
@@ -67,8 +70,12 @@ def test_without_arguments_the_calls_that_ran_most():
 
 
 def test_without_arguments_before_any_call():
-    with pytest.raises(TypeError, match="missing a required argument: 'x'"):
+    with pytest.raises(gs.ArgumentError) as error:
         gs.parallelize(mean, devices=2).plan()
+    assert str(error.value) == (
+        "Without arguments the question is about the calls of mean that ran most, and none has run yet. Give "
+        "arguments; tf.TensorSpecs will do where nothing is to run."
+    )
     assert gs.parallelize(lambda: tf.constant(3.0), devices=2).plan().batch == 0
 
 
@@ -98,8 +105,21 @@ def test_stages_on_devices_of_another_machine():
     assert "stage tanh on GPU:1" in str(parallel.plan(rows(4, 3)))
     with pytest.raises(gs.DeviceError) as error:
         parallel(rows(4, 3))
-    assert str(error.value) == (
-        "<lambda> would run on GPU:1, which this process does not have. It has:\n"
-        + "".join(f"  - CPU:{i}\n" for i in range(5))
-        + MORE
+    assert str(error.value) == (f"<lambda> would run on GPU:1, which this process does not have. It has:\n{CPUS}{MORE}")
+
+
+def test_inspect_for_another_machine():
+    asked = ["inspect", "tests.test_plans_of_elsewhere:mean", "--spec", "float64[?,4]", "--spec", "float64[?,4]"]
+    ran = CliRunner().invoke(app, [*asked, "--devices", "GPU:0,GPU:1"])
+    assert ran.exit_code == 0, ran.output
+    assert ran.output.startswith("Placement (requested) of mean: ")
+    assert {line.split()[0] for line in ran.output.splitlines() if line.startswith("  GPU:")} == {"GPU:0", "GPU:1"}
+    ran = CliRunner().invoke(app, [*asked, "--devices", "GPU:0,GPU:1", "--actual"])
+    assert ran.exit_code == 2
+    assert ran.output.startswith("Error: The argument float64[?,4] has a size that is not known")
+    sized = [text.replace("?", "6") for text in asked]
+    ran = CliRunner().invoke(app, [*sized, "--devices", "GPU:0,GPU:1", "--actual"])
+    assert ran.exit_code == 2
+    assert ran.output == (
+        f"Error: mean would run on GPU:0, GPU:1, which this process does not have. It has:\n{CPUS}{MORE}\n"
     )

@@ -205,10 +205,22 @@ class ParallelFunction(Generic[P, R]):
 
         Without arguments it is the one that ran most, if any has.
         """
-        if not args and not kwargs and (most := self._traces.ran_most()) is not None:
-            return most, [tf.TensorSpec.from_tensor(tensor) for tensor in most.trace.inputs]
+        if not args and not kwargs:
+            if (most := self._traces.ran_most()) is not None:
+                return most, [tf.TensorSpec.from_tensor(tensor) for tensor in most.trace.inputs]
+            self._check_takes_nothing()
         tensors, arguments = self._flatten(args, kwargs, specs=True)
         return self._get(arguments), tensors
+
+    def _check_takes_nothing(self) -> None:
+        """Raise `ArgumentError` for a question without arguments that no call answers, and no arguments will do."""
+        try:
+            self._signature.bind()
+        except TypeError as error:
+            raise ArgumentError(
+                f"Without arguments the question is about the calls of {self._name()} that ran most, and none has run "
+                "yet. Give arguments; tf.TensorSpecs will do where nothing is to run."
+            ) from error
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name

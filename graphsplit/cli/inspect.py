@@ -25,7 +25,7 @@ def inspect(
     target: str,
     *,
     specs: Sequence[str] = (),
-    devices: int | None = None,
+    devices: int | Sequence[str] | None = None,
     actual: bool = False,
     signature: str = "serving_default",
     outputs: Sequence[str] = (),
@@ -36,7 +36,8 @@ def inspect(
     Args:
       target: the directory of a SavedModel, or `module:function`.
       specs: the arguments, `float32[64,784]`; `?` for a size that is not known.
-      devices: split the function over that many devices: GPUs if there are any, else logical CPU devices.
+      devices: split the function over that many devices, GPUs if there are any, else logical CPU devices; or over
+        these, which need not be here if it is not run.
       actual: run it once, on random numbers.
       signature: which one, for a SavedModel.
       outputs: files to write; their suffix chooses the form.
@@ -47,15 +48,15 @@ def inspect(
       StorageError: if a file cannot be written.
     """
     console = rich.console.Console(stderr=True)
-    if devices is not None and not eager_context_started() and not has_gpus():
+    if isinstance(devices, int) and not eager_context_started() and not has_gpus():
         use_logical_devices(devices)
     given = [parse_spec(text) for text in specs]
     with _progress(console, f"loading {target}"):
         fn, declared = load_target(target, signature)
     if given or not declared:
         check_specs(target, fn, declared, given)
-    needs_values = actual or timeline is not None or devices is not None or isinstance(fn, ParallelFunction)
-    specified = given or (list(declared.values()) if needs_values else [])
+    needs_values = actual or timeline is not None
+    specified = given or list(declared.values() if needs_values or devices is not None else ())
     if declared and (specified or devices is not None):
         fn = by_position(fn, list(declared), f"{target} ({signature})")
     if devices is not None and not isinstance(fn, ParallelFunction):

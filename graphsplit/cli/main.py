@@ -123,7 +123,9 @@ def inspect(
     spec: Annotated[
         list[str] | None, typer.Option("--spec", help="An argument, like 'float32[64,784]', ? for any size; repeat.")
     ] = None,
-    devices: Annotated[int | None, typer.Option("--devices", min=1, help="Split it over so many devices.")] = None,
+    devices: Annotated[
+        str | None, typer.Option("--devices", help="Split it: so many, or GPU:0,GPU:1,..., which need not be here.")
+    ] = None,
     actual: Annotated[bool, typer.Option("--actual", help="Run it once, and see where TensorFlow ran what.")] = False,
     signature: Annotated[str, typer.Option("--signature", help="Which one of a SavedModel.")] = "serving_default",
     output: Annotated[
@@ -142,7 +144,7 @@ def inspect(
         run(
             target,
             specs=specs,
-            devices=devices,
+            devices=None if devices is None else parse_devices(devices),
             actual=actual,
             signature=signature,
             outputs=outputs,
