@@ -86,7 +86,8 @@ def test_private_tensorflow_in_one_file_only():
 def test_quick_names_tests_that_exist():
     for name in (*QUICK, *LONG):
         file, _, function = name.partition("::")
-        assert f"def {function or 'test_'}" in (ROOT / "tests" / file).read_text(), name
+        [path] = (ROOT / "tests").rglob(file)
+        assert f"def {function or 'test_'}" in path.read_text(), name
 
 
 def test_import_is_light():
