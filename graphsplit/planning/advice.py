@@ -33,7 +33,11 @@ ADVICE = (
     Advice("side effects|no rule for StringFormat", "move it into dataset.map, or out of the function", "side-effects"),
     Advice("its table lives|captures a table", "look it up in dataset.map", "tables"),
     Advice("no rule for", "write it in operations that have a rule, or move it into dataset.map", "no-rule"),
-    Advice("XLA compiles|which XLA does", "leave out jit_compile, or call with known sizes", "compiled-functions"),
+    Advice(
+        "XLA compiles|which XLA does",
+        "give jit_compile to parallelize instead, or call with known sizes",
+        "compiled-functions",
+    ),
     Advice(
         "takes a diagonal|names no axis|of integers rounds|integers are summed",
         "take the diagonal, name the axis or cast to floats first",
