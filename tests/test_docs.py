@@ -16,6 +16,7 @@ PAGES = sorted((ROOT / "docs").glob("*.md"))
 # or for GPUs. `from_one_gpu_to_eight.md` is run by `test_keras_guide`.)
 PRINTED = {
     "index.md": "PASS: ",
+    "at_home.md": "docs/at_home.md#all-rows-at-once",
     "compiled_shards.md": "compiled by XLA between moves: 15 of 15 operations",
     "from_mirrored_strategy.md": "with graphsplit",
     "from_tensorflow_1.md": "[",
