@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable, raw_handles
+from graphsplit.core.parted_classes import raw_handles
+from graphsplit.core.parted_variables import parts_of_variable
 from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import (
     Optimizer,

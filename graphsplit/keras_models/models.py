@@ -25,6 +25,7 @@ from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, with_open_rows
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
+from graphsplit.keras_models.saving import save_whole
 from graphsplit.planning.automatic_stages import Beginnings
 
 
@@ -103,6 +104,14 @@ class ParallelModel:
         # (what Keras makes of "auto" is meant for one device)
         object.__setattr__(self, "_compiled_by_xla", bound.get("jit_compile") is True)
         return self.template.compile(*args, **kwargs)
+
+    def save(self, filepath: Any, overwrite: bool = True, *args: Any, **options: Any) -> Any:
+        """Save the template; an interruption leaves the old file whole."""
+        return save_whole(self.template.save, filepath, overwrite, *args, **options)
+
+    def save_weights(self, filepath: Any, overwrite: bool = True, *args: Any, **options: Any) -> Any:
+        """Save the template's weights; an interruption leaves the old file whole."""
+        return save_whole(self.template.save_weights, filepath, overwrite, *args, **options)
 
     def _function(self, kind: str) -> Any:
         """Return the function made for `kind` since the last `compile`, or None."""
