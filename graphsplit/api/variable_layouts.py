@@ -14,7 +14,7 @@ from graphsplit.api.layout_targets import name_of, slots_of, variables_of
 from graphsplit.core.copied_variables import VariableCopies
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.layouts import copied
+from graphsplit.core.layouts import Cut, copied
 from graphsplit.core.parted_variables import VariableParts, parts_of_variable
 from graphsplit.planning.partitioning import Held, shares
 
@@ -74,9 +74,12 @@ def set_variable_layout(
         parts = parts_of_variable(variable)
         if own is not None and parts is not None and parts.layout != own:
             parts.release(variable)
+        if own not in (None, "sharded"):
+            variable._graphsplit_stays = False
     free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
     slots = slots_of(target, variables)
-    _shard([variable for variable, own in free if own == "sharded"], names, reshard_after_forward, slots=slots)
+    new = [variable for variable, own in free if own == "sharded" and _owners(variable) is None]
+    _shard(new, names, reshard_after_forward, _loads(variables, names), slots)
     _mirror([variable for variable, own in free if own == "mirrored"], names, slots)
 
 
@@ -108,7 +111,7 @@ def variable_layout(
         variable = make(**options)
         if tf.executing_eagerly() and isinstance(variable, tf.Variable):
             if layout == "sharded":
-                _shard([variable], names, reshard_after_forward, loads)
+                _shard([variable], names, reshard_after_forward, loads, {})
             elif layout == "mirrored":
                 _check_may_be_copies([variable], names)
                 _mirror([variable], names)
@@ -122,24 +125,56 @@ def _shard(
     variables: Sequence[tf.Variable],
     devices: Sequence[str],
     reshard: bool,
-    loads: dict[str, int] | None = None,
-    slots: Mapping[int, tf.Variable] | None = None,
+    loads: dict[str, int],
+    slots: Mapping[int, tf.Variable],
 ) -> None:
-    chosen, slots = [variable for variable in variables if _can_move(variable)], slots or {}
-    own_loads = None if loads is None else [loads[device] for device in devices]
-    for variable, share in zip(chosen, shares(_held(chosen, slots), len(devices), own_loads), strict=True):
-        head = parts_of_variable(slots.get(id(variable)))
-        if head is not None and head.layout == "sharded" and slots[id(variable)].shape == variable.shape:
-            VariableParts(variable, head.cut, head.devices).take_apart()  # beside it, wherever that was laid out
+    """Divide variables over devices. Slots go to where their variables were laid out before.
+
+    Args:
+      variables, devices, reshard: what, over which, and whether it is dropped after the forward pass.
+      loads: the bytes that each device owns already; theirs are added.
+      slots: the variables of slots.
+    """
+    chosen = [variable for variable in variables if _can_move(variable)]
+    owned = [loads[device] for device in devices]
+    for variable, share in zip(chosen, shares(_held(chosen, slots), len(devices), owned), strict=True):
+        head = slots.get(id(variable))
+        known = None if head is None or head.shape != variable.shape else _owners(head)
+        if known is not None:
+            cut, on = known
+        elif share is not None:
+            cut, on = replace(share.cut, reshard=reshard), [devices[d] for d in share.devices]
+        else:
             continue
-        if share is None:
-            continue
-        on = [devices[d] for d in share.devices]
-        if loads is not None:
-            for device, length in zip(on, share.cut.lengths, strict=True):
-                loads[device] += variable.dtype.size * (variable.shape.num_elements() // share.cut.length) * length
-        if on != [canonical_name(variable.device)]:
-            VariableParts(variable, replace(share.cut, reshard=reshard), on).take_apart()
+        for device, length in zip(on, cut.lengths, strict=True):
+            loads[device] = loads.get(device, 0) + _bytes_of(variable) // cut.length * length
+        if list(on) == [canonical_name(variable.device)]:
+            variable._graphsplit_stays = True
+        else:
+            VariableParts(variable, cut, on).take_apart()
+
+
+def _owners(variable: Any) -> tuple[Cut, Sequence[str]] | None:
+    """Return how a sharded variable is cut, and the devices that own it: its own, where it stays; None for others."""
+    parts = parts_of_variable(variable)
+    if parts is not None:
+        return (parts.cut, parts.devices) if parts.layout == "sharded" else None
+    stays = getattr(variable, "_graphsplit_stays", False)
+    return (Cut(0, variable.shape[0], 1), [canonical_name(variable.device)]) if stays else None
+
+
+def _loads(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of sharded variables that each device owns."""
+    found = dict.fromkeys(devices, 0)
+    for variable in variables:
+        cut, owners = _owners(variable) or (None, ())
+        for device, length in zip(owners, cut.lengths if cut else (), strict=True):
+            found[device] = found.get(device, 0) + _bytes_of(variable) // (cut.length if cut else 1) * length
+    return found
+
+
+def _bytes_of(variable: tf.Variable) -> int:
+    return int(variable.dtype.size) * int(variable.shape.num_elements())
 
 
 def _held(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) -> list[Held]:
