@@ -4,7 +4,7 @@ python -m benchmarks.layouts_over_workers [--workers 4] [--width 1024] [--depth 
 
 The devices are the CPUs of so many worker processes, each with one thread for an operation; the weights (by default
 16 MB) and the optimizer's slots live there by each layout, and the steps of all are interleaved. A step at home sends
-`(N - 1) P` bytes through one process. Workers that share their cores share the optimizers of "mirrored", too: N of them.
+`(N - 1) P` bytes through one process. Workers that share cores share the N optimizers of "mirrored", too.
 """
 
 from __future__ import annotations

@@ -147,6 +147,18 @@ def test_variables_that_are_used_by_their_handles_alone(layout: str):
         np.testing.assert_array_equal(variable.numpy(), value)
 
 
+def test_a_variable_behind_a_bare_handle_is_one_object():
+    made = Optimizer(fused_adam)
+    handles = [variable.handle for variable in made.variables]
+    used = tf.function(lambda: [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles])
+    step = gs.parallelize(lambda x: (x, used()), devices=2)
+    first, again, other = step.variables(X), step.variables(X), step.variables(X[:4])
+    assert len(first) == len(handles)
+    for one, two, three in zip(first, again, other, strict=True):
+        assert one is two
+        assert one is three
+
+
 def test_errors():
     variable = tf.Variable(numbers(20, 20), name="table")
     with pytest.raises(
