@@ -32,17 +32,20 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--small", action="store_true")
+    parser.add_argument("--ways", default=",".join([*LAYOUTS, "mirrored"]), help="who is timed; the first is 1")
+    parser.add_argument("--steps-only", action="store_true", help="time, and count no bytes")
     parser.add_argument("--bytes-only", action="store_true", help="count bytes, and time nothing")
     options = parser.parse_args()
     settings = Settings(rounds=options.rounds, round_s=1.0, small=options.small)
     if not options.bytes_only:
-        show_steps(Cell(options.workload, "training", options.devices), settings)
-    show_bytes(options.workload, options.devices, settings)
+        show_steps(Cell(options.workload, "training", options.devices), options.ways.split(","), settings)
+    if not options.steps_only:
+        show_bytes(options.workload, options.devices, settings)
 
 
-def show_steps(cell: Cell, settings: Settings) -> None:
+def show_steps(cell: Cell, ways: list[str], settings: Settings) -> None:
     """Print step, first call and nodes as multiples of those at home."""
-    records = measure(cell, [*LAYOUTS, "mirrored"], settings, lambda _: None)
+    records = measure(cell, ways, settings, lambda _: None)
     home = records[0]
     print(f"{cell}: step, first call and nodes as multiples of those of 'home'", flush=True)
     for record in records:
