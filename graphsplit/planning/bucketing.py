@@ -20,7 +20,11 @@ from graphsplit.program.program import Op, Program, Tensor
 
 _SMALL_BYTES = 16_384  # `python -m benchmarks.packing`: a fifth faster on 8 devices; of four times the size, even
 BUCKET_BYTES = 65_536
-"""The most bytes of a bucket, unless somebody asks for another size."""
+"""The most bytes of a bucket, unless somebody asks for another size.
+
+`python -m benchmarks.packing --buckets`, 32 layers on 4 devices: without buckets 1.18 of the time, with those
+of 8 kB 1.00, of 1 MB 1.03.
+"""
 _FEWEST = 4  # a bucket of fewer takes as many nodes as it saves
 
 
