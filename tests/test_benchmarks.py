@@ -15,6 +15,7 @@ from benchmarks.__main__ import choose_cells
 from benchmarks.__main__ import run as run_cells
 from benchmarks.communication import Traffic, planned_traffic, transfers_in_graph
 from benchmarks.goals import broken_goals, met_goals
+from benchmarks.layouts import count
 from benchmarks.partitions import busiest
 from benchmarks.phases import FLOORS
 from benchmarks.planning import synthetic_program, synthetic_speed
@@ -148,7 +149,10 @@ def test_a_tiny_run_of_packing():
 
 @pytest.mark.long
 def test_a_tiny_run_of_layouts():
-    run("benchmarks.layouts", "--devices", 2, "--workload", "mlp", "--small", "--rounds", 1)
+    few = ("--devices", 2, "--small", "--rounds", 1, "--ways", "graphsplit,layout_sharded", "--steps-only")
+    run("benchmarks.layouts", "--workload", "mlp", *few)
+    found = count("mlp", True, "sharded, not again", ["CPU:0", "CPU:1"])
+    assert 0.9 < found["sent"] / found["weights"] < 1.1
     run("benchmarks.layouts_over_workers", "--workers", 2, "--width", 64, "--depth", 2, "--rounds", 1)
 
 
