@@ -152,7 +152,7 @@ def test_a_tiny_run_of_layouts():
     few = ("--devices", 2, "--small", "--rounds", 1, "--ways", "graphsplit,layout_sharded", "--steps-only")
     run("benchmarks.layouts", "--workload", "mlp", *few)
     found = count("mlp", True, "sharded, not again", ["CPU:0", "CPU:1"])
-    assert 0.9 < found["sent"] / found["weights"] < 1.1
+    assert 1 < found["sent"] / found["weights"] < 1.5  # (rows of the batch, too)
     run("benchmarks.layouts_over_workers", "--workers", 2, "--width", 64, "--depth", 2, "--rounds", 1)
 
 
