@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -74,8 +75,11 @@ def _plain(found: Workload, mode: str, _: list[str], arguments: list[Any]) -> Co
     return _function(single_device_step(make_parts(found), mode), arguments)
 
 
-def _graphsplit(found: Workload, mode: str, devices: list[str], arguments: list[Any]) -> Contestant:
+def _graphsplit(
+    found: Workload, mode: str, devices: list[str], arguments: list[Any], layout: str = "home", **options: Any
+) -> Contestant:
     parts = make_parts(found)
+    gs.set_variable_layout([parts.model, parts.optimizer], layout, devices, **options)
     step = gs.parallelize(single_device_step(parts, mode), devices=devices)
 
     def describe() -> dict[str, Any]:
@@ -164,4 +168,7 @@ _MAKERS = {
     "towers": _towers,
     "mirrored": _mirrored,
     "graphsplit": _graphsplit,
+    "layout_mirrored": functools.partial(_graphsplit, layout="mirrored"),
+    "layout_sharded": functools.partial(_graphsplit, layout="sharded"),
+    "layout_kept": functools.partial(_graphsplit, layout="sharded", reshard_after_forward=False),
 }

@@ -1,9 +1,10 @@
 """Does packing pay? A step that adds vectors to its rows and sums their gradients: sent one by one, and as one.
 
-python -m benchmarks.packing [--devices 8] [--vectors 32] [--rounds 9]
+python -m benchmarks.packing [--devices 8] [--vectors 32] [--rounds 9] [--buckets]
 
 For vectors of several sizes it prints the step packed as a multiple of the step apart, the median over interleaved
-rounds, and the same for processor time.
+rounds, and the same for processor time; with --buckets, for a training step of dense layers with biases and several
+sizes of buckets (`bucket_bytes`), as a multiple of the step with the usual size.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from dataclasses import replace
 from typing import Any
 
 import graphsplit as gs
+from graphsplit.planning.bucketing import BUCKET_BYTES
 
 _ENTRIES = (16, 256, 1024, 4096, 16384)
 _ROWS_EACH, _STEPS = 2, 20
+_WIDTH, _BUCKETS = 256, (0, 8_192, BUCKET_BYTES, 1 << 20)
 
 
 def main() -> None:
@@ -27,13 +30,57 @@ def main() -> None:
     parser.add_argument("--devices", type=int, default=8)
     parser.add_argument("--vectors", type=int, default=32)
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--buckets", action="store_true", help="sizes of buckets")
     options = parser.parse_args()
     names = gs.use_logical_devices(options.devices, threads_per_device=1)
+    if options.buckets:
+        show_buckets(options.vectors, options.devices, options.rounds)
+        return
     print(f"{options.vectors} vectors, {options.devices} devices: packed as a multiple of apart")
     for entries in _ENTRIES:
         packed, apart = steps(entries, options.vectors, names)
         wall, processor = compare(packed, apart, options.rounds)
         print(f"  {4 * entries:>6} bytes each: step {wall:.2f}, processor time {processor:.2f}")
+
+
+def show_buckets(depth: int, devices: int, rounds: int) -> None:
+    """Time the steps of all sizes of buckets side by side, and print."""
+    import tensorflow as tf
+
+    made, x = {}, tf.random.normal((4 * devices, _WIDTH))
+    for size in _BUCKETS:
+        step = gs.parallelize(dense_step(depth), devices=devices, bucket_bytes=size)
+        made[size] = (lambda step=step: [step(x)]), len(step.plan(x).buckets)
+    found: dict[int, list[tuple[float, float]]] = {size: [] for size in made}
+    for number in range(rounds + 1):  # the first one prepares
+        seconds = {size: _seconds(step, _STEPS // 4) for size, (step, _) in made.items()}
+        for size, (wall, processor) in seconds.items() if number else ():
+            usual, usual_processor = seconds[BUCKET_BYTES]
+            found[size].append((wall / usual, processor / usual_processor))
+    print(f"{depth} layers with biases of {4 * _WIDTH} bytes, {devices} devices: as a multiple of {BUCKET_BYTES} bytes")
+    for size, ratios in found.items():
+        wall, processor = (statistics.median(each) for each in zip(*ratios, strict=True))
+        print(f"  {size:>8} bytes, {made[size][1]} buckets: step {wall:.2f}, processor time {processor:.2f}")
+
+
+def dense_step(depth: int) -> Callable[[Any], Any]:
+    """Return a training step of dense layers with biases."""
+    import tensorflow as tf
+
+    weights = [tf.Variable(tf.random.normal((_WIDTH, _WIDTH), stddev=_WIDTH**-0.5)) for _ in range(depth)]
+    biases = [tf.Variable(tf.zeros(_WIDTH)) for _ in range(depth)]
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            for weight, bias in zip(weights, biases, strict=True):
+                x = tf.tanh(tf.nn.bias_add(x @ weight, bias))
+            loss = tf.reduce_sum(x)
+        both = [*weights, *biases]
+        for variable, gradient in zip(both, tape.gradient(loss, both), strict=True):
+            variable.assign_sub(1e-3 * gradient)
+        return loss
+
+    return step
 
 
 def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
@@ -83,9 +130,9 @@ def compare(packed: Callable[[], Any], apart: Callable[[], Any], rounds: int) ->
     return statistics.median(walls), statistics.median(processors)
 
 
-def _seconds(step: Callable[[], Any]) -> tuple[float, float]:
+def _seconds(step: Callable[[], Any], steps: int = _STEPS) -> tuple[float, float]:
     wall, processor = time.perf_counter(), time.process_time()
-    for _ in range(_STEPS):
+    for _ in range(steps):
         result = step()
     result[0].numpy()
     return time.perf_counter() - wall, time.process_time() - processor

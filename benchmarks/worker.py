@@ -63,6 +63,12 @@ class Worker:
 
         return {"peak_bytes": _peak_bytes(), "gpu_peak_bytes": peak_bytes(self._devices)}
 
+    def traffic(self, name: str, small: bool, layout: str) -> Answer:
+        """Count the bytes through the busiest device in a step; `start` came before, and nothing else is needed."""
+        from benchmarks.layouts import count
+
+        return count(name, small, layout, self._devices)
+
     def synthetic(self, operations: int, devices: int) -> Answer:
         """Return planning speed on a synthetic program; needs nothing before."""
         from benchmarks.planning import synthetic_speed

@@ -48,6 +48,9 @@ WORKLOADS = {
     "resnet50_without_bn": Workload(
         "resnet50", 16, "images", {"side": 64, "normalized": False}, small={"side": 32}, modes=("training",)
     ),
+    "resnet50_adam": Workload(
+        "resnet50", 16, "images", {"side": 64}, "adam", {"side": 32}, modes=()
+    ),  # for `benchmarks.layouts`
     "lstm": Workload(
         "lstm", 64, "sequences", {"steps": 32, "features": 64, "units": 128}, "adam", {"steps": 8, "units": 32}
     ),

@@ -63,6 +63,8 @@ QUICK = {
 # Of these functions' cases, the first of every so many runs by default; the others run with the long tests.
 LONG = {
     "test_benchmarks_gpu.py::test_every_way_computes_the_same": 2,
+    "test_benchmarks.py::test_bytes_in_partitions_are_those_of_the_plan": 3,
+    "test_buckets.py::test_a_full_bucket_is_reduced_while_the_backward_pass_goes_on": 3,
     "test_constant_folding.py::test_folds_are_what_kernels_compute": 2,
     "test_constant_folding.py::test_folds_hold_for_every_size": 2,
     "test_constant_folding.py::test_gradients_along_axes_of_size_one": 3,
@@ -83,6 +85,7 @@ LONG = {
     "test_keras_models_use.py::test_kinds_of_data": 6,
     "test_keras_models_use.py::test_steps_per_execution": 2,
     "test_keras_stages.py::test_stages_begin_at_layers": 2,
+    "test_layout_slots.py::test_slots_lie_with_their_variables": 6,
     "test_layouts_of_any_variables.py": 20,
     "test_micro_batches.py::test_keras_models": 2,
     "test_mirrored_variables.py::test_elementwise_optimizers_give_the_same_bits": 11,
@@ -110,6 +113,7 @@ LONG = {
     "test_rules.py::test_made_in_pieces": 4,
     "test_saved_models.py::test_every_model_on_every_number_of_devices_and_rows": 4,
     "test_seeds.py::test_seed": 2,
+    "test_several_meshes.py::test_two_meshes": 2,
     "test_training.py::test_keras_optimizer": 4,
     "test_training.py::test_older_optimizers": 3,
     "test_training.py::test_optimizer_options": 4,
@@ -120,6 +124,8 @@ LONG = {
     "test_variable_layouts.py::test_elementwise_optimizers_give_the_same_bits": 5,
     "test_variable_layouts.py::test_traffic_is_spread_over_the_devices": 2,
     "test_variable_layouts.py::test_what_couples_the_parts_of_a_variable_is_exact": 3,
+    "test_variable_layouts_loading.py::test_what_is_loaded_goes_to_the_parts": 3,
+    "test_variable_layouts_loading.py::test_an_interrupted_save_leaves_the_old_file_whole": 2,
 }
 
 NO_GPU = "no GPU that TensorFlow finds (`graphsplit doctor` says more), or a run without `-m gpu`, which hides them"

@@ -8,18 +8,23 @@ import sys
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 import graphsplit as gs
 from benchmarks.__main__ import choose_cells
 from benchmarks.__main__ import run as run_cells
 from benchmarks.communication import Traffic, planned_traffic, transfers_in_graph
 from benchmarks.goals import broken_goals, met_goals
+from benchmarks.layouts import count
+from benchmarks.partitions import busiest
 from benchmarks.phases import FLOORS
 from benchmarks.planning import synthetic_program, synthetic_speed
 from benchmarks.results import Record, Results
 from benchmarks.runner import Settings
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
+from graphsplit.planning.traffic import traffic
+from tests.helpers.layout_cases import deep_step
 
 ROOT = Path(__file__).parent.parent
 
@@ -87,6 +92,23 @@ def test_every_workload_has_data_for_its_network(name: str):
     assert make_parts(found).model(x).shape[0] == 2
 
 
+@pytest.mark.parametrize(("layout", "least"), [("home", 2), ("mirrored", 4 / 3), ("sharded", 2)])
+def test_bytes_in_partitions_are_those_of_the_plan(layout: str, least: float):
+    """Of P bytes of weights on 3 devices: `N - 1`, `2 (N - 1)/N` and `3 (N - 1)/N` times as many, and few others.
+
+    (Of sharded ones the last two need not be put together again.)
+    """
+    weights = [tf.Variable(tf.ones((90, 90)), name=f"weight_{k}") for k in range(6)]
+    gs.set_variable_layout(weights, layout, 3)
+    step = gs.parallelize(deep_step(weights), devices=3)
+    x = tf.ones((7, 90))
+    sent, received = busiest(step, x)
+    _, *planned = traffic(step.plan(x)).busiest
+    size = 6 * 90 * 90 * 4
+    assert 0.8 * least <= max(sent, received) / size <= 1.05 * least
+    assert max(planned) == pytest.approx(max(sent, received), rel=0.01)
+
+
 def test_synthetic_programs_are_sharded():
     assert len(synthetic_program(600).ops) == pytest.approx(600, abs=6)
     assert synthetic_speed(600, 4)["sharded_operations"] > 590 - 4 - 100
@@ -123,6 +145,15 @@ def test_many_devices_are_compared_with_eight():
 @pytest.mark.long
 def test_a_tiny_run_of_packing():
     run("benchmarks.packing", "--devices", 2, "--vectors", 4, "--rounds", 1)
+
+
+@pytest.mark.long
+def test_a_tiny_run_of_layouts():
+    few = ("--devices", 2, "--small", "--rounds", 1, "--ways", "graphsplit,layout_sharded", "--steps-only")
+    run("benchmarks.layouts", "--workload", "mlp", *few)
+    found = count("mlp", True, "sharded, not again", ["CPU:0", "CPU:1"])
+    assert 1 < found["sent"] / found["weights"] < 1.5  # (rows of the batch, too)
+    run("benchmarks.layouts_over_workers", "--workers", 2, "--width", 64, "--depth", 2, "--rounds", 1)
 
 
 @pytest.mark.long

@@ -14,7 +14,10 @@ from graphsplit.core.parted_variables import parts_of_variable
 from tests.helpers.law import assert_law
 
 LAYOUTS = ("home", "sharded", "mirrored")
-DTYPES = (tf.float32, tf.float64, tf.float16, tf.int32, tf.int64, tf.complex64, tf.uint8)
+DTYPES = (
+    *(tf.float32, tf.float64, tf.float16, tf.bfloat16, tf.int8, tf.int32, tf.int64, tf.uint8),
+    *(tf.complex64, tf.complex128, tf.bool),
+)
 WIDTH = 6
 
 
@@ -48,6 +51,10 @@ def made(seed: int, laid_out: bool, devices: int) -> tuple[Callable[..., Any], S
     def function(x: tf.Tensor) -> list[tf.Tensor]:
         results = []
         for variable, how in zip(variables, updates, strict=True):
+            if variable.dtype == tf.bool:
+                variable.assign(tf.math.logical_xor(variable, tf.reduce_sum(tf.round(x)) > 0))
+                results += [tf.reduce_any(variable), tf.transpose(variable)]
+                continue
             total = tf.cast(tf.reduce_sum(tf.round(x)), variable.dtype)
             if how == 1:
                 variable.assign_add(tf.ones_like(variable) * total)

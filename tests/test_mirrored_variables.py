@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -16,7 +15,7 @@ from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.traffic import traffic
-from tests.helpers.law import assert_close, assert_law
+from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import (
     COUPLED,
     ELEMENTWISE,
@@ -24,6 +23,8 @@ from tests.helpers.layout_cases import (
     X,
     Y,
     adam,
+    assert_coupled_law,
+    assert_same_bits,
     bytes_sent,
     momentum,
     numbers,
@@ -54,32 +55,17 @@ def assert_equal_copies(variables: Sequence[tf.Variable]) -> None:
 @pytest.mark.parametrize("devices", [3, 1, 2, 4, 5])
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_optimizers_give_the_same_bits(name: str, devices: int):
-    home, _ = train("home", devices, update=ELEMENTWISE[name])
-    mirrored, plan = train("mirrored", devices, update=ELEMENTWISE[name])
-    for a, b in zip(mirrored.variables, home.variables, strict=True):
-        if devices > 1:
-            assert_equal_copies([a])
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
-    plan.check()
-    plan.program.check()
-    check_emitted(plan, emit(plan))
+    made = assert_same_bits("mirrored", name, devices)
+    if devices > 1:
+        assert_equal_copies(made.variables)
 
 
 @pytest.mark.parametrize("devices", [3, 5])
 @pytest.mark.parametrize("name", COUPLED)
 def test_what_couples_a_variable_is_exact(name: str, devices: int):
-    made: list[Optimizer] = []
-
-    def make() -> tuple[Callable[..., Any], Sequence[tf.Variable]]:
-        one = Optimizer(**COUPLED[name])
-        if made:  # the second, which is parallelized
-            gs.set_variable_layout(one.variables, "mirrored", devices)
-        made.append(one)
-        return one.step, one.variables
-
-    plan = assert_law(make, [(X, Y), (X[:4], Y[:4])], devices=devices, sharded=["MatMul"])
+    made, plan = assert_coupled_law("mirrored", name, devices)
     assert plan.state.copied
-    assert_equal_copies(made[1].variables)
+    assert_equal_copies(made.variables)
 
 
 def deep(devices: int) -> tuple[list[tf.Variable], Callable[[tf.Tensor], tf.Tensor], Callable[[tf.Tensor], tf.Tensor]]:

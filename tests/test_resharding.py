@@ -10,14 +10,13 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close
-from tests.helpers.layout_cases import bytes_sent, deep_step, numbers
+from tests.helpers.layout_cases import ancestors_of, bytes_sent, deep_step, numbers
 
 LAYERS, WIDTH, ROWS = 6, 80, 8
 SIZE = LAYERS * WIDTH * WIDTH * 4
@@ -38,28 +37,6 @@ def check(plan: gs.Plan) -> None:
     plan.check()
     plan.program.check()
     check_emitted(plan, emit(plan))
-
-
-def ancestors_of(graphs: Sequence[Any]) -> dict[str, set[str]]:
-    """Return all nodes that have run before each node of TensorFlow's own partitions, on whichever device."""
-    sources: dict[str, list[str]] = {}
-    sent = {n.attr["tensor_name"].s: n.name for g in graphs for n in g.node if n.op in ("_Send", "_HostSend")}
-    for node in (node for graph in graphs for node in graph.node):
-        own = [split_reference(reference.lstrip("^"))[0] for reference in node.input]
-        received = [sent[node.attr["tensor_name"].s]] if node.op in ("_Recv", "_HostRecv") else []
-        sources[node.name] = own + received
-    found: dict[str, set[str]] = {}
-
-    def visit(name: str) -> set[str]:
-        if name not in found:
-            found[name] = set()
-            for source in sources.get(name, ()):
-                found[name] |= {source, *visit(source)}
-        return found[name]
-
-    for name in sources:
-        visit(name)
-    return found
 
 
 def most_at_a_time(plan: gs.Plan, graphs: Sequence[Any]) -> int:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
-
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -14,12 +11,10 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import Cut
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.tensorflow_internals import partition_graphs
-from graphsplit.emission.checks import check_emitted
-from graphsplit.emission.emitter import emit
 from graphsplit.planning.division import divide
 from graphsplit.planning.partitioning import Held, shares
 from graphsplit.planning.traffic import traffic
-from tests.helpers.law import assert_close, assert_law
+from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import (
     COUPLED,
     ELEMENTWISE,
@@ -27,6 +22,8 @@ from tests.helpers.layout_cases import (
     X,
     Y,
     adam,
+    assert_coupled_law,
+    assert_same_bits,
     crossing,
     deep_step,
     momentum,
@@ -38,27 +35,13 @@ from tests.helpers.layout_cases import (
 @pytest.mark.parametrize("devices", [1, 2, 5])
 @pytest.mark.parametrize("name", ELEMENTWISE)
 def test_elementwise_optimizers_give_the_same_bits(name: str, devices: int):
-    home, _ = train("home", devices, update=ELEMENTWISE[name])
-    sharded, plan = train("sharded", devices, update=ELEMENTWISE[name])
-    for a, b in zip(sharded.variables, home.variables, strict=True):
-        np.testing.assert_array_equal(a.numpy(), b.numpy())
-    plan.check()
-    plan.program.check()
-    check_emitted(plan, emit(plan))
+    assert_same_bits("sharded", name, devices)
 
 
 @pytest.mark.parametrize("devices", [2, 3])
 @pytest.mark.parametrize("name", COUPLED)
 def test_what_couples_the_parts_of_a_variable_is_exact(name: str, devices: int):
-    def make() -> tuple[Callable[..., Any], Sequence[tf.Variable]]:
-        made = Optimizer(**COUPLED[name])
-        if laid_out:  # the second, which is parallelized
-            gs.set_variable_layout(made.variables, "sharded", devices)
-        laid_out.append(made)
-        return made.step, made.variables
-
-    laid_out: list[Optimizer] = []
-    plan = assert_law(make, [(X, Y), (X[:4], Y[:4])], devices=devices, sharded=["MatMul"])
+    _, plan = assert_coupled_law("sharded", name, devices)
     assert any(part for _, part in plan.state.parts)
 
 

@@ -10,7 +10,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable, raw_handles
+from graphsplit.core.parted_classes import raw_handles
+from graphsplit.core.parted_variables import parts_of_variable
 from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import (
     Optimizer,
@@ -144,6 +145,18 @@ def test_variables_that_are_used_by_their_handles_alone(layout: str):
     assert report.largest < 1e-4
     for variable, value in zip(made.variables, before, strict=True):
         np.testing.assert_array_equal(variable.numpy(), value)
+
+
+def test_a_variable_behind_a_bare_handle_is_one_object():
+    made = Optimizer(fused_adam)
+    handles = [variable.handle for variable in made.variables]
+    used = tf.function(lambda: [tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32) for handle in handles])
+    step = gs.parallelize(lambda x: (x, used()), devices=2)
+    first, again, other = step.variables(X), step.variables(X), step.variables(X[:4])
+    assert len(first) == len(handles)
+    for one, two, three in zip(first, again, other, strict=True):
+        assert one is two
+        assert one is three
 
 
 def test_errors():

@@ -72,5 +72,6 @@ def plan_for(
         schedule=options.schedule or "",
         stages=stages,
         jit_compile=options.jit_compile,
+        bucket_bytes=options.bucket_bytes,
         notes=splitting.notes,
     )

@@ -14,6 +14,7 @@ from graphsplit.api.options import DevicesLike, Options, checked_options
 from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.tensorflow_internals import is_compiled_function
+from graphsplit.planning.bucketing import BUCKET_BYTES
 
 
 class Decorator(Protocol):
@@ -39,6 +40,7 @@ def parallelize(
     schedule: str | None = None,
     stages: int | None = None,
     jit_compile: bool = False,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> ParallelFunction[P, R]: ...
 
 
@@ -57,6 +59,7 @@ def parallelize(
     schedule: str | None = None,
     stages: int | None = None,
     jit_compile: bool = False,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> Decorator: ...
 
 
@@ -74,6 +77,7 @@ def parallelize(
     schedule: str | None = None,
     stages: int | None = None,
     jit_compile: bool = False,
+    bucket_bytes: int = BUCKET_BYTES,
 ) -> ParallelFunction[P, R] | Decorator:
     """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
 
@@ -118,6 +122,8 @@ def parallelize(
         `tf.function(jit_compile=True)`; given such a function, it is True. What XLA draws or returns otherwise (random
         numbers, sizes that follow from data), and what it has no kernel for, runs between the compiled parts, as
         effects do that are none of variables; the plan says which. Each size is compiled for itself.
+      bucket_bytes: small gradients are summed over the devices in buckets of at most so many bytes, each as soon as it
+        is full, while the backward pass goes on; 0 lets each travel alone.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
@@ -132,7 +138,18 @@ def parallelize(
     [2, 4, 6]
     """
     options = checked_options(
-        devices, split, home, weights, strict, random, reduce_retracing, micro_batches, schedule, stages, jit_compile
+        devices,
+        split,
+        home,
+        weights,
+        strict,
+        random,
+        reduce_retracing,
+        micro_batches,
+        schedule,
+        stages,
+        jit_compile,
+        bucket_bytes,
     )
     if fn is None:
         return functools.partial(_with_options, options=options)

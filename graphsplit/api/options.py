@@ -12,6 +12,7 @@ from graphsplit.api.argument_splitting import Split
 from graphsplit.core.devices import canonical_name, resolve_devices
 from graphsplit.core.errors import ArgumentError
 from graphsplit.planning.automatic_stages import Beginnings
+from graphsplit.planning.bucketing import BUCKET_BYTES
 from graphsplit.planning.schedules import KINDS
 
 DevicesLike = int | str | Sequence[str] | None
@@ -32,6 +33,7 @@ class Options:
     schedule: str | None = None
     stages: int | Beginnings | None = None
     jit_compile: bool = False
+    bucket_bytes: int = BUCKET_BYTES
 
 
 def checked_options(
@@ -46,6 +48,7 @@ def checked_options(
     schedule: str | None,
     stages: int | Beginnings | None,
     jit_compile: bool,
+    bucket_bytes: int,
 ) -> Options:
     """Return the options as given to `parallelize`; see there.
 
@@ -60,6 +63,7 @@ def checked_options(
     check_micro_batches(micro_batches)
     check_schedule(schedule, random)
     check_stages_asked(stages, random)
+    check_bucket_bytes(bucket_bytes)
     if isinstance(devices, list):
         devices = tuple(devices)
     stages = int(stages) if isinstance(stages, np.integer) else stages
@@ -76,6 +80,7 @@ def checked_options(
         schedule,
         stages,
         jit_compile,
+        int(bucket_bytes),
     )
     check_devices(options)
     check_weights(options)
@@ -125,6 +130,15 @@ def check_stages_asked(stages: object, random: str = "exact") -> None:
         raise ArgumentError(
             f"stages={stages} with random='independent': stages have the numbers of one device, whatever they are and "
             "however many. Drop random."
+        )
+
+
+def check_bucket_bytes(size: object) -> None:
+    """Raise `ArgumentError` unless this is a number of bytes."""
+    if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
+        raise ArgumentError(
+            f"bucket_bytes={size!r}: it is the number of bytes, at least 0, that small gradients travelling as one may "
+            "have together; 0 lets each travel alone."
         )
 
 

@@ -10,10 +10,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.layout_targets import name_of, slots_of, variables_of
 from graphsplit.core.copied_variables import VariableCopies
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.layouts import REPLICATE, Copied, Shard
+from graphsplit.core.layouts import Cut, copied
 from graphsplit.core.parted_variables import VariableParts, parts_of_variable
 from graphsplit.planning.partitioning import Held, shares
 
@@ -62,7 +63,7 @@ def set_variable_layout(
     """
     if not tf.executing_eagerly():
         raise UnsupportedError("set_variable_layout is called while a graph is built. Call it outside of tf.function.")
-    variables = _variables(target)
+    variables = variables_of(target)
     if not variables:
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
     names = resolve_devices(devices)
@@ -73,9 +74,13 @@ def set_variable_layout(
         parts = parts_of_variable(variable)
         if own is not None and parts is not None and parts.layout != own:
             parts.release(variable)
+        if own not in (None, "sharded"):
+            variable._graphsplit_stays = False
     free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
-    _shard([variable for variable, own in free if own == "sharded"], names, reshard_after_forward)
-    _mirror([variable for variable, own in free if own == "mirrored"], names)
+    slots = slots_of(target, variables)
+    new = [variable for variable, own in free if own == "sharded" and _owners(variable) is None]
+    _shard(new, names, reshard_after_forward, _loads(variables, names), slots)
+    _mirror([variable for variable, own in free if own == "mirrored"], names, slots)
 
 
 @contextlib.contextmanager
@@ -106,7 +111,7 @@ def variable_layout(
         variable = make(**options)
         if tf.executing_eagerly() and isinstance(variable, tf.Variable):
             if layout == "sharded":
-                _shard([variable], names, reshard_after_forward, loads)
+                _shard([variable], names, reshard_after_forward, loads, {})
             elif layout == "mirrored":
                 _check_may_be_copies([variable], names)
                 _mirror([variable], names)
@@ -117,31 +122,79 @@ def variable_layout(
 
 
 def _shard(
-    variables: Sequence[tf.Variable], devices: Sequence[str], reshard: bool, loads: dict[str, int] | None = None
+    variables: Sequence[tf.Variable],
+    devices: Sequence[str],
+    reshard: bool,
+    loads: dict[str, int],
+    slots: Mapping[int, tf.Variable],
 ) -> None:
-    held = [Held(_name(v), tuple(v.shape.as_list()), v.dtype.size) for v in variables if _can_move(v)]
-    found = shares(held, len(devices), None if loads is None else [loads[device] for device in devices])
-    for variable, share in zip(filter(_can_move, variables), found, strict=True):
-        if share is None:
+    """Divide variables over devices. Slots go to where their variables were laid out before.
+
+    Args:
+      variables, devices, reshard: what, over which, and whether it is dropped after the forward pass.
+      loads: the bytes that each device owns already; theirs are added.
+      slots: the variables of slots.
+    """
+    chosen = [variable for variable in variables if _can_move(variable)]
+    owned = [loads[device] for device in devices]
+    for variable, share in zip(chosen, shares(_held(chosen, slots), len(devices), owned), strict=True):
+        head = slots.get(id(variable))
+        known = None if head is None or head.shape != variable.shape else _owners(head)
+        if known is not None:
+            cut, on = known
+        elif share is not None:
+            cut, on = replace(share.cut, reshard=reshard), [devices[d] for d in share.devices]
+        else:
             continue
-        on = [devices[d] for d in share.devices]
-        if loads is not None:
-            for device, length in zip(on, share.cut.lengths, strict=True):
-                loads[device] += variable.dtype.size * (variable.shape.num_elements() // share.cut.length) * length
-        if on != [canonical_name(variable.device)]:
-            VariableParts(variable, replace(share.cut, reshard=reshard), on).take_apart()
+        for device, length in zip(on, cut.lengths, strict=True):
+            loads[device] = loads.get(device, 0) + _bytes_of(variable) // cut.length * length
+        if list(on) == [canonical_name(variable.device)]:
+            variable._graphsplit_stays = True
+        else:
+            VariableParts(variable, cut, on).take_apart()
 
 
-def _mirror(variables: Sequence[tf.Variable], devices: Sequence[str]) -> None:
+def _owners(variable: Any) -> tuple[Cut, Sequence[str]] | None:
+    """Return how a sharded variable is cut, and the devices that own it: its own, where it stays; None for others."""
+    parts = parts_of_variable(variable)
+    if parts is not None:
+        return (parts.cut, parts.devices) if parts.layout == "sharded" else None
+    stays = getattr(variable, "_graphsplit_stays", False)
+    return (Cut(0, variable.shape[0], 1), [canonical_name(variable.device)]) if stays else None
+
+
+def _loads(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str, int]:
+    """Return the bytes of sharded variables that each device owns."""
+    found = dict.fromkeys(devices, 0)
+    for variable in variables:
+        cut, owners = _owners(variable) or (None, ())
+        for device, length in zip(owners, cut.lengths if cut else (), strict=True):
+            found[device] = found.get(device, 0) + _bytes_of(variable) // (cut.length if cut else 1) * length
+    return found
+
+
+def _bytes_of(variable: tf.Variable) -> int:
+    return int(variable.dtype.size) * int(variable.shape.num_elements())
+
+
+def _held(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) -> list[Held]:
+    """Return what is to be shared out; of slots it is known which variable each belongs to."""
+    positions = {id(variable): i for i, variable in enumerate(variables)}
+    heads = [positions.get(id(slots.get(id(variable)))) for variable in variables]
+    pairs = zip(variables, heads, strict=True)
+    return [Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size, head) for v, head in pairs]
+
+
+def _mirror(
+    variables: Sequence[tf.Variable], devices: Sequence[str], slots: Mapping[int, tf.Variable] | None = None
+) -> None:
     """Copy variables to all devices. What all copies need of a sum is added up where the variable's parts would lie."""
     chosen = [v for v in variables if _can_move(v) and canonical_name(v.device) in devices and _is_copied(v)]
-    held = [Held(_name(v), tuple(v.shape.as_list()), v.dtype.size) for v in chosen]
-    for variable, share in zip(chosen, shares(held, len(devices)), strict=True):
+    for variable, share in zip(chosen, shares(_held(chosen, slots or {}), len(devices)), strict=True):
         if len(devices) < 2:
             continue
         sums = [devices[d] for d in share.devices] if share is not None else [canonical_name(variable.device)]
-        layout = Shard(0) if variable.shape.rank else REPLICATE
-        VariableCopies(variable, Copied(tuple(devices), layout, tuple(sums)))
+        VariableCopies(variable, copied(variable.shape.rank, devices, sums))
 
 
 def _is_copied(variable: tf.Variable) -> bool:
@@ -170,7 +223,7 @@ def _wanted(variables: Sequence[tf.Variable], layout: str | Mapping[str, str]) -
     check_layout(layout)
     if not isinstance(layout, Mapping):
         return [layout] * len(variables)
-    names = [_name(variable) for variable in variables]
+    names = [name_of(variable) for variable in variables]
     idle = [pattern for pattern in layout if not fnmatch.filter(names, pattern)]
     if idle:
         some = names[:8] + ([f"... and {len(names) - 8} more"] if len(names) > 8 else [])
@@ -185,7 +238,7 @@ def _check_free(variables: Sequence[tf.Variable], wanted: Sequence[str | None], 
     for variable, own in zip(variables, wanted, strict=True):
         parts = parts_of_variable(variable)
         if own not in (None, "home") and parts is not None and not set(parts.devices) <= set(devices):
-            wrong.append(f"{_name(variable)} on {', '.join(map(short_name, parts.devices))}")
+            wrong.append(f"{name_of(variable)} on {', '.join(map(short_name, parts.devices))}")
     if wrong:
         raise ArgumentError(
             f"These variables lie on other devices than {', '.join(map(short_name, devices))}:\n{bullet_list(wrong)}\n"
@@ -198,7 +251,7 @@ def _check_may_be_copies(variables: Iterable[tf.Variable], devices: Sequence[str
 
     Integers may be, and stay: on machines with GPUs, TensorFlow has those of 32 bits on the CPU.
     """
-    places = {_name(v): canonical_name(v.device) for v in variables if _can_move(v) and not v.dtype.is_integer}
+    places = {name_of(v): canonical_name(v.device) for v in variables if _can_move(v) and not v.dtype.is_integer}
     wrong = [f"{name} on {short_name(device)}" for name, device in places.items() if device not in devices]
     if wrong:
         raise ArgumentError(
@@ -206,43 +259,3 @@ def _check_may_be_copies(variables: Iterable[tf.Variable], devices: Sequence[str
             f"{', '.join(map(short_name, devices))}:\n{bullet_list(wrong)}\n"
             "Make them on one of these, under tf.device, or name theirs among the devices."
         )
-
-
-def _name(variable: Any) -> str:
-    """Return the name under which users know a variable: with its layer, if Keras made it."""
-    return str(getattr(variable, "_graphsplit_path", None) or variable.name.partition(":")[0])
-
-
-def _variables(target: Any) -> list[tf.Variable]:
-    """Return the TensorFlow variables of a target, each once, in its order."""
-    found: dict[int, tf.Variable] = {}
-    for variable in _all(target):
-        value = variable
-        if not isinstance(variable, tf.Variable):  # Keras 3 wraps them
-            value = getattr(variable, "value", None)
-            if isinstance(value, tf.Variable):
-                value._graphsplit_path = variable.path
-        if not isinstance(value, tf.Variable) or not hasattr(value, "_handle"):
-            raise UnsupportedError(f"{variable!r} is no variable that can be laid out: it has no handle of its own.")
-        found.setdefault(id(value), value)
-    return list(found.values())
-
-
-def _all(target: Any) -> Iterable[Any]:
-    if isinstance(target, tf.Variable):
-        yield target
-    elif isinstance(target, Mapping):
-        for value in target.values():
-            yield from _all(value)
-    elif isinstance(target, (list, tuple, set)):
-        for value in target:
-            yield from _all(value)
-    elif hasattr(target, "variables"):
-        own = target.variables
-        yield from own() if callable(own) else own  # a method in old tf_keras optimizers
-        for part in ("optimizer", "metrics"):
-            yield from _all(getattr(target, part, None) or ())
-    elif hasattr(target, "assign_add"):  # a variable of Keras 3 (whose optimizers have such a method, too)
-        yield target
-    else:
-        raise ArgumentError(f"Variable layouts are for variables, modules, models and optimizers, got {target!r}.")

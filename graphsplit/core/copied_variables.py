@@ -79,6 +79,10 @@ class VariableCopies(VariableParts):
             self.in_parts = True
             return True
 
+    def take(self, value: Any) -> bool:  # noqa: ARG002
+        """Return that the variable itself takes any value: it is one of the copies."""
+        return False
+
     def put_together(self) -> None:
         """Let only the variable itself hold the value: the copies may be old from now on."""
         with self._lock:

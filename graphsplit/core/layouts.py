@@ -223,6 +223,11 @@ class Copied:
         return Cut(axis, shape[axis], min(len(self.sums), shape[axis]))
 
 
+def copied(rank: int | None, devices: Sequence[str], sums: Sequence[str]) -> Copied:
+    """Return how a value of so many axes is copied to devices, on some of which sums are added up."""
+    return Copied(tuple(devices), Shard(0) if rank else REPLICATE, tuple(sums))
+
+
 Division = Cut | Copied
 """How one variable is several: each a part of it, or each the whole."""
 

@@ -13,11 +13,10 @@ whenever it is called.
 
 from __future__ import annotations
 
-import contextlib
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -27,12 +26,11 @@ import tensorflow as tf
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import Cut, Division
+from graphsplit.core.parted_classes import are_raw, parted_class
 from graphsplit.core.tensorflow_internals import function_graph, in_save_context, value_at_call
 
 _EMPTY = (0,)  # the shape of what does not hold the value
-_inside = threading.local()
 _by_handle: weakref.WeakValueDictionary[int, VariableParts] = weakref.WeakValueDictionary()
-_classes: dict[type, type] = {}
 _changes = [0]  # how often a layout was changed
 _MANY = 10  # calls in a row each of which had to move a variable's value: a loop does it every time
 _warned = [-1]  # how often a layout had been changed when somebody was last told of that
@@ -68,7 +66,7 @@ class VariableParts:
         _by_handle[id(self._own)] = self
         variable._graphsplit_parts = self
         self._variable = weakref.ref(variable)
-        variable.__class__ = _parted_class(type(variable))
+        variable.__class__ = parted_class(type(variable))
         _changes[0] += 1
 
     def _new_part(self, part: int) -> tf.Variable:
@@ -107,7 +105,7 @@ class VariableParts:
         """
 
         def find() -> tf.Tensor:
-            if not _are_raw():
+            if not are_raw():
                 self._ask(only_read)
             return self._own
 
@@ -170,15 +168,39 @@ class VariableParts:
         with self._lock, tf.init_scope():
             if self.in_parts:
                 return False
-            value = read_handle(self._own, self._dtype)
-            first = 0
-            for part, (device, length) in enumerate(zip(self.devices, self.cut.lengths, strict=True)):
-                own = value if len(self.devices) == 1 else _piece(value, self.cut.axis, first, length)
-                with tf.device(device):
-                    assign(self._parts[part].handle, tf.identity(own))
-                first += length
+            self._hold(read_handle(self._own, self._dtype))
             self._empty(self._own)
             self.in_parts = True
+            return True
+
+    def _hold(self, value: tf.Tensor) -> None:
+        """Give each part its own of a value."""
+        first = 0
+        for part, (device, length) in enumerate(zip(self.devices, self.cut.lengths, strict=True)):
+            own = value if len(self.devices) == 1 else _piece(value, self.cut.axis, first, length)
+            with tf.device(device):
+                assign(self._parts[part].handle, tf.identity(own))
+            first += length
+
+    def take(self, value: Any) -> bool:
+        """Let the parts hold a value that somebody gives the variable, if it is they who hold the present one.
+
+        Then no device gets all of it (but the host, if it comes from there: what is read from a file).
+
+        Returns:
+          Whether they do. If not, it is the variable that is to take it, or to say what is wrong with it.
+        """
+        if not tf.executing_eagerly():
+            return False
+        with self._lock:
+            if not self.in_parts:
+                return False
+            if not isinstance(value, tf.Tensor):
+                with tf.device("CPU:0"):
+                    value = tf.convert_to_tensor(value, self._dtype)
+            if value.dtype != self._dtype or value.shape != self._shape:
+                return False
+            self._hold(value)
             return True
 
     def put_together(self) -> None:
@@ -235,48 +257,6 @@ def parts_of_variable(variable: Any) -> VariableParts | None:
 def layout_changes() -> int:
     """Return how often a layout was changed in this process: what was planned before may have to be planned again."""
     return _changes[0]
-
-
-@contextlib.contextmanager
-def raw_handles() -> Iterator[None]:
-    """Give handles of variables as they are, as long as this lasts: they are looked at, and the parts stay."""
-    depth = getattr(_inside, "depth", 0)
-    _inside.depth = depth + 1
-    try:
-        yield
-    finally:
-        _inside.depth = depth
-
-
-def _are_raw() -> bool:
-    return bool(getattr(_inside, "depth", 0))
-
-
-def _parted_class(kind: type) -> type:
-    """Return the class of variables of this class that lie in parts."""
-    if kind not in _classes:
-        # TensorFlow's own `handle` is this attribute, which its eager runtime reads past all methods.
-        def handle(variable: Any) -> tf.Tensor:
-            parts: VariableParts = variable._graphsplit_parts
-            raw = tf.executing_eagerly() and _are_raw()
-            return parts.raw_handle if raw else parts.whole_handle(bool(getattr(_inside, "reads", 0)))
-
-        # and all reads but those by that runtime go through this method
-        def read(variable: Any, *args: Any, **options: Any) -> Any:
-            depth = getattr(_inside, "reads", 0)
-            _inside.reads = depth + 1
-            try:
-                return kind._read_variable_op(variable, *args, **options)  # type: ignore[attr-defined]
-            finally:
-                _inside.reads = depth
-
-        def export(variable: Any, *args: Any, **options: Any) -> Any:
-            variable._graphsplit_parts.check_can_be_saved(variable.name)
-            return kind._export_to_saved_model_graph(variable, *args, **options)  # type: ignore[attr-defined]
-
-        own = {"_handle": property(handle), "_read_variable_op": read, "_export_to_saved_model_graph": export}
-        _classes[kind] = type(kind.__name__, (kind,), {**own, "__module__": kind.__module__})
-    return _classes[kind]
 
 
 def read_handle(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -54,8 +54,7 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
 def _check_shard(plan: Plan, op: Op, d: int, found: _Found, planned: _Planned) -> None:
     sharded, node = plan.steps[op.index].shards, found.node(op, d)
     assert sharded is not None
-    if not plan.state.replicated:
-        _compare_devices(node, plan.shard_device(op, d))
+    _compare_devices(node, plan.shard_device(op, d))
     if sharded.draw:
         return  # its counter is moved on, and its numbers cut to the shard's rows
     if sharded.weighted and plan.mesh.shards > 1:
@@ -124,7 +123,7 @@ class _Found:
             return ("made", Tensor(origin.op or 0, index), origin.shard)
         if origin.role == SIZES_ROLE:
             return ("sizes",)
-        if origin.role in ("constant", "copy"):
+        if origin.role == "constant":
             return ("everywhere", Tensor(origin.op or 0, index))
         data = [self.form(r) for r in node.input if r[0] != "^"] if node.op not in ("Const", "ZerosLike") else []
         if origin.role == "shift":  # numbers of rows, as the shard's own rows have them
@@ -167,7 +166,7 @@ class _Planned:
         if step.home and layout.device in ("", plan.owners.of_ops[tensor.op]):
             return ("made", tensor, None)
         if plan.state.is_everywhere(op):
-            return ("made", tensor, None) if op.index in plan.program.captures else _everywhere(op, tensor)
+            return _everywhere(op, tensor)
         if not layout.device and step.shards and is_whole(step.shards.gives[tensor.index]):
             return ("made", tensor, 0)
         return self._moved(self._move(tensor, layout if layout.device else SingleDevice(plan.owners.of(tensor))), None)

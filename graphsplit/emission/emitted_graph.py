@@ -18,21 +18,13 @@ class Origin(NamedTuple):
         what belongs to none.
       shard: the shard that it belongs to, or None.
       role: `"op"` for the operation itself; the kind of a move, `"scatter"`, `"reduce"`, ...; `"constant"` for a copy
-        of a constant, `"copy"` of a capture; `"part"` for what an operation needs besides; `"sizes"` for counting rows;
+        of a constant; `"part"` for what an operation needs besides; `"sizes"` for counting rows;
         `"order"` for what lets a shard wait for another one of its device.
     """
 
     op: int | None
     shard: int | None
     role: str
-
-
-class Copy(NamedTuple):
-    """A shard's own copy of a captured tensor: the placeholder to be fed with it."""
-
-    capture: int
-    shard: int
-    name: str
 
 
 @dataclass(frozen=True, eq=False)
@@ -49,8 +41,6 @@ class EmittedGraph:
       present: for each shard that may turn out to have no rows, the reference of whether it has. If not, whatever
         depends on its `Switch`es is dead, up to a `Merge`.
       beside_variables: names of nodes without a device of their own: their variable's, wherever a loader puts that.
-      copies: the placeholders of shards' own copies of captures, which are not among `captures`.
-      prefixes: how the names of each shard's copies of operations begin.
       compiled: whether XLA compiles what runs between moves, when the graph is made to run.
     """
 
@@ -65,7 +55,6 @@ class EmittedGraph:
     scope: str = "graphsplit"
     present: tuple[str, ...] = ()
     beside_variables: frozenset[str] = frozenset()
-    copies: tuple[Copy, ...] = ()
     prefixes: Mapping[int, str] = field(default_factory=dict, repr=False)
     compiled: bool = False
 

@@ -125,7 +125,6 @@ class _Emitter:
             scope=self._draft.scope,
             present=tuple(self._counts.present(d) for d in self._draft.shards if self._counts.may_be_absent(d)),
             beside_variables=self._beside_variables(),
-            copies=tuple(self._moves.copies.values()),
             prefixes=self._draft.prefixes,
             compiled=self._plan.jit_compile,
         )
@@ -134,14 +133,8 @@ class _Emitter:
         """Return the nodes that belong to operations beside variables that are wherever a loader puts them."""
         if "" not in self._plan.state.devices.values():
             return frozenset()
-        return frozenset(name for name, origin in self._draft.origins.items() if self._is_beside_variable(origin))
-
-    def _is_beside_variable(self, origin: Origin) -> bool:
-        if origin.op is None:
-            return False
-        if origin.shard is None:
-            return self._plan.owners.of_ops[origin.op] == ""
-        return self._device(self._program.ops[origin.op], origin.shard) == ""
+        once = ((name, origin.op) for name, origin in self._draft.origins.items() if origin.shard is None)
+        return frozenset(name for name, op in once if op is not None and self._plan.owners.of_ops[op] == "")
 
     def _ends(self, position: int) -> list[str]:
         """Return the names of nodes that have run when all nodes have that an op became, or will not run."""
@@ -200,7 +193,7 @@ class _Emitter:
     def _emit_shard(self, op: Op, d: int) -> None:
         sharded = self._plan.steps[op.index].shards
         assert sharded is not None
-        device = self._device(op, d)
+        device = self._plan.shard_device(op, d)
         read = dict(enumerate(zip(op.inputs, sharded.wants, strict=True)))
         if op.type == COPIES:
             nearest = op.inputs.index(self._program.nearest(op, device))
@@ -221,15 +214,6 @@ class _Emitter:
             self._write_copy(op, prefix + op.name, [*data, *controls], device, d)
             return
         self._copies.write(op, sharded, d, device, data, controls)
-
-    def _device(self, op: Op, d: int) -> str:
-        """Return the device of a shard's copy of an op: beside its copy of a variable, wherever a loader puts that."""
-        state = self._plan.state
-        for tensor in op.inputs if state.replicated else ():
-            name = self._program.ops[tensor.op].name
-            if name in state.replicated and state.devices.get(name) == "":
-                return ""
-        return self._plan.shard_device(op, d)
 
     def _split_turns(self, op: Op, node: Any, bodies: Mapping[str, Plan]) -> None:
         """Let a loop or branch that runs once call functions whose turns are split over the devices."""

@@ -11,12 +11,12 @@ from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Rep
 from graphsplit.emission import collectives, exchanges, reductions
 from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft
-from graphsplit.emission.emitted_graph import Copy, Origin
+from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.row_counts import RowCounts
 from graphsplit.planning.averages import entries_averaged
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Bucket, Move
-from graphsplit.program.program import Op, Tensor
+from graphsplit.program.program import Tensor
 
 
 class Resharding:
@@ -26,9 +26,6 @@ class Resharding:
       plan: which tensor is made in which layouts, and every move.
       draft: what is written; what it takes to move tensors is added.
       counts: how many rows each shard has.
-
-    Attributes:
-      copies: the shards' own copies of captures that were read.
     """
 
     def __init__(self, plan: Plan, draft: Draft, counts: RowCounts):
@@ -42,7 +39,6 @@ class Resharding:
         self._bucket_of = {move: bucket for bucket in plan.buckets for move in bucket.moves}
         self._made: dict[Move, list[str]] = {}
         self._added: dict[Move, Sequence[str]] = {}
-        self.copies: dict[tuple[int, int], Copy] = {}
 
     def check(self) -> None:
         """Raise `CheckError` if a move was not carried out."""
@@ -62,8 +58,7 @@ class Resharding:
         if step.home and (layout == own or not layout.device):
             return _reference(op.name, tensor.index)
         if self._plan.state.is_everywhere(op):
-            copied = op.index in self._program.captures
-            return op.name if copied else self._constants.get(op, layout, None, layout.device)
+            return self._constants.get(op, layout, None, layout.device)
         if layout.device:
             return self._moved(tensor, layout)[0]
         if step.shards and is_whole(step.shards.gives[tensor.index]):
@@ -77,8 +72,6 @@ class Resharding:
             return self._of_shard(tensor, d)
         if isinstance(layout, SingleDevice):  # one of several copies
             return self.whole(tensor, layout)
-        if op.name in self._plan.state.replicated:
-            return self._copy(op, d, device)
         if op.type == "Const" and isinstance(layout, Shard):
             self._made.setdefault(self._moves[tensor, layout], [])
             return self._constants.get(op, layout, d, device)
@@ -88,15 +81,6 @@ class Resharding:
 
     def _of_shard(self, tensor: Tensor, d: int) -> str:
         return _reference(self._draft.prefixes[d] + self._program.ops[tensor.op].name, tensor.index)
-
-    def _copy(self, op: Op, d: int, device: str) -> str:
-        """Return the placeholder of a shard's own copy of a capture."""
-        position = self._program.captures.index(op.index)
-        if (position, d) not in self.copies:
-            name = f"{self._draft.scope}/copies_{d}/{op.name}"
-            self._draft.copy(op, name, device or self._plan.devices[d], [], d, "copy")
-            self.copies[position, d] = Copy(position, d, name)
-        return self.copies[position, d].name
 
     def _moved(self, tensor: Tensor, layout: Layout) -> Sequence[str]:
         """Return what a move makes: one reference, or one for each shard."""

@@ -26,6 +26,7 @@ from graphsplit.core.user_code import user_stack_level
 from graphsplit.keras_models.answers import STEPS, arguments_of, busiest, kind_of_step
 from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, with_open_rows
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
+from graphsplit.keras_models.saving import save_whole
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.sources import Planned
 from graphsplit.planning.automatic_stages import Beginnings
@@ -156,6 +157,14 @@ class ParallelModel:
         function = self._make(kind, force=False)
         arguments = arguments_of(self, kind, function, batch)
         return function.step, arguments
+
+    def save(self, filepath: Any, overwrite: bool = True, *args: Any, **options: Any) -> Any:
+        """Save the template; an interruption leaves the old file whole."""
+        return save_whole(self.template.save, filepath, overwrite, *args, **options)
+
+    def save_weights(self, filepath: Any, overwrite: bool = True, *args: Any, **options: Any) -> Any:
+        """Save the template's weights; an interruption leaves the old file whole."""
+        return save_whole(self.template.save_weights, filepath, overwrite, *args, **options)
 
     def _function(self, kind: str) -> Any:
         """Return the function made for `kind` since the last `compile`, or None."""

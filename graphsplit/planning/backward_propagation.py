@@ -19,7 +19,6 @@ _DEEPEST_REMAKE = 24
 _INFINITE = 1 << 62
 _SMALL = 1024  # bytes: less than the copy of a tensor between devices costs
 _REMADE_WHOLE = frozenset({"EmptyTensorList", "TensorListReserve"})
-_READ = "ReadVariableOp"
 
 BodyPlanner = Callable[[Op, Sequence[Layout]], Mapping[str, object]]
 
@@ -149,8 +148,6 @@ class BackwardPropagation:
         """Return whether an op may run on every shard instead of once: nobody could tell the difference."""
         if op.type in STATEFUL_RANDOM:
             return self._independent
-        if op.type == _READ and self._is_copied(op.inputs[0].op):
-            return not op.controls
         return not (op.stateful or op.controls or op.index in self._inputs)
 
     def _is_remade_whole(self, op: Op, depth: int = 0) -> bool:
@@ -161,7 +158,7 @@ class BackwardPropagation:
         """
         if op.index in self.program.divides:
             return op.type in ("ConcatV2", COPIES)
-        if not self._may_repeat(op) or depth > _DEEPEST_REMAKE or self._is_copied(op.index):
+        if not self._may_repeat(op) or depth > _DEEPEST_REMAKE:
             return False
         if op.index not in self._remade_whole:
             inputs = [self.program.ops[tensor.op] for tensor in op.inputs]
@@ -172,15 +169,12 @@ class BackwardPropagation:
             self._remade_whole[op.index] = op.type in _REMADE_WHOLE or (anywhere and (small or self._has_copies(op)))
         return self._remade_whole[op.index]
 
-    def _is_copied(self, position: int) -> bool:
-        return self.program.ops[position].name in self._state.replicated
-
     def _has_copies(self, op: Op) -> bool:
         """Return whether something of which every shard has a copy leads to an op."""
-        pending = [tensor.op for tensor in op.inputs] if self._state.replicated or self.program.places else []
+        pending = [tensor.op for tensor in op.inputs] if self.program.places else []
         while pending:
             i = pending.pop()
-            if self._is_copied(i) or self.program.ops[i].type == COPIES:
+            if self.program.ops[i].type == COPIES:
                 return True
             pending += [tensor.op for tensor in self.program.ops[i].inputs]
         return False

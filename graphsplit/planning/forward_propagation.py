@@ -41,7 +41,6 @@ class ForwardPropagation:
       whole_outputs: the outputs that are wanted whole.
       kept_home: ops that must run at home, with the reason.
       batch: the number of rows.
-      captures: the layouts of captures that are not whole on one device, by position.
       cuts: whole values whose readers meet them in pieces.
       settled: how operations run on the shards that have been decided upon, by position; None where nothing has.
       wanted_whole: the outputs that somebody reads whole, if that is known from an earlier pass.
@@ -68,7 +67,6 @@ class ForwardPropagation:
         whole_outputs: Collection[Tensor],
         kept_home: Mapping[int, str] | None = None,
         batch: int = 0,
-        captures: Mapping[int, Layout] | None = None,
         cuts: Mapping[Tensor, Shard] | None = None,
         settled: Sequence[Sharded | None] = (),
         wanted_whole: set[Tensor] | None = None,
@@ -87,7 +85,7 @@ class ForwardPropagation:
         if wanted_whole is None:
             wanted_whole = self._tensors_wanted_whole(whole_outputs)
         self.wanted_whole = wanted_whole
-        arguments = {**dict(zip(program.inputs, input_layouts, strict=True)), **(captures or {})}
+        arguments = dict(zip(program.inputs, input_layouts, strict=True))
         for op in program.ops:
             given = arguments.get(op.index)
             if given is not None:

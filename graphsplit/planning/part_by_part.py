@@ -11,6 +11,7 @@ over it and products with what has other axes are done once, for all copies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import tensorflow as tf
 
@@ -86,6 +87,9 @@ class PartByPart:
         if op.type in _READS:
             self.how[op.index] = Sharded((REPLICATE,), (cut.layout,))
             self.cut[Tensor(op.index, 0)] = cut
+        elif op.type == "VariableShape" and isinstance(cut, Copied):
+            self.how[op.index] = Sharded((REPLICATE,), (REPLICATE,))
+            self.cut[Tensor(op.index, 0)] = replace(cut, layout=REPLICATE)
         elif op.type in _WRITES:
             self.how[op.index] = Sharded((REPLICATE, cut.layout), ())
         elif op.type.startswith("ResourceApply") and self._is_dense_update(op, cut):

@@ -20,7 +20,7 @@ from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
 from graphsplit.planning.automatic_stages import StagesAsked, cut_into_stages
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
-from graphsplit.planning.bucketing import find_buckets, leading_to_shards
+from graphsplit.planning.bucketing import BUCKET_BYTES, find_buckets, leading_to_shards
 from graphsplit.planning.control_flow import ControlFlowAnswers
 from graphsplit.planning.cuts import with_cuts
 from graphsplit.planning.flow import Flow
@@ -52,6 +52,7 @@ def plan_program(
     schedule: str = "",
     stages: StagesAsked | None = None,
     jit_compile: bool = False,
+    bucket_bytes: int = BUCKET_BYTES,
     notes: Sequence[str] = (),
 ) -> Plan:
     """Decide where every operation runs.
@@ -68,6 +69,7 @@ def plan_program(
       schedule: the kind of schedule by which shards go through stages; "" for none.
       stages: into which the program is to be cut, if any.
       jit_compile: whether XLA compiles what a shard, or home, computes between two moves.
+      bucket_bytes: see `find_buckets`.
 
     Raises:
       StrictError: see `strict`.
@@ -80,7 +82,7 @@ def plan_program(
     answers = ControlFlowAnswers(mesh, random)
     kept_home: dict[int, str] = {}
     while True:
-        given = (input_layouts, answers.answer, program.outputs, kept_home, mesh.batch, state.layouts(program))
+        given = (input_layouts, answers.answer, program.outputs, kept_home, mesh.batch)
         natural = with_cuts(
             program,
             mesh,
@@ -108,7 +110,7 @@ def plan_program(
     split = mesh.shards > 1
     leading = leading_to_shards(program, steps) if split else set()
     order = find_order(program, steps, leading) if split else {}
-    buckets = find_buckets(program, steps, moves, leading, {home, *mesh.devices}) if split else ()
+    buckets = find_buckets(program, steps, moves, leading, {home, *mesh.devices}, bucket_bytes) if split else ()
     flow = Flow(program, steps, state, order)
     phases = find_phases(flow, moves, buckets, schedule) if mesh.has_turns else ()
     schedules = make_schedules(schedule, program, mesh) if schedule else {}

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Copied, Layout
+from graphsplit.core.layouts import Copied, Division
 from graphsplit.core.parted_variables import parts_of, parts_of_variable
 from graphsplit.planning.division import Divided, divide
 from graphsplit.program.program import Op, Program
@@ -24,8 +24,8 @@ class State:
     Attributes:
       devices: of captured variables and tables, by placeholder name; "" for those that are wherever a loader puts
         them: what touches them has no device either. Those not named are at home.
-      replicated: captures of which every device of the mesh has a copy, by placeholder name. They are only read.
       largest_constant: constants of more bytes are at home only, and sent; smaller ones every device has for itself.
+      divisions: how captured variables are several, and on which devices, by the traced function's placeholder names.
       parts: for each capture of a program whose variables lie in parts, which capture of the traced function it stands
         for, and which part of that; empty if no variable does.
       copied: those captures of the traced function of which each part is the whole.
@@ -33,27 +33,22 @@ class State:
     """
 
     devices: Mapping[str, str] = field(default_factory=dict)
-    replicated: frozenset[str] = frozenset()
     largest_constant: int | None = None
+    divisions: Mapping[str, Division] = field(default_factory=dict)
     parts: tuple[tuple[int, int], ...] = ()
     copied: frozenset[int] = frozenset()
     whole: Mapping[str, str] = field(default_factory=dict)
 
     def is_everywhere(self, op: Op) -> bool:
         """Return whether every device has the value of an op, or makes it from nothing but sizes."""
-        if op.name in self.replicated:
-            return True
         return op.is_constant and (self.largest_constant is None or sum(op.out_bytes) <= self.largest_constant)
-
-    def layouts(self, program: Program) -> dict[int, Layout]:
-        """Return the layouts of the captures of a program, by position."""
-        names = {position: program.ops[position].name for position in program.captures}
-        return {i: REPLICATE if name in self.replicated else SINGLE_DEVICE for i, name in names.items()}
 
 
 def state_of(trace: Trace) -> State:
-    """Return where the variables and tables are that a traced function captured."""
-    return State(_devices(trace))
+    """Return where the variables and tables are that a traced function captured, and how they are several."""
+    pairs = zip(trace.program.captures, trace.captures, strict=True)
+    held = {trace.program.ops[i].name: parts.division for i, handle in pairs if (parts := parts_of(handle)) is not None}
+    return State(_devices(trace), divisions=held)
 
 
 def state_elsewhere(_: Trace) -> State:
@@ -68,39 +63,43 @@ def program_of(
 
     Args:
       trace: the function.
-      find_state: says where variables and tables of a trace live.
+      find_state: says where variables and tables of a trace live, and how they are several.
       reshard: see `divide`.
     """
-    pairs = list(zip(trace.program.captures, trace.captures, strict=True))
-    held = {trace.program.ops[i].name: parts for i, handle in pairs if (parts := parts_of(handle)) is not None}
-    if not held:
-        state = find_state(trace)
+    state = find_state(trace)
+    if not state.divisions:
         inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}
         return trace.program, replace(state, whole=inside) if inside else state
+    names = [trace.program.ops[i].name for i in trace.program.captures]
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
-        cuts = {name: parts.division for name, parts in held.items() if name not in whole}
+        cuts = {name: division for name, division in state.divisions.items() if name not in whole}
         divided = divide(trace.program, cuts, reshard)
-        devices = _devices_of_parts(trace, divided, whole)
-        obstacles = divided.obstacles or _apart(divided, devices, [trace.program.ops[i].name for i, _ in pairs], cuts)
+        devices = _devices_of_parts(state.devices, divided, names, cuts)
+        obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
         if not obstacles:
-            names = [trace.program.ops[i].name for i in trace.program.captures]
             copied = frozenset([k for k, name in enumerate(names) if isinstance(cuts.get(name), Copied)])
-            return divided.program, State(devices, parts=divided.origins, copied=copied, whole=whole)
+            found = replace(state, devices=devices, divisions=cuts, parts=divided.origins, copied=copied, whole=whole)
+            return divided.program, found
         whole.update(obstacles)
 
 
-def _devices_of_parts(trace: Trace, divided: Divided, whole: Collection[str]) -> dict[str, str]:
-    """Return where the variables and tables are, by the placeholders' names in a program in parts."""
-    devices = {}
+def _devices_of_parts(
+    devices: Mapping[str, str], divided: Divided, names: Sequence[str], cuts: Mapping[str, Division]
+) -> dict[str, str]:
+    """Return where the variables and tables are, by the placeholders' names in a program in parts.
+
+    Args:
+      devices: by the names in the program for variables that are each one.
+      divided: the program in parts.
+      names: of the captures of that other program.
+      cuts: how variables are several, by the same names.
+    """
+    found = {name: device for name, device in devices.items() if name not in cuts}
     for position, (k, part) in zip(divided.program.captures, divided.origins, strict=True):
-        name, handle = divided.program.ops[position].name, trace.captures[k]
-        parts = parts_of(handle)
-        if parts is not None and trace.program.ops[trace.program.captures[k]].name not in whole:
-            devices[name] = canonical_name(parts.devices[part])
-        elif handle.dtype == tf.resource and handle.device:
-            devices[name] = canonical_name(handle.device)
-    return devices
+        if names[k] in cuts:
+            found[divided.program.ops[position].name] = canonical_name(cuts[names[k]].devices[part])
+    return found
 
 
 def _apart(divided: Divided, devices: Mapping[str, str], names: Sequence[str], cuts: Collection[str]) -> dict[str, str]:

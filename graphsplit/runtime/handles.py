@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.parted_variables import VariableParts, are_any_parts, parts_of, raw_handles
+from graphsplit.core.parted_classes import raw_handles
+from graphsplit.core.parted_variables import VariableParts, are_any_parts, parts_of
 from graphsplit.core.tensorflow_internals import tape_watches
 from graphsplit.planning.plan import Plan
 from graphsplit.tracing.trace import Trace

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core import structures
-from graphsplit.core.parted_variables import raw_handles
+from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value
 from graphsplit.program.program import Program

@@ -12,14 +12,14 @@ from graphsplit.api.compilation import trace_and_plan
 from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
-from graphsplit.core.graphdefs import GraphDef, split_reference
+from graphsplit.core.graphdefs import GraphDef, output_type, split_reference
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.shape_inference import known_shape
 from graphsplit.saved_models.parts import LARGE_BYTES, called_functions, mark
-from graphsplit.saved_models.weights import Mirrors, check_only_read, sent_bytes, where_variables_live
+from graphsplit.saved_models.weights import Mirrors, check_only_read, copies_of, sent_bytes, where_variables_live
 from graphsplit.tracing.trace import Trace
 
 
@@ -49,7 +49,7 @@ def plan_signature(
       name, function: the signature.
       options: has the split by the names of its arguments.
       devices: full names; the first is home.
-      replicate_weights: whether every device has a copy of the variables.
+      replicate_weights: whether variables are mirrored: every device has a copy of them, and of large constants.
 
     Raises:
       UnsupportedError: if they shall have copies, and the signature changes variables.
@@ -59,8 +59,10 @@ def plan_signature(
         variables = captured_variables(trace)
         if replicate_weights:
             check_only_read(name, trace.program, variables)
-        devices = dict.fromkeys(resources_of(trace), "")  # they are where the loader puts them
-        return State(devices, frozenset(variables if replicate_weights else ()), _largest_constant(replicate_weights))
+        places = dict.fromkeys(resources_of(trace), "")  # they are where the loader puts them
+        if not replicate_weights:
+            return State(places, largest_constant=LARGE_BYTES)
+        return State(places, divisions={key: copies_of(variable, devices) for key, variable in variables.items()})
 
     specs = dict(function.structured_input_signature[1])
     leaves = tuple(structures.TensorLeaf(spec.dtype, known_shape(spec.shape)) for spec in specs.values())
@@ -75,11 +77,6 @@ def plan_signature(
 _NOTHING = structures.Branch(dict, (), ())
 
 
-def _largest_constant(replicate_weights: bool) -> int | None:
-    """Return of how many bytes a constant may be to be written once for every device: frozen weights are not."""
-    return None if replicate_weights else LARGE_BYTES
-
-
 def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple[Any, int]:
     """Return the signature on several devices, as a `tf.function` that can be saved under the same names.
 
@@ -91,10 +88,9 @@ def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple
     """
     trace, plan = planned.trace, planned.plan
     graph = emit(plan)
-    extra = _copies(planned, graph, mirrors) if mirrors is not None else []
+    captures = trace.captures if mirrors is None else _with_copies(planned, graph, mirrors)
     graph_def = _importable(graph)
     declared = planned.function.structured_outputs
-    captures = [*trace.captures, *extra]
 
     def signature(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         results = structures.unflatten(trace.result, _run(graph, graph_def, [*tensors, *captures]))
@@ -110,15 +106,22 @@ def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple
     return function, sent_bytes(plan)
 
 
-def _copies(planned: PlannedSignature, graph: EmittedGraph, mirrors: Mirrors) -> list[tf.Tensor]:
-    """Return the handles of the copies that shards read; the original, on the device where a loader puts it."""
-    trace, devices = planned.trace, planned.plan.devices
-    variables, original = captured_variables(trace), where_variables_live(devices)
+def _with_copies(planned: PlannedSignature, graph: EmittedGraph, mirrors: Mirrors) -> list[tf.Tensor]:
+    """Return what the captures are fed with: copies of variables; the original, on the device where a loader puts it.
+
+    (What nobody reads needs no copy.)
+    """
+    trace, plan = planned.trace, planned.plan
+    variables, original = captured_variables(trace), where_variables_live(plan.devices)
+    read = {split_reference(reference)[0] for node in graph.nodes for reference in node.input}
     handles = []
-    for copy in graph.copies:
-        name, device = trace.program.ops[trace.program.captures[copy.capture]].name, devices[copy.shard]
-        own = device == original
-        handles.append(trace.captures[copy.capture] if own else mirrors.get(variables[name], device).resource_handle)
+    for (k, _), name in zip(plan.state.parts, graph.captures, strict=True):
+        device = plan.state.devices.get(name, "")
+        if k not in plan.state.copied or device == original or name not in read:
+            handles.append(trace.captures[k])
+        else:
+            variable = variables[trace.program.ops[trace.program.captures[k]].name]
+            handles.append(mirrors.get(variable, device).resource_handle)
     return handles
 
 
@@ -140,23 +143,25 @@ def _run(graph: EmittedGraph, graph_def: Any, tensors: Sequence[tf.Tensor]) -> l
 
     (A call of a function that the runtime knows would be quicker to make, but TensorFlow cannot save such a call.)
     """
-    placeholders = _placeholders(graph)
+    placeholders = [*graph.inputs, *graph.captures]
     here = tf.compat.v1.get_default_graph()
-    given = {f"{name}:0": here.capture(tensor) for name, tensor in zip(placeholders, tensors, strict=True)}
+    read = {split_reference(reference)[0] for node in graph_def.node for reference in node.input}
+    read.update(split_reference(reference)[0] for reference in graph.outputs)
+    pairs = [(name, tensor) for name, tensor in zip(placeholders, tensors, strict=True) if name in read]
+    given = {f"{name}:0": here.capture(tensor) for name, tensor in pairs}
     wanted = [f"{name}:{index}" for name, index in map(split_reference, graph.outputs)]
     results = tf.graph_util.import_graph_def(graph_def, input_map=given, return_elements=wanted, name="")
     return list(results)
 
 
-def _placeholders(graph: EmittedGraph) -> list[str]:
-    """Return what is to be fed: arguments, captures, and copies of these."""
-    return [*graph.inputs, *graph.captures, *[copy.name for copy in graph.copies]]
-
-
 def _importable(graph: EmittedGraph) -> Any:
-    """Return the graph without its placeholders, and with those functions only that it calls."""
+    """Return the graph without its placeholders, and with those functions only that it calls.
+
+    What touches a variable has no device: it is where a loader puts that, on a machine with fewer devices, too.
+    """
     result = GraphDef(versions=graph.versions)
-    placeholders = set(_placeholders(graph))
+    placeholders = {*graph.inputs, *graph.captures}
+    held = {n.name for n in graph.nodes if n.name in placeholders and output_type(n, 0) == tf.resource.as_datatype_enum}
     for node in graph.nodes:
         if node.name not in placeholders:
             copy = result.node.add()
@@ -165,5 +170,7 @@ def _importable(graph: EmittedGraph) -> Any:
             inputs = [r for r in node.input if r[0] != "^" or r[1:] not in placeholders]
             del copy.input[:]
             copy.input.extend(inputs)
+            if not held.isdisjoint(inputs):
+                copy.device = ""
     result.library.function.extend(called_functions(result.node, graph.library))
     return result

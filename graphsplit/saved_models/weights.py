@@ -1,8 +1,7 @@
-"""Weights that every device holds a copy of, so that none travels per request.
+"""Weights of a SavedModel that are mirrored: every device holds a copy of them, so that none travels per request.
 
 A copy is a resource of its own that is made when the model is loaded, from the variable that the checkpoint restored:
-on disk there is one. For the plan they are captures that are replicated: each shard reads its own, and computes by
-itself what follows from weights alone (a cast, a transposition).
+on disk there is one. For the plan they are mirrored variables like all others.
 """
 
 from __future__ import annotations
@@ -13,6 +12,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from graphsplit.core.errors import UnsupportedError, bullet_list
+from graphsplit.core.layouts import Copied, copied
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Program
 
@@ -87,6 +87,11 @@ def check_only_read(name: str, program: Program, variables: Mapping[str, tf.Vari
             f"{bullet_list(sorted(changed))}\n"
             "Leave it out (signatures=[...]), or keep one copy of the weights (replicate_weights=False)."
         )
+
+
+def copies_of(variable: tf.Variable, devices: Sequence[str]) -> Copied:
+    """Return how a variable that is only read is mirrored. (No sums go into it.)"""
+    return copied(variable.shape.rank, devices, devices[:1])
 
 
 def sent_bytes(plan: Plan) -> int:

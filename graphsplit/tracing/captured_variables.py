@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.parted_variables import parts_of, raw_handles
+from graphsplit.core.parted_classes import raw_handles
+from graphsplit.core.parted_variables import parts_of
 from graphsplit.core.tensorflow_internals import resource_value, variable_behind
+
+_objects: weakref.WeakValueDictionary[int, tf.Variable] = weakref.WeakValueDictionary()  # by the ids of their handles
 
 
 def variables_of(
@@ -33,5 +37,13 @@ def variables_of(
             known.add(id(handle))
             parts = parts_of(handle)
             own = parts.variable if parts is not None else None
-            variables.append(variable_behind(handle, *held, placeholder.op.name) if own is None else own)
+            variables.append(_behind(handle, *held, placeholder.op.name) if own is None else own)
     return tuple(variables)
+
+
+def _behind(handle: tf.Tensor, dtype: tf.DType, shape: tf.TensorShape, name: str) -> tf.Variable:
+    """Return the object for the variable behind a handle, the same as long as somebody has it (and so the handle)."""
+    found = _objects.get(id(handle))
+    if found is None:
+        found = _objects[id(handle)] = variable_behind(handle, dtype, shape, name)
+    return found

@@ -13,7 +13,9 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.graphdefs import split_reference
+from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
+from tests.helpers.law import assert_law
 
 ROWS = 11
 
@@ -111,6 +113,26 @@ def train(layout: str, devices: int, calls: int = 3, **options: Any) -> tuple[Op
     return made, step.plan(X, Y)
 
 
+def assert_same_bits(layout: str, name: str, devices: int) -> Optimizer:
+    """Train with an elementwise optimizer at home and by a layout, compare bit by bit, and return the latter."""
+    home, _ = train("home", devices, update=ELEMENTWISE[name])
+    made, plan = train(layout, devices, update=ELEMENTWISE[name])
+    for a, b in zip(made.variables, home.variables, strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy())
+    plan.check()
+    plan.program.check()
+    check_emitted(plan, emit(plan))
+    return made
+
+
+def assert_coupled_law(layout: str, name: str, devices: int) -> tuple[Optimizer, gs.Plan]:
+    """Compare what couples all of a variable, by a layout, with the function itself; return what was laid out."""
+    both = [Optimizer(**COUPLED[name]), Optimizer(**COUPLED[name])]
+    gs.set_variable_layout(both[1].variables, layout, devices)
+    ways = iter([(one.step, one.variables) for one in both])
+    return both[1], assert_law(lambda: next(ways), [(X, Y), (X[:4], Y[:4])], devices=devices, sharded=["MatMul"])
+
+
 def crossing(graphs: Sequence[Any]) -> Counter[tuple[str, str]]:
     """Count what TensorFlow's own partitions send from device to device."""
     sends = [node for graph in graphs for node in graph.node if node.op in ("_Send", "_HostSend")]
@@ -128,6 +150,28 @@ def bytes_sent(graphs: Sequence[Any], plan: gs.Plan) -> dict[tuple[str, str], in
             sizes = plan.program.ops[origin.op].out_bytes
             pair = [canonical_name(node.attr[f"{end}_device"].s.decode()) for end in ("send", "recv")]
             found[pair[0], pair[1]] += sizes[index] if sizes else 0  # (without results: a mere signal)
+    return found
+
+
+def ancestors_of(graphs: Sequence[Any]) -> dict[str, set[str]]:
+    """Return all nodes that have run before each node of TensorFlow's own partitions, on whichever device."""
+    sources: dict[str, list[str]] = {}
+    sent = {n.attr["tensor_name"].s: n.name for g in graphs for n in g.node if n.op in ("_Send", "_HostSend")}
+    for node in (node for graph in graphs for node in graph.node):
+        own = [split_reference(reference.lstrip("^"))[0] for reference in node.input]
+        received = [sent[node.attr["tensor_name"].s]] if node.op in ("_Recv", "_HostRecv") else []
+        sources[node.name] = own + received
+    found: dict[str, set[str]] = {}
+
+    def visit(name: str) -> set[str]:
+        if name not in found:
+            found[name] = set()
+            for source in sources.get(name, ()):
+                found[name] |= {source, *visit(source)}
+        return found[name]
+
+    for name in sources:
+        visit(name)
     return found
 
 

@@ -1,0 +1,152 @@
+"""Where variables live, over processes: steps whose copies between devices go through a network, here loopback.
+
+python -m benchmarks.layouts_over_workers [--workers 4] [--width 1024] [--depth 4] [--rows 32] [--optimizer sgd]
+
+The devices are the CPUs of so many worker processes, each with one thread for an operation; the weights (by default
+16 MB) and the optimizer's slots live there by each layout, and the steps of all are interleaved. A step at home sends
+`(N - 1) P` bytes through one process. Workers that share cores share the N optimizers of "mirrored", too.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+_WAYS: dict[str, dict[str, Any]] = {
+    "home": {"layout": "home"},
+    "mirrored": {"layout": "mirrored"},
+    "sharded": {"layout": "sharded"},
+    "sharded, not again": {"layout": "sharded", "reshard_after_forward": False},
+}
+_WORKER = """
+import json, sys, tensorflow as tf
+cluster, index = json.loads(sys.argv[1]), int(sys.argv[2])
+one_core = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1)
+tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name="worker", task_index=index, config=one_core).join()
+"""
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, usual in {"workers": 4, "width": 1024, "depth": 4, "rows": 32, "rounds": 15}.items():
+        parser.add_argument(f"--{name}", type=int, default=usual)
+    parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
+    options = parser.parse_args()
+    with workers(options.workers) as devices:
+        show(devices, Network(options.width, options.depth, options.rows, options.optimizer), options.rounds)
+
+
+@dataclass(frozen=True)
+class Network:
+    """Dense layers of a width, rows of a batch for them, and the optimizer of their weights."""
+
+    width: int
+    depth: int
+    rows: int
+    optimizer: str
+
+
+def show(devices: Sequence[str], network: Network, rounds: int) -> None:
+    """Time the steps of all layouts side by side, and print."""
+    import tensorflow as tf
+
+    import graphsplit as gs
+
+    x = tf.random.stateless_normal((network.rows, network.width), [1, 2])
+    steps = {}
+    for name, how in _WAYS.items():
+        variables, step = training(network, devices[0])
+        gs.set_variable_layout(variables, how["layout"], devices, **{k: v for k, v in how.items() if k != "layout"})
+        parallel = gs.parallelize(step, devices=devices)
+        begin = time.perf_counter()
+        loss = float(parallel(x))
+        print(f"{name:<18} first call {time.perf_counter() - begin:.1f} s, loss {loss:.6f}", flush=True)
+        steps[name] = parallel
+    found: dict[str, list[float]] = {name: [] for name in steps}
+    for number in range(rounds + 2):  # the first two prepare
+        for name, parallel in steps.items():
+            begin = time.perf_counter()
+            parallel(x).numpy()
+            if number > 1:
+                found[name].append(time.perf_counter() - begin)
+    size = network.depth * network.width**2 * 4 / 1e6
+    print(f"{len(devices)} workers, {size:.0f} MB of weights, {network.optimizer}: a step, and as a multiple of home's")
+    for name, seconds in found.items():
+        ratio = statistics.median(a / b for a, b in zip(seconds, found["home"], strict=True))
+        print(f"  {name:<18} {1e3 * statistics.median(seconds):.0f} ms, {ratio:.2f}", flush=True)
+
+
+def training(network: Network, device: str) -> tuple[list[Any], Callable[[Any], Any]]:
+    """Return weights on a device, with the optimizer's slots, and a training step."""
+    import tensorflow as tf
+
+    depth, width, slots = network.depth, network.width, {"sgd": "", "adam": "mv"}[network.optimizer]
+    with tf.device(device):
+        values = [tf.random.stateless_normal((width, width), [k, 3]) / width**0.5 for k in range(depth)]
+        weights = [tf.Variable(value, name=f"weight_{k}") for k, value in enumerate(values)]
+        held = [[tf.Variable(tf.zeros_like(w), name=f"{s}/weight_{k}") for s in slots] for k, w in enumerate(weights)]
+
+    def update(weight: Any, own: Sequence[Any], gradient: Any) -> None:
+        if own:
+            own[0].assign_add(0.1 * (gradient - own[0]))
+            own[1].assign_add(1e-3 * (gradient**2 - own[1]))
+            gradient = own[0] / (tf.sqrt(own[1]) + 1e-7)
+        weight.assign_sub(1e-3 * gradient)
+
+    def step(x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in weights:
+                h = tf.tanh(h @ weight)
+            loss = tf.reduce_mean(h**2)
+        for weight, own, gradient in zip(weights, held, tape.gradient(loss, weights), strict=True):
+            update(weight, own, gradient)
+        return loss
+
+    return [*weights, *[slot for own in held for slot in own]], step
+
+
+@contextlib.contextmanager
+def workers(count: int) -> Iterator[list[str]]:
+    """Start worker processes on loopback, connect to them, and give the names of their CPUs."""
+    ports = _free_ports(count + 1)
+    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports[:-1]], "client": [f"127.0.0.1:{ports[-1]}"]}
+    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    os.environ.update({"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"})
+    started = [
+        subprocess.Popen([sys.executable, "-c", _WORKER, json.dumps(cluster), str(index)], env=environment)
+        for index in range(count)
+    ]
+    try:
+        import tensorflow as tf
+
+        tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster), job_name="client")
+        yield [f"/job:worker/replica:0/task:{index}/device:CPU:0" for index in range(count)]
+    finally:
+        for process in started:
+            process.kill()
+        for process in started:
+            process.wait()
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in found:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in found]
+
+
+if __name__ == "__main__":
+    main()

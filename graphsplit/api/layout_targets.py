@@ -1,0 +1,104 @@
+"""What users lay out: the variables of variables, modules, models and optimizers, and which slots belong to which."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.errors import ArgumentError, UnsupportedError
+
+
+def name_of(variable: Any) -> str:
+    """Return the name under which users know a variable: with its layer, if Keras made it."""
+    return str(getattr(variable, "_graphsplit_path", None) or variable.name.partition(":")[0])
+
+
+def variables_of(target: Any) -> list[tf.Variable]:
+    """Return the TensorFlow variables of a target, each once, in its order.
+
+    Raises:
+      ArgumentError: for what has no variables.
+      UnsupportedError: for a variable that is no `tf.Variable` of eager code.
+    """
+    found: dict[int, tf.Variable] = {}
+    for variable in _all(target):
+        value = _plain(variable)
+        if value is not variable and isinstance(value, tf.Variable):
+            value._graphsplit_path = variable.path
+        if not isinstance(value, tf.Variable) or not hasattr(value, "_handle"):
+            raise UnsupportedError(f"{variable!r} is no variable that can be laid out: it has no handle of its own.")
+        found.setdefault(id(value), value)
+    return list(found.values())
+
+
+def slots_of(target: Any, variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:
+    """Return the variable that each slot belongs to, by the slot's id, as the optimizers of a target have it.
+
+    Args:
+      target: see `variables_of`.
+      variables: its variables.
+    """
+    found = {}
+    for optimizer in _optimizers(target):
+        for slot, variable in _slots(optimizer, variables):
+            found[id(_plain(slot))] = _plain(variable)
+    return found
+
+
+def _slots(optimizer: Any, variables: Sequence[tf.Variable]) -> Iterator[tuple[Any, Any]]:
+    """Yield the slots of an optimizer, each with its variable.
+
+    Those of Keras 3 and tf_keras have lists of slots in the order of the variables; old ones of tf_keras a mapping.
+    """
+    if hasattr(optimizer, "get_slot_names"):
+        for variable in variables:
+            for name in optimizer.get_slot_names():
+                with contextlib.suppress(KeyError):  # it does not train that one
+                    yield optimizer.get_slot(variable, name), variable
+        return
+    trained = list(getattr(optimizer, "_trainable_variables", ()))
+    if not trained:
+        by_key = {getattr(variable, "_unique_id", None): variable for variable in variables}
+        trained = [by_key.get(key) for key in getattr(optimizer, "_index_dict", ())]
+    for slots in vars(optimizer).values():
+        if trained and isinstance(slots, (list, tuple)) and len(slots) == len(trained):
+            pairs = zip(slots, trained, strict=True)
+            yield from [(slot, v) for slot, v in pairs if v is not None and slot is not v and hasattr(slot, "assign")]
+
+
+def _optimizers(target: Any) -> Iterable[Any]:
+    if isinstance(target, Mapping):
+        target = list(target.values())
+    if isinstance(target, (list, tuple, set)):
+        for value in target:
+            yield from _optimizers(value)
+    else:
+        yield from [own for own in (target, getattr(target, "optimizer", None)) if hasattr(own, "apply_gradients")]
+
+
+def _plain(variable: Any) -> Any:
+    """Return TensorFlow's variable; Keras 3 wraps them."""
+    return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
+
+
+def _all(target: Any) -> Iterable[Any]:
+    if isinstance(target, tf.Variable):
+        yield target
+    elif isinstance(target, Mapping):
+        for value in target.values():
+            yield from _all(value)
+    elif isinstance(target, (list, tuple, set)):
+        for value in target:
+            yield from _all(value)
+    elif hasattr(target, "variables"):
+        own = target.variables
+        yield from own() if callable(own) else own  # a method in old tf_keras optimizers
+        for part in ("optimizer", "metrics"):
+            yield from _all(getattr(target, part, None) or ())
+    elif hasattr(target, "assign_add"):  # a variable of Keras 3 (whose optimizers have such a method, too)
+        yield target
+    else:
+        raise ArgumentError(f"Variable layouts are for variables, modules, models and optimizers, got {target!r}.")

@@ -1,0 +1,79 @@
+"""Classes of variables that lie in parts: those of TensorFlow, and each one's handle knows of the parts.
+
+A variable that is laid out is given such a class (and its own one again). TensorFlow's classes stay as they are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import tensorflow as tf
+
+_inside = threading.local()
+_classes: dict[type, type] = {}
+
+
+@contextlib.contextmanager
+def raw_handles() -> Iterator[None]:
+    """Give handles of variables as they are, as long as this lasts: they are looked at, and the parts stay."""
+    depth = getattr(_inside, "depth", 0)
+    _inside.depth = depth + 1
+    try:
+        yield
+    finally:
+        _inside.depth = depth
+
+
+def are_raw() -> bool:
+    """Return whether handles are given as they are."""
+    return bool(getattr(_inside, "depth", 0))
+
+
+def parted_class(kind: type) -> type:
+    """Return the class of variables of this class that lie in parts."""
+    if kind not in _classes:
+        # TensorFlow's own `handle` is this attribute, which its eager runtime reads past all methods.
+        def handle(variable: Any) -> tf.Tensor:
+            parts: Any = variable._graphsplit_parts
+            raw = tf.executing_eagerly() and are_raw()
+            return parts.raw_handle if raw else parts.whole_handle(bool(getattr(_inside, "reads", 0)))
+
+        # and all reads but those by that runtime go through this method
+        def read(variable: Any, *args: Any, **options: Any) -> Any:
+            depth = getattr(_inside, "reads", 0)
+            _inside.reads = depth + 1
+            try:
+                return kind._read_variable_op(variable, *args, **options)  # type: ignore[attr-defined]
+            finally:
+                _inside.reads = depth
+
+        def device(variable: Any) -> str:
+            return str(variable._graphsplit_parts.raw_handle.device)  # (TensorFlow's own asks for the handle)
+
+        def export(variable: Any, *args: Any, **options: Any) -> Any:
+            variable._graphsplit_parts.check_can_be_saved(variable.name)
+            return kind._export_to_saved_model_graph(variable, *args, **options)  # type: ignore[attr-defined]
+
+        own: dict[str, Any] = {"_handle": property(handle), "device": property(device)}
+        own |= {"_read_variable_op": read, "_export_to_saved_model_graph": export}
+        _classes[kind] = type(kind.__name__, (kind,), {**own, **_writes(kind), "__module__": kind.__module__})
+    return _classes[kind]
+
+
+def _writes(kind: type) -> dict[str, Any]:
+    """Return the methods of variables of this class that give them a value from outside: it may go to the parts."""
+
+    def write(variable: Any, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
+        if variable._graphsplit_parts.take(value):
+            return variable if read_value else None
+        return kind.assign(variable, value, use_locking, name, read_value)  # type: ignore[attr-defined]
+
+    def restore(variable: Any, restored: Mapping[str, Any]) -> Any:
+        if variable._graphsplit_parts.take(*restored.values()):
+            return None
+        return kind._restore_from_tensors(variable, restored)  # type: ignore[attr-defined]
+
+    return {"assign": write, "_restore_from_tensors": restore}

@@ -1,0 +1,93 @@
+"""Buckets of small gradients: full ones are reduced while the backward pass goes on, whatever the layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.emission.checks import check_emitted
+from graphsplit.emission.emitter import emit
+from tests.helpers.law import assert_close
+from tests.helpers.layout_cases import ancestors_of, numbers
+
+LAYERS, WIDTH, DEVICES = 16, 70, 2
+EACH = 4 * WIDTH * 4  # four biases
+X = numbers(7, WIDTH, seed=9)
+
+
+def deep(layout: str) -> tuple[list[tf.Variable], Callable[[tf.Tensor], tf.Tensor]]:
+    """Return weights and biases that lie so, and a training step of layers that follow each other."""
+    weights = [tf.Variable(0.1 * numbers(WIDTH, WIDTH, seed=k), name=f"weight_{k}") for k in range(LAYERS)]
+    biases = [tf.Variable(tf.zeros(WIDTH), name=f"bias_{k}") for k in range(LAYERS)]
+    if layout != "home":
+        gs.set_variable_layout([*weights, *biases], layout, DEVICES)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            for weight, bias in zip(weights, biases, strict=True):
+                x = tf.nn.tanh(tf.nn.bias_add(x @ weight, bias))
+            loss = tf.reduce_sum(x)
+        for variable, gradient in zip([*weights, *biases], tape.gradient(loss, [*weights, *biases]), strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    return [*weights, *biases], step
+
+
+def sums_of(plan: gs.Plan) -> list[tuple[str, list[int]]]:
+    """Return for each bucket of gradients the node that adds them up, and the operations that made them."""
+    scope = emit(plan).scope
+    buckets = [(k, bucket) for k, bucket in enumerate(plan.buckets) if bucket.kind == "reduce"]
+    return [(f"{scope}/bucket_{k}/reduce", [move.tensor.op for move in bucket.moves]) for k, bucket in buckets]
+
+
+def products(plan: gs.Plan, shard: int) -> set[str]:
+    """Return the nodes that are a shard's products: for each layer one forward and two backward."""
+    graph = emit(plan)
+    found = [name for name, origin in graph.origins.items() if origin.role == "op" and origin.shard == shard]
+    return {name for name in found if plan.program.ops[graph.origins[name].op or 0].type == "MatMul"}
+
+
+@pytest.mark.parametrize("layout", ["sharded", "home", "mirrored"])
+def test_a_full_bucket_is_reduced_while_the_backward_pass_goes_on(layout: str):
+    variables, step = deep(layout)
+    parallel = gs.parallelize(step, devices=DEVICES, bucket_bytes=EACH)
+    with partition_graphs() as graphs:
+        result = parallel(X)
+    plan, before = parallel.plan(X), ancestors_of(graphs)
+    plan.check()
+    check_emitted(plan, emit(plan))
+    sums, all_products = sums_of(plan), products(plan, 1)
+    assert [len(made) for _, made in sums] == [4] * (LAYERS // 4)  # of each owner, four by four
+    assert len(all_products) == 3 * LAYERS - 1
+    waits = [len(all_products & before[name]) for name, _ in sums]
+    if layout == "home":  # for the forward pass, and so many layers of the backward pass
+        assert waits == [LAYERS + 4 * (k + 1) - 1 for k in range(LAYERS // 4)]
+    else:
+        assert len([count for count in waits if count < LAYERS + LAYERS // 2]) == DEVICES  # one of each owner
+    plain, plain_step = deep("home")
+    assert_close(result, plain_step(X))
+    for a, b in zip(variables, plain, strict=True):
+        assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b))
+
+
+def test_the_size_of_a_bucket():
+    _, step = deep("home")
+    found = {}
+    for size in (0, EACH - 1, 2 * EACH, 1 << 20):
+        plan = gs.parallelize(step, devices=DEVICES, bucket_bytes=size).plan(X)
+        found[size] = [len(made) for _, made in sums_of(plan)]
+    assert found == {0: [], EACH - 1: [], 2 * EACH: [8, 8], 1 << 20: [16]}
+
+
+@pytest.mark.parametrize("size", [-1, True, 1.5, "1 MB"])
+def test_what_is_no_size(size: Any):
+    with pytest.raises(gs.ArgumentError) as found:
+        gs.parallelize(lambda x: x, devices=2, bucket_bytes=size)
+    said = "it is the number of bytes, at least 0, that small gradients travelling as one may have together;"
+    assert str(found.value) == f"bucket_bytes={size!r}: {said} 0 lets each travel alone."

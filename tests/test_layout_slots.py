@@ -1,0 +1,67 @@
+"""Slots lie where their variables lie, as the optimizer itself knows whose they are, whatever they are called."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import graphsplit as gs
+from graphsplit.api.layout_targets import slots_of, variables_of
+from graphsplit.core.parted_variables import parts_of_variable
+
+DEVICES = 3
+SHAPES = ((90,), (90,), (90,), (900, 40), (200, 40), (90,))
+
+
+def variables(keras_3: bool) -> list[Any]:
+    """Return variables all of one name, several of one shape."""
+    make = keras.Variable if keras_3 else tf.Variable
+    return [make(np.ones(shape, np.float32), name="same") for shape in SHAPES]
+
+
+def built(kind: str, own: list[Any]) -> Any:
+    """Return an optimizer with slots for variables, in another order than theirs."""
+    order = own[::-1]
+    if kind == "legacy":
+        optimizer = tf_keras.optimizers.legacy.Adam()
+        optimizer._create_all_weights(order)
+    elif kind == "tf_keras":
+        optimizer = tf_keras.optimizers.Adam(amsgrad=True)
+        optimizer.build(order)
+    else:
+        optimizer = keras.optimizers.Adam(amsgrad=True, use_ema=True)
+        optimizer.build(order)
+    return optimizer
+
+
+def where(variable: Any) -> tuple[Any, tuple[str, ...]]:
+    parts = parts_of_variable(variable)
+    return (None, ()) if parts is None else (parts.division, parts.devices)
+
+
+@pytest.mark.parametrize("first", ["together", "variables first"])
+@pytest.mark.parametrize(("kind", "each"), [("keras", 4), ("tf_keras", 3), ("legacy", 2)])
+def test_slots_lie_with_their_variables(kind: str, each: int, first: str):
+    own = variables(kind == "keras")
+    optimizer = built(kind, own)
+    if first == "variables first":
+        gs.set_variable_layout(own, "sharded", DEVICES)
+    gs.set_variable_layout([own, optimizer], "sharded", DEVICES)
+    everything = variables_of([own, optimizer])
+    slots, plain = slots_of([own, optimizer], everything), variables_of(own)
+    assert len(slots) == each * len(SHAPES)
+    for variable in everything:
+        if id(variable) in slots:
+            assert slots[id(variable)].shape == variable.shape
+            assert where(variable) == where(slots[id(variable)])
+    assert {len(where(variable)[1]) for variable in plain} == {0, 1, DEVICES}  # where it was, on another device, cut
+
+
+def test_no_slots():
+    variable = tf.Variable(tf.ones(90))
+    assert slots_of([variable, {"a": keras.optimizers.SGD(0.1)}], [variable]) == {}
