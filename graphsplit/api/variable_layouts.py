@@ -66,7 +66,7 @@ def set_variable_layout(
     if not variables:
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
     names = resolve_devices(devices)
-    wanted = _wanted(variables, layout)
+    wanted = wanted_layouts(variables, layout)
     _check_free(variables, wanted, names)
     _check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], names)
     for variable, own in zip(variables, wanted, strict=True):
@@ -119,9 +119,9 @@ def variable_layout(
 def _shard(
     variables: Sequence[tf.Variable], devices: Sequence[str], reshard: bool, loads: dict[str, int] | None = None
 ) -> None:
-    held = [Held(_name(v), tuple(v.shape.as_list()), v.dtype.size) for v in variables if _can_move(v)]
+    held = [Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size) for v in variables if can_move(v)]
     found = shares(held, len(devices), None if loads is None else [loads[device] for device in devices])
-    for variable, share in zip(filter(_can_move, variables), found, strict=True):
+    for variable, share in zip(filter(can_move, variables), found, strict=True):
         if share is None:
             continue
         on = [devices[d] for d in share.devices]
@@ -134,8 +134,8 @@ def _shard(
 
 def _mirror(variables: Sequence[tf.Variable], devices: Sequence[str]) -> None:
     """Copy variables to all devices. What all copies need of a sum is added up where the variable's parts would lie."""
-    chosen = [v for v in variables if _can_move(v) and canonical_name(v.device) in devices and _is_copied(v)]
-    held = [Held(_name(v), tuple(v.shape.as_list()), v.dtype.size) for v in chosen]
+    chosen = [v for v in variables if can_move(v) and canonical_name(v.device) in devices and is_copied(v)]
+    held = [Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size) for v in chosen]
     for variable, share in zip(chosen, shares(held, len(devices)), strict=True):
         if len(devices) < 2:
             continue
@@ -144,12 +144,12 @@ def _mirror(variables: Sequence[tf.Variable], devices: Sequence[str]) -> None:
         VariableCopies(variable, Copied(tuple(devices), layout, tuple(sums)))
 
 
-def _is_copied(variable: tf.Variable) -> bool:
+def is_copied(variable: tf.Variable) -> bool:
     """Return whether a variable is copied: all but counters, which are small and change in every step."""
     return bool(variable.shape.rank or not variable.dtype.is_integer)
 
 
-def _can_move(variable: tf.Variable) -> bool:
+def can_move(variable: tf.Variable) -> bool:
     """Return whether a variable's value can lie elsewhere: numbers of known shape."""
     return bool(variable.shape.is_fully_defined() and variable.dtype.size and variable.dtype != tf.string)
 
@@ -165,12 +165,12 @@ def _check_one(layout: Any) -> None:
         raise ArgumentError(f"There is no variable layout {layout!r}; there are {', '.join(map(repr, LAYOUTS))}.")
 
 
-def _wanted(variables: Sequence[tf.Variable], layout: str | Mapping[str, str]) -> list[str | None]:
+def wanted_layouts(variables: Sequence[tf.Variable], layout: str | Mapping[str, str]) -> list[str | None]:
     """Return the layout of each variable; None where no pattern fits it: as it is."""
     check_layout(layout)
     if not isinstance(layout, Mapping):
         return [layout] * len(variables)
-    names = [_name(variable) for variable in variables]
+    names = [name_of(variable) for variable in variables]
     idle = [pattern for pattern in layout if not fnmatch.filter(names, pattern)]
     if idle:
         some = names[:8] + ([f"... and {len(names) - 8} more"] if len(names) > 8 else [])
@@ -185,7 +185,7 @@ def _check_free(variables: Sequence[tf.Variable], wanted: Sequence[str | None], 
     for variable, own in zip(variables, wanted, strict=True):
         parts = parts_of_variable(variable)
         if own not in (None, "home") and parts is not None and not set(parts.devices) <= set(devices):
-            wrong.append(f"{_name(variable)} on {', '.join(map(short_name, parts.devices))}")
+            wrong.append(f"{name_of(variable)} on {', '.join(map(short_name, parts.devices))}")
     if wrong:
         raise ArgumentError(
             f"These variables lie on other devices than {', '.join(map(short_name, devices))}:\n{bullet_list(wrong)}\n"
@@ -198,7 +198,7 @@ def _check_may_be_copies(variables: Iterable[tf.Variable], devices: Sequence[str
 
     Integers may be, and stay: on machines with GPUs, TensorFlow has those of 32 bits on the CPU.
     """
-    places = {_name(v): canonical_name(v.device) for v in variables if _can_move(v) and not v.dtype.is_integer}
+    places = {name_of(v): canonical_name(v.device) for v in variables if can_move(v) and not v.dtype.is_integer}
     wrong = [f"{name} on {short_name(device)}" for name, device in places.items() if device not in devices]
     if wrong:
         raise ArgumentError(
@@ -208,7 +208,7 @@ def _check_may_be_copies(variables: Iterable[tf.Variable], devices: Sequence[str
         )
 
 
-def _name(variable: Any) -> str:
+def name_of(variable: Any) -> str:
     """Return the name under which users know a variable: with its layer, if Keras made it."""
     return str(getattr(variable, "_graphsplit_path", None) or variable.name.partition(":")[0])
 

@@ -16,9 +16,10 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import Layout, OtherRows, Shard, is_whole
 from graphsplit.core.symbolic_sizes import Shape, is_same, quotient
+from graphsplit.costs.work import flops_of
 from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.work import flops_of, is_data
+from graphsplit.planning.work import is_data
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.undefined_outputs import undefined_outputs
 from graphsplit.rules import Answer, Sharded, answer_for_output

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Copied, Layout
+from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Copied, Division, Layout
 from graphsplit.core.parted_variables import parts_of, parts_of_variable
 from graphsplit.planning.division import Divided, divide
 from graphsplit.program.program import Op, Program
@@ -67,34 +67,56 @@ def program_of(
       reshard: see `divide`.
     """
     pairs = list(zip(trace.program.captures, trace.captures, strict=True))
-    held = {trace.program.ops[i].name: parts for i, handle in pairs if (parts := parts_of(handle)) is not None}
+    held = {trace.program.ops[i].name: parts.division for i, handle in pairs if (parts := parts_of(handle)) is not None}
     if not held:
         state = find_state(trace)
         inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}
         return trace.program, replace(state, whole=inside) if inside else state
+    return _in_parts(trace.program, held, _devices(trace), reshard)
+
+
+def program_as_if(trace: Trace, held: Mapping[str, Division], home: str, reshard: bool = True) -> tuple[Program, State]:
+    """Return what is planned for a traced function as if its variables lay otherwise, on devices that need not exist.
+
+    Args:
+      trace: the function.
+      held: how variables would be cut or copied, by the names of their placeholders.
+      home: the device of all others.
+      reshard: see `divide`.
+    """
+    pairs = zip(trace.program.captures, trace.captures, strict=True)
+    devices = {trace.program.ops[i].name: home for i, handle in pairs if handle.dtype == tf.resource}
+    return _in_parts(trace.program, held, devices, reshard) if held else (trace.program, State(devices))
+
+
+def _in_parts(
+    program: Program, held: Mapping[str, Division], others: Mapping[str, str], reshard: bool
+) -> tuple[Program, State]:
+    """Return a program whose variables lie in parts, and where: `others` are the devices of those that do not."""
+    names = [program.ops[i].name for i in program.captures]
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
-        cuts = {name: parts.division for name, parts in held.items() if name not in whole}
-        divided = divide(trace.program, cuts, reshard)
-        devices = _devices_of_parts(trace, divided, whole)
-        obstacles = divided.obstacles or _apart(divided, devices, [trace.program.ops[i].name for i, _ in pairs], cuts)
+        cuts = {name: division for name, division in held.items() if name not in whole}
+        divided = divide(program, cuts, reshard)
+        devices = _devices_of_parts(divided, names, cuts, others)
+        obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
         if not obstacles:
-            names = [trace.program.ops[i].name for i in trace.program.captures]
             copied = frozenset([k for k, name in enumerate(names) if isinstance(cuts.get(name), Copied)])
             return divided.program, State(devices, parts=divided.origins, copied=copied, whole=whole)
         whole.update(obstacles)
 
 
-def _devices_of_parts(trace: Trace, divided: Divided, whole: Collection[str]) -> dict[str, str]:
+def _devices_of_parts(
+    divided: Divided, names: Sequence[str], cuts: Mapping[str, Division], others: Mapping[str, str]
+) -> dict[str, str]:
     """Return where the variables and tables are, by the placeholders' names in a program in parts."""
     devices = {}
     for position, (k, part) in zip(divided.program.captures, divided.origins, strict=True):
-        name, handle = divided.program.ops[position].name, trace.captures[k]
-        parts = parts_of(handle)
-        if parts is not None and trace.program.ops[trace.program.captures[k]].name not in whole:
-            devices[name] = canonical_name(parts.devices[part])
-        elif handle.dtype == tf.resource and handle.device:
-            devices[name] = canonical_name(handle.device)
+        name, division = divided.program.ops[position].name, cuts.get(names[k])
+        if division is not None:
+            devices[name] = canonical_name(division.devices[part])
+        elif names[k] in others:
+            devices[name] = others[names[k]]
     return devices
 
 

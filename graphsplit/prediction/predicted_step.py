@@ -1,0 +1,159 @@
+"""What a step takes on a machine, as it is predicted: questions that can be asked of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from graphsplit.core.devices import short_name
+from graphsplit.costs.machine import Machine
+from graphsplit.planning.plan import Plan
+from graphsplit.prediction.buffers import Memory
+from graphsplit.prediction.graph_tasks import GraphTasks
+from graphsplit.prediction.replay import Schedule
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a device spends a step: parts of its time.
+
+    Attributes:
+      computing: in operations.
+      sending: in which something is sent to it or from it, and nothing computed.
+      waiting: the rest.
+    """
+
+    computing: float
+    sending: float
+    waiting: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that is predicted to run.
+
+    Attributes:
+      place: the device; of something sent, `GPU:0 -> GPU:1`.
+      name, type: of the operation, or of what is sent.
+      start_s, end_s: in seconds.
+      bytes: that are sent.
+    """
+
+    place: str
+    name: str
+    type: str
+    start_s: float
+    end_s: float
+    bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedStep:
+    """What a step takes on a machine. Nothing has run: all figures are predictions.
+
+    Attributes:
+      title: of the function.
+      machine: on which.
+      plan: what would run where.
+      memory: what each device holds, by device.
+      layout: of the variables, `sharded`; "" for as they lie.
+      unknown: sentences on what is known only when it runs: then the step takes at least `step_s`.
+    """
+
+    title: str
+    machine: Machine
+    plan: Plan = field(repr=False)
+    memory: Mapping[str, Memory] = field(repr=False)
+    layout: str = ""
+    unknown: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = field(default=(), repr=False)
+    _tasks: GraphTasks = field(repr=False, kw_only=True)
+    _schedule: Schedule = field(repr=False, kw_only=True)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from a call to its results."""
+        return self.machine.host.call_s + self._schedule.seconds
+
+    @functools.cached_property
+    def memory_bytes(self) -> dict[str, int]:
+        """The most bytes that each device holds at a time: variables, arguments, and what is alive."""
+        return {short_name(device): memory.peak_bytes for device, memory in self.memory.items()}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that are used, full names."""
+        return tuple(self.memory)
+
+    @functools.cached_property
+    def events(self) -> tuple[Event, ...]:
+        """All that is predicted to run, by start; what takes no time is left out."""
+        starts, ends = self._schedule.starts, self._schedule.ends
+        found = []
+        for i, (task, placed) in enumerate(zip(self._tasks.tasks, self._tasks.placed, strict=True)):
+            if placed.kind == "wait" or (placed.kind == "compute" and ends[i] <= starts[i]):
+                continue
+            place = short_name(placed.device) + (f" -> {short_name(placed.target)}" if placed.target else "")
+            end = ends[i] + task.delay_s
+            found.append(Event(place, task.name, placed.type, starts[i], end, placed.bytes))
+        return tuple(sorted(found, key=lambda event: (event.start_s, event.place)))
+
+    @functools.cached_property
+    def shares(self) -> dict[str, Share]:
+        """How each device spends the step."""
+        computing: dict[str, list[tuple[float, float]]] = {device: [] for device in self.memory}
+        sending: dict[str, list[tuple[float, float]]] = {device: [] for device in self.memory}
+        starts, ends = self._schedule.starts, self._schedule.ends
+        for i, placed in enumerate(self._tasks.placed):
+            span = (starts[i], ends[i])
+            if placed.kind == "compute":
+                computing.setdefault(placed.device, []).append(span)
+            elif placed.kind == "send":
+                for device in (placed.device, placed.target):
+                    sending.setdefault(device, []).append(span)
+        whole = self._schedule.seconds or 1.0
+        found = {}
+        for device in self.memory:
+            busy = _covered(computing[device]) / whole
+            either = _covered([*computing[device], *sending[device]]) / whole
+            found[device] = Share(busy, either - busy, 1.0 - either)
+        return found
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that are sent between devices."""
+        return sum(placed.bytes for placed in self._tasks.placed if placed.kind == "send")
+
+    @functools.cached_property
+    def limit(self) -> str:
+        """What limits the step: of what its critical path consists, most of all."""
+        parts: dict[str, float] = {}
+        for i in self._schedule.critical_path():
+            placed, seconds = self._tasks.placed[i], self._schedule.ends[i] - self._schedule.starts[i]
+            kind = {"compute": "computing", "send": "sending"}.get(placed.kind, "latency")
+            place = short_name(placed.device) + (f" to {short_name(placed.target)}" if placed.target else "")
+            key = f"{kind} {'on' if kind == 'computing' else 'from'} {place}"
+            parts[key] = parts.get(key, 0.0) + seconds + self._tasks.tasks[i].delay_s
+        parts["the call itself"] = self.machine.host.call_s
+        key = max(parts, key=lambda key: parts[key])
+        return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the longest chain of what waits for each other"
+
+    def over(self, limit: float | None = None) -> dict[str, int]:
+        """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
+        most = self.machine.device.memory_bytes if limit is None else limit
+        return {device: count for device, count in self.memory_bytes.items() if count > most}
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals."""
+    covered, end = 0.0, float("-inf")
+    for a, b in sorted(spans):
+        covered += max(0.0, b - max(a, end))
+        end = max(end, b)
+    return covered
+
+
+def percent(share: float) -> str:
+    """Return a share for people."""
+    return f"{100 * share:.0f} %"
