@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from graphsplit.api.calibration import calibrate
     from graphsplit.api.decorators import make_parallel, parallelize
     from graphsplit.api.differences import Difference
     from graphsplit.api.on_device import on_device
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 
 _MODULES = {
+    "api.calibration": ["calibrate"],
     "api.decorators": ["make_parallel", "parallelize"],
     "api.on_device": ["on_device"],
     "api.parallel_function": ["ParallelFunction"],
@@ -91,6 +93,7 @@ __all__ = [
     "TranspileReport",
     "UnsupportedError",
     "available_devices",
+    "calibrate",
     "make_parallel",
     "multi_gpu_model",
     "on_device",

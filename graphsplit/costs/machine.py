@@ -69,13 +69,18 @@ class Device:
         curve = self.curves.get(work.family)
         if curve:
             amount = work.flops if is_product else work.bytes
-            return amount / rate_at(curve, amount) if amount else 0.0
+            return amount / (rate_at(curve, amount) * self._relative(work)) if amount else 0.0
         share = self.attainable.get(work.family, 1.0)
         peaks = self.matrix_flops_per_s if is_product else self.vector_flops_per_s
         peak = peaks.get(work.dtype) or self._slowest(work)
         # a product that reaches a part of the arithmetic peak is not known to reach less of the memory's
         bytes_share = self.attainable.get("bytes", 1.0)
         return max(work.flops / (peak * share) if work.flops else 0.0, work.bytes / (self.bytes_per_s * bytes_share))
+
+    def _relative(self, work: Work) -> float:
+        """Return how fast numbers of a dtype are, as a multiple of 32-bit ones, with which curves are measured."""
+        peaks = self.matrix_flops_per_s
+        return peaks.get(work.dtype, peaks["float32"]) / peaks["float32"] if work.family in MATRIX else 1.0
 
     def _slowest(self, work: Work) -> float:
         """Return the rate of numbers that no figure is for: integers are no faster than 32-bit floating point."""

@@ -19,8 +19,8 @@ from typing import Any
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.costs.families import FAMILIES
 from graphsplit.costs.machine import Device, Host, Link, Machine
-from graphsplit.costs.sample_files import read_samples, wrong_samples
-from graphsplit.costs.toml_text import line_of, parse
+from graphsplit.costs.sample_files import read_samples, write_samples, wrong_samples
+from graphsplit.costs.toml_text import line_of, parse, to_toml
 
 _NUMBERS_OF = ("device.matrix_flops_per_s", "device.vector_flops_per_s", "device.attainable")
 _TABLES: dict[str, dict[str, type]] = {
@@ -104,6 +104,34 @@ def read_machine(path: str) -> Machine:
     except (OSError, UnicodeDecodeError) as error:
         raise ArgumentError(f"The machine file {path!r} cannot be read: {error}") from error
     return _read(path, text)
+
+
+def machine_text(machine: Machine) -> str:
+    """Return a machine as the text of a file that `read_machine` reads."""
+    device, host = machine.device, machine.host
+    numbers = {name: getattr(device, name) for name in _numbers("device")}
+    content: dict[str, Any] = {
+        "name": machine.name,
+        "devices": machine.devices,
+        "calibrated": machine.calibrated,
+        "device": {
+            "name": device.name,
+            "kind": device.kind,
+            **numbers,
+            "source": machine.sources.get("device", "unknown"),
+            "matrix_flops_per_s": dict(device.matrix_flops_per_s),
+            "vector_flops_per_s": dict(device.vector_flops_per_s),
+            "attainable": dict(device.attainable),
+            "curves": {family: [list(point) for point in curve] for family, curve in device.curves.items()},
+        },
+        "link": {**vars(machine.link), "source": machine.sources.get("link", "unknown")},
+        "host": {**vars(host), "slowdown": list(host.slowdown), "source": machine.sources.get("host", "unknown")},
+        "samples": write_samples(device.samples),
+    }
+    if machine.network is not None:
+        network = {name: getattr(machine.network, name) for name in ("name", "bytes_per_s", "latency_s")}
+        content["network"] = {**network, "source": machine.sources.get("network", "unknown")}
+    return to_toml({name: value for name, value in content.items() if value != []})
 
 
 def _by_name(asked: str) -> Machine:

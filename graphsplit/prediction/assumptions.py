@@ -12,8 +12,8 @@ def assumptions_of(machine: Machine, costs: Costs) -> tuple[str, ...]:
     return (
         _standing(machine),
         _rates(machine, costs),
-        f"{device.name}: {_si(device.bytes_per_s)}B/s of memory, {_si(device.memory_bytes)}B; an operation takes at "
-        f"least {_microseconds(device.launch_s)} and {_microseconds(device.overhead_s)} besides its work",
+        f"{device.name}: {amount(device.bytes_per_s)}B/s of memory, {amount(device.memory_bytes)}B; an operation "
+        f"takes at least {_microseconds(device.launch_s)} and {_microseconds(device.overhead_s)} besides its work",
         _link("between devices", machine.link)
         + (f"; {_link('between hosts', machine.network)}" if machine.network and machine.hosts > 1 else ""),
         f"a call takes {_microseconds(machine.host.call_s)} besides; " + _threads(machine),
@@ -37,7 +37,7 @@ def _rates(machine: Machine, costs: Costs) -> str:
 
 
 def _link(where: str, link: Link) -> str:
-    rate = "no copies" if link.bytes_per_s == float("inf") else f"{_si(link.bytes_per_s)}B/s each way"
+    rate = "no copies" if link.bytes_per_s == float("inf") else f"{amount(link.bytes_per_s)}B/s each way"
     return f"{where} {link.name}: {rate}, {_microseconds(link.latency_s)}" + (", shared by all" if link.shared else "")
 
 
@@ -53,10 +53,10 @@ def _microseconds(seconds: float) -> str:
     return f"{seconds * 1e6:.3g} us"
 
 
-def _si(value: float) -> str:
+def amount(value: float) -> str:
     """Return a number with the prefix of its unit.
 
-    >>> _si(2.039e12)
+    >>> amount(2.039e12)
     '2.04 T'
     """
     for size, unit in ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):

@@ -121,6 +121,12 @@ class PredictedStep:
         return found
 
     @property
+    def operations(self) -> int:
+        """How many operations take time on a device, those that only pass on a buffer among them."""
+        timed = ("Const", "Placeholder", "NoOp", "VarHandleOp", "ControlTrigger", "signal")
+        return sum(placed.kind != "send" and placed.type not in timed for placed in self._tasks.placed)
+
+    @property
     def sent_bytes(self) -> int:
         """The bytes that are sent between devices."""
         return sum(placed.bytes for placed in self._tasks.placed if placed.kind == "send")
@@ -137,7 +143,7 @@ class PredictedStep:
             parts[key] = parts.get(key, 0.0) + seconds + self._tasks.tasks[i].delay_s
         parts["the call itself"] = self.machine.host.call_s
         key = max(parts, key=lambda key: parts[key])
-        return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the longest chain of what waits for each other"
+        return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the step's longest chain"
 
     def over(self, limit: float | None = None) -> dict[str, int]:
         """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
