@@ -14,7 +14,7 @@ from graphsplit.costs.machine import Device, Host, Link, Machine, Sample
 from graphsplit.costs.machine_files import known_machines, machine, machine_text, read_machine
 from graphsplit.costs.seconds import Costs, sample_key
 from graphsplit.costs.work import Work, bytes_of, work_of
-from tests.helpers.errors import raises
+from tests.helpers.messages import raises
 
 GOOD = """\
 name = "box"
@@ -75,8 +75,8 @@ def test_names_of_machines():
 def test_unknown_machines_are_told_the_nearest():
     with raises(
         gs.ArgumentError,
-        "There is no machine 'dgx-b100'. Nearest are 'dgx-h100', 'dgx-a100', 'dgx-h200'; `graphsplit machines` lists all. "
-        "A file of your own ends in .toml; `graphsplit calibrate -o here.toml` writes one for the one at hand.",
+        "There is no machine 'dgx-b100'. Nearest are 'dgx-h100', 'dgx-a100', 'dgx-h200'; `graphsplit machines` lists "
+        "all. A file of your own ends in .toml; `graphsplit calibrate -o here.toml` writes one for the one at hand.",
     ):
         machine("dgx-b100")
     with raises(
@@ -96,8 +96,8 @@ def test_more_devices_than_a_machine_has():
         machine("dgx-h100").names(9)
     with raises(
         gs.ArgumentError,
-        "devices=5: the machine 't4-box' has 4. Choose fewer; its file has no [network] by which hosts are joined into a "
-        "cluster.",
+        "devices=5: the machine 't4-box' has 4. Choose fewer; its file has no [network] by which hosts are joined "
+        "into a cluster.",
     ):
         machine("t4-box").names(5)
 
