@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, overload
@@ -10,10 +11,12 @@ from typing import Any, Protocol, overload
 import tensorflow as tf
 
 from graphsplit.api.argument_splitting import Split
-from graphsplit.api.options import DevicesLike, Options, checked_options
+from graphsplit.api.automatic_plans import checked_automatic
+from graphsplit.api.options import DevicesLike, Options, check_leaves_open, checked_options
 from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.tensorflow_internals import is_compiled_function
+from graphsplit.costs.machine import Machine
 
 
 class Decorator(Protocol):
@@ -39,6 +42,9 @@ def parallelize(
     schedule: str | None = None,
     stages: int | None = None,
     jit_compile: bool = False,
+    plan: str | None = None,
+    memory: str | float | None = None,
+    machine: str | os.PathLike[str] | Machine | None = None,
 ) -> ParallelFunction[P, R]: ...
 
 
@@ -57,6 +63,9 @@ def parallelize(
     schedule: str | None = None,
     stages: int | None = None,
     jit_compile: bool = False,
+    plan: str | None = None,
+    memory: str | float | None = None,
+    machine: str | os.PathLike[str] | Machine | None = None,
 ) -> Decorator: ...
 
 
@@ -74,6 +83,9 @@ def parallelize(
     schedule: str | None = None,
     stages: int | None = None,
     jit_compile: bool = False,
+    plan: str | None = None,
+    memory: str | float | None = None,
+    machine: str | os.PathLike[str] | Machine | None = None,
 ) -> ParallelFunction[P, R] | Decorator:
     """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
 
@@ -118,6 +130,11 @@ def parallelize(
         `tf.function(jit_compile=True)`; given such a function, it is True. What XLA draws or returns otherwise (random
         numbers, sizes that follow from data), and what it has no kernel for, runs between the compiled parts, as
         effects do that are none of variables; the plan says which. Each size is compiled for itself.
+      plan: `"auto"` predicts plans, for fewer devices, other layouts of the variables and micro-batches, and takes the
+        fastest that fits; the variables are laid out so (`set_variable_layout`) at the first call. The plan says what
+        was compared.
+      memory: for `plan="auto"`: what each device may hold, `"40GB"` or bytes; None: all that it has.
+      machine: for `plan="auto"`: by which speed is predicted, see `predict`; None: the one that looks like this one.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
@@ -134,6 +151,9 @@ def parallelize(
     options = checked_options(
         devices, split, home, weights, strict, random, reduce_retracing, micro_batches, schedule, stages, jit_compile
     )
+    automatic = checked_automatic(plan, memory, machine)
+    check_leaves_open(options, automatic)
+    options = replace(options, automatic=automatic)
     if fn is None:
         return functools.partial(_with_options, options=options)
     return _with_options(fn, options)

@@ -11,16 +11,15 @@ import tensorflow as tf
 
 from graphsplit.api.argument_splitting import Splitting, argument_paths, check_split, resolve_split
 from graphsplit.api.call_signatures import as_call, by_bound_arguments, parameters_of, signature_of, spread
-from graphsplit.api.compilation import plan_for
+from graphsplit.api.compilation import plan_as_if
 from graphsplit.api.options import Options
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.pipeline_devices import check_no_others
-from graphsplit.api.predicted_layouts import Layout, divisions_for
+from graphsplit.api.predicted_layouts import Layout
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.state import program_as_if
 from graphsplit.tracing.stage_notes import variables_elsewhere
 from graphsplit.tracing.trace import Trace, trace
 
@@ -53,9 +52,7 @@ class PredictedCall:
           **options: instead of those that the function has, `micro_batches=4`.
         """
         chosen = replace(self.options, **options)
-        held = divisions_for(self.trace, layout, devices)
-        program, state = program_as_if(self.trace, held, devices[0], chosen.micro_batches == 1)
-        return plan_for(program, self.splitting, chosen, devices, devices[0], state)
+        return plan_as_if(self.trace, self.splitting, chosen, devices, layout)
 
 
 def predicted_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> PredictedCall:
