@@ -123,7 +123,9 @@ def test_does_not_fit_is_an_answer():
     with pytest.raises(gs.ArgumentError) as error:
         step.plan(tf.ones([64, 256]))
     message = str(error.value)
-    assert message.startswith("The function does not fit: of 5 plans for up to 1 device the smallest is that for 1 device")
+    assert message.startswith(
+        "The function does not fit: of 5 plans for up to 1 device the smallest is that for 1 device"
+    )
     assert " devices would do: " in message
     assert "variables sharded" in message
 

@@ -112,7 +112,7 @@ class _Writer:
         self._buffers: list[dict[str, Any]] = []
         self._buffer_of: dict[tuple[str, str], int] = {}  # what a reference is read from on a device
         self._unknown: dict[str, None] = {}
-        self._timed: dict[Any, float] = {}
+        self._works: dict[tuple[int, int | None], tuple[Work, float]] = {}
         self._rank = {node.name: k for k, node in enumerate(graph.nodes)}
 
     def write(self) -> GraphTasks:
@@ -178,25 +178,30 @@ class _Writer:
         return len(self._tasks) - 1
 
     def _work(self, node: Any) -> tuple[Work, float]:
-        """Return what a node does, and how long it takes."""
-        reads, makes = self._sizes.inputs_of(node), self._sizes[node.name]
+        """Return what a node does, and how long it takes: shards of as many rows are alike, and asked once."""
         origin = self._graph.origins[node.name]
-        op = self._plan.program.ops[origin.op] if origin.op is not None and origin.role == "op" else None
-        if op is not None and op.bodies:
-            time = self._bodies(op, origin.shard)
-            self._note(time.unknown)
-            return Work("other"), time.seconds
+        if origin.op is None or origin.role != "op":
+            return self._work_of_node(node)
+        rows = self._plan.rows[origin.shard] if origin.shard is not None and self._plan.rows else origin.shard
+        key = (origin.op, rows)
+        if key not in self._works:
+            op = self._plan.program.ops[origin.op]
+            if op.bodies:
+                time = self._bodies(op, origin.shard)
+                self._note(time.unknown)
+                self._works[key] = Work("other"), time.seconds
+            else:
+                self._works[key] = self._work_of_node(node)
+        return self._works[key]
+
+    def _work_of_node(self, node: Any) -> tuple[Work, float]:
+        reads, makes = self._sizes.inputs_of(node), self._sizes[node.name]
         work = work_of(node.op, _attributes(node), reads, makes, self._costs.unknown_size)
-        if work.family == FREE:
-            return work, 0.0
-        if work.family == PASSED_ON:
+        if work.family in (FREE, PASSED_ON):
             return work, self._costs.seconds(work)
         if work.is_least:
             self._note(f"the sizes of {node.op} {node.name!r} are known only when it runs")
-        key = sample_key(node, reads, makes)
-        if key not in self._timed:
-            self._timed[key] = self._costs.seconds(work, key)
-        return work, self._timed[key]
+        return work, self._costs.seconds(work, sample_key(node, reads, makes))
 
     def _note(self, unknown: str) -> None:
         if unknown:
@@ -207,15 +212,8 @@ class _Writer:
         step = self._plan.steps[op.index]
         if shard is None and step.bodies:
             return self._split_turns(op, step.bodies)
-        sharded = step.shards if shard is not None else None
-        size = self._plan.rows[shard] if shard is not None and self._plan.rows else None
-        key = (op.index, size)
-        if key not in self._timed:
-            plans = sharded.bodies if sharded else {}
-            time = seconds_of_bodies(op, plans, self._plan.rows, shard if plans else None, self._costs)
-            self._note(time.unknown)
-            self._timed[key] = time.seconds
-        return BodyTime(self._timed[key])
+        plans = step.shards.bodies if shard is not None and step.shards else {}
+        return seconds_of_bodies(op, plans, self._plan.rows, shard if plans else None, self._costs)
 
     def _split_turns(self, op: Any, bodies: Any) -> BodyTime:
         seconds = 0.0
