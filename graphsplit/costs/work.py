@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.symbolic_sizes import Shape
-from graphsplit.costs.families import FREE, MATRIX, PASSED_ON, family_of
+from graphsplit.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.program.flops import count_flops
 from graphsplit.program.program import Op, Program
 
@@ -110,8 +110,3 @@ def flops_of_all(program: Program) -> int:
 def _as_planned(shape: Shape | None) -> Shape | None:
     """Return a shape as numbers: unknown sizes as what they count as while planning."""
     return None if shape is None else tuple([None if size is None else int(size) for size in shape])
-
-
-def is_matrix(family: str) -> bool:
-    """Return whether operations of a family are products, which matrix units compute where a device has some."""
-    return family in MATRIX

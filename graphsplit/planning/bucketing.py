@@ -12,11 +12,11 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import PARTIAL_SUM, Layout, Partial, SingleDevice
+from graphsplit.costs.break_even import BUCKET_BYTES, FEWEST_IN_BUCKET
 from graphsplit.planning.steps import Bucket, Move, Step
 from graphsplit.program.program import Op, Program, Tensor
 
-_SMALL_BYTES = 16_384  # `python -m benchmarks.packing`: a fifth faster on 8 devices; of four times the size, even
-_FEWEST = 4  # a bucket of fewer takes as many nodes as it saves
+_SMALL_BYTES = BUCKET_BYTES
 
 
 def find_buckets(
@@ -83,7 +83,7 @@ def _alike(program: Program, moves: Iterable[Move]) -> list[Bucket]:
         is_number = dtype.is_floating or dtype.is_integer
         if is_number and shape is not None and len(shape) == 1 and 0 < program.bytes(tensor) <= _SMALL_BYTES:
             found.setdefault((dtype.name, move.source, move.target), []).append(move)
-    return [Bucket(tuple(alike)) for alike in found.values() if len(alike) >= _FEWEST]
+    return [Bucket(tuple(alike)) for alike in found.values() if len(alike) >= FEWEST_IN_BUCKET]
 
 
 def _sent_first(program: Program, steps: Sequence[Step], moves: Iterable[Move]) -> list[Move]:

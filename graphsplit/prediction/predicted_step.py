@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
 from graphsplit.costs.machine import Machine
+from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import Memory
 from graphsplit.prediction.graph_tasks import GraphTasks
@@ -145,10 +146,39 @@ class PredictedStep:
         key = max(parts, key=lambda key: parts[key])
         return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the step's longest chain"
 
+    def compare(self, other: PredictedStep) -> str:
+        """Return why one of two predictions is faster: seconds, bytes that are sent, and how the devices spend them."""
+        lines = [f"{self._named()} against {other._named()}:"]
+        for what, own, others in (
+            ("a step", f"{self.step_s * 1e3:.2f} ms", f"{other.step_s * 1e3:.2f} ms"),
+            ("sent between devices", format_bytes(self.sent_bytes), format_bytes(other.sent_bytes)),
+            ("on the fullest device", _fullest(self), _fullest(other)),
+            ("computing, longest", self._longest("computing"), other._longest("computing")),
+            ("sending and not computing, longest", self._longest("sending"), other._longest("sending")),
+            ("waiting, longest", self._longest("waiting"), other._longest("waiting")),
+            ("limited by", self.limit, other.limit),
+        ):
+            lines.append(f"  {what}: {own}, against {others}")
+        return "\n".join(lines)
+
+    def _named(self) -> str:
+        layout = f", variables {self.layout}" if self.layout else ""
+        return f"{len(self.plan.devices)} of {self.machine.name}{layout}"
+
+    def _longest(self, how: str) -> str:
+        device = max(self.shares, key=lambda device: getattr(self.shares[device], how))
+        seconds = getattr(self.shares[device], how) * self._schedule.seconds
+        return f"{seconds * 1e3:.2f} ms on {short_name(device)}"
+
     def over(self, limit: float | None = None) -> dict[str, int]:
         """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
         most = self.machine.device.memory_bytes if limit is None else limit
         return {device: count for device, count in self.memory_bytes.items() if count > most}
+
+
+def _fullest(prediction: PredictedStep) -> str:
+    device = max(prediction.memory_bytes, key=lambda device: prediction.memory_bytes[device])
+    return f"{format_bytes(prediction.memory_bytes[device])} on {device}"
 
 
 def _covered(spans: Sequence[tuple[float, float]]) -> float:
