@@ -180,6 +180,15 @@ def test_a_machine_of_another_kind():
         gs.parallelize(Model().step, devices=2, plan="auto", machine="dgx-a100").plan(X)
 
 
+def test_what_xla_compiles():
+    with raises(
+        gs.UnsupportedError,
+        "plan='auto' predicts single operations, and jit_compile=True lets XLA make fewer and other ones of them. Drop "
+        "one or the other.",
+    ):
+        gs.parallelize(Model().step, devices=2, plan="auto", jit_compile=True).plan(X)
+
+
 def test_a_batch_of_unknown_size():
     step = tf.function(Model().step, input_signature=[tf.TensorSpec([None, 64])])
     with raises(

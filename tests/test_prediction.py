@@ -314,6 +314,15 @@ def test_sizes_of_arguments_are_known():
         gs.predict(product, tf.TensorSpec([None, 64]), machine=boxed())
 
 
+def test_what_xla_compiles():
+    with raises(
+        gs.UnsupportedError,
+        "A prediction replays single operations, and jit_compile=True lets XLA make fewer and other ones of them. "
+        "Predict the function without jit_compile; compiled, it is faster by what XLA saves.",
+    ):
+        gs.predict(gs.parallelize(product, devices=2, jit_compile=True), X, machine=boxed())
+
+
 def test_no_function():
     with raises(gs.ArgumentError, "predict takes a function and its arguments, got 3 for the function."):
         gs.predict(3, X, machine=boxed())  # type: ignore[arg-type]

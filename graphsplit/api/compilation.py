@@ -65,6 +65,11 @@ def _automatic_plan(
     traced: Trace, splitting: Splitting, options: Options, automatic: Automatic, devices: Sequence[str]
 ) -> Plan:
     """Lay the variables out as the fastest plan that fits has them, and return that plan."""
+    if options.jit_compile:
+        raise UnsupportedError(
+            "plan='auto' predicts single operations, and jit_compile=True lets XLA make fewer and other ones of them. "
+            "Drop one or the other."
+        )
     if isinstance(splitting.batch, Size):
         raise UnsupportedError(
             "plan='auto' predicts the time of a step, and the size of the batch is not known. Call it with tensors of "

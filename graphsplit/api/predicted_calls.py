@@ -17,8 +17,9 @@ from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.pipeline_devices import check_no_others
 from graphsplit.api.predicted_layouts import Layout
 from graphsplit.core import structures
-from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.planning.plan import Plan
 from graphsplit.tracing.stage_notes import variables_elsewhere
 from graphsplit.tracing.trace import Trace, trace
@@ -65,6 +66,11 @@ def predicted_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     function = fn.function if isinstance(fn, ParallelFunction) else fn
     if not callable(function):
         raise ArgumentError(f"predict takes a function and its arguments, got {fn!r} for the function.")
+    if options.jit_compile or is_compiled_function(function):
+        raise UnsupportedError(
+            "A prediction replays single operations, and jit_compile=True lets XLA make fewer and other ones of them. "
+            "Predict the function without jit_compile; compiled, it is faster by what XLA saves."
+        )
     signature = signature_of(function)
     check_split(options.split, parameters_of(signature))
     bound = signature.bind(*args, **kwargs)
