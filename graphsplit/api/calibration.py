@@ -16,6 +16,7 @@ from graphsplit.api.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predictions import predict_call
 from graphsplit.core.devices import available_devices
 from graphsplit.costs.machine import Device, Host, Link, Machine
+from graphsplit.placement.sources import StateKeeper
 from graphsplit.placement.timeline import timeline_of
 from graphsplit.prediction import microbenchmarks
 from graphsplit.prediction.sampling import samples_of
@@ -36,7 +37,8 @@ def calibrate(fn: Callable[..., Any] | None = None, *args: Any, name: str = "her
     for this function and others like it.
 
     Args:
-      fn, *args, **kwargs: a function and tensors to call it with: it runs some ten times, variables keep their values.
+      fn, *args, **kwargs: a function and tensors to call it with: it runs for a second or two. Variables keep their
+        values.
       name: of the machine.
 
     >>> import graphsplit as gs
@@ -85,7 +87,8 @@ def measure_function(
     sampled = replace(machine, device=replace(machine.device, samples=samples))
     if machine.device.kind == "GPU":
         return sampled
-    measured_s = microbenchmarks.seconds_of_call(lambda: alone(*args, **kwargs))
+    with StateKeeper([(variable.handle, variable.dtype) for variable in alone.variables(*args, **kwargs)]):
+        measured_s = microbenchmarks.seconds_of_call(lambda: alone(*args, **kwargs))
     return _explained(sampled, predicted_call(function, args, kwargs), measured_s)
 
 
