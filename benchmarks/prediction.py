@@ -29,7 +29,7 @@ RESULTS = Path(__file__).parent / "results" / "prediction.json"
 PAGE = ROOT / "docs" / "prediction.md"
 LAYOUTS = ("home", "mirrored", "sharded")
 _BEGIN, _END = "<!-- table: python -m benchmarks.prediction -->", "<!-- end of table -->"
-_LIMIT_S = 300
+_LIMIT_S = 900
 _DIFFERENT = 1.1  # plans that are to be ranked
 
 
@@ -116,7 +116,10 @@ def _ask(*arguments: object) -> dict[str, Any]:
     """Run a part of this in a process of its own, and return its answer."""
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
     command = [sys.executable, "-m", "benchmarks.prediction_worker", *map(str, arguments)]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"no answer within {_LIMIT_S} s") from error
     if done.returncode:
         raise RuntimeError(f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:300]}")
     answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])

@@ -61,7 +61,14 @@ def test_two_devices_send_and_compute():
     assert found.sent_bytes == piece + weights + piece  # rows and weights there, results back
     # the second has half of the rows and gets weights first, or last: it computes when both are there, and sends back
     assert found.step_s == pytest.approx((piece + weights) / 1e9 + FLOPS / 2e9 + piece / 1e9)
-    assert found.limit.startswith("computing on GPU:1")
+    compute = FLOPS / 2e9 / found.step_s
+    assert found.limit == f"computing on GPU:1: {100 * compute:.0f} % of the step"
+
+
+def test_what_waits_for_a_link_is_limited_by_it():
+    wide = tf.TensorSpec([8192, 64])
+    found = gs.predict(product, wide, machine=boxed(rate=1e15, link=1e6, count=8), devices=8)
+    assert found.limit == "sending from GPU:0: 88 % of the step"  # all results but the last come back meanwhile
 
 
 def test_faster_links_and_devices_are_not_slower():

@@ -11,7 +11,7 @@ from graphsplit.costs.machine import Machine
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import Memory
-from graphsplit.prediction.graph_tasks import GraphTasks
+from graphsplit.prediction.graph_tasks import GraphTasks, Placed
 from graphsplit.prediction.replay import Schedule
 
 
@@ -136,15 +136,14 @@ class PredictedStep:
     def limit(self) -> str:
         """What limits the step: of what its critical path consists, most of all."""
         parts: dict[str, float] = {}
-        for i in self._schedule.critical_path():
-            placed, seconds = self._tasks.placed[i], self._schedule.ends[i] - self._schedule.starts[i]
-            kind = {"compute": "computing", "send": "sending"}.get(placed.kind, "latency")
-            place = short_name(placed.device) + (f" to {short_name(placed.target)}" if placed.target else "")
-            key = f"{kind} {'on' if kind == 'computing' else 'from'} {place}"
-            parts[key] = parts.get(key, 0.0) + seconds + self._tasks.tasks[i].delay_s
+        path, starts = self._schedule.critical_path(), self._schedule.starts
+        ends = [*[starts[i] for i in path[1:]], self._schedule.seconds]
+        for i, end in zip(path, ends, strict=True):  # each counts until the next one starts
+            for key in _what(self._tasks.placed[i]):
+                parts[key] = parts.get(key, 0.0) + end - starts[i]
         parts["the call itself"] = self.machine.host.call_s
         key = max(parts, key=lambda key: parts[key])
-        return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the step's longest chain"
+        return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the step"
 
     def compare(self, other: PredictedStep) -> str:
         """Return why one of two predictions is faster: seconds, bytes that are sent, and how the devices spend them."""
@@ -174,6 +173,14 @@ class PredictedStep:
         """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
         most = self.machine.device.memory_bytes if limit is None else limit
         return {device: count for device, count in self.memory_bytes.items() if count > most}
+
+
+def _what(placed: Placed) -> list[str]:
+    """Return what a task of the critical path counts as: something sent burdens the device at either end."""
+    source, target = short_name(placed.device), short_name(placed.target)
+    if placed.kind == "compute":
+        return [f"computing on {source}"]
+    return [f"sending from {source}", f"sending to {target}"] if target else []
 
 
 def _fullest(prediction: PredictedStep) -> str:
