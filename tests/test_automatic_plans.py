@@ -37,7 +37,9 @@ class Model:
 X = tf.reshape(tf.range(512 * 64, dtype=tf.float32), [512, 64]) / 1e4
 
 
-@pytest.mark.parametrize("link", [1e3, 1e7, 1e12], ids=["slow", "middling", "fast"])
+@pytest.mark.parametrize(
+    "link", [1e3, pytest.param(1e7, marks=pytest.mark.long), 1e12], ids=["slow", "middling", "fast"]
+)
 def test_the_law_holds_for_what_is_chosen(link: float):
     alone, model = Model(), Model()
     step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(link=link))
