@@ -29,7 +29,7 @@ _LOGICAL_DEVICES = 64
 
 
 def calibrate(fn: Callable[..., Any] | None = None, *args: Any, name: str = "here", **kwargs: Any) -> Machine:
-    """Measure the devices of this process, and what their operations take. It takes about half a minute.
+    """Measure the devices of this process, and what their operations take. It takes about a minute.
 
     Measured are products and convolutions with their gradients, memory, copies between devices, the cost of an
     operation with nothing to do and of a call, and how much slower all devices are that work at once. With a function,
