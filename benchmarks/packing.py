@@ -17,7 +17,7 @@ from dataclasses import replace
 from typing import Any
 
 import graphsplit as gs
-from graphsplit.planning.bucketing import BUCKET_BYTES
+from graphsplit.costs.break_even import BUCKET_BYTES
 
 _ENTRIES = (16, 256, 1024, 4096, 16384)
 _ROWS_EACH, _STEPS = 2, 20

@@ -12,11 +12,14 @@ from typing import TYPE_CHECKING, Any
 from graphsplit.core.requirements import explained
 
 if TYPE_CHECKING:
+    from graphsplit.api.calibration import calibrate
     from graphsplit.api.decorators import make_parallel, parallelize
     from graphsplit.api.differences import Difference
     from graphsplit.api.on_device import on_device
     from graphsplit.api.parallel_function import ParallelFunction
+    from graphsplit.api.predictions import predict
     from graphsplit.api.retracing import RetracingWarning
+    from graphsplit.api.scaling import scaling
     from graphsplit.api.variable_layouts import set_variable_layout, variable_layout
     from graphsplit.api.verification import Report, verify
     from graphsplit.core.devices import available_devices, use_logical_devices
@@ -30,18 +33,24 @@ if TYPE_CHECKING:
         StrictError,
         UnsupportedError,
     )
+    from graphsplit.costs.machine import Machine
     from graphsplit.keras_models.wrapping import multi_gpu_model
     from graphsplit.placement import Placement, placement_of
     from graphsplit.planning.plan import Plan
+    from graphsplit.prediction.predictions import Prediction
+    from graphsplit.prediction.scalings import Scaling
     from graphsplit.saved_models import TranspileReport, strip_devices, transpile_graph_def, transpile_saved_model
 
 __version__ = "0.1.0"
 
 _MODULES = {
+    "api.calibration": ["calibrate"],
     "api.decorators": ["make_parallel", "parallelize"],
     "api.on_device": ["on_device"],
     "api.parallel_function": ["ParallelFunction"],
+    "api.predictions": ["predict"],
     "api.retracing": ["RetracingWarning"],
+    "api.scaling": ["scaling"],
     "api.variable_layouts": ["set_variable_layout", "variable_layout"],
     "api.differences": ["Difference"],
     "api.verification": ["Report", "verify"],
@@ -56,9 +65,12 @@ _MODULES = {
         "StrictError",
         "UnsupportedError",
     ],
+    "costs.machine": ["Machine"],
     "keras_models.wrapping": ["multi_gpu_model"],
     "placement": ["Placement", "placement_of"],
     "planning.plan": ["Plan"],
+    "prediction.predictions": ["Prediction"],
+    "prediction.scalings": ["Scaling"],
     "saved_models": ["TranspileReport", "strip_devices", "transpile_graph_def", "transpile_saved_model"],
 }
 _MODULE_OF = {name: module for module, names in _MODULES.items() for name in names}
@@ -69,22 +81,28 @@ __all__ = [
     "DeviceError",
     "Difference",
     "GraphsplitError",
+    "Machine",
     "OutputError",
     "ParallelFunction",
     "Placement",
     "Plan",
+    "Prediction",
     "Report",
     "RetracingWarning",
+    "Scaling",
     "StorageError",
     "StrictError",
     "TranspileReport",
     "UnsupportedError",
     "available_devices",
+    "calibrate",
     "make_parallel",
     "multi_gpu_model",
     "on_device",
     "parallelize",
     "placement_of",
+    "predict",
+    "scaling",
     "set_variable_layout",
     "strip_devices",
     "transpile_graph_def",

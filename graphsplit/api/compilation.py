@@ -7,18 +7,26 @@ from dataclasses import replace
 from typing import Any
 
 from graphsplit.api.argument_splitting import Splitting, argument_paths, resolve_split
+from graphsplit.api.automatic_plans import LAYOUTS, Automatic, choose, machine_like
 from graphsplit.api.options import Options
 from graphsplit.api.pipeline_devices import check_no_others, stages_asked
+from graphsplit.api.predicted_layouts import Layout, divisions_for
+from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.core import structures
+from graphsplit.core.devices import short_name
+from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.symbolic_sizes import Size
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
-from graphsplit.planning.state import State, program_of, state_of
+from graphsplit.planning.state import State, program_as_if, program_of, state_of
 from graphsplit.program.program import Program
 from graphsplit.program.stages import check_stages
 from graphsplit.tracing.stage_notes import variables_elsewhere
 from graphsplit.tracing.trace import Trace, trace
+
+_AS_IS = "as they lie"
 
 
 def trace_and_plan(
@@ -48,9 +56,52 @@ def trace_and_plan(
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes))
+    if options.automatic is not None:
+        return traced, _automatic_plan(traced, splitting, options, options.automatic, devices)
     # (shards that take turns on a device would all have to wait for each other before each gather)
     program, state = program_of(traced, find_state, options.micro_batches == 1)
     return traced, plan_for(program, splitting, options, devices, home, state)
+
+
+def _automatic_plan(
+    traced: Trace, splitting: Splitting, options: Options, automatic: Automatic, devices: Sequence[str]
+) -> Plan:
+    """Lay the variables out as the fastest plan that fits has them, and return that plan."""
+    if options.jit_compile:
+        raise UnsupportedError(
+            "plan='auto' predicts single operations, and jit_compile=True lets XLA make fewer and other ones of them. "
+            "Drop one or the other."
+        )
+    if isinstance(splitting.batch, Size):
+        raise UnsupportedError(
+            "plan='auto' predicts the time of a step, and the size of the batch is not known. Call it with tensors of "
+            "known shapes, without an input_signature or reduce_retracing."
+        )
+    lying = {d for variable in traced.variables if (parts := parts_of_variable(variable)) for d in parts.devices}
+    is_laid_out = bool(lying)
+    fewest = max([devices.index(device) + 1 for device in lying if device in devices], default=1)
+    machine = machine_like(automatic, devices)
+
+    def make_plan(names: Sequence[str], layout: str, micro_batches: int) -> Plan:
+        own = replace(options, micro_batches=micro_batches)
+        return plan_as_if(traced, splitting, own, names, None if is_laid_out else layout)
+
+    layouts = (_AS_IS,) if is_laid_out else LAYOUTS
+    choice = choose("The function", traced, len(devices), machine, automatic.memory, make_plan, layouts, fewest)
+    chosen, used = choice.chosen, devices[: choice.chosen.devices]
+    if traced.variables and not is_laid_out and chosen.devices > 1:
+        set_variable_layout(list(traced.variables), chosen.layout, list(map(short_name, used)))
+    options = replace(options, micro_batches=chosen.micro_batches, automatic=None)
+    program, state = program_of(traced, state_of, chosen.micro_batches == 1)
+    plan = plan_for(program, splitting, options, used, used[0], state)
+    return replace(plan, notes=(*plan.notes, *choice.notes))
+
+
+def plan_as_if(traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], layout: Layout) -> Plan:
+    """Return the plan for devices that need not exist, with variables laid out otherwise; see `divisions_for`."""
+    held = divisions_for(traced, layout, devices)
+    program, state = program_as_if(traced, held, devices[0], options.micro_batches == 1)
+    return plan_for(program, splitting, options, devices, devices[0], state)
 
 
 def plan_for(

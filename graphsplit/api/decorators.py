@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, overload
@@ -10,11 +11,13 @@ from typing import Any, Protocol, overload
 import tensorflow as tf
 
 from graphsplit.api.argument_splitting import Split
-from graphsplit.api.options import DevicesLike, Options, checked_options
+from graphsplit.api.automatic_plans import checked_automatic
+from graphsplit.api.options import DevicesLike, Options, check_leaves_open, checked_options
 from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.tensorflow_internals import is_compiled_function
-from graphsplit.planning.bucketing import BUCKET_BYTES
+from graphsplit.costs.break_even import BUCKET_BYTES
+from graphsplit.costs.machine import Machine
 
 
 class Decorator(Protocol):
@@ -41,6 +44,9 @@ def parallelize(
     stages: int | None = None,
     jit_compile: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
+    plan: str | None = None,
+    memory: str | float | None = None,
+    machine: str | os.PathLike[str] | Machine | None = None,
 ) -> ParallelFunction[P, R]: ...
 
 
@@ -60,6 +66,9 @@ def parallelize(
     stages: int | None = None,
     jit_compile: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
+    plan: str | None = None,
+    memory: str | float | None = None,
+    machine: str | os.PathLike[str] | Machine | None = None,
 ) -> Decorator: ...
 
 
@@ -78,6 +87,9 @@ def parallelize(
     stages: int | None = None,
     jit_compile: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
+    plan: str | None = None,
+    memory: str | float | None = None,
+    machine: str | os.PathLike[str] | Machine | None = None,
 ) -> ParallelFunction[P, R] | Decorator:
     """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
 
@@ -124,6 +136,11 @@ def parallelize(
         effects do that are none of variables; the plan says which. Each size is compiled for itself.
       bucket_bytes: small gradients are summed over the devices in buckets of at most so many bytes, each as soon as it
         is full, while the backward pass goes on; 0 lets each travel alone.
+      plan: `"auto"` predicts plans, for fewer devices, other layouts of the variables and micro-batches, and takes the
+        fastest that fits; the variables are laid out so (`set_variable_layout`) at the first call. The plan says what
+        was compared.
+      memory: for `plan="auto"`: what each device may hold, `"40GB"` or bytes; None: all that it has.
+      machine: for `plan="auto"`: by which speed is predicted, see `predict`; None: the one that looks like this one.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
@@ -151,6 +168,9 @@ def parallelize(
         jit_compile,
         bucket_bytes,
     )
+    automatic = checked_automatic(plan, memory, machine)
+    check_leaves_open(options, automatic)
+    options = replace(options, automatic=automatic)
     if fn is None:
         return functools.partial(_with_options, options=options)
     return _with_options(fn, options)

@@ -9,10 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphsplit.api.argument_splitting import Split
+from graphsplit.api.automatic_plans import Automatic
 from graphsplit.core.devices import canonical_name, resolve_devices
 from graphsplit.core.errors import ArgumentError
+from graphsplit.costs.break_even import BUCKET_BYTES
 from graphsplit.planning.automatic_stages import Beginnings
-from graphsplit.planning.bucketing import BUCKET_BYTES
 from graphsplit.planning.schedules import KINDS
 
 DevicesLike = int | str | Sequence[str] | None
@@ -34,6 +35,7 @@ class Options:
     stages: int | Beginnings | None = None
     jit_compile: bool = False
     bucket_bytes: int = BUCKET_BYTES
+    automatic: Automatic | None = None
 
 
 def checked_options(
@@ -195,3 +197,20 @@ def weights_message(weights: Sequence[float], count: int, what: str = "device") 
     """Say that there are other numbers of weights and devices, or pipelines."""
     plural = "" if count == 1 else "s"
     return f"weights={list(weights)} has {len(weights)} entries for {count} {what}{plural}; give one for each {what}."
+
+
+def check_leaves_open(options: Options, automatic: Automatic | None) -> None:
+    """Raise `ArgumentError` if what is to be chosen automatically is given."""
+    if automatic is None:
+        return
+    given = {"micro_batches": options.micro_batches != 1, "stages": options.stages, "weights": options.weights}
+    clashes = [f"{name}={getattr(options, name)!r}" for name, is_given in given.items() if is_given]
+    if options.schedule is not None:
+        clashes.append(f"schedule={options.schedule!r}")
+    if options.home is not None:
+        clashes.append(f"home={options.home!r}")
+    if clashes:
+        raise ArgumentError(
+            f"plan='auto' with {', '.join(clashes)}: it chooses how many devices and micro-batches there are, without "
+            "stages or unequal shares. Drop one or the other."
+        )

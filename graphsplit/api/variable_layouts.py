@@ -67,7 +67,7 @@ def set_variable_layout(
     if not variables:
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
     names = resolve_devices(devices)
-    wanted = _wanted(variables, layout)
+    wanted = wanted_layouts(variables, layout)
     _check_free(variables, wanted, names)
     _check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], names)
     for variable, own in zip(variables, wanted, strict=True):
@@ -135,7 +135,7 @@ def _shard(
       loads: the bytes that each device owns already; theirs are added.
       slots: the variables of slots.
     """
-    chosen = [variable for variable in variables if _can_move(variable)]
+    chosen = [variable for variable in variables if can_move(variable)]
     owned = [loads[device] for device in devices]
     for variable, share in zip(chosen, shares(_held(chosen, slots), len(devices), owned), strict=True):
         head = slots.get(id(variable))
@@ -189,7 +189,7 @@ def _mirror(
     variables: Sequence[tf.Variable], devices: Sequence[str], slots: Mapping[int, tf.Variable] | None = None
 ) -> None:
     """Copy variables to all devices. What all copies need of a sum is added up where the variable's parts would lie."""
-    chosen = [v for v in variables if _can_move(v) and canonical_name(v.device) in devices and _is_copied(v)]
+    chosen = [v for v in variables if can_move(v) and canonical_name(v.device) in devices and is_copied(v)]
     for variable, share in zip(chosen, shares(_held(chosen, slots or {}), len(devices)), strict=True):
         if len(devices) < 2:
             continue
@@ -197,12 +197,12 @@ def _mirror(
         VariableCopies(variable, copied(variable.shape.rank, devices, sums))
 
 
-def _is_copied(variable: tf.Variable) -> bool:
+def is_copied(variable: tf.Variable) -> bool:
     """Return whether a variable is copied: all but counters, which are small and change in every step."""
     return bool(variable.shape.rank or not variable.dtype.is_integer)
 
 
-def _can_move(variable: tf.Variable) -> bool:
+def can_move(variable: tf.Variable) -> bool:
     """Return whether a variable's value can lie elsewhere: numbers of known shape."""
     return bool(variable.shape.is_fully_defined() and variable.dtype.size and variable.dtype != tf.string)
 
@@ -218,7 +218,7 @@ def _check_one(layout: Any) -> None:
         raise ArgumentError(f"There is no variable layout {layout!r}; there are {', '.join(map(repr, LAYOUTS))}.")
 
 
-def _wanted(variables: Sequence[tf.Variable], layout: str | Mapping[str, str]) -> list[str | None]:
+def wanted_layouts(variables: Sequence[tf.Variable], layout: str | Mapping[str, str]) -> list[str | None]:
     """Return the layout of each variable; None where no pattern fits it: as it is."""
     check_layout(layout)
     if not isinstance(layout, Mapping):
@@ -251,7 +251,7 @@ def _check_may_be_copies(variables: Iterable[tf.Variable], devices: Sequence[str
 
     Integers may be, and stay: on machines with GPUs, TensorFlow has those of 32 bits on the CPU.
     """
-    places = {name_of(v): canonical_name(v.device) for v in variables if _can_move(v) and not v.dtype.is_integer}
+    places = {name_of(v): canonical_name(v.device) for v in variables if can_move(v) and not v.dtype.is_integer}
     wrong = [f"{name} on {short_name(device)}" for name, device in places.items() if device not in devices]
     if wrong:
         raise ArgumentError(

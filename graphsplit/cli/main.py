@@ -1,4 +1,4 @@
-"""The command line: `graphsplit demo`, `devices`, `doctor`, `inspect`, `transpile`."""
+"""The command line: `graphsplit demo`, `devices`, `doctor`, `inspect`, `transpile`, `predict` and what it needs."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import typer
 
 from graphsplit import __version__
 from graphsplit.cli.checks import check_inspect, check_transpile, parse_devices, parse_split
+from graphsplit.cli.predict_commands import add_commands
 from graphsplit.core.errors import ArgumentError, GraphsplitError
 from graphsplit.core.forms import PLACEMENT_SUFFIXES, TIMELINE_SUFFIXES
 from graphsplit.core.requirements import explained
@@ -262,3 +263,6 @@ def _hint(error: GraphsplitError) -> str:
         f"\nOn the command line: --devices {asked} makes so many logical CPU devices first; now there "
         f"{'is' if len(there) == 1 else 'are'} {', '.join(map(short_name, there))}."
     )
+
+
+add_commands(app, _run)

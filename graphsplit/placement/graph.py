@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,8 +11,11 @@ import networkx as nx
 
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import CheckError, bullet_list
+from graphsplit.costs.machine import Machine
+from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.placement import questions
 from graphsplit.placement.gradients import GradientPair, pair_gradients
+from graphsplit.placement.placed_times import PlacedTimes
 from graphsplit.placement.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
 
 
@@ -110,14 +114,32 @@ class PlacementGraph:
         return tuple(pair_gradients(self.ops, self.graph))
 
     def critical_path(
-        self, *, flops_per_second: float = 1e12, bytes_per_second: float = 1e10, seconds_per_op: float = 1e-6
+        self,
+        *,
+        flops_per_second: float = 1e12,
+        bytes_per_second: float = 1e10,
+        seconds_per_op: float = 1e-6,
+        machine: str | os.PathLike[str] | Machine | None = None,
     ) -> CriticalPath:
-        """Return the chain of operations that takes longest, under a simple model of speed.
+        """Return the chain of operations that takes longest. No queueing; loop bodies count once.
 
-        An operation takes `flops / flops_per_second + seconds_per_op`, a tensor that crosses devices
-        `bytes / bytes_per_second`; no queueing. Loop bodies count once. The defaults are of the order of one GPU.
+        An operation takes what it takes on a device of the `machine`, and a tensor that crosses devices what its link
+        takes, as in `predict`. Without one, speed is as simple as can be: an operation takes `flops / flops_per_second
+        + seconds_per_op`, a tensor that crosses `bytes / bytes_per_second`; the defaults are of the order of one GPU.
+
+        Raises:
+          ArgumentError: for an unknown machine.
         """
-        return questions.find_critical_path(self.graph, self.ops, flops_per_second, bytes_per_second, seconds_per_op)
+        if machine is not None:
+            found = machine_of(machine)
+            times = PlacedTimes(self.ops, self.edges, found)
+            return questions.find_critical_path(self.graph, self.ops, times.seconds_of, times.seconds_of_sent)
+        return questions.find_critical_path(
+            self.graph,
+            self.ops,
+            lambda op: (op.flops or 0) / flops_per_second + seconds_per_op,
+            lambda count: count / bytes_per_second,
+        )
 
     def select(self, pattern: str) -> list[PlacedOp]:
         """Return the operations whose name or type matches a shell pattern: `"dense/*"`, `"MatMul"`.

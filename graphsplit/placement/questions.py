@@ -7,7 +7,7 @@ import fnmatch
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import networkx as nx
@@ -93,11 +93,16 @@ def natural_order(name: str) -> tuple[object, ...]:
 def find_critical_path(
     graph: nx.MultiDiGraph,
     ops: Mapping[str, PlacedOp],
-    flops_per_second: float,
-    bytes_per_second: float,
-    seconds_per_op: float,
+    seconds_of: Callable[[PlacedOp], float],
+    seconds_of_sent: Callable[[int], float],
 ) -> CriticalPath:
-    """Return the chain with the largest modelled time; see `Placement.critical_path`."""
+    """Return the chain with the largest modelled time; see `Placement.critical_path`.
+
+    Args:
+      graph, ops: the placement.
+      seconds_of: how long an operation takes.
+      seconds_of_sent: how long it takes to send so many bytes to another device.
+    """
     if not ops:
         return CriticalPath((), 0.0, 0, 0)
     finish: dict[str, float] = {}
@@ -108,11 +113,11 @@ def find_critical_path(
             if source not in finish:
                 continue
             moved = data["bytes"] if data["crosses"] and not data["control"] else 0
-            arrival = finish[source] + moved / bytes_per_second
+            arrival = finish[source] + (seconds_of_sent(moved) if data["crosses"] and not data["control"] else 0.0)
             if arrival > start or name not in before:
                 start, before[name] = max(arrival, start), (source, moved)
         works = op.ran and op.type not in _BOOKKEEPING
-        finish[name] = start + ((op.flops or 0) / flops_per_second + seconds_per_op if works else 0.0)
+        finish[name] = start + (seconds_of(op) if works else 0.0)
     name = max(finish, key=lambda n: finish[n])
     seconds, chain, moved_bytes = finish[name], [name], 0
     while name in before:

@@ -15,7 +15,9 @@ from graphsplit.core.devices import canonical_name, missing_devices
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.integrity import check_whole
+from graphsplit.core.layouts import Cut
 from graphsplit.core.model_files import model_file
+from graphsplit.core.parted_variables import parts_of
 from graphsplit.core.stored_models import load_saved_model, read_saved_model
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value, rewritten_by_autograph
@@ -24,6 +26,7 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.executable import Executable
+from graphsplit.runtime.handles import captured
 from graphsplit.tracing.trace import Trace, source_locator
 
 _serial = itertools.count()
@@ -112,10 +115,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         rows=plan.rows,
         compiled=_calls(emitted),
         make_run=lambda: Executable(trace, plan, name),
-        variables=_variable_names(emitted.captures, trace.captures, trace.variables),
-        **_where_planned(
-            plan, _resources(emitted.captures, trace.function.inputs[len(emitted.inputs) :], trace.captures)
-        ),
+        **_where_planned(plan, _captures(emitted, trace, plan)),
     )
 
 
@@ -130,6 +130,20 @@ def _where_planned(plan: Plan, resources: dict[str, Any]) -> dict[str, Any]:
     if not missing_devices([plan.home]):
         return resources
     return {**resources, "resource_devices": dict.fromkeys(resources["resource_devices"], plan.home)}
+
+
+def _captures(emitted: EmittedGraph, trace: Trace, plan: Plan) -> dict[str, Any]:
+    """Return what is known of captures: a variable that lies in parts is a capture for each of them."""
+    origins = plan.state.parts or [(k, 0) for k in range(len(trace.captures))]
+    symbols = trace.function.inputs[len(emitted.inputs) :]
+    original = [trace.captures[k] for k, _ in origins]
+    handles = captured(trace, plan) if plan.state.parts else trace.captures
+    found = _resources(emitted.captures, [symbols[k] for k, _ in origins], handles)
+    for name, handle, (_, part) in zip(emitted.captures, original, origins, strict=True):
+        parts = parts_of(handle) if plan.state.parts else None
+        if name in found["held"] and parts is not None and isinstance(parts.division, Cut):
+            found["held"][name] = (found["held"][name][0], tf.TensorShape(parts.shape_of(part)))
+    return {"variables": _variable_names(emitted.captures, original, trace.variables), **found}
 
 
 def _stages(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:

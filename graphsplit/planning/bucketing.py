@@ -15,17 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import PARTIAL_SUM, Layout, Partial, SingleDevice
+from graphsplit.costs.break_even import BUCKET_BYTES, FEWEST_IN_BUCKET, SMALL_BYTES
 from graphsplit.planning.steps import Bucket, Move, Step
 from graphsplit.program.program import Op, Program, Tensor
-
-_SMALL_BYTES = 16_384  # `python -m benchmarks.packing`: a fifth faster on 8 devices; of four times the size, even
-BUCKET_BYTES = 65_536
-"""The most bytes of a bucket, unless somebody asks for another size.
-
-`python -m benchmarks.packing --buckets`, 32 layers on 4 devices: without buckets 1.18 of the time, with those
-of 8 kB 1.00, of 1 MB 1.03.
-"""
-_FEWEST = 4  # a bucket of fewer takes as many nodes as it saves
 
 
 def find_buckets(
@@ -50,7 +42,7 @@ def find_buckets(
     first, last = _sent_first(program, steps, moves), _reduced_last(moves, leading)
     ready = sorted(last, key=lambda move: move.tensor.op)  # (moves are in the order in which they are read)
     full = [part for alike in _alike(program, ready) for part in _filled(program, alike, most)]
-    return tuple([Bucket(tuple(moves)) for moves in (*_alike(program, first), *full) if len(moves) >= _FEWEST])
+    return tuple([Bucket(tuple(moves)) for moves in (*_alike(program, first), *full) if len(moves) >= FEWEST_IN_BUCKET])
 
 
 def _filled(program: Program, moves: Iterable[Move], most: int) -> list[list[Move]]:
@@ -109,7 +101,7 @@ def _alike(program: Program, moves: Iterable[Move]) -> list[list[Move]]:
         tensor = move.tensor
         dtype, shape = program.ops[tensor.op].out_dtypes[tensor.index], program.shape(tensor)
         is_number = dtype.is_floating or dtype.is_integer
-        if is_number and shape is not None and len(shape) == 1 and 0 < program.bytes(tensor) <= _SMALL_BYTES:
+        if is_number and shape is not None and len(shape) == 1 and 0 < program.bytes(tensor) <= SMALL_BYTES:
             found.setdefault((dtype.name, move.source, move.target), []).append(move)
     return list(found.values())
 

@@ -16,19 +16,15 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import Layout, OtherRows, Shard, is_whole
 from graphsplit.core.symbolic_sizes import Shape, is_same, quotient
+from graphsplit.costs.break_even import COPY_BYTES, FLOPS_PER_BYTE, LEAST_OTHER_BYTES, LEAST_OTHER_FLOPS, LEAST_SHARE
+from graphsplit.costs.work import flops_of
 from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.work import flops_of, is_data
+from graphsplit.planning.work import is_data
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.undefined_outputs import undefined_outputs
 from graphsplit.rules import Answer, Sharded, answer_for_output
 from graphsplit.rules.random import rule_to_make
-
-_FLOPS_PER_BYTE = 1  # that must be spread for each byte moved: a product with four columns pays, with one it does not
-_LEAST_OTHER_FLOPS = 1_000_000  # for which anything is cut that has neither the batch's rows nor an argument's
-_LEAST_OTHER_BYTES = 65_536
-_LEAST_SHARE = 0.01  # of all work: where less is done whole, nobody looks for what could be cut of it
-_SMALL = 1024  # bytes: less than the copy of a tensor between devices costs
 
 Pass = Callable[..., ForwardPropagation]
 """Makes a forward pass of a class over the program, given the class and its further arguments."""
@@ -44,7 +40,7 @@ def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> Fo
       make: see `Pass`.
     """
     natural = make(ForwardPropagation)
-    if mesh.shards < 2 or _share_at_home(program, natural) < _LEAST_SHARE:
+    if mesh.shards < 2 or _share_at_home(program, natural) < LEAST_SHARE:
         return natural
     known = natural.wanted_whole
     hopeful = make(_Hopeful, settled=natural.answers, wanted_whole=known, mesh=mesh)
@@ -123,7 +119,7 @@ class _Hopeful(ForwardPropagation):
         other = [axis for axis, size in enumerate(shape) if size in self.lengths]
         if other:
             return self._of_other_rows(other[0], shape[other[0]])
-        if op.is_constant or op.out_bytes[output] < _LEAST_OTHER_BYTES:
+        if op.is_constant or op.out_bytes[output] < LEAST_OTHER_BYTES:
             return None
         return self._of_other_rows(0, shape[0])
 
@@ -185,8 +181,8 @@ class _Components:
 
     def _pays(self, component: _Component) -> bool:
         spread = component.flops * (1 - 1 / self._mesh.shards)
-        enough = component.ordinary or component.flops >= _LEAST_OTHER_FLOPS
-        return enough and spread > max(component.bytes, 0) * _FLOPS_PER_BYTE
+        enough = component.ordinary or component.flops >= LEAST_OTHER_FLOPS
+        return enough and spread > max(component.bytes, 0) * FLOPS_PER_BYTE
 
     def _is_new(self, position: int) -> bool:
         return self._natural.answers[position] is None and self._hopeful.answers[position] is not None
@@ -245,7 +241,7 @@ class _Components:
             return 0
         if rule is not None and (not op.stateful or self._independent):
             made = answer_for_output(rule, op, tensor.index, layout)
-            if made is not None and all(self._program.bytes(t) <= _SMALL for t in op.inputs):
+            if made is not None and all(self._program.bytes(t) <= COPY_BYTES for t in op.inputs):
                 return 0
         return self._program.bytes(tensor)
 

@@ -16,8 +16,8 @@ from collections.abc import Collection, Container, Mapping, Sequence
 
 import tensorflow as tf
 
+from graphsplit.costs.work import flops_of
 from graphsplit.planning.scheduling import seeds_of
-from graphsplit.planning.work import flops_of
 from graphsplit.program.program import Op, Program, Tensor
 
 _SCOPES = frozenset({"gradient_tape", "gradients"})  # how TensorFlow's tapes, and `tf.gradients`, name what they make

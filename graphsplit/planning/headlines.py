@@ -5,8 +5,8 @@ Times are those of a model of one machine, and only compared with each other.
 
 from __future__ import annotations
 
+from graphsplit.costs.seconds import seconds_of
 from graphsplit.planning.amounts import format_bytes, size_text
-from graphsplit.planning.costs import seconds_of
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.shares import Shares
 from graphsplit.planning.traffic import traffic

@@ -18,9 +18,10 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
+from graphsplit.costs.break_even import BUCKET_BYTES
 from graphsplit.planning.automatic_stages import StagesAsked, cut_into_stages
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
-from graphsplit.planning.bucketing import BUCKET_BYTES, find_buckets, leading_to_shards
+from graphsplit.planning.bucketing import find_buckets, leading_to_shards
 from graphsplit.planning.control_flow import ControlFlowAnswers
 from graphsplit.planning.cuts import with_cuts
 from graphsplit.planning.flow import Flow

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 from graphsplit.core.layouts import Shard
 from graphsplit.core.symbolic_sizes import is_same, quotient
+from graphsplit.costs.work import flops_of
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.work import data_in, flops_of
+from graphsplit.planning.work import data_in
 from graphsplit.program.program import Op, Program, Tensor
 
 _BORN = "rows are made in it, and what follows does not pay for splitting them"

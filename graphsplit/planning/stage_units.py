@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from graphsplit.costs.seconds import seconds_of
 from graphsplit.planning.chains import Chain, Sent
-from graphsplit.planning.costs import seconds_of
 from graphsplit.planning.gradient_pairs import Pairing, backward_ops, sources_of
 from graphsplit.planning.scheduling import COSTLY
 from graphsplit.planning.steps import Step

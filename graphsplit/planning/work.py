@@ -1,4 +1,4 @@
-"""Work: how many floating-point operations an operation does, on all rows; and what depends on data."""
+"""What depends on data: arguments, draws, rows; and what follows from variables alone."""
 
 from __future__ import annotations
 
@@ -6,28 +6,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.symbolic_sizes import Shape, is_same
-from graphsplit.program.flops import count_flops
+from graphsplit.core.symbolic_sizes import is_same
 from graphsplit.program.program import Op, Program
 from graphsplit.rules.random import is_random
-
-
-def flops_of(op: Op) -> int:
-    """Return the floating-point operations of one execution: 0 where no formula is known, bodies of loops once."""
-    if op.bodies:
-        return sum(map(flops_of_all, op.bodies.values()))
-    shapes = [[_known(shape) for shape in shapes] for shapes in (op.in_shapes, op.out_shapes)]
-    return count_flops(op.type, op.attr, *shapes) or 0
-
-
-def flops_of_all(program: Program) -> int:
-    """Return the floating-point operations of a program."""
-    return sum(map(flops_of, program.ops))
-
-
-def _known(shape: Shape | None) -> Shape | None:
-    """Return a shape as numbers: unknown sizes as what they count as while planning."""
-    return None if shape is None else tuple([None if size is None else int(size) for size in shape])
 
 
 def data_in(program: Program, batch: int) -> list[bool]:

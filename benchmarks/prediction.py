@@ -1,0 +1,205 @@
+"""How far predictions are off: `python -m benchmarks.prediction`. Steps are predicted, then run and timed.
+
+One process calibrates: the machine, and each network's operations on one device. Others, one for each cell, predict a
+step from that and measure it. The table goes into docs/prediction.md.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from benchmarks.environment import load_average
+from benchmarks.workloads import WORKLOADS
+
+ROOT = Path(__file__).parent.parent
+RESULTS = Path(__file__).parent / "results" / "prediction.json"
+PAGE = ROOT / "docs" / "prediction.md"
+LAYOUTS = ("home", "mirrored", "sharded")
+_BEGIN, _END = "<!-- table: python -m benchmarks.prediction -->", "<!-- end of table -->"
+_LIMIT_S = 900
+_DIFFERENT = 1.1  # plans that are to be ranked
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One step."""
+
+    workload: str
+    mode: str
+    devices: int
+    layout: str
+    micro_batches: int
+
+    def __str__(self) -> str:
+        micro = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
+        return f"{self.workload} {self.mode} on {self.devices}, {self.layout}{micro}"
+
+
+app = typer.Typer(add_completion=False)
+
+
+@app.command()
+def main(
+    workloads: Annotated[str, typer.Option(help="Comma-separated; all by default.")] = "",
+    modes: Annotated[str, typer.Option(help="training, forward.")] = "training,forward",
+    devices: Annotated[str, typer.Option(help="Numbers of logical CPU devices.")] = "1,2,4,8",
+    layouts: Annotated[str, typer.Option(help="Of the variables.")] = ",".join(LAYOUTS),
+    micro_batches: Annotated[str, typer.Option(help="Parts of each device's rows.")] = "1,4",
+    small: Annotated[bool, typer.Option("--small", help="Small networks, to see that everything works.")] = False,
+    rounds: Annotated[int, typer.Option(help="Timings of each step; the median counts.")] = 9,
+    output: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
+    write: Annotated[bool, typer.Option("--write/--no-write", help="Put the table into docs/prediction.md.")] = False,
+    resume: Annotated[bool, typer.Option("--resume", help="Keep what the JSON file has, measure the rest.")] = False,
+) -> None:
+    """Predict and measure."""
+    chosen = workloads.split(",") if workloads else list(WORKLOADS)
+    found: dict[str, Any] = {"small": small, "rounds": rounds, "load": load_average(), "cells": []}
+    if resume and output.exists():
+        found = json.loads(output.read_text())
+    with tempfile.TemporaryDirectory() as folder:
+        for name, mode in itertools.product(chosen, modes.split(",")):
+            if mode not in WORKLOADS[name].modes:
+                continue
+            cells = [
+                Cell(name, mode, int(n), layout, int(micro))
+                for n, layout, micro in itertools.product(
+                    devices.split(","), layouts.split(","), micro_batches.split(",")
+                )
+                if n != "1" or layout == "home"
+            ]
+            done = [entry["cell"] for entry in found["cells"]]
+            cells = [cell for cell in cells if asdict(cell) not in done]
+            if not cells:
+                continue
+            calibrated = str(Path(folder) / f"{name}_{mode}.toml")
+            machine = str(Path(folder) / "here.toml")
+            _ask("calibrate", name, mode, small, machine, calibrated)
+            for cell in cells:
+                try:
+                    answer = _ask("cell", json.dumps(asdict(cell)), small, calibrated, rounds)
+                except RuntimeError as error:
+                    answer = {"error": str(error)}
+                found["cells"].append({"cell": asdict(cell), **answer})
+                output.parent.mkdir(parents=True, exist_ok=True)
+                output.write_text(json.dumps(found, indent=1) + "\n")
+                print(f"{cell}: {_line(answer)}", flush=True)
+    text = table(found)
+    print(text)
+    if write:
+        write_table(text)
+
+
+def _line(answer: dict[str, Any]) -> str:
+    if "error" in answer:
+        return str(answer["error"])
+    return (
+        f"predicted {answer['predicted_s'] * 1e3:.2f} ms, measured {answer['measured_s'] * 1e3:.2f} ms "
+        f"({answer['predicted_s'] / answer['measured_s'] - 1:+.1%}); {answer['predict_s'] / answer['plan_s']:.2f} of "
+        "planning"
+    )
+
+
+def _ask(*arguments: object) -> dict[str, Any]:
+    """Run a part of this in a process of its own, and return its answer."""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    command = [sys.executable, "-m", "benchmarks.prediction_worker", *map(str, arguments)]
+    try:
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
+    except subprocess.TimeoutExpired as error:
+        raise RuntimeError(f"no answer within {_LIMIT_S} s") from error
+    if done.returncode:
+        raise RuntimeError(f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:300]}")
+    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
+    return answer
+
+
+def table(found: dict[str, Any]) -> str:
+    """Return what was found as a table: errors by network and number of devices, and what the goals say."""
+    good = [entry for entry in found["cells"] if "error" not in entry]
+    counts = sorted({entry["cell"]["devices"] for entry in good})
+    lines = [
+        "| network | step | " + " | ".join(f"N = {n}" for n in counts) + " | peak memory |",
+        "|---|---|" + "---|" * (len(counts) + 1),
+    ]
+    for name, mode in dict.fromkeys((e["cell"]["workload"], e["cell"]["mode"]) for e in good):
+        own = [e for e in good if (e["cell"]["workload"], e["cell"]["mode"]) == (name, mode)]
+        by_count = [[_error(e) for e in own if e["cell"]["devices"] == n] for n in counts]
+        memory = [abs(e["predicted_bytes"] / e["measured_bytes"] - 1) for e in own if e["measured_bytes"] > 0]
+        cells = [_median_and_worst(errors) for errors in [*by_count, memory]]
+        lines.append(f"| {name} | {mode} | {' | '.join(cells)} |")
+    return "\n".join([*lines, "", *summary(good, found)])
+
+
+def summary(good: Sequence[dict[str, Any]], found: dict[str, Any]) -> list[str]:
+    """Return the figures that the goals are about."""
+    if not good:
+        return ["Nothing was measured."]
+    errors = [_error(entry) for entry in good]
+    apart, wrong = ranked(good)
+    to_two = [_error(e) for e in good if e["cell"]["devices"] == 2]
+    ratio = [e["predict_s"] / e["plan_s"] for e in good]
+    lines = [
+        f"Each entry is the median and the worst error of the steps with all layouts and micro-batches; {len(good)} "
+        f"steps, the load of the machine was {found['load']:.1f} when this began.",
+        f"Step time: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}. Goals: 5 %, 15 %.",
+        f"Of {apart} pairs of plans that differ by more than 10 %, {wrong} are ranked wrongly. Goal: none.",
+        f"Predicting takes {statistics.median(ratio):.2f} of the time of planning in median, {max(ratio):.2f} at most. "
+        "Goal: 2.",
+    ]
+    if to_two:
+        lines.append(f"From one device to two: median {statistics.median(to_two):.1%}. Goal: 10 %.")
+    grappler = [e["grappler_s"] / e["measured_s"] - 1 for e in good if e.get("grappler_s")]
+    if grappler:
+        worst = max(map(abs, grappler))
+        lines.append(
+            f"TensorFlow's own simulator (Grappler's virtual cluster) on the same graphs, {len(grappler)} of them: "
+            f"median error {statistics.median(map(abs, grappler)):.0%}, worst {worst:.0%}."
+        )
+    return lines
+
+
+def ranked(good: Sequence[dict[str, Any]]) -> tuple[int, int]:
+    """Return how many pairs of plans of one step differ by more than 10 %, and how many of them are ranked wrongly."""
+    groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
+    for entry in good:
+        groups.setdefault((entry["cell"]["workload"], entry["cell"]["mode"]), []).append(entry)
+    apart = wrong = 0
+    for group in groups.values():
+        for a, b in itertools.combinations(group, 2):
+            fast, slow = sorted((a, b), key=lambda entry: entry["measured_s"])
+            if slow["measured_s"] > _DIFFERENT * fast["measured_s"]:
+                apart += 1
+                wrong += slow["predicted_s"] <= fast["predicted_s"]
+    return apart, wrong
+
+
+def _error(entry: dict[str, Any]) -> float:
+    return abs(entry["predicted_s"] / entry["measured_s"] - 1)
+
+
+def _median_and_worst(errors: Sequence[float]) -> str:
+    return f"{statistics.median(errors):.0%}, {max(errors):.0%}" if errors else ""
+
+
+def write_table(text: str) -> None:
+    """Replace the table of docs/prediction.md."""
+    page = PAGE.read_text()
+    before, rest = page.split(_BEGIN)
+    PAGE.write_text(f"{before}{_BEGIN}\n{time.strftime('%Y-%m-%d')}\n\n{text}\n{_END}{rest.split(_END)[1]}")
+
+
+if __name__ == "__main__":
+    app()

@@ -1,0 +1,112 @@
+"""A call that is predicted: traced once, planned for devices that need not exist, as often as asked."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.api.argument_splitting import Splitting, argument_paths, check_split, resolve_split
+from graphsplit.api.call_signatures import as_call, by_bound_arguments, parameters_of, signature_of, spread
+from graphsplit.api.compilation import plan_as_if
+from graphsplit.api.options import Options
+from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.api.pipeline_devices import check_no_others
+from graphsplit.api.predicted_layouts import Layout
+from graphsplit.core import structures
+from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.tensorflow_internals import is_compiled_function
+from graphsplit.planning.plan import Plan
+from graphsplit.tracing.stage_notes import variables_elsewhere
+from graphsplit.tracing.trace import Trace, trace
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedCall:
+    """A function traced for one call.
+
+    Attributes:
+      title: the function's name.
+      options: those under which it is planned unless others are asked for.
+      trace: of the function.
+      splitting: how the arguments are split.
+      arguments: their structure, by name.
+    """
+
+    title: str
+    options: Options
+    trace: Trace
+    splitting: Splitting
+    arguments: structures.Branch
+
+    @collection_paused()
+    def plan(self, devices: Sequence[str], layout: Layout = None, **options: Any) -> Plan:
+        """Return the plan for some devices, full names; they need not exist.
+
+        Args:
+          devices: the first is home.
+          layout: of the variables; None for as they lie.
+          **options: instead of those that the function has, `micro_batches=4`.
+        """
+        chosen = replace(self.options, **options)
+        return plan_as_if(self.trace, self.splitting, chosen, devices, layout)
+
+
+def predicted_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> PredictedCall:
+    """Return a call of a function, traced. Arguments may be `tf.TensorSpec`s, whose sizes are all known.
+
+    Raises:
+      ArgumentError: if it is no function, or sizes of arguments are not known.
+    """
+    options = fn._options if isinstance(fn, ParallelFunction) else Options()
+    function = fn.function if isinstance(fn, ParallelFunction) else fn
+    if not callable(function):
+        raise ArgumentError(f"predict takes a function and its arguments, got {fn!r} for the function.")
+    if options.jit_compile or is_compiled_function(function):
+        raise UnsupportedError(
+            "A prediction replays single operations, and jit_compile=True lets XLA make fewer and other ones of them. "
+            "Predict the function without jit_compile; compiled, it is faster by what XLA saves."
+        )
+    signature = signature_of(function)
+    check_split(options.split, parameters_of(signature))
+    bound = signature.bind(*args, **kwargs)
+    tree = _with_leaves(structures.flatten(dict(bound.arguments))[1])
+    assert isinstance(tree, structures.Branch)
+    named = spread(tree, signature)
+    _check_known(named)
+    splitting = resolve_split(options.split, named)
+    names = [path for path, _ in argument_paths(named)]
+    traced = trace(by_bound_arguments(function, signature), as_call(tree), names, splitting.shapes)
+    check_no_others(traced.program, options)
+    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
+    title = str(getattr(function, "__name__", None) or getattr(function, "name", None) or type(function).__name__)
+    return PredictedCall(title, options, traced, splitting, named)
+
+
+def _with_leaves(tree: structures.Tree) -> structures.Tree:
+    """Return a structure with specifications of tensors as if they were tensors."""
+    if isinstance(tree, structures.StaticLeaf) and isinstance(tree.value, tf.TensorSpec):
+        spec = tree.value
+        return structures.TensorLeaf(spec.dtype, None if spec.shape.rank is None else tuple(spec.shape))
+    if isinstance(tree, structures.Branch):
+        return dataclasses.replace(tree, entries=tuple([_with_leaves(entry) for entry in tree.entries]))
+    return tree
+
+
+def _check_known(arguments: structures.Branch) -> None:
+    """Raise `ArgumentError` if a size of an argument is not known: times depend on all of them."""
+    wrong = []
+    for path, leaf in argument_paths(arguments):
+        shape = leaf.shape if isinstance(leaf, structures.TensorLeaf) else ()
+        if shape is None or None in shape:
+            sizes = "[...]" if shape is None else f"[{','.join('?' if size is None else str(size) for size in shape)}]"
+            wrong.append(f"{path}: {leaf.dtype.name}{sizes}")
+    if wrong:
+        raise ArgumentError(
+            f"A prediction needs all sizes of the arguments, and some are not known:\n{bullet_list(wrong)}\n"
+            "Give tensors, or a tf.TensorSpec with every size, like tf.TensorSpec([256, 224, 224, 3])."
+        )

@@ -1,0 +1,102 @@
+"""How variables would lie on devices that need not exist: as they lie here, or laid out anew. Nothing is moved."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import tensorflow as tf
+
+from graphsplit.api.layout_targets import name_of
+from graphsplit.api.variable_layouts import can_move, is_copied, wanted_layouts
+from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.core.layouts import REPLICATE, Copied, Division, Shard
+from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.planning.partitioning import Held, shares
+from graphsplit.tracing.trace import Trace
+
+Layout = str | Mapping[str, str] | None
+
+
+def divisions_for(trace: Trace, layout: Layout, devices: Sequence[str]) -> dict[str, Division]:
+    """Return how the variables of a traced function would be cut or copied, by the names of their placeholders.
+
+    Args:
+      trace: the function.
+      layout: as for `set_variable_layout`; None: as they lie, the same number of a device being the same device.
+      devices: full names, the first is home.
+
+    Raises:
+      ArgumentError: for an unknown layout, a pattern that fits no variable, or more devices here than there.
+    """
+    variables = list(trace.variables)
+    if layout is None:
+        found = _as_they_lie(variables, devices)
+    else:
+        wanted = wanted_layouts(variables, layout) if variables else []
+        pairs = list(zip(variables, wanted, strict=True))
+        found = _sharded([v for v, own in pairs if own == "sharded"], devices)
+        found.update(_mirrored([v for v, own in pairs if own == "mirrored"], devices))
+    return {name: found[id(v)] for name, v in _by_placeholder(trace).items() if id(v) in found}
+
+
+def _by_placeholder(trace: Trace) -> dict[str, tf.Variable]:
+    """Return the variables by the names of the placeholders of their handles."""
+    by_handle = {id(v._handle): v for v in trace.variables}
+    pairs = zip(trace.program.captures, trace.captures, strict=True)
+    return {trace.program.ops[i].name: by_handle[id(h)] for i, h in pairs if id(h) in by_handle}
+
+
+def _held(variables: Sequence[tf.Variable]) -> list[Held]:
+    return [Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size) for v in variables]
+
+
+def _sharded(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, Division]:
+    movable = [variable for variable in variables if can_move(variable)]
+    found: dict[int, Division] = {}
+    for variable, share in zip(movable, shares(_held(movable), len(devices)), strict=True):
+        on = [devices[d] for d in share.devices] if share is not None else []
+        if share is not None and on != [devices[0]]:
+            found[id(variable)] = replace(share.cut, devices=tuple(on))
+    return found
+
+
+def _mirrored(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, Division]:
+    chosen = [variable for variable in variables if can_move(variable) and is_copied(variable)]
+    found: dict[int, Division] = {}
+    for variable, share in zip(chosen, shares(_held(chosen), len(devices)), strict=True):
+        if len(devices) > 1:
+            sums = [devices[d] for d in share.devices] if share is not None else [devices[0]]
+            layout = Shard(0) if variable.shape.rank else REPLICATE
+            found[id(variable)] = Copied(tuple(devices), layout, tuple(sums))
+    return found
+
+
+def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, Division]:
+    found: dict[int, Division] = {}
+    wrong = []
+    for variable in variables:
+        parts = parts_of_variable(variable)
+        if parts is None:
+            continue
+        division = parts.division
+        every = (*division.devices, *(division.sums if isinstance(division, Copied) else ()))
+        if any(_number(device) >= len(devices) for device in every):
+            wrong.append(f"{name_of(variable)} on {len(set(division.devices))} devices")
+            continue
+        on = tuple([devices[_number(device)] for device in division.devices])
+        if isinstance(division, Copied):
+            sums = tuple([devices[_number(device)] for device in division.sums])
+            found[id(variable)] = replace(division, devices=on, sums=sums)
+        else:
+            found[id(variable)] = replace(division, devices=on)
+    if wrong:
+        raise ArgumentError(
+            f"These variables lie on more devices than the {len(devices)} of the prediction:\n{bullet_list(wrong)}\n"
+            'Predict for more devices, or say how they would lie: layout="home".'
+        )
+    return found
+
+
+def _number(device: str) -> int:
+    return int(device.rpartition(":")[2])

@@ -1,0 +1,108 @@
+"""`predict`: the time and memory of a step on a machine, before it runs, wherever this is."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+from graphsplit.api.options import check_micro_batches, check_schedule
+from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.api.predicted_calls import PredictedCall, predicted_call
+from graphsplit.api.predicted_layouts import Layout
+from graphsplit.core.errors import ArgumentError
+from graphsplit.core.user_code import with_users_traceback
+from graphsplit.costs.machine import Machine
+from graphsplit.costs.machine_files import machine as machine_of
+from graphsplit.prediction.predictions import Prediction, predict_plan
+from graphsplit.prediction.state_bytes import state_bytes
+
+
+@with_users_traceback
+def predict(
+    fn: Callable[..., Any],
+    *args: Any,
+    machine: str | os.PathLike[str] | Machine,
+    devices: int | None = None,
+    layout: Layout = None,
+    micro_batches: int | None = None,
+    schedule: str | None = None,
+    stages: int | None = None,
+    unknown_size: int | None = None,
+    **kwargs: Any,
+) -> Prediction:
+    """Return what a step takes on a machine: seconds, and the memory of each device. Nothing runs.
+
+    The function is traced, planned and emitted as it would be there, and the emitted graph is replayed: every operation
+    on its device, every tensor on its links. What that rests on is printed with it.
+
+    Args:
+      fn: a function, or one made by `parallelize`, whose options then apply.
+      *args, **kwargs: its arguments; a `tf.TensorSpec` will do for a tensor.
+      machine: `"8xA100-SXM4-80GB"`, `"2x8xH100-SXM5"`, `"dgx-a100"`, or a TOML file; `graphsplit machines` lists those
+        that come along, `graphsplit calibrate` measures the one at hand.
+      devices: how many of its devices; by default as many as `parallelize` was told, else all.
+      layout: where variables would live: `"home"`, `"mirrored"`, `"sharded"`, or by patterns, as
+        `set_variable_layout` takes them; None: as they lie.
+      micro_batches, schedule, stages: as for `parallelize`; None: as `fn` has them.
+      unknown_size: what a size counts as that follows from data (`tf.where`). None: as 1, and the prediction says that
+        the step takes at least so long.
+
+    Raises:
+      ArgumentError: for an unknown machine, more devices than it has, sizes that are not known, an unknown layout.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> w = tf.Variable(tf.ones([1024, 1024]))
+    >>> prediction = gs.predict(lambda x: x @ w, tf.TensorSpec([4096, 1024]), machine="8xA100-SXM4-80GB", devices=2)
+    >>> prediction.step_s < 0.01, sorted(prediction.memory_bytes)
+    (True, ['GPU:0', 'GPU:1'])
+    """
+    found = machine_of(machine)
+    call = predicted_call(fn, args, kwargs)
+    count = _count(fn, devices, found)
+    options = options_of(micro_batches, schedule, stages)
+    return predict_call(call, found, count, layout, unknown_size, **options)
+
+
+def predict_call(
+    call: PredictedCall,
+    machine: Machine,
+    devices: int,
+    layout: Layout = None,
+    unknown_size: int | None = None,
+    **options: Any,
+) -> Prediction:
+    """Return the prediction of a call that was traced; see `predict`."""
+    plan = call.plan(machine.names(devices), layout, **options)
+    return predict_plan(
+        plan,
+        machine,
+        title=call.title,
+        state=state_bytes(call.trace, plan),
+        layout=layout if isinstance(layout, str) else "by patterns" if layout else "",
+        unknown_size=unknown_size,
+    )
+
+
+def options_of(micro_batches: int | None, schedule: str | None, stages: int | None) -> dict[str, Any]:
+    """Return the options of a plan that were given, checked."""
+    if micro_batches is not None:
+        check_micro_batches(micro_batches)
+    check_schedule(schedule)
+    if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
+        raise ArgumentError(
+            f"stages={stages!r}: it is the number of parts, at least 1, into which the function is cut."
+        )
+    given = {"micro_batches": micro_batches, "schedule": schedule, "stages": stages}
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _count(fn: Any, devices: int | None, machine: Machine) -> int:
+    if devices is not None:
+        if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
+            raise ArgumentError(f"devices={devices!r}: it is how many of the machine's devices are used, at least 1.")
+        return devices
+    asked = fn._options.devices if isinstance(fn, ParallelFunction) else None
+    if isinstance(asked, int):
+        return asked
+    return len(asked) if isinstance(asked, tuple) else 1 if isinstance(asked, str) else machine.most_devices

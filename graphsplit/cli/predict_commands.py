@@ -1,0 +1,157 @@
+"""The commands `predict`, `machines`, `calibrate`, `validate`: options, and checks before TensorFlow starts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from graphsplit.cli.checks import split_spec, split_target
+from graphsplit.core import forms
+from graphsplit.core.errors import ArgumentError
+
+Run = Callable[..., None]
+Target = Annotated[str, typer.Argument(metavar="WHAT", help="A function, module:function.")]
+Specs = Annotated[list[str] | None, typer.Option("--spec", help="An argument, like 'float32[64,784]'; repeat.")]
+Machine = Annotated[str, typer.Option("--machine", help="8xH100-SXM5, dgx-a100, here.toml; see `graphsplit machines`.")]
+MicroBatches = Annotated[int | None, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")]
+
+
+def add_commands(app: typer.Typer, run: Run) -> None:
+    """Add the commands to an app.
+
+    Args:
+      app: of the command line.
+      run: checks, starts TensorFlow, acts; see `main`.
+    """
+    app.command()(_predict(run))
+    app.command()(_machines(run))
+    app.command()(_calibrate(run))
+    app.command()(_validate(run))
+
+
+def _predict(run: Run) -> Callable[..., None]:
+    def predict(
+        target: Target,
+        machine: Machine,
+        spec: Specs = None,
+        devices: Annotated[str, typer.Option("--devices", help="How many, with commas: 1,2,4,8.")] = "1",
+        layout: Annotated[str, typer.Option("--layout", help="home, mirrored, sharded, with commas.")] = "",
+        micro_batches: MicroBatches = None,
+        weak: Annotated[bool, typer.Option("--weak", help="Weak scaling as well: more rows on more devices.")] = False,
+        output: Annotated[
+            list[str] | None, typer.Option("-o", "--output", help="A file to write: .html, .json, .png.")
+        ] = None,
+    ) -> None:
+        """Say how long a step takes on a machine, and what each device holds, without running it."""
+        counts: list[int] = []
+
+        def check() -> None:
+            counts.extend(parse_counts(devices))
+            for path in output or ():
+                forms.check(path)
+            check_call(target, spec or ())
+
+        def act() -> None:
+            from graphsplit.cli import predicting
+
+            predicting.predict(
+                target,
+                specs=spec or (),
+                machine=machine,
+                devices=counts,
+                layouts=[name for name in layout.replace(" ", "").split(",") if name],
+                micro_batches=micro_batches,
+                weak=weak,
+                outputs=output or (),
+            )
+
+        run(act, check)
+
+    return predict
+
+
+def _machines(run: Run) -> Callable[..., None]:
+    def machines() -> None:
+        """List the machines that come along, each figure with its source."""
+
+        def act() -> None:
+            from graphsplit.cli import predicting
+
+            predicting.machines()
+
+        run(act)
+
+    return machines
+
+
+def _calibrate(run: Run) -> Callable[..., None]:
+    def calibrate(
+        output: Annotated[str, typer.Option("-o", "--output", help="The file to write, here.toml.")],
+        target: Annotated[str | None, typer.Argument(metavar="[WHAT]", help="A function to measure as well.")] = None,
+        spec: Specs = None,
+        devices: Annotated[int | None, typer.Option("--devices", min=1, help="Logical CPU devices; 2.")] = None,
+    ) -> None:
+        """Measure this machine: products, convolutions, memory, copies between devices, the cost of launching."""
+
+        def check() -> None:
+            if not output.endswith(".toml"):
+                raise ArgumentError(f"-o {output!r}: a machine file ends in .toml.")
+            if not Path(output).absolute().parent.is_dir():
+                raise ArgumentError(f"-o {output!r}: there is no directory {str(Path(output).parent)!r}.")
+            if target is not None:
+                check_call(target, spec or ())
+
+        def act() -> None:
+            from graphsplit.cli import predicting
+
+            predicting.calibrate(output, target, spec or (), devices)
+
+        run(act, check)
+
+    return calibrate
+
+
+def _validate(run: Run) -> Callable[..., None]:
+    def validate(
+        target: Target,
+        machine: Machine,
+        spec: Specs = None,
+        devices: Annotated[int, typer.Option("--devices", min=1, help="How many.")] = 2,
+        micro_batches: Annotated[int, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")] = 1,
+        steps: Annotated[int, typer.Option("--rounds", min=1, help="How often it is timed.")] = 5,
+    ) -> None:
+        """Run a step here, and show what was predicted beside what was measured."""
+
+        def act() -> None:
+            from graphsplit.cli import predicting
+
+            predicting.validate(
+                target, specs=spec or (), machine=machine, devices=devices, micro_batches=micro_batches, steps=steps
+            )
+
+        run(act, lambda: check_call(target, spec or ()))
+
+    return validate
+
+
+def parse_counts(text: str) -> list[int]:
+    """Return what `--devices` says: numbers.
+
+    >>> parse_counts("1,2, 4")
+    [1, 2, 4]
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
+        raise ArgumentError(f"--devices {text!r} is not understood; write numbers of at least 1, with commas: 1,2,4,8.")
+    return [int(part) for part in parts]
+
+
+def check_call(target: str, specs: list[str] | tuple[()]) -> None:
+    """Raise `ArgumentError` for what can be seen to be wrong with a function and its arguments."""
+    split_target(target)
+    for text in specs:
+        if None in split_spec(text)[1]:
+            raise ArgumentError(f"--spec {text!r}: a prediction needs all sizes; write a number for each.")

@@ -1,0 +1,1 @@
+"""Costs: what machines can do, and what an operation or a copy takes on them."""

@@ -1,0 +1,33 @@
+"""Break-even points of planning: from where on it pays to spread work, or to send something packed.
+
+Planning decides these before it knows a machine, by measurements that are named here. What follows for a machine is
+told by prediction: `gs.predict`, `plan="auto"`.
+"""
+
+from __future__ import annotations
+
+SMALL_BYTES = 16_384
+"""Up to this size tensors travel packed. `python -m benchmarks.packing`: a fifth faster on 8 devices; of four times the
+size, even."""
+
+BUCKET_BYTES = 65_536
+"""The most bytes of a bucket of sums, unless somebody asks for another size. `python -m benchmarks.packing
+--buckets`, 32 layers on 4 devices: without buckets 1.18 of the time, with those of 8 kB 1.00, of 1 MB 1.03."""
+
+FEWEST_IN_BUCKET = 4
+"""A bucket of fewer takes as many nodes as it saves."""
+
+FLOPS_PER_BYTE = 1
+"""That must be spread for each byte moved: a product with four columns pays, with one it does not."""
+
+LEAST_OTHER_FLOPS = 1_000_000
+"""For which anything is cut that has neither the batch's rows nor an argument's."""
+
+LEAST_OTHER_BYTES = 65_536
+"""As many bytes of such a thing."""
+
+LEAST_SHARE = 0.01
+"""Of all work: where less is done whole, nobody looks for what could be cut of it."""
+
+COPY_BYTES = 1024
+"""Less than this is not worth a thought: the copy of a tensor between devices costs as much, whatever it carries."""

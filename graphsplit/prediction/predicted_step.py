@@ -1,0 +1,202 @@
+"""What a step takes on a machine, as it is predicted: questions that can be asked of it."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from graphsplit.core.devices import short_name
+from graphsplit.costs.machine import Machine
+from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.plan import Plan
+from graphsplit.prediction.buffers import Memory
+from graphsplit.prediction.graph_tasks import GraphTasks, Placed
+from graphsplit.prediction.replay import Schedule
+
+
+@dataclass(frozen=True)
+class Share:
+    """How a device spends a step: parts of its time.
+
+    Attributes:
+      computing: in operations.
+      sending: in which something is sent to it or from it, and nothing computed.
+      waiting: the rest.
+    """
+
+    computing: float
+    sending: float
+    waiting: float
+
+
+@dataclass(frozen=True)
+class Event:
+    """Something that is predicted to run.
+
+    Attributes:
+      place: the device; of something sent, `GPU:0 -> GPU:1`.
+      name, type: of the operation, or of what is sent.
+      start_s, end_s: in seconds.
+      bytes: that are sent.
+    """
+
+    place: str
+    name: str
+    type: str
+    start_s: float
+    end_s: float
+    bytes: int = 0
+
+
+@dataclass(frozen=True, eq=False)
+class PredictedStep:
+    """What a step takes on a machine. Nothing has run: all figures are predictions.
+
+    Attributes:
+      title: of the function.
+      machine: on which.
+      plan: what would run where.
+      memory: what each device holds, by device.
+      layout: of the variables, `sharded`; "" for as they lie.
+      unknown: sentences on what is known only when it runs: then the step takes at least `step_s`.
+    """
+
+    title: str
+    machine: Machine
+    plan: Plan = field(repr=False)
+    memory: Mapping[str, Memory] = field(repr=False)
+    layout: str = ""
+    unknown: tuple[str, ...] = ()
+    assumptions: tuple[str, ...] = field(default=(), repr=False)
+    _tasks: GraphTasks = field(repr=False, kw_only=True)
+    _schedule: Schedule = field(repr=False, kw_only=True)
+
+    @property
+    def step_s(self) -> float:
+        """Seconds from a call to its results."""
+        return self.machine.host.call_s + self._schedule.seconds
+
+    @functools.cached_property
+    def memory_bytes(self) -> dict[str, int]:
+        """The most bytes that each device holds at a time: variables, arguments, and what is alive."""
+        return {short_name(device): memory.peak_bytes for device, memory in self.memory.items()}
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices that are used, full names."""
+        return tuple(self.memory)
+
+    @functools.cached_property
+    def events(self) -> tuple[Event, ...]:
+        """All that is predicted to run, by start; what takes no time is left out."""
+        starts, ends = self._schedule.starts, self._schedule.ends
+        found = []
+        for i, (task, placed) in enumerate(zip(self._tasks.tasks, self._tasks.placed, strict=True)):
+            if placed.kind == "wait" or (placed.kind == "compute" and ends[i] <= starts[i]):
+                continue
+            place = short_name(placed.device) + (f" -> {short_name(placed.target)}" if placed.target else "")
+            end = ends[i] + task.delay_s
+            found.append(Event(place, task.name, placed.type, starts[i], end, placed.bytes))
+        return tuple(sorted(found, key=lambda event: (event.start_s, event.place)))
+
+    @functools.cached_property
+    def shares(self) -> dict[str, Share]:
+        """How each device spends the step."""
+        computing: dict[str, list[tuple[float, float]]] = {device: [] for device in self.memory}
+        sending: dict[str, list[tuple[float, float]]] = {device: [] for device in self.memory}
+        starts, ends = self._schedule.starts, self._schedule.ends
+        for i, placed in enumerate(self._tasks.placed):
+            span = (starts[i], ends[i])
+            if placed.kind == "compute":
+                computing.setdefault(placed.device, []).append(span)
+            elif placed.kind == "send":
+                for device in (placed.device, placed.target):
+                    sending.setdefault(device, []).append(span)
+        whole = self._schedule.seconds or 1.0
+        found = {}
+        for device in self.memory:
+            busy = _covered(computing[device]) / whole
+            either = _covered([*computing[device], *sending[device]]) / whole
+            found[device] = Share(busy, either - busy, 1.0 - either)
+        return found
+
+    @property
+    def operations(self) -> int:
+        """How many operations take time on a device, those that only pass on a buffer among them."""
+        timed = ("Const", "Placeholder", "NoOp", "VarHandleOp", "ControlTrigger", "signal")
+        return sum(placed.kind != "send" and placed.type not in timed for placed in self._tasks.placed)
+
+    @property
+    def sent_bytes(self) -> int:
+        """The bytes that are sent between devices."""
+        return sum(placed.bytes for placed in self._tasks.placed if placed.kind == "send")
+
+    @functools.cached_property
+    def limit(self) -> str:
+        """What limits the step: of what its critical path consists, most of all."""
+        parts: dict[str, float] = {}
+        path, starts = self._schedule.critical_path(), self._schedule.starts
+        ends = [*[starts[i] for i in path[1:]], self._schedule.seconds]
+        for i, end in zip(path, ends, strict=True):  # each counts until the next one starts
+            for key in _what(self._tasks.placed[i]):
+                parts[key] = parts.get(key, 0.0) + end - starts[i]
+        parts["the call itself"] = self.machine.host.call_s
+        key = max(parts, key=lambda key: parts[key])
+        return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the step"
+
+    def compare(self, other: PredictedStep) -> str:
+        """Return why one of two predictions is faster: seconds, bytes that are sent, and how the devices spend them."""
+        lines = [f"{self._named()} against {other._named()}:"]
+        for what, own, others in (
+            ("a step", f"{self.step_s * 1e3:.2f} ms", f"{other.step_s * 1e3:.2f} ms"),
+            ("sent between devices", format_bytes(self.sent_bytes), format_bytes(other.sent_bytes)),
+            ("on the fullest device", _fullest(self), _fullest(other)),
+            ("computing, longest", self._longest("computing"), other._longest("computing")),
+            ("sending and not computing, longest", self._longest("sending"), other._longest("sending")),
+            ("waiting, longest", self._longest("waiting"), other._longest("waiting")),
+            ("limited by", self.limit, other.limit),
+        ):
+            lines.append(f"  {what}: {own}, against {others}")
+        return "\n".join(lines)
+
+    def _named(self) -> str:
+        layout = f", variables {self.layout}" if self.layout else ""
+        return f"{len(self.plan.devices)} of {self.machine.name}{layout}"
+
+    def _longest(self, how: str) -> str:
+        device = max(self.shares, key=lambda device: getattr(self.shares[device], how))
+        seconds = getattr(self.shares[device], how) * self._schedule.seconds
+        return f"{seconds * 1e3:.2f} ms on {short_name(device)}"
+
+    def over(self, limit: float | None = None) -> dict[str, int]:
+        """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
+        most = self.machine.device.memory_bytes if limit is None else limit
+        return {device: count for device, count in self.memory_bytes.items() if count > most}
+
+
+def _what(placed: Placed) -> list[str]:
+    """Return what a task of the critical path counts as: something sent burdens the device at either end."""
+    source, target = short_name(placed.device), short_name(placed.target)
+    if placed.kind == "compute":
+        return [f"computing on {source}"]
+    return [f"sending from {source}", f"sending to {target}"] if target else []
+
+
+def _fullest(prediction: PredictedStep) -> str:
+    device = max(prediction.memory_bytes, key=lambda device: prediction.memory_bytes[device])
+    return f"{format_bytes(prediction.memory_bytes[device])} on {device}"
+
+
+def _covered(spans: Sequence[tuple[float, float]]) -> float:
+    """Return the length of the union of intervals."""
+    covered, end = 0.0, float("-inf")
+    for a, b in sorted(spans):
+        covered += max(0.0, b - max(a, end))
+        end = max(end, b)
+    return covered
+
+
+def percent(share: float) -> str:
+    """Return a share for people."""
+    return f"{100 * share:.0f} %"

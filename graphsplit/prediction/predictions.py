@@ -1,0 +1,113 @@
+"""`Prediction`: what a step takes on a machine, in seconds and bytes: print it, save it, ask it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+
+from graphsplit.core import forms
+from graphsplit.core.devices import short_name
+from graphsplit.core.errors import ArgumentError
+from graphsplit.costs.machine import Machine
+from graphsplit.costs.seconds import Costs
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.plan import Plan
+from graphsplit.prediction import views
+from graphsplit.prediction.assumptions import assumptions_of
+from graphsplit.prediction.buffers import Memory, live_memory, with_state
+from graphsplit.prediction.graph_tasks import tasks_of
+from graphsplit.prediction.predicted_step import PredictedStep, percent
+from graphsplit.prediction.replay import replay
+
+SUFFIXES = (".html", ".json", ".png")
+
+
+class Prediction(PredictedStep):
+    """What a step takes on a machine. Nothing has run. `print` it, `save` it, ask it."""
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the predicted timeline: `.html` a page, `.json` for ui.perfetto.dev, `.png` a picture.
+
+        Raises:
+          ArgumentError: for another suffix.
+          UnsupportedError: for a picture, if matplotlib is not installed.
+          StorageError: if writing fails, or `path` holds what graphsplit has not written; that is left as it was.
+        """
+        path = os.fspath(path)
+        suffix = forms.suffix_of(path)
+        if suffix not in SUFFIXES:
+            raise ArgumentError(f"{path!r}: a prediction is written as {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+        if suffix == ".json":
+            forms.write_json(path, views.chrome_trace(self))
+        elif suffix == ".html":
+            forms.write(path, views.page(self).encode())
+        else:
+            forms.write_figure(path, views.figure(self))
+
+    def __str__(self) -> str:
+        lines = [
+            f"Prediction of {self.title} on {len(self.plan.devices)} of {self.machine.name}"
+            + (f", variables {self.layout}" if self.layout else ""),
+            f"  a step takes {'at least ' if self.unknown else ''}{_seconds(self.step_s)}; "
+            f"{format_bytes(self.sent_bytes)} are sent between devices",
+            f"  limited by {self.limit}",
+        ]
+        shown = list(self.memory)
+        for device in shown[:8]:
+            share, memory = self.shares[device], self.memory[device]
+            lines.append(
+                f"  {short_name(device)}  computing {percent(share.computing)}, sending {percent(share.sending)}, "
+                f"waiting {percent(share.waiting)}; {format_bytes(memory.peak_bytes)}: "
+                f"{format_bytes(memory.state_bytes)} variables, {format_bytes(memory.argument_bytes)} arguments, "
+                f"{format_bytes(memory.live_bytes)} alive at the peak"
+            )
+        lines += [f"  ... and {len(shown) - 8} more devices"] if len(shown) > 8 else []
+        over = self.over()
+        if over:
+            names = ", ".join(f"{device} {format_bytes(count)}" for device, count in list(over.items())[:4])
+            has = format_bytes(int(self.machine.device.memory_bytes))
+            lines.append(f"  does not fit: {names}, and each has {has}")
+        lines += [f"  known only when it runs: {text}" for text in self.unknown[:4]]
+        return "\n".join([*lines, "This rests on:", *[f"  {text}" for text in self.assumptions]])
+
+
+def predict_plan(
+    plan: Plan,
+    machine: Machine,
+    *,
+    title: str,
+    state: Mapping[str, int],
+    layout: str = "",
+    unknown_size: int | None = None,
+) -> Prediction:
+    """Return what a plan takes on a machine, by replaying the graph that is emitted for it.
+
+    Args:
+      plan: its devices are some of the machine's; the sizes of its arguments are known.
+      machine: what runs it.
+      title: what to call it.
+      state: bytes of variables, by device.
+      layout: what to call the variables' layout.
+      unknown_size: what sizes count as that follow from data.
+    """
+    costs = Costs(machine.device, unknown_size)
+    tasks = tasks_of(plan, emit(plan), machine, costs)
+    schedule = replay(tasks.tasks, tasks.resources)
+    memory = with_state(live_memory(tasks.buffers, schedule), state, tasks.arguments)
+    ordered = {device: memory.get(device, Memory()) for device in dict.fromkeys([*plan.devices, *sorted(memory)])}
+    return Prediction(
+        title,
+        machine,
+        plan,
+        ordered,
+        layout,
+        tasks.unknown,
+        assumptions_of(machine, costs),
+        _tasks=tasks,
+        _schedule=schedule,
+    )
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.2f} s" if seconds >= 1 else f"{seconds * 1e3:.2f} ms"

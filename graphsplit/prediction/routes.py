@@ -1,0 +1,90 @@
+"""Routes: which links a tensor takes from one device to another, and how long each is busy with it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from graphsplit.costs.machine import Machine
+from graphsplit.prediction.replay import Resource
+
+
+@dataclass(frozen=True)
+class Route:
+    """A way from one device to another.
+
+    Attributes:
+      uses: the links' directions, for all of which it waits.
+      bytes_per_s: of the slowest of them.
+      latency_s: from the last byte sent to the reader's start.
+      busy_s: how long they are busy besides.
+      copies: whether what arrives takes memory there.
+    """
+
+    uses: tuple[str, ...]
+    bytes_per_s: float
+    latency_s: float
+    busy_s: float
+    copies: bool
+
+
+class Routes:
+    """The links between devices of a machine.
+
+    Args:
+      machine: what there is.
+      devices: those that are used.
+    """
+
+    def __init__(self, machine: Machine, devices: Sequence[str]):
+        self._machine = machine
+        self._devices = tuple(devices)
+        self._number = {device: i for i, device in enumerate(devices)}
+
+    def resources(self) -> dict[str, Resource]:
+        """Return what tasks can use: streams of devices, directions of links, threads of hosts."""
+        machine, hosts = self._machine, {self._machine.host_of(device) for device in self._devices}
+        found: dict[str, Resource] = {}
+        for host in sorted(hosts):
+            own = sum(machine.host_of(device) == host for device in self._devices)
+            threads = machine.threads(own) if machine.device.kind == "CPU" else machine.host.threads
+            found[f"threads of host {host}"] = Resource(threads, machine.host.slowdown)
+            if machine.link.shared:
+                found[f"{machine.link.name} of host {host}"] = Resource()
+            found.update({f"network {way} host {host}": Resource() for way in ("from", "to")})
+        for device in self._devices:
+            found[f"stream of {device}"] = Resource()
+            found.update({f"link {way} {device}": Resource() for way in ("from", "to")})
+        return found
+
+    def computes_on(self, device: str) -> str:
+        """Return what an operation of a device occupies: the device's stream, or a thread of its host."""
+        if self._machine.device.kind == "CPU" or f"device:{self._machine.device.kind}:" not in device:
+            return f"threads of host {self._machine.host_of(device)}"
+        return f"stream of {device}"
+
+    def between(self, source: str, target: str) -> Route:
+        """Return the way of a tensor from one device to another."""
+        machine = self._machine
+        here, there = machine.host_of(source), machine.host_of(target)
+        if here != there:
+            network = machine.network
+            assert network is not None  # a machine without one has one host
+            uses = (f"network from host {here}", f"network to host {there}")
+            return Route(uses, network.bytes_per_s, network.latency_s, 0.0, True)
+        link = machine.link
+        if machine.device.kind == "CPU":  # a send and a receive, which threads run
+            return Route((f"threads of host {here}",), link.bytes_per_s, 0.0, link.latency_s, link.copies)
+        if link.shared:
+            return Route((f"{link.name} of host {here}",), link.bytes_per_s, link.latency_s, 0.0, link.copies)
+        ways = [(source, "from"), (target, "to")]
+        used = tuple([f"link {way} {device}" for device, way in ways if device in self._number])
+        return Route(used, link.bytes_per_s, link.latency_s, 0.0, link.copies)
+
+    def rank(self, source: str, target: str) -> int:
+        """Return when a device's turn is that is sent something at the same time as others: round the circle.
+
+        If all send to all, no two then send to the same one at the same time.
+        """
+        count = len(self._devices)
+        return (self._number.get(target, 0) - self._number.get(source, 0)) % max(count, 1)

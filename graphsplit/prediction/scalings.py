@@ -1,0 +1,122 @@
+"""`Scaling`: predictions for many numbers of devices, as a table and a curve."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from graphsplit.core import forms
+from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.planning.amounts import format_bytes
+
+SUFFIXES = (".json", ".png", ".svg")
+
+
+class Point(NamedTuple):
+    """One prediction.
+
+    Attributes:
+      kind: `strong`: the batch as given, over more devices; `weak`: as many rows on each device as one device has.
+      layout: of the variables.
+      devices: how many.
+      rows: of the whole batch.
+      step_s: seconds.
+      peak_bytes: of the device that holds most.
+      sent_bytes: between devices.
+      limit: what limits the step.
+    """
+
+    kind: str
+    layout: str
+    devices: int
+    rows: int
+    step_s: float
+    peak_bytes: int
+    sent_bytes: int
+    limit: str
+
+    @property
+    def rows_per_s(self) -> float:
+        """Rows of the batch that are computed in a second."""
+        return self.rows / self.step_s if self.step_s else 0.0
+
+
+@dataclass(frozen=True)
+class Scaling:
+    """What more devices would bring. Nothing has run: `print` it, or `save` it as `.json`, `.png` or `.svg`.
+
+    Attributes:
+      title: of the function.
+      machine: its name.
+      points: one for each kind, layout and number of devices.
+      assumptions: on what it rests.
+    """
+
+    title: str
+    machine: str
+    points: tuple[Point, ...]
+    assumptions: tuple[str, ...] = field(default=(), repr=False)
+    skipped: tuple[str, ...] = ()
+
+    def efficiency(self, point: Point) -> float:
+        """Return the rows a second of each device, over those of the fewest devices of the same kind and layout."""
+        alike = [p for p in self.points if (p.kind, p.layout) == (point.kind, point.layout)]
+        first = min(alike, key=lambda p: p.devices)
+        each = first.rows_per_s / first.devices
+        return point.rows_per_s / point.devices / each if each else 0.0
+
+    def save(self, path: str | os.PathLike[str]) -> None:
+        """Write the points as `.json`, or the curves as `.png` or `.svg`.
+
+        Raises:
+          ArgumentError: for another suffix.
+          UnsupportedError: for a picture, if matplotlib is not installed.
+          StorageError: if writing fails, or `path` holds what graphsplit has not written; that is left as it was.
+        """
+        path = os.fspath(path)
+        suffix = forms.suffix_of(path)
+        if suffix not in SUFFIXES:
+            raise ArgumentError(f"{path!r}: a scaling is written as {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+        if suffix == ".json":
+            points = [point._asdict() for point in self.points]
+            forms.write_json(path, {"predicted": True, "rests on": list(self.assumptions), "points": points}, 1)
+        else:
+            forms.write_figure(path, _figure(self))
+
+    def __str__(self) -> str:
+        lines = [f"Predicted scaling of {self.title} on {self.machine}"]
+        lines.append("  scaling  variables  devices      rows        step     rows/s efficiency      peak      sent")
+        for p in self.points:
+            lines.append(
+                f"  {p.kind:8} {p.layout:10} {p.devices:>7} {p.rows:>9} {p.step_s * 1e3:>8.2f} ms "
+                f"{p.rows_per_s:>10.4g} {self.efficiency(p):>10.0%} "
+                f"{format_bytes(p.peak_bytes):>9} {format_bytes(p.sent_bytes):>9}"
+            )
+        lines += [f"  {text}" for text in self.skipped]
+        return "\n".join([*lines, "This rests on:", *[f"  {text}" for text in self.assumptions]])
+
+
+def _figure(scaling: Scaling) -> Any:
+    try:
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise UnsupportedError("A picture of a scaling needs matplotlib: pip install 'graphsplit[plots]'.") from error
+    kinds = list(dict.fromkeys(point.kind for point in scaling.points))
+    drawn = Figure(figsize=(6 * max(len(kinds), 1), 4.5), layout="constrained")
+    for k, kind in enumerate(kinds):
+        axes = drawn.add_subplot(1, len(kinds), k + 1)
+        for layout in dict.fromkeys(point.layout for point in scaling.points):
+            _curve(axes, [p for p in scaling.points if (p.kind, p.layout) == (kind, layout)], layout or "as they lie")
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log")
+        axes.set_xlabel("devices")
+        axes.set_ylabel("rows a second, predicted")
+        axes.set_title(f"{kind} scaling on {scaling.machine}", loc="left")
+        axes.legend(frameon=False)
+    return drawn
+
+
+def _curve(axes: Any, points: Sequence[Point], label: str) -> None:
+    axes.plot([p.devices for p in points], [p.rows_per_s for p in points], marker="o", label=label)

@@ -1,0 +1,213 @@
+"""Sizes: shape and dtype of whatever an emitted graph makes, without importing it anywhere.
+
+A shard's copy of an operation makes what the program says, with the rows of that shard. What moves tensors is made of
+a few types of operations, whose results follow from what they read.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.graphdefs import constant_value, output_names, output_type, split_reference
+from graphsplit.core.layouts import Layout, Shard
+from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.costs.work import Described
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.planning.plan import Plan
+
+Outputs = Sequence[Described]
+
+
+class Sizes:
+    """What the nodes of an emitted graph make.
+
+    Args:
+      plan: what was emitted.
+      graph: the result.
+      order: the names of its nodes, each behind those it reads.
+    """
+
+    def __init__(self, plan: Plan, graph: EmittedGraph, nodes: Mapping[str, Any], order: Sequence[str]):
+        self._plan = plan
+        self._graph = graph
+        self._nodes = nodes
+        self._found: dict[str, Outputs] = {}
+        for name in order:
+            self._found[name] = self._outputs(nodes[name])
+
+    def __getitem__(self, name: str) -> Outputs:
+        """Return what a node makes."""
+        return self._found[name]
+
+    def of(self, reference: str) -> Described:
+        """Return the tensor that a reference names."""
+        name, index = split_reference(reference)
+        return self._found[name][index]
+
+    def inputs_of(self, node: Any) -> list[Described]:
+        """Return what a node reads."""
+        return [self.of(reference) for reference in node.input if reference[0] != "^"]
+
+    def _outputs(self, node: Any) -> Outputs:
+        origin = self._graph.origins[node.name]
+        if origin.op is not None and origin.role in ("op", "copy"):
+            return self._of_op(origin.op, origin.shard)
+        infer = _INFERRED.get(node.op)
+        if infer is not None:
+            return infer(node, self.inputs_of(node), self._constant_input(node))
+        count = len(output_names(node))
+        return [(None, tf.as_dtype(output_type(node, k))) for k in range(count)]
+
+    def _constant_input(self, node: Any) -> Callable[[int], Any]:
+        def value(index: int) -> Any:
+            name, _ = split_reference(node.input[index])
+            source = self._nodes[name]
+            return constant_value(source) if source.op == "Const" else None
+
+        return value
+
+    @functools.cache  # noqa: B019  # as long as the prediction takes
+    def _of_op(self, position: int, shard: int | None) -> Outputs:
+        op, step = self._plan.program.ops[position], self._plan.steps[position]
+        if shard is None or step.shards is None:
+            return described(op.out_shapes, op.out_dtypes)
+        shapes = [
+            on_shard(shape, layout, self._plan.rows, shard)
+            for shape, layout in zip(op.out_shapes, step.shards.gives, strict=True)
+        ]
+        return described(shapes, op.out_dtypes)
+
+
+def described(shapes: Sequence[Shape | None], dtypes: Sequence[tf.DType]) -> list[Described]:
+    """Return shapes with their dtypes, as plain integers."""
+    plain = [None if s is None else tuple([None if size is None else int(size) for size in s]) for s in shapes]
+    return list(zip(plain, dtypes, strict=True))
+
+
+def on_shard(shape: Shape | None, layout: Layout, rows: tuple[int, ...], d: int) -> Shape | None:
+    """Return the shape of what shard `d` has of a tensor."""
+    if shape is None or not isinstance(layout, Shard) or layout.axis >= len(shape):
+        return shape
+    return (*shape[: layout.axis], _own(layout, rows, d), *shape[layout.axis + 1 :])
+
+
+@functools.lru_cache(100_000)
+def _own(layout: Shard, rows: tuple[int, ...], d: int) -> int:
+    return layout.own(rows, d)
+
+
+def shapes_on(
+    shapes: Sequence[Shape | None], layouts: Sequence[Layout] | None, rows: tuple[int, ...], d: int
+) -> Sequence[Shape | None]:
+    """Return the shapes of what shard `d` has of some tensors; whole, if there are no layouts."""
+    if layouts is None:
+        return shapes
+    return [on_shard(shape, layout, rows, d) for shape, layout in zip(shapes, layouts, strict=True)]
+
+
+def _same(_: Any, inputs: Outputs, __: Any) -> Outputs:
+    return [inputs[0]]
+
+
+def _largest(_: Any, inputs: Outputs, __: Any) -> Outputs:
+    return [max(inputs, key=lambda tensor: math.prod([size or 1 for size in tensor[0] or ()]))]
+
+
+def _switch(_: Any, inputs: Outputs, __: Any) -> Outputs:
+    return [inputs[0], inputs[0]]
+
+
+def _merge(_: Any, inputs: Outputs, __: Any) -> Outputs:
+    return [inputs[0], ((), tf.int32)]
+
+
+def _constant(node: Any, _: Outputs, __: Any) -> Outputs:
+    shape = tuple([dim.size for dim in node.attr["value"].tensor.tensor_shape.dim])
+    return [(shape, tf.as_dtype(node.attr["dtype"].type))]
+
+
+def _placeholder(node: Any, _: Outputs, __: Any) -> Outputs:
+    return [(None, tf.as_dtype(node.attr["dtype"].type))]
+
+
+def _split(node: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+    (shape, dtype), sizes, axis = inputs[0], constant(1), constant(2)
+    count = node.attr["num_split"].i
+    if shape is None or sizes is None or axis is None:
+        return [(None, dtype)] * count
+    at = int(axis) % len(shape)
+    return [((*shape[:at], int(size), *shape[at + 1 :]), dtype) for size in sizes]
+
+
+def _join(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+    parts, axis = inputs[:-1], constant(len(inputs) - 1)
+    shape, dtype = parts[0]
+    if axis is None or any(part is None for part, _ in parts) or shape is None:
+        return [(None, dtype)]
+    at = int(axis) % len(shape)
+    sizes = [(part or ())[at] for part, _ in parts]
+    size = None if None in sizes else sum([size or 0 for size in sizes])
+    return [((*shape[:at], size, *shape[at + 1 :]), dtype)]
+
+
+def _reshaped(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+    shape = constant(1)
+    return [(None if shape is None else tuple(map(int, shape)), inputs[0][1])]
+
+
+def _slice(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+    (shape, dtype), begin, size = inputs[0], constant(1), constant(2)
+    if shape is None or begin is None or size is None or None in shape:
+        return [(None, dtype)]
+    pairs = zip(shape, begin.tolist(), size.tolist(), strict=True)
+    return [(tuple([(own or 0) - b if s < 0 else s for own, b, s in pairs]), dtype)]
+
+
+def _drawn(node: Any, _: Outputs, constant: Callable[[int], Any]) -> Outputs:
+    shape = constant(0)
+    return [(None if shape is None else tuple(map(int, shape)), tf.as_dtype(output_type(node, 0)))]
+
+
+def _cast(node: Any, inputs: Outputs, _: Any) -> Outputs:
+    return [(inputs[0][0], tf.as_dtype(node.attr["DstT"].type))]
+
+
+def _mean(node: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+    (shape, dtype), axes = inputs[0], constant(1)
+    if shape is None or axes is None:
+        return [(None, dtype)]
+    away = {int(axis) % len(shape) for axis in axes.reshape(-1)} if len(shape) else set()
+    if node.attr["keep_dims"].b:
+        return [(tuple([1 if i in away else size for i, size in enumerate(shape)]), dtype)]
+    return [(tuple([size for i, size in enumerate(shape) if i not in away]), dtype)]
+
+
+_INFERRED: dict[str, Callable[[Any, Outputs, Callable[[int], Any]], Outputs]] = {
+    **dict.fromkeys(["AddN", "Identity", "RealDiv", "ZerosLike", "OnesLike"], _same),
+    **dict.fromkeys(["Add", "AddV2", "Sub", "Mul", "Maximum", "Minimum", "LogicalAnd", "LogicalOr"], _largest),
+    **dict.fromkeys(["Mean", "Sum"], _mean),
+    **dict.fromkeys(
+        [
+            "StatelessRandomUniformV2",
+            "StatelessRandomNormalV2",
+            "StatelessTruncatedNormalV2",
+            "StatelessRandomUniformFullIntV2",
+            "StatelessRandomUniformIntV2",
+        ],
+        _drawn,
+    ),
+    "Switch": _switch,
+    "Merge": _merge,
+    "Const": _constant,
+    "Placeholder": _placeholder,
+    "SplitV": _split,
+    "ConcatV2": _join,
+    "Reshape": _reshaped,
+    "Slice": _slice,
+    "Cast": _cast,
+}

@@ -1,0 +1,135 @@
+"""Views of a prediction: a page, a Chrome trace, a picture."""
+
+from __future__ import annotations
+
+import html
+import importlib.resources
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from graphsplit.core.devices import short_name
+from graphsplit.core.errors import UnsupportedError
+from graphsplit.placement.pages import COLORS
+from graphsplit.placement.questions import natural_order
+from graphsplit.prediction.predicted_step import PredictedStep
+
+_SENT = "#7f7f7f"
+
+
+def places_of(prediction: PredictedStep) -> list[str]:
+    """Return the rows of a timeline: devices, then the ways between them."""
+    found = dict.fromkeys([*map(short_name, prediction.devices), *[event.place for event in prediction.events]])
+    return sorted(found, key=lambda place: ("->" in place, natural_order(place)))
+
+
+def _colors(places: Sequence[str]) -> list[str]:
+    return [_SENT if "->" in place else COLORS[i % len(COLORS)] for i, place in enumerate(places)]
+
+
+def chrome_trace(prediction: PredictedStep) -> dict[str, Any]:
+    """Return the predicted timeline in the Trace Event Format (chrome://tracing, ui.perfetto.dev)."""
+    places = places_of(prediction)
+    number = {place: i for i, place in enumerate(places)}
+    trace: list[dict[str, Any]] = [
+        {"ph": "M", "name": "process_name", "pid": i, "args": {"name": place}} for place, i in number.items()
+    ]
+    trace += [
+        {
+            "ph": "X",
+            "name": event.type,
+            "pid": number[event.place],
+            "tid": 0,
+            "ts": event.start_s * 1e6,
+            "dur": (event.end_s - event.start_s) * 1e6,
+            "args": {"op": event.name, "bytes": event.bytes},
+            "cat": "send" if "->" in event.place else "operation",
+        }
+        for event in prediction.events
+    ]
+    trace += [
+        {
+            "ph": "C",
+            "name": "bytes alive",
+            "pid": number[short_name(device)],
+            "ts": time * 1e6,
+            "args": {"bytes": count},
+        }
+        for device, memory in prediction.memory.items()
+        if short_name(device) in number
+        for time, count in memory.steps
+    ]
+    about = {"predicted": True, "rests on": list(prediction.assumptions)}
+    return {"traceEvents": trace, "displayTimeUnit": "ms", "otherData": about}
+
+
+def page(prediction: PredictedStep) -> str:
+    """Return the predicted timeline as one self-contained page."""
+    folder = importlib.resources.files("graphsplit.prediction") / "page"
+    places = places_of(prediction)
+    number, types = {place: i for i, place in enumerate(places)}, dict[str, int]()
+    colors = _colors(places)
+    events = [
+        [
+            number[event.place],
+            types.setdefault(event.type, len(types)),
+            round(event.start_s, 9),
+            round(event.end_s, 9),
+            event.name,
+            event.bytes,
+        ]
+        for event in prediction.events
+    ]
+    memory = [
+        {
+            "name": short_name(device),
+            "most": own.peak_bytes,
+            "color": colors[number[short_name(device)]],
+            "steps": own.steps,
+        }
+        for device, own in prediction.memory.items()
+    ]
+    end = max([event.end_s for event in prediction.events], default=0.0)
+    data = {
+        "seconds": end,
+        "places": places,
+        "colors": colors,
+        "types": list(types),
+        "events": events,
+        "memory": memory,
+    }
+    parts = {
+        "title": html.escape(f"Prediction of {prediction.title} on {prediction.machine.name}"),
+        "text": html.escape(str(prediction)),
+        "script": (folder / "view.js").read_text("utf-8"),
+        "data": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+    }
+    text = (folder / "page.html").read_text("utf-8")
+    for name, part in parts.items():
+        text = text.replace("{{" + name + "}}", part)
+    return text
+
+
+def figure(prediction: PredictedStep) -> Any:
+    """Return a matplotlib figure: a row for each device, and for each way between two."""
+    try:
+        from matplotlib.collections import PolyCollection
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            "A picture of a prediction needs matplotlib: pip install 'graphsplit[plots]'."
+        ) from error
+    places = places_of(prediction)
+    drawn = Figure(figsize=(13, 1.4 + 0.32 * max(len(places), 3)), layout="constrained")
+    axes = drawn.add_subplot()
+    for row, (place, color) in enumerate(zip(places, _colors(places), strict=True)):
+        spans = [(e.start_s * 1e3, e.end_s * 1e3) for e in prediction.events if e.place == place]
+        bars = [[(a, row - 0.4), (b, row - 0.4), (b, row + 0.4), (a, row + 0.4)] for a, b in spans]
+        axes.add_collection(PolyCollection(bars, facecolors=color, edgecolors="white", linewidths=0.2))
+    axes.set_yticks(range(len(places)), places)
+    axes.set_xlim(0, max([event.end_s for event in prediction.events], default=1e-3) * 1e3)
+    axes.set_ylim(len(places) - 0.5, -0.5)
+    axes.set_xlabel("ms, predicted")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title(f"{prediction.title} on {prediction.machine.name}: {prediction.step_s * 1e3:.2f} ms", loc="left")
+    return drawn

@@ -1,0 +1,201 @@
+"""`plan="auto"`: the law holds for whatever is chosen, and the plan says what was compared and why it won."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.api.automatic_plans import Candidate, choose
+from graphsplit.api.predicted_calls import predicted_call
+from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.costs.machine import Device, Host, Link, Machine
+from tests.helpers.messages import raises
+
+
+def machine_of(rate: float = 1e9, link: float = 1e9, memory: float = 1e9) -> Machine:
+    """Logical CPU devices with a thread each."""
+    device = Device("core", "CPU", {"float32": rate}, {"float32": rate}, 1e12, memory)
+    return Machine("cores", device, 64, Link("memory", link, 0.0, shared=True), host=Host(threads=64))
+
+
+class Model:
+    """Two layers, and a step of training."""
+
+    def __init__(self, width: int = 64):
+        self.kernels = [tf.Variable(tf.fill([width, width], 1 / width), name=f"kernel_{k}") for k in range(2)]
+
+    def step(self, x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(tf.nn.tanh(x @ self.kernels[0]) @ self.kernels[1] - 1))
+        for gradient, kernel in zip(tape.gradient(loss, self.kernels), self.kernels, strict=True):
+            kernel.assign_sub(0.1 * gradient)
+        return loss
+
+
+X = tf.reshape(tf.range(512 * 64, dtype=tf.float32), [512, 64]) / 1e4
+
+
+@pytest.mark.parametrize(
+    "link", [1e3, pytest.param(1e7, marks=pytest.mark.long), 1e12], ids=["slow", "middling", "fast"]
+)
+def test_the_law_holds_for_what_is_chosen(link: float):
+    alone, model = Model(), Model()
+    step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(link=link))
+    for _ in range(3):
+        np.testing.assert_allclose(step(X), alone.step(X), rtol=1e-5)
+    for kernel, expected in zip(model.kernels, alone.kernels, strict=True):
+        np.testing.assert_allclose(kernel, expected, rtol=1e-5)
+
+
+def test_few_devices_where_sending_is_slow():
+    slow, fast = (
+        gs.parallelize(Model().step, devices=4, plan="auto", machine=machine_of(link=link)).plan(X)
+        for link in (1e3, 1e12)
+    )
+    assert len(slow.devices) == 1
+    assert len(fast.devices) == 4
+    assert slow.notes[-1] == "predicted for cores, figures from data sheets and assumptions, not validated"
+    assert any(note.startswith("chosen automatically: 1 device, variables home: ") for note in slow.notes)
+    compared = [note for note in slow.notes if note.startswith("compared with ")]
+    assert len(compared) == 6  # 4 and 2 devices by three layouts, 1 by one
+
+
+def test_variables_are_laid_out_as_chosen():
+    model = Model()
+    step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(link=1e12))
+    plan = step.plan(X)
+    chosen = next(note for note in plan.notes if note.startswith("chosen automatically: "))
+    layouts = {None if parts is None else parts.layout for parts in map(parts_of_variable, model.kernels)}
+    assert f"variables {layouts.pop() or 'home'}" in chosen
+    step(X)
+    again = step.plan(X[:128])  # another signature finds the variables as they lie
+    assert any("variables as they lie" in note for note in again.notes)
+
+
+def test_micro_batches_where_nothing_else_fits():
+    class Deep(Model):
+        def step(self, x):
+            with tf.GradientTape() as tape:
+                for _ in range(8):
+                    x = tf.nn.tanh(x @ self.kernels[0])
+                loss = tf.reduce_sum(x)
+            self.kernels[0].assign_sub(1e-3 * tape.gradient(loss, self.kernels[0]))
+            return loss
+
+    whole = gs.predict(Deep().step, X, machine=machine_of(), devices=1)
+    limit = 0.6 * whole.memory_bytes["CPU:0"]
+    step = gs.parallelize(Deep().step, devices=1, plan="auto", machine=machine_of(), memory=limit)
+    assert step.plan(X).mesh.shards > 1
+    alone = Deep()
+    np.testing.assert_allclose(step(X), alone.step(X), rtol=1e-5)
+
+
+class Momentum:
+    """Eight layers whose variables are most of what is held."""
+
+    def __init__(self):
+        self.kernels = [tf.Variable(tf.fill([256, 256], 1 / 256), name=f"kernel_{k}") for k in range(8)]
+        self.slots = [tf.Variable(tf.zeros([256, 256]), name=f"kernel_{k}_momentum") for k in range(8)]
+
+    def step(self, x):
+        with tf.GradientTape() as tape:
+            for kernel in self.kernels:
+                x = tf.nn.tanh(x @ kernel)
+            loss = tf.reduce_mean(x)
+        for gradient, kernel, slot in zip(tape.gradient(loss, self.kernels), self.kernels, self.slots, strict=True):
+            slot.assign(0.9 * slot + gradient)
+            kernel.assign_sub(slot)
+        return loss
+
+
+def test_sharded_where_only_that_fits():
+    model = Momentum()
+    step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(), memory="4.5MB")
+    [chosen] = [note for note in step.plan(tf.ones([64, 256])).notes if note.startswith("chosen automatically: ")]
+    assert chosen.startswith("chosen automatically: 4 devices, variables sharded: ")
+    assert chosen.endswith("; the only one of 7 that fits into 4.5 MB")
+    lying = [parts for kernel in model.kernels if (parts := parts_of_variable(kernel)) is not None]
+    assert {parts.layout for parts in lying} == {"sharded"}  # (the first device owns what is left, whole)
+
+
+def test_does_not_fit_is_an_answer():
+    step = gs.parallelize(Momentum().step, devices=1, plan="auto", machine=machine_of(), memory="4.5MB")
+    with pytest.raises(gs.ArgumentError) as error:
+        step.plan(tf.ones([64, 256]))
+    message = str(error.value)
+    assert message.startswith(
+        "The function does not fit: of 5 plans for up to 1 device the smallest is that for 1 device"
+    )
+    assert " devices would do: " in message
+    assert "variables sharded" in message
+
+
+def test_less_memory_than_the_largest_tensor():
+    with pytest.raises(gs.ArgumentError) as error:
+        gs.parallelize(Model().step, devices=2, plan="auto", machine=machine_of(), memory="1kB").plan(X)
+    assert str(error.value).startswith("memory: each device may hold 1.0 kB, and the largest tensor has ")
+
+
+def test_what_was_compared_is_explained():
+    call = predicted_call(Model().step, [X], {})
+    machine = machine_of(link=1e12)
+    choice = choose(
+        "step", call.trace, 2, machine, None, lambda n, layout, micro: call.plan(n, layout, micro_batches=micro)
+    )
+    assert set(choice.compared) == {
+        Candidate(1, "home"),
+        *[Candidate(2, own) for own in ("home", "mirrored", "sharded")],
+    }
+    assert choice.compared[choice.chosen][0] == min(seconds for seconds, _ in choice.compared.values())
+    assert "the fastest of 4; " in choice.explain()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"plan": "best"}, "plan='best': it is 'auto', for the fastest plan that fits, or None, for what you say."),
+        ({"memory": "40GB"}, "memory='40GB' is for plan='auto', by which plans are compared. Give that as well."),
+        (
+            {"plan": "auto", "memory": "much"},
+            "memory='much': it is a number of bytes, or a text like '40GB', for each device.",
+        ),
+        (
+            {"plan": "auto", "micro_batches": 4, "schedule": "1f1b"},
+            "plan='auto' with micro_batches=4, schedule='1f1b': it chooses how many devices and micro-batches there "
+            "are, without stages or unequal shares. Drop one or the other.",
+        ),
+    ],
+)
+def test_bad_options(options, message: str):
+    with raises(gs.ArgumentError, message):
+        gs.parallelize(Model().step, devices=2, **options)
+
+
+def test_a_machine_of_another_kind():
+    with raises(
+        gs.ArgumentError,
+        "machine='dgx-a100' has GPU devices, and the function is to run on '/device:CPU:0'. Name a machine of that "
+        "kind, or other devices.",
+    ):
+        gs.parallelize(Model().step, devices=2, plan="auto", machine="dgx-a100").plan(X)
+
+
+def test_what_xla_compiles():
+    with raises(
+        gs.UnsupportedError,
+        "plan='auto' predicts single operations, and jit_compile=True lets XLA make fewer and other ones of them. Drop "
+        "one or the other.",
+    ):
+        gs.parallelize(Model().step, devices=2, plan="auto", jit_compile=True).plan(X)
+
+
+def test_a_batch_of_unknown_size():
+    step = tf.function(Model().step, input_signature=[tf.TensorSpec([None, 64])])
+    with raises(
+        gs.UnsupportedError,
+        "plan='auto' predicts the time of a step, and the size of the batch is not known. Call it with tensors of "
+        "known shapes, without an input_signature or reduce_retracing.",
+    ):
+        gs.parallelize(step, devices=2, plan="auto").plan(X)

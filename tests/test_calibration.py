@@ -1,0 +1,131 @@
+"""Calibration: what is measured here, how it is used, and how predictions and measurements are compared."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from benchmarks.prediction import ranked, summary, table
+from graphsplit.api import calibration
+from graphsplit.costs.families import FAMILIES
+from graphsplit.costs.machine import Device, Host, Link, Machine
+from graphsplit.costs.machine_files import machine_text, read_machine
+from graphsplit.prediction import microbenchmarks
+from tests.helpers.messages import raises
+
+WEIGHTS = tf.Variable(tf.ones([64, 64]) / 64, name="weights")
+
+
+def step(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(tf.nn.tanh(x @ WEIGHTS)))
+    WEIGHTS.assign_sub(1e-6 * tape.gradient(loss, WEIGHTS))
+    return loss
+
+
+def rough() -> Machine:
+    device = Device("core", "CPU", {"float32": 1e10}, {"float32": 1e9}, 1e10, 1e10, overhead_s=1e-6)
+    host = Host(threads=2, call_s=1e-5)
+    return Machine("rough", device, 8, Link("memory", float("inf"), 1e-6, shared=True, copies=False), host=host)
+
+
+def test_operations_of_a_function_are_measured(tmp_path: Path):
+    before = WEIGHTS.numpy()
+    found = calibration.measure_function(rough(), step, [tf.ones([256, 64])])
+    assert (WEIGHTS.numpy() == before).all()
+    types = {key.partition(" ")[0] for key in found.device.samples}
+    assert {"MatMul", "Tanh", "TanhGrad", "Square", "Sum"} <= types
+    prediction = gs.predict(step, tf.ones([256, 64]), machine=replace(found, calibrated=True), devices=1)
+    sampled = next(line for line in prediction.assumptions if "as measured" in line)
+    assert sampled.endswith(" kinds of operations as measured, 0 by what others took")
+    halves = gs.predict(step, tf.ones([256, 64]), machine=found, devices=2)
+    assert any("as measured, " in line and not line.endswith(" 0 by what others took") for line in halves.assumptions)
+    path = tmp_path / "here.toml"
+    path.write_text(machine_text(replace(found, sources=dict.fromkeys(("device", "link", "host"), "here"))))
+    assert read_machine(str(path)).device.samples.keys() == found.device.samples.keys()
+
+
+def test_a_step_on_one_device_is_predicted_as_measured(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(microbenchmarks, "seconds_of_call", lambda call: 0.5)
+    found = calibration.measure_function(rough(), step, [tf.ones([256, 64])])
+    assert gs.predict(step, tf.ones([256, 64]), machine=found, devices=1).step_s == pytest.approx(0.5, rel=0.01)
+
+
+def test_what_is_smaller_takes_no_longer():
+    curve = microbenchmarks._curve([(1.0, 0.1), (10.0, 10.0), (100.0, 20.0)])
+    assert curve == ((1.0, 1.0), (10.0, 10.0), (100.0, 20.0))
+
+
+@pytest.mark.long
+def test_calibrate_measures_every_family():
+    found = gs.calibrate(name="here")
+    assert set(found.device.curves) <= set(FAMILIES)
+    assert all(rate > 0 for curve in found.device.curves.values() for _, rate in curve)
+    assert found.calibrated
+    assert found.host.call_s > found.device.overhead_s > 0
+
+
+@pytest.mark.long
+def test_calibrate_and_validate_on_the_command_line(tmp_path: Path):
+    def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "graphsplit.cli", *arguments]
+        return subprocess.run(command, capture_output=True, text=True, timeout=280)
+
+    call = ["tests.test_calibration:step", "--spec", "float32[256,64]"]
+    path = str(tmp_path / "here.toml")
+    done = run("calibrate", "-o", path, *call)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith(f"Written: {path}. Name it as the machine: ")
+    done = run("validate", *call, "--machine", path, "--devices", "2")
+    assert done.returncode == 0, done.stderr
+    assert "ms a step, the median of 5 rounds. Predicted: " in done.stdout
+    (tmp_path / "mine.toml").write_text("mine = 1\n")
+    done = run("calibrate", "-o", str(tmp_path / "mine.toml"), *call)
+    assert done.returncode == 2
+    assert "was not written by graphsplit calibrate" in done.stderr
+
+
+def entry(predicted: float, measured: float, devices: int = 2, **cell: object) -> dict[str, object]:
+    named = {"workload": "mlp", "mode": "training", "devices": devices, "layout": "home", "micro_batches": 1, **cell}
+    return {
+        "cell": named,
+        "predicted_s": predicted,
+        "measured_s": measured,
+        "predicted_bytes": 90,
+        "measured_bytes": 100,
+        "predict_s": 1.0,
+        "plan_s": 2.0,
+    }
+
+
+def test_the_table_of_the_benchmark():
+    cells = [entry(1.0, 1.0, 1), entry(0.9, 1.0), entry(1.3, 1.0, layout="sharded"), {"cell": {}, "error": "killed"}]
+    text = table({"cells": cells, "load": 0.25})
+    assert text.splitlines()[:3] == [
+        "| network | step | N = 1 | N = 2 | peak memory |",
+        "|---|---|---|---|---|",
+        "| mlp | training | 0%, 0% | 20%, 30% | 10%, 10% |",
+    ]
+    assert "Step time: median error 10.0%, worst 30.0%. Goals: 5 %, 15 %." in text
+    assert "From one device to two: median 20.0%. Goal: 10 %." in text
+    assert "Predicting takes 0.50 of the time of planning in median, 0.50 at most. Goal: 2." in text
+    assert summary([], {}) == ["Nothing was measured."]
+
+
+def test_plans_that_are_ranked_wrongly_are_counted():
+    assert ranked([entry(1.0, 1.0), entry(2.0, 2.0)]) == (1, 0)
+    assert ranked([entry(2.0, 1.0), entry(1.0, 2.0)]) == (1, 1)
+    assert ranked([entry(2.0, 1.0), entry(1.0, 1.05)]) == (0, 0)  # too much alike to be ranked
+    assert ranked([entry(2.0, 1.0), entry(1.0, 2.0, mode="forward")]) == (0, 0)
+
+
+def test_a_machine_file_that_is_not_there(tmp_path: Path):
+    path = tmp_path / "no.toml"
+    with raises(gs.ArgumentError, f"machine={str(path)!r}: there is no such file in {str(Path.cwd())!r}."):
+        gs.predict(step, tf.ones([4, 64]), machine=path)

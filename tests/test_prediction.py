@@ -1,0 +1,383 @@
+"""Predictions: the emitted graph on a machine whose figures make its schedule easy to compute by hand."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+from typer.testing import CliRunner
+
+import graphsplit as gs
+from graphsplit.cli import app
+from graphsplit.costs.machine import Device, Host, Link, Machine
+from graphsplit.costs.work import bytes_of
+from graphsplit.emission.emitter import emit
+from graphsplit.placement.builders import placement_of_plan
+from graphsplit.prediction.sizes import Sizes
+from tests.helpers.messages import raises
+
+HERE = "tests.test_prediction"
+WEIGHTS = tf.Variable(tf.ones([64, 64]), name="weights")
+BIAS = tf.Variable(tf.zeros([64]), name="bias")
+
+
+def boxed(rate: float = 1e9, link: float = 1e9, memory: float = 1e9, count: int = 8, **others: float) -> Machine:
+    """A machine that computes products only: all else takes no time."""
+    device = Device("unit", "GPU", {"float32": rate}, {"float32": 1e30}, 1e30, memory, **others)  # type: ignore[arg-type]
+    return Machine("unit box", device, count, Link("cable", link, 0.0), network=Link("net", link / 10, 1e-3))
+
+
+def product(x):
+    return tf.linalg.matmul(x, WEIGHTS)
+
+
+def train(x):
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(tf.square(tf.nn.relu(tf.linalg.matmul(x, WEIGHTS) + BIAS)))
+    for gradient, variable in zip(tape.gradient(loss, [WEIGHTS, BIAS]), [WEIGHTS, BIAS], strict=True):
+        variable.assign_sub(1e-6 * gradient)
+    return loss
+
+
+X = tf.TensorSpec([128, 64])
+FLOPS = 2 * 128 * 64 * 64
+
+
+def test_one_device_takes_its_flops():
+    found = gs.predict(product, X, machine=boxed(), devices=1)
+    assert found.step_s == pytest.approx(FLOPS / 1e9)
+    assert found.memory_bytes == {"GPU:0": (64 * 64 + 2 * 128 * 64) * 4}
+    assert found.shares["/device:GPU:0"].computing == 1
+    assert found.sent_bytes == 0
+    assert not found.unknown
+
+
+def test_two_devices_send_and_compute():
+    found = gs.predict(product, X, machine=boxed(), devices=2)
+    piece, weights = 64 * 64 * 4, 64 * 64 * 4
+    assert found.sent_bytes == piece + weights + piece  # rows and weights there, results back
+    # the second has half of the rows and gets weights first, or last: it computes when both are there, and sends back
+    assert found.step_s == pytest.approx((piece + weights) / 1e9 + FLOPS / 2e9 + piece / 1e9)
+    compute = FLOPS / 2e9 / found.step_s
+    assert found.limit == f"computing on GPU:1: {100 * compute:.0f} % of the step"
+
+
+def test_what_waits_for_a_link_is_limited_by_it():
+    wide = tf.TensorSpec([8192, 64])
+    found = gs.predict(product, wide, machine=boxed(rate=1e15, link=1e6, count=8), devices=8)
+    assert found.limit == "sending from GPU:0: 88 % of the step"  # all results but the last come back meanwhile
+
+
+def test_faster_links_and_devices_are_not_slower():
+    steps = [gs.predict(train, X, machine=boxed(link=link), devices=2).step_s for link in (1e8, 1e9, 1e10)]
+    assert steps == sorted(steps, reverse=True)
+    steps = [gs.predict(train, X, machine=boxed(rate=rate), devices=2).step_s for rate in (1e8, 1e9, 1e10)]
+    assert steps == sorted(steps, reverse=True)
+
+
+@pytest.mark.parametrize("layout", ["home", "mirrored", "sharded"])
+def test_memory_is_at_least_the_state(layout: str):
+    found = gs.predict(train, X, machine=boxed(), devices=4, layout=layout)
+    state = {device: memory.state_bytes for device, memory in found.memory.items()}
+    whole, bias = 64 * 64 * 4, 64 * 4
+    expected = {"home": whole + bias, "mirrored": 4 * (whole + bias), "sharded": whole + bias}[layout]
+    assert sum(state.values()) == expected
+    assert max(state.values()) == (whole // 4 + bias if layout == "sharded" else whole + bias)
+    assert all(memory.peak_bytes >= memory.state_bytes for memory in found.memory.values())
+    assert found.layout == layout
+
+
+def test_sizes_are_those_that_tensorflow_infers():
+    """Of every node that is emitted, whatever moves or cuts: as when the graph is imported."""
+    for layout in ("home", "sharded", "mirrored"):
+        split = gs.parallelize(train, devices=3)
+        x = tf.ones([10, 64])
+        gs.set_variable_layout([WEIGHTS, BIAS], layout, devices=3)
+        try:
+            planned = split._planned(x)
+            graph = emit(planned.plan)
+            order = [node.name for node in graph.nodes]
+            nodes = {node.name: node for node in graph.nodes}
+            sizes = Sizes(planned.plan, graph, nodes, _sorted(order, nodes))
+            placement = placement_of_plan(planned, False)
+            for name in order:
+                expected = list(zip(placement.ops[name].shapes, placement.ops[name].dtypes, strict=True))
+                made = [(shape, dtype.name) for shape, dtype in sizes[name]]
+                if "resource" not in placement.ops[name].dtypes:
+                    assert made == expected, name
+                    assert sum(map(bytes_of, sizes[name])) == placement.ops[name].output_bytes
+        finally:
+            gs.set_variable_layout([WEIGHTS, BIAS], "home", devices=3)
+
+
+def _sorted(order, nodes):
+    found: dict[str, None] = {}
+
+    def visit(name: str) -> None:
+        if name not in found:
+            for reference in nodes[name].input:
+                visit(reference.lstrip("^").partition(":")[0])
+            found[name] = None
+
+    for name in order:
+        visit(name)
+    return list(found)
+
+
+def test_arguments_may_be_tensors_and_nothing_runs():
+    before = WEIGHTS.numpy().copy()
+    found = gs.predict(train, tf.ones([128, 64]), machine="8xA100-SXM4-80GB", devices=8)
+    assert (WEIGHTS.numpy() == before).all()
+    assert len(found.memory_bytes) == 8
+    assert found.step_s == gs.predict(train, X, machine="8xA100-SXM4-80GB", devices=8).step_s
+
+
+def test_a_parallelized_function_has_its_options():
+    split = gs.parallelize(train, devices=3, micro_batches=2)
+    found = gs.predict(split, X, machine=boxed())
+    assert found.plan.mesh.shards == 6
+    assert len(found.memory_bytes) == 3
+    assert gs.predict(split, X, machine=boxed(), micro_batches=1).plan.mesh.shards == 3
+
+
+def test_micro_batches_need_less_memory():
+    def deep(x):
+        with tf.GradientTape() as tape:
+            for _ in range(8):
+                x = tf.nn.tanh(tf.linalg.matmul(x, WEIGHTS))
+            loss = tf.reduce_sum(x)
+        WEIGHTS.assign_sub(1e-6 * tape.gradient(loss, WEIGHTS))
+        return loss
+
+    wide = tf.TensorSpec([4096, 64])
+    whole, parts = (gs.predict(deep, wide, machine=boxed(), devices=1, micro_batches=n) for n in (1, 8))
+    live = [prediction.memory["/device:GPU:0"].live_bytes for prediction in (whole, parts)]
+    assert live[1] < live[0] / 3
+
+
+def test_hosts_are_joined_by_their_network():
+    one, two = boxed(count=4), boxed(count=2).cluster(2)
+    steps = [gs.predict(train, X, machine=machine, devices=4).step_s for machine in (one, two)]
+    assert steps[1] > steps[0] + 1e-3
+    assert len(gs.predict(train, X, machine=two, devices=4).devices) == 4
+
+
+def test_threads_are_shared_by_logical_devices():
+    device = Device("core", "CPU", {"float32": 1e6}, {"float32": 1e30}, 1e30, 1e9)
+    link = Link("memory", float("inf"), 0.0, shared=True, copies=False)
+    steps = {
+        (threads, count): gs.predict(
+            product, X, machine=Machine("cpu", device, 8, link, host=Host(threads=threads)), devices=count
+        ).step_s
+        for threads in (1, 2)
+        for count in (1, 4)
+    }
+    assert steps[1, 4] == pytest.approx(steps[1, 1])  # one thread does the work of all
+    assert steps[2, 4] == pytest.approx(steps[1, 1] / 2)
+    assert steps[2, 1] == pytest.approx(steps[1, 1])  # one device has one thread
+
+
+def test_the_critical_path_of_a_placement_has_the_same_costs():
+    machine = boxed()
+    split = gs.parallelize(product, devices=2)
+    path = split.placement(tf.ones([128, 64])).critical_path(machine=machine)
+    piece = 64 * 64 * 4
+    assert path.seconds == pytest.approx(piece / 1e9 + FLOPS / 2e9 + piece / 1e9)  # no queueing: rows beside weights
+
+
+def test_a_placement_of_variables_in_parts_knows_their_sizes():
+    split = gs.parallelize(train, devices=2)
+    gs.set_variable_layout([WEIGHTS], "sharded", devices=2)
+    try:
+        held = [op for op in split.placement(tf.ones([8, 64])).ops.values() if op.variable == "weights"]
+    finally:
+        gs.set_variable_layout([WEIGHTS], "home", devices=2)
+    assert [(op.device, op.parameter_bytes) for op in held] == [
+        ("/device:CPU:0", 32 * 64 * 4),
+        ("/device:CPU:1", 32 * 64 * 4),
+    ]
+
+
+def test_loops_count_their_turns():
+    def loop(x):
+        return tf.while_loop(lambda i, _: i < 5, lambda i, y: (i + 1, tf.linalg.matmul(y, WEIGHTS)), [0, x])[1]
+
+    found = gs.predict(loop, X, machine=boxed(), devices=1)
+    assert found.step_s == pytest.approx(5 * FLOPS / 1e9, rel=0.01)
+    assert not found.unknown
+
+
+def test_what_is_known_only_when_it_runs_is_said():
+    def positive(x):
+        return tf.linalg.matmul(tf.boolean_mask(x, x[:, 0] > 0), WEIGHTS)
+
+    found = gs.predict(positive, X, machine=boxed(), devices=1)
+    assert found.unknown
+    assert "  a step takes at least " in str(found)
+    assert "  known only when it runs: the sizes of " in str(found)
+    given = gs.predict(positive, X, machine=boxed(), devices=1, unknown_size=128)
+    assert not given.unknown
+    assert given.step_s == pytest.approx(FLOPS / 1e9)
+
+
+def test_what_does_not_fit_is_said():
+    found = gs.predict(train, X, machine=boxed(memory=20e3), devices=2)
+    assert "  does not fit: GPU:0 " in str(found)
+    assert "and each has 20.0 kB" in str(found)
+    assert list(found.over()) == ["GPU:0", "GPU:1"]
+    assert found.over(1e9) == {}
+
+
+def test_what_is_printed():
+    text = str(gs.predict(product, X, machine="2xH100-SXM5", devices=2, layout="mirrored"))
+    lines = text.splitlines()
+    assert lines[0] == "Prediction of product on 2 of 2xH100-SXM5, variables mirrored"
+    assert re.fullmatch(r"  a step takes \d+\.\d\d ms; 32\.8 kB are sent between devices", lines[1])
+    assert lines[2].startswith("  limited by ")
+    assert lines[5:7] == [
+        "This rests on:",
+        "  figures from data sheets and assumptions (H100-SXM5.toml): predicted, not validated",
+    ]
+
+
+def test_predictions_are_compared():
+    one, two = (gs.predict(product, X, machine=boxed(), devices=n, layout="home") for n in (1, 2))
+    lines = one.compare(two).splitlines()
+    assert lines[:2] == [
+        "1 of unit box, variables home against 2 of unit box, variables home:",
+        f"  a step: {one.step_s * 1e3:.2f} ms, against {two.step_s * 1e3:.2f} ms",
+    ]
+    assert lines[2] == "  sent between devices: 0 B, against 49.2 kB"
+    assert lines[5].startswith("  sending and not computing, longest: 0.00 ms on GPU:0, against ")
+
+
+def test_what_is_saved(tmp_path: Path):
+    found = gs.predict(train, X, machine=boxed(), devices=2)
+    for name in ("step.html", "step.json", "step.png"):
+        found.save(tmp_path / name)
+    trace = json.loads((tmp_path / "step.json").read_text())
+    assert trace["otherData"]["predicted"] is True
+    ends = [event["ts"] + event["dur"] for event in trace["traceEvents"] if event["ph"] == "X"]
+    assert max(ends) == pytest.approx(found.step_s * 1e6)
+    page = (tmp_path / "step.html").read_text()
+    assert "http" not in page.split("</style>")[0]
+    assert "Predicted, not measured." in page
+    with raises(gs.ArgumentError, "'step.txt': a prediction is written as .html, .json or .png."):
+        found.save("step.txt")
+
+
+def test_scaling(tmp_path: Path):
+    found = gs.scaling(product, X, machine=boxed(link=1e30, count=1), devices=[2, 1], layouts=["home", "mirrored"])
+    assert [(p.kind, p.layout, p.devices, p.rows) for p in found.points] == [
+        *[("strong", layout, n, 128) for layout in ("home", "mirrored") for n in (1, 2)],
+        *[("weak", layout, n, 128 * n) for layout in ("home", "mirrored") for n in (1, 2)],
+    ]
+    strong, weak = found.points[1], found.points[5]
+    assert found.efficiency(strong) == pytest.approx(1, rel=0.01)
+    assert found.efficiency(weak) == pytest.approx(1, rel=0.01)
+    found.save(tmp_path / "scaling.json")
+    found.save(tmp_path / "scaling.png")
+    assert len(json.loads((tmp_path / "scaling.json").read_text())["points"]) == 8
+
+
+def test_scaling_to_more_devices_than_rows():
+    found = gs.scaling(product, tf.TensorSpec([4, 64]), machine=boxed(), devices=[1, 8], kinds=["strong"])
+    assert [point.devices for point in found.points] == [1]
+    assert found.skipped == ("strong scaling on 8 devices: 4 rows leave some without any",)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"devices": 0}, "devices=0: it is how many of the machine's devices are used, at least 1."),
+        (
+            {"devices": 9},
+            "devices=9: the machine 'unit box' has 8. Choose fewer, or a cluster of 2 hosts: 2x8xunit.",
+        ),
+        ({"layout": "split"}, "There is no variable layout 'split'; there are 'home', 'mirrored', 'sharded'."),
+        (
+            {"micro_batches": 0},
+            "micro_batches=0: it is the number of parts, at least 1, that each device computes one after the other; 1 "
+            "computes the rows of a device at once.",
+        ),
+        ({"stages": 0}, "stages=0: it is the number of parts, at least 1, into which the function is cut."),
+    ],
+)
+def test_bad_options(options, message: str):
+    with raises(gs.ArgumentError, message):
+        gs.predict(product, X, machine=boxed(), **options)
+
+
+def test_sizes_of_arguments_are_known():
+    with raises(
+        gs.ArgumentError,
+        "A prediction needs all sizes of the arguments, and some are not known:\n"
+        "  - x: float32[?,64]\n"
+        "Give tensors, or a tf.TensorSpec with every size, like tf.TensorSpec([256, 224, 224, 3]).",
+    ):
+        gs.predict(product, tf.TensorSpec([None, 64]), machine=boxed())
+
+
+def test_what_xla_compiles():
+    with raises(
+        gs.UnsupportedError,
+        "A prediction replays single operations, and jit_compile=True lets XLA make fewer and other ones of them. "
+        "Predict the function without jit_compile; compiled, it is faster by what XLA saves.",
+    ):
+        gs.predict(gs.parallelize(product, devices=2, jit_compile=True), X, machine=boxed())
+
+
+def test_no_function():
+    with raises(gs.ArgumentError, "predict takes a function and its arguments, got 3 for the function."):
+        gs.predict(3, X, machine=boxed())  # type: ignore[arg-type]
+
+
+def test_bad_scaling():
+    with raises(gs.ArgumentError, "devices=[0]: scaling takes numbers of devices, each at least 1: [1, 2, 4, 8]."):
+        gs.scaling(product, X, machine=boxed(), devices=[0])
+    with raises(gs.ArgumentError, "kinds=['square']: there are 'strong', 'weak'."):
+        gs.scaling(product, X, machine=boxed(), devices=[1], kinds=["square"])
+    with raises(gs.ArgumentError, "Weak scaling of product: no argument is split, so there are no rows to add."):
+        gs.scaling(gs.parallelize(product, split=None), X, machine=boxed(), devices=[1, 2], kinds=["weak"])
+
+
+def test_on_the_command_line(tmp_path: Path):
+    run = CliRunner().invoke
+    call = [f"{HERE}:product", "--spec", "float32[128,64]", "--machine", "8xH100-SXM5"]
+    one = run(app, ["predict", *call, "--devices", "2", "-o", str(tmp_path / "p.html")])
+    assert one.exit_code == 0, one.output
+    assert one.stdout.startswith("Prediction of product on 2 of 8xH100-SXM5\n  a step takes ")
+    assert (tmp_path / "p.html").exists()
+    table = run(app, ["predict", *call, "--devices", "1,2", "--layout", "home,sharded"])
+    assert table.stdout.startswith("Predicted scaling of product on 8xH100-SXM5\n")
+    assert len(re.findall(r"^  strong ", table.stdout, re.MULTILINE)) == 4
+
+
+def test_machines_on_the_command_line():
+    shown = CliRunner().invoke(app, ["machines"])
+    assert shown.exit_code == 0, shown.output
+    assert "dgx-h200: 8 H200-SXM" in shown.stdout
+    assert "data sheet" in shown.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["predict", f"{HERE}:product", "--machine", "t4-box", "--devices", "two"],
+            "Error: --devices 'two' is not understood; write numbers of at least 1, with commas: 1,2,4,8.",
+        ),
+        (
+            ["predict", f"{HERE}:product", "--machine", "t4-box", "--spec", "float32[?,64]"],
+            "Error: --spec 'float32[?,64]': a prediction needs all sizes; write a number for each.",
+        ),
+        (["calibrate", "-o", "here.json"], "Error: -o 'here.json': a machine file ends in .toml."),
+    ],
+)
+def test_bad_commands(arguments: list[str], message: str):
+    done = CliRunner().invoke(app, arguments)
+    assert done.exit_code == 2
+    assert done.stderr.strip() == message
