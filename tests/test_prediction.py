@@ -276,8 +276,9 @@ def test_scaling(tmp_path: Path):
         *[("weak", layout, n, 128 * n) for layout in ("home", "mirrored") for n in (1, 2)],
     ]
     strong, weak = found.points[1], found.points[5]
-    assert found.efficiency(strong) == pytest.approx(1, rel=0.01)
-    assert found.efficiency(weak) == pytest.approx(1, rel=0.01)
+    alone, there_and_back = FLOPS / 1e9, 2 * 1e-3  # two devices are two hosts here, a millisecond apart
+    assert found.efficiency(strong) == pytest.approx(alone / 2 / (alone / 2 + there_and_back))
+    assert found.efficiency(weak) == pytest.approx(alone / (alone + there_and_back))
     found.save(tmp_path / "scaling.json")
     found.save(tmp_path / "scaling.png")
     assert len(json.loads((tmp_path / "scaling.json").read_text())["points"]) == 8
