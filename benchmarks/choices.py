@@ -94,7 +94,7 @@ def choices(host: str) -> dict[str, dict[str, Way]]:
     from graphsplit.runtime import executable
 
     config = (executable, "optimizer_config")
-    packed = (bucketing, "_SMALL_BYTES")
+    packed = (bucketing, "SMALL_BYTES")
     return {
         "graph optimizer": {
             "all of it": Way({config: lambda *_: None}),

@@ -135,9 +135,9 @@ def test_ways_are_other_ways():
     assert pairwise["AddV2"] - kinds["AddV2"] == 2 * (kinds["AddN"] - pairwise["AddN"])  # of three parts each
     assert usual.buckets
     with WAYS["packing: nothing"].held():
-        assert bucketing._SMALL_BYTES == 0
+        assert bucketing.SMALL_BYTES == 0
         assert not plan().buckets
-    assert bucketing._SMALL_BYTES > 0
+    assert bucketing.SMALL_BYTES > 0
 
 
 def test_ratios():

@@ -226,7 +226,6 @@ def test_inspect_a_saved_model(tmp_path):
         (["nowhere"], "neither the directory of a SavedModel nor of the form module:function"),
         (["no_such_module:f"], "there is no module 'no_such_module'"),
         (["tests.test_placement_timeline:nothing"], "has no attribute 'nothing'"),
-        (["tests.test_placement_timeline:product", "--spec", "float32[?,3]", "--devices", "2"], "name all sizes"),
     ],
 )
 def test_inspect_says_what_is_wrong(arguments, message):

@@ -43,7 +43,8 @@ def test_saved_models(tmp_path: Path):
     module = tf.Module()
     module.weight = tf.Variable(numbers(30, 40), name="weight")
     gs.set_variable_layout(module, "sharded", 3)
-    gs.parallelize(lambda x: x @ module.weight, devices=3)(numbers(2, 30))
+    parallel = gs.parallelize(lambda x: x @ module.weight, devices=3)  # (which lives until the end, and is not saved)
+    parallel(numbers(2, 30))
     x = numbers(4, 30)
 
     def serve() -> Any:

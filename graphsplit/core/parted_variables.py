@@ -13,6 +13,7 @@ whenever it is called.
 
 from __future__ import annotations
 
+import gc
 import threading
 import warnings
 import weakref
@@ -28,6 +29,9 @@ from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import Cut, Division
 from graphsplit.core.parted_classes import are_raw, parted_class
 from graphsplit.core.tensorflow_internals import function_graph, in_save_context, value_at_call
+
+OWN_TRACE = "_graphsplit_own_trace"
+"""The attribute of the graphs of parallelized functions: these find the parts themselves, and are never saved."""
 
 _EMPTY = (0,)  # the shape of what does not hold the value
 _by_handle: weakref.WeakValueDictionary[int, VariableParts] = weakref.WeakValueDictionary()
@@ -146,7 +150,9 @@ class VariableParts:
 
     def check_can_be_saved(self, name: str) -> None:
         """Raise `UnsupportedError` if a function that lives asks for the value at each call: no file can say that."""
-        names = sorted({graph.name for graph in self._asking})
+        if self._asking:
+            gc.collect()  # a graph that nobody holds any more asks for nothing
+        names = sorted({graph.name for graph in self._asking if not getattr(graph, OWN_TRACE, False)})
         if names:
             raise UnsupportedError(
                 f"Variable {name!r} lies {self._lies()}, and these functions were traced since: {', '.join(names)}. "

@@ -13,6 +13,7 @@ from graphsplit.core import structures
 from graphsplit.core.errors import OutputError, bullet_list
 from graphsplit.core.graphdefs import make_node
 from graphsplit.core.parted_classes import raw_handles
+from graphsplit.core.parted_variables import OWN_TRACE
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value, rewritten_by_autograph
 from graphsplit.core.user_code import user_line
@@ -104,6 +105,7 @@ def trace(
 
     def flat_function(*tensors: tf.Tensor) -> Any:
         tf.compat.v1.add_to_collection(_COLLECTION, [])
+        setattr(tf.compat.v1.get_default_graph(), OWN_TRACE, True)
         args, kwargs = structures.unflatten(arguments, _with_known_shapes(arguments, tensors))
         return _take_apart(rewritten(*args, **kwargs), results)  # refused results are reported below
 
