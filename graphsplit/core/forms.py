@@ -45,15 +45,16 @@ def check_placement_suffix(path: str) -> None:
 
 def check_timeline_suffix(path: str) -> None:
     """Raise `ArgumentError` unless a timeline can be written to a file of this name."""
-    _check_suffix(path, "a timeline", TIMELINE_SUFFIXES)
+    check_suffix(path, "a timeline", TIMELINE_SUFFIXES)
 
 
 def check_schedule_suffix(path: str) -> None:
     """Raise `ArgumentError` unless a schedule can be written to a file of this name."""
-    _check_suffix(path, "a schedule", SCHEDULE_SUFFIXES)
+    check_suffix(path, "a schedule", SCHEDULE_SUFFIXES)
 
 
-def _check_suffix(path: str, what: str, known: Sequence[str]) -> None:
+def check_suffix(path: str, what: str, known: Sequence[str]) -> None:
+    """Raise `ArgumentError` unless a file's name has one of the known suffixes; `what` is written to it."""
     if suffix_of(path) not in known:
         raise ArgumentError(f"{path!r}: {what} is written as {', '.join(known[:-1])} or {known[-1]}.")
 

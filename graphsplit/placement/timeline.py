@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from graphsplit.core import forms
 from graphsplit.core.devices import short_name
-from graphsplit.core.errors import UnsupportedError
-from graphsplit.core.extras import how_to_install
+from graphsplit.core.extras import figure_class
+from graphsplit.core.intervals import covered
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.placement.actual import match, require_runnable
 from graphsplit.placement.builders import source_of
@@ -78,7 +78,7 @@ class Timeline:
         for event in events:
             spans[event.device].append((event.start_s, event.start_s + event.duration_s))
         whole = self.duration_s or 1.0
-        return {device: _covered(spans[device]) / whole for device in sorted(spans, key=natural_order)}
+        return {device: covered(spans[device]) / whole for device in sorted(spans, key=natural_order)}
 
     def slowest(self, most: int = 10) -> list[OpEvent]:
         """Return the executions that took longest."""
@@ -208,23 +208,11 @@ def _moved(sends: Sequence[SendEvent], placement: Placement) -> dict[tuple[str, 
     return {route: count for route, count in moved.items() if count}
 
 
-def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the length of the union of intervals."""
-    covered, end = 0.0, float("-inf")
-    for a, b in sorted(spans):
-        covered += max(0.0, b - max(a, end))
-        end = max(end, b)
-    return covered
-
-
 def _draw(timeline: Timeline) -> Any:
     """Return a matplotlib figure: a band for each device, a row in it for each thread, a bar for each execution."""
-    try:
-        from matplotlib.collections import PolyCollection
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        how = how_to_install("matplotlib", "plots")
-        raise UnsupportedError(f"A picture of a timeline needs matplotlib: {how}.") from error
+    figure_of = figure_class("A picture of a timeline")
+    from matplotlib.collections import PolyCollection
+
     colors, busy = device_colors(timeline.busy), timeline.busy
     rows: dict[tuple[str, int], int] = {}
     turns = timeline.turns
@@ -233,7 +221,7 @@ def _draw(timeline: Timeline) -> Any:
             rows[device, _TURNS] = len(rows)
         for thread in sorted({e.thread for e in timeline.events if e.device == device}):
             rows[device, thread] = len(rows)
-    figure = Figure(figsize=(13, 1.4 + 0.32 * max(len(rows), 3)), layout="constrained")
+    figure = figure_of(figsize=(13, 1.4 + 0.32 * max(len(rows), 3)), layout="constrained")
     axes = figure.add_subplot()
     for device in busy:
         for copied, hatch in ((False, None), (True, "////")):

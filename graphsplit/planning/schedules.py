@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from graphsplit.core import forms
-from graphsplit.core.errors import CheckError, UnsupportedError
-from graphsplit.core.extras import how_to_install
+from graphsplit.core.errors import CheckError
+from graphsplit.core.extras import figure_class
 
 KINDS = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 _MOST_COLUMNS = 40
@@ -196,12 +196,9 @@ class _Device:
 
 def _draw(schedule: Schedule) -> Any:
     """Return the chart as a matplotlib figure: a row for each device, a box for each slot."""
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        how = how_to_install("matplotlib", "plots")
-        raise UnsupportedError(f"Saving a schedule needs matplotlib: {how}.") from error
-    figure = Figure(figsize=(1 + 0.35 * schedule.slots, 0.8 + 0.45 * schedule.devices), layout="constrained")
+    figure = figure_class("Saving a schedule")(
+        figsize=(1 + 0.35 * schedule.slots, 0.8 + 0.45 * schedule.devices), layout="constrained"
+    )
     axes = figure.subplots()
     for slot, start in schedule.starts.items():
         device, chunk = slot.stage % schedule.devices, slot.stage // schedule.devices

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
+from graphsplit.core.intervals import covered
 from graphsplit.costs.machine import Machine
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
@@ -116,8 +117,8 @@ class PredictedStep:
         whole = self._schedule.seconds or 1.0
         found = {}
         for device in self.memory:
-            busy = _covered(computing[device]) / whole
-            either = _covered([*computing[device], *sending[device]]) / whole
+            busy = covered(computing[device]) / whole
+            either = covered([*computing[device], *sending[device]]) / whole
             found[device] = Share(busy, either - busy, 1.0 - either)
         return found
 
@@ -186,15 +187,6 @@ def _what(placed: Placed) -> list[str]:
 def _fullest(prediction: PredictedStep) -> str:
     device = max(prediction.memory_bytes, key=lambda device: prediction.memory_bytes[device])
     return f"{format_bytes(prediction.memory_bytes[device])} on {device}"
-
-
-def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Return the length of the union of intervals."""
-    covered, end = 0.0, float("-inf")
-    for a, b in sorted(spans):
-        covered += max(0.0, b - max(a, end))
-        end = max(end, b)
-    return covered
 
 
 def percent(share: float) -> str:

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 
 from graphsplit.core import forms
 from graphsplit.core.devices import short_name
-from graphsplit.core.errors import ArgumentError
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.seconds import Costs
 from graphsplit.emission.emitter import emit
@@ -35,9 +34,8 @@ class Prediction(PredictedStep):
           StorageError: if writing fails, or `path` holds what graphsplit has not written; that is left as it was.
         """
         path = os.fspath(path)
+        forms.check_suffix(path, "a prediction", SUFFIXES)
         suffix = forms.suffix_of(path)
-        if suffix not in SUFFIXES:
-            raise ArgumentError(f"{path!r}: a prediction is written as {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
         if suffix == ".json":
             forms.write_json(path, views.chrome_trace(self))
         elif suffix == ".html":

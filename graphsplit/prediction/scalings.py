@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from graphsplit.core import forms
-from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.core.extras import figure_class
 from graphsplit.planning.amounts import format_bytes
 
 SUFFIXES = (".json", ".png", ".svg")
@@ -76,10 +76,8 @@ class Scaling:
           StorageError: if writing fails, or `path` holds what graphsplit has not written; that is left as it was.
         """
         path = os.fspath(path)
-        suffix = forms.suffix_of(path)
-        if suffix not in SUFFIXES:
-            raise ArgumentError(f"{path!r}: a scaling is written as {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
-        if suffix == ".json":
+        forms.check_suffix(path, "a scaling", SUFFIXES)
+        if forms.suffix_of(path) == ".json":
             points = [point._asdict() for point in self.points]
             forms.write_json(path, {"predicted": True, "rests on": list(self.assumptions), "points": points}, 1)
         else:
@@ -99,12 +97,9 @@ class Scaling:
 
 
 def _figure(scaling: Scaling) -> Any:
-    try:
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise UnsupportedError("A picture of a scaling needs matplotlib: pip install 'graphsplit[plots]'.") from error
+    figure = figure_class("A picture of a scaling")
     kinds = list(dict.fromkeys(point.kind for point in scaling.points))
-    drawn = Figure(figsize=(6 * max(len(kinds), 1), 4.5), layout="constrained")
+    drawn = figure(figsize=(6 * max(len(kinds), 1), 4.5), layout="constrained")
     for k, kind in enumerate(kinds):
         axes = drawn.add_subplot(1, len(kinds), k + 1)
         for layout in dict.fromkeys(point.layout for point in scaling.points):

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphsplit.core.devices import short_name
-from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.extras import figure_class
 from graphsplit.placement.pages import COLORS
 from graphsplit.placement.questions import natural_order
 from graphsplit.prediction.predicted_step import PredictedStep
@@ -112,15 +112,11 @@ def page(prediction: PredictedStep) -> str:
 
 def figure(prediction: PredictedStep) -> Any:
     """Return a matplotlib figure: a row for each device, and for each way between two."""
-    try:
-        from matplotlib.collections import PolyCollection
-        from matplotlib.figure import Figure
-    except ModuleNotFoundError as error:
-        raise UnsupportedError(
-            "A picture of a prediction needs matplotlib: pip install 'graphsplit[plots]'."
-        ) from error
+    figure_of = figure_class("A picture of a prediction")
+    from matplotlib.collections import PolyCollection
+
     places = places_of(prediction)
-    drawn = Figure(figsize=(13, 1.4 + 0.32 * max(len(places), 3)), layout="constrained")
+    drawn = figure_of(figsize=(13, 1.4 + 0.32 * max(len(places), 3)), layout="constrained")
     axes = drawn.add_subplot()
     for row, (place, color) in enumerate(zip(places, _colors(places), strict=True)):
         spans = [(e.start_s * 1e3, e.end_s * 1e3) for e in prediction.events if e.place == place]
