@@ -18,10 +18,13 @@ if TYPE_CHECKING:
     from graphsplit.api.on_device import on_device
     from graphsplit.api.parallel_function import ParallelFunction
     from graphsplit.api.predictions import predict
+    from graphsplit.api.resilience import Resilient, resilient
     from graphsplit.api.retracing import RetracingWarning
     from graphsplit.api.scaling import scaling
     from graphsplit.api.variable_layouts import set_variable_layout, variable_layout
     from graphsplit.api.verification import Report, verify
+    from graphsplit.clusters.cluster import Cluster, connect
+    from graphsplit.clusters.local_workers import LocalWorkers
     from graphsplit.core.devices import available_devices, use_logical_devices
     from graphsplit.core.errors import (
         ArgumentError,
@@ -32,6 +35,7 @@ if TYPE_CHECKING:
         StorageError,
         StrictError,
         UnsupportedError,
+        WorkerLostError,
     )
     from graphsplit.costs.machine import Machine
     from graphsplit.keras_models.wrapping import multi_gpu_model
@@ -49,11 +53,14 @@ _MODULES = {
     "api.on_device": ["on_device"],
     "api.parallel_function": ["ParallelFunction"],
     "api.predictions": ["predict"],
+    "api.resilience": ["Resilient", "resilient"],
     "api.retracing": ["RetracingWarning"],
     "api.scaling": ["scaling"],
     "api.variable_layouts": ["set_variable_layout", "variable_layout"],
     "api.differences": ["Difference"],
     "api.verification": ["Report", "verify"],
+    "clusters.cluster": ["Cluster", "connect"],
+    "clusters.local_workers": ["LocalWorkers"],
     "core.devices": ["available_devices", "use_logical_devices"],
     "core.errors": [
         "ArgumentError",
@@ -64,6 +71,7 @@ _MODULES = {
         "StorageError",
         "StrictError",
         "UnsupportedError",
+        "WorkerLostError",
     ],
     "costs.machine": ["Machine"],
     "keras_models.wrapping": ["multi_gpu_model"],
@@ -78,9 +86,11 @@ _MODULE_OF = {name: module for module, names in _MODULES.items() for name in nam
 __all__ = [
     "ArgumentError",
     "CheckError",
+    "Cluster",
     "DeviceError",
     "Difference",
     "GraphsplitError",
+    "LocalWorkers",
     "Machine",
     "OutputError",
     "ParallelFunction",
@@ -88,20 +98,24 @@ __all__ = [
     "Plan",
     "Prediction",
     "Report",
+    "Resilient",
     "RetracingWarning",
     "Scaling",
     "StorageError",
     "StrictError",
     "TranspileReport",
     "UnsupportedError",
+    "WorkerLostError",
     "available_devices",
     "calibrate",
+    "connect",
     "make_parallel",
     "multi_gpu_model",
     "on_device",
     "parallelize",
     "placement_of",
     "predict",
+    "resilient",
     "scaling",
     "set_variable_layout",
     "strip_devices",

@@ -179,6 +179,11 @@ class ParallelFunction(Generic[P, R]):
         """Return the variables that a call with these arguments reads or changes."""
         return self._planning(args, kwargs)[0].trace.variables
 
+    def traced_variables(self) -> tuple[tf.Variable, ...]:
+        """Return the variables that the calls so far read or change."""
+        traced = [compiled.trace for found in self._traces.compiled.values() for compiled in found]
+        return tuple({id(variable): variable for trace in traced for variable in trace.variables}.values())
+
     # (Any: a ParamSpec leaves no room for another keyword)
     @with_users_traceback
     def placement(self, *args: Any, actual: bool = False, **kwargs: Any) -> Placement:

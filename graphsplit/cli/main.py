@@ -1,8 +1,9 @@
-"""The command line: `graphsplit demo`, `devices`, `doctor`, `inspect`, `transpile`, `predict` and what it needs."""
+"""The command line: `graphsplit demo`, `devices`, `doctor`, `inspect`, `transpile`, `predict`, `worker`, ..."""
 
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import sys
 import tempfile
@@ -14,6 +15,7 @@ import typer
 from graphsplit import __version__
 from graphsplit.cli.checks import check_inspect, check_transpile, parse_devices, parse_split
 from graphsplit.cli.predict_commands import add_commands
+from graphsplit.cli.worker_command import add_command
 from graphsplit.core.errors import ArgumentError, GraphsplitError
 from graphsplit.core.forms import PLACEMENT_SUFFIXES, TIMELINE_SUFFIXES
 from graphsplit.core.requirements import explained
@@ -227,15 +229,16 @@ def _quiet_start() -> Iterator[None]:
             os.close(terminal)
 
 
-def _run(action: Callable[[], None], check: Callable[[], None] = lambda: None) -> None:
-    """Check, start TensorFlow, act; a graphsplit error is a message for the user, not a traceback."""
+def _run(action: Callable[[], None], check: Callable[[], None] = lambda: None, keras: bool = True) -> None:
+    """Check, start TensorFlow (and Keras), act; a graphsplit error is a message for the user, not a traceback."""
     try:
         check()
         with _quiet_start():
             import tensorflow as tf
 
             tf.config.list_physical_devices()
-            import keras  # noqa: F401  (loads more of TensorFlow's libraries)
+            if keras:
+                importlib.import_module("keras")  # loads more of TensorFlow's libraries
 
             tf.get_logger().setLevel("ERROR")
         action()
@@ -266,3 +269,4 @@ def _hint(error: GraphsplitError) -> str:
 
 
 add_commands(app, _run)
+add_command(app, _run)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -11,9 +12,11 @@ import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, DeviceError, bullet_list
 from graphsplit.core.logical_gpus import count_gpus, cut_gpus
-from graphsplit.core.tensorflow_internals import eager_context_started
+from graphsplit.core.tensorflow_internals import eager_context_started, own_task
 from graphsplit.core.user_code import user_stack_level
 
+_OF_TASK = re.compile(r"^/job:(\w+)/replica:\d+/task:(\d+)/device:")
+_SHORT_OF_TASK = re.compile(r"^(\w+):(\d+)/(?=\w+:)")
 MOST_DEVICES = 1000  # shares of a batch of unknown size are told apart to a thousandth
 
 
@@ -99,11 +102,13 @@ def _check_kind(kind: object, threads_per_device: object, memory_mb: object) -> 
 def available_devices() -> tuple[str, ...]:
     """Return the devices that computations can run on, in the order in which a number of devices is filled.
 
-    All GPUs if there are any, else all logical CPU devices. Starts TensorFlow.
+    All GPUs if there are any, those of a cluster's workers included; else all logical CPU devices, in a cluster those
+    of the workers. Starts TensorFlow.
     """
     names = _existing()
     gpus = tuple(name for name in names if "device:GPU:" in name)
-    return gpus or tuple(name for name in names if "device:CPU:" in name)
+    cpus = tuple(name for name in names if "device:CPU:" in name)
+    return gpus or tuple(name for name in cpus if task_of(name) is not None) or cpus
 
 
 def resolve_devices(devices: int | str | Sequence[str] | None, argument: str = "devices") -> tuple[str, ...]:
@@ -211,27 +216,57 @@ def _check_names(names: Sequence[str], argument: str) -> None:
 
 
 def canonical_name(name: str, argument: str = "devices") -> str:
-    """Return the full form of a device name.
+    """Return the full form of a device name; a device of this process has no job and task.
 
     >>> canonical_name("gpu:1")
     '/device:GPU:1'
+    >>> canonical_name("worker:1/GPU:0") == canonical_name("/job:worker/task:1/gpu:0")
+    True
     """
     if not isinstance(name, str):
         raise ArgumentError(f"{argument} takes device names, got {name!r}.")
+    name = _SHORT_OF_TASK.sub(r"/job:\1/task:\2/", name)
     try:
         spec = tf.DeviceSpec.from_string(name if name.startswith("/") else f"/{name}")
     except ValueError as error:
         raise ArgumentError(f"{argument}: {name!r} is not a device name; write it like 'GPU:0'.") from error
     if spec.device_type is None or spec.device_index is None:
         raise ArgumentError(f"{argument}: {name!r} is not a device name; write it like 'GPU:0'.")
-    if spec.job in (None, "localhost"):
+    if spec.job in (None, "localhost") or (spec.job, spec.task or 0) == own_task():
         return f"/device:{spec.device_type}:{spec.device_index}"
     return str(spec.make_merged_spec(tf.DeviceSpec(replica=spec.replica or 0, task=spec.task or 0)).to_string())
 
 
 def short_name(name: str) -> str:
-    """Return a device name as people write it: `GPU:0`."""
-    return name.replace("/device:", "") if name.startswith("/device:") else name
+    """Return a device name as people write it: `GPU:0`, or of another process `worker:1/GPU:0`.
+
+    >>> short_name("/job:worker/replica:0/task:1/device:GPU:0")
+    'worker:1/GPU:0'
+    """
+    if name.startswith("/device:"):
+        return name.removeprefix("/device:")
+    return _OF_TASK.sub(r"\1:\2/", name)
+
+
+def task_of(name: str) -> tuple[str, int] | None:
+    """Return the job and task of a device, full name; None for a device of this process.
+
+    >>> task_of("/job:worker/replica:0/task:1/device:GPU:0")
+    ('worker', 1)
+    >>> task_of("/device:GPU:0")
+    """
+    if not name.startswith("/job:"):
+        return None
+    spec = tf.DeviceSpec.from_string(name)
+    return str(spec.job), int(spec.task or 0)
+
+
+def name_for_runtime(name: str) -> str:
+    """Return a full name as TensorFlow's runtime is given it: in a cluster, `/device:CPU:0` is one of several."""
+    own = own_task()
+    if own is None or not name.startswith("/device:"):
+        return name
+    return f"/job:{own[0]}/replica:0/task:{own[1]}{name}"
 
 
 def _existing() -> tuple[str, ...]:

@@ -33,6 +33,18 @@ class OutputError(GraphsplitError, TypeError):
     """The function returned something that cannot leave a TensorFlow graph."""
 
 
+class WorkerLostError(GraphsplitError, ConnectionError):
+    """A worker process of the cluster ended, was started anew, or does not answer any more.
+
+    Attributes:
+      tasks: the numbers of the lost workers.
+      undone: whether variables have the values that they had before the call that failed.
+    """
+
+    tasks: tuple[int, ...] = ()
+    undone: bool = True
+
+
 class StrictError(GraphsplitError):
     """`strict=True` was asked for and an operation that carries the batch would run at home."""
 

@@ -24,11 +24,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.devices import short_name
+from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import Cut, Division
 from graphsplit.core.parted_classes import are_raw, parted_class
-from graphsplit.core.tensorflow_internals import function_graph, in_save_context, value_at_call
+from graphsplit.core.tensorflow_internals import function_graph, give_handle, in_save_context, value_at_call
 
 OWN_TRACE = "_graphsplit_own_trace"
 """The attribute of the graphs of parallelized functions: these find the parts themselves, and are never saved."""
@@ -236,9 +236,32 @@ class VariableParts:
             found[handle.device] = found.get(handle.device, 0) + size
         return found
 
+    @property
+    def reshards(self) -> bool:
+        """Whether a device drops the whole after the forward pass, and gets it again for the backward pass."""
+        return isinstance(self.division, Cut) and self.division.reshard
+
+    def value_without(self, is_lost: Callable[[str], bool]) -> tf.Tensor | None:
+        """Return the value as devices have it that are not lost; None if a part of it is gone.
+
+        Args:
+          is_lost: whether a device, full name, is.
+        """
+        with self._lock, tf.init_scope():
+            if not self.in_parts:
+                return None if is_lost(canonical_name(self._own.device)) else read_handle(self._own, self._dtype)
+            if any(map(is_lost, self.devices)):
+                return None
+            found = [read_handle(part.handle, self._dtype) for part in self._parts]
+            return tf.concat(found, self.cut.axis) if len(found) > 1 else tf.identity(found[0])
+
     def release(self, variable: tf.Variable) -> None:
         """Make the variable an ordinary one again; it holds its value."""
         self.put_together()
+        self.forget(variable)
+
+    def forget(self, variable: tf.Variable) -> None:
+        """Make the variable an ordinary one again, whatever it holds."""
         variable.__class__ = type(variable).__mro__[1]
         del variable._graphsplit_parts
         del _by_handle[id(self._own)]
@@ -263,6 +286,18 @@ def parts_of_variable(variable: Any) -> VariableParts | None:
 def layout_changes() -> int:
     """Return how often a layout was changed in this process: what was planned before may have to be planned again."""
     return _changes[0]
+
+
+def move_variable(variable: tf.Variable, device: str, value: tf.Tensor) -> None:
+    """Let an ordinary variable live on another device, with a value: what it was went with its process.
+
+    Functions that were traced with it before do not know.
+    """
+    with tf.init_scope(), tf.device(device):
+        there = tf.Variable(value, trainable=False, shape=variable.shape, name=variable.name.partition(":")[0])
+    give_handle(variable, there.handle)
+    variable._graphsplit_there = there  # it lives as long as that
+    _changes[0] += 1
 
 
 def read_handle(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

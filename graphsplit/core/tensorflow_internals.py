@@ -13,6 +13,9 @@ from typing import Any
 
 import tensorflow as tf
 
+# What a worker's answer about its devices consists of, which comes with TensorFlow under no public name.
+from tensorflow.core.framework import device_attributes_pb2
+
 # `tf.types` exposes no way to describe a function of flat tensors; AtomicFunction needs one.
 from tensorflow.core.function.polymorphism import function_type
 from tensorflow.core.function.trace_type import default_types
@@ -54,6 +57,9 @@ from tensorflow.python.ops import (
 
 # Whether functions are traced for a SavedModel, whose variables are looked up when it is loaded.
 from tensorflow.python.saved_model import save_context
+
+# Whether a tensor has a value, or stands for one in a graph.
+from tensorflow.python.types import core
 
 # The form in which the profiler writes what it recorded; the protos come with TensorFlow, under no public name.
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -121,8 +127,9 @@ def import_operations(graph_def: Any) -> list[tf.Operation]:
 
 
 def resource_value(handle: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
-    """Return dtype and shape of the variable behind a function's resource argument, or None for other resources."""
-    data = handle_data_util.get_resource_handle_data(handle)
+    """Return dtype and shape of the variable behind a handle, in a function or not; None for other resources."""
+    in_graph = not isinstance(handle, core.Value)
+    data = handle_data_util.get_resource_handle_data(handle) if in_graph else handle._handle_data
     if data is None or not data.is_set or len(data.shape_and_type) != 1:
         return None
     return tf.as_dtype(data.shape_and_type[0].dtype), tf.TensorShape(data.shape_and_type[0].shape)
@@ -249,6 +256,28 @@ def eager_context_started() -> bool:
     return bool(context.context()._initialized)
 
 
+def own_task() -> tuple[str, int] | None:
+    """Return the job and task that this process is in a cluster, None outside of one; does not start TensorFlow.
+
+    Public names of devices tell, but only once TensorFlow has started.
+    """
+    definition = context.context()._server_def
+    return None if definition is None else (str(definition.job_name), int(definition.task_index))
+
+
+def device_attributes_file() -> Any:
+    """Return the description of the proto file that has `tensorflow.DeviceAttributes`."""
+    return device_attributes_pb2.DESCRIPTOR
+
+
+def give_handle(variable: tf.Variable, handle: tf.Tensor) -> None:
+    """Let a variable object stand for another resource: its own went with the process that held it.
+
+    No public variable changes its resource, and layers, optimizers and checkpoints hold the object.
+    """
+    variable._handle = handle
+
+
 class RuntimeFunction:
     """A `FunctionDef` registered with TensorFlow's runtime, callable on flat tensors eagerly and in graphs.
 
@@ -332,10 +361,14 @@ class RuntimeFunction:
         return list(call.outputs)
 
 
+def is_read(op_type: str) -> bool:
+    """Return whether an op that takes a variable's handle only reads the variable."""
+    return op_type in auto_control_deps_utils.RESOURCE_READ_OPS
+
+
 def _variables_only_read(definition: Any) -> list[int]:
     """Return which arguments of a function are handles that nothing but reads of variables takes."""
-    reads = auto_control_deps_utils.RESOURCE_READ_OPS
-    used = {reference for node in definition.node_def if node.op not in reads for reference in node.input}
+    used = {reference for node in definition.node_def if not is_read(node.op) for reference in node.input}
     used.update(definition.ret.values())
     arguments = enumerate(definition.signature.input_arg)
     return [i for i, a in arguments if a.type == tf.resource.as_datatype_enum and a.name not in used]

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
+from graphsplit.core.devices import short_name
 from graphsplit.planning.advice import advice_on
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.compiled_text import compiled_text
@@ -77,7 +78,7 @@ def _header(plan: Decisions, shares: Shares) -> list[str]:
     lines += [*stages_text(plan), *_in_parts(plan)]
     lines.append(f"  on every shard: {_count(plan.sharded_ops)}")
     for device, ops in _once(plan).items():
-        where = "at home: " if device == plan.home else f"on {_short_device(device)}:"
+        where = "at home: " if device == plan.home else f"on {short_name(device)}:"
         lines.append(f"  once, {where} {_count(ops)}")
     lines += compiled_text(plan)
     without = host_kernels_text(plan)
@@ -89,7 +90,7 @@ def _shards(mesh: Mesh) -> list[str]:
     lines = []
     for _, group in itertools.groupby(range(mesh.shards), key=lambda d: mesh.positions[d]):
         shards = list(group)
-        place = _short_device(mesh.devices[shards[0]])
+        place = short_name(mesh.devices[shards[0]])
         if len(shards) == 1:
             lines.append(f"  shard {shards[0]}: {place}, {_rows_text(mesh, shards)}")
         else:
@@ -109,7 +110,7 @@ def _in_parts(plan: Decisions) -> list[str]:
     for what, chosen in (("in parts", divided), ("mirrored", copied)):
         if chosen:
             own = [i for i, (k, _) in zip(captures, state.parts, strict=True) if k in chosen]
-            devices = sorted({_short_device(state.devices[plan.program.ops[i].name]) for i in own})
+            devices = sorted({short_name(state.devices[plan.program.ops[i].name]) for i in own})
             lines.append(f"  variables {what}: {len(chosen)}, on {', '.join(devices)}")
     return lines + [f"  variable {name} is put together for each call: {why}" for name, why in state.whole.items()]
 
@@ -117,7 +118,7 @@ def _in_parts(plan: Decisions) -> list[str]:
 def _counts(plan: Decisions) -> str:
     """Return how many operations there are, and how many of them are where; the parts add up."""
     live = [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.home or step.shards]
-    once = [(len(_working(ops)), f"once on {_short_device(device)}") for device, ops in _once(plan).items()]
+    once = [(len(_working(ops)), f"once on {short_name(device)}") for device, ops in _once(plan).items()]
     parts = [(len(_working(plan.sharded_ops)), f"on each of {plan.mesh.shards} shards"), *once]
     texts = [f"{count} {where}" for count, where in parts if count]
     for kind, what in (("Placeholder", "input"), ("Const", "constant")):
@@ -161,7 +162,7 @@ def _communication(plan: Decisions) -> list[str]:
     device, sent, received = traffic(plan).busiest
     if device and not plan.program.symbols:
         amounts = f"sends {format_bytes(sent)}, receives {format_bytes(received)}"
-        lines.append(f"  busiest device: {_short_device(device)} {amounts} a call")
+        lines.append(f"  busiest device: {short_name(device)} {amounts} a call")
     if plan.order:
         lines.append(f"  after what other devices wait for: {len(plan.order)} operations")
     return lines
@@ -223,7 +224,7 @@ def _alive(plan: Decisions) -> list[str]:
     """Say how many bytes are alive at a time, where an order of things is there for that."""
     if plan.program.symbols or not (plan.mesh.has_turns or plan.state.parts):
         return []
-    most = [f"{format_bytes(size)} on {_short_device(device)}" for device, size in live_bytes(plan).items()]
+    most = [f"{format_bytes(size)} on {short_name(device)}" for device, size in live_bytes(plan).items()]
     return [f"  alive at most: {', '.join(most)}"] if most else []
 
 
@@ -243,7 +244,3 @@ def _kinds(ops: Iterable[Op], most: int) -> str:
     kinds = Counter(op.type for op in ops)
     common = ", ".join(f"{n} {kind}" for kind, n in kinds.most_common(most))
     return common + (", ..." if len(kinds) > most else "")
-
-
-def _short_device(name: str) -> str:
-    return name.split("device:")[-1]

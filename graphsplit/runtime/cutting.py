@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import NodeDef, make_node, output_type, split_reference
-from graphsplit.core.tensorflow_internals import RuntimeFunction, op_definition
+from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.runtime.empty_shards import DeadTensors, waiting_for
 from graphsplit.runtime.executable import runtime_function
@@ -98,7 +98,7 @@ class _Backward:
             if node.name in own_constants:
                 nodes.append(waiting_for(node, tokens.get(dead.without.get(node.name, ""))))
         nodes += [_with_stand_ins(n, stand_ins, after | constant) for n in graph.nodes if n.name in after]
-        self._function: RuntimeFunction = runtime_function(
+        self._function = runtime_function(
             name,
             graph,
             nodes,

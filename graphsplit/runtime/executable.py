@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.devices import check_runnable
+from graphsplit.clusters.cluster import current_cluster
+from graphsplit.core.devices import check_runnable, name_for_runtime, task_of
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.graphdefs import function_definition, output_type, split_reference
+from graphsplit.core.graphdefs import NodeDef, function_definition, output_type, split_reference
 from graphsplit.core.symbolic_sizes import without_sizes
 from graphsplit.core.tensorflow_internals import RuntimeFunction
 from graphsplit.emission.compiled_calls import compile_clusters
@@ -20,6 +21,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.grappler import optimizer_config
 from graphsplit.runtime.handles import captured
+from graphsplit.runtime.undo_log import ClusterFunction
 from graphsplit.tracing.trace import Trace
 
 _serial = itertools.count()
@@ -67,7 +69,7 @@ def runtime_function(
     input_shapes: Mapping[str, Any],
     output_shapes: Sequence[Any] | None = None,
     whole: bool = False,
-) -> RuntimeFunction:
+) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
     """Register some of an emitted graph's nodes with TensorFlow's runtime as one function.
 
     Args:
@@ -90,17 +92,48 @@ def runtime_function(
         compiled = compile_clusters(graph, nodes, outputs, effects)
         nodes, outputs, effects = compiled.nodes, compiled.outputs, compiled.effects
         functions += compiled.functions
-    label = re.sub(r"\W", "_", name)
-    definition = function_definition(f"graphsplit_{label}_{next(_serial)}", nodes, inputs, outputs, effects)
+    is_on_workers = any(task_of(node.device) for node in nodes)
+    if is_on_workers:
+        nodes, functions = _in_full(nodes), _with_full_devices(functions)
     by_name = {node.name: node for node in nodes}
-    specs = [_spec(by_name[name], 0, input_shapes.get(name)) for name in inputs]
     shapes = output_shapes if output_shapes is not None else [None] * len(outputs)
     results = []
     for reference, shape in zip(outputs, shapes, strict=True):
         node, index = split_reference(reference)
         results.append(_spec(by_name[node], index, shape))
     config = optimizer_config(nodes, graph.library)
-    return RuntimeFunction(definition, functions, specs, results, config, not whole or config is None)
+    label = re.sub(r"\W", "_", name)
+
+    def make(nodes: Sequence[Any], inputs: Sequence[str]) -> RuntimeFunction:
+        own = {node.name: node for node in nodes}
+        specs = [_spec(own[name], 0, input_shapes.get(name)) for name in inputs]
+        definition = function_definition(f"graphsplit_{label}_{next(_serial)}", nodes, inputs, outputs, effects)
+        return RuntimeFunction(definition, functions, specs, results, config, not whole or config is None)
+
+    cluster = current_cluster() if is_on_workers else None
+    return make(nodes, inputs) if cluster is None else ClusterFunction(name, cluster, nodes, inputs, make)
+
+
+def _in_full(nodes: Sequence[Any]) -> list[Any]:
+    """Return nodes whose devices are named in full: in a graph for several processes a name must say which."""
+    found = []
+    for node in nodes:
+        copy = NodeDef()
+        copy.CopyFrom(node)
+        copy.device = name_for_runtime(node.device)
+        found.append(copy)
+    return found
+
+
+def _with_full_devices(functions: Sequence[Any]) -> list[Any]:
+    found = []
+    for function in functions:
+        copy = type(function)()
+        copy.CopyFrom(function)
+        for node in copy.node_def:
+            node.device = name_for_runtime(node.device)
+        found.append(copy)
+    return found
 
 
 def _spec(node: Any, index: int, shape: Any) -> tf.TensorSpec:

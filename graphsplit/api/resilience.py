@@ -1,0 +1,257 @@
+"""`resilient`: a step that goes on when workers are lost, and takes those in again that come back."""
+
+from __future__ import annotations
+
+import functools
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Generic, ParamSpec, TypeVar
+
+import tensorflow as tf
+
+from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.api.variable_layouts import set_variable_layout
+from graphsplit.clusters.cluster import Cluster, current_cluster
+from graphsplit.core.devices import canonical_name, name_for_runtime, short_name, task_of
+from graphsplit.core.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
+from graphsplit.core.parted_variables import move_variable, parts_of_variable
+from graphsplit.core.user_code import user_stack_level
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_BETWEEN_S = 1.0  # workers that are away are asked for once a second
+
+
+@dataclass(frozen=True)
+class _Layout:
+    """How a variable was laid out when all workers were there."""
+
+    layout: str
+    devices: tuple[str, ...]
+    reshard: bool
+
+
+class Resilient(Generic[P, R]):
+    """A parallelized function that goes on without the workers that are lost. Made by `resilient`.
+
+    Attributes:
+      devices: of the next call.
+    """
+
+    def __init__(self, step: ParallelFunction[P, R], cluster: Cluster, checkpoint: Any):
+        self._step = step
+        self._cluster = cluster
+        self._checkpoint = checkpoint
+        self._all = step.devices
+        self._lost: set[int] = set()
+        self._functions: dict[tuple[str, ...], ParallelFunction[P, R]] = {step.devices: step}
+        self._asked_s = 0.0
+        self._layouts: dict[int, _Layout] = {}
+        self._known: dict[int, tf.Variable] = {}
+        self._since: list[tuple[Any, Any]] = []  # the calls since the checkpoint that counts
+        self._counts = self._latest()
+        functools.update_wrapper(self, step.function, updated=())
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """Full names, those of lost workers left out."""
+        return self._alive(self._all)
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        """Run the step; without lost workers, as often as it takes.
+
+        Raises:
+          WorkerLostError: if no device is left, or state is lost of which there is neither a copy nor a checkpoint.
+        """
+        self._take_in()
+        if self._latest() != self._counts:
+            self._since, self._counts = [], self._latest()
+        result = self._until_it_happens(args, kwargs)
+        if self._checkpoint is not None:
+            self._since.append((args, kwargs))
+        return result
+
+    def map(self, batches: Iterable[Any]) -> Iterator[R]:
+        """Return an iterator over the results for many batches, one call after the other.
+
+        Args:
+          batches: a `tf.data.Dataset` or any iterable. A tuple is the function's arguments in order; anything else is
+            its only argument.
+        """
+        call: Callable[..., R] = self
+        for batch in batches:
+            yield call(*batch) if isinstance(batch, tuple) else call(batch)
+
+    def _until_it_happens(self, args: Any, kwargs: Any) -> R:
+        while True:
+            function = self._function()
+            try:
+                result = function(*args, **kwargs)
+            except WorkerLostError as error:
+                self._remember(function)
+                self._go_on_without(error)
+            else:
+                self._remember(function)
+                return result
+
+    def _function(self) -> ParallelFunction[P, R]:
+        devices = self.devices
+        if devices not in self._functions:
+            kept = [k for k, device in enumerate(self._all) if device in devices]
+            options = replace(self._step._options, devices=devices)
+            if options.weights is not None:
+                options = replace(options, weights=tuple([options.weights[k] for k in kept]))
+            if options.home is not None and not self._alive([canonical_name(options.home)]):
+                options = replace(options, home=None)
+            self._functions[devices] = ParallelFunction(self._step.function, options)
+        return self._functions[devices]
+
+    def _alive(self, devices: Sequence[str]) -> tuple[str, ...]:
+        return tuple([d for d in devices if (task := task_of(d)) is None or task[1] not in self._lost])
+
+    def _latest(self) -> str | None:
+        return None if self._checkpoint is None else self._checkpoint.latest_checkpoint
+
+    def _remember(self, function: ParallelFunction[P, R]) -> None:
+        """Note the variables that a function uses, and how they lie while nobody is lost."""
+        for variable in function.traced_variables():
+            self._known[id(variable)] = variable
+            parts = parts_of_variable(variable)
+            if parts is not None and not self._lost:
+                self._layouts[id(variable)] = _Layout(parts.layout, parts.devices, parts.reshards)
+
+    def _go_on_without(self, error: WorkerLostError) -> None:
+        """Plan for the workers that are left, with the state that they have.
+
+        Raises:
+          WorkerLostError: if that is not enough.
+        """
+        if not error.undone:
+            raise error
+        self._lost |= set(error.tasks)
+        if not self.devices:
+            raise error
+        names = ", ".join([f"{task} ({self._cluster.workers[task]})" for task in error.tasks])
+        warnings.warn(
+            f"{self._step._name()}: lost worker {names}; the step runs again on "
+            f"{', '.join(map(short_name, self.devices))}.",
+            stacklevel=user_stack_level(),
+        )
+        gone = self._gather()
+        if gone and self._counts is None:
+            lost = WorkerLostError(
+                f"{error} Of these variables there is no copy elsewhere:\n{bullet_list([v.name for v in gone])}\nLay "
+                'them out as "mirrored", keep them in this process, or give resilient(checkpoint=...) a '
+                "tf.train.CheckpointManager that has saved one."
+            )
+            lost.tasks = error.tasks
+            raise lost from error
+        if gone:
+            self._checkpoint.checkpoint.restore(self._counts).expect_partial()
+        self._lay_out()
+        if gone:
+            for args, kwargs in self._since:
+                self._until_it_happens(args, kwargs)
+
+    def _gather(self) -> list[tf.Variable]:
+        """Let each variable hold its value itself, on a device that is there; return those whose value is gone."""
+        gone = []
+        for variable in self._known.values():
+            parts = parts_of_variable(variable)
+            device = canonical_name(variable.device)
+            if parts is not None:
+                value = parts.value_without(self._is_lost)
+                parts.forget(variable)
+            elif self._is_lost(device):
+                value = None
+            else:
+                continue
+            if value is None:
+                gone.append(variable)
+                value = tf.zeros(variable.shape, variable.dtype)
+            if self._is_lost(device):
+                self._move(variable, value)
+            else:
+                variable.assign(value)
+        return gone
+
+    def _is_lost(self, device: str) -> bool:
+        task = task_of(device)
+        return task is not None and task[1] in self._lost
+
+    def _move(self, variable: tf.Variable, value: tf.Tensor) -> None:
+        """Let a variable whose resource went with its worker live on a device that is there."""
+        move_variable(variable, name_for_runtime(self.devices[0]), value)
+        self._functions.clear()  # they hold the handle that is gone
+
+    def _lay_out(self) -> None:
+        """Lay the variables out as they were, on the devices that are there."""
+        groups: dict[_Layout, list[tf.Variable]] = {}
+        for key, known in self._layouts.items():
+            devices = self._alive(known.devices)
+            if len(devices) > 1 and parts_of_variable(self._known[key]) is None:
+                groups.setdefault(replace(known, devices=devices), []).append(self._known[key])
+        for how, variables in groups.items():
+            set_variable_layout(variables, how.layout, how.devices, reshard_after_forward=how.reshard)
+
+    def _take_in(self) -> None:
+        """Take workers in that are there again."""
+        if not self._lost or time.monotonic() - self._asked_s < _BETWEEN_S:
+            return
+        self._asked_s = time.monotonic()
+        health = self._cluster.health(_BETWEEN_S)
+        back = [worker.task for worker in health.workers if worker.task in self._lost and worker.answers]
+        if not back:
+            return
+        for variable in self._known.values():
+            if (parts := parts_of_variable(variable)) is not None:
+                parts.release(variable)
+        self._cluster.reconnect()
+        self._lost -= set(back)
+        self._lay_out()
+        warnings.warn(
+            f"{self._step._name()}: worker {', '.join(map(str, back))} is there again; the next step runs on "
+            f"{', '.join(map(short_name, self.devices))}.",
+            stacklevel=user_stack_level(),
+        )
+
+
+def resilient(
+    step: ParallelFunction[P, R],
+    *,
+    on_lost: str = "survivors",
+    checkpoint: tf.train.CheckpointManager | None = None,
+) -> Resilient[P, R]:
+    """Return a parallelized function that goes on when workers are lost.
+
+    A call during which a worker ends or freezes did not happen; it is planned for the devices that are left, and made
+    again. A worker that is started again at its address is taken in at one of the next calls. The numbers are those of
+    one device all the time: to rounding, and bit for bit where as many shards compute.
+
+    State that lived on lost workers comes from copies elsewhere (`variable_layout("mirrored")`); else, if any is gone,
+    everything is restored from the last checkpoint, and the calls since then are made again (their arguments are kept
+    for that); else it is an error. What lives in this process is never lost.
+
+    Args:
+      step: made by `parallelize`, on devices of a cluster that `connect` has connected to.
+      on_lost: "survivors", what is described here; there is no other yet.
+      checkpoint: of the state that the step changes. Save it between calls, as often as you like.
+
+    Raises:
+      ArgumentError: if `step` is not a function made by `parallelize`, or `on_lost` is not known.
+      UnsupportedError: if this process is not connected to workers.
+    """
+    if not isinstance(step, ParallelFunction):
+        raise ArgumentError(
+            f"resilient takes a function that parallelize returned, got {step!r}. Of a Keras model, parallelize its "
+            "training step: a function that calls the model, the optimizer and the metrics."
+        )
+    if on_lost != "survivors":
+        raise ArgumentError(f"resilient(on_lost={on_lost!r}) is not known; 'survivors' goes on with those left.")
+    cluster = current_cluster()
+    if cluster is None:
+        raise UnsupportedError("resilient goes on when workers are lost; connect to some first: graphsplit.connect.")
+    return Resilient(step, cluster, checkpoint)

@@ -1,0 +1,123 @@
+"""Addresses of workers: as users write them, as cluster resolvers know them, and this machine's own."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import ipaddress
+import socket
+import struct
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+from graphsplit.core.errors import ArgumentError, DeviceError
+
+_GET_ADDRESS = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
+_IPV6_TABLE = "/proc/net/if_inet6"
+
+
+def checked_address(address: object) -> str:
+    """Return an address, `"10.0.0.1:2222"`, if it is one.
+
+    Raises:
+      ArgumentError: if it is not a host and a port.
+
+    >>> checked_address("worker-1:2222")
+    'worker-1:2222'
+    """
+    host, _, port = address.rpartition(":") if isinstance(address, str) else ("", "", "")
+    if not host or "/" in host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise ArgumentError(f"{address!r} is not the address of a worker; write it like '10.0.0.1:2222'.")
+    return str(address)
+
+
+def worker_addresses(workers: Any) -> tuple[list[str], str | None]:
+    """Return the addresses of workers, and that of this process if what is given knows it.
+
+    Args:
+      workers: addresses, or a `tf.distribute.cluster_resolver`. The tasks of all its jobs are workers, in the order of
+        the jobs' names, but the one that this process is.
+
+    Raises:
+      ArgumentError: if there is none, one twice, or something is no address.
+    """
+    if hasattr(workers, "cluster_spec"):
+        spec = workers.cluster_spec()
+        tasks = {} if spec is None else {job: dict(enumerate(spec.job_tasks(job))) for job in sorted(spec.jobs)}
+        own = (getattr(workers, "task_type", None), getattr(workers, "task_id", None))
+        address = tasks.get(own[0] or "", {}).get(own[1] if own[1] is not None else -1)
+        found = [a.removeprefix("grpc://") for job in tasks.values() for a in job.values() if a != address]
+        if not found:
+            raise ArgumentError(f"{type(workers).__name__} knows of no workers but this process: {spec!r}.")
+        return [checked_address(a) for a in found], address
+    if isinstance(workers, str) or not isinstance(workers, Iterable):
+        raise ArgumentError(f"connect takes a list of addresses, ['10.0.0.1:2222'], got {workers!r}.")
+    found = [checked_address(address) for address in workers]
+    if not found or len(set(found)) != len(found):
+        raise ArgumentError(f"connect takes one or more workers, each once; got {found}.")
+    return found, None
+
+
+def address_towards(worker: str) -> str:
+    """Return an address, with a free port, under which a worker reaches this machine."""
+    host, port = host_and_port(worker)
+    with contextlib.closing(socket.socket(_family(host), socket.SOCK_DGRAM)) as probe:
+        try:
+            probe.connect((host, port))  # sends nothing: the system only chooses the way
+        except OSError as error:
+            raise DeviceError(f"There is no way to worker {worker}: {error}.") from error
+        own = probe.getsockname()[0]
+    return f"{f'[{own}]' if ':' in own else own}:{free_ports(1)[0]}"
+
+
+def host_and_port(address: str) -> tuple[str, int]:
+    """Return the parts of an address.
+
+    >>> host_and_port("[::1]:2222")
+    ('::1', 2222)
+    """
+    host, _, port = address.rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that nobody listened on a moment ago."""
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(contextlib.closing(socket.socket())) for _ in range(count)]
+        for each in found:
+            each.bind(("", 0))
+        return [each.getsockname()[1] for each in found]
+
+
+def is_free(port: int) -> bool:
+    """Return whether nobody listens on a port of this machine."""
+    with contextlib.closing(socket.socket()) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("", port))
+        except OSError:
+            return False
+    return True
+
+
+def public_addresses() -> list[str]:
+    """Return the addresses of this machine's interfaces that the whole internet may reach."""
+    return [address for address in own_addresses() if ipaddress.ip_address(address).is_global]
+
+
+def own_addresses() -> Sequence[str]:
+    """Return the addresses of this machine's interfaces (Linux)."""
+    found: dict[str, None] = {}
+    with contextlib.closing(socket.socket(socket.AF_INET, socket.SOCK_DGRAM)) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an IPv4 address
+                answer = fcntl.ioctl(asked, _GET_ADDRESS, struct.pack("256s", name.encode()[:15]))
+                found[socket.inet_ntoa(answer[20:24])] = None
+    with contextlib.suppress(FileNotFoundError), open(_IPV6_TABLE) as lines:  # a kernel without IPv6
+        for line in lines:
+            found[str(ipaddress.IPv6Address(bytes.fromhex(line.split()[0])))] = None
+    return list(found)
+
+
+def _family(host: str) -> socket.AddressFamily:
+    return socket.AF_INET6 if ":" in host else socket.AF_INET

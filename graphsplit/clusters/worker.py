@@ -1,0 +1,52 @@
+"""A worker process: `graphsplit worker`. A TensorFlow server, whose devices clients use."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+
+import tensorflow as tf
+
+from graphsplit import __version__
+from graphsplit.clusters.addresses import own_addresses
+from graphsplit.clusters.exposure import WARNING
+from graphsplit.clusters.introduction import introduce
+
+
+def serve(port: int, devices: int | None, threads: int | None, until_closed: bool) -> None:
+    """Let clients use this process' devices until a signal ends it (SIGTERM, SIGINT).
+
+    Args:
+      port: where to listen.
+      devices: how many logical CPU devices; by default one.
+      threads: of an operation on the CPU; by default as many as there are cores.
+      until_closed: whether it ends, too, when its input is closed: with the process that started it.
+    """
+    keep = introduce(__version__)
+    config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads or 0)
+    if devices is not None:
+        config.device_count["CPU"] = devices
+    config.gpu_options.allow_growth = True  # what a client does not use, another program may
+    spec = tf.train.ClusterSpec({"worker": [f"localhost:{port}"]})
+    server = tf.distribute.Server(spec, job_name="worker", task_index=0, config=config)
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    if until_closed:
+        threading.Thread(target=_wait_for_end_of_input, args=(ended,), daemon=True).start()
+    where = ", ".join([f"{address}:{port}" for address in own_addresses()])
+    print(f"graphsplit worker {__version__}, TensorFlow {tf.__version__}, process {os.getpid()}: {where}", flush=True)
+    print(f"Warning: {WARNING}", file=sys.stderr, flush=True)
+    while not ended.wait(3600):
+        pass
+    print("graphsplit worker: ended", flush=True)
+    del keep, server
+    os._exit(0)  # TensorFlow's servers cannot be stopped: without this, one waits for its clients
+
+
+def _wait_for_end_of_input(ended: threading.Event) -> None:
+    while sys.stdin.buffer.read(1):
+        pass
+    ended.set()

@@ -1,0 +1,270 @@
+"""Steps over several machines: each happens or does not, and ends although a worker does not answer."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.clusters.cluster import Cluster, lost_error
+from graphsplit.clusters.watching import Call, Frozen, Watch
+from graphsplit.core.devices import canonical_name, name_for_runtime, task_of
+from graphsplit.core.errors import WorkerLostError
+from graphsplit.core.parted_variables import assign, read_handle
+from graphsplit.core.tensorflow_internals import RuntimeFunction, no_recording, resource_value
+from graphsplit.runtime.before_images import Written, record, written_variables
+
+Tensors = Sequence[tf.Tensor]
+
+
+class Kept:
+    """What keeps a variable's value: it lives as long as a function that writes the variable.
+
+    Args:
+      handle: of the variable.
+      dtype: of its value.
+    """
+
+    def __init__(self, handle: tf.Tensor, dtype: tf.DType):
+        self._handle = handle
+        self._dtype = dtype
+        self.device = canonical_name(handle.device)
+        with tf.init_scope(), tf.device(handle.device):
+            nothing = tf.zeros((0,), dtype)
+            self._variable = tf.Variable(nothing, trainable=False, shape=tf.TensorShape(None), name="graphsplit_kept")
+
+    @property
+    def handle(self) -> tf.Tensor:
+        """What the graph writes."""
+        return self._variable.handle
+
+    def give_back(self) -> None:
+        """Let the variable have the value that is kept."""
+        with tf.device(self._handle.device):
+            assign(self._handle, read_handle(self._variable.handle, self._dtype))
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A call that writes, as far as it is undone.
+
+    Attributes:
+      name: of the function.
+      tasks: the workers that it runs on.
+      kept: what it keeps.
+      devices: of the counters.
+    """
+
+    name: str
+    tasks: tuple[int, ...]
+    kept: tuple[Kept, ...] = ()
+    devices: tuple[str, ...] = ()
+
+
+class UndoLog:
+    """What is needed to take back the call that is running: the counters that say where it has begun to write.
+
+    Args:
+      cluster: whose workers the calls run on.
+    """
+
+    def __init__(self, cluster: Cluster):
+        self._cluster = cluster
+        self._watch = Watch(cluster)
+        self._lock = threading.RLock()
+        self._begin_anew()
+        self._pending: tuple[Call[Any], _Step] | None = None
+
+    def _begin_anew(self) -> None:
+        self._connections = self._cluster.connections
+        self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
+        self._counters: dict[str, tf.Variable] = {}
+        self._counts: dict[str, int] = {}
+
+    def kept(self, handle: tf.Tensor, dtype: tf.DType) -> Kept:
+        """Return what keeps the value of a variable."""
+        with self._lock:
+            if self._connections != self._cluster.connections:  # what was kept on a worker went with it
+                self._begin_anew()
+            found = self._kept.get(id(handle))
+            if found is None:
+                found = self._kept[id(handle)] = Kept(handle, dtype)
+            return found
+
+    def counter(self, device: str) -> tf.Tensor:
+        """Return the handle of a device's counter."""
+        if device not in self._counters:
+            with tf.init_scope(), tf.device(name_for_runtime(device)):
+                self._counters[device] = tf.Variable(np.int64(0), trainable=False, name="graphsplit_count")
+            self._counts[device] = 0
+        return self._counters[device].handle
+
+    def read(self, name: str, tasks: tuple[int, ...], run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Run what writes nothing, and watch the workers that it runs on.
+
+        Raises:
+          WorkerLostError: if one of them ends, or does not answer for the deadline.
+        """
+        call = Call(run)
+        try:
+            self._watch.wait(call, tasks)
+            return call.result()
+        except Frozen as frozen:
+            raise lost_error(self._cluster, frozen.tasks, name, True, frozen.since_s) from None
+        except tf.errors.OpError as error:
+            self._raise_if_lost(_Step(name, tasks), error, True)
+            raise
+
+    def write(self, step: _Step, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+        """Run what keeps the values of variables before it writes them; if it fails, they have them again.
+
+        Raises:
+          WorkerLostError: if a worker ends, or does not answer for the deadline.
+        """
+        with self._lock:
+            self._settle(step.name)
+            call = Call(run)
+            try:
+                self._watch.wait(call, step.tasks)
+                results = call.result()
+            except Frozen as frozen:
+                if frozen.ended:
+                    self._take_back(step)
+                else:
+                    self._pending = call, step
+                raise lost_error(self._cluster, frozen.tasks, step.name, frozen.ended, frozen.since_s) from None
+            except BaseException as error:
+                if not call.has_ended():  # the user interrupted the wait
+                    self._pending = call, step
+                    raise
+                self._take_back(step)
+                self._raise_if_lost(step, error, True)
+                raise
+            for device in step.devices:
+                self._counts[device] += 1
+            return results
+
+    def _settle(self, name: str) -> None:
+        """Take back the call that nobody waits for any more, if it has ended."""
+        if self._pending is None:
+            return
+        call, step = self._pending
+        if not call.has_ended():
+            health = self._cluster.health()
+            raise lost_error(self._cluster, health.lost or step.tasks, name, False, self._watch.deadline_s)
+        self._pending = None
+        self._take_back(step)
+
+    def _take_back(self, step: _Step) -> None:
+        """Let variables on the workers that are left have the values that they had before a call."""
+        lost = self._lost(step)
+
+        def undo() -> None:
+            for device in step.devices:
+                task = task_of(device)
+                if task is not None and task[1] in lost:
+                    continue
+                count = int(read_handle(self._counters[device].handle, tf.int64))
+                if count != self._counts[device]:
+                    for kept in step.kept:
+                        if kept.device == device:
+                            kept.give_back()
+                self._counts[device] = count
+
+        with no_recording():
+            call = Call(undo)
+            left = [task for task in step.tasks if task not in lost]
+            try:
+                self._watch.wait(call, left)
+            except Frozen as frozen:
+                raise lost_error(self._cluster, frozen.tasks, step.name, False, frozen.since_s) from None
+            call.result()
+
+    def _lost(self, step: _Step) -> set[int]:
+        return set(self._cluster.health().lost) & set(step.tasks)
+
+    def _raise_if_lost(self, step: _Step, error: BaseException, undone: bool) -> None:
+        if isinstance(error, (tf.errors.OpError, WorkerLostError)) and (lost := self._lost(step)):
+            raise lost_error(self._cluster, sorted(lost), step.name, undone, 0.0) from error
+
+
+_logs: weakref.WeakKeyDictionary[Cluster, UndoLog] = weakref.WeakKeyDictionary()
+
+
+def log_of(cluster: Cluster) -> UndoLog:
+    """Return the undo log of the calls that run on a cluster's workers."""
+    if cluster not in _logs:
+        _logs[cluster] = UndoLog(cluster)
+    return _logs[cluster]
+
+
+class ClusterFunction:
+    """A function of an emitted graph that runs on workers, called as a `RuntimeFunction` is.
+
+    (In a graph that somebody else builds, and runs, it is a plain one.)
+
+    Args:
+      name: of the user's function.
+      cluster: the workers'.
+      nodes, inputs: of the graph.
+      make: registers a graph's nodes and inputs with TensorFlow's runtime.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        cluster: Cluster,
+        nodes: Sequence[Any],
+        inputs: Sequence[str],
+        make: Callable[[Sequence[Any], Sequence[str]], RuntimeFunction],
+    ):
+        self._name = name
+        self._cluster = cluster
+        self._nodes, self._inputs, self._make = nodes, tuple(inputs), make
+        tasks = {task for node in nodes if node.device and (task := task_of(canonical_name(node.device)))}
+        self._tasks = tuple(sorted(number for _, number in tasks))
+        self._written = written_variables(nodes, inputs)
+        self._plain: RuntimeFunction | None = None
+        self._recording: tuple[RuntimeFunction, tuple[Written, ...], tuple[str, ...]] | None = None
+        self._kept: tuple[Kept, ...] = ()
+
+    def __call__(self, arguments: Tensors) -> list[tf.Tensor]:
+        """Run the function on `arguments`, one tensor for each input.
+
+        Raises:
+          WorkerLostError: if a worker ends, or does not answer for the deadline; then the call did not happen.
+        """
+        if not tf.executing_eagerly():
+            return self._as_it_is()(arguments)
+        log = log_of(self._cluster)
+        values = [resource_value(arguments[written.argument]) for written in self._written]
+        if not any(values):
+            return log.read(self._name, self._tasks, lambda: self._as_it_is()(arguments))
+        pairs = [(written, value[0]) for written, value in zip(self._written, values, strict=True) if value]
+        function, written, devices = self._recorded(pairs)
+        dtypes = [dtype for _, dtype in pairs]
+        self._kept = tuple([log.kept(arguments[w.argument], t) for w, t in zip(written, dtypes, strict=True)])
+        counters = [log.counter(device) for device in devices]
+        given = [*arguments, *[kept.handle for kept in self._kept], *counters]
+        step = _Step(self._name, self._tasks, self._kept, devices)
+        return log.write(step, lambda: function(given))
+
+    def _as_it_is(self) -> RuntimeFunction:
+        if self._plain is None:
+            self._plain = self._make(self._nodes, self._inputs)
+        return self._plain
+
+    def _recorded(
+        self, pairs: Sequence[tuple[Written, tf.DType]]
+    ) -> tuple[RuntimeFunction, tuple[Written, ...], tuple[str, ...]]:
+        if self._recording is None:
+            recorded = record(self._nodes, [w for w, _ in pairs], [dtype for _, dtype in pairs])
+            devices = tuple([canonical_name(device) for device in recorded.devices])
+            function = self._make(recorded.nodes, (*self._inputs, *recorded.inputs))
+            self._recording = function, tuple([written for written, _ in pairs]), devices
+        return self._recording
