@@ -147,6 +147,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if "GRAPHSPLIT_TEST_V1" in os.environ:  # see test_other_regimes.py
         tf.compat.v1.disable_v2_behavior()
     gs.use_logical_devices(DEVICES)
+    if "GRAPHSPLIT_TEST_WORKERS" in os.environ:  # see test_on_workers.py
+        workers = gs.LocalWorkers(int(os.environ["GRAPHSPLIT_TEST_WORKERS"]), devices=2)
+        config.add_cleanup(workers.close)
+        gs.connect(workers, timeout_s=240)
     tf.config.list_logical_devices()  # starts TensorFlow
 
 

@@ -13,6 +13,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.core.errors import UnsupportedError
+
 TOKEN = "pyfunc_0"
 
 
@@ -32,9 +34,15 @@ class Introduction(NamedTuple):
 def introduce(graphsplit_version: str) -> Any:
     """Let this process answer `ask_who`, as long as what is returned lives."""
     own = json.dumps(Introduction(tf.__version__, graphsplit_version, os.getpid())._asdict()).encode()
+
+    def answer_who(*asked: Any) -> Any:
+        if asked:
+            raise UnsupportedError("A Python function of the client was to run on this worker, which does not have it.")
+        return np.array(own, object)
+
     graph = tf.Graph()
     with graph.as_default():
-        answer = tf.numpy_function(lambda: np.array(own, object), [], tf.string)
+        answer = tf.numpy_function(answer_who, [], tf.string)
     token = answer.op.get_attr("token").decode()
     assert token == TOKEN, f"something else of this process had {TOKEN} before it introduced itself: {token}"
     return graph

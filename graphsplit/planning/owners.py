@@ -12,10 +12,14 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from graphsplit.core.devices import task_of
 from graphsplit.core.layouts import Layout, Partial, is_whole
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
+
+_CALLBACKS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2"})
+_HERE = "/device:CPU:0"
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,15 @@ def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
 
     A loop or branch may touch several, on several devices: it runs where most of them are. (TensorFlow
     has a step counter of int32 on the host, where everything else is on a GPU.)
+
+    And what calls back into Python, or prints, does so in this process, where home may be a worker: there it would find
+    no such function, and nobody who reads.
     """
     found = dict(program.places)
     for op in program.ops:
+        if task_of(home) is not None and _calls_back(op):
+            found[op.index] = _HERE
+            continue
         if op.name in state.devices:
             found[op.index] = state.devices[op.name]
             continue
@@ -63,6 +73,10 @@ def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
         if touched:
             found[op.index] = max(touched, key=lambda device: (touched[device], device == home))
     return found
+
+
+def _calls_back(op: Op) -> bool:
+    return op.type in _CALLBACKS or any(_calls_back(inner) for body in op.bodies.values() for inner in body.ops)
 
 
 class _Finder:
