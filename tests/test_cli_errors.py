@@ -162,7 +162,7 @@ print("tensorflow" in sys.modules)
 """
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     done = subprocess.run(
-        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=100, env=environment
+        [sys.executable, "-c", script], cwd=tmp_path, capture_output=True, text=True, timeout=240, env=environment
     )
     expected = [
         f"2 Error: {text.replace('{cwd}', str(tmp_path)).replace('{cwd!r}', repr(str(tmp_path)))} "

@@ -313,7 +313,7 @@ def test_checks_before_tensorflow_starts():
         "try: f.devices\n"
         "except gs.DeviceError as error: print(str(error).splitlines()[0])\n"
     )
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.splitlines() == [
         "devices=0: at least one device is needed.",
         "devices=7: 7 devices do not exist. This process has:",

@@ -390,7 +390,7 @@ def test_the_example_of_the_page_runs_on_cpu_devices():
     cut = 'use_logical_devices(4, kind="GPU", memory_mb=3500)'
     assert cut in example
     script = example.replace(cut, "use_logical_devices(4)")
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, cwd=ROOT)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, cwd=ROOT)
     assert done.returncode == 0, done.stderr
     assert done.stdout == "[2. 2. 2. 2. 2. 2. 2.]\n"
 
@@ -421,6 +421,6 @@ def test_commands_of_the_page_are_understood_up_to_the_gpu(command: int, said: s
     program, *arguments = COMMANDS[command]
     environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", "PATH": str(ROOT)}
     run = [str(Path(sys.executable).parent / program), *arguments]
-    done = subprocess.run(run, capture_output=True, text=True, timeout=120, cwd=ROOT, env=environment, check=False)
+    done = subprocess.run(run, capture_output=True, text=True, timeout=240, cwd=ROOT, env=environment, check=False)
     assert done.returncode != 0
     assert said in done.stderr, done.stderr

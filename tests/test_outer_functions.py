@@ -211,7 +211,7 @@ def test_saved_and_loaded_without_graphsplit(tmp_path: Path, devices: int, diffe
     expected += [module.counted(x), module.counted(x)]
     np.save(folder + "/x.npy", x)
     command = [sys.executable, "-c", LOADING, folder, str(devices)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     with np.load(folder + "/results.npz") as found:
         assert_close([tf.constant(found[name]) for name in found.files], expected)

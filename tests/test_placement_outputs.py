@@ -158,7 +158,7 @@ def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path):
     page.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
     command += ["--window-size=1600,1000", f"--user-data-dir={tmp_path}/profile", page.as_uri()]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     assert "CONSOLE" not in ran.stderr, ran.stderr
     report = json.loads(html.unescape(re.search("<pre>REPORT(.*?)END</pre>", ran.stdout, re.DOTALL)[1]))
     assert report["errors"] == []

@@ -95,7 +95,7 @@ def test_quick_names_tests_that_exist():
 
 def test_import_is_light():
     script = "import sys, graphsplit; print('tensorflow' in sys.modules, 'keras' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=240)
     assert done.stdout.split() == ["False", "False"]
 
 
@@ -133,7 +133,7 @@ def test_examples_in_docstrings(module: str):
 def test_example_of_the_readme():
     code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert code
-    done = subprocess.run([sys.executable, "-c", code.group(1)], capture_output=True, text=True, timeout=120)
+    done = subprocess.run([sys.executable, "-c", code.group(1)], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "nothing that carries the batch runs at home" in done.stdout
     assert re.search(r"^PASS: largest difference \S+, rounding\n4 devices against one:$", done.stdout, re.MULTILINE)

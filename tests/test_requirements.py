@@ -23,7 +23,7 @@ HOW = "pip install tensorflow, or tensorflow-cpu, or tensorflow[and-cuda]; docs/
 def without_tensorflow(script: str) -> subprocess.CompletedProcess[str]:
     code = f"import sys; sys.modules['tensorflow'] = None\n{script}"
     return subprocess.run(
-        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
     )
 
 

@@ -26,13 +26,12 @@ def add_command(app: typer.Typer, run: Callable[..., None]) -> None:
         insecure: Annotated[
             bool, typer.Option("--insecure", help="This machine has a public address, and the port is closed to it.")
         ] = False,
-        until_closed: Annotated[bool, typer.Option("--until-closed", help="End when the input is closed.")] = False,
     ) -> None:
         """Let other machines use this one's devices, until it is ended. They connect with graphsplit.connect."""
 
         def serve() -> None:
             from graphsplit.clusters.worker import serve as run_server
 
-            run_server(port, devices, threads, until_closed)
+            run_server(port, devices, threads)
 
         run(serve, lambda: check_port(port, insecure), False)

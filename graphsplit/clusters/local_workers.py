@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from types import TracebackType
-from typing import Any
 
 from graphsplit.clusters.addresses import free_ports
 from graphsplit.core.errors import ArgumentError
@@ -37,41 +36,57 @@ class LocalWorkers:
                 raise ArgumentError(f"LocalWorkers({name}={number!r}): it is a number, at least 1.")
         self.addresses = [f"127.0.0.1:{port}" for port in free_ports(count)]
         self._devices = devices
-        self._processes: list[Any] = [self._start(address) for address in self.addresses]
-
-    def _start(self, address: str) -> Any:
-        port = address.rpartition(":")[2]
-        command = [sys.executable, "-m", "graphsplit.cli", "worker", "--port", port, "--devices", str(self._devices)]
-        command += ["--threads", "1", "--until-closed", "--insecure"]  # on this machine, for as long as this process
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
-        return subprocess.Popen(command, env=environment, stdin=pipe, stdout=nothing, stderr=nothing)
+        command = [sys.executable, "-m", "graphsplit.clusters.nursery"]
+        self._nursery = subprocess.Popen(
+            command,
+            env=environment,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        self._pids = [self._start(address) for address in self.addresses]
+
+    def _start(self, address: str) -> int:
+        """Start a worker, and return the number of its process."""
+        stdin, stdout = self._nursery.stdin, self._nursery.stdout
+        assert stdin is not None
+        assert stdout is not None
+        stdin.write(f"{address.rpartition(':')[2]} {self._devices}\n")
+        stdin.flush()
+        return int(stdout.readline())
 
     def kill(self, task: int) -> None:
         """End a process at once, as a machine that breaks down does."""
-        self._processes[task].kill()
-        self._processes[task].wait()
-        self._processes[task].stdin.close()
+        self._signal(task, signal.SIGKILL)
+        self._pids[task] = 0
 
     def freeze(self, task: int) -> None:
         """Let a process stand still, as a machine that hangs does."""
-        self._processes[task].send_signal(signal.SIGSTOP)
+        self._signal(task, signal.SIGSTOP)
 
     def thaw(self, task: int) -> None:
         """Let a frozen process go on."""
-        self._processes[task].send_signal(signal.SIGCONT)
+        self._signal(task, signal.SIGCONT)
+
+    def _signal(self, task: int, number: signal.Signals) -> None:
+        if self._pids[task]:
+            os.kill(self._pids[task], number)
 
     def restart(self, task: int) -> None:
-        """Start a process at the address of one that ended."""
-        if self._processes[task].poll() is None:
-            self.kill(task)
-        self._processes[task] = self._start(self.addresses[task])
+        """Start a process at the address of one that ended, or that is ended now."""
+        self.kill(task)
+        self._pids[task] = self._start(self.addresses[task])
 
     def close(self) -> None:
         """End all of them."""
-        for task, process in enumerate(self._processes):
-            if process.poll() is None:
-                self.kill(task)
+        for task in range(len(self._pids)):
+            self.kill(task)
+        for pipe in (self._nursery.stdin, self._nursery.stdout):
+            if pipe is not None:
+                pipe.close()
+        self._nursery.wait()
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.addresses)

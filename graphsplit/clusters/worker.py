@@ -14,15 +14,17 @@ from graphsplit.clusters.addresses import own_addresses
 from graphsplit.clusters.exposure import WARNING
 from graphsplit.clusters.introduction import introduce
 
+_BETWEEN_S = 1.0
 
-def serve(port: int, devices: int | None, threads: int | None, until_closed: bool) -> None:
+
+def serve(port: int, devices: int | None, threads: int | None, with_parent: bool = False) -> None:
     """Let clients use this process' devices until a signal ends it (SIGTERM, SIGINT).
 
     Args:
       port: where to listen.
       devices: how many logical CPU devices; by default one.
       threads: of an operation on the CPU; by default as many as there are cores.
-      until_closed: whether it ends, too, when its input is closed: with the process that started it.
+      with_parent: whether it ends, too, with the process that started it.
     """
     keep = introduce(__version__)
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads or 0)
@@ -34,19 +36,12 @@ def serve(port: int, devices: int | None, threads: int | None, until_closed: boo
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    if until_closed:
-        threading.Thread(target=_wait_for_end_of_input, args=(ended,), daemon=True).start()
+    parent = os.getppid()
     where = ", ".join([f"{address}:{port}" for address in own_addresses()])
     print(f"graphsplit worker {__version__}, TensorFlow {tf.__version__}, process {os.getpid()}: {where}", flush=True)
     print(f"Warning: {WARNING}", file=sys.stderr, flush=True)
-    while not ended.wait(3600):
+    while not ended.wait(_BETWEEN_S) and (not with_parent or os.getppid() == parent):
         pass
     print("graphsplit worker: ended", flush=True)
     del keep, server
     os._exit(0)  # TensorFlow's servers cannot be stopped: without this, one waits for its clients
-
-
-def _wait_for_end_of_input(ended: threading.Event) -> None:
-    while sys.stdin.buffer.read(1):
-        pass
-    ended.set()
