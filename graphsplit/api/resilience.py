@@ -85,6 +85,28 @@ class Resilient(Generic[P, R]):
         for batch in batches:
             yield call(*batch) if isinstance(batch, tuple) else call(batch)
 
+    def save(self) -> str | None:
+        """Save a checkpoint between two calls, and return its path; None, with a warning, while a worker is away.
+
+        (`CheckpointManager.save` itself waits for all workers, those that are away included, as long as they are. Until
+        it can save again, the calls since the last checkpoint are kept.)
+
+        Raises:
+          ArgumentError: if there is no checkpoint manager.
+        """
+        if self._checkpoint is None:
+            raise ArgumentError("save() needs resilient(checkpoint=...), a tf.train.CheckpointManager.")
+        self._take_in()
+        lost = self._cluster.health().lost
+        if lost:
+            warnings.warn(
+                f"{self._step._name()}: no checkpoint now: worker {', '.join(map(str, lost))} is away, and TensorFlow "
+                "waits for all workers when it saves. The calls since the last one are kept.",
+                stacklevel=user_stack_level(),
+            )
+            return None
+        return str(self._checkpoint.save())
+
     def _until_it_happens(self, args: Any, kwargs: Any) -> R:
         while True:
             function = self._function()
@@ -150,7 +172,8 @@ class Resilient(Generic[P, R]):
             lost.tasks = error.tasks
             raise lost from error
         if gone:
-            self._checkpoint.checkpoint.restore(self._counts).expect_partial()
+            # (`restore` would then wait for all workers, those that are lost included)
+            self._checkpoint.checkpoint.read(self._counts).expect_partial()
         self._lay_out()
         if gone:
             for args, kwargs in self._since:
@@ -238,7 +261,7 @@ def resilient(
     Args:
       step: made by `parallelize`, on devices of a cluster that `connect` has connected to.
       on_lost: "survivors", what is described here; there is no other yet.
-      checkpoint: of the state that the step changes. Save it between calls, as often as you like.
+      checkpoint: of the state that the step changes. Save it between calls, as often as you like, by `save()`.
 
     Raises:
       ArgumentError: if `step` is not a function made by `parallelize`, or `on_lost` is not known.

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from graphsplit.api.layout_targets import name_of, slots_of, variables_of
 from graphsplit.core.copied_variables import VariableCopies
-from graphsplit.core.devices import canonical_name, resolve_devices, short_name
+from graphsplit.core.devices import canonical_name, resolve_devices, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.layouts import Cut, copied
 from graphsplit.core.parted_variables import VariableParts, parts_of_variable
@@ -189,7 +189,9 @@ def _mirror(
     variables: Sequence[tf.Variable], devices: Sequence[str], slots: Mapping[int, tf.Variable] | None = None
 ) -> None:
     """Copy variables to all devices. What all copies need of a sum is added up where the variable's parts would lie."""
-    chosen = [v for v in variables if can_move(v) and canonical_name(v.device) in devices and is_copied(v)]
+    several = len({task_of(device) for device in devices}) > 1  # where a counter's only copy may be lost, it has others
+    here = [v for v in variables if can_move(v) and canonical_name(v.device) in devices]
+    chosen = [v for v in here if several or is_copied(v)]
     for variable, share in zip(chosen, shares(_held(chosen, slots or {}), len(devices)), strict=True):
         if len(devices) < 2:
             continue

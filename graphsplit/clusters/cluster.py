@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import os
 import time
 import warnings
 from collections.abc import Callable, Iterable, Sequence
@@ -22,6 +23,8 @@ from graphsplit.core.tensorflow_internals import eager_context_started, own_task
 from graphsplit.core.user_code import user_stack_level
 
 JOB, CLIENT = "worker", "client"
+# TensorFlow's calls to a worker that has ended wait until it is there again, unless its environment says this.
+FAIL_FAST = "GRPC_FAIL_FAST", "true"
 _PROBE_S = 5.0  # a worker that computes answers in milliseconds
 _DEADLINE_S = 60.0
 
@@ -192,6 +195,7 @@ def connect(
             "assigned to variables from then on. Other workers need a new client process: start this one again."
         )
     _check_nothing_there()
+    os.environ.setdefault(*FAIL_FAST)
     statuses = _wait_for(addresses, timeout_s)
     cluster = Cluster(addresses, address or known or address_towards(addresses[0]), deadline_s, on_lost)
     cluster._connect([status.incarnation for status in statuses])

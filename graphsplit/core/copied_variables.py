@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.layouts import Copied
+from graphsplit.core.parted_classes import are_raw
 from graphsplit.core.parted_variables import VariableParts, assign, read_handle
 from graphsplit.core.tensorflow_internals import value_at_call
 
@@ -55,7 +56,8 @@ class VariableCopies(VariableParts):
             self._asking.add(graph)
 
         def find_there() -> tf.Tensor:  # one handle for all that the function does, which TensorFlow keeps in order
-            self._ask(graph not in self._asking)
+            if not are_raw():
+                self._ask(graph not in self._asking)
             return self._own
 
         return value_at_call(graph, find_there, self._own, (id(self), None))

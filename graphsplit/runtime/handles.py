@@ -6,10 +6,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from graphsplit.clusters.cluster import current_cluster
+from graphsplit.core.devices import task_of
 from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.parted_variables import VariableParts, are_any_parts, parts_of
 from graphsplit.core.tensorflow_internals import tape_watches
 from graphsplit.planning.plan import Plan
+from graphsplit.runtime.undo_log import log_of
 from graphsplit.tracing.trace import Trace
 
 
@@ -20,9 +23,20 @@ def captured(trace: Trace, plan: Plan) -> list[tf.Tensor]:
       trace: what was captured.
       plan: of the trace's program, or of that in parts.
     """
+    if not are_any_parts():
+        return list(trace.captures)
+    cluster = current_cluster() if tf.executing_eagerly() else None
+    tasks = {task[1] for parts in layouts_of(trace) if parts for d in parts.devices if (task := task_of(d))}
+    if cluster is None or not tasks:
+        return _arrived(trace, plan)
+    # values may have to move first, and from a worker that does not answer they never arrive
+    return log_of(cluster).read("values of variables", tuple(sorted(tasks)), lambda: _arrived(trace, plan))
+
+
+def _arrived(trace: Trace, plan: Plan) -> list[tf.Tensor]:
     origins = plan.state.parts
     if not origins:
-        return [_whole(handle) for handle in trace.captures] if are_any_parts() else list(trace.captures)
+        return [_whole(handle) for handle in trace.captures]
     names = [trace.program.ops[position].name for position in trace.program.captures]
     found = []
     for k, part in origins:
