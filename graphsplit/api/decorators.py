@@ -16,7 +16,6 @@ from graphsplit.api.options import DevicesLike, Options, check_leaves_open, chec
 from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.tensorflow_internals import is_compiled_function
-from graphsplit.costs.break_even import BUCKET_BYTES
 from graphsplit.costs.machine import Machine
 
 
@@ -43,7 +42,7 @@ def parallelize(
     schedule: str | None = None,
     stages: int | None = None,
     jit_compile: bool = False,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     plan: str | None = None,
     memory: str | float | None = None,
     machine: str | os.PathLike[str] | Machine | None = None,
@@ -65,7 +64,7 @@ def parallelize(
     schedule: str | None = None,
     stages: int | None = None,
     jit_compile: bool = False,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     plan: str | None = None,
     memory: str | float | None = None,
     machine: str | os.PathLike[str] | Machine | None = None,
@@ -86,7 +85,7 @@ def parallelize(
     schedule: str | None = None,
     stages: int | None = None,
     jit_compile: bool = False,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     plan: str | None = None,
     memory: str | float | None = None,
     machine: str | os.PathLike[str] | Machine | None = None,
@@ -135,7 +134,8 @@ def parallelize(
         numbers, sizes that follow from data), and what it has no kernel for, runs between the compiled parts, as
         effects do that are none of variables; the plan says which. Each size is compiled for itself.
       bucket_bytes: small gradients are summed over the devices in buckets of at most so many bytes, each as soon as it
-        is full, while the backward pass goes on; 0 lets each travel alone.
+        is full, while the backward pass goes on; 0 lets each travel alone. None: 64 kB, and 512 kB where they pass from
+        host to host.
       plan: `"auto"` predicts plans, for fewer devices, other layouts of the variables and micro-batches, and takes the
         fastest that fits; the variables are laid out so (`set_variable_layout`) at the first call. The plan says what
         was compared.
