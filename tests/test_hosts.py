@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -15,6 +18,7 @@ import graphsplit as gs
 from graphsplit.api.default_home import default_home
 from graphsplit.core.hosts import host_name
 from graphsplit.emission.checks import check_emitted
+from graphsplit.emission.compiled_calls import graph_def_that_runs
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.state import state_of
@@ -159,7 +163,36 @@ def test_loops_at_home():
             total += tf.reduce_sum(tf.tanh(x @ w + total), 0)
         return total
 
-    assert_law_on_hosts(lambda: (tf.function(step), []), [(numbers(11, 6, seed=3),)], (2, 3))
+    plan = assert_law_on_hosts(lambda: (tf.function(step), []), [(numbers(11, 6, seed=3),)], (2, 3))
+    assert any(body.gateways for found in plan.steps for body in found.bodies.values())
+
+
+def test_stages_on_another_host():
+    """Its weight, which is at home, goes there once. (Its update is planned beside what it is for: in the stage.)"""
+    with tf.device("CPU:0"):
+        weight = tf.Variable(numbers(WIDTH, WIDTH))
+    layer = gs.on_device(lambda h: tf.tanh(h @ weight), EIGHT[4:])
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(layer(tf.tanh(x)))
+        weight.assign_sub(tape.gradient(loss, weight))
+        return loss
+
+    plan = gs.parallelize(step, devices=EIGHT[:4]).plan(X[:8])
+    plan.check()
+    check_emitted(plan, emit(plan))
+    assert [move.kind for move in plan.gateways] == ["broadcast"], str(plan)
+    saved = crossing_bytes(dataclasses.replace(plan, gateways={})).total() - crossing_bytes(plan).total()
+    assert saved == 3 * WIDTH * WIDTH * 4
+
+
+def test_compiled_parts_of_devices_of_the_same_number():
+    step, _ = deep("sharded", 4)
+    plan = replanned(gs.parallelize(step, devices=4).plan(X), on_hosts(2, 2), jit_compile=True)
+    names = [node.name for node in graph_def_that_runs(emit(plan)).node]
+    assert sorted(set(names)) == sorted(names)
+    assert any("/compiled/home/" in name for name in names)
 
 
 def test_work_is_spread_over_the_devices_of_a_host():
@@ -327,3 +360,28 @@ def test_counts_of_straight_ways(plan: gs.Plan):
     found = {"straight": crossing_bytes(straight), "by gateways": crossing_bytes(plan)}
     assert found["straight"].total() == 4 * (2 * SIZE + 4) + 4 * WIDTH * 4
     assert found["by gateways"].total() == 2 * SIZE + 4 + 4 * WIDTH * 4
+
+
+@pytest.mark.long
+def test_over_worker_processes():
+    """The law over two processes of two devices each; and what TensorFlow's own partitions send is what was planned."""
+    command = [sys.executable, "-m", "tests.helpers.hosts_on_workers"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr
+    found = json.loads(ran.stdout.splitlines()[-1])
+    client, home = "/job:client/replica:0/task:0/device:CPU:0", found["home"]
+    assert home["home"] == client
+    assert home["notes"] == [f"home: {client}, where the variables are (19.2 kB)"]
+    assert home["between"] == 2 * (2 * SIZE + 4) + 10 * WIDTH * 4
+    sent = Counter(_kind(text) for text in home["sent"])
+    assert sent == {"weights": 2 * LAYERS, "gradients": 2 * LAYERS, "loss": 2, "rows": 4}
+    assert home["difference"] < 1e-6
+    assert found["bits"]["alike"]
+    assert max(found["bits"]["differences"].values()) < 2e-6
+    assert found["unknown"] < 2e-5  # the loss is a sum of 400 numbers
+    assert found["outside"] < 1e-6
+
+
+def _kind(sent: str) -> str:
+    kinds = {"ReadVariableOp": "weights", "/reduce_": "gradients", "/scatter_": "rows"}
+    return "loss" if "/Sum/" in sent else next((kind for part, kind in kinds.items() if part in sent), sent)

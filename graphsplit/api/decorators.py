@@ -107,7 +107,8 @@ def parallelize(
       split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None
         (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more whose size
         along the axis is that of the first such argument is split. A hint for speed: results never depend on it.
-      home: the device of whole values that belong to nobody; the first device if None. What only changes a variable
+      home: the device of whole values that belong to nobody; the first device if None, or, where devices or variables
+        are on several hosts, the one that has most bytes of variables. What only changes a variable
         runs where the variable is.
       weights: shares of the batch for unequal devices, `[3, 1]`. A device with weight 0 gets no rows.
       strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home, or if what

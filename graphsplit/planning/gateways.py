@@ -99,9 +99,8 @@ def check_gateways(
         for move in together:
             name, given = program.ops[move.tensor.op].name, gateways.get(move, ({},) * len(passages))
             if len(given) != len(passages):
-                raise CheckError(
-                    f"The {move.kind} of {name!r} has gateways for {len(given)} of {len(passages)} values."
-                )
+                counts = f"{len(given)} of {len(passages)} values"
+                raise CheckError(f"The {move.kind} of {name!r} has gateways for {counts}.")
             for passage, own in zip(passages, given, strict=True):
                 candidates = passage.candidates()
                 needed.update([move] if candidates else [])
