@@ -67,6 +67,18 @@ def test_each_weight_and_each_gradient_passes_once_to_each_host(counts: tuple[in
     np.testing.assert_array_equal(found["home"], found["sharded"])
 
 
+def test_the_nearest_copy_is_on_the_same_host():
+    """With one copy on each host weights are not sent; each part of a gradient is added up once, and sent once."""
+
+    def make() -> Made:
+        step, weights = deep("home", 1)
+        gs.set_variable_layout(weights, "mirrored", ["CPU:0", "CPU:2"])
+        return step, weights
+
+    plan = assert_law_on_hosts(make, [(X,)], (2, 3))
+    assert assert_counted(plan) == 2 * SIZE + 4 + 6 * WIDTH * 4
+
+
 def rows_of_ten(devices: int) -> list[int]:
     return [10 // devices + (d < 10 % devices) for d in range(devices)]
 

@@ -59,6 +59,10 @@ class Mesh:
         """Return the shard whose copy a device reads of what all shards have: its own, or one of its host.
 
         Of shards that may have no rows, it is the first, which always has some.
+
+        >>> mesh = Mesh(("/task:0/device:CPU:0", "/task:1/device:CPU:0"), (1, 1), (2, 1), (0, 1))
+        >>> mesh.copy_for("/task:1/device:CPU:7")
+        1
         """
         if device in self.devices:
             return self.devices.index(device)
