@@ -5,59 +5,24 @@ A process must connect to a cluster before TensorFlow starts. It prints what it 
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import socket
-import subprocess
-import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
 HOSTS, EACH = 2, 2
-CLIENT = "/job:client/replica:0/task:0/device:CPU:0"
+CLIENT = "CPU:0"
 DEVICES = [f"/job:worker/replica:0/task:{task}/device:CPU:{k}" for task in range(HOSTS) for k in range(EACH)]
-
-_WORKER = """
-import json, sys, tensorflow as tf
-cluster, index, devices = json.loads(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
-config = tf.compat.v1.ConfigProto(device_count={"CPU": devices}, intra_op_parallelism_threads=1)
-tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name="worker", task_index=index, config=config).join()
-"""
 
 
 def main() -> None:
-    with connected():
-        found = {"home": at_home(), "bits": by_layout(), "unknown": with_unknown_rows(), "outside": outside()}
-        print(json.dumps(found))
+    import graphsplit as gs
 
-
-@contextlib.contextmanager
-def connected() -> Iterator[None]:
-    """Start the workers, connect, and end them."""
-    ports = _free_ports(HOSTS + 1)
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports[:-1]], "client": [f"127.0.0.1:{ports[-1]}"]}
-    command = [sys.executable, "-c", _WORKER, json.dumps(cluster)]
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1"}
-    started = [subprocess.Popen([*command, str(index), str(EACH)], env=environment) for index in range(HOSTS)]
-    try:
-        tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster), job_name="client")
-        yield
-    finally:
-        for process in started:
-            process.kill()
-        for process in started:
-            process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]
+    with gs.LocalWorkers(HOSTS, devices=EACH) as workers:
+        gs.connect(workers)
+        ways = {"home": at_home, "bits": by_layout, "unknown": with_unknown_rows, "outside": outside, "mapped": mapped}
+        print(json.dumps({name: way() for name, way in ways.items()}))
 
 
 def training(device: str) -> tuple[Callable[[tf.Tensor], tf.Tensor], list[tf.Variable]]:
@@ -74,14 +39,19 @@ def inputs() -> tf.Tensor:
     return numbers(10, 40, seed=9)
 
 
+def difference(actual: tf.Tensor, expected: tf.Tensor) -> float:
+    """Return the largest difference, relative to the largest entry."""
+    return float(tf.reduce_max(tf.abs(actual - expected)) / tf.reduce_max(tf.abs(expected)))
+
+
 def differences(step: Any, weights: list[tf.Variable], calls: list[int]) -> float:
-    """Return by how much results and weights differ at most from those of the function itself, after calls of rows."""
+    """Return by how much results and weights differ at most from those of the function itself, called with rows."""
     plain, expected = training(CLIENT)
     x, found = inputs(), []
     for rows in calls:
-        found.append(float(tf.abs(step(x[:rows]) - plain(x[:rows]))))
+        found.append(difference(step(x[:rows]), plain(x[:rows])))
     for a, b in zip(weights, expected, strict=True):
-        found.append(float(tf.reduce_max(tf.abs(tf.convert_to_tensor(a) - tf.convert_to_tensor(b)))))
+        found.append(difference(tf.convert_to_tensor(a), tf.convert_to_tensor(b)))
     return max(found)
 
 
@@ -95,7 +65,7 @@ def at_home() -> dict[str, Any]:
     step, weights = training(CLIENT)
     parallel = gs.parallelize(step, devices=DEVICES)
     with partition_graphs() as graphs:
-        difference = differences(parallel, weights, [10])
+        most = differences(parallel, weights, [10])
     plan = parallel.plan(inputs())
     sent: dict[str, None] = {}
     for node in (node for graph in graphs for node in graph.node if node.op == "_Send"):
@@ -104,7 +74,7 @@ def at_home() -> dict[str, Any]:
             sent[f"{node.input[0]} to {pair[1]}"] = None
     notes = list(plan.notes)
     return {
-        "difference": difference,
+        "difference": most,
         "home": plan.home,
         "notes": notes,
         "between": traffic(plan).between_hosts,
@@ -151,7 +121,17 @@ def outside() -> float:
         with tf.GradientTape() as tape:
             loss = tf.reduce_sum(function(x) ** 2)
         found.append(tape.gradient(loss, weights))
-    return max([float(tf.reduce_max(tf.abs(a - b))) for a, b in zip(*found, strict=True)])
+    return max([difference(a, b) for a, b in zip(*found, strict=True)])
+
+
+def mapped() -> float:
+    """Return the difference of results for many batches, of which the next travels while one computes."""
+    import graphsplit as gs
+
+    (step, _), (plain, _) = training(DEVICES[0]), training(CLIENT)
+    batches = [inputs()[:rows] for rows in (10, 7, 10)]
+    results = gs.parallelize(step, devices=DEVICES).map(batches)
+    return max([difference(a, plain(batch)) for a, batch in zip(results, batches, strict=True)])
 
 
 if __name__ == "__main__":
