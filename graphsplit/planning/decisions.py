@@ -11,7 +11,7 @@ from graphsplit.core.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
 from graphsplit.planning.automatic_stages import StageCuts
 from graphsplit.planning.flow import Flow
-from graphsplit.planning.gateways import Found as FoundGateways
+from graphsplit.planning.gateways import MoveGateways
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.owners import Owners
 from graphsplit.planning.phases import Phase
@@ -55,7 +55,7 @@ class Decisions:
     owners: Owners = field(repr=False)
     moves: tuple[Move, ...] = field(repr=False)
     buckets: tuple[Bucket, ...] = field(default=(), repr=False)
-    gateways: FoundGateways = field(default_factory=dict, repr=False)
+    gateways: MoveGateways = field(default_factory=dict, repr=False)
     order: Mapping[int, int] = field(default_factory=dict, repr=False)
     phases: tuple[Phase, ...] = field(default=(), repr=False)
     turns: tuple[Turn, ...] = field(default=(), repr=False)

@@ -26,11 +26,11 @@ Gateways = Mapping[str, str]
 none."""
 
 
-Found = Mapping[Move, tuple[Gateways, ...]]
+MoveGateways = Mapping[Move, tuple[Gateways, ...]]
 """The gateways of moves that have any: of a sum, or of what is sent; for each shard's, if shards exchange."""
 
 
-def gateways_of(found: Found, move: Move, piece: int = 0) -> Gateways:
+def gateways_of(found: MoveGateways, move: Move, piece: int = 0) -> Gateways:
     """Return the gateways of a move: of what it adds up or sends, or of what that is for, or of, one shard."""
     return found[move][piece] if move in found else {}
 
@@ -61,7 +61,9 @@ class _Passage:
         return {h: devices for h, devices in found.items() if h != host_name(source) and len(devices) > 1}
 
 
-def find_gateways(program: Program, mesh: Mesh, home: str, moves: Sequence[Move], buckets: Sequence[Bucket]) -> Found:
+def find_gateways(
+    program: Program, mesh: Mesh, home: str, moves: Sequence[Move], buckets: Sequence[Bucket]
+) -> MoveGateways:
     """Return the gateways of moves.
 
     Args:
@@ -91,7 +93,7 @@ def check_gateways(
     home: str,
     moves: Sequence[Move],
     buckets: Sequence[Bucket],
-    gateways: Found,
+    gateways: MoveGateways,
 ) -> None:
     """Raise `CheckError` if a value passes twice between two hosts, or through a device that has no part in it."""
     needed: set[Move] = set()
