@@ -90,4 +90,4 @@ def test_what_is_no_size(size: Any):
     with pytest.raises(gs.ArgumentError) as found:
         gs.parallelize(lambda x: x, devices=2, bucket_bytes=size)
     said = "it is the number of bytes, at least 0, that small gradients travelling as one may have together;"
-    assert str(found.value) == f"bucket_bytes={size!r}: {said} 0 lets each travel alone."
+    assert str(found.value) == f"bucket_bytes={size!r}: {said} 0 lets each travel alone, None chooses."

@@ -134,7 +134,7 @@ def choose(
             plan,
             machine.covering(candidate.devices),
             title=title,
-            state=state_bytes(trace, plan),
+            state=state_bytes(trace, plan.program, plan.state, plan.home),
             layout=candidate.layout,
         )
         compared[candidate] = found.step_s, max(found.memory_bytes.values(), default=0)

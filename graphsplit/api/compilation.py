@@ -8,6 +8,7 @@ from typing import Any
 
 from graphsplit.api.argument_splitting import Splitting, argument_paths, resolve_split
 from graphsplit.api.automatic_plans import LAYOUTS, Automatic, choose, machine_like
+from graphsplit.api.default_home import default_home
 from graphsplit.api.options import Options
 from graphsplit.api.pipeline_devices import check_no_others, stages_asked
 from graphsplit.api.predicted_layouts import Layout, divisions_for
@@ -46,7 +47,7 @@ def trace_and_plan(
       call: see there.
       arguments: the same leaves by the names under which users know them.
       options: all but the devices are taken from here.
-      devices, home: full names. They need not exist here.
+      devices, home: full names. They need not exist here. Where the options give no home, see `default_home`.
       find_state: says where variables and tables of a trace live.
       notes: for the plan.
     """
@@ -60,6 +61,9 @@ def trace_and_plan(
         return traced, _automatic_plan(traced, splitting, options, options.automatic, devices)
     # (shards that take turns on a device would all have to wait for each other before each gather)
     program, state = program_of(traced, find_state, options.micro_batches == 1)
+    if options.home is None:
+        home, said = default_home(traced, program, state, devices)
+        splitting = replace(splitting, notes=(*splitting.notes, *said))
     return traced, plan_for(program, splitting, options, devices, home, state)
 
 

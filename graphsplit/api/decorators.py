@@ -16,7 +16,6 @@ from graphsplit.api.options import DevicesLike, Options, check_leaves_open, chec
 from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.tensorflow_internals import is_compiled_function
-from graphsplit.costs.break_even import BUCKET_BYTES
 from graphsplit.costs.machine import Machine
 
 
@@ -43,7 +42,7 @@ def parallelize(
     schedule: str | None = None,
     stages: int | None = None,
     jit_compile: bool = False,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     plan: str | None = None,
     memory: str | float | None = None,
     machine: str | os.PathLike[str] | Machine | None = None,
@@ -65,7 +64,7 @@ def parallelize(
     schedule: str | None = None,
     stages: int | None = None,
     jit_compile: bool = False,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     plan: str | None = None,
     memory: str | float | None = None,
     machine: str | os.PathLike[str] | Machine | None = None,
@@ -86,7 +85,7 @@ def parallelize(
     schedule: str | None = None,
     stages: int | None = None,
     jit_compile: bool = False,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     plan: str | None = None,
     memory: str | float | None = None,
     machine: str | os.PathLike[str] | Machine | None = None,
@@ -108,7 +107,8 @@ def parallelize(
       split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None
         (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more whose size
         along the axis is that of the first such argument is split. A hint for speed: results never depend on it.
-      home: the device of whole values that belong to nobody; the first device if None. What only changes a variable
+      home: the device of whole values that belong to nobody; the first device if None, or, where devices or variables
+        are on several hosts, the one that has most bytes of variables. What only changes a variable
         runs where the variable is.
       weights: shares of the batch for unequal devices, `[3, 1]`. A device with weight 0 gets no rows.
       strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home, or if what
@@ -135,7 +135,8 @@ def parallelize(
         numbers, sizes that follow from data), and what it has no kernel for, runs between the compiled parts, as
         effects do that are none of variables; the plan says which. Each size is compiled for itself.
       bucket_bytes: small gradients are summed over the devices in buckets of at most so many bytes, each as soon as it
-        is full, while the backward pass goes on; 0 lets each travel alone.
+        is full, while the backward pass goes on; 0 lets each travel alone. None: 64 kB, and 512 kB where they pass from
+        host to host.
       plan: `"auto"` predicts plans, for fewer devices, other layouts of the variables and micro-batches, and takes the
         fastest that fits; the variables are laid out so (`set_variable_layout`) at the first call. The plan says what
         was compared.

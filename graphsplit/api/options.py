@@ -12,7 +12,6 @@ from graphsplit.api.argument_splitting import Split
 from graphsplit.api.automatic_plans import Automatic
 from graphsplit.core.devices import canonical_name, resolve_devices
 from graphsplit.core.errors import ArgumentError
-from graphsplit.costs.break_even import BUCKET_BYTES
 from graphsplit.planning.automatic_stages import Beginnings
 from graphsplit.planning.schedules import KINDS
 
@@ -34,7 +33,7 @@ class Options:
     schedule: str | None = None
     stages: int | Beginnings | None = None
     jit_compile: bool = False
-    bucket_bytes: int = BUCKET_BYTES
+    bucket_bytes: int | None = None
     automatic: Automatic | None = None
 
 
@@ -50,7 +49,7 @@ def checked_options(
     schedule: str | None,
     stages: int | Beginnings | None,
     jit_compile: bool,
-    bucket_bytes: int,
+    bucket_bytes: int | None,
 ) -> Options:
     """Return the options as given to `parallelize`; see there.
 
@@ -82,7 +81,7 @@ def checked_options(
         schedule,
         stages,
         jit_compile,
-        int(bucket_bytes),
+        None if bucket_bytes is None else int(bucket_bytes),
     )
     check_devices(options)
     check_weights(options)
@@ -136,11 +135,13 @@ def check_stages_asked(stages: object, random: str = "exact") -> None:
 
 
 def check_bucket_bytes(size: object) -> None:
-    """Raise `ArgumentError` unless this is a number of bytes."""
+    """Raise `ArgumentError` unless this is a number of bytes, or None."""
+    if size is None:
+        return
     if isinstance(size, bool) or not isinstance(size, (int, np.integer)) or size < 0:
         raise ArgumentError(
             f"bucket_bytes={size!r}: it is the number of bytes, at least 0, that small gradients travelling as one may "
-            "have together; 0 lets each travel alone."
+            "have together; 0 lets each travel alone, None chooses."
         )
 
 

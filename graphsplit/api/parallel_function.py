@@ -86,7 +86,7 @@ class ParallelFunction(Generic[P, R]):
 
     @property
     def home(self) -> str:
-        """The device of whole operations and variables' updates."""
+        """The device of whole operations and variables' updates; on several hosts plans may choose another one."""
         return self._chosen.home
 
     @property

@@ -78,7 +78,7 @@ def predict_call(
         plan,
         machine,
         title=call.title,
-        state=state_bytes(call.trace, plan),
+        state=state_bytes(call.trace, plan.program, plan.state, plan.home),
         layout=layout if isinstance(layout, str) else "by patterns" if layout else "",
         unknown_size=unknown_size,
     )

@@ -14,6 +14,11 @@ BUCKET_BYTES = 65_536
 """The most bytes of a bucket of sums, unless somebody asks for another size. `python -m benchmarks.packing
 --buckets`, 32 layers on 4 devices: without buckets 1.18 of the time, with those of 8 kB 1.00, of 1 MB 1.03."""
 
+BUCKET_BYTES_BETWEEN_HOSTS = 524_288
+"""The most of one whose sums pass from host to host. Between two processes on loopback a transfer takes 0.15 to 0.2 ms
+whatever it carries, and then 500 to 800 MB/s pass: it costs as much as 114 kB (0.175 ms at 650 MB/s). Of a transfer of
+4.6 times that, 18 % is the start; and it takes 1 ms, little to wait for of a step that takes at least 7 there."""
+
 FEWEST_IN_BUCKET = 4
 """A bucket of fewer takes as many nodes as it saves."""
 

@@ -1,9 +1,10 @@
 """Whether an emitted graph carries out its plan: every move is read off the nodes again and held against the plan's.
 
 What an operation reads is followed back through the nodes to the operations that made it. The nodes on the way say what
-happened: a `SplitV` cut it, a `ConcatV2` joined it, an `AddN` added it up, nothing at all sent it. The plan says the
-same in its own words; both are brought into one form, nested tuples, and compared. Only which node is which operation
-is taken from the origins: what joins what, in which order and on which device, is read from the nodes.
+happened: a `SplitV` cut it, a `ConcatV2` joined it, an `AddN` added it up, an `Identity` sent it on within a host,
+nothing at all sent it. The plan says the same in its own words; both are brought into one form, nested tuples, and
+compared. Only which node is which operation is taken from the origins: what joins what, in which order and on which
+device, is read from the nodes.
 """
 
 from __future__ import annotations
@@ -13,19 +14,18 @@ from typing import Any
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.graphdefs import split_reference
-from graphsplit.core.layouts import REPLICATE, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import MOVES, REPLICATE, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
 from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.forms import Form, reduced, sent
 from graphsplit.emission.reductions import turns
 from graphsplit.emission.turn_checks import check_turns
+from graphsplit.planning.gateways import gateways_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Move
 from graphsplit.program.program import COPIES, Op, Tensor
 
-Form = tuple[Any, ...]
-"""How a value came about: `("made", tensor, shard)`, `("SplitV", device, form, number)`, `("AddN", device, forms)`."""
-
-_REDUCTIONS = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
+_MOVED = frozenset(MOVES.values())
 _PASSED_ON = {"Identity": 0, "Switch": 0, "Merge": 0}  # of what they read; a `Merge` takes what is there before nothing
 
 
@@ -128,6 +128,8 @@ class _Found:
         data = [self.form(r) for r in node.input if r[0] != "^"] if node.op not in ("Const", "ZerosLike") else []
         if origin.role == "shift":  # numbers of rows, as the shard's own rows have them
             return data[0]
+        if node.op == "Identity" and origin.role in _MOVED:
+            return ("Identity", node.device, (data[0],))
         if node.op in _PASSED_ON:
             return data[_PASSED_ON[node.op]]
         if node.op == "SplitV":
@@ -196,14 +198,17 @@ class _Planned:
         if move.source == REPLICATE and not isinstance(move.target, SingleDevice):
             return self._taken_apart(move, d or 0)
         if move.source == REPLICATE:
-            devices, target = list(self._plan.devices), move.target
-            at = target.device if isinstance(target, SingleDevice) else ""
-            return ("made", move.tensor, devices.index(at) if at in devices else 0)
+            assert isinstance(move.target, SingleDevice)
+            return ("made", move.tensor, self._plan.mesh.copy_for(move.target.device))
         assert isinstance(move.source, SingleDevice)
         whole = self.whole(move.tensor, move.source)
         if isinstance(move.target, Partial):
             return whole if d == 0 else ("zeros",)
-        if is_whole(move.target) or len(self._shards) == 1:
+        if is_whole(move.target):
+            at = move.target.device or self._plan.home if isinstance(move.target, SingleDevice) else ""
+            at = at or self._device_of(move.tensor, d or 0)
+            return sent(whole, at, gateways_of(self._plan.gateways, move))
+        if len(self._shards) == 1:
             return whole
         assert isinstance(move.target, Shard)
         assert d is not None
@@ -225,9 +230,16 @@ class _Planned:
         pieces: list[Form] = [("made", move.tensor, e) for e in self._shards]
         if isinstance(target, Shard):
             pieces = [self._piece(part, target, self._plan.shard_device(op, e), d) for e, part in enumerate(pieces)]
+        made_on = [self._device_of(move.tensor, e) for e in self._shards]
         if isinstance(source, Partial):
-            return _reduced(source.reduction, [(device, [piece]) for piece in pieces], device)
+            by_turns = [(own, [piece]) for own, piece in zip(made_on, pieces, strict=True)]
+            return reduced(source.reduction, by_turns, device, gateways_of(self._plan.gateways, move, d))
+        if isinstance(target, Replicate):
+            pieces = [sent(piece, device, gateways_of(self._plan.gateways, move, e)) for e, piece in enumerate(pieces)]
         return ("ConcatV2", device, tuple(pieces))
+
+    def _device_of(self, tensor: Tensor, d: int) -> str:
+        return self._plan.shard_device(self._plan.program.ops[tensor.op], d)
 
     def _piece(self, whole: Form, target: Shard, device: str, d: int) -> Form:
         """Return what shard `d` gets of a value that is cut on a device."""
@@ -245,7 +257,7 @@ class _Planned:
         own = [self._plan.shard_device(op, d) for d in self._shards]
         if isinstance(move.source, Partial):
             by_turns = [(own[shards[0]], [parts[d] for d in shards]) for shards in turns(self._plan.mesh.positions)]
-            return _reduced(move.source.reduction, by_turns, device)
+            return reduced(move.source.reduction, by_turns, device, gateways_of(self._plan.gateways, move))
         assert isinstance(move.source, Shard)
         if (blocks := len(move.source.blocks)) > 1:
             parts = [("SplitV", own[d], parts[d], b) for b in range(blocks) for d in self._shards]
@@ -254,21 +266,3 @@ class _Planned:
 
 def _everywhere(op: Op, tensor: Tensor) -> Form:
     return ("everywhere", tensor) if op.yields is None else ("sizes",)
-
-
-def _reduced(reduction: str, by_turns: Sequence[tuple[str, Sequence[Form]]], device: str) -> Form:
-    """Return what parts amount to: those of shards that take turns one by one, where they are, then their sums."""
-    kind = _REDUCTIONS.get(reduction, "AddN")
-    sums = [_one_by_one(kind, parts, own) for own, parts in by_turns]
-    if reduction in ("sum", "mean") and len(sums) > 1:
-        form: Form = (kind, device, tuple(sums))
-    else:
-        form = _one_by_one(kind, sums, device)
-    return ("RealDiv", device, form) if reduction == "mean" else form
-
-
-def _one_by_one(kind: str, parts: Sequence[Form], device: str) -> Form:
-    form = parts[0]
-    for part in parts[1:]:
-        form = (kind, device, (form, part))
-    return form

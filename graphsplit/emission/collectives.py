@@ -6,13 +6,14 @@ say what is computed where.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import constant_node, make_node
+from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import BATCH, Shard
 from graphsplit.core.symbolic_sizes import has_sizes
 from graphsplit.emission.row_counts import RowCounts
@@ -96,14 +97,29 @@ def _may_be_absent(counts: RowCounts, layout: Shard, d: int) -> bool:
     return layout.partition == BATCH and counts.may_be_absent(d)
 
 
+def relays(name: str, source: str, dtype: tf.DType, gateways: Mapping[str, str]) -> tuple[Nodes, dict[str, str]]:
+    """Return the nodes that bring a value to the gateways of hosts, and what devices of these hosts read, by host."""
+    found = {host: f"{name}/relay_{k}" for k, host in enumerate(gateways)}
+    return [make_node(relay, "Identity", [source], gateways[host], T=dtype) for host, relay in found.items()], found
+
+
 def broadcast_bucket(
-    name: str, sources: Sequence[str], sizes: Sequence[int], dtype: tf.DType, home: str, devices: Sequence[str]
+    name: str,
+    sources: Sequence[str],
+    sizes: Sequence[int],
+    dtype: tf.DType,
+    home: str,
+    devices: Sequence[str],
+    gateways: Mapping[str, str],
 ) -> tuple[Nodes, list[list[str]]]:
     """Return the nodes that join vectors at home and take them apart on each device, and each shard's references."""
     nodes, apart = join(name, sources, 0, dtype, home), {}
+    relaying, relayed = relays(name, name, dtype, gateways)
+    nodes += relaying
     for d, device in enumerate(devices):
         if device not in apart:
-            own, apart[device] = taken_apart(f"{name}/shard_{d}", name, sizes, dtype, device)
+            source = relayed.get(host_name(device), name)
+            own, apart[device] = taken_apart(f"{name}/shard_{d}", source, sizes, dtype, device)
             nodes += own
     return nodes, [apart[device] for device in devices]
 

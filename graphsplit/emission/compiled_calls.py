@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -93,7 +94,7 @@ class _Writer:
 
     def _call_name(self, cluster: Cluster) -> str:
         who = "home" if cluster.key.shard is None else f"shard_{cluster.key.shard}"
-        device = cluster.key.device.rpartition("/device:")[2].replace(":", "_")
+        device = re.sub(r"\W+", "_", cluster.key.device.removeprefix("/").replace("device:", ""))
         return f"{self._graph.scope}/compiled/{who}/{device}/{cluster.level}"
 
     def _reference(self, reference: str) -> str:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
+from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Partial, Replicate, Shard
 from graphsplit.emission import collectives
 from graphsplit.emission.collectives import Nodes
 from graphsplit.emission.reductions import Parts, reduce
 from graphsplit.emission.row_counts import RowCounts
+from graphsplit.planning.gateways import Gateways
 
 
 def exchange(
@@ -22,6 +24,7 @@ def exchange(
     dtype: tf.DType,
     made_on: Sequence[str],
     devices: Sequence[str],
+    gateways: Sequence[Gateways],
 ) -> tuple[Nodes, list[str]]:
     """Return the nodes by which every shard sends each other one its part, and what each then has.
 
@@ -35,12 +38,15 @@ def exchange(
       counts: how many rows each shard has; they are known.
       made_on: the device on which each shard has its value.
       devices: those on which the shards read what they get.
+      gateways: of what is added up for each shard, or of what each shard gives to all.
     """
     nodes: Nodes = []
     sent: list[Sequence[str]] = []  # by each shard, to each
     for d, own in enumerate(shards):
         if isinstance(target, Replicate):
-            sent.append([own] * len(shards))
+            relaying, relayed = collectives.relays(f"{name}/from_{d}", own, dtype, gateways[d])
+            nodes += relaying
+            sent.append([relayed.get(host_name(device), own) for device in devices])
             continue
         cut, pieces = collectives.scatter(f"{name}/from_{d}", own, target, counts, dtype, made_on[d], devices, d)
         nodes += cut
@@ -49,7 +55,7 @@ def exchange(
     for d, device in enumerate(devices):
         received, own_name = [pieces[d] for pieces in sent], f"{name}/to_{d}"
         if isinstance(source, Partial):
-            parts = Parts(received, made_on, range(len(shards)), dtype, counts)
+            parts = Parts(received, made_on, range(len(shards)), dtype, counts, gateways[d])
             joined, (reference, _) = reduce(own_name, parts, source.reduction, device)
         else:
             joined, reference = collectives.gather(own_name, received, source, counts, dtype, device, made_on)

@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from graphsplit.core.errors import CheckError
+from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
 from graphsplit.emission import collectives, exchanges, reductions
 from graphsplit.emission.constants import Constants
@@ -14,6 +15,7 @@ from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.row_counts import RowCounts
 from graphsplit.planning.averages import entries_averaged
+from graphsplit.planning.gateways import gateways_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Bucket, Move
 from graphsplit.program.program import Tensor
@@ -39,6 +41,7 @@ class Resharding:
         self._bucket_of = {move: bucket for bucket in plan.buckets for move in bucket.moves}
         self._made: dict[Move, list[str]] = {}
         self._added: dict[Move, Sequence[str]] = {}
+        self._relays: dict[str, dict[str, str]] = {}  # by what is sent, and host
 
     def check(self) -> None:
         """Raise `CheckError` if a move was not carried out."""
@@ -110,15 +113,28 @@ class Resharding:
             return self._scatter(move, move.target, source)
         if isinstance(move.target, Partial):
             return self._zero_fill(move, source)
-        return [source] * self._plan.mesh.shards if move.target == REPLICATE else [source]  # TensorFlow sends it
+        if move.target == REPLICATE:
+            op = self._program.ops[move.tensor.op]
+            return self._sent(move, source, [self._plan.shard_device(op, d) for d in self._draft.shards])
+        return self._sent(move, source, [_device(move.target, self._plan.home)])
+
+    def _sent(self, move: Move, source: str, devices: Sequence[str]) -> list[str]:
+        """Return what devices read of a whole value: what TensorFlow sends them, or one of their host for all."""
+        gateways = gateways_of(self._plan.gateways, move)
+        if gateways and source not in self._relays:
+            dtype = self._draft.dtype(move.tensor)
+            nodes, self._relays[source] = collectives.relays(self._name(move), source, dtype, gateways)
+            self._draft.add_all(nodes, self._origin(move))
+        relayed = self._relays[source] if gateways else {}
+        return [relayed.get(host_name(device), source) for device in devices]
 
     def _source(self, move: Move) -> str:
         """Return the reference of the whole value that a move starts from."""
         if isinstance(move.source, SingleDevice):
             return self.whole(move.tensor, move.source)
-        devices = list(self._plan.devices)  # every shard has it: nothing moves if one is on the device
-        at = move.target.device if isinstance(move.target, SingleDevice) else ""
-        return self._of_shard(move.tensor, devices.index(at) if at in devices else 0)
+        # every shard has it: nothing moves if one is on the device
+        shard = self._plan.mesh.copy_for(move.target.device) if isinstance(move.target, SingleDevice) else 0
+        return self._of_shard(move.tensor, shard)
 
     def _parts(self, move: Move) -> list[str]:
         return [self._of_shard(move.tensor, d) for d in self._draft.shards]
@@ -141,7 +157,8 @@ class Resharding:
         op = self._program.ops[move.tensor.op]
         devices = [self._plan.shard_device(op, d) for d in self._draft.shards]
         dtype, positions = self._draft.dtype(move.tensor), self._plan.mesh.positions
-        parts = reductions.Parts(self._parts(move), devices, positions, dtype, self._counts)
+        gateways = gateways_of(self._plan.gateways, move)
+        parts = reductions.Parts(self._parts(move), devices, positions, dtype, self._counts, gateways)
         entries = entries_averaged(op) if source.reduction == "mean" else 0
         device = _device(move.target, self._plan.home)
         nodes, reduced = reductions.reduce(self._name(move), parts, source.reduction, device, entries)
@@ -153,7 +170,15 @@ class Resharding:
         op, dtype = self._program.ops[move.tensor.op], self._draft.dtype(move.tensor)
         made_on = [self._plan.shard_device(op, d) for d in self._draft.shards]
         nodes, references = exchanges.exchange(
-            self._name(move), self._parts(move), source, target, self._counts, dtype, made_on, self._plan.devices
+            self._name(move),
+            self._parts(move),
+            source,
+            target,
+            self._counts,
+            dtype,
+            made_on,
+            self._plan.devices,
+            [gateways_of(self._plan.gateways, move, d) for d in self._draft.shards],
         )
         self._draft.add_all(nodes, self._origin(move))
         return references
@@ -188,15 +213,18 @@ class Resharding:
         dtype: tf.DType = self._draft.dtype(first.tensor)
         name = f"{self._draft.scope}/bucket_{self._plan.buckets.index(bucket)}/{first.kind}"
         sizes = [self._program.bytes(move.tensor) // dtype.size for move in moves]
+        gateways = gateways_of(self._plan.gateways, first)
         if bucket.kind == "broadcast":
             sources, device = [self._source(move) for move in moves], _device(first.source, self._plan.home)
-            nodes, apart = collectives.broadcast_bucket(name, sources, sizes, dtype, device, self._plan.devices)
+            nodes, apart = collectives.broadcast_bucket(
+                name, sources, sizes, dtype, device, self._plan.devices, gateways
+            )
             made = {move: [own[k] for own in apart] for k, move in enumerate(moves)}
         else:
             assert first.source == PARTIAL_SUM
             parts = [[self._of_shard(move.tensor, d) for move in moves] for d in self._draft.shards]
             device = _device(first.target, self._plan.home)
-            joined = reductions.Parts((), self._plan.devices, self._plan.mesh.positions, dtype, self._counts)
+            joined = reductions.Parts((), self._plan.devices, self._plan.mesh.positions, dtype, self._counts, gateways)
             nodes, sums, added = reductions.reduce_bucket(name, parts, sizes, device, joined)
             self._added.update(dict.fromkeys(moves, added))
             made = {move: [reference] for move, reference in zip(moves, sums, strict=True)}

@@ -8,6 +8,7 @@ run out of rows.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -85,6 +86,13 @@ class RowCounts:
     def present(self, d: int) -> str:
         """Return the reference of a truth value at home: whether shard `d` has rows."""
         raise CheckError(f"Shard {d} has rows, and nobody should ask.")
+
+    def all_present(self, shards: Sequence[int]) -> str:
+        """Return the reference of a truth value at home: whether all of some shards have rows."""
+        key = "all present", tuple(shards)
+        if key not in self._made:
+            self._made[key] = functools.reduce(lambda a, b: self.home("LogicalAnd", a, b), map(self.present, shards))
+        return self._made[key]
 
     def waits_for(self, d: int) -> str:
         """Return the control input that keeps a node of shard `d` from running if it has no rows, or ""."""

@@ -208,7 +208,7 @@ class ParallelModel:
         where = self.model_devices
         options = Options(
             devices=where.devices,
-            home=home,
+            home=None if home == where.devices[0] else home,
             micro_batches=where.micro_batches,
             schedule=where.schedule,
             stages=where.stages,

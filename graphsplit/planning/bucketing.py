@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Sequence
 
 from graphsplit.core.errors import CheckError
+from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import PARTIAL_SUM, Layout, Partial, SingleDevice
-from graphsplit.costs.break_even import BUCKET_BYTES, FEWEST_IN_BUCKET, SMALL_BYTES
+from graphsplit.costs.break_even import BUCKET_BYTES, BUCKET_BYTES_BETWEEN_HOSTS, FEWEST_IN_BUCKET, SMALL_BYTES
 from graphsplit.planning.steps import Bucket, Move, Step
 from graphsplit.program.program import Op, Program, Tensor
 
@@ -26,7 +27,7 @@ def find_buckets(
     moves: Sequence[Move],
     leading: Collection[Tensor],
     devices: Collection[str],
-    most: int = BUCKET_BYTES,
+    most: int | None = None,
 ) -> tuple[Bucket, ...]:
     """Return which moves are made as one: of tensors of one axis, one dtype, known sizes, between the same places.
 
@@ -35,8 +36,10 @@ def find_buckets(
       moves: all moves.
       leading: see `leading_to_shards`.
       devices: those of the shards, and home; where they are one, nothing travels.
-      most: of how many bytes a bucket of sums is full; 0 for no buckets.
+      most: of how many bytes a bucket of sums is full; 0 for no buckets, None for as many as pay between the devices.
     """
+    if most is None:
+        most = BUCKET_BYTES if len(set(map(host_name, devices))) == 1 else BUCKET_BYTES_BETWEEN_HOSTS
     if len(devices) < 2 or not most or program.symbols or program.seeds or program.stages:
         return ()  # shards may be absent; what comes from outside comes when it likes; stages have their own devices
     first, last = _sent_first(program, steps, moves), _reduced_last(moves, leading)

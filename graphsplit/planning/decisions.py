@@ -11,6 +11,7 @@ from graphsplit.core.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
 from graphsplit.planning.automatic_stages import StageCuts
 from graphsplit.planning.flow import Flow
+from graphsplit.planning.gateways import MoveGateways
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.owners import Owners
 from graphsplit.planning.phases import Phase
@@ -34,6 +35,7 @@ class Decisions:
       owners: the devices of whole values.
       moves: every change of layout that the live operations need, each once.
       buckets: which of them are made as one.
+      gateways: the devices through which moves pass from host to host; see `find_gateways`.
       order: operations on the shards that wait, each for another one that other devices wait for.
       phases: what shards of one device do one after the other; empty if no device has several.
       turns: in which order.
@@ -53,6 +55,7 @@ class Decisions:
     owners: Owners = field(repr=False)
     moves: tuple[Move, ...] = field(repr=False)
     buckets: tuple[Bucket, ...] = field(default=(), repr=False)
+    gateways: MoveGateways = field(default_factory=dict, repr=False)
     order: Mapping[int, int] = field(default_factory=dict, repr=False)
     phases: tuple[Phase, ...] = field(default=(), repr=False)
     turns: tuple[Turn, ...] = field(default=(), repr=False)
@@ -156,8 +159,7 @@ class Decisions:
 
     def shard_device(self, op: Op, shard: int) -> str:
         """Return the device on which a shard runs an operation: the shard's, or the one that its stage has for it."""
-        stage = self.program.stages.of(op.name)
-        return stage.device(self.mesh.positions[shard]) if stage else self.devices[shard]
+        return self.mesh.device_of(shard, self.program.stages.of(op.name))
 
     def size_text(self, tensors: Iterable[Tensor]) -> str:
         """Return the size of some tensors, for people: of a batch of unknown size, by how much it grows per row."""

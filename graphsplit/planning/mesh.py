@@ -7,8 +7,10 @@ from dataclasses import dataclass
 
 from graphsplit.core.apportionment import apportion, whole_weights
 from graphsplit.core.errors import CheckError
+from graphsplit.core.hosts import host_name
 from graphsplit.core.symbolic_sizes import Size
 from graphsplit.core.symbolic_sizes import rows as rows_of_unknown_batch
+from graphsplit.program.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,24 @@ class Mesh:
     def before(self, d: int) -> int | None:
         """Return the shard that shard `d` follows on its device; None for the first there."""
         return d - 1 if d and self.positions[d - 1] == self.positions[d] else None
+
+    def device_of(self, d: int, stage: Stage | None) -> str:
+        """Return the device on which shard `d` runs what is of a stage, or of none."""
+        return stage.device(self.positions[d]) if stage else self.devices[d]
+
+    def copy_for(self, device: str) -> int:
+        """Return the shard whose copy a device reads of what all shards have: its own, or one of its host.
+
+        Of shards that may have no rows, it is the first, which always has some.
+
+        >>> mesh = Mesh(("/task:0/device:CPU:0", "/task:1/device:CPU:0"), (1, 1), (2, 1), (0, 1))
+        >>> mesh.copy_for("/task:1/device:CPU:7")
+        1
+        """
+        if device in self.devices:
+            return self.devices.index(device)
+        near = [d for d, other in enumerate(self.devices) if self.rows and host_name(other) == host_name(device)]
+        return [*near, 0][0]
 
     def share(self, d: int) -> float:
         """Return the part of the batch that shard `d` has."""

@@ -7,6 +7,7 @@ from graphsplit.core.layouts import PARTIAL_SUM
 from graphsplit.planning.automatic_stages import check_stage_cuts
 from graphsplit.planning.bucketing import check_buckets
 from graphsplit.planning.decisions import Decisions, flow_of
+from graphsplit.planning.gateways import check_gateways
 from graphsplit.planning.moves import find_moves
 from graphsplit.planning.phases import check_phases
 from graphsplit.planning.plan_text import describe
@@ -29,6 +30,7 @@ class Plan(Decisions):
         self._check_made()
         self._check_moves()
         check_buckets(self.program, self.steps, self.buckets)
+        check_gateways(self.program, self.mesh, self.home, self.moves, self.buckets, self.gateways)
         check_order(self.program, self.steps, self.order)
         if self.stage_cuts is not None:
             check_stage_cuts(self.program, self.steps, self.stage_cuts)

@@ -8,6 +8,8 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from graphsplit.core.devices import short_name
+from graphsplit.core.hosts import host_name
+from graphsplit.core.layouts import Partial
 from graphsplit.planning.advice import advice_on
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.compiled_text import compiled_text
@@ -152,20 +154,40 @@ def _communication(plan: Decisions) -> list[str]:
         if tensors:
             sending = f", {format_bytes(by_kind[kind])} sent" if by_kind else ""
             size = size_text(plan.program, tensors)
-            lines.append(f"  {kind}: {count_text(len(tensors), 'tensor')}, {size}{sending}")
+            lines.append(f"  {kind}: {count_text(len(tensors), 'tensor')}, {size}{sending}{_by_hosts(plan, kind)}")
     if by_kind.get(COPY):
         lines.append(f"  {COPY}: {format_bytes(by_kind[COPY])} sent")
     for bucket in plan.buckets:
         tensors = [move.tensor for move in bucket.moves]
         many = count_text(len(tensors), "tensor")
         lines.append(f"  bucketed {bucket.kind}: {many}, {size_text(plan.program, tensors)}")
-    device, sent, received = traffic(plan).busiest
+    found = traffic(plan)
+    if found.between_hosts and not plan.program.symbols:
+        between, within = format_bytes(found.between_hosts), format_bytes(found.within_hosts)
+        lines.append(f"  between {len(_hosts(plan))} hosts: {between} a call; within them: {within}")
+    device, sent, received = found.busiest
     if device and not plan.program.symbols:
         amounts = f"sends {format_bytes(sent)}, receives {format_bytes(received)}"
         lines.append(f"  busiest device: {short_name(device)} {amounts} a call")
     if plan.order:
         lines.append(f"  after what other devices wait for: {len(plan.order)} operations")
     return lines
+
+
+def _by_hosts(plan: Decisions, kind: str) -> str:
+    """Say in which order moves of a kind pass between devices of one host and between hosts, where that matters."""
+    moves = [move for move in plan.gateways if move.kind == kind]
+    if not moves:
+        return ""
+    count = f"{len(_hosts(plan))} hosts"
+    adds_up = isinstance(moves[0].source, Partial)
+    return f", within each host, then between {count}" if adds_up else f", once to each of {count}"
+
+
+def _hosts(plan: Decisions) -> set[str]:
+    """Return the hosts of the shards, of home and of variables."""
+    devices = [plan.home, *plan.devices, *plan.owners.of_ops, *plan.state.devices.values()]
+    return {host_name(device) for device in devices if device}
 
 
 def _rows_text(mesh: Mesh, shards: Sequence[int]) -> str:

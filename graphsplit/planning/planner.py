@@ -18,7 +18,6 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
-from graphsplit.costs.break_even import BUCKET_BYTES
 from graphsplit.planning.automatic_stages import StagesAsked, cut_into_stages
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
 from graphsplit.planning.bucketing import find_buckets, leading_to_shards
@@ -26,6 +25,7 @@ from graphsplit.planning.control_flow import ControlFlowAnswers
 from graphsplit.planning.cuts import with_cuts
 from graphsplit.planning.flow import Flow
 from graphsplit.planning.forward_propagation import ForwardPropagation
+from graphsplit.planning.gateways import find_gateways
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.moves import exchanging, find_moves
 from graphsplit.planning.owners import find_owners
@@ -53,7 +53,7 @@ def plan_program(
     schedule: str = "",
     stages: StagesAsked | None = None,
     jit_compile: bool = False,
-    bucket_bytes: int = BUCKET_BYTES,
+    bucket_bytes: int | None = None,
     notes: Sequence[str] = (),
 ) -> Plan:
     """Decide where every operation runs.
@@ -125,6 +125,7 @@ def plan_program(
         owners=owners,
         moves=moves,
         buckets=buckets,
+        gateways=find_gateways(program, mesh, home, moves, buckets),
         order=order,
         phases=phases,
         turns=find_turns(program, phases, mesh, schedules),

@@ -1,23 +1,29 @@
-"""What variables take on each device, as a plan lays them out."""
+"""What variables take on each device, as they lie."""
 
 from __future__ import annotations
 
 from graphsplit.core.tensorflow_internals import resource_value
-from graphsplit.planning.plan import Plan
+from graphsplit.planning.state import State
+from graphsplit.program.program import Program
 from graphsplit.tracing.trace import Trace
 
 
-def state_bytes(trace: Trace, plan: Plan) -> dict[str, int]:
-    """Return the bytes of the variables that a function captured, by device."""
+def state_bytes(trace: Trace, program: Program, state: State, home: str) -> dict[str, int]:
+    """Return the bytes of the variables that a function captured, by device.
+
+    Args:
+      trace: of the function.
+      program, state: what is planned for it, and where its variables are.
+      home: the device of those of which nothing is said.
+    """
     held = _held(trace)
-    program, state = plan.program, plan.state
     origins = state.parts or tuple([(k, 0) for k in range(len(program.captures))])
     parts: dict[int, int] = {}
     for k, _ in origins:
         parts[k] = parts.get(k, 0) + 1
     found: dict[str, int] = {}
     for position, (k, _) in zip(program.captures, origins, strict=True):
-        device = state.devices.get(program.ops[position].name) or plan.home
+        device = state.devices.get(program.ops[position].name) or home
         size = held[k] if k in state.copied else -(-held[k] // parts[k])
         if size:
             found[device] = found.get(device, 0) + size

@@ -10,6 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.errors import CheckError
+from graphsplit.core.hosts import host_name
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
@@ -162,8 +163,10 @@ class Program:
         return self.ops[tensor.op].out_bytes[tensor.index]
 
     def nearest(self, op: Op, device: str) -> Tensor:
-        """Return which operand of an op of type `COPIES` is read on a device: the one there, or else the first."""
-        return next((tensor for tensor in op.inputs if self.places[tensor.op] == device), op.inputs[0])
+        """Return which operand of an op of type `COPIES` is read on a device: the one there, or near, or the first."""
+        there = [tensor for tensor in op.inputs if self.places[tensor.op] == device]
+        near = [tensor for tensor in op.inputs if host_name(self.places[tensor.op]) == host_name(device)]
+        return [*there, *near, op.inputs[0]][0]
 
     def all_stages(self) -> tuple[Stage, ...]:
         """Return every stage, those in loops and branches too."""

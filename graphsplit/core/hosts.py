@@ -1,0 +1,28 @@
+"""Hosts: devices of one process are near each other; those of another one are behind a network."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable
+
+
+@functools.cache
+def host_name(device: str) -> str:
+    """Return the host of a device, given its full name: "" for devices of this process.
+
+    >>> host_name("/job:worker/replica:0/task:1/device:CPU:0"), host_name("/device:GPU:3")
+    ('/job:worker/replica:0/task:1', '')
+    """
+    return device.rpartition("/device:")[0]
+
+
+def by_host(devices: Iterable[str]) -> dict[str, list[str]]:
+    """Return devices, each once, by their hosts.
+
+    >>> by_host(["/task:0/device:CPU:0", "/task:1/device:CPU:0", "/task:0/device:CPU:1"])
+    {'/task:0': ['/task:0/device:CPU:0', '/task:0/device:CPU:1'], '/task:1': ['/task:1/device:CPU:0']}
+    """
+    found: dict[str, list[str]] = {}
+    for device in dict.fromkeys(devices):
+        found.setdefault(host_name(device), []).append(device)
+    return found
