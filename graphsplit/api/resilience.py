@@ -226,8 +226,8 @@ class Resilient(Generic[P, R]):
             return
         self._asked_s = time.monotonic()
         health = self._cluster.health(_BETWEEN_S)
-        back = [worker.task for worker in health.workers if worker.task in self._lost and worker.answers]
-        if not back:
+        back = [worker.task for worker in health.workers if worker.task in self._lost]
+        if not all(worker.answers for worker in health.workers):
             return
         for variable in self._known.values():
             if (parts := parts_of_variable(variable)) is not None:

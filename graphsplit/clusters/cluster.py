@@ -26,7 +26,7 @@ JOB, CLIENT = "worker", "client"
 # TensorFlow's calls to a worker that has ended wait until it is there again, unless its environment says this.
 FAIL_FAST = "GRPC_FAIL_FAST", "true"
 _PROBE_S = 5.0  # a worker that computes answers in milliseconds
-_DEADLINE_S = 60.0
+_AGAIN_S = 60.0
 
 OnLost = Callable[[int, str], None]
 
@@ -122,13 +122,23 @@ class Cluster:
     def reconnect(self) -> tuple[int, ...]:
         """Take in workers that were started again at their addresses, and return their numbers.
 
-        Functions compiled before run there again. Variables that lived there are gone.
+        Functions compiled before run there again. Variables that lived there are gone. (TensorFlow connects to all
+        workers or none: as long as one does not answer, none is taken in.)
         """
-        statuses = ask_all(self.workers, _PROBE_S)
-        back = [task for task, status in enumerate(statuses) if status is not None and self._is_other(task, status)]
-        if back:
-            self._connect([0 if status is None else status.incarnation for status in statuses])
-        return tuple(back)
+        found = ask_all(self.workers, _PROBE_S)
+        statuses = [status for status in found if status is not None]
+        back = [task for task, status in enumerate(statuses) if self._is_other(task, status)]
+        if not back or len(statuses) < len(found):
+            return ()
+        end = time.monotonic() + _AGAIN_S
+        while True:
+            try:
+                self._connect([status.incarnation for status in statuses])
+                return tuple(back)
+            except tf.errors.UnavailableError:  # its channel to the process before waits a while before it tries again
+                if time.monotonic() > end:
+                    raise
+            time.sleep(0.2)
 
     def _is_other(self, task: int, status: Status) -> bool:
         return status.incarnation != self._incarnations[task]
@@ -136,9 +146,7 @@ class Cluster:
     def _connect(self, incarnations: Sequence[int]) -> None:
         spec = tf.train.ClusterSpec({JOB: list(self.workers), CLIENT: [self.client]})
         tf.config.experimental_connect_to_cluster(spec, job_name=CLIENT, task_index=0)
-        known = self._incarnations or (0,) * len(self.workers)
-        # one that does not answer stays the process that it was
-        self._incarnations = tuple([new or old for new, old in zip(incarnations, known, strict=True)])
+        self._incarnations = tuple(incarnations)
         self.connections += 1
 
     def __repr__(self) -> str:
