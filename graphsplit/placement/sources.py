@@ -60,6 +60,7 @@ class Source:
       inputs: names of the placeholders, in the order in which the function takes them.
       held: what captured variables hold, by the name of their placeholder.
       variables: names of captured variables, by the name of their placeholder.
+      arguments: how users call arguments, by the name of their placeholder.
       resource_devices: where captured variables and tables live, by the name of their placeholder.
       locate: operation name -> the user's source line.
       shard_of: the shard of the nodes that run on shards.
@@ -77,6 +78,7 @@ class Source:
     inputs: Sequence[str] = ()
     held: Mapping[str, Value] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
     resource_devices: Mapping[str, str] = field(default_factory=dict)
     locate: Callable[[str], str] = lambda _: ""
     shard_of: Mapping[str, int] = field(default_factory=dict)
@@ -108,6 +110,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         outputs=emitted.outputs,
         effects=emitted.effects,
         inputs=(*emitted.inputs, *emitted.captures),
+        arguments=dict(zip(emitted.inputs, plan.program.input_names, strict=True)),
         locate=locate,
         stage_of=_stages(emitted, plan),
         shard_of={name: origin.shard for name, origin in emitted.origins.items() if origin.shard is not None},

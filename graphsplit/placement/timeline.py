@@ -15,8 +15,8 @@ from graphsplit.core.intervals import covered
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.placement.actual import match, require_runnable
 from graphsplit.placement.builders import source_of
+from graphsplit.placement.colors import device_colors
 from graphsplit.placement.flattening import flatten
-from graphsplit.placement.pages import device_colors
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.profiles import OpEvent, SendEvent, lacks_streams, read_events, record
 from graphsplit.placement.questions import natural_order

@@ -10,7 +10,7 @@ from typing import Any
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.extras import figure_class
-from graphsplit.placement.pages import COLORS
+from graphsplit.placement.colors import COLORS
 from graphsplit.placement.questions import natural_order
 from graphsplit.prediction.predicted_step import PredictedStep
 
