@@ -179,11 +179,11 @@ def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path, width, scheme):
     assert "CONSOLE" not in ran.stderr, ran.stderr
     report = json.loads(html.unescape(re.search("<pre>REPORT(.*?)END</pre>", ran.stdout, re.DOTALL)[1]))
     assert report["errors"] == []
-    assert report["lanes"] == ["home GPU:0", "shards 0 to 3 × 4 GPU:0 to 3, 8 rows each"]
+    assert report["lanes"] == ["home GPU:0", "shards 0 to 3 \u00d7 4 GPU:0 to 3, 8 rows each"]
     assert report["fits"]
     assert report["legend"] == 5
     assert report["arrows"] > 0
-    assert "arguments 8.2 kB × 3" in report["labels"]
+    assert "arguments 8.2 kB \u00d7 3" in report["labels"]
     assert report["routes"] == ["arguments to each device, 8.2 kB", "sums over rows from each device, 1.0 kB"]
     assert "GPU:0 → 3 devices" in report["ways"]
     assert report["critical"] > 0

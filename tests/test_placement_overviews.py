@@ -17,7 +17,7 @@ CPU = [f"/device:CPU:{d}" for d in range(4)]
 
 
 def step_by_hand(shards: int = 3) -> Placement:
-    """A weight and an argument go out, gradients come back, an optimizer updates; what is packed stands on each device."""
+    """A weight and an argument go out, gradients come back, an optimizer updates; packed on each device."""
     ops = [
         PlacedOp("w", "VarHandleOp", CPU[0], shapes=((),), dtypes=("resource",), variable="model/dense/kernel"),
         PlacedOp("model/dense/Read", "ReadVariableOp", CPU[0], output_bytes=400),
@@ -148,7 +148,7 @@ def test_critical_path_of_the_page():
 
 @pytest.mark.parametrize("layout", ["home", "sharded"])
 def test_a_training_step(layout: str):
-    """Arguments have their names; what a device runs once is in its own lane, the optimizer too if variables are divided."""
+    """Arguments have their names; what a device runs once is in its lane, optimizers of divided variables too."""
     net = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(8)])
     optimizer = keras.optimizers.Adam()
     optimizer.build(net.trainable_variables)

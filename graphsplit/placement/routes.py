@@ -59,10 +59,8 @@ class Route:
             way = {"to each": "to", "from each": "from", "between": "to"}[self.direction]
             return f"{self.what} {way} {short_name(device)}, {amount}"
         even = len(set(self.bytes_by_device.values())) == 1
-        where = "between devices" if self.direction == "between" else f"{self.direction} device"
-        return (
-            f"{self.what} {where}, {'' if even else 'up to '}{amount}{' each' if self.direction == 'between' else ''}"
-        )
+        where, each = ("between devices", " each") if self.direction == "between" else (f"{self.direction} device", "")
+        return f"{self.what} {where}, {'' if even else 'up to '}{amount}{each}"
 
 
 def routes_of(placement: PlacementGraph) -> tuple[list[Route], list[int]]:
@@ -130,6 +128,7 @@ class Kinds:
         return origins[0].variable or (f"rows of {origins[0].argument}" if origins[0].argument else "")
 
     def of(self, transfer: Transfer) -> str:
+        """Return what a transfer carries; see `Route`."""
         source = self._ops[transfer.source]
         kinds = {kind for op in self._origins(source.name, _DEPTH) if (kind := self._kind(op, transfer))}
         return kinds.pop() if len(kinds) == 1 else GRADIENTS if GRADIENTS in kinds else WHOLE if kinds else "constants"
