@@ -233,7 +233,9 @@ def _concrete(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if hasattr(fn, "get_concrete_function"):
         return fn.get_concrete_function(*args, **kwargs)
     if not callable(fn):
-        raise ArgumentError(f"placement_of takes a function, a Keras model or a SavedModel directory, got {fn!r}.")
+        raise ArgumentError(
+            f"placement_of takes a function, a Keras model, a SavedModel directory or a tf.Graph, got {fn!r}."
+        )
     rewritten = rewritten_by_autograph(fn)  # so that errors speak of the user's lines alone
     return tf.function(lambda *a, **k: rewritten(*a, **k), autograph=False).get_concrete_function(*args, **kwargs)
 
