@@ -39,10 +39,10 @@ def _command(name: str, command: Any) -> list[str]:
     if inner:
         return [part for key, own in inner.items() for part in _command(f"{name} {key}", own)]
     arguments = [own for own in command.params if own.param_type_name == "argument"]
-    options = [own for own in command.params if own.param_type_name == "option" and own.name != "help"]
-    usage = " ".join(
-        [name, *(own.metavar or own.name.upper() for own in arguments), *(["[OPTIONS]"] if options else [])]
-    )
+    shown = [own for own in command.params if own.param_type_name == "option" and not own.hidden]
+    options = [own for own in shown if own.name != "help"]
+    words = [own.metavar or own.name.upper() for own in arguments] + (["[OPTIONS]"] if options else [])
+    usage = " ".join([name, *words])
     parts = [f"## {name}", f"```console\n$ {usage}\n```", inspect.cleandoc(command.help or "")]
     rows = [(f"`{own.metavar or own.name.upper()}`", own) for own in arguments]
     rows += [(", ".join(f"`{opt}`" for opt in own.opts), own) for own in options]
