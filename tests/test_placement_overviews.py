@@ -103,6 +103,13 @@ def test_routes():
     assert ways_text([(CPU[1], CPU[0]), (CPU[2], CPU[0])]) == "2 devices -> CPU:0"
 
 
+def test_routes_where_nothing_is_split():
+    """There are no rows to speak of."""
+    ops = [PlacedOp("a", "Tanh", CPU[0]), PlacedOp("b", "Tanh", CPU[1])]
+    [route] = routes_of(Placement(ops, [Edge("a", "b", 0, 8, "float32")]))[0]
+    assert str(route) == "values to CPU:1, 8 B"
+
+
 def test_the_largest_are_named_once_and_as_users_call_them():
     largest = page_data(step_by_hand())["largest"]
     assert [(tensor["bytes"], tensor["way"], tensor["name"]) for tensor in largest] == [

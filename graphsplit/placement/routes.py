@@ -31,7 +31,8 @@ class Route:
     """Transfers of one kind in one direction.
 
     Attributes:
-      what: what is sent: weights, gradients, sums over rows, rows of an argument, activations, values of all rows.
+      what: what is sent: weights, gradients, sums over rows, rows of an argument, activations, values of all rows;
+        values, where nothing is split.
       direction: `"to each"`: from home to other devices; `"from each"`: from them to home; `"between"`: them.
       bytes_by_device: what each of these devices receives, or for `"from each"` sends.
       tensors: how many transfers there are.
@@ -118,6 +119,7 @@ class Kinds:
     def __init__(self, placement: PlacementGraph):
         self._ops = placement.ops
         self._graph = placement.graph
+        self._whole = WHOLE if any(op.shard is not None for op in placement.ops.values()) else "values"
         self._origins = functools.cache(self._find_origins)
 
     def called(self, name: str) -> str:
@@ -131,7 +133,15 @@ class Kinds:
         """Return what a transfer carries; see `Route`."""
         source = self._ops[transfer.source]
         kinds = {kind for op in self._origins(source.name, _DEPTH) if (kind := self._kind(op, transfer))}
-        return kinds.pop() if len(kinds) == 1 else GRADIENTS if GRADIENTS in kinds else WHOLE if kinds else "constants"
+        return (
+            kinds.pop()
+            if len(kinds) == 1
+            else GRADIENTS
+            if GRADIENTS in kinds
+            else self._whole
+            if kinds
+            else "constants"
+        )
 
     def _kind(self, op: PlacedOp, transfer: Transfer) -> str:
         """Return what a value is that an operation made; "" for a constant, which may be among others."""
@@ -143,7 +153,7 @@ class Kinds:
             return f"rows of {op.argument}" if op.argument else "arguments"
         summed = all(self._ops[name].type in _SUMMING or self._packs(name) for name in transfer.readers)
         if op.shard is None and not (summed and self._packs(op.name)):
-            return WHOLE
+            return self._whole
         return (GRADIENTS if op.backward else SUMS) if summed else ACTIVATIONS
 
     def _packs(self, name: str) -> bool:
