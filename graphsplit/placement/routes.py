@@ -133,15 +133,9 @@ class Kinds:
         """Return what a transfer carries; see `Route`."""
         source = self._ops[transfer.source]
         kinds = {kind for op in self._origins(source.name, _DEPTH) if (kind := self._kind(op, transfer))}
-        return (
-            kinds.pop()
-            if len(kinds) == 1
-            else GRADIENTS
-            if GRADIENTS in kinds
-            else self._whole
-            if kinds
-            else "constants"
-        )
+        if len(kinds) < 2:
+            return kinds.pop() if kinds else "constants"
+        return GRADIENTS if GRADIENTS in kinds else self._whole
 
     def _kind(self, op: PlacedOp, transfer: Transfer) -> str:
         """Return what a value is that an operation made; "" for a constant, which may be among others."""
