@@ -1,4 +1,4 @@
-"""`python -m benchmarks.report results.json docs/performance.md`: results as a page, losses included."""
+"""`python -m benchmarks.report results.json docs/measurements.md`: results as a page, losses included."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def main(
 def page(results: Results, source: Path, folder: Path, many: Results | None = None) -> str:
     """Return the page; `source` is the JSON file as seen from `folder`, pictures lie beside it."""
     parts = [
-        "# Performance",
+        "# Measurements",
         _method(results, source),
         "## Environment",
         _table(["what", "value"], [[key, str(value)] for key, value in results.environment.items()]),

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from graphsplit.api.calibration import calibrate
     from graphsplit.api.decorators import make_parallel, parallelize
     from graphsplit.api.differences import Difference
+    from graphsplit.api.layout_views import visualize_layout
     from graphsplit.api.on_device import on_device
     from graphsplit.api.parallel_function import ParallelFunction
     from graphsplit.api.predictions import predict
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
     )
     from graphsplit.costs.machine import Machine
     from graphsplit.keras_models.wrapping import multi_gpu_model
-    from graphsplit.placement import Placement, placement_of
+    from graphsplit.placement import Placement, Timeline, placement_of, timeline_of
     from graphsplit.planning.plan import Plan
     from graphsplit.prediction.predictions import Prediction
     from graphsplit.prediction.scalings import Scaling
@@ -50,6 +51,7 @@ __version__ = "0.1.0"
 _MODULES = {
     "api.calibration": ["calibrate"],
     "api.decorators": ["make_parallel", "parallelize"],
+    "api.layout_views": ["visualize_layout"],
     "api.on_device": ["on_device"],
     "api.parallel_function": ["ParallelFunction"],
     "api.predictions": ["predict"],
@@ -75,7 +77,7 @@ _MODULES = {
     ],
     "costs.machine": ["Machine"],
     "keras_models.wrapping": ["multi_gpu_model"],
-    "placement": ["Placement", "placement_of"],
+    "placement": ["Placement", "Timeline", "placement_of", "timeline_of"],
     "planning.plan": ["Plan"],
     "prediction.predictions": ["Prediction"],
     "prediction.scalings": ["Scaling"],
@@ -103,6 +105,7 @@ __all__ = [
     "Scaling",
     "StorageError",
     "StrictError",
+    "Timeline",
     "TranspileReport",
     "UnsupportedError",
     "WorkerLostError",
@@ -119,11 +122,13 @@ __all__ = [
     "scaling",
     "set_variable_layout",
     "strip_devices",
+    "timeline_of",
     "transpile_graph_def",
     "transpile_saved_model",
     "use_logical_devices",
     "variable_layout",
     "verify",
+    "visualize_layout",
 ]
 
 

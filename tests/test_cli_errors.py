@@ -81,8 +81,8 @@ BEFORE_TENSORFLOW = [
         ".tfevents, and a directory for TensorBoard.",
     ),
     (
-        ["inspect", "os:getcwd", "--timeline", "a.html"],
-        "'a.html': a timeline is written as .json, .png or .svg.",
+        ["inspect", "os:getcwd", "--timeline", "a.pdf"],
+        "'a.pdf': a timeline is written as .html, .json, .png or .svg.",
     ),
     (
         ["inspect", "os:getcwd", "-o", "file/a.html"],

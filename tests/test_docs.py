@@ -1,7 +1,9 @@
-"""The pages of `docs/`: their code, run from top to bottom in a fresh process; and their links."""
+"""The pages of `docs/`: their code, run from top to bottom in a fresh process; their links; what is generated."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -18,8 +20,13 @@ PRINTED = {
     "index.md": "PASS: ",
     "at_home.md": "docs/at_home.md#all-rows-at-once",
     "compiled_shards.md": "compiled by XLA between moves: 15 of 15 operations",
+    "faster.md": "busy",
     "from_mirrored_strategy.md": "with graphsplit",
     "from_tensorflow_1.md": "[",
+    "model_parallelism.md": "stage",
+    "notebooks.md": "a copy on each device",
+    "serving.md": "(10, 3)",
+    "several_machines.md": "9.0",
     "testing_without_gpus.md": "CPU:3",
     "too_big_for_one_gpu.md": "'stages': 2, 'micro_batches': 4} alive at most",
     "your_own_loop.md": "(7, 3)",
@@ -38,6 +45,30 @@ def test_the_code_of_a_page_runs(name: str, tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
     assert done.returncode == 0, done.stderr[-3000:]
     assert PRINTED[name] in done.stdout
+
+
+@pytest.mark.long
+def test_the_code_of_the_notebook_runs(tmp_path: Path) -> None:
+    cells = json.loads((ROOT / "examples" / "five_minutes.ipynb").read_text())["cells"]
+    code = ["".join(cell["source"]) for cell in cells if cell["cell_type"] == "code"]
+    (tmp_path / "cells.py").write_text("\n".join(code))
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "cells.py"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=tmp_path, env=environment)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert "x float32[1002,20], cut along axis 0 over 4 devices" in done.stdout
+    printed = "".join(line for cell in cells for out in cell.get("outputs", ()) for line in out.get("text", ()))
+    assert "x float32[1002,20], cut along axis 0 over 4 devices" in printed, "the notebook holds no outputs"
+    assert (tmp_path / "step.html").read_text().startswith("<!doctype html>")
+
+
+def test_the_command_line_is_the_programs_own() -> None:
+    spec = importlib.util.spec_from_file_location("command_line", ROOT / "ci" / "command_line.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    assert (ROOT / "docs" / "command_line.md").read_text() == module.text(), "python ci/command_line.py writes it"
 
 
 @pytest.mark.parametrize("page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.name)

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.placement import PlacedOp, Placement, placement_of_graph
-from graphsplit.placement.pages import page_data
+from graphsplit.placement.page_data import page_data
 from graphsplit.placement.questions import reading_order
 from graphsplit.placement.summaries import summarize
 from tests.helpers.placements import synthetic, two_device_graph
@@ -119,19 +119,34 @@ def test_constants_stand_before_their_readers():
 
 PROBE = """
 <script>
-const report = { errors: [], firstViewMs: Number(document.body.dataset.firstViewMs) };
+const report = { errors: [] };
 window.addEventListener("error", (event) => report.errors.push(event.message));
 const rowsNow = () => [...document.querySelectorAll(".row")].map((g) => g.querySelector("text").textContent);
 const click = (element) => element.dispatchEvent(new MouseEvent("click", { bubbles: true }));
-report.lanes = document.querySelectorAll(".lane").length;
+const aside = document.querySelector("aside"), seen = (element) => getComputedStyle(element).display !== "none";
+report.lanes = [...document.querySelectorAll(".lane")].map((lane) => lane.textContent);
+report.fits = svg.getBoundingClientRect().width <= document.getElementById("canvas").clientWidth;
 report.legend = document.querySelectorAll("#legend tr").length;
 report.arrows = document.querySelectorAll(".arrow").length;
 report.labels = [...document.querySelectorAll(".bytes")].map((t) => t.textContent);
+report.routes = [...document.querySelectorAll(".route div")].map((t) => t.textContent);
+report.ways = [...document.querySelectorAll("#transfers i")].map((t) => t.textContent);
+report.critical = document.querySelectorAll(".row .path").length;
+report.panel = [seen(aside)];
+document.getElementById("panel").click();
+report.panel.push(seen(aside));
+document.getElementById("panel").click();
+report.panel.push(seen(aside));
+report.ink = getComputedStyle(document.body).color;
 document.getElementById("less").click();
 report.collapsed = document.querySelectorAll(".row").length;
 const closed = [...document.querySelectorAll(".row")].find((g) => g.item.children);
 click(closed.querySelector(".box"));
 report.expanded = document.querySelectorAll(".row").length;
+document.getElementById("shards").click();
+report.allLanes = document.querySelectorAll(".lane").length;
+report.allFit = svg.getBoundingClientRect().width <= document.getElementById("canvas").clientWidth;
+document.getElementById("shards").click();
 const box = document.getElementById("search");
 box.value = "shard_2/block_1/layer_3/op_0";
 box.dispatchEvent(new Event("input"));
@@ -152,22 +167,30 @@ document.body.appendChild(document.createElement("pre")).textContent = "REPORT" 
 
 @pytest.mark.browser
 @pytest.mark.skipif(not BROWSER, reason="no chromium binary on this machine")
-def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path):
+@pytest.mark.parametrize(("width", "scheme"), [(1600, "light"), (1100, "dark"), (800, "light"), (800, "dark")])
+def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path, width, scheme):
     page = tmp_path / "p.html"
     synthetic(20_002).save(page)
     page.write_text(page.read_text().replace("</body>", PROBE + "</body>"))
     command = [BROWSER, "--headless", "--no-sandbox", "--disable-gpu", "--enable-logging=stderr", "--dump-dom"]
-    command += ["--window-size=1600,1000", f"--user-data-dir={tmp_path}/profile", page.as_uri()]
+    command += [f"--window-size={width},1000", f"--user-data-dir={tmp_path}/profile"]
+    command += ["--blink-settings=preferredColorScheme=" + ("0" if scheme == "dark" else "1"), page.as_uri()]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
     assert "CONSOLE" not in ran.stderr, ran.stderr
     report = json.loads(html.unescape(re.search("<pre>REPORT(.*?)END</pre>", ran.stdout, re.DOTALL)[1]))
     assert report["errors"] == []
-    assert report["firstViewMs"] < 3000
-    assert report["lanes"] == 5
+    assert report["lanes"] == ["home GPU:0", "shards 0 to 3 \u00d7 4 GPU:0 to 3, 8 rows each"]
+    assert report["fits"]
     assert report["legend"] == 5
     assert report["arrows"] > 0
-    assert "8.2 kB" in report["labels"]
+    assert "arguments 8.2 kB \u00d7 3" in report["labels"]
+    assert report["routes"] == ["arguments to each device, 8.2 kB", "sums over rows from each device, 1.0 kB"]
+    assert "GPU:0 → 3 devices" in report["ways"]
+    assert report["critical"] > 0
+    assert report["panel"] == ([False, True, False] if width <= 1000 else [True, True, True])
+    assert (report["ink"] == "rgb(230, 237, 243)") == (scheme == "dark")
     assert report["expanded"] > report["collapsed"] > 0
+    assert (report["allLanes"], report["allFit"]) == (5, True)
     assert report["found"] == 1
     assert report["selected"] == 1
     assert report["clicked"]

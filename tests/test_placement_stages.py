@@ -10,7 +10,7 @@ import pytest
 import graphsplit as gs
 from graphsplit.placement import PlacedOp, Placement, timeline_of
 from graphsplit.placement.lanes import Lane, lanes_of
-from graphsplit.placement.pages import page_data
+from graphsplit.placement.page_data import page_data
 from graphsplit.placement.profiles import OpEvent
 from graphsplit.placement.summaries import summarize
 from graphsplit.placement.timeline import Timeline

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 import tensorflow as tf
@@ -15,6 +16,7 @@ from graphsplit.core.tensorflow_internals import parse_profile
 from graphsplit.placement import Placement, timeline_of
 from graphsplit.placement.profiles import OpEvent, lacks_streams, read_events
 from graphsplit.placement.timeline import Timeline
+from graphsplit.placement.timeline_views import figure
 
 WEIGHTS = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])
 
@@ -54,8 +56,27 @@ def test_picture_and_unknown_suffix(by_hand, tmp_path):
     pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
     by_hand.save(tmp_path / "t.png")
     assert (tmp_path / "t.png").read_bytes().startswith(b"\x89PNG")
-    with pytest.raises(gs.ArgumentError, match=r"^'t.txt': a timeline is written as .json, .png or .svg.$"):
+    with pytest.raises(gs.ArgumentError, match=r"^'t.txt': a timeline is written as .html, .json, .png or .svg.$"):
         by_hand.save("t.txt")
+
+
+def test_page(by_hand, tmp_path):
+    by_hand.save(tmp_path / "t.html")
+    text = (tmp_path / "t.html").read_text()
+    assert "{{" not in text
+    assert not re.findall(r"https?://", text)
+    data = json.loads(re.search(r'id="data">(.*?)</script>', text)[1])
+    assert data["places"] == ["CPU:0  20% busy", "GPU:0  60% busy", ""]  # a row for each thread
+    assert [(data["types"][kind], row) for row, kind, *_ in data["events"]] == [("MatMul", 1), ("Relu", 2), ("AddN", 0)]
+    assert "Timeline of step: 3 executions in 10.00 ms" in text
+    assert by_hand._repr_html_().startswith("<iframe")
+
+
+def test_long_bars_are_labelled(by_hand):
+    pytest.importorskip("matplotlib", reason="the picture needs matplotlib")
+    short = OpEvent("d", "BiasAdd", "/device:GPU:0", 0.009, 0.00001, 2)
+    [axes] = figure(Timeline("step", (*by_hand.events, short), {}, Placement([], []))).axes
+    assert [text.get_text() for text in axes.texts] == ["AddN", "MatMul", "Relu"]
 
 
 def test_a_recorded_step():

@@ -14,6 +14,7 @@ from graphsplit.api.differences import MARGIN, ROUNDED, Difference, difference_o
 from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError
+from graphsplit.core.notebooks import text_html
 
 _PERTURBED_RUNS = 2
 
@@ -57,6 +58,9 @@ class Report:
         if len(self.differences) > 10:
             lines.append(f"  ... and {len(self.differences) - 10} more, all smaller")
         return "\n".join(lines)
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self), "the differences", good=self.passed)
 
 
 @runtime_checkable

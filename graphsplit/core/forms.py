@@ -20,7 +20,7 @@ from graphsplit.core.errors import ArgumentError
 
 MARK = "written by graphsplit"
 PLACEMENT_SUFFIXES = (".html", ".svg", ".png", ".dot", ".graphml", ".json", ".pb", ".tfevents")
-TIMELINE_SUFFIXES = (".json", ".png", ".svg")
+TIMELINE_SUFFIXES = (".html", ".json", ".png", ".svg")
 SCHEDULE_SUFFIXES = (".png", ".svg")
 _EDGE_BYTES = 1 << 16  # the mark stands within so many bytes of the begin or the end
 _REMARKS = {".html": "<!-- {} -->", ".svg": "<!-- {} -->", ".graphml": "<!-- {} -->", ".md": "<!-- {} -->"}

@@ -6,6 +6,9 @@ import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import tensorflow as tf
+
+from graphsplit.core.errors import ArgumentError
 from graphsplit.placement.actual import match, run_and_collect
 from graphsplit.placement.flattening import flatten
 from graphsplit.placement.placements import Placement
@@ -28,7 +31,7 @@ def placement_of(
 
     Args:
       fn: a Python function, `tf.function`, function made by `parallelize`, Keras model (one made by `multi_gpu_model`,
-        too), a SavedModel's signature, or the directory of a SavedModel.
+        too), a SavedModel's signature, the directory of a SavedModel, or a `tf.Graph` (TensorFlow 1, no arguments).
       *args, **kwargs: its arguments; `tf.TensorSpec`s will do for requested placement. None for a SavedModel, unless
         it is to run. Of a model made by `multi_gpu_model` a batch: `x` for its prediction, `x, y` for its training.
       actual: run the function once on the arguments, give all variables back the values that they had, and read from
@@ -58,6 +61,10 @@ def source_of(
     if isinstance(fn, Planning):
         planned = fn._planned(*args, **kwargs)
         return source_of_plan(planned.trace, planned.plan, planned.name), planned.tensors, planned.name
+    if isinstance(fn, tf.Graph):
+        if args or kwargs:
+            raise ArgumentError("A tf.Graph takes no arguments here: its placeholders stand for them.")
+        return Source(fn.as_graph_def()), (), "graph"
     title = name_of(fn)
     if isinstance(fn, (str, os.PathLike)):
         title, fn = f"{os.fspath(fn)} ({signature})", load_signature(os.fspath(fn), signature)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphsplit.core.devices import short_name
@@ -49,7 +50,8 @@ class Lane:
 def lanes_of(ops: Iterable[PlacedOp]) -> dict[str, Lane]:
     """Return the lane of each operation, by name.
 
-    Shards that work on the same device, and in the same stage, share a lane. What serves their work stands with it.
+    Shards that work on the same device, and in the same stage, share a lane. What serves their work stands with it, and
+    so does what runs once on another device than most of that: it has no lane of its own beside the work of a device.
     """
     ops = list(ops)
     working: dict[tuple[str, str], set[int]] = {}
@@ -57,10 +59,22 @@ def lanes_of(ops: Iterable[PlacedOp]) -> dict[str, Lane]:
         if op.shard is not None and not _serves(op):
             working.setdefault((op.device, op.stage), set()).add(op.shard)
     lanes = {key: Lane(key[0], tuple(sorted(shards)), key[1]) for key, shards in working.items()}
-    return {op.name: _lane(op, lanes) for op in ops}
+    home, first = home_device(ops), dict[str, Lane]()
+    for lane in sorted(lanes.values(), key=lambda lane: lane.order):
+        first.setdefault(lane.device, lane)
+    return {
+        op.name: first[op.device] if op.shard is None and op.device in first.keys() - {home} else _lane(op, lanes)
+        for op in ops
+    }
 
 
-def _lane(op: PlacedOp, lanes: dict[tuple[str, str], Lane]) -> Lane:
+def home_device(ops: Iterable[PlacedOp]) -> str:
+    """Return the device on which most operations run that run once; "" if none does."""
+    counts = Counter(op.device for op in ops if op.shard is None)
+    return min(counts, key=lambda device: (-counts[device], natural_order(device)), default="")
+
+
+def _lane(op: PlacedOp, lanes: Mapping[tuple[str, str], Lane]) -> Lane:
     if op.shard is None:
         return Lane(op.device)
     beside: Sequence[Lane] = [lane for lane in lanes.values() if lane.device == op.device and op.shard in lane.shards]

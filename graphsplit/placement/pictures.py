@@ -10,8 +10,8 @@ from typing import Any
 from graphsplit.core import forms
 from graphsplit.core.errors import StorageError, UnsupportedError
 from graphsplit.core.extras import how_to_install
+from graphsplit.placement.colors import device_colors
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.pages import device_colors
 from graphsplit.placement.summaries import Box, Flow, Summary, summarize
 from graphsplit.placement.tables import format_flops, shorten
 from graphsplit.planning.amounts import format_bytes

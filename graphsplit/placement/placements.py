@@ -7,7 +7,7 @@ import functools
 from graphsplit.placement.exports import save
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.pages import notebook_html
+from graphsplit.placement.pages import in_frame, page_html
 from graphsplit.placement.tables import render
 
 
@@ -35,4 +35,4 @@ class Placement(PlacementGraph):
         return render(self)
 
     def _repr_html_(self) -> str:
-        return notebook_html(self)
+        return in_frame(page_html(self))

@@ -193,13 +193,18 @@ def layer_names(ops: Sequence[PlacedOp]) -> dict[str, str]:
     Keras 3 enters each layer's scope twice, so that TensorFlow gives it a number: `dense_1` is the layer `dense`. The
     variables, which have the layers' own names, tell.
     """
-    numbered = any(
-        re.fullmatch(rf"{re.escape(layer)}_\d+", scope)
-        for op in ops
-        if op.variable
-        for layer, scope in zip(op.variable.split("/")[:-1], op.name.split("/"), strict=False)
-    )
+    numbered = any(_is_numbered(op.variable.split("/")[:-1], op.name.split("/")) for op in ops if op.variable)
     return {op.name: _without_numbers(op) for op in ops} if numbered else {}
+
+
+def _is_numbered(layers: Sequence[str], scopes: Sequence[str]) -> bool:
+    """Return whether a variable's layers are scopes of its handle, with numbers; models may be around them."""
+    starts = range(len(scopes) - len(layers) + 1) if layers else ()
+    windows = [scopes[start : start + len(layers)] for start in starts]
+    if any(list(layers) == list(window) for window in windows):
+        return False
+    patterns = [rf"{re.escape(layer)}(_\d+)?" for layer in layers]
+    return any(all(map(re.fullmatch, patterns, window)) for window in windows)
 
 
 def _without_numbers(op: PlacedOp) -> str:

@@ -55,6 +55,7 @@ def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mappin
         flops=count_flops(node.node.op, _attribute(node.node), [outputs[n][k][0] for n, k in references], shapes),
         variable=source.variables.get(node.name, ""),
         parameter_bytes=_held_bytes(source.held.get(node.name)),
+        argument=source.arguments.get(node.name, ""),
         source=source.locate(node.name),
         home_reason=reason,
         gathered_bytes=gathered,

@@ -25,6 +25,7 @@ class PlacedOp:
       flops: floating-point operations of one execution, a multiplication and an addition being two; None if unknown.
       variable: for the handle of a variable, the variable's name.
       parameter_bytes: for the handle of a variable, the size of its value.
+      argument: for the placeholder of an argument, how users call that, `x`.
       source: the user's source line, `model.py:31`, or "".
       ran: False if it was looked for in the graphs that ran and has no part in them.
       reason: why `actual` differs from `requested`, or why it is missing.
@@ -56,6 +57,7 @@ class PlacedOp:
     body_of: str = ""
     no_kernel: bool = False
     stage: str = ""
+    argument: str = ""
 
     @property
     def device(self) -> str:

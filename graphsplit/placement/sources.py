@@ -60,6 +60,7 @@ class Source:
       inputs: names of the placeholders, in the order in which the function takes them.
       held: what captured variables hold, by the name of their placeholder.
       variables: names of captured variables, by the name of their placeholder.
+      arguments: how users call arguments, by the name of their placeholder.
       resource_devices: where captured variables and tables live, by the name of their placeholder.
       locate: operation name -> the user's source line.
       shard_of: the shard of the nodes that run on shards.
@@ -77,6 +78,7 @@ class Source:
     inputs: Sequence[str] = ()
     held: Mapping[str, Value] = field(default_factory=dict)
     variables: Mapping[str, str] = field(default_factory=dict)
+    arguments: Mapping[str, str] = field(default_factory=dict)
     resource_devices: Mapping[str, str] = field(default_factory=dict)
     locate: Callable[[str], str] = lambda _: ""
     shard_of: Mapping[str, int] = field(default_factory=dict)
@@ -108,6 +110,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         outputs=emitted.outputs,
         effects=emitted.effects,
         inputs=(*emitted.inputs, *emitted.captures),
+        arguments=dict(zip(emitted.inputs, plan.program.input_names, strict=True)),
         locate=locate,
         stage_of=_stages(emitted, plan),
         shard_of={name: origin.shard for name, origin in emitted.origins.items() if origin.shard is not None},
@@ -230,7 +233,9 @@ def _concrete(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     if hasattr(fn, "get_concrete_function"):
         return fn.get_concrete_function(*args, **kwargs)
     if not callable(fn):
-        raise ArgumentError(f"placement_of takes a function, a Keras model or a SavedModel directory, got {fn!r}.")
+        raise ArgumentError(
+            f"placement_of takes a function, a Keras model, a SavedModel directory or a tf.Graph, got {fn!r}."
+        )
     rewritten = rewritten_by_autograph(fn)  # so that errors speak of the user's lines alone
     return tf.function(lambda *a, **k: rewritten(*a, **k), autograph=False).get_concrete_function(*args, **kwargs)
 

@@ -85,9 +85,14 @@ def _box_key(lanes: Mapping[str, str], op: PlacedOp, depth: int, alike: bool) ->
     return lanes[op.name], re.sub(r"_\d+( \(\w+\))?$", r"\1", label) if alike else label
 
 
-def scope_path(op: PlacedOp) -> list[str]:
-    """Return the name scopes of an operation without its shard; communication stands with what it serves."""
-    parts = op.name.split("/")
+def scope_path(op: PlacedOp, name: str = "") -> list[str]:
+    """Return the name scopes of an operation without its shard; communication stands with what it serves.
+
+    Args:
+      op: the operation.
+      name: what to call it instead of its name.
+    """
+    parts = (name or op.name).split("/")
     if op.shard is not None and len(parts) > 1:
         return parts[1:]
     if parts[0] == "graphsplit" and len(parts) > 2:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import PARTIAL_SUM
+from graphsplit.core.notebooks import text_html
 from graphsplit.planning.automatic_stages import check_stage_cuts
 from graphsplit.planning.bucketing import check_buckets
 from graphsplit.planning.decisions import Decisions, flow_of
@@ -67,6 +68,9 @@ class Plan(Decisions):
 
     def __str__(self) -> str:
         return describe(self)
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self), "the whole plan")
 
 
 def _read(op: Op, step: Step) -> list[Tensor]:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import html
-import importlib.resources
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.extras import figure_class
-from graphsplit.placement.pages import COLORS
+from graphsplit.placement.colors import COLORS
+from graphsplit.placement.pages import fill_page
 from graphsplit.placement.questions import natural_order
 from graphsplit.prediction.predicted_step import PredictedStep
 
@@ -65,7 +63,6 @@ def chrome_trace(prediction: PredictedStep) -> dict[str, Any]:
 
 def page(prediction: PredictedStep) -> str:
     """Return the predicted timeline as one self-contained page."""
-    folder = importlib.resources.files("graphsplit.prediction") / "page"
     places = places_of(prediction)
     number, types = {place: i for i, place in enumerate(places)}, dict[str, int]()
     colors = _colors(places)
@@ -98,16 +95,9 @@ def page(prediction: PredictedStep) -> str:
         "events": events,
         "memory": memory,
     }
-    parts = {
-        "title": html.escape(f"Prediction of {prediction.title} on {prediction.machine.name}"),
-        "text": html.escape(str(prediction)),
-        "script": (folder / "view.js").read_text("utf-8"),
-        "data": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
-    }
-    text = (folder / "page.html").read_text("utf-8")
-    for name, part in parts.items():
-        text = text.replace("{{" + name + "}}", part)
-    return text
+    note = "Predicted, not measured. Drag to move, turn the wheel to zoom, double-click for all of it."
+    title = f"Prediction of {prediction.title} on {prediction.machine.name}"
+    return fill_page("page_of_times", ("view.js",), title, data, {"note": note, "text": str(prediction)})
 
 
 def figure(prediction: PredictedStep) -> Any:

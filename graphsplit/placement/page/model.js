@@ -1,8 +1,11 @@
 "use strict";
-// The data of the page, and the tree of groups: lane (shard or device) -> name scopes -> operations.
+// The data of the page, and the tree of groups: lane (shard or device) -> name scopes -> operations. What they are called
+// and how they belong together is in the data.
 const D = JSON.parse(document.getElementById("data").textContent);
 const OP = { name: 0, type: 1, device: 2, requested: 3, actual: 4, shard: 5, shapes: 6, bytes: 7, flops: 8, source: 9,
-  reason: 10, ran: 11, backward: 12, home: 13, lane: 14, stage: 15 };
+  reason: 10, ran: 11, backward: 12, home: 13, lane: 14, stage: 15,
+  scopes: 16, label: 17 };
+const CRITICAL = new Set(D.critical);
 const MOST = 48; // a group with more members is divided into runs
 
 function units(value, names) {
@@ -17,59 +20,49 @@ const deviceName = (d) => (d < 0 ? "none" : D.devices[d].name);
 
 function newGroup(label, parent, lane) {
   return { label, parent, lane, children: [], byName: new Map(), open: !parent, count: 0, flops: 0, bytes: 0, rank: 1e9,
-    quiet: true };
+    quiet: true, homes: 0, critical: 0, folded: false };
 }
 
-function laneOf(op, lanes) {
-  const key = op[OP.lane];
-  if (!lanes.has(key)) {
-    const { work, device, shards } = D.lanes[key];
-    const count = shards.reduce((sum, shard) => sum + (D.rows[shard] || 0), 0);
-    const what = work || (D.sharded ? "home" : ""), rows = count ? ", " + count + " rows" : "";
-    const lane = { key, device, what, rows, shard: shards.length > 0, turns: shards.length > 1, order: key };
-    lane.root = newGroup("", null, lane);
-    lanes.set(key, lane);
-  }
-  return lanes.get(key);
+function newLane(key) {
+  const { work, device, shards, like, alike, together, note, notes } = D.lanes[key];
+  const what = work || (D.sharded ? "home" : "");
+  const lane = { key, device, what, note, together, notes, like, alike, shard: shards.length > 0, turns: shards.length > 1 };
+  lane.root = newGroup("", null, lane);
+  return lane;
 }
 
 const rowsOf = (shard) => (D.rows[shard] ? ", " + D.rows[shard] + " rows" : "");
 
 function lanePath(op, lane) { // shards that take turns in a lane are groups of it
-  const shard = op[OP.shard], path = scopePath(op);
+  const shard = op[OP.shard], scopes = D.scopes[op[OP.scopes]], path = scopes ? scopes.split("/") : [];
   return lane.turns && shard >= 0 ? ["shard " + shard + rowsOf(shard), ...path] : path;
 }
 
-function scopePath(op) { // name scopes without the shard; communication stands with what it serves
-  const parts = op[OP.name].split("/");
-  if (op[OP.shard] >= 0 && parts.length > 1) return parts.slice(1);
-  if (parts[0] === "graphsplit" && parts.length > 2) {
-    const last = parts.pop();
-    return [...parts.slice(2), last + " (" + parts[1] + ")"];
-  }
-  return parts;
-}
-
+const atHome = (op) => D.reasons[op[OP.home]] !== ""; // it carries rows of the batch, and all the same runs once
 const quiet = (op) => !op[OP.ran] || ["Const", "NoOp"].includes(D.types[op[OP.type]]);
 
 function buildTree() {
-  const lanes = new Map(), leaves = new Array(D.ops.length);
+  const lanes = D.lanes.map((_, key) => newLane(key)), leaves = new Array(D.ops.length);
   D.ops.forEach((op, i) => {
-    const lane = laneOf(op, lanes);
-    const parts = lanePath(op, lane);
+    const lane = lanes[op[OP.lane]];
     let group = lane.root;
-    for (let k = 0; k < parts.length - 1; k++) {
-      let next = group.byName.get(parts[k]);
-      if (!next) { next = newGroup(parts[k], group, lane); group.byName.set(parts[k], next); group.children.push(next); }
+    for (const part of lanePath(op, lane)) {
+      let next = group.byName.get(part);
+      if (!next) { next = newGroup(part, group, lane); group.byName.set(part, next); group.children.push(next); }
       group = next;
     }
-    const leaf = { op: i, label: parts[parts.length - 1], parent: group, lane, rank: i };
+    const leaf = { op: i, label: D.labels[op[OP.label]], parent: group, lane, rank: i };
     group.children.push(leaf);
     leaves[i] = leaf;
   });
-  const list = [...lanes.values()].sort((a, b) => a.order - b.order);
-  list.forEach((lane, k) => { lane.index = k; finishGroup(lane.root); });
-  return { lanes: list, leaves };
+  lanes.forEach((lane) => finishGroup(lane.root));
+  for (const lane of lanes) for (const child of lane.root.children) if (child.children && D.folded[child.label]) fold(child);
+  return { lanes, leaves };
+}
+
+function fold(group) { // stays closed until somebody opens it
+  group.folded = true;
+  if (!group.lane.shard) group.label = D.folded[group.label];
 }
 
 function finishGroup(group) {
@@ -100,6 +93,8 @@ function add(group, child) {
   group.bytes += op ? op[OP.bytes] : child.bytes;
   group.rank = Math.min(group.rank, child.rank);
   group.quiet = group.quiet && (op ? quiet(op) : child.quiet);
+  group.homes += op ? Number(atHome(op)) : child.homes;
+  group.critical += op ? Number(CRITICAL.has(child.op)) : child.critical;
 }
 
 const stem = (label) => label.replace(/_\d+( \(\w+\))?$/, "$1");
@@ -114,6 +109,7 @@ function gatherAlike(group) { // AddN, AddN_1, AddN_2, ... become one group
   for (const [key, members] of alike) {
     if (members.length < 4) { group.children.push(...members); continue; }
     const run = newGroup(key + " \u00d7 " + members.length, group, group.lane);
+    run.folded = true;
     members.forEach((child) => { child.parent = run; run.children.push(child); });
     if (members.length > MOST) divide(run);
     run.children.forEach((child) => add(run, child));
@@ -153,20 +149,21 @@ function shown(item) { // the item itself, or the outermost closed group that hi
 
 const pathOf = (group) => (group.parent && group.parent.parent ? pathOf(group.parent) + "/" : "") + group.label;
 
-function openUntil(tree, most) { // open groups level by level, the same in all shards, while the view is small
-  let rows = tree.lanes.reduce((sum, lane) => sum + lane.root.children.length, 0);
+function openUntil(tree, visible, most) { // open groups level by level, the same in all shards, while the view is small
+  const seen = (groups) => groups.filter((group) => visible.includes(group.lane));
+  let rows = visible.reduce((sum, lane) => sum + lane.root.children.length, 0);
   let level = tree.lanes.flatMap((lane) => lane.root.children);
   while (level.length) {
     const closed = new Map();
-    for (const group of level.filter((child) => child.children && !child.quiet)) {
+    for (const group of level.filter((child) => child.children && !child.quiet && !child.folded)) {
       const path = (group.lane.shard ? "s:" : "h:") + pathOf(group);
       closed.set(path, [...(closed.get(path) || []), group]);
     }
-    const work = (groups) => groups.reduce((sum, group) => sum + group.count, 0);
+    const work = (groups) => groups.reduce((sum, group) => sum + group.flops + group.count, 0);
     level = [];
     for (const groups of [...closed.values()].sort((a, b) => work(b) - work(a))) {
-      const more = groups.reduce((sum, group) => sum + group.children.length, 0);
-      if (rows + more > most) return;
+      const more = seen(groups).reduce((sum, group) => sum + group.children.length, 0);
+      if (rows + more > most) continue;
       rows += more;
       groups.forEach((group) => { group.open = true; level.push(...group.children); });
     }

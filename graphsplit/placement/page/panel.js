@@ -38,6 +38,7 @@ function select(item, scroll) {
 }
 
 function goTo(op) {
+  if (tree.leaves[op].lane.index < 0) $("shards").checked = true;
   reveal(tree.leaves[op]);
   select(tree.leaves[op], true);
 }
@@ -58,10 +59,13 @@ function showDetails(item) {
     line("operations", item.count);
     line("FLOPs", formatFlops(item.flops));
     line("outputs", formatBytes(item.bytes));
+    line("at home", item.homes ? item.homes + " carry rows of the batch" : "");
+    line("critical", item.critical ? item.critical + " on the critical path" : "");
     return;
   }
   const op = D.ops[item.op];
   line("variable", D.variables[item.op]);
+  line("critical", CRITICAL.has(item.op) ? "on the critical path" : "");
   line("type", D.types[op[OP.type]] + (op[OP.backward] ? " (backward pass)" : ""));
   line("requested", op[OP.requested] < 0 ? "nothing; TensorFlow decides" : deviceName(op[OP.requested]));
   if (D.actual) line("actual", op[OP.actual] < 0 ? "not in the graph that ran" : deviceName(op[OP.actual]));
@@ -123,21 +127,36 @@ function showLegend() {
   }
   if (D.warnings.length) element("h2", "Worth knowing", $("warnings"));
   for (const warning of D.warnings) element("div", warning, $("warnings"), "reason");
-  $("transfers-title").textContent = D.transfers.length + " transfers, " + formatBytes(D.transfers.reduce((sum, t) => sum + t[3], 0));
-  for (const [source, from, to, bytes] of D.transfers.slice(0, 25)) {
+}
+
+function showMoves() { // gathered, then the largest one by one
+  const all = D.transfers.reduce((sum, t) => sum + t[3], 0);
+  $("routes-title").textContent = D.transfers.length ? "What moves, " + formatBytes(all) : "Nothing moves";
+  for (const route of D.routes.slice(0, 12)) {
+    const line = element("div", undefined, $("routes"), "route");
+    element("div", route.text, line);
+    element("small", route.note, line);
+  }
+  if (D.critical.length > 1) element("h2", "Critical path", $("path"));
+  if (D.critical.length > 1) element("div", D.criticalText, $("path"), "dim");
+  if (D.transfers.length) $("transfers-title").textContent = "The largest of " + D.transfers.length.toLocaleString("en") + " tensors";
+  for (const { op, bytes, way, name } of D.largest) {
     const line = element("div", undefined, $("transfers"));
     element("b", formatBytes(bytes), line);
-    for (const device of [from, to]) element("i", undefined, line, "dot").style.background = deviceColor(device);
-    element("span", "\u200e" + D.ops[source][OP.name], line).title = deviceName(from) + " \u2192 " + deviceName(to) + ": " + D.ops[source][OP.name];
-    line.onclick = () => goTo(source);
+    element("i", way, line);
+    element("span", "\u200e" + name, line);
+    line.title = D.ops[op][OP.name];
+    line.onclick = () => goTo(op);
   }
 }
 
 function showLanes() {
   $("lanes").textContent = "";
-  for (const lane of tree.lanes) {
-    const box = element("div", lane.what ? lane.what + " " : deviceName(lane.device), $("lanes"), "lane");
-    if (lane.what) element("small", deviceName(lane.device) + lane.rows, box);
+  for (const lane of lanes) {
+    const many = !$("shards").checked && lane.alike > 1, what = many ? lane.together + " \u00d7 " + lane.alike : lane.what;
+    const box = element("div", what ? what + " " : lane.note, $("lanes"), "lane");
+    if (what) element("small", many ? lane.notes : lane.note, box);
+    box.title = box.textContent + (many ? "; shown is " + lane.what + " on " + lane.note : "");
     Object.assign(box.style, { left: MARGIN / 2 + lane.index * (LANE + MARGIN) + "px", width: LANE + "px", borderColor: deviceColor(lane.device) });
   }
 }
@@ -150,14 +169,18 @@ function start() {
   tree = buildTree();
   indexEdges();
   $("kind").textContent = `${D.ops.length.toLocaleString("en")} operations, ${D.actual ? "as they ran" : "as requested"}`;
-  openUntil(tree, 26 * Math.max(tree.lanes.length, 2));
+  $("shards").parentNode.hidden = !D.lanes.some((lane) => lane.alike > 1);
+  chooseLanes();
+  openUntil(tree, lanes, 22 * Math.max(lanes.length, 2));
   showLegend();
+  showMoves();
   layout();
   svg.addEventListener("click", (event) => {
     const g = event.target.closest(".row");
     if (!g) return;
     if (g.item.children) g.item.open = !g.item.open;
     select(g.item, false);
+    document.querySelector("aside").scrollTop = 0;
   });
   canvas.addEventListener("scroll", () => requestAnimationFrame(draw));
   window.addEventListener("resize", layout);
@@ -170,7 +193,9 @@ function start() {
     if (event.key === "/" && document.activeElement !== $("search")) { event.preventDefault(); $("search").focus(); }
   });
   $("arrows").addEventListener("change", draw);
-  $("all").addEventListener("change", layout);
+  $("critical").addEventListener("change", draw);
+  for (const box of ["all", "shards"]) $(box).addEventListener("change", layout);
+  $("panel").onclick = () => { document.querySelector("aside").classList.toggle("open"); };
   $("less").onclick = () => { tree.lanes.forEach((lane) => everyGroup(lane.root, (g) => { g.open = false; })); layout(); };
   $("more").onclick = () => {
     const closed = [];

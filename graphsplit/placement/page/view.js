@@ -1,10 +1,9 @@
 // Layout and drawing: lanes side by side, rows in the order of execution, only what is in view is in the document.
-const MOST_ARROWS = 160; // the largest in view, and all of what is selected
-const ROW = 34, GAP = 8, MARGIN = 74, INDENT = 12, TOP = 12;
-let LANE = 230;
+const ROW = 34, GAP = 8, INDENT = 12, TOP = 12;
+let LANE = 230, MARGIN = 74; // widths of a lane and of the room between two
 const svg = document.getElementById("graph"), canvas = document.getElementById("canvas");
 const $ = (id) => document.getElementById(id);
-let tree, rows = [], frames = [], arrows = [], selected = null, near = new Set();
+let tree, lanes = [], rows = [], frames = [], arrows = [], selected = null, near = new Set();
 
 function node(tag, attributes, parent, text) {
   const element = document.createElementNS("http://www.w3.org/2000/svg", tag);
@@ -30,39 +29,23 @@ function outline(group, depth, into) { // rows of one lane, groups before their 
   }
 }
 
-function feeds() { // for every visible item, the visible items of other lanes that send it something
-  const map = new Map();
-  arrows = [];
-  const byPair = new Map();
-  for (const [source, from, to, bytes, readers] of D.transfers) {
-    const a = shown(tree.leaves[source]), b = shown(tree.leaves[readers[0]]);
-    if (a === b) continue;
-    let known = byPair.get(a);
-    if (!known) byPair.set(a, (known = new Map()));
-    let arrow = known.get(b);
-    if (!arrow) { arrow = { a, b, from, to, bytes: 0, count: 0 }; known.set(b, arrow); arrows.push(arrow); }
-    arrow.bytes += bytes;
-    arrow.count++;
-  }
-  for (let i = 0; i < D.edges.length; i += 3) {
-    const x = tree.leaves[D.edges[i]], y = tree.leaves[D.edges[i + 1]];
-    if (D.edges[i + 2] || x.lane === y.lane) continue;
-    const a = shown(x), b = shown(y);
-    if (!map.has(b)) map.set(b, new Set());
-    map.get(b).add(a);
-  }
-  return map;
+function chooseLanes() { // one of those that are alike stands for all of them, unless all are asked for
+  lanes = tree.lanes.filter((lane) => ($("shards").checked || lane.like === lane.key) && lane.root.children.length);
+  tree.lanes.forEach((lane) => { lane.index = -1; });
+  lanes.forEach((lane, k) => { lane.index = k; });
+  const room = canvas.clientWidth - 16;
+  MARGIN = Math.max(22, Math.min(190, Math.floor(room / lanes.length) - 190));
+  LANE = Math.max(92, Math.min(520, Math.floor(room / lanes.length) - MARGIN));
 }
 
 function layout() {
-  const room = (canvas.clientWidth - 20) / tree.lanes.length - MARGIN;
-  LANE = Math.max(150, Math.min(280, Math.floor(room)));
+  chooseLanes();
   const before = feeds();
-  const lanes = tree.lanes.map((lane) => { const list = []; outline(lane.root, 0, list); return { lane, list, at: 0, y: TOP }; });
+  const columns = lanes.map((lane) => { const list = []; outline(lane.root, 0, list); return { lane, list, at: 0, y: TOP }; });
   rows = [];
   for (;;) { // merge the lanes in the order of execution, so that a row is not above what it waits for
     let best = null;
-    for (const l of lanes) {
+    for (const l of columns) {
       if (l.at < l.list.length && (!best || l.list[l.at].item.rank < best.list[best.at].item.rank)) best = l;
     }
     if (!best) break;
@@ -80,7 +63,7 @@ function layout() {
   }
   layout.round++;
   frames = rows.filter((row) => row.end).map((row) => ({ row, bottom: row.end }));
-  const height = Math.max(...lanes.map((l) => l.y)) + 40, width = MARGIN + tree.lanes.length * (LANE + MARGIN);
+  const height = Math.max(...columns.map((l) => l.y)) + 40, width = lanes.length * (LANE + MARGIN);
   svg.setAttribute("width", width);
   svg.setAttribute("height", height);
   showLanes();
@@ -100,6 +83,7 @@ function draw() { // only what is in the window, and a little more
   const back = node("g", {}, svg);
   for (const row of rows) if (row.y < bottom && row.y + ROW > top) drawRow(row);
   if ($("arrows").checked) drawArrows(back, top, bottom);
+  if ($("critical").checked) drawCritical(back, top, bottom);
   drawLinks();
 }
 
@@ -114,16 +98,22 @@ function drawRow(row) {
   node("rect", { width: 5, height: ROW, rx: 2, fill: color }, g);
   const share = D.mostFlops ? (op ? Math.max(op[OP.flops], 0) : item.flops) / D.mostFlops : 0;
   if (share > 0.002) node("rect", { x: 5, y: ROW - 3, width: Math.min(share, 1) * (row.w - 5), height: 3, fill: color }, g);
-  const mark = item.children ? (item.open ? "\u25be " : "\u25b8 ") : "";
-  node("text", { x: 12, y: 14 }, g, fit(mark + (op && D.variables[item.op] ? D.variables[item.op] : item.label), row.w - 18, 12));
-  node("text", { class: "sub", x: 12, y: 27 }, g, subtitle(item, op, row.w - 18));
+  const critical = item.children ? item.critical : CRITICAL.has(item.op), homes = op ? Number(atHome(op)) : item.homes;
+  if (critical && $("critical").checked) node("rect", { class: "path", x: row.w - 4, width: 4, height: ROW }, g);
+  if (homes) node("rect", { class: "home", x: 1, y: 1, width: row.w - 2, height: ROW - 2 }, g);
+  const mark = (homes ? "\u2302 " : "") + (item.children ? (item.open ? "\u25be " : "\u25b8 ") : "");
+  node("text", { x: 12, y: 14 }, g, fit(mark + item.label, row.w - 20, 12));
+  node("text", { class: "sub", x: 12, y: 27 }, g, subtitle(item, op, row.w - 20));
   node("title", {}, box, op ? op[OP.name] + "\n" + D.types[op[OP.type]] + " on " + deviceName(device) : item.label + ": " + item.count + " operations");
 }
 
+const onceHere = (leaf) => (leaf.lane.shard && D.ops[leaf.op][OP.shard] < 0 ? "runs once" : "");
+
 function subtitle(item, op, width) { // what does not fit is left out, from the end
   const parts = op
-    ? [D.types[op[OP.type]], op[OP.ran] ? "" : "(not run)", op[OP.shapes]]
-    : [item.count + " ops", item.flops ? formatFlops(item.flops) : "", item.bytes ? formatBytes(item.bytes) : ""];
+    ? [D.types[op[OP.type]], op[OP.ran] ? "" : "(not run)", atHome(op) ? "at home" : onceHere(item), op[OP.shapes]]
+    : [item.count + " ops", item.flops ? formatFlops(item.flops) : "", item.bytes ? formatBytes(item.bytes) : "",
+      item.homes ? item.homes + " at home" : ""];
   const kept = parts.filter(Boolean), join = () => kept.join(op ? "  " : " \u00b7 ");
   while (kept.length > 1 && measure(join(), 10.5) > width) kept.pop();
   return fit(join(), width, 10.5);
@@ -141,60 +131,4 @@ function fit(text, width, size) { // the middle is cut out of what is too long
   if (full <= width) return text;
   const most = Math.max(Math.floor((text.length * width) / full) - 2, 4);
   return text.slice(0, Math.ceil(most * 0.5)) + "\u2026" + text.slice(text.length - Math.floor(most * 0.5));
-}
-
-function ends(a, b) { // where a curve between two rows leaves and arrives
-  const right = b.row.lane.index > a.row.lane.index;
-  if (a.row.lane.index === b.row.lane.index) return null;
-  const x1 = right ? a.row.x + a.row.w : a.row.x, x2 = right ? b.row.x : b.row.x + b.row.w;
-  return { x1, x2, y1: a.row.y + ROW / 2, y2: b.row.y + ROW / 2 };
-}
-
-function curve(e) {
-  const bend = (e.x2 - e.x1) * 0.5;
-  return `M${e.x1},${e.y1} C${e.x1 + bend},${e.y1} ${e.x2 - bend},${e.y2} ${e.x2},${e.y2}`;
-}
-
-function drawArrows(layer, top, bottom) {
-  const drawn = arrows.filter((t) => t.a.row && t.b.row && Math.min(t.a.row.y, t.b.row.y) < bottom && Math.max(t.a.row.y, t.b.row.y) > top);
-  drawn.sort((a, b) => b.bytes - a.bytes);
-  const labels = [];
-  const chosen = drawn.filter((arrow) => arrow.a === selected || arrow.b === selected);
-  const most = Math.max(MOST_ARROWS - chosen.length, 0);
-  const crowd = Math.min(1, 40 / drawn.length);
-  for (const arrow of [...chosen, ...drawn.filter((arrow) => !chosen.includes(arrow)).slice(0, most)]) {
-    const e = ends(arrow.a, arrow.b);
-    if (!e) continue;
-    const color = deviceColor(arrow.from), own = chosen.includes(arrow);
-    const width = 1 + Math.min(5, Math.log10(1 + arrow.bytes / 1000)) * (own ? 1 : 0.35 + 0.65 * crowd);
-    const look = { class: "arrow", d: curve(e), stroke: color, "stroke-width": width, opacity: own ? 1 : 0.25 + 0.4 * crowd };
-    const path = node("path", look, layer);
-    const what = arrow.count + (arrow.count === 1 ? " tensor" : " tensors");
-    node("title", {}, path, `${formatBytes(arrow.bytes)} in ${what}, ${deviceName(arrow.from)} \u2192 ${deviceName(arrow.to)}`);
-    const side = e.x2 > e.x1 ? -1 : 1;
-    node("path", { class: "arrow", d: `M${e.x2},${e.y2} l${side * 7},-4 l0,8 z`, style: `fill:${color}` }, layer);
-    labels.push([arrow.bytes, e, color]);
-  }
-  placeLabels(labels);
-}
-
-function placeLabels(labels) { // the largest first, near the arrowhead; none on top of another
-  const taken = [];
-  for (const [bytes, e, color] of labels.slice(0, 160)) {
-    const right = e.x2 > e.x1, x = e.x2 + (right ? -12 : 12), y = e.y2 - 5;
-    if (taken.some(([u, v]) => Math.abs(u - x) < 60 && Math.abs(v - y) < 12)) continue;
-    taken.push([x, y]);
-    node("text", { class: "bytes", x, y, "text-anchor": right ? "end" : "start", style: `fill:${color}` }, svg, formatBytes(bytes));
-  }
-}
-
-function drawLinks() { // what the selected operation reads and feeds
-  if (!selected || selected.children || !selected.row) return;
-  for (const item of near) {
-    if (!item.row || item === selected) continue;
-    const e = ends(selected, item);
-    const a = selected.row, b = item.row;
-    const d = e ? curve(e) : `M${a.x},${a.y + ROW / 2} C${a.x - 42},${a.y + ROW / 2} ${b.x - 42},${b.y + ROW / 2} ${b.x},${b.y + ROW / 2}`;
-    node("path", { class: "link", d }, svg);
-  }
 }

@@ -2,6 +2,8 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const LEFT = 170, ROW = 22, tip = document.getElementById("tip");
 let from = 0, to = data.seconds || 1;
+const ink = getComputedStyle(document.body).color;
+if (!data.memory.length) for (const id of ["alive", "memory"]) document.getElementById(id).hidden = true;
 
 function prepare(canvas, height) {
   const width = document.body.clientWidth, scale = window.devicePixelRatio || 1;
@@ -23,9 +25,11 @@ function draw() {
     if (b < from || a > to) continue;
     pen.fillStyle = data.colors[place_];
     const x = Math.max(place(a, width), LEFT);
-    pen.fillRect(x, place_ * ROW + 3, Math.max(place(b, width) - x, 0.6), ROW - 6);
+    const wide = Math.max(place(b, width) - x, 0.6);
+    pen.fillRect(x, place_ * ROW + 3, wide, ROW - 6);
+    label(pen, data.types[type], x, wide, place_ * ROW + 15);
   }
-  pen.fillStyle = "#1f2328";
+  pen.fillStyle = ink;
   data.places.forEach((name, row) => pen.fillText(name, 4, row * ROW + 15));
   for (let k = 0; k <= 5; k++) {
     const s = from + ((to - from) * k) / 5;
@@ -34,7 +38,14 @@ function draw() {
   drawMemory();
 }
 
+function label(pen, text, x, wide, y) { // what a bar is, where there is room for it
+  if (wide < 24 || pen.measureText(text).width > wide - 6) return;
+  pen.fillStyle = "#fff";
+  pen.fillText(text, x + 3, y);
+}
+
 function drawMemory() {
+  if (!data.memory.length) return;
   const [pen, width] = prepare(document.getElementById("memory"), data.memory.length * 46 + 6);
   const most = Math.max(1, ...data.memory.flatMap((m) => m.steps.map((step) => step[1])));
   data.memory.forEach((memory, row) => {
@@ -46,7 +57,7 @@ function drawMemory() {
       const x = Math.max(place(s, width), LEFT), height = (count / most) * 40;
       pen.fillRect(x, base - height, Math.max(place(Math.min(end, to), width) - x, 0.5), height);
     });
-    pen.fillStyle = "#1f2328";
+    pen.fillStyle = ink;
     pen.fillText(memory.name + "  " + (memory.most / 1e6).toFixed(1) + " MB", 4, base - 14);
   });
 }

@@ -1,0 +1,44 @@
+"""What notebooks show of things that print as text: what matters at first sight, and the rest to be opened."""
+
+from __future__ import annotations
+
+import html
+
+_GOOD, _OPEN = "#1a7f37", "#9a6700"
+
+
+def text_html(text: str, title: str = "", good: bool | None = None) -> str:
+    """Return a text as HTML: its first line, and the others behind it.
+
+    Args:
+      text: of any number of lines.
+      title: what the lines behind the first are called.
+      good: whether the first line is good news, None if it is neither.
+
+    >>> text_html("PASS: equal bit by bit")
+    '<div style="font-weight:600">PASS: equal bit by bit</div>'
+    """
+    first, _, rest = text.partition("\n")
+    color = "" if good is None else f";color:{_GOOD if good else _OPEN}"
+    head = f'<div style="font-weight:600{color}">{html.escape(first.strip())}</div>'
+    if not rest:
+        return head
+    lines = f'<pre style="margin:.4em 0;overflow-x:auto">{html.escape(rest)}</pre>'
+    return f"{head}<details><summary>{html.escape(title or 'more')}</summary>{lines}</details>"
+
+
+def table_html(headers: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    """Return a table as HTML; the first column is of names, the others are of numbers.
+
+    >>> table_html(("device", "ops"), [("CPU:0", "3")])[:36]
+    '<table><thead><tr><th style="text-al'
+    """
+
+    def cells(values: tuple[str, ...], tag: str) -> str:
+        return "".join(
+            f'<{tag} style="text-align:{"right" if i else "left"}">{html.escape(value)}</{tag}>'
+            for i, value in enumerate(values)
+        )
+
+    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
+    return f"<table><thead><tr>{cells(headers, 'th')}</tr></thead><tbody>{body}</tbody></table>"

@@ -1,0 +1,108 @@
+// What moves between lanes: tensors that cross devices, gathered by where they leave and arrive; the critical path.
+const MOST_ARROWS = 160; // the largest in view, and all of what is selected
+
+function feeds() { // for every visible item, the visible items of other lanes that send it something
+  const map = new Map();
+  arrows = [];
+  const byPair = new Map();
+  for (const [source, from, , bytes, readers, route, way] of D.transfers) {
+    const x = tree.leaves[source], y = tree.leaves[readers[0]];
+    if (x.lane.index < 0 || y.lane.index < 0) continue;
+    const a = shown(x), b = shown(y);
+    if (a === b) continue;
+    let known = byPair.get(a);
+    if (!known) byPair.set(a, (known = new Map()));
+    let arrow = known.get(b);
+    if (!arrow) { arrow = { a, b, from, way, bytes: 0, count: 0, routes: new Map() }; known.set(b, arrow); arrows.push(arrow); }
+    arrow.bytes += bytes;
+    arrow.count++;
+    arrow.routes.set(route, (arrow.routes.get(route) || 0) + bytes);
+  }
+  for (let i = 0; i < D.edges.length; i += 3) {
+    const x = tree.leaves[D.edges[i]], y = tree.leaves[D.edges[i + 1]];
+    if (D.edges[i + 2] || x.lane === y.lane || x.lane.index < 0 || y.lane.index < 0) continue;
+    const a = shown(x), b = shown(y);
+    if (!map.has(b)) map.set(b, new Set());
+    map.get(b).add(a);
+  }
+  return map;
+}
+
+function ends(a, b) { // where a curve between two rows leaves and arrives
+  const right = b.row.lane.index > a.row.lane.index;
+  if (a.row.lane.index === b.row.lane.index) return null;
+  const x1 = right ? a.row.x + a.row.w : a.row.x, x2 = right ? b.row.x : b.row.x + b.row.w;
+  return { x1, x2, y1: a.row.y + ROW / 2, y2: b.row.y + ROW / 2 };
+}
+
+function curve(e) {
+  const bend = (e.x2 - e.x1) * 0.5;
+  return `M${e.x1},${e.y1} C${e.x1 + bend},${e.y1} ${e.x2 - bend},${e.y2} ${e.x2},${e.y2}`;
+}
+
+const LABEL = 112; // the room that the name of what is sent needs; where there is less, bytes alone are said
+
+function labelOf(arrow) { // what is most of it, and how much: the same goes to, or comes from, all that are alike
+  const [route] = [...arrow.routes].sort((a, b) => b[1] - a[1])[0];
+  const times = $("shards").checked || D.routes[route].devices < 2 ? "" : " \u00d7 " + D.routes[route].devices;
+  const more = arrow.routes.size > 1 ? ", \u2026" : "";
+  return (MARGIN >= LABEL ? D.routes[route].what + more + " " : "") + formatBytes(arrow.bytes) + times;
+}
+
+function drawArrows(layer, top, bottom) {
+  const drawn = arrows.filter((t) => t.a.row && t.b.row && Math.min(t.a.row.y, t.b.row.y) < bottom && Math.max(t.a.row.y, t.b.row.y) > top);
+  drawn.sort((a, b) => b.bytes - a.bytes);
+  const labels = [];
+  const chosen = drawn.filter((arrow) => arrow.a === selected || arrow.b === selected);
+  const most = Math.max(MOST_ARROWS - chosen.length, 0);
+  const crowd = Math.min(1, 40 / drawn.length);
+  for (const arrow of [...chosen, ...drawn.filter((arrow) => !chosen.includes(arrow)).slice(0, most)]) {
+    const e = ends(arrow.a, arrow.b);
+    if (!e) continue;
+    const color = deviceColor(arrow.from), own = chosen.includes(arrow);
+    const width = 1 + Math.min(5, Math.log10(1 + arrow.bytes / 1000)) * (own ? 1 : 0.35 + 0.65 * crowd);
+    const look = { class: "arrow", d: curve(e), stroke: color, "stroke-width": width, opacity: own ? 1 : 0.25 + 0.4 * crowd };
+    const path = node("path", look, layer);
+    const each = [...arrow.routes].sort((a, b) => b[1] - a[1]).map(([route, bytes]) => `${D.routes[route].what}: ${formatBytes(bytes)}`);
+    const what = arrow.count + (arrow.count === 1 ? " tensor" : " tensors");
+    node("title", {}, path, [`${formatBytes(arrow.bytes)} in ${what}, ${arrow.way}`, ...each].join("\n"));
+    const side = e.x2 > e.x1 ? -1 : 1;
+    node("path", { class: "arrow", d: `M${e.x2},${e.y2} l${side * 7},-4 l0,8 z`, style: `fill:${color}` }, layer);
+    labels.push([arrow.bytes, e, color, own || MARGIN >= 60 ? labelOf(arrow) : ""]);
+  }
+  placeLabels(labels);
+}
+
+function placeLabels(labels) { // the largest first, near the arrowhead; none on top of another
+  const taken = [];
+  for (const [, e, color, text] of labels.filter((label) => label[3]).slice(0, 160)) {
+    const right = e.x2 > e.x1, x = e.x2 + (right ? -12 : 12), y = e.y2 - 5, wide = measure(text, 10.5) + 6;
+    if (taken.some(([u, v, w]) => Math.abs(u - x) < Math.max(w, wide) && Math.abs(v - y) < 12)) continue;
+    taken.push([x, y, wide]);
+    node("text", { class: "bytes", x, y, "text-anchor": right ? "end" : "start", style: `fill:${color}` }, svg, text);
+  }
+}
+
+function drawCritical(layer, top, bottom) { // where the longest chain goes from lane to lane
+  const drawn = new Set();
+  for (let i = 1; i < D.critical.length && drawn.size < 60; i++) {
+    const x = tree.leaves[D.critical[i - 1]], y = tree.leaves[D.critical[i]];
+    if (x.lane === y.lane || x.lane.index < 0 || y.lane.index < 0) continue;
+    const a = shown(x), b = shown(y);
+    if (!a.row || !b.row || Math.max(a.row.y, b.row.y) < top || Math.min(a.row.y, b.row.y) > bottom) continue;
+    const d = curve(ends(a, b));
+    if (!drawn.has(d)) node("path", { class: "arrow critical", d }, layer);
+    drawn.add(d);
+  }
+}
+
+function drawLinks() { // what the selected operation reads and feeds
+  if (!selected || selected.children || !selected.row) return;
+  for (const item of near) {
+    if (!item.row || item === selected) continue;
+    const e = ends(selected, item);
+    const a = selected.row, b = item.row;
+    const d = e ? curve(e) : `M${a.x},${a.y + ROW / 2} C${a.x - 42},${a.y + ROW / 2} ${b.x - 42},${b.y + ROW / 2} ${b.x},${b.y + ROW / 2}`;
+    node("path", { class: "link", d }, svg);
+  }
+}

@@ -1,0 +1,180 @@
+"""What a large placement is at first sight: lanes, shards that are alike, what moves, what is left closed."""
+
+from __future__ import annotations
+
+import keras
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.placement import Edge, PlacedOp, Placement
+from graphsplit.placement.lanes import home_device, lanes_of
+from graphsplit.placement.overviews import alike_lanes, folded_scopes, page_paths
+from graphsplit.placement.page_data import page_data
+from graphsplit.placement.routes import Route, routes_of, ways_text
+
+CPU = [f"/device:CPU:{d}" for d in range(4)]
+
+
+def step_by_hand(shards: int = 3) -> Placement:
+    """A weight and an argument go out, gradients come back, an optimizer updates; packed on each device."""
+    ops = [
+        PlacedOp("w", "VarHandleOp", CPU[0], shapes=((),), dtypes=("resource",), variable="model/dense/kernel"),
+        PlacedOp("model/dense/Read", "ReadVariableOp", CPU[0], output_bytes=400),
+        PlacedOp("tensors_0", "Placeholder", CPU[0], argument="x"),
+        PlacedOp("graphsplit/scatter_0/tensors_0", "SplitV", CPU[0]),
+        PlacedOp("graphsplit/reduce_1/total", "AddN", CPU[0], backward=True),
+        PlacedOp("adam/mul", "Mul", CPU[0]),
+        PlacedOp("adam/AssignVariableOp", "AssignVariableOp", CPU[0]),
+    ]
+    edges = [
+        Edge("w", "model/dense/Read", dtype="resource"),
+        Edge("tensors_0", "graphsplit/scatter_0/tensors_0", 0, 96, "float32"),
+        Edge("graphsplit/reduce_1/total", "adam/mul", 0, 400, "float32"),
+        Edge("adam/mul", "adam/AssignVariableOp", 0, 400, "float32"),
+    ]
+    for d in range(shards):
+        work, back, pack = (
+            f"shard_{d}/model/dense/MatMul",
+            f"shard_{d}/gradient_tape/MatMul",
+            f"graphsplit/reduce_1/pack_{d}",
+        )
+        ops += [
+            PlacedOp(work, "MatMul", CPU[d], shard=d, flops=2000),
+            PlacedOp(back, "MatMul", CPU[d], shard=d, backward=True, flops=4000),
+            PlacedOp(pack, "ConcatV2", CPU[d], backward=True),
+        ]
+        edges += [
+            Edge("model/dense/Read", work, 0, 400, "float32"),
+            Edge("graphsplit/scatter_0/tensors_0", work, d, 32, "float32", operand=1),
+            Edge(work, back, 0, 32, "float32"),
+            Edge(back, pack, 0, 400, "float32"),
+            Edge(pack, "graphsplit/reduce_1/total", 0, 400, "float32", operand=d),
+        ]
+    return Placement(ops, edges, rows=[4, 4, 3][:shards], title="by hand")
+
+
+def test_what_runs_once_beside_shards_has_no_lane_of_its_own():
+    placement = step_by_hand()
+    lanes = {name: str(lane) for name, lane in lanes_of(placement.ops.values()).items()}
+    assert home_device(placement.ops.values()) == CPU[0]
+    assert lanes["adam/mul"] == lanes["graphsplit/reduce_1/pack_0"] == "CPU:0"
+    assert lanes["graphsplit/reduce_1/pack_2"] == lanes["shard_2/model/dense/MatMul"] == "shard 2 on CPU:2"
+    assert sorted(set(lanes.values())) == ["CPU:0", "shard 0 on CPU:0", "shard 1 on CPU:1", "shard 2 on CPU:2"]
+    assert home_device([]) == ""
+
+
+def test_one_shard_stands_for_those_that_do_the_same():
+    placement = step_by_hand()
+    lane_of = lanes_of(placement.ops.values())
+    [group] = alike_lanes(placement, lane_of, set())
+    assert (str(group), group.devices, group.shown.shards) == ("shards 0 to 2", "CPU:0 to 2", (1,))
+    [group] = alike_lanes(placement, lane_of, {"shard_2/model/dense/MatMul"})  # the critical path is shown where it is
+    assert group.shown.shards == (2,)
+    lanes = page_data(placement)["lanes"]
+    assert [lane["alike"] for lane in lanes] == [1, 3, 3, 3]
+    assert len({lane["like"] for lane in lanes}) == 2
+    assert lanes[1]["notes"] == "CPU:0 to 2, 3 to 4 rows each"
+    assert (lanes[0]["note"], lanes[3]["note"]) == ("CPU:0", "CPU:2, 3 rows")
+
+
+def test_shards_that_do_something_else_stand_for_themselves():
+    placement = step_by_hand()
+    more = PlacedOp("shard_1/model/more", "Relu", CPU[1], shard=1)
+    placement = Placement([*placement.ops.values(), more], placement.edges)
+    groups = alike_lanes(placement, lanes_of(placement.ops.values()), set())
+    assert [str(group) for group in groups] == ["shards 0, 2", "shard 1"]
+    assert groups[0].devices == "CPU:0, CPU:2"
+
+
+def test_routes():
+    placement = step_by_hand()
+    routes, route_of = routes_of(placement)
+    assert [str(route) for route in routes] == [
+        "gradients from each device, 400 B",
+        "weights to each device, 400 B",
+        "rows of x to each device, 32 B",
+    ]
+    assert [(route.tensors, route.bytes) for route in routes] == [(2, 800), (2, 800), (2, 64)]
+    assert [routes[number].what for number in route_of] == ["gradients"] * 2 + ["weights"] * 2 + ["rows of x"] * 2
+    assert str(Route("weights", "between", {"a": 3, "b": 4}, 2)) == "weights between devices, up to 4 B each"
+    assert str(Route("weights", "to each", {CPU[1]: 4}, 1)) == "weights to CPU:1, 4 B"
+    assert str(Route("weights", "from each", {CPU[1]: 4}, 1)) == "weights from CPU:1, 4 B"
+    assert ways_text([(CPU[1], CPU[0]), (CPU[2], CPU[0])]) == "2 devices -> CPU:0"
+
+
+def test_routes_where_nothing_is_split():
+    """There are no rows to speak of."""
+    ops = [PlacedOp("a", "Tanh", CPU[0]), PlacedOp("b", "Tanh", CPU[1])]
+    [route] = routes_of(Placement(ops, [Edge("a", "b", 0, 8, "float32")]))[0]
+    assert str(route) == "values to CPU:1, 8 B"
+
+
+def test_the_largest_are_named_once_and_as_users_call_them():
+    largest = page_data(step_by_hand())["largest"]
+    assert [(tensor["bytes"], tensor["way"], tensor["name"]) for tensor in largest] == [
+        (400, "2 devices → CPU:0", "pack (reduce_1)"),
+        (400, "CPU:0 → 2 devices", "model/dense/kernel"),
+        (32, "CPU:0 → 1", "rows of x"),
+        (32, "CPU:0 → 2", "rows of x"),
+    ]
+
+
+def test_optimizers_are_folded_and_layers_are_not():
+    placement = step_by_hand()
+    paths = page_paths(placement)
+    assert folded_scopes(placement, paths) == {"adam": "adam: 1 update"}
+    home = PlacedOp("adam/Unique", "Unique", CPU[0], home_reason="needs all rows at once")
+    placement = Placement([*placement.ops.values(), home], placement.edges)
+    assert folded_scopes(placement, page_paths(placement)) == {}
+
+
+def test_labels_are_what_users_call_things():
+    paths = page_paths(step_by_hand())
+    assert paths["w"] == ["model/dense/kernel"]
+    assert paths["tensors_0"] == ["x"]
+    assert paths["graphsplit/scatter_0/tensors_0"][-1] == "rows of x"
+    assert paths["shard_1/model/dense/MatMul"] == ["model", "dense", "MatMul"]
+
+
+def test_layers_in_a_model_are_called_as_in_it():
+    """Variables of a functional model do not name the model; its operations do, with numbers."""
+    handle = PlacedOp("net_1/conv_1/Read/resource", "Placeholder", CPU[0], variable="conv/kernel")
+    work = PlacedOp("shard_0/net_1/conv_1/Conv2D", "Conv2D", CPU[0], shard=0)
+    assert page_paths(Placement([handle, work], []))[work.name] == ["net", "conv", "Conv2D"]
+    exact = PlacedOp("net_1/conv/Read/resource", "Placeholder", CPU[0], variable="conv/kernel")  # as Keras 2 has it
+    assert page_paths(Placement([exact, work], []))[work.name] == ["net_1", "conv_1", "Conv2D"]
+
+
+def test_critical_path_of_the_page():
+    data = page_data(step_by_hand(2))
+    names = [data["ops"][i][0] for i in data["critical"]]
+    assert names[-2:] == ["adam/mul", "adam/AssignVariableOp"]
+    assert data["criticalText"].startswith(f"{len(names)} operations wait for each other: 6.0 kFLOPs, ")
+
+
+@pytest.mark.parametrize("layout", ["home", "sharded"])
+def test_a_training_step(layout: str):
+    """Arguments have their names; what a device runs once is in its lane, optimizers of divided variables too."""
+    net = keras.Sequential([keras.Input((64,)), keras.layers.Dense(64, "relu"), keras.layers.Dense(8)])
+    optimizer = keras.optimizers.Adam()
+    optimizer.build(net.trainable_variables)
+    gs.set_variable_layout([net, optimizer], layout, devices=4)
+
+    @gs.parallelize(devices=4)
+    def step(images, labels):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((net(images) - labels) ** 2)
+        optimizer.apply(tape.gradient(loss, net.trainable_variables), net.trainable_variables)
+        return loss
+
+    placement = step.placement(tf.TensorSpec([32, 64]), tf.TensorSpec([32, 8]))
+    assert [op.argument for op in placement.ops.values() if op.argument] == ["images", "labels"]
+    lanes = sorted({str(lane) for lane in lanes_of(placement.ops.values()).values()})
+    assert lanes == ["CPU:0", *[f"shard {d} on CPU:{d}" for d in range(4)]]
+    routes = {route.what: route for route in routes_of(placement)[0]}
+    assert routes["rows of images"].bytes_each == 8 * 64 * 4
+    assert {"weights", "gradients", "sums over rows"} <= routes.keys()
+    if layout == "home":
+        assert routes["weights"].bytes_each == (64 * 64 + 64 + 64 * 8 + 8) * 4
+        assert str(routes["gradients"]).startswith("gradients from each device, ")

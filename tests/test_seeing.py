@@ -1,0 +1,136 @@
+"""What notebooks and terminals show: HTML of plans, reports and timelines; where values lie; placements of graphs."""
+
+from __future__ import annotations
+
+import re
+
+import keras
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.placement.layout_pictures import Piece, picture
+
+
+def names(count: int) -> list[Piece]:
+    return [Piece((f"/device:GPU:{d}",), 3 * d, 3 * d + 3) for d in range(count)]
+
+
+def test_columns_of_many_parts():
+    assert picture("t", names(3), 1, 2).splitlines() == [
+        "t",
+        "┌───────┬───────┬───────┐",
+        "│ GPU:0 │ GPU:1 │ GPU:2 │",
+        "│  0:3  │  3:6  │  6:9  │",
+        "└───────┴───────┴───────┘",
+    ]
+    lines = picture("t", names(64), 0, 1).splitlines()
+    assert lines[0] == "t (of 64 parts, the first and last 8)"
+    assert max(map(len, lines)) <= 72
+    assert "GPU:63" in "".join(lines)
+
+
+def test_where_variables_lie(capsys: pytest.CaptureFixture[str]):
+    table, scale = tf.Variable(tf.ones((1000, 64)), name="table"), tf.Variable(1.0, name="scale")
+    gs.set_variable_layout(table, "sharded", devices=4)
+    gs.set_variable_layout(scale, "mirrored", devices=2)
+    gs.visualize_layout(table)
+    gs.visualize_layout(scale)
+    gs.visualize_layout(tf.Variable([1.0]))
+    gs.visualize_layout(tf.ones((2, 2)))
+    assert capsys.readouterr().out.splitlines() == [
+        "table float32[1000,64], cut along axis 0 over 4 devices",
+        "┌─────────────────┐",
+        "│ CPU:0  0:250    │",
+        "├─────────────────┤",
+        "│ CPU:1  250:500  │",
+        "├─────────────────┤",
+        "│ CPU:2  500:750  │",
+        "├─────────────────┤",
+        "│ CPU:3  750:1000 │",
+        "└─────────────────┘",
+        "scale float32[], a copy on each device",
+        "┌──────────────┐",
+        "│ CPU:0, CPU:1 │",
+        "└──────────────┘",
+        "Variable float32[1], whole",
+        "┌───────┐",
+        "│ CPU:0 │",
+        "└───────┘",
+        "tensor float32[2,2], whole",
+        "┌───────┐",
+        "│ CPU:0 │",
+        "└───────┘",
+    ]
+
+
+def test_where_the_variables_of_a_model_lie(capsys: pytest.CaptureFixture[str]):
+    net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="one")])
+    gs.visualize_layout(net)
+    assert re.findall(r"one/\w+ \S+ whole", capsys.readouterr().out) == [
+        "one/kernel float32[3,2], whole",
+        "one/bias float32[2], whole",
+    ]
+
+
+def test_where_arguments_lie(capsys: pytest.CaptureFixture[str]):
+    step = gs.parallelize(lambda x, y, w: (x * w, y), devices=["GPU:0", "GPU:1"], split={"x": 0, "y": 1, "w": None})
+    gs.visualize_layout(step, tf.TensorSpec([5, 3]), tf.TensorSpec([2, 5]), tf.TensorSpec([3]))
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line[0] not in "┌├└"] == [
+        "x float32[5,3], cut along axis 0 over 2 devices",
+        "│ GPU:0  0:3 │",
+        "│ GPU:1  3:5 │",
+        "y float32[2,5], cut along axis 1 over 2 devices",
+        "│ GPU:0 │ GPU:1 │",
+        "│  0:3  │  3:5  │",
+        "w float32[3], whole",
+        "│ GPU:0 │",
+    ]
+
+
+def test_what_lies_nowhere():
+    with pytest.raises(gs.ArgumentError) as error:
+        gs.visualize_layout(7)
+    assert str(error.value) == (
+        "visualize_layout takes a variable, what has variables, a tensor or a parallelized function, got 7."
+    )
+    with pytest.raises(gs.ArgumentError) as error:
+        gs.visualize_layout(tf.ones(3), tf.ones(3))
+    assert str(error.value) == "visualize_layout takes arguments beside a parallelized function; EagerTensor is none."
+
+
+def test_html_of_plans_and_reports():
+    step = gs.parallelize(lambda x: tf.reduce_sum(tf.tanh(x)), devices=2, split={"x": 0})
+    x = tf.random.normal((4, 3))
+    plan, report = step.plan(x), gs.verify(step, x)
+    html = plan._repr_html_()
+    assert html.startswith('<div style="font-weight:600">')
+    assert "<summary>the whole plan</summary>" in html
+    assert "shard 0: CPU:0, 2 rows" in html
+    html = report._repr_html_()
+    assert html.startswith('<div style="font-weight:600;color:#1a7f37">PASS: ')
+    assert "2 devices against one:" in html
+    placement = step.placement(x)
+    assert "<iframe" in placement._repr_html_()
+
+
+def test_html_of_a_report_that_does_not_pass():
+    report = gs.Report((gs.Difference("<loss>", 1.0, 1.0, 0.1),), ("CPU:0", "CPU:1"))
+    assert "color:#9a6700" in report._repr_html_()
+    assert "&lt;loss&gt;" in report._repr_html_()
+
+
+def test_placement_of_a_graph():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [4, 3], name="x")
+        with tf.device("/gpu:1"):
+            tf.tanh(x, name="y")
+    placement = gs.placement_of(graph)
+    assert placement.ops["y"].device == "/device:GPU:1"
+    with pytest.raises(gs.ArgumentError) as error:
+        gs.placement_of(graph, tf.ones((4, 3)))
+    assert str(error.value) == "A tf.Graph takes no arguments here: its placeholders stand for them."
+    with pytest.raises(gs.ArgumentError) as error:
+        gs.placement_of(graph, actual=True)
+    assert str(error.value) == "actual=True runs the function; a bare graph cannot be run. Give the function itself."
