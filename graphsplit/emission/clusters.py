@@ -97,14 +97,15 @@ def reasons_not_compiled(graph: EmittedGraph, functions: Mapping[str, Any]) -> d
     found = {}
     for node in graph.nodes:
         if graph.origins[node.name].role in _COMPUTING and node.op not in _LEFT_OUT and not is_compiled(node):
-            why = why_not_compiled(node, functions, _kind(node.device))
+            why = why_not_compiled(node, functions, kind_of_device(node.device))
             if why:
                 found[node.name] = why
     return found
 
 
 @functools.cache
-def _kind(device: str) -> str:
+def kind_of_device(device: str) -> str:
+    """Return for which kind of device XLA compiles what runs on this one."""
     return "GPU" if "GPU" in device.upper() else "CPU"
 
 
@@ -117,7 +118,9 @@ def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any
         origin = graph.origins.get(node.name)
         if origin is None or origin.role not in _COMPUTING or node.op in _LEFT_OUT or not node.device:
             continue
-        same = (origin.op, origin.role, node.op, _kind(node.device))
+        if origin.op in graph.uncompiled:
+            continue
+        same = (origin.op, origin.role, node.op, kind_of_device(node.device))
         if same not in answers:
             answers[same] = not is_compiled(node) and not why_not_compiled(node, functions, same[-1])
         if answers[same]:

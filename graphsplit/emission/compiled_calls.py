@@ -25,6 +25,7 @@ class CompiledNodes:
       functions: what the calls call.
       outputs, effects: as they are named now.
       inside: the call that each node of a cluster became part of.
+      given: of each call, the references that it reads, as they were named.
     """
 
     nodes: tuple[Any, ...]
@@ -32,6 +33,7 @@ class CompiledNodes:
     outputs: tuple[str, ...]
     effects: tuple[str, ...]
     inside: Mapping[str, str]
+    given: Mapping[str, Sequence[str]]
 
 
 def compile_clusters(
@@ -77,11 +79,13 @@ class _Writer:
             self._references.update({r: f"{call}:{k}" for k, r in enumerate(references)})
         functions: dict[str, Any] = {}
         calls = []
+        given = {}
         for c, cluster in enumerate(self._clusters):
             inputs, controls = self._given(cluster)
             function = self._function(cluster, inputs, returned[c])
             functions[function.signature.name] = function
             calls.append(self._call(c, function, inputs, controls))
+            given[self._calls[c]] = inputs
         left = [self._renamed(node) for node in self._nodes if node.name not in self._cluster_of]
         return CompiledNodes(
             (*left, *calls),
@@ -89,6 +93,7 @@ class _Writer:
             tuple(map(self._reference, outputs)),
             tuple(dict.fromkeys(self._reference(f"^{effect}")[1:] for effect in effects)),
             {name: self._calls[c] for name, c in self._cluster_of.items()},
+            given,
         )
 
     def _call_name(self, cluster: Cluster) -> str:
