@@ -81,10 +81,29 @@ def network() -> keras.Model:
     return keras.Sequential([keras.Input((8, 8, 3)), *layers])
 
 
+@pytest.mark.parametrize("count", [1, 2])
+def test_three_borders_for_each_layer_of_statistics(count: int) -> None:
+    layers: list[Any] = []
+    for _ in range(count):
+        layers += [keras.layers.Conv2D(4, 3, padding="same"), keras.layers.BatchNormalization()]
+    model = keras.Sequential([keras.Input((8, 8, 3)), *layers, keras.layers.Flatten(), keras.layers.Dense(2)])
+
+    def step(x: tf.Tensor, training: bool) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=training) ** 2)
+        return tape.gradient(loss, model.trainable_variables)
+
+    parallel = gs.parallelize(step, devices=2, jit_compile=True)
+    for training, expected in ((False, 1), (True, 3 * count + 1)):
+        nodes = parallel.graph_def(tf.TensorSpec((4, 8, 8, 3)), training).node
+        names = [node.name for node in nodes if node.attr["_XlaMustCompile"].b]
+        assert len([name for name in names if "/shard_1/" in name]) == expected
+
+
 @pytest.mark.long
 @BOTH
 @pytest.mark.usefixtures("float64", "plain_oracle")
-def test_statistics_over_shards_one_border_for_each(asked: bool | str) -> None:
+def test_statistics_over_shards(asked: bool | str) -> None:
     def make() -> tuple[Callable[..., Any], Sequence[Any]]:
         model = network()
 
