@@ -344,13 +344,12 @@ class RuntimeFunction:
         The public way, `experimental_get_compiler_ir`, is one of functions that Python traced.
 
         Args:
-          device: of this process, on which its variables live.
+          device: of this process, on which its variables live, in full.
           specs: its first arguments.
           handles: the others, of variables.
         """
-        where = next(d.name for d in tf.config.list_logical_devices() if d.name.endswith(device))
         try:
-            context.context().get_compiler_ir(where, None, self._name, list(specs), list(handles), "hlo")
+            context.context().get_compiler_ir(device, None, self._name, list(specs), list(handles), "hlo")
         except (ValueError, tf.errors.OpError) as error:
             return str(error)
         return ""

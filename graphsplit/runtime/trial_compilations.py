@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.compilability import holds_variants, why_not_compiled
-from graphsplit.core.devices import missing_devices
+from graphsplit.core.devices import missing_devices, name_for_runtime, task_of
 from graphsplit.core.errors import bullet_list
 from graphsplit.core.function_calls import named_by_content
 from graphsplit.core.graphdefs import constant_node, split_reference
@@ -192,7 +192,7 @@ class Asking:
         found = [
             _Call(n.device, functions[n.attr["f"].func.name], compiled.given[n.name], members[n.name]) for n in calls
         ]
-        return sorted(found, key=lambda call: bool(missing_devices([call.device])))  # others answer for those elsewhere
+        return sorted(found, key=lambda call: task_of(call.device) is not None)  # others answer for those elsewhere
 
     def _refused_of(self, call: _Call, all_of_it: bool) -> dict[int, str]:
         """Return the operations of a call that have to be left out, by position, with the reason."""
@@ -203,7 +203,7 @@ class Asking:
             return self._positions(call.members.values(), reason)
         key = (call.function.signature.name, kind_of_device(call.device), *[what.said for what in given])
         if key not in self._answers:
-            if missing_devices([call.device]):
+            if task_of(call.device) is not None:
                 return self._positions(call.members.values(), _ELSEWHERE)
             self._answers[key] = self._asked(call, given)
         why = self._answers[key]
@@ -217,7 +217,7 @@ class Asking:
         specs = [what.tensor for what in given if isinstance(what.tensor, tf.TensorSpec)]
         library = list(self._library.values())
         function = RuntimeFunction(definition, library, [tf.TensorSpec(None, dtype) for dtype in types], results)
-        return function.why_xla_refuses(call.device, specs, variables)
+        return function.why_xla_refuses(name_for_runtime(call.device), specs, variables)
 
     def _argument(self, reference: str) -> _Argument:
         """Return what stands for a tensor that a call reads."""
