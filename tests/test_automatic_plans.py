@@ -185,7 +185,7 @@ def test_a_machine_of_another_kind():
 def test_what_xla_compiles():
     with raises(
         gs.UnsupportedError,
-        "plan='auto' predicts single operations, and jit_compile=True lets XLA make fewer and other ones of them. Drop "
+        "plan='auto' predicts single operations, and jit_compile lets XLA make fewer and other ones of them. Drop "
         "one or the other.",
     ):
         gs.parallelize(Model().step, devices=2, plan="auto", jit_compile=True).plan(X)

@@ -177,11 +177,26 @@ def test_random_numbers_are_those_of_one_device() -> None:
     assert_law(make, [(rows(7, 3),)] * 2, jit_compile=True)
 
 
+def test_a_loop_whose_turns_are_split_stays_so() -> None:
+    def fn(x: tf.Tensor) -> Any:
+        h, k = tf.sin(tf.cos(x)), tf.constant(0.0, tf.float64)
+        while tf.reduce_max(tf.abs(h)) > 0.1:
+            h, k = tf.tanh(h @ tf.ones((3, 3), tf.float64) * 0.1) * 0.5, k + tf.reduce_sum(h)
+        return h, tf.sin(tf.cos(k) * 2)
+
+    parallel = gs.parallelize(fn, devices=3, jit_compile=True)
+    nodes = parallel.graph_def(rows(7, 3)).node
+    assert [node.device for node in nodes if "While" in node.op] == ["/device:CPU:0"]
+    assert_close(parallel(rows(7, 3)), tf.function(fn)(rows(7, 3)))
+    text = "    not compiled: 1 x StatelessWhile: the devices meet in each of its turns"
+    assert text in str(parallel.plan(rows(7, 3))).splitlines()
+
+
 def test_what_xla_refuses_names_the_line() -> None:
     def growing(x: tf.Tensor) -> tf.Tensor:
         h = tf.tanh(x) * 2
         while tf.shape(h)[1] < 20:
-            tf.autograph.experimental.set_loop_options(shape_invariants=[(h, tf.TensorShape([7, None]))])
+            tf.autograph.experimental.set_loop_options(shape_invariants=[(h, tf.TensorShape([None, None]))])
             h = tf.concat([h, x], 1)
         return h * 2
 
@@ -189,8 +204,8 @@ def test_what_xla_refuses_names_the_line() -> None:
         gs.parallelize(growing, devices=3, jit_compile=True)(rows(7, 5))
     assert re.sub(r":\d+:", ":N:", caught.value.message) == (
         "CPU:0, test_clusters.py:N: Input and output shapes of loop body do not match: (s32[], s32[], f64[7,5], "
-        "f64[7,5]) vs. (s32[], s32[], f64[7,10], f64[7,5]). XLA cannot compile this. Leave out jit_compile=True, or "
-        "put @tf.function(jit_compile=True) on functions inside that it can."
+        "f64[7,5]) vs. (s32[], s32[], f64[7,10], f64[7,5]). XLA cannot compile this. jit_compile='auto' compiles "
+        "all else; or leave it out, and put @tf.function(jit_compile=True) on functions inside that XLA can compile."
     )
 
 

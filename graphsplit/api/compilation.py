@@ -53,7 +53,7 @@ def trace_and_plan(
     """
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in argument_paths(arguments)]
-    traced = trace(fn, call, names, splitting.shapes, options.jit_compile)
+    traced = trace(fn, call, names, splitting.shapes, bool(options.jit_compile))
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes))
@@ -73,7 +73,7 @@ def _automatic_plan(
     """Lay the variables out as the fastest plan that fits has them, and return that plan."""
     if options.jit_compile:
         raise UnsupportedError(
-            "plan='auto' predicts single operations, and jit_compile=True lets XLA make fewer and other ones of them. "
+            "plan='auto' predicts single operations, and jit_compile lets XLA make fewer and other ones of them. "
             "Drop one or the other."
         )
     if isinstance(splitting.batch, Size):

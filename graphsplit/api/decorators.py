@@ -41,7 +41,7 @@ def parallelize(
     micro_batches: int = 1,
     schedule: str | None = None,
     stages: int | None = None,
-    jit_compile: bool = False,
+    jit_compile: bool | str = False,
     bucket_bytes: int | None = None,
     plan: str | None = None,
     memory: str | float | None = None,
@@ -63,7 +63,7 @@ def parallelize(
     micro_batches: int = 1,
     schedule: str | None = None,
     stages: int | None = None,
-    jit_compile: bool = False,
+    jit_compile: bool | str = False,
     bucket_bytes: int | None = None,
     plan: str | None = None,
     memory: str | float | None = None,
@@ -84,7 +84,7 @@ def parallelize(
     micro_batches: int = 1,
     schedule: str | None = None,
     stages: int | None = None,
-    jit_compile: bool = False,
+    jit_compile: bool | str = False,
     bucket_bytes: int | None = None,
     plan: str | None = None,
     memory: str | float | None = None,
@@ -133,7 +133,8 @@ def parallelize(
       jit_compile: let XLA compile what each shard, and home, computes between two moves, as it compiles a
         `tf.function(jit_compile=True)`; given such a function, it is True. What XLA draws or returns otherwise (random
         numbers, sizes that follow from data), and what it has no kernel for, runs between the compiled parts, as
-        effects do that are none of variables; the plan says which. Each size is compiled for itself.
+        effects do that are none of variables; the plan says which. Each size is compiled for itself. What XLA refuses
+        in spite of its kernels is an error; `"auto"` leaves it uncompiled, on the plan and with a warning.
       bucket_bytes: small gradients are summed over the devices in buckets of at most so many bytes, each as soon as it
         is full, while the backward pass goes on; 0 lets each travel alone. None: 64 kB, and 512 kB where they pass from
         host to host.
@@ -182,7 +183,7 @@ def _with_options(fn: Callable[P, R], options: Options) -> ParallelFunction[P, R
         raise ArgumentError(f"parallelize takes a function, got {fn!r}; options are named: devices=4, split=0, ...")
     # what is parallelized already runs by these options; a stage stays one
     fn = fn.function if type(fn) is ParallelFunction else fn
-    if is_compiled_function(fn):
+    if is_compiled_function(fn) and not options.jit_compile:
         options = replace(options, jit_compile=True)
     return ParallelFunction(fn, options)
 

@@ -32,7 +32,7 @@ class Options:
     micro_batches: int = 1
     schedule: str | None = None
     stages: int | Beginnings | None = None
-    jit_compile: bool = False
+    jit_compile: bool | str = False
     bucket_bytes: int | None = None
     automatic: Automatic | None = None
 
@@ -48,7 +48,7 @@ def checked_options(
     micro_batches: int,
     schedule: str | None,
     stages: int | Beginnings | None,
-    jit_compile: bool,
+    jit_compile: bool | str,
     bucket_bytes: int | None,
 ) -> Options:
     """Return the options as given to `parallelize`; see there.
@@ -60,7 +60,7 @@ def checked_options(
         raise ArgumentError(f"random={random!r} is not known; choose 'exact' or 'independent'.")
     check_strict(strict)
     check_flag("reduce_retracing", reduce_retracing)
-    check_flag("jit_compile", jit_compile)
+    check_jit_compile(jit_compile)
     check_micro_batches(micro_batches)
     check_schedule(schedule, random)
     check_stages_asked(stages, random)
@@ -92,6 +92,12 @@ def check_flag(name: str, value: object) -> None:
     """Raise `ArgumentError` unless an option is True or False: `"no"` would count as True."""
     if not isinstance(value, bool):
         raise ArgumentError(f"{name} is True or False, got {value!r}.")
+
+
+def check_jit_compile(value: object) -> None:
+    """Raise `ArgumentError` unless this says what XLA is to compile."""
+    if not isinstance(value, bool) and value != "auto":
+        raise ArgumentError(f"jit_compile is True, False, or 'auto' for what XLA can compile, got {value!r}.")
 
 
 def check_micro_batches(count: object) -> None:

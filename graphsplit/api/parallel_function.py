@@ -37,6 +37,7 @@ from graphsplit.emission.compiled_calls import graph_def_that_runs
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State, state_elsewhere, state_of
+from graphsplit.runtime.compiled_by_size import differentiable
 from graphsplit.runtime.differentiable import Differentiable
 from graphsplit.tracing.trace import Trace, inside_trace
 
@@ -179,7 +180,7 @@ class ParallelFunction(Generic[P, R]):
         """Return the variables that a call with these arguments reads or changes."""
         return self._planning(args, kwargs)[0].trace.variables
 
-    def traced_variables(self) -> tuple[tf.Variable, ...]:
+    def _variables_so_far(self) -> tuple[tf.Variable, ...]:
         """Return the variables that the calls so far read or change."""
         traced = [compiled.trace for found in self._traces.compiled.values() for compiled in found]
         return tuple({id(variable): variable for trace in traced for variable in trace.variables}.values())
@@ -339,7 +340,7 @@ class ParallelFunction(Generic[P, R]):
         check_no_strategy(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
         traced, plan = trace_and_plan(fn, as_call(arguments), named, self._options, *self._where())
-        return Differentiable(traced, plan, self._name())
+        return differentiable(traced, plan, self._name(), self._traces.trials_of(self._name()))
 
     def _where(self) -> tuple[tuple[str, ...], str, Callable[[Trace], State], tuple[str, ...]]:
         """Return the devices, home, what says where variables live, and what the plan is to say of all that."""

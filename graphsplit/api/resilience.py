@@ -139,7 +139,7 @@ class Resilient(Generic[P, R]):
 
     def _remember(self, function: ParallelFunction[P, R]) -> None:
         """Note the variables that a function uses, and how they lie while nobody is lost."""
-        for variable in function.traced_variables():
+        for variable in function._variables_so_far():
             self._known[id(variable)] = variable
             parts = parts_of_variable(variable)
             if parts is not None and not self._lost:

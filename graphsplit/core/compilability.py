@@ -81,11 +81,20 @@ def holds_variants(node: Any) -> bool:
     >>> holds_variants(make_node("l", "TensorListReserve", ["shape", "count"], element_dtype=tf.float32))
     True
     """
-    definition = op_definition(node.op)
+    always, types, lists = _where_variants(node.op)
+    variant = tf.variant.as_datatype_enum
+    return (
+        always
+        or any(node.attr[name].type == variant for name in types)
+        or any(variant in node.attr[name].list.type for name in lists)
+    )
+
+
+@functools.cache
+def _where_variants(op_type: str) -> tuple[bool, tuple[str, ...], tuple[str, ...]]:
+    """Return whether an op type always reads or makes variants, and by which attributes it says that it does."""
+    definition = op_definition(op_type)
     arguments = [*definition.input_arg, *definition.output_arg]
-    types = {a.type for a in arguments}
-    types |= {node.attr[a.type_attr].type for a in arguments if a.type_attr}
-    for argument in arguments:
-        if argument.type_list_attr:
-            types.update(node.attr[argument.type_list_attr].list.type)
-    return tf.variant.as_datatype_enum in types
+    types = tuple(dict.fromkeys(a.type_attr for a in arguments if a.type_attr))
+    lists = tuple(dict.fromkeys(a.type_list_attr for a in arguments if a.type_list_attr))
+    return any(a.type == tf.variant.as_datatype_enum for a in arguments), types, lists

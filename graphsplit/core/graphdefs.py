@@ -6,6 +6,7 @@ says `node:output_name:0`. Everything in graphsplit uses the first; this file tr
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -42,6 +43,7 @@ def output_names(node: Any, library: Mapping[str, Any] | None = None) -> list[st
     return names
 
 
+@functools.lru_cache(100_000)
 def split_reference(reference: str) -> tuple[str, int]:
     """Split `node:2` into `("node", 2)`; a bare `node` is its first output.
 

@@ -9,7 +9,7 @@ no more clusters than a step has to wait for others.
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator, Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -67,24 +67,24 @@ def find_clusters(
       outputs: references of what they return.
       functions: all functions that they may call, by name.
     """
-    sources = {node.name: sources_of(node) for node in nodes}
-    ordered = list(_in_order(nodes, sources))
-    readers = _readers(sources)
+    web = _web(nodes, outputs)
     keys = _keys(graph, nodes, functions)
-    returned = {split_reference(reference)[0] for reference in outputs}
-    _leave_out_reads_for_others(ordered, keys, returned)
+    _leave_out_reads_for_others(web, keys)
+    holding = {k for k, node in enumerate(nodes) if holds_variants(node)}
     while True:
-        levels = _levels(ordered, sources, keys)
-        _sink(ordered, readers, keys, levels, returned)
-        torn = _torn_variants(ordered, sources, keys, levels, returned)
+        levels = _levels(web, keys)
+        _sink(web, keys, levels)
+        torn = _torn_variants(web, holding, keys, levels)
         if not torn:
             break
-        for name in torn:
-            del keys[name]
+        for k in torn:
+            keys[k] = None
     groups: dict[tuple[Key, int], list[Any]] = {}
-    compiled = [node for node in ordered if node.name in keys]
-    for node in sorted(compiled, key=lambda node: (graph.origins[node.name].op or 0, node.name)):
-        groups.setdefault((keys[node.name], levels[node.name]), []).append(node)
+    found = [(graph.origins[node.name].op or 0, node.name, k) for k, node in enumerate(nodes) if keys[k] is not None]
+    for _, _, k in sorted(found):
+        key = keys[k]
+        assert key is not None
+        groups.setdefault((key, levels[k]), []).append(nodes[k])
     return [
         Cluster(key, level, tuple(members))
         for (key, level), members in groups.items()
@@ -92,127 +92,141 @@ def find_clusters(
     ]
 
 
+class _Web(NamedTuple):
+    """Which nodes wait for which, by their positions: of thousands of nodes, names would be compared all the time.
+
+    Attributes:
+      nodes: the nodes.
+      order: positions, each behind those that it waits for.
+      sources: of each node, those that it reads or waits for.
+      readers: of each node, those that read it or wait for it.
+      returned: those that are returned.
+    """
+
+    nodes: Sequence[Any]
+    order: Sequence[int]
+    sources: Sequence[Sequence[int]]
+    readers: Sequence[Sequence[int]]
+    returned: Set[int]
+
+
+def _web(nodes: Sequence[Any], outputs: Sequence[str]) -> _Web:
+    place = {node.name: k for k, node in enumerate(nodes)}
+    known: dict[str, int] = dict(place)  # of references; most are read several times
+    sources: list[list[int]] = []
+    readers: list[list[int]] = [[] for _ in nodes]
+    for k, node in enumerate(nodes):
+        own: dict[int, None] = {}
+        for reference in node.input:
+            source = known.get(reference)
+            if source is None:
+                source = known[reference] = place[split_reference(reference.lstrip("^"))[0]]
+            own[source] = None
+        sources.append(list(own))
+        for source in own:
+            readers[source].append(k)
+    returned = {place[split_reference(reference)[0]] for reference in outputs}
+    return _Web(nodes, _in_order(sources), sources, readers, returned)
+
+
 def reasons_not_compiled(graph: EmittedGraph, functions: Mapping[str, Any]) -> dict[str, str]:
     """Return the computing nodes of a graph that are left out of clusters, each with the reason."""
     found = {}
     for node in graph.nodes:
         if graph.origins[node.name].role in _COMPUTING and node.op not in _LEFT_OUT and not is_compiled(node):
-            why = why_not_compiled(node, functions, _kind(node.device))
+            why = why_not_compiled(node, functions, kind_of_device(node.device))
             if why:
                 found[node.name] = why
     return found
 
 
 @functools.cache
-def _kind(device: str) -> str:
+def kind_of_device(device: str) -> str:
+    """Return for which kind of device XLA compiles what runs on this one."""
     return "GPU" if "GPU" in device.upper() else "CPU"
 
 
-def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any]) -> dict[str, Key]:
-    """Return the keys of the nodes that XLA compiles, by name."""
+def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any]) -> list[Key | None]:
+    """Return the keys of the nodes, None for those that XLA does not compile; equal ones are one object."""
     dead = graph.dead_without()
-    keys: dict[str, Key] = {}
+    keys: list[Key | None] = []
+    same_keys: dict[Key, Key] = {}
     answers: dict[tuple[Any, ...], bool] = {}  # of the same operation on several shards
     for node in nodes:
-        origin = graph.origins.get(node.name)
-        if origin is None or origin.role not in _COMPUTING or node.op in _LEFT_OUT or not node.device:
+        name, device, op_type = node.name, node.device, node.op
+        origin = graph.origins.get(name)
+        keys.append(None)
+        if origin is None or origin.role not in _COMPUTING or op_type in _LEFT_OUT or not device:
             continue
-        same = (origin.op, origin.role, node.op, _kind(node.device))
+        if origin.op in graph.uncompiled:
+            continue
+        same = (origin.op, origin.role, op_type, kind_of_device(device))
         if same not in answers:
             answers[same] = not is_compiled(node) and not why_not_compiled(node, functions, same[-1])
         if answers[same]:
-            keys[node.name] = Key(node.device, origin.shard, dead.get(node.name, ""))
+            key = Key(device, origin.shard, dead.get(name, ""))
+            keys[-1] = same_keys.setdefault(key, key)
     return keys
 
 
-def _in_order(nodes: Sequence[Any], sources: Mapping[str, Sequence[str]]) -> Iterator[Any]:
-    """Yield the nodes, each behind those that it waits for, otherwise as they are given."""
-    by_name = {node.name: node for node in nodes}
-    done: set[str] = set()
-    for first in nodes:
+def _in_order(sources: Sequence[Sequence[int]]) -> list[int]:
+    """Return the positions of nodes, each behind those that it waits for, otherwise as they are given."""
+    done = [False] * len(sources)
+    order: list[int] = []
+    for first in range(len(sources)):
         stack = [first]
         while stack:
-            node = stack[-1]
-            if node.name in done:
-                stack.pop()
-                continue
-            waiting = [by_name[name] for name in sources[node.name] if name not in done]
+            k = stack[-1]
+            waiting = [] if done[k] else [source for source in sources[k] if not done[source]]
             if waiting:
                 stack += reversed(waiting)
-            else:
-                done.add(node.name)
-                yield stack.pop()
+                continue
+            stack.pop()
+            if not done[k]:
+                done[k] = True
+                order.append(k)
+    return order
 
 
-def sources_of(node: Any) -> list[str]:
-    """Return the names of the nodes that a node reads or waits for."""
-    return list({reference.lstrip("^").partition(":")[0]: None for reference in node.input})
-
-
-def _levels(ordered: Sequence[Any], sources: Mapping[str, Sequence[str]], keys: Mapping[str, Key]) -> dict[str, int]:
-    levels: dict[str, int] = {}
-    for node in ordered:
-        key, level = keys.get(node.name), 0
-        for source in sources[node.name]:
-            border = keys.get(source, key) != key
-            level = max(level, levels[source] + border)
-        levels[node.name] = level
+def _levels(web: _Web, keys: Sequence[Key | None]) -> list[int]:
+    levels = [0] * len(keys)
+    for k in web.order:
+        key, level = keys[k], 0
+        for source in web.sources[k]:
+            other = keys[source]
+            before = levels[source] + (other is not None and other is not key)
+            level = max(before, level)
+        levels[k] = level
     return levels
 
 
-def _leave_out_reads_for_others(ordered: Sequence[Any], keys: dict[str, Key], returned: Set[str]) -> None:
+def _leave_out_reads_for_others(web: _Web, keys: list[Key | None]) -> None:
     """Leave out what reads variables for others: they get the value as it is, where XLA would copy it for them."""
-    values: dict[str, list[str]] = {node.name: [] for node in ordered if node.op == "ReadVariableOp"}
-    for node in ordered:
+    values = {n.name: k for k, n in enumerate(web.nodes) if n.op == "ReadVariableOp" and keys[k] is not None}
+    for_others = {k for k in values.values() if k in web.returned}
+    for node, key in zip(web.nodes, keys, strict=True):
         for reference in node.input:
-            if reference[0] != "^" and (source := split_reference(reference)[0]) in values:
-                values[source].append(node.name)
-    for name, found in values.items():
-        if name in keys and (name in returned or any(keys.get(reader) != keys[name] for reader in found)):
-            del keys[name]
+            k = values.get(reference.removesuffix(":0"))  # (none for what only waits)
+            if k is not None and keys[k] is not key:
+                for_others.add(k)
+    for k in for_others:
+        keys[k] = None
 
 
-def _sink(
-    ordered: Sequence[Any],
-    readers: Mapping[str, Sequence[str]],
-    keys: Mapping[str, Key],
-    levels: dict[str, int],
-    returned: Set[str],
-) -> None:
+def _sink(web: _Web, keys: Sequence[Key | None], levels: list[int]) -> None:
     """Put what only nodes of the same shard wait for where the first of them is: nobody else waits longer for it."""
-    for node in reversed(ordered):
-        name = node.name
-        if name in keys and name not in returned and readers[name] and _is_for_own(name, readers, keys):
-            levels[name] = min(levels[reader] for reader in readers[name])
+    for k in reversed(web.order):
+        key, readers = keys[k], web.readers[k]
+        if key is not None and readers and k not in web.returned and all(keys[reader] is key for reader in readers):
+            levels[k] = min([levels[reader] for reader in readers])
 
 
-def _is_for_own(name: str, readers: Mapping[str, Sequence[str]], keys: Mapping[str, Key]) -> bool:
-    """Return whether only compiled nodes of the same shard wait for a node."""
-    return all(keys.get(reader) == keys[name] for reader in readers[name])
-
-
-def _readers(sources: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-    readers: dict[str, list[str]] = {name: [] for name in sources}
-    for name, read in sources.items():
-        for source in read:
-            readers[source].append(name)
-    return readers
-
-
-def _torn_variants(
-    ordered: Sequence[Any],
-    sources: Mapping[str, Sequence[str]],
-    keys: Mapping[str, Key],
-    levels: Mapping[str, int],
-    returned: Set[str],
-) -> set[str]:
+def _torn_variants(web: _Web, holding: Set[int], keys: Sequence[Key | None], levels: Sequence[int]) -> set[int]:
     """Return the nodes that hand lists of tensors to others, or get them, across the border of a cluster."""
-    holding = {node.name for node in ordered if holds_variants(node)}
-    place = {name: (keys.get(name), levels[name]) for name in holding}
-    torn = {name for name in holding & returned if name in keys}
-    for node in ordered:
-        if node.name in holding:
-            for source in sources[node.name]:
-                if source in holding and (place[source] != place[node.name] or keys.get(source) is None):
-                    torn |= {name for name in (source, node.name) if name in keys}
+    torn = {k for k in holding & web.returned if keys[k] is not None}
+    for k in holding:
+        for source in web.sources[k]:
+            together = keys[source] is not None and keys[source] is keys[k] and levels[source] == levels[k]
+            if source in holding and not together:
+                torn |= {one for one in (source, k) if keys[one] is not None}
     return torn

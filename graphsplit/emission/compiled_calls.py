@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -26,6 +26,7 @@ class CompiledNodes:
       functions: what the calls call.
       outputs, effects: as they are named now.
       inside: the call that each node of a cluster became part of.
+      given: of each call, the references that it reads, as they were named.
     """
 
     nodes: tuple[Any, ...]
@@ -33,6 +34,7 @@ class CompiledNodes:
     outputs: tuple[str, ...]
     effects: tuple[str, ...]
     inside: Mapping[str, str]
+    given: Mapping[str, Sequence[str]]
 
 
 def compile_clusters(
@@ -62,6 +64,20 @@ def graph_def_that_runs(graph: EmittedGraph) -> Any:
     return found
 
 
+class _Content(NamedTuple):
+    """What is in a cluster's function.
+
+    Attributes:
+      types: of its arguments.
+      members: of each node its name there, what it reads there, and all else.
+      returned: references.
+    """
+
+    types: tuple[int, ...]
+    members: tuple[tuple[str, tuple[str, ...], bytes], ...]
+    returned: tuple[str, ...]
+
+
 class _Writer:
     def __init__(self, graph: EmittedGraph, nodes: Sequence[Any], clusters: Sequence[Cluster]):
         self._graph = graph
@@ -76,20 +92,24 @@ class _Writer:
         returned = self._returned(outputs)
         for call, references in zip(self._calls, returned, strict=True):
             self._references.update({r: f"{call}:{k}" for k, r in enumerate(references)})
-        functions: dict[str, Any] = {}
+        functions: dict[Any, Any] = {}  # by what is in them: shards that do the same call the same
         calls = []
+        given = {}
         for c, cluster in enumerate(self._clusters):
             inputs, controls = self._given(cluster)
-            function = self._function(cluster, inputs, returned[c])
-            functions[function.signature.name] = function
-            calls.append(self._call(c, function, inputs, controls))
+            content = self._content(cluster, inputs, returned[c])
+            if content not in functions:
+                functions[content] = self._function(cluster, content)
+            calls.append(self._call(c, functions[content], inputs, controls))
+            given[self._calls[c]] = inputs
         left = [self._renamed(node) for node in self._nodes if node.name not in self._cluster_of]
         return CompiledNodes(
             (*left, *calls),
-            tuple(functions.values()),
+            tuple({function.signature.name: function for function in functions.values()}.values()),
             tuple(map(self._reference, outputs)),
             tuple(dict.fromkeys(self._reference(f"^{effect}")[1:] for effect in effects)),
             {name: self._calls[c] for name, c in self._cluster_of.items()},
+            given,
         )
 
     def _call_name(self, cluster: Cluster) -> str:
@@ -108,19 +128,13 @@ class _Writer:
     def _returned(self, outputs: Sequence[str]) -> list[list[str]]:
         """Return of each cluster what others read."""
         found: list[set[str]] = [set() for _ in self._clusters]
-
-        def note(reference: str, reader: int | None) -> None:
-            name, index = split_reference(reference)
-            c = self._cluster_of.get(name)
-            if c is not None and c != reader:
-                found[c].add(f"{name}:{index}")
-
-        for node in self._nodes:
-            for reference in node.input:
-                if reference[0] != "^":
-                    note(reference, self._cluster_of.get(node.name))
-        for reference in outputs:
-            note(reference, None)
+        read = [(self._cluster_of.get(node.name), node.input) for node in self._nodes]
+        for reader, references in (*read, (None, outputs)):
+            for reference in references:
+                name, index = split_reference(reference)  # (no cluster has a node by the name of what is waited for)
+                c = self._cluster_of.get(name)
+                if c is not None and c != reader:
+                    found[c].add(f"{name}:{index}")
         places = {node.name: k for cluster in self._clusters for k, node in enumerate(cluster.nodes)}
         return [sorted(references, key=lambda r: (places[split_reference(r)[0]], r)) for references in found]
 
@@ -143,31 +157,44 @@ class _Writer:
                     inputs[f"{name}:{index}"] = None
         return list(inputs), list(controls)
 
-    def _function(self, cluster: Cluster, inputs: Sequence[str], returned: Sequence[str]) -> Any:
+    def _content(self, cluster: Cluster, inputs: Sequence[str], returned: Sequence[str]) -> _Content:
         prefix = "" if cluster.key.shard is None else self._graph.prefixes[cluster.key.shard]
-        stand_ins = {reference: f"{self._graph.scope}/input_{i}" for i, reference in enumerate(inputs)}
+        inner = {reference: f"{self._graph.scope}/input_{i}" for i, reference in enumerate(inputs)}
+        inner.update({r.removesuffix(":0"): stand_in for r, stand_in in inner.items() if r.endswith(":0")})
         constants = self._constants(cluster)  # (may be another shard's, of the same device)
-        numbered = {node.name: f"{self._graph.scope}/constant_{i}" for i, node in enumerate(constants)}
+        names = {node.name: f"{self._graph.scope}/constant_{i}" for i, node in enumerate(constants)}
+        names.update({node.name: node.name.removeprefix(prefix) for node in cluster.nodes})
+        inner.update(names)
 
-        def name_of(name: str) -> str:
-            return numbered.get(name) or name.removeprefix(prefix)
+        def name_of(reference: str) -> str:
+            found = inner.get(reference)
+            if found is None:  # it waits for something, or reads a later output
+                sign, (name, index) = "^" * (reference[0] == "^"), split_reference(reference.lstrip("^"))
+                found = f"{sign}{names[name]}{f':{index}' if index else ''}" if name in names else ""
+                inner[reference] = found
+            return found
 
-        def inner(reference: str) -> str:
-            name, index = split_reference(reference)
-            return stand_ins.get(f"{name}:{index}", f"{name_of(name)}:{index}")
-
-        nodes = [make_node(stand_ins[r], "Placeholder", [], dtype=tf.as_dtype(self._type(r))) for r in inputs]
-        inside = {node.name for node in cluster.nodes}
+        members = []
         for node in (*constants, *cluster.nodes):
-            copy = NodeDef()
-            copy.CopyFrom(node)
-            copy.name, copy.device = name_of(node.name), ""
-            del copy.input[:]
-            copy.input.extend(inner(r) for r in node.input if r[0] != "^")
-            copy.input.extend(f"^{name_of(r[1:])}" for r in node.input if r[0] == "^" and r[1:] in inside)
-            nodes.append(copy)
-        effects = [name_of(node.name) for node in cluster.nodes if op_definition(node.op).is_stateful]
-        function = function_definition("cluster", nodes, list(stand_ins.values()), list(map(inner, returned)), effects)
+            read = () if node.op == "Const" else tuple([name_of(r) for r in node.input])
+            members.append((names[node.name], tuple([r for r in read if r]), _attributes(node)))
+        types = tuple([self._type(reference) for reference in inputs])
+        return _Content(types, tuple(members), tuple(map(name_of, returned)))
+
+    def _function(self, cluster: Cluster, content: _Content) -> Any:
+        stand_ins = [f"{self._graph.scope}/input_{i}" for i in range(len(content.types))]
+        pairs = zip(stand_ins, content.types, strict=True)
+        nodes = [make_node(name, "Placeholder", [], dtype=tf.as_dtype(dtype)) for name, dtype in pairs]
+        for name, read, attributes in content.members:
+            node = NodeDef()
+            node.ParseFromString(attributes)
+            node.name = name
+            node.input.extend(read)
+            nodes.append(node)
+        members = [name for name, _, _ in content.members][-len(cluster.nodes) :]
+        named = zip(members, cluster.nodes, strict=True)
+        effects = [name for name, node in named if op_definition(node.op).is_stateful]
+        function = function_definition("cluster", nodes, stand_ins, content.returned, effects)
         function.attr[XLA_ATTRIBUTE].b = True
         return named_by_content(function)
 
@@ -200,6 +227,16 @@ class _Writer:
         copy.input.extend([r for r in found if r[0] != "^"])
         copy.input.extend(dict.fromkeys(r for r in found if r[0] == "^"))
         return copy
+
+
+def _attributes(node: Any) -> bytes:
+    """Return what a node is apart from its name, its device and what it reads."""
+    copy = NodeDef()
+    copy.CopyFrom(node)
+    copy.ClearField("name")
+    copy.ClearField("device")
+    copy.ClearField("input")
+    return bytes(copy.SerializeToString(deterministic=True))
 
 
 def _alone(constant: Any) -> Any:

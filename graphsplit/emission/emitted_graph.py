@@ -42,6 +42,7 @@ class EmittedGraph:
         depends on its `Switch`es is dead, up to a `Merge`.
       beside_variables: names of nodes without a device of their own: their variable's, wherever a loader puts that.
       compiled: whether XLA compiles what runs between moves, when the graph is made to run.
+      uncompiled: positions of operations that are left out of that.
     """
 
     nodes: tuple[Any, ...] = field(repr=False)
@@ -57,6 +58,7 @@ class EmittedGraph:
     beside_variables: frozenset[str] = frozenset()
     prefixes: Mapping[int, str] = field(default_factory=dict, repr=False)
     compiled: bool = False
+    uncompiled: frozenset[int] = frozenset()
 
     def shard_of(self, name: str) -> int | None:
         """Return the shard that a node belongs to, or None."""

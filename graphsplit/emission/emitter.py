@@ -126,7 +126,8 @@ class _Emitter:
             present=tuple(self._counts.present(d) for d in self._draft.shards if self._counts.may_be_absent(d)),
             beside_variables=self._beside_variables(),
             prefixes=self._draft.prefixes,
-            compiled=self._plan.jit_compile,
+            compiled=bool(self._plan.jit_compile),
+            uncompiled=frozenset([*self._plan.turns_split, *(self._plan.refused or ())]),
         )
 
     def _beside_variables(self) -> frozenset[str]:

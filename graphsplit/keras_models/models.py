@@ -76,7 +76,7 @@ class ParallelModel:
     template: Any
     model_devices: ModelDevices
     _functions: dict[str, tuple[Any, Any]]
-    _compiled_by_xla: bool
+    _compiled_by_xla: bool | str
 
     @classmethod
     def _wrap(cls, template: Any, model_devices: ModelDevices) -> ParallelModel:
@@ -107,8 +107,11 @@ class ParallelModel:
                 "called under a tf.distribute strategy's scope, which would mirror the optimizer's variables. Call it "
                 "outside of `with strategy.scope():`."
             )
-        # (what Keras makes of "auto" is meant for one device)
-        object.__setattr__(self, "_compiled_by_xla", bound.get("jit_compile") is True)
+        asked = bound.get("jit_compile")  # (what Keras makes of its default is meant for one device)
+        object.__setattr__(self, "_compiled_by_xla", asked if asked in (True, "auto") else False)
+        return self._compile_template(*args, **kwargs)
+
+    def _compile_template(self, *args: Any, **kwargs: Any) -> Any:
         return self.template.compile(*args, **kwargs)
 
     def plan(self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None) -> Plan:
@@ -260,6 +263,13 @@ class ParallelKeras2Model(ParallelModel):
     """A wrapped tf_keras model. Keras 2 counts steps in a variable of the model; its callbacks read that."""
 
     __slots__ = ()
+
+    def _compile_template(self, *args: Any, **kwargs: Any) -> Any:
+        if self._compiled_by_xla != "auto":
+            return self.template.compile(*args, **kwargs)
+        return self.template.compile(
+            **{**_bind(self.template.compile, args, kwargs), "jit_compile": None}
+        )  # knows no auto
 
     def _batch_function(self, kind: str) -> Any:
         finish = joined_predictions if kind == "predict" else last

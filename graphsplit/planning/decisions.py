@@ -44,7 +44,9 @@ class Decisions:
       random: `"exact"`: shards draw the numbers of one device; `"independent"`: numbers of their own.
       state: where variables, tables and large constants live.
       stage_cuts: the stages into which the program was cut, if that was asked for.
-      jit_compile: whether XLA compiles what a shard, or home, computes between two moves.
+      jit_compile: whether XLA compiles what a shard, or home, computes between two moves; `"auto"`: what it can.
+      refused: operations, by position, that XLA refuses although it has kernels for them, with its reasons; None if it
+        was not asked.
     """
 
     program: Program = field(repr=False)
@@ -64,7 +66,8 @@ class Decisions:
     random: str = "exact"
     state: State = field(default_factory=State, repr=False)
     stage_cuts: StageCuts | None = field(default=None, repr=False)
-    jit_compile: bool = False
+    jit_compile: bool | str = False
+    refused: Mapping[int, str] | None = None
 
     @property
     def devices(self) -> tuple[str, ...]:
@@ -118,6 +121,11 @@ class Decisions:
     def home_ops(self) -> tuple[Op, ...]:
         """Return the operations that run once, on whole tensors."""
         return tuple(op for op, step in zip(self.program.ops, self.steps, strict=True) if step.home)
+
+    @property
+    def turns_split(self) -> tuple[int, ...]:
+        """Return the loops and branches that run once and whose turns are split over the devices, by position."""
+        return tuple(k for k, step in enumerate(self.steps) if step.home and step.bodies)
 
     @property
     def stayed_home(self) -> tuple[tuple[Op, str], ...]:

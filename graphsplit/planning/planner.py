@@ -52,7 +52,7 @@ def plan_program(
     random: str = "exact",
     schedule: str = "",
     stages: StagesAsked | None = None,
-    jit_compile: bool = False,
+    jit_compile: bool | str = False,
     bucket_bytes: int | None = None,
     notes: Sequence[str] = (),
 ) -> Plan:
@@ -69,7 +69,7 @@ def plan_program(
       random: `"exact"` or `"independent"`.
       schedule: the kind of schedule by which shards go through stages; "" for none.
       stages: into which the program is to be cut, if any.
-      jit_compile: whether XLA compiles what a shard, or home, computes between two moves.
+      jit_compile: whether XLA compiles what a shard, or home, computes between two moves; `"auto"`: what it can.
       bucket_bytes: see `find_buckets`.
 
     Raises:

@@ -16,6 +16,7 @@ from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.parted_variables import layout_changes
+from graphsplit.core.polynomials import Point
 from graphsplit.core.tensorflow_internals import (
     accumulator_watches,
     no_recording,
@@ -34,6 +35,7 @@ from graphsplit.runtime.failures import Located
 from graphsplit.runtime.feeding import FedExecutable
 from graphsplit.runtime.handles import captured, layouts_of, watches
 from graphsplit.runtime.joint_trace import differentiable_outputs, gradients_only, joint_trace
+from graphsplit.runtime.trial_compilations import Trials
 from graphsplit.tracing.trace import Trace
 
 
@@ -41,12 +43,20 @@ class Differentiable:
     """A planned function that tapes can differentiate: called like an `Executable`, on flat tensors.
 
     Threads may call it at the same time: what it lacks is made by one of them.
+
+    Args:
+      trace, plan: the function.
+      name: what the user calls it.
+      trials: what XLA is asked with, where the plan says that it is.
+      point: for sizes that are not known when planning, what they are in all its calls, if that is known.
     """
 
-    def __init__(self, trace: Trace, plan: Plan, name: str):
+    def __init__(self, trace: Trace, plan: Plan, name: str, trials: Trials | None = None, point: Point | None = None):
         self.trace = trace
-        self.plan = plan
         self.name = name
+        self.trials = trials or Trials(name)
+        self.point = point or {}
+        self.plan = self.trials.asked(plan, trace, self.point)
         self._executable: Executable | None = None
         self._fed: FedExecutable | None = None
         self._pairs: dict[tuple[bool, ...], ForwardAndBackward] = {}
@@ -80,7 +90,7 @@ class Differentiable:
         """Cut the flat arguments and send the pieces to the devices that read them, for `run_sent`."""
         if self._fed is None:
             with self.trace.lock:
-                self._fed = self._fed or FedExecutable(self.trace, self.plan, self.name)
+                self._fed = self._fed or FedExecutable(self.trace, self.plan, self.name, self.trials, self.point)
         with Located(self.plan, tensors):
             return self._fed.feed(tensors)
 
@@ -154,9 +164,11 @@ class ForwardAndBackward:
         joint = joint_trace(single.trace, watched)
         self._joint = joint
         layouts = [_layout_of(single, k) for group in joint.groups for k in group]
-        self.plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
-        graph = emit(self.plan)
-        self._cut = Cut(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name)
+        plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
+        graph = emit(plan)
+        asking = single.trials.asking(plan, graph, joint.trace, single.point)
+        self._cut = Cut(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name, asking)
+        self.plan = single.trials.told(plan, asking)
         self._again_functions: dict[int, Differentiable] = {}
         self._whole_backward: dict[int, Any] = {}
 
@@ -283,7 +295,7 @@ class ForwardAndBackward:
                 "that it changes while it runs. Parallelize the whole computation with both tapes inside, or make "
                 "those changes outside of the function."
             )
-        return Differentiable(trace, plan, f"{self.single.name}_gradient")
+        return Differentiable(trace, plan, f"{self.single.name}_gradient", self.single.trials, self.single.point)
 
 
 def _captures_of(program: Program, operations: Collection[int]) -> set[str]:

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.function_calls import CONTROL_FLOW, called_functions, function_names
-from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 
@@ -61,10 +60,15 @@ def located(error: Any, plan: Plan, tensors: Sequence[tf.Tensor]) -> Any:
     words = _own_words(error.message)
     if _REFUSED in words:
         words = (
-            f"{_LINES_OF_XLA.sub('', words).rstrip('.')}. XLA cannot compile this. Leave out jit_compile=True, or put "
-            "@tf.function(jit_compile=True) on functions inside that it can."
+            f"{words_of_xla(words)}. XLA cannot compile this. jit_compile='auto' compiles all else; or leave it out, "
+            "and put @tf.function(jit_compile=True) on functions inside that XLA can compile."
         )
     return type(error)(error.node_def, error.op, f"{where}: {words}")
+
+
+def words_of_xla(message: str) -> str:
+    """Return why XLA refuses to compile something, without what TensorFlow says of where and how to find out more."""
+    return _LINES_OF_XLA.sub("", _own_words(message)).rstrip(".")
 
 
 def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]:
@@ -77,7 +81,8 @@ def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]
         return []
     graph = emit(plan)
     function, name = named.groups()
-    found = [node for node in graph.nodes if node.name == name] or _callers(graph, function or "")
+    library = {child.signature.name: child for child in graph.library.function}
+    found = [node for node in graph.nodes if node.name == name] or callers(graph.nodes, library, function or "")
     places = []
     if len(found) == 1:
         shard = graph.shard_of(found[0].name)
@@ -87,13 +92,18 @@ def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]
     return [*places, line] if line else places
 
 
-def _callers(graph: EmittedGraph, function: str) -> list[Any]:
-    """Return the loops and branches among the nodes that call a function, or one that calls it."""
-    library = {child.signature.name: child for child in graph.library.function}
+def callers(nodes: Iterable[Any], library: Mapping[str, Any], function: str) -> list[Any]:
+    """Return the loops and branches among nodes that call a function, or one that calls it.
+
+    Args:
+      nodes: the nodes.
+      library: the functions that they may call, by name.
+      function: its name.
+    """
     calling = {function}
     while more := {n for n, f in library.items() if calling & set(called_functions(f, library))} - calling:
         calling |= more
-    return [node for node in graph.nodes if node.op in CONTROL_FLOW and calling & set(function_names(node))]
+    return [node for node in nodes if node.op in CONTROL_FLOW and calling & set(function_names(node))]
 
 
 def _rows(plan: Plan, shard: int, tensors: Sequence[tf.Tensor]) -> list[str]:

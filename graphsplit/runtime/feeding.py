@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import NodeDef, make_node, output_type, split_reference
+from graphsplit.core.polynomials import Point
 from graphsplit.core.symbolic_sizes import without_sizes
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
@@ -19,6 +20,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.runtime.empty_shards import DeadTensors
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.handles import captured
+from graphsplit.runtime.trial_compilations import Trials
 from graphsplit.tracing.trace import Trace
 
 _AHEAD = frozenset({"scatter", "sizes"})  # what cuts, and counts what is cut
@@ -31,10 +33,12 @@ class FedExecutable:
     Args:
       trace, plan: what runs where.
       name: what to call the functions.
+      trials, point: see `Differentiable`.
     """
 
-    def __init__(self, trace: Trace, plan: Plan, name: str):
+    def __init__(self, trace: Trace, plan: Plan, name: str, trials: Trials, point: Point):
         graph = emit(plan)
+        asking = trials.asking(plan, graph, trace, point)
         by_name = {node.name: node for node in graph.nodes}
         cutting = _cutting(graph, by_name)
         pieces = _pieces(graph, cutting, plan.home)
@@ -75,6 +79,8 @@ class FedExecutable:
             graph.effects,
             {},
             [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs],
+            asking=asking,
+            stand_ins={piece: reference for (reference, _), piece in pieces.items()},
         )
 
     def feed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
