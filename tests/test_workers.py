@@ -1,0 +1,203 @@
+"""Several machines: worker processes on loopback, each group of cases in one client process of its own.
+
+The cases are in `helpers/worker_cases.py`; what needs no workers is here.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.clusters import addresses, exposure
+from graphsplit.core.devices import canonical_name, short_name, task_of
+from graphsplit.core.graphdefs import make_node
+from graphsplit.runtime.before_images import record, written_variables
+from tests.helpers.worker_cases import GROUPS
+
+ROOT = Path(__file__).parent.parent
+QUIET = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+
+
+@pytest.mark.parametrize(
+    "group",
+    [
+        pytest.param("calls", marks=pytest.mark.timeout(950)),
+        pytest.param("lost", marks=[pytest.mark.timeout(950), pytest.mark.long]),
+        pytest.param("often", marks=[pytest.mark.timeout(3100), pytest.mark.long]),
+    ],
+)
+def test_over_worker_processes(group: str):
+    command = [sys.executable, "-m", "tests.helpers.worker_cases", group]
+    limit = 3000 if group == "often" else 900
+    ran = subprocess.run(command, cwd=ROOT, env=QUIET, capture_output=True, text=True, timeout=limit)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+    said = json.loads(ran.stdout.strip().splitlines()[-1])
+    assert sorted(said) == sorted(GROUPS[group])
+    wrong = {name: trace for name, trace in said.items() if trace}
+    assert not wrong, "\n".join(f"{name}:\n{trace}" for name, trace in wrong.items())
+
+
+@pytest.mark.long
+@pytest.mark.timeout(1900)
+def test_what_is_about_results_runs_unchanged_on_workers():
+    """The cases of other files, their numbers of devices being those of three worker processes."""
+    files = ["test_effects_and_plans", "test_gradients", "test_branches", "test_prefetching", "test_training"]
+    others = "not plan_prints and not every_emitted"  # these look at names of devices
+    command = [sys.executable, "-m", "pytest", "-q", "-n", "0", "-k", others, *[f"tests/{file}.py" for file in files]]
+    environment = {**QUIET, "GRAPHSPLIT_TEST_WORKERS": "3"}
+    ran = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=1800)
+    assert ran.returncode == 0, ran.stdout[-3000:]
+
+
+def test_names_of_devices():
+    name = "/job:worker/replica:0/task:1/device:GPU:0"
+    assert canonical_name("/job:worker/task:1/gpu:0") == canonical_name("worker:1/GPU:0") == name
+    assert short_name(name) == "worker:1/GPU:0"
+    assert task_of(name) == ("worker", 1)
+    assert task_of(canonical_name("/job:localhost/task:0/GPU:0")) is None
+
+
+@pytest.mark.parametrize("wrong", ["10.0.0.1", ":2222", "10.0.0.1:0", "10.0.0.1:99999", "grpc://a:2222", 5, None])
+def test_what_is_no_address(wrong: object):
+    with pytest.raises(gs.ArgumentError) as raised:
+        gs.connect([wrong])
+    assert str(raised.value) == f"{wrong!r} is not the address of a worker; write it like '10.0.0.1:2222'."
+
+
+def test_lists_of_workers():
+    with pytest.raises(gs.ArgumentError) as raised:
+        gs.connect("10.0.0.1:2222")
+    assert str(raised.value) == "connect takes a list of addresses, ['10.0.0.1:2222'], got '10.0.0.1:2222'."
+    for workers in ([], ["a:1", "a:1"]):
+        with pytest.raises(gs.ArgumentError) as raised:
+            gs.connect(workers)
+        assert str(raised.value) == f"connect takes one or more workers, each once; got {workers}."
+
+
+def test_cluster_resolvers():
+    spec = tf.train.ClusterSpec({"chief": ["a:1"], "worker": ["b:1", "c:1"]})
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec, task_type="chief", task_id=0)
+    assert addresses.worker_addresses(resolver) == (["b:1", "c:1"], "a:1")  # the chief is this process
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(spec)
+    assert addresses.worker_addresses(resolver) == (["a:1", "b:1", "c:1"], None)
+    alone = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec({"worker": ["a:1"]}), task_type="worker", task_id=0
+    )
+    with pytest.raises(gs.ArgumentError, match="SimpleClusterResolver knows of no workers but this process"):
+        addresses.worker_addresses(alone)
+
+
+def test_after_variables_were_made():
+    variable = tf.Variable(1.0, name="early")
+    with pytest.raises(gs.UnsupportedError) as raised:
+        gs.connect(["127.0.0.1:9"])
+    assert str(raised.value).startswith("connect was called after variables were made (")
+    assert str(raised.value).endswith("Call it first in the program, before any tensor, variable or model is made.")
+    del variable
+
+
+def test_a_worker_that_does_not_answer():
+    script = (
+        "import graphsplit as gs\n"
+        "try:\n    gs.connect(['127.0.0.1:9'], timeout_s=0.5)\nexcept gs.DeviceError as error:\n    print(error)"
+    )
+    ran = subprocess.run([sys.executable, "-c", script], env=QUIET, capture_output=True, text=True, timeout=240)
+    assert ran.stdout == (
+        "These workers did not answer within 0.5 s:\n  - 127.0.0.1:9\nStart each with `graphsplit worker --port ...` "
+        "and see that this machine may reach the port; timeout_s=... waits longer.\n"
+    ), ran.stderr
+
+
+def test_resilient_without_workers():
+    step = gs.parallelize(lambda x: x, devices=2)
+    with pytest.raises(gs.UnsupportedError, match="connect to some first"):
+        gs.resilient(step)
+    with pytest.raises(gs.ArgumentError, match="resilient takes a function that parallelize returned, got"):
+        gs.resilient(lambda x: x)
+    with pytest.raises(gs.ArgumentError, match="on_lost='wait'"):
+        gs.resilient(step, on_lost="wait")
+
+
+@pytest.mark.parametrize("number", [0, True, 1.5])
+def test_numbers_of_local_workers(number: object):
+    with pytest.raises(gs.ArgumentError) as raised:
+        gs.LocalWorkers(number)  # type: ignore[arg-type]
+    assert str(raised.value) == f"LocalWorkers(count={number!r}): it is a number, at least 1."
+
+
+def test_a_port_in_use_and_a_public_address(monkeypatch: pytest.MonkeyPatch):
+    with socket.socket() as taken:
+        taken.bind(("", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        with pytest.raises(gs.DeviceError) as raised:
+            exposure.check_port(port, insecure=True)
+        assert str(raised.value) == (f"Port {port} is in use here. Choose another --port, or end what listens there.")
+    [port] = addresses.free_ports(1)
+    monkeypatch.setattr(exposure, "public_addresses", lambda: ["8.8.8.8"])
+    with pytest.raises(gs.UnsupportedError, match=r"^This machine has a public address, 8\.8\.8\.8\. .*--insecure"):
+        exposure.check_port(port, insecure=False)
+    exposure.check_port(port, insecure=True)
+
+
+def test_addresses_of_this_machine():
+    assert "127.0.0.1" in addresses.own_addresses()
+    assert "127.0.0.1" not in addresses.public_addresses()
+    assert addresses.address_towards("127.0.0.1:2222").startswith("127.0.0.1:")
+
+
+def test_a_worker_ends_cleanly():
+    [port] = addresses.free_ports(1)
+    command = [sys.executable, "-m", "graphsplit.cli", "worker", "--port", str(port), "--insecure"]
+    worker = subprocess.Popen(command, env=QUIET, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        assert worker.stdout is not None
+        assert f"127.0.0.1:{port}" in worker.stdout.readline()
+        end = time.monotonic() + 100
+        while addresses.is_free(port):
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        worker.send_signal(signal.SIGTERM)
+        out, err = worker.communicate(timeout=100)
+    finally:
+        worker.kill()
+    assert worker.returncode == 0
+    assert out == "graphsplit worker: ended\n"
+    assert err.startswith("Warning: TensorFlow's server listens on all interfaces and asks nobody who they are"), err
+
+
+def test_what_is_kept_before_it_is_written():
+    here, there = "/device:CPU:0", "/job:worker/replica:0/task:0/device:CPU:0"
+    nodes = [
+        make_node("v", "Placeholder", [], here, dtype=tf.resource),
+        make_node("r", "Placeholder", [], here, dtype=tf.resource),
+        make_node("w", "Placeholder", [], there, dtype=tf.resource),
+        make_node("x", "Placeholder", [], here, dtype=tf.float32),
+        make_node("read", "ReadVariableOp", ["r"], here, dtype=tf.float32),
+        make_node("add", "AssignAddVariableOp", ["v", "x"], here, dtype=tf.float32),
+        make_node("assign", "AssignVariableOp", ["w", "read"], there, dtype=tf.float32),
+    ]
+    written = written_variables(nodes, ["v", "r", "w", "x"])
+    assert [(w.argument, w.name, w.device) for w in written] == [(0, "v", here), (2, "w", there)]
+    recorded = record(nodes, written, [tf.float32, tf.float32])
+    by_name = {node.name: node for node in recorded.nodes}
+    assert recorded.devices == [here, there]
+    assert [by_name[name].device for name in recorded.inputs] == [here, there, here, there]
+    for name, device in {"add": here, "assign": there}.items():
+        [wait] = [reference[1:] for reference in by_name[name].input if reference[0] == "^"]
+        counts = by_name[wait]
+        assert (counts.op, counts.device) == ("AssignAddVariableOp", device)
+        [kept] = [by_name[reference[1:]] for reference in counts.input if reference[0] == "^"]
+        assert (kept.op, kept.device) == ("AssignVariableOp", device)
+        assert by_name[kept.input[1]].input[0] == ("v" if name == "add" else "w")
+    assert [r for r in by_name["read"].input if r[0] == "^"] == []
