@@ -16,7 +16,7 @@ from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.clusters.cluster import Cluster, current_cluster
 from graphsplit.core.devices import canonical_name, name_for_runtime, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
-from graphsplit.core.parted_variables import move_variable, parts_of_variable
+from graphsplit.core.parted_variables import assign, move_variable, parts_of_variable
 from graphsplit.core.user_code import user_stack_level
 
 P = ParamSpec("P")
@@ -198,7 +198,8 @@ class Resilient(Generic[P, R]):
             if self._is_lost(device):
                 self._move(variable, value)
             else:
-                variable.assign(value)
+                with tf.device(variable.device):
+                    assign(variable.handle, value)  # (where it lay in parts, it is empty)
         return gone
 
     def _is_lost(self, device: str) -> bool:

@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from graphsplit import __version__
 from graphsplit.clusters.addresses import own_addresses
-from graphsplit.clusters.cluster import FAIL_FAST
+from graphsplit.clusters.cluster import apply_settings
 from graphsplit.clusters.exposure import WARNING
 from graphsplit.clusters.introduction import introduce
 
@@ -27,7 +27,7 @@ def serve(port: int, devices: int | None, threads: int | None, with_parent: bool
       threads: of an operation on the CPU; by default as many as there are cores.
       with_parent: whether it ends, too, with the process that started it.
     """
-    os.environ.setdefault(*FAIL_FAST)
+    apply_settings()
     keep = introduce(__version__)
     config = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=threads or 0)
     if devices is not None:

@@ -58,10 +58,12 @@ class _Step:
       tasks: the workers that it runs on.
       kept: what it keeps.
       devices: of the counters.
+      incarnations: of the workers when it began.
     """
 
     name: str
     tasks: tuple[int, ...]
+    incarnations: tuple[int, ...]
     kept: tuple[Kept, ...] = ()
     devices: tuple[str, ...] = ()
 
@@ -90,6 +92,7 @@ class UndoLog:
         """Return what keeps the value of a variable."""
         with self._lock:
             if self._connections != self._cluster.connections:  # what was kept on a worker went with it
+                self._settle("a call")
                 self._begin_anew()
             found = self._kept.get(id(handle))
             if found is None:
@@ -117,7 +120,7 @@ class UndoLog:
         except Frozen as frozen:
             raise lost_error(self._cluster, frozen.tasks, name, True, frozen.since_s) from None
         except tf.errors.OpError as error:
-            self._raise_if_lost(_Step(name, tasks), error, True)
+            self._raise_if_lost(_Step(name, tasks, self._cluster.incarnations), error, True)
             raise
 
     def write(self, step: _Step, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
@@ -186,7 +189,8 @@ class UndoLog:
             call.result()
 
     def _lost(self, step: _Step) -> set[int]:
-        return set(self._cluster.health().lost) & set(step.tasks)
+        now, lost = self._cluster.incarnations, set(self._cluster.health().lost)
+        return {task for task in step.tasks if task in lost or now[task] != step.incarnations[task]}
 
     def _raise_if_lost(self, step: _Step, error: BaseException, undone: bool) -> None:
         if isinstance(error, (tf.errors.OpError, WorkerLostError)) and (lost := self._lost(step)):
@@ -251,7 +255,7 @@ class ClusterFunction:
         self._kept = tuple([log.kept(arguments[w.argument], t) for w, t in zip(written, dtypes, strict=True)])
         counters = [log.counter(device) for device in devices]
         given = [*arguments, *[kept.handle for kept in self._kept], *counters]
-        step = _Step(self._name, self._tasks, self._kept, devices)
+        step = _Step(self._name, self._tasks, self._cluster.incarnations, self._kept, devices)
         return log.write(step, lambda: function(given))
 
     def _as_it_is(self) -> RuntimeFunction:
