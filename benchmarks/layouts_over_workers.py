@@ -10,15 +10,9 @@ The devices are the CPUs of so many worker processes, each with one thread for a
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
-import os
-import socket
 import statistics
-import subprocess
-import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,12 +22,6 @@ _WAYS: dict[str, dict[str, Any]] = {
     "sharded": {"layout": "sharded"},
     "sharded, not again": {"layout": "sharded", "reshard_after_forward": False},
 }
-_WORKER = """
-import json, sys, tensorflow as tf
-cluster, index = json.loads(sys.argv[1]), int(sys.argv[2])
-one_core = tf.compat.v1.ConfigProto(intra_op_parallelism_threads=1)
-tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name="worker", task_index=index, config=one_core).join()
-"""
 
 
 def main() -> None:
@@ -43,7 +31,10 @@ def main() -> None:
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
     options = parser.parse_args()
-    with workers(options.workers) as devices:
+    import graphsplit as gs
+
+    with gs.LocalWorkers(options.workers) as workers:
+        devices = gs.connect(workers).devices
         show(devices, Network(options.width, options.depth, options.rows, options.optimizer), options.rounds)
 
 
@@ -115,37 +106,6 @@ def training(network: Network, device: str) -> tuple[list[Any], Callable[[Any], 
         return loss
 
     return [*weights, *[slot for own in held for slot in own]], step
-
-
-@contextlib.contextmanager
-def workers(count: int) -> Iterator[list[str]]:
-    """Start worker processes on loopback, connect to them, and give the names of their CPUs."""
-    ports = _free_ports(count + 1)
-    cluster = {"worker": [f"127.0.0.1:{port}" for port in ports[:-1]], "client": [f"127.0.0.1:{ports[-1]}"]}
-    environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
-    os.environ.update({"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"})
-    started = [
-        subprocess.Popen([sys.executable, "-c", _WORKER, json.dumps(cluster), str(index)], env=environment)
-        for index in range(count)
-    ]
-    try:
-        import tensorflow as tf
-
-        tf.config.experimental_connect_to_cluster(tf.train.ClusterSpec(cluster), job_name="client")
-        yield [f"/job:worker/replica:0/task:{index}/device:CPU:0" for index in range(count)]
-    finally:
-        for process in started:
-            process.kill()
-        for process in started:
-            process.wait()
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]
 
 
 if __name__ == "__main__":

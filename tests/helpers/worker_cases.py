@@ -245,6 +245,35 @@ def stages(workers, cluster) -> None:
 
 
 @case("calls")
+def keras_fit(workers, cluster) -> None:
+    """A model whose last batch is uneven, with BatchNormalization, dropout, metrics and Adam, under fit and predict."""
+    import keras
+
+    def trained_model(parallel: bool):
+        keras.utils.set_random_seed(1)
+        layers = [
+            keras.layers.Dense(8, activation="tanh"),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3),
+        ]
+        model = keras.Sequential([keras.Input((6,), dtype="float64"), *layers, keras.layers.Dense(1)])
+        model = gs.multi_gpu_model(model) if parallel else model
+        model.compile(keras.optimizers.Adam(0.01), "mse", metrics=["mae"])
+        x = rows(22).numpy()
+        history = model.fit(x, x.sum(1), batch_size=8, epochs=2, shuffle=False, verbose=0)
+        return [*history.history["loss"], *history.history["mae"], model.predict(x, verbose=0), *model.get_weights()]
+
+    before = keras.config.floatx()
+    keras.config.set_floatx("float64")
+    try:
+        expected, found = trained_model(False), trained_model(True)
+    finally:
+        keras.config.set_floatx(before)
+    for a, b in zip(found, expected, strict=True):
+        assert np.allclose(a, b, rtol=1e-9, atol=1e-9), (a, b)
+
+
+@case("calls")
 def errors_name_the_line(workers, cluster) -> None:
     table = tf.Variable(tf.ones((4, 2)))
     f = gs.parallelize(lambda ids: tf.gather(table, ids))

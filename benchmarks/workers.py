@@ -1,0 +1,179 @@
+"""Steps over worker processes: `python -m benchmarks.workers [--workers 2,3] [--widths 128,256,512,1024]`.
+
+A training step of dense layers (momentum, float32), on N worker processes of this machine, beside the same on N logical
+devices of one process and under MultiWorkerMirroredStrategy of N processes. All are alive at the same time and take
+turns. An operation has one thread everywhere. Copies between processes go over loopback, through the same cores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+_WAYS = ("local", "workers", "workers, mirrored", "strategy")
+_DEPTH = 4
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--workers", default="2,3")
+    parser.add_argument("--widths", default="128,256,512,1024")
+    parser.add_argument("--rows", type=int, default=192)
+    parser.add_argument("--rounds", type=int, default=15)
+    parser.add_argument("--ways", default=";".join(_WAYS), help="with semicolons")
+    parser.add_argument("--serve", nargs=4, metavar=("WAY", "N", "WIDTH", "ROWS"), help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.serve:
+        way, *numbers = options.serve
+        serve(way, *map(int, numbers))
+        return
+    for count in map(int, options.workers.split(",")):
+        for width in map(int, options.widths.split(",")):
+            compare(options.ways.split(";"), count, width, options.rows, options.rounds)
+
+
+def compare(ways: Sequence[str], count: int, width: int, rows: int, rounds: int) -> None:
+    """Time the steps of all ways in turns, and print."""
+    found: dict[str, list[float]] = {way: [] for way in ways}
+    with contextlib.ExitStack() as stack:
+        started = {way: stack.enter_context(processes(way, count, width, rows)) for way in ways}
+        losses = {way: step(running)[1] for way, running in started.items()}
+        for number in range(rounds + 2):  # the first two prepare
+            for way, running in started.items():
+                seconds, _ = step(running)
+                if number > 1:
+                    found[way].append(seconds)
+    megabytes = _DEPTH * width**2 * 4 / 1e6
+    print(f"N = {count}, {megabytes:.1f} MB of weights, {rows} rows: a step, as a multiple of local's; first loss")
+    for way, seconds in found.items():
+        ratio = statistics.median(a / b for a, b in zip(seconds, found[ways[0]], strict=True))
+        print(f"  {way:<18} {1e3 * statistics.median(seconds):7.1f} ms {ratio:6.2f}   {losses[way]:.6f}", flush=True)
+
+
+@contextlib.contextmanager
+def processes(way: str, count: int, width: int, rows: int) -> Iterator[list[Any]]:
+    """Start the processes that make a step together, and end them."""
+    several = count if way == "strategy" else 1
+    ports = _free_ports(several)
+    started = []
+    for index in range(several):
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        if way == "strategy":
+            cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
+            environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
+        command = [sys.executable, "-m", "benchmarks.workers", "--serve", way, str(count), str(width), str(rows)]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+        started.append(subprocess.Popen(command, env=environment, text=True, **pipes))
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+
+
+def step(running: Sequence[Any]) -> tuple[float, float]:
+    """Let processes make a step together, and return what the slowest took, in seconds, and the loss."""
+    for process in running:
+        process.stdin.write("go\n")
+        process.stdin.flush()
+    answers = [json.loads(process.stdout.readline()) for process in running]
+    return max(seconds for seconds, _ in answers), answers[0][1]
+
+
+def serve(way: str, count: int, width: int, rows: int) -> None:
+    """Make a step for each line of the input."""
+    with contextlib.ExitStack() as stack:
+        run = None
+        for _ in sys.stdin:
+            run = run or prepared(stack, way, count, width, rows)
+            begin = time.perf_counter()
+            loss = float(run())
+            print(json.dumps([time.perf_counter() - begin, loss]), flush=True)
+
+
+def prepared(stack: contextlib.ExitStack, way: str, count: int, width: int, rows: int) -> Callable[[], Any]:
+    """Return a step."""
+    import graphsplit as gs
+
+    if way.startswith("workers"):
+        gs.connect(stack.enter_context(gs.LocalWorkers(count)))
+    elif way == "local":
+        gs.use_logical_devices(count, threads_per_device=1)
+    import tensorflow as tf
+
+    if way == "strategy":
+        return with_strategy(width, rows // count)
+    x = tf.random.stateless_normal((rows, width), [1, 2])
+    layout = way.partition(", ")[2]
+    with tf.device(gs.available_devices()[0] if layout else "CPU:0"):
+        variables, train = network(width)
+    if layout:
+        gs.set_variable_layout(variables, layout)
+    parallel = gs.parallelize(train)
+    return lambda: parallel(x)
+
+
+def network(width: int) -> tuple[list[Any], Callable[..., Any]]:
+    """Return weights with their momenta, and a training step; `reduce` adds up gradients over processes."""
+    import tensorflow as tf
+
+    values = [tf.random.stateless_normal((width, width), [k, 3]) / width**0.5 for k in range(_DEPTH)]
+    weights = [tf.Variable(value, name=f"weight_{k}") for k, value in enumerate(values)]
+    momenta = [tf.Variable(tf.zeros_like(w), name=f"momentum_{k}") for k, w in enumerate(weights)]
+
+    def train(x: Any, reduce: Callable[[list[Any]], list[Any]] = list) -> Any:
+        with tf.GradientTape() as tape:
+            h = x
+            for weight in weights:
+                h = tf.tanh(h @ weight)
+            loss = tf.reduce_mean(h**2)
+        for weight, momentum, gradient in zip(weights, momenta, reduce(tape.gradient(loss, weights)), strict=True):
+            momentum.assign(0.9 * momentum + gradient)
+            weight.assign_sub(0.01 * momentum)
+        return loss
+
+    return [*weights, *momenta], train
+
+
+def with_strategy(width: int, rows: int) -> Callable[[], Any]:
+    """Return a step under MultiWorkerMirroredStrategy, each process with its rows."""
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    strategy = tf.distribute.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        _, train = network(width)
+    x = tf.random.stateless_normal((rows, width), [1, 2])
+
+    def replica(x: Any) -> Any:
+        context = tf.distribute.get_replica_context()
+        return train(x, lambda gradients: context.all_reduce(tf.distribute.ReduceOp.MEAN, gradients))
+
+    @tf.function
+    def run() -> Any:
+        return strategy.run(replica, args=(x,))
+
+    return lambda: strategy.experimental_local_results(run())[0]
+
+
+def _free_ports(count: int) -> list[int]:
+    with contextlib.ExitStack() as stack:
+        found = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in found:
+            each.bind(("127.0.0.1", 0))
+        return [each.getsockname()[1] for each in found]
+
+
+if __name__ == "__main__":
+    main()
