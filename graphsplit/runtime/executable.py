@@ -15,7 +15,7 @@ from graphsplit.core.devices import check_runnable, name_for_runtime, task_of
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.graphdefs import NodeDef, function_definition, output_type, split_reference
 from graphsplit.core.symbolic_sizes import without_sizes
-from graphsplit.core.tensorflow_internals import RuntimeFunction
+from graphsplit.core.tensorflow_internals import RuntimeFunction, own_task
 from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
@@ -102,7 +102,7 @@ def runtime_function(
         nodes, outputs, effects = compiled.nodes, compiled.outputs, compiled.effects
         functions += compiled.functions
     is_on_workers = any(task_of(node.device) for node in nodes)
-    if is_on_workers:
+    if own_task() is not None:
         nodes, functions = _in_full(nodes), _with_full_devices(functions)
     by_name = {node.name: node for node in nodes}
     shapes = output_shapes if output_shapes is not None else [None] * len(outputs)
