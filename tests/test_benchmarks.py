@@ -157,6 +157,11 @@ def test_a_tiny_run_of_layouts():
 
 
 @pytest.mark.long
+def test_a_tiny_run_of_workers():
+    run("benchmarks.workers", "--workers", 2, "--widths", 32, "--rows", 8, "--rounds", 1)
+
+
+@pytest.mark.long
 def test_micro_batches_and_pipelines_against_the_whole():
     run("benchmarks.microbatches", "--small", "--models", "mlp", "--counts", "1,2", "--rounds", 1)
     run("benchmarks.pipelines", "--schedules", "1f1b", "--counts", 2, "--rows", 16, "--rounds", 1)
