@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from graphsplit.core.requirements import explained
+from graphsplit.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from graphsplit.api.calibration import calibrate
@@ -45,8 +46,6 @@ if TYPE_CHECKING:
     from graphsplit.prediction.predictions import Prediction
     from graphsplit.prediction.scalings import Scaling
     from graphsplit.saved_models import TranspileReport, strip_devices, transpile_graph_def, transpile_saved_model
-
-__version__ = "0.1.0"
 
 _MODULES = {
     "api.calibration": ["calibrate"],

@@ -13,7 +13,7 @@ import tf_keras
 
 import graphsplit as gs
 from tests.helpers.float64 import EXACT, float64
-from tests.helpers.law import assert_close, assert_law
+from tests.helpers.law import assert_close, assert_law, squares_step
 from tests.helpers.policies import policy
 
 __all__ = ["float64", "policy"]
@@ -106,15 +106,7 @@ def test_three_borders_for_each_layer_of_statistics(count: int) -> None:
 def test_statistics_over_shards(asked: bool | str) -> None:
     def make() -> tuple[Callable[..., Any], Sequence[Any]]:
         model = network()
-
-        def step(x: tf.Tensor) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(model(x, training=True) ** 2)
-            for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True):
-                v.assign_sub(0.1 * g)
-            return loss
-
-        return step, [v.value for v in model.variables]
+        return squares_step(model)
 
     x = tf.reshape(rows(7, 192), (7, 8, 8, 3))
     assert_law(make, [(x,)] * 2, jit_compile=asked, tolerance=EXACT)
@@ -127,15 +119,7 @@ def test_mixed_precision(policy: str) -> None:
         keras.utils.set_random_seed(1)
         layers = [keras.layers.Dense(8, "relu"), keras.layers.Dense(4, dtype="float32")]
         model = keras.Sequential([keras.Input((3,)), *layers])
-
-        def step(x: tf.Tensor) -> tf.Tensor:
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(model(x, training=True) ** 2)
-            for v, g in zip(model.trainable_variables, tape.gradient(loss, model.trainable_variables), strict=True):
-                v.assign_sub(0.1 * g)
-            return loss
-
-        return step, [v.value for v in model.variables]
+        return squares_step(model)
 
     # XLA keeps what it fuses in float32, where operation by operation each result is rounded to 11 (8) bits
     tolerance = 2e-2 if policy == "mixed_bfloat16" else 2e-3

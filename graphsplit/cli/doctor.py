@@ -12,13 +12,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from graphsplit import __version__
 from graphsplit.api.decorators import parallelize
 from graphsplit.api.differences import difference_of
 from graphsplit.core.devices import available_devices, resolve_devices, short_name, use_logical_devices
 from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.core.nvidia_driver import Driver, NotKnownError, read_driver, read_peer_access
 from graphsplit.core.tensorflow_internals import eager_context_started
+from graphsplit.core.version import __version__
 from graphsplit.planning.amounts import format_bytes
 
 _ALLOWED = 1e-3  # kernels of other devices round otherwise, by 1e-5 as a rule; what is wrong differs in its first digit

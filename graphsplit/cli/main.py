@@ -12,13 +12,13 @@ from typing import Annotated
 
 import typer
 
-from graphsplit import __version__
 from graphsplit.cli.checks import check_inspect, check_transpile, parse_devices, parse_split
 from graphsplit.cli.predict_commands import add_commands
 from graphsplit.cli.worker_command import add_command
 from graphsplit.core.errors import ArgumentError, GraphsplitError
 from graphsplit.core.forms import PLACEMENT_SUFFIXES, TIMELINE_SUFFIXES
 from graphsplit.core.requirements import explained
+from graphsplit.core.version import __version__
 
 # TensorFlow reports its build and missing drivers on every start; a newcomer would read that as failure.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")

@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit import __version__
 from graphsplit.clusters.addresses import address_towards, worker_addresses
 from graphsplit.clusters.introduction import Introduction, ask_who
 from graphsplit.clusters.local_workers import LocalWorkers
@@ -21,6 +20,7 @@ from graphsplit.core.devices import canonical_name, task_of
 from graphsplit.core.errors import DeviceError, UnsupportedError, WorkerLostError, bullet_list
 from graphsplit.core.tensorflow_internals import eager_context_started, own_task
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.core.version import __version__
 
 JOB, CLIENT = "worker", "client"
 # TensorFlow's calls to a worker that has ended wait until it is there again, unless its environment says the first. And

@@ -9,11 +9,11 @@ import threading
 
 import tensorflow as tf
 
-from graphsplit import __version__
 from graphsplit.clusters.addresses import own_addresses
 from graphsplit.clusters.cluster import apply_settings
 from graphsplit.clusters.exposure import WARNING
 from graphsplit.clusters.introduction import introduce
+from graphsplit.core.version import __version__
 
 _BETWEEN_S = 1.0
 
