@@ -1,10 +1,13 @@
 """Where variables live, over processes: steps whose copies between devices go through a network, here loopback.
 
 python -m benchmarks.layouts_over_workers [--workers 4] [--width 1024] [--depth 4] [--rows 32] [--optimizer sgd]
+    [--mbit 1000]
 
 The devices are the CPUs of so many worker processes, each with one thread for an operation; the weights (by default
 16 MB) and the optimizer's slots live there by each layout, and the steps of all are interleaved. A step at home sends
-`(N - 1) P` bytes through one process. Workers that share cores share the N optimizers of "mirrored", too.
+`(N - 1) P` bytes through one process. Workers that share cores share the N optimizers of "mirrored", too, and over
+loopback nothing is limited but those cores, so that what counts is how many bytes travel in all. With `--mbit` each
+worker has a link of that many megabits a second (see `benchmarks.links`), as machines have, and the busiest one counts.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from benchmarks.links import linked_workers
 
 _WAYS: dict[str, dict[str, Any]] = {
     "home": {"layout": "home"},
@@ -30,10 +35,12 @@ def main() -> None:
     for name, usual in {"workers": 4, "width": 1024, "depth": 4, "rows": 32, "rounds": 15}.items():
         parser.add_argument(f"--{name}", type=int, default=usual)
     parser.add_argument("--optimizer", choices=("sgd", "adam"), default="sgd")
+    parser.add_argument("--mbit", type=int, help="of the link of each worker; without it, loopback")
     options = parser.parse_args()
     import graphsplit as gs
 
-    with gs.LocalWorkers(options.workers) as workers:
+    started = linked_workers(options.workers, options.mbit) if options.mbit else gs.LocalWorkers(options.workers)
+    with started as workers:
         devices = gs.connect(workers).devices
         show(devices, Network(options.width, options.depth, options.rows, options.optimizer), options.rounds)
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ from benchmarks.__main__ import run as run_cells
 from benchmarks.communication import Traffic, planned_traffic, transfers_in_graph
 from benchmarks.goals import broken_goals, met_goals
 from benchmarks.layouts import count
+from benchmarks.links import LinksError, linked, started
 from benchmarks.partitions import busiest
 from benchmarks.phases import FLOORS
 from benchmarks.planning import synthetic_program, synthetic_speed
@@ -107,6 +110,20 @@ def test_bytes_in_partitions_are_those_of_the_plan(layout: str, least: float):
     size = 6 * 90 * 90 * 4
     assert 0.8 * least <= max(sent, received) / size <= 1.05 * least
     assert max(planned) == pytest.approx(max(sent, received), rel=0.01)
+
+
+def test_links_leave_nothing_behind():
+    before = socket.if_nameindex()
+    with contextlib.ExitStack() as stack:
+        try:
+            names = stack.enter_context(linked(2, 1000))
+        except LinksError as error:
+            pytest.skip(str(error))
+        assert len({name for _, name in socket.if_nameindex()} - {name for _, name in before}) == 5
+        command = ["-c", "import socket; print(socket.create_server(('10.213.77.2', 0)).getsockname())"]
+        made = stack.enter_context(started(names[1], command))
+        assert "10.213.77.2" in made.stdout.readline()
+    assert socket.if_nameindex() == before
 
 
 def test_synthetic_programs_are_sharded():

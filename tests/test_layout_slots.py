@@ -65,3 +65,30 @@ def test_slots_lie_with_their_variables(kind: str, each: int, first: str):
 def test_no_slots():
     variable = tf.Variable(tf.ones(90))
     assert slots_of([variable, {"a": keras.optimizers.SGD(0.1)}], [variable]) == {}
+
+
+@pytest.mark.parametrize("library", [keras, tf_keras])
+def test_slots_made_in_a_block_lie_with_their_variables(library: Any):
+    """The first variables of a block are cut where later ones of their size are not: slots do as theirs did."""
+    with gs.variable_layout("sharded", DEVICES):
+        widths = (90, 90, 900, 90, 300, 90, 90)
+        layers = [
+            layer for width in widths for layer in (library.layers.Dense(width), library.layers.BatchNormalization())
+        ]
+        model = library.Sequential([library.layers.Input((90,)), *layers])
+        optimizer = library.optimizers.Adam(amsgrad=True)
+        optimizer.build(model.trainable_variables)
+    everything = variables_of([model, optimizer])
+    slots = slots_of([model, optimizer], everything)
+    assert len(slots) == 3 * len(model.trainable_variables)
+    for slot in [variable for variable in everything if id(variable) in slots]:
+        assert where(slot) == where(slots[id(slot)]), slot.name
+    sizes = {len(where(variable)[1]) for variable in variables_of(model)}
+    assert sizes == {0, 1, DEVICES}  # where it was, on another device, cut
+    owned = dict.fromkeys(range(DEVICES), 0)
+    for variable in everything:
+        parts = parts_of_variable(variable)
+        for device, size in ({} if parts is None else parts.bytes_on_devices()).items():
+            owned[int(device[-1])] += size
+    uncut = max(v.shape.num_elements() * 4 for v in everything if len(where(v)[1]) < DEVICES)
+    assert max(owned.values()) <= sum(owned.values()) / DEVICES + 4 * uncut  # with its three slots

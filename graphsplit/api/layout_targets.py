@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.core.parted_classes import raw_handles
 
 
 def name_of(variable: Any) -> str:
@@ -28,10 +29,15 @@ def variables_of(target: Any) -> list[tf.Variable]:
         value = _plain(variable)
         if value is not variable and isinstance(value, tf.Variable):
             value._graphsplit_path = variable.path
-        if not isinstance(value, tf.Variable) or not hasattr(value, "_handle"):
+        if not isinstance(value, tf.Variable) or not _has_handle(value):
             raise UnsupportedError(f"{variable!r} is no variable that can be laid out: it has no handle of its own.")
         found.setdefault(id(value), value)
     return list(found.values())
+
+
+def _has_handle(variable: tf.Variable) -> bool:
+    with raw_handles():  # what lies in parts stays there
+        return hasattr(variable, "_handle")
 
 
 def slots_of(target: Any, variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:

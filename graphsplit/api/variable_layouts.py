@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fnmatch
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from graphsplit.core.devices import canonical_name, resolve_devices, short_name,
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.layouts import Cut, copied
 from graphsplit.core.parted_variables import VariableParts, parts_of_variable
-from graphsplit.planning.partitioning import Held, shares
+from graphsplit.planning.partitioning import Held, head_by_name, shares
 
 LAYOUTS = ("home", "mirrored", "sharded")
 
@@ -89,6 +90,9 @@ def variable_layout(
 ) -> Iterator[None]:
     """Lay out the variables that are made inside the `with` block, each as soon as it is made.
 
+    An optimizer's slots, which are not trained, go to where the variable of the same block lies whose shape they have,
+    and whose name is in theirs.
+
     Args:
       layout, reshard_after_forward: see `set_variable_layout`.
       devices: how many, or which; all by default.
@@ -106,12 +110,13 @@ def variable_layout(
     _check_one(layout)
     names = resolve_devices(devices)
     loads = dict.fromkeys(names, 0)
+    trained = _Trained()
 
     def create(make: Any, **options: Any) -> Any:
         variable = make(**options)
         if tf.executing_eagerly() and isinstance(variable, tf.Variable):
             if layout == "sharded":
-                _shard([variable], names, reshard_after_forward, loads, {})
+                _shard([variable], names, reshard_after_forward, loads, trained.slots_among(variable))
             elif layout == "mirrored":
                 _check_may_be_copies([variable], names)
                 _mirror([variable], names)
@@ -119,6 +124,35 @@ def variable_layout(
 
     with tf.variable_creator_scope(create):
         yield
+    trained.take_apart()
+
+
+class _Trained:
+    """The variables of a block that are trained; slots that are made after them are told by their names."""
+
+    def __init__(self) -> None:
+        self._made: list[weakref.ref[tf.Variable]] = []
+        self._held: list[Held] = []
+
+    def slots_among(self, variable: tf.Variable) -> dict[int, tf.Variable]:
+        """Return the variable that a new one is a slot of, by the slot's id, if it is one; see `slots_of`."""
+        if not can_move(variable):
+            return {}
+        [held] = _held([variable], {})
+        if variable.trainable:
+            self._made.append(weakref.ref(variable))
+            self._held.append(held)
+            return {}
+        position = head_by_name(held, self._held)
+        head = None if position is None else self._made[position]()
+        return {} if head is None else {id(variable): head}
+
+    def take_apart(self) -> None:
+        """Let parts hold their values again: Keras' optimizers ask each variable for its handle to know it by."""
+        for made in self._made:
+            parts = parts_of_variable(made())
+            if isinstance(parts, VariableParts):
+                parts.take_apart()
 
 
 def _shard(

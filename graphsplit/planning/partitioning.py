@@ -8,6 +8,7 @@ of biases is not multiplied by the number of devices.)
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Sequence
@@ -113,17 +114,33 @@ def _head(variables: Sequence[Held], position: int) -> int:
     held = variables[position]
     if held.head is not None:
         return held.head
-    own = _plain(held.name)
-    fits = [
-        i
-        for i, other in enumerate(variables)
-        if other.shape == held.shape and _plain(other.name) in own and len(other.name) < len(held.name)
-    ]
-    closest = max([len(variables[i].name) for i in fits], default=0)
-    fits = [i for i in fits if len(variables[i].name) == closest]
+    fits = _fitting(held, variables)
     before = sum(other.name == held.name and other.shape == held.shape for other in variables[:position])
     return fits[before % len(fits)] if fits else position
 
 
+def head_by_name(held: Held, earlier: Sequence[Held]) -> int | None:
+    """Return which of earlier variables one belongs to by its name; None if by its name it belongs to none.
+
+    >>> earlier = [Held("dense_1/kernel", (3,), 4), Held("dense/kernel", (3,), 4)]
+    >>> head_by_name(Held("adam/dense_kernel_momentum", (3,), 4), earlier)
+    1
+    """
+    return next(iter(_fitting(held, earlier)), None)
+
+
+def _fitting(held: Held, variables: Sequence[Held]) -> list[int]:
+    """Return the variables of the same shape with the longest of names that are, word for word, in another one's."""
+    own = _plain(held.name)
+    fits = [
+        i
+        for i, other in enumerate(variables)
+        if other.shape == held.shape and len(other.name) < len(held.name) and _plain(other.name) in own
+    ]
+    closest = max([len(variables[i].name) for i in fits], default=0)
+    return [i for i in fits if len(variables[i].name) == closest]
+
+
+@functools.cache
 def _plain(name: str) -> str:
     return f"_{re.sub(r'[^a-zA-Z0-9]', '_', name)}_"
