@@ -107,6 +107,13 @@ def test_verify_takes_nothing_else():
     assert str(error.value) == (
         "verify takes a function made by parallelize or a model made by multi_gpu_model, got 3."
     )
+    alone = gs.multi_gpu_model(wrapped().template, gpus=1)
+    with pytest.raises(gs.ArgumentError) as error:
+        gs.verify(alone, *data())
+    assert str(error.value) == (
+        "verify takes a function made by parallelize or a model made by multi_gpu_model, got "
+        f"{alone!r}. On one device, multi_gpu_model gives back the model itself."
+    )
     model = wrapped()
     model.predict(data()[0], verbose=0)
     with pytest.raises(gs.ArgumentError) as error:

@@ -108,8 +108,9 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     True
     """
     if not isinstance(function, (ParallelFunction, Stepping)):
+        plain = " On one device, multi_gpu_model gives back the model itself." * hasattr(function, "train_step")
         raise ArgumentError(
-            f"verify takes a function made by parallelize or a model made by multi_gpu_model, got {function!r}."
+            f"verify takes a function made by parallelize or a model made by multi_gpu_model, got {function!r}.{plain}"
         )
     if not tf.executing_eagerly():
         raise ArgumentError("verify runs the function twice and compares numbers: call it outside of tf.function.")
