@@ -1,12 +1,14 @@
 """Cases of ops that reshape, join, cut and repeat."""
 
 import numpy as np
+import tensorflow as tf
 
 from tests.rule_cases.table import COMPLEX, add, call, case, ints
 
 case("Transpose", "b34", [2, 0, 1])
 case("Transpose", "3b4", [1, 0, 2])
-case("Transpose", "b34", [-1, 0, -2])
+if not tf.__version__.startswith("2.16."):  # whose kernel ends the process at axes that count from the end
+    case("Transpose", "b34", [-1, 0, -2])
 case("Transpose", "+34", [1, 0])
 case("ConjugateTranspose", COMPLEX("b34"), [1, 2, 0])
 case("ConjugateTranspose", COMPLEX("+34"), [1, 0])
