@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 import pytest
+import tensorflow as tf
 
 from graphsplit.core.stored_models import read_saved_model
 from tests.helpers.saved_model_cases import tensorflow_1
@@ -26,12 +27,14 @@ def both(broken: Path, tmp_path: Path) -> str:
 def test_a_graph_cut_short(broken: Path, tmp_path: Path):
     path = broken / "saved_model.pb"
     path.write_bytes(path.read_bytes()[:1000])
-    assert both(broken, tmp_path) == (
-        f"{str(path)!r} cannot be read as a SavedModel: Error parsing message with type 'tensorflow.SavedModel': Wire "
-        "format was corrupt"
+    *_, said_by_protobuf = both(broken, tmp_path).partition(f"{str(path)!r} cannot be read as a SavedModel: ")
+    assert said_by_protobuf in (
+        "Error parsing message with type 'tensorflow.SavedModel': Wire format was corrupt",
+        "Error parsing message",  # protobuf before 5
     )
 
 
+@pytest.mark.skipif(tf.__version__.startswith("2.16."), reason="its fingerprints are made otherwise, and not looked at")
 def test_a_graph_that_was_changed(broken: Path, tmp_path: Path):
     path = broken / "saved_model.pb"
     path.write_bytes(path.read_bytes().replace(b"StringLower", b"StringUpper"))
