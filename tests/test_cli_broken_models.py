@@ -7,10 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
-import tensorflow as tf
 
 from graphsplit.core.stored_models import read_saved_model
-from tests.helpers.saved_model_cases import tensorflow_1
+from tests.helpers.saved_model_cases import WITH_FINGERPRINTS, tensorflow_1
 from tests.test_cli_errors import broken, model, said
 
 __all__ = ["broken", "model"]
@@ -34,7 +33,7 @@ def test_a_graph_cut_short(broken: Path, tmp_path: Path):
     )
 
 
-@pytest.mark.skipif(tf.__version__.startswith("2.16."), reason="its fingerprints are made otherwise, and not looked at")
+@WITH_FINGERPRINTS
 def test_a_graph_that_was_changed(broken: Path, tmp_path: Path):
     path = broken / "saved_model.pb"
     path.write_bytes(path.read_bytes().replace(b"StringLower", b"StringUpper"))

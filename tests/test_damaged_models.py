@@ -19,7 +19,7 @@ import pytest
 import graphsplit as gs
 from graphsplit.core.integrity import check_fingerprint
 from graphsplit.core.stored_models import read_saved_model
-from tests.helpers.saved_model_cases import CASES, tensorflow_1, text
+from tests.helpers.saved_model_cases import CASES, WITH_FINGERPRINTS, tensorflow_1, text
 
 ROOT = Path(__file__).parent.parent
 DATA = "variables.data-00000-of-00001"
@@ -78,6 +78,7 @@ def test_much_damage(form: str, options: tuple[str, ...], models, tmp_path: Path
     damage(models[form], tmp_path, FORMS[form][1][:4], 2, 150, *options)
 
 
+@WITH_FINGERPRINTS
 def test_the_fingerprint_sees_every_change(models, tmp_path: Path):
     """What is not refused has the same content: bits that a truth value or a long number does not use."""
     broken = Path(shutil.copytree(models["tf2"], tmp_path / "broken"))
@@ -98,6 +99,7 @@ def test_the_fingerprint_sees_every_change(models, tmp_path: Path):
     assert refused > 40
 
 
+@WITH_FINGERPRINTS
 @pytest.mark.parametrize("name", CASES)
 def test_no_model_is_refused_that_is_whole(name: str, tmp_path: Path):
     CASES[name](str(tmp_path / "model"))

@@ -204,7 +204,8 @@ def test_module():
         return module.train, module.variables
 
     calls = [(numbers(rows, 4),) for rows in ROWS]
-    assert_law(make, calls, sharded=["MatMul", "Erfc"], tolerance=EXACT, strict=True)
+    gelu = "Erf" if tf.__version__.startswith("2.16.") else "Erfc"
+    assert_law(make, calls, sharded=["MatMul", gelu], tolerance=EXACT, strict=True)
 
 
 # Metrics, counters, tables, summaries
