@@ -17,6 +17,7 @@ from graphsplit.api.compilation import plan_for
 from graphsplit.api.options import Options
 from graphsplit.core.errors import ArgumentError, CheckError
 from graphsplit.core.graphdefs import GraphDef, make_node, output_type, split_reference
+from graphsplit.core.marks import mark
 from graphsplit.core.stored_models import check_registered
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
@@ -24,7 +25,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.program import Program
 from graphsplit.saved_models.options import TranspileOptions, names_in
-from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, mark, read_part, take_part
+from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, read_part, take_part
 
 
 def transpile_graph_def(
@@ -103,7 +104,7 @@ def _join(part: Part, plan: Plan) -> Any:
     for node in emitted.nodes:
         if node.name not in given:
             result.node.append(node)
-            mark(result.node[-1])
+            mark(result.node[-1], emitted.shard_of(node.name))
         elif node.name in by_name and by_name[node.name].op in PLACEHOLDERS:
             result.node.append(by_name[node.name])
         else:

@@ -13,12 +13,13 @@ from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.graphdefs import GraphDef, output_type, split_reference
+from graphsplit.core.marks import mark
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.shape_inference import known_shape
-from graphsplit.saved_models.parts import LARGE_BYTES, called_functions, mark
+from graphsplit.saved_models.parts import LARGE_BYTES, called_functions
 from graphsplit.saved_models.weights import Mirrors, check_only_read, copies_of, sent_bytes, where_variables_live
 from graphsplit.tracing.trace import Trace
 
@@ -166,7 +167,7 @@ def _importable(graph: EmittedGraph) -> Any:
         if node.name not in placeholders:
             copy = result.node.add()
             copy.CopyFrom(node)
-            mark(copy)
+            mark(copy, graph.shard_of(node.name))
             inputs = [r for r in node.input if r[0] != "^" or r[1:] not in placeholders]
             del copy.input[:]
             copy.input.extend(inputs)

@@ -1,0 +1,35 @@
+"""What graphsplit notes on the nodes that it writes into graphs of others: that it did, and for which shard.
+
+Names of nodes are their users', and who loads a model prefixes them. Attributes that begin with `_` are kept by
+TensorFlow wherever a graph goes, and mean nothing to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_WRITTEN = "_graphsplit"
+_SHARD = "_graphsplit_shard"
+
+
+def mark(node: Any, shard: int | None = None) -> Any:
+    """Note on a node that a transpilation wrote it, and the shard that it belongs to, if it does; return it.
+
+    >>> from graphsplit.core.graphdefs import NodeDef
+    >>> shard_of(mark(NodeDef(name="AddV2"), 3))
+    3
+    """
+    node.attr[_WRITTEN].b = True
+    if shard is not None:
+        node.attr[_SHARD].i = shard
+    return node
+
+
+def is_marked(node: Any) -> bool:
+    """Return whether a transpilation wrote a node."""
+    return _WRITTEN in node.attr
+
+
+def shard_of(node: Any) -> int | None:
+    """Return the shard that is noted on a node, or None."""
+    return int(node.attr[_SHARD].i) if _SHARD in node.attr else None
