@@ -26,8 +26,8 @@ ABOUT = {  # what the files of a folder are about, in the order of the page
 HEAD = """\
 # Errors and warnings
 
-Written by `python ci/errors.py` from docstrings, whose examples are run by tests. (Messages are wrapped here; `...` in them
-is a path, a port or a line.)
+Written by `python ci/errors.py` from docstrings, whose examples are run by tests. (Messages are wrapped here; `...` in
+them is a path, a port or a line.)
 
 A message says what was asked, on which argument, what clashes, and what to write instead. Errors of your own function
 keep their type and arrive with your lines alone (all lines: `tf.debugging.disable_traceback_filtering()`). What fails

@@ -40,13 +40,11 @@ def train_step(x, y):
 BEFORE = {  # what pages that show pieces of code take for granted
     "architecture.md": STEP,
     "finished_models.md": STEP + 'model.export("model", verbose=False)\n',
-    "micro_batches.md": STEP + "encoder, decoder = layers[0], keras.layers.Dense(1)\n"
-    "encoder.build((None, 20)), decoder.build((None, 8))\n"
-    "model = keras.Sequential([keras.Input((20,)), *layers[1:], keras.layers.Dense(1)])\n"
+    "micro_batches.md": STEP + "encoder, decoder = layers[0], model.layers[-1]\n"
     "def train_step(x, y):\n"
     "    with tf.GradientTape() as tape:\n"
     "        loss = tf.reduce_mean((decoder(encoder(x)) - y) ** 2)\n"
-    "    return tape.gradient(loss, encoder.function.trainable_variables)\n",
+    "    return tape.gradient(loss, variable)\n",
     "placement.md": STEP + "train_step = gs.parallelize(train_step, devices=4)\n"
     "train_step(x, y)\n"
     "other = gs.parallelize(train_step.function, devices=2).placement(x, y)\n"
@@ -62,8 +60,8 @@ PRINTED = {
     "architecture.md": "",
     "finished_models.md": "serving_default",
     "micro_batches.md": "1f1b: 2 stages, 6 micro-batches",
-    "placement.md": "variable float32",
-    "prediction.md": "8 devices",
+    "placement.md": "CPU:3  48:64",
+    "prediction.md": "Prediction of train_step on 8 of 8xA100-SXM4-80GB",
     "variables.md": "",
     "index.md": "PASS: ",
     "at_home.md": "docs/at_home.md#all-rows-at-once",
