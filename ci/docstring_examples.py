@@ -21,9 +21,5 @@ class Examples(griffe.Extension):
 
 
 def fenced(docstring: str) -> str:
-    """Return a docstring with its examples as blocks of code.
-
-    >>> fenced("Adds.\\n\\n>>> 1 + 1\\n2")
-    'Adds.\\n\\n```pycon\\n>>> 1 + 1\\n2\\n```'
-    """
+    """Return a docstring with its examples as blocks of code, each up to an empty line."""
     return _EXAMPLE.sub(lambda found: f"```pycon\n{_DIRECTIVE.sub('', found[0])}\n```", docstring)

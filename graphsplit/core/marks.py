@@ -8,20 +8,20 @@ from __future__ import annotations
 
 from typing import Any
 
-_WRITTEN = "_graphsplit"
-_SHARD = "_graphsplit_shard"
+_WRITTEN = "_graphsplit"  # the number of the shard, or that it belongs to none
 
 
 def mark(node: Any, shard: int | None = None) -> Any:
     """Note on a node that a transpilation wrote it, and the shard that it belongs to, if it does; return it.
 
     >>> from graphsplit.core.graphdefs import NodeDef
-    >>> shard_of(mark(NodeDef(name="AddV2"), 3))
-    3
+    >>> shard_of(mark(NodeDef(name="AddV2"), 0)), shard_of(mark(NodeDef(name="AddN")))
+    (0, None)
     """
-    node.attr[_WRITTEN].b = True
-    if shard is not None:
-        node.attr[_SHARD].i = shard
+    if shard is None:
+        node.attr[_WRITTEN].b = True
+    else:
+        node.attr[_WRITTEN].i = shard
     return node
 
 
@@ -32,4 +32,4 @@ def is_marked(node: Any) -> bool:
 
 def shard_of(node: Any) -> int | None:
     """Return the shard that is noted on a node, or None."""
-    return int(node.attr[_SHARD].i) if _SHARD in node.attr else None
+    return int(node.attr[_WRITTEN].i) if is_marked(node) and node.attr[_WRITTEN].HasField("i") else None
