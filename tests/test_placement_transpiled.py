@@ -51,6 +51,23 @@ def test_what_a_shard_calls_belongs_to_it(tmp_path: Path):
     assert shards(gs.placement_of(str(tmp_path / "two")), "Tanh") == {0: 1, 1: 1}
 
 
+def test_why_something_is_at_home(tmp_path: Path):
+    @tf.function(input_signature=[tf.TensorSpec((None, 3), tf.float32, "x")])
+    def distinct(x: tf.Tensor) -> tf.Tensor:
+        return tf.unique(tf.tanh(tf.reshape(x, [-1]))).y
+
+    module = tf.Module()
+    module.distinct = distinct
+    tf.saved_model.save(module, str(tmp_path / "one"), signatures=distinct)
+    gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2)
+    placement = gs.placement_of(str(tmp_path / "two"))
+    assert [op.type for op in placement.home_ops_with_batch] == ["Unique"]
+    assert placement.warnings[0] == (
+        "rows gathered at home by Unique: which entries are new depends on all rows; rewrite it row by row, or keep "
+        "its argument whole by split={...: None}: docs/at_home.md#all-rows-at-once"
+    )
+
+
 def test_shards_of_a_graph():
     with tf.Graph().as_default() as graph:
         x = tf.compat.v1.placeholder(tf.float32, [5, 2], name="x")

@@ -13,6 +13,7 @@ from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.graphdefs import make_node, split_reference
 from graphsplit.core.kernel_devices import kernel_devices
+from graphsplit.core.marks import home_reason_of
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape
 from graphsplit.placement.sources import Source
@@ -38,7 +39,7 @@ def read_ops(source: Source, flat: Sequence[FlatNode]) -> tuple[list[PlacedOp], 
 
 
 def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mapping[str, str], default: str) -> PlacedOp:
-    reason, gathered = source.at_home.get(node.name, ("", 0))
+    reason, gathered = source.at_home.get(node.name, (home_reason_of(node.node), 0))
     shapes = tuple(shape for shape, _, _ in outputs[node.name])
     references = [split_reference(reference) for reference in node.data]
     requested = "" if node.name in source.resource_devices else full_name(node.device)

@@ -17,13 +17,13 @@ from graphsplit.api.compilation import plan_for
 from graphsplit.api.options import Options
 from graphsplit.core.errors import ArgumentError, CheckError
 from graphsplit.core.graphdefs import GraphDef, make_node, output_type, split_reference
-from graphsplit.core.marks import mark
 from graphsplit.core.stored_models import check_registered
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.program import Program
+from graphsplit.saved_models.notes import noting
 from graphsplit.saved_models.options import TranspileOptions, names_in
 from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, read_part, take_part
 
@@ -101,10 +101,11 @@ def _join(part: Part, plan: Plan) -> Any:
     known = {function.signature.name for function in result.library.function}
     result.library.function.extend(f for f in emitted.library.function if f.signature.name not in known)
     by_name, given = {node.name: node for node in part.graph.node}, {**part.inputs, **part.captures}
+    note = noting(plan, emitted)
     for node in emitted.nodes:
         if node.name not in given:
             result.node.append(node)
-            mark(result.node[-1], emitted.shard_of(node.name))
+            note(result.node[-1])
         elif node.name in by_name and by_name[node.name].op in PLACEHOLDERS:
             result.node.append(by_name[node.name])
         else:

@@ -19,6 +19,7 @@ from graphsplit.core.graphdefs import NodeDef, function_definition, make_node, o
 from graphsplit.core.marks import mark
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.state import State
+from graphsplit.saved_models.notes import noting
 from graphsplit.saved_models.parts import (
     CannotBeSplitError,
     arguments_of,
@@ -74,7 +75,7 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
         return SignatureReport(key, plan, why_whole(plan))
     emitted = emit(plan)
     name = f"graphsplit_{re.sub(r'[^a-zA-Z0-9]', '_', key)}"
-    nodes = [mark(_copy(node), emitted.shard_of(node.name)) for node in emitted.nodes]
+    nodes = list(map(noting(plan, emitted), map(_copy, emitted.nodes)))
     function = function_definition(name, nodes, (*emitted.inputs, *emitted.captures), emitted.outputs, emitted.effects)
     given = {**part.inputs, **part.captures}
     sources = [given[placeholder] for placeholder in (*emitted.inputs, *emitted.captures)]
