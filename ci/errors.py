@@ -13,7 +13,7 @@ from typing import Any
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "errors.md"
 REFUSALS = ("UnsupportedError", "CannotBeSplitError")
-ABOUT = {  # what the files of a folder are about, in the order of the page
+ABOUT = {  # what the files of a folder are about, in the order of the page; others follow by their names
     "api": "Calls, plans and predictions",
     "runtime": "Gradients from outside",
     "keras_models": "Keras models",
@@ -108,7 +108,7 @@ def _messages(wanted: Any) -> dict[str, list[str]]:
         folder = path.relative_to(ROOT / "graphsplit").parts[0]
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and wanted(node):
-                found[folder].append(_said(node.args[0]))
+                found.setdefault(folder, []).append(_said(node.args[0]))
     return found
 
 
@@ -135,7 +135,7 @@ def _said(node: ast.expr) -> str:
 def _listed(messages: dict[str, list[str]]) -> Iterator[str]:
     for folder, said in messages.items():
         if said:
-            yield f"### {ABOUT[folder]}"
+            yield f"### {ABOUT.get(folder, folder.capitalize())}"
             yield "\n".join(f"* {_escaped(message)}" for message in dict.fromkeys(said))
 
 
