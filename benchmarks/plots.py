@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import io
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,17 @@ _CURVES: dict[str, tuple[str, Callable[[Record], float]]] = {
 }
 
 
-def draw(results: Results, folder: Path, stem: str) -> list[Path]:
-    """Write one picture per measure, a panel per workload, a curve per contestant; return the files."""
+def draw(
+    results: Results, folder: Path, stem: str, measures: Iterable[str] = tuple(_CURVES), colours: int | None = None
+) -> list[Path]:
+    """Write one picture per measure, a panel per workload, a curve per contestant; return the files.
+
+    Args:
+      results: what was measured.
+      folder, stem: where the pictures lie, and what their names begin with.
+      measures: `"step"`, `"first_call"`, `"memory"`.
+      colours: how many a picture has, for a small file; None for all that it needs.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
@@ -32,7 +42,8 @@ def draw(results: Results, folder: Path, stem: str) -> list[Path]:
 
     panels = list(dict.fromkeys((workload, mode) for workload, mode, _ in results.cells()))
     written = []
-    for measure, (label, value) in _CURVES.items():
+    for measure in measures:
+        label, value = _CURVES[measure]
         columns = min(3, len(panels))
         rows = -(-len(panels) // columns)
         figure, axes = plt.subplots(rows, columns, figsize=(4 * columns, 3 * rows), squeeze=False, layout="constrained")
@@ -45,10 +56,22 @@ def draw(results: Results, folder: Path, stem: str) -> list[Path]:
         handles, labels = axes.flat[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside upper center", ncols=len(CONTESTANTS))
         path = folder / f"{stem}_{measure}.png"
-        forms.write_figure(str(path), figure, dots_per_inch=110)
+        forms.write(str(path), _png(figure, colours))
         plt.close(figure)
         written.append(path)
     return written
+
+
+def _png(figure: Any, colours: int | None) -> bytes:
+    content = io.BytesIO()
+    figure.savefig(content, format="png", dpi=110)
+    if colours is None:
+        return content.getvalue()
+    from PIL import Image  # matplotlib writes its pictures with it
+
+    fewer = io.BytesIO()
+    Image.open(content).convert("RGB").quantize(colours, dither=Image.Dither.NONE).save(fewer, "PNG", optimize=True)
+    return fewer.getvalue()
 
 
 def _panel(axis: Any, results: Results, workload: str, mode: str, value: Callable[[Record], float]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -10,11 +11,12 @@ import typer
 
 from benchmarks import display
 from benchmarks.goals import broken_goals, met_goals
+from benchmarks.plots import draw
 from benchmarks.results import Record, Results
 from graphsplit.core import forms
 
 _METHOD = """\
-Written by `python -m benchmarks.report` from [{source}]({source}); numbers are copied, not typed.
+Written by `python -m benchmarks.report` from {source}; numbers are copied, not typed.
 
 ## How it was measured
 
@@ -57,16 +59,17 @@ def main(
     source: Annotated[Path, typer.Argument()],
     target: Annotated[Path, typer.Argument()],
     many: Annotated[Path | None, typer.Option(help="Results on many more devices, with a batch of their own.")] = None,
+    kept: Annotated[str, typer.Option(help="Where the raw results are kept, to be said on the page.")] = "",
 ) -> None:
-    """Write the page `target` from the results in `source`."""
+    """Write the page `target`, and the curves of the steps beside it, from the results in `source`."""
     target.parent.mkdir(parents=True, exist_ok=True)
-    relative = Path(os.path.relpath(source.resolve(), target.parent.resolve()))
-    more = Results.load(many) if many else None
-    forms.write(str(target), page(Results.load(source), relative, target.parent, more).encode())
+    results, more = Results.load(source), Results.load(many) if many else None
+    said = f"`{kept or os.path.relpath(source.resolve(), target.parent.resolve())}`"
+    forms.write(str(target), page(results, said, _pictures(results, target), more).encode())
 
 
-def page(results: Results, source: Path, folder: Path, many: Results | None = None) -> str:
-    """Return the page; `source` is the JSON file as seen from `folder`, pictures lie beside it."""
+def page(results: Results, source: str, pictures: Sequence[str], many: Results | None = None) -> str:
+    """Return the page; `source` says where the results are, and `pictures` lie beside the page."""
     parts = [
         "# Measurements",
         _method(results, source),
@@ -76,7 +79,7 @@ def page(results: Results, source: Path, folder: Path, many: Results | None = No
         "## In short",
         f"graphsplit's step as a multiple of {_yardstick(results)} / of MirroredStrategy's; below 1, it is faster.",
         _table(display.summary_columns(results), display.summary_rows(results)),
-        *_pictures(source, folder),
+        *(["## Scaling", *[f"![Step time against devices]({picture})" for picture in pictures]] if pictures else []),
         "## Where graphsplit loses",
         _losses(results, many),
         "## Steps",
@@ -116,13 +119,13 @@ The rules, and the measurements behind them (a ResNet50 training step, 8 logical
   another."""
 
 
-def _method(results: Results, source: Path) -> str:
+def _method(results: Results, source: str) -> str:
     settings, machine = results.settings, results.environment
     devices = _LOGICAL if settings["kind"] == "cpu" else _GPUS
     logical = _DIVIDED.format(**settings) if settings.get("memory_mb") else ""
     plain = [r.before_bytes for r in results.records if r.contestant == "plain" and r.before_bytes]
     return _METHOD.format(
-        source=source.as_posix(),
+        source=source,
         form=f"--{settings['form']}" + (" --small" if settings["small"] else ""),
         rounds=settings["rounds"],
         round_s=settings["round_s"],
@@ -151,11 +154,13 @@ def _other_commits(results: Results) -> list[str]:
     return [f"Measured on commit {commit}: {', '.join(cells)} devices." for commit, cells in found.items()]
 
 
-def _pictures(source: Path, folder: Path) -> list[str]:
-    measures = {"step": "Step time", "first_call": "First call", "memory": "Peak memory"}
-    paths = {title: source.with_name(f"{source.stem}_{measure}.png") for measure, title in measures.items()}
-    found = [f"![{title} against devices]({p.as_posix()})" for title, p in paths.items() if (folder / p).exists()]
-    return ["## Scaling", *found] if found else []
+def _pictures(results: Results, target: Path) -> list[str]:
+    """Draw the curves of the steps beside the page, and return the file's name; nothing without matplotlib."""
+    try:
+        return [path.name for path in draw(results, target.parent, target.stem, ["step"], colours=32)]
+    except ModuleNotFoundError as error:
+        display.console.print(f"No pictures, {error.name} is missing: pip install 'graphsplit[bench]'")
+        return []
 
 
 def _table(columns: list[str], rows: list[list[str]]) -> str:

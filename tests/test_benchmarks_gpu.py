@@ -88,7 +88,7 @@ def test_the_page_of_a_gpu(tmp_path: Path):
     records[1].first_s.update(dict.fromkeys(display.FIRST_CALL_PARTS, 1.0))
     settings = {"kind": "gpu", "form": "gpu", "small": False, "rounds": 2, "round_s": 0.5, "memory_mb": 3000}
     environment = {"gpus": ["NVIDIA H200, compute capability 9.0", "driver 570"], "cores": 16, "commit": "abc"}
-    text = page(Results(environment, settings, records), Path("gpu.json"), tmp_path)
+    text = page(Results(environment, settings, records), "gpu.json", [])
     assert "`python -m benchmarks --gpu`." in text
     assert (
         "Devices are GPUs: NVIDIA H200, compute capability 9.0; driver 570. Each is divided into logical GPUs of 3000 "
@@ -105,7 +105,7 @@ def test_the_page_of_a_gpu(tmp_path: Path):
     ) in text
     assert "What to expect on GPUs" not in text
     settings.update(kind="cpu", memory_mb=None)
-    text = page(Results(environment, settings, records), Path("cpu.json"), tmp_path)
+    text = page(Results(environment, settings, records), "cpu.json", [])
     assert "What to expect on GPUs" in text
 
 

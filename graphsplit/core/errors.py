@@ -1,14 +1,26 @@
 """The errors graphsplit raises for its users.
 
 Inner floors raise these with the facts they know; the public functions let them through unchanged. Errors of the
-user's own function are never wrapped: they arrive with their own type and traceback.
+user's own function are never wrapped: they arrive with their own type and traceback. `docs/errors.md` is made of these
+docstrings, by `ci/errors.py`.
 """
 
 from __future__ import annotations
 
 
 class GraphsplitError(Exception):
-    """Base class of every error that graphsplit raises itself."""
+    """Base class of every error that graphsplit raises itself.
+
+    Catch it to tell what graphsplit refuses from what your own code raises. Each kind is also one of Python's own, so
+    that `except ValueError` still works.
+
+    >>> import graphsplit as gs
+    >>> try:
+    ...     gs.parallelize(max, devices=0)
+    ... except gs.GraphsplitError as error:
+    ...     print(type(error).__name__, isinstance(error, ValueError))
+    ArgumentError True
+    """
 
     # AutoGraph, which rewrites errors that pass through a traced function to show the user's lines, keeps the type of
     # an error only if this is its constructor.
@@ -18,27 +30,78 @@ class GraphsplitError(Exception):
 class DeviceError(GraphsplitError, ValueError):
     """The devices asked for do not exist, clash, or can no longer be made.
 
+    Ask for fewer, or for those that the message lists. TensorFlow fixes its devices when it starts: call
+    `use_logical_devices` before anything makes a tensor, and restart a notebook's runtime first.
+
     Attributes:
       asked: how many were asked for, where there are fewer; the command line says how to have them.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> gs.use_logical_devices(2)
+    ('CPU:0', 'CPU:1')
+    >>> gs.parallelize(tf.tanh, devices=8)(tf.ones((16, 3)))
+    Traceback (most recent call last):
+    graphsplit.core.errors.DeviceError: devices=8: 8 devices do not exist. This process has:
+      - CPU:0
+      - CPU:1
+    To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts.
     """
 
     asked: int | None = None
 
 
 class ArgumentError(GraphsplitError, ValueError):
-    """An option or argument does not fit the function or the other arguments."""
+    """An option or argument does not fit the function or the other arguments.
+
+    The message names all that is wrong, what the function takes, and what to write instead. Nothing has run.
+
+    >>> import graphsplit as gs
+    >>> gs.parallelize(lambda x, by: x * by, devices=2, split={"rows": 0})
+    Traceback (most recent call last):
+    graphsplit.core.errors.ArgumentError: split names 'rows', which the function does not take. It takes 'x', 'by'.
+    """
 
 
 class OutputError(GraphsplitError, TypeError):
-    """The function returned something that cannot leave a TensorFlow graph."""
+    """The function returned something that cannot leave a TensorFlow graph.
+
+    Return tensors, and make the object of them outside.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> described = gs.parallelize(lambda x: {"mean": tf.reduce_mean(x), "device": tf.config}, devices=2)
+    >>> described(tf.ones((4, 2)))  # doctest: +NORMALIZE_WHITESPACE
+    Traceback (most recent call last):
+    graphsplit.core.errors.OutputError: The function returns values that are not tensors:
+      - ['device']: builtins.module
+    Return tensors, numpy arrays, Python numbers, strings, None, or lists, tuples, dicts and dataclasses of them; keep
+    other objects outside of the function.
+    """
 
 
 class WorkerLostError(GraphsplitError, ConnectionError):
     """A worker process of the cluster ended, was started anew, or does not answer any more.
 
+    Call again on the devices that are left: `graphsplit.resilient` does, and restores what was lost. If `undone` is
+    False, end the worker's process first. [Several machines](several_machines.md) says what is lost and what is not.
+
     Attributes:
       tasks: the numbers of the lost workers.
       undone: whether variables have the values that they had before the call that failed.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> workers = gs.LocalWorkers(2)
+    >>> cluster = gs.connect(workers)
+    >>> step = gs.parallelize(lambda x: tf.reduce_sum(x * x))
+    >>> float(step(tf.ones((4, 2))))
+    8.0
+    >>> workers.kill(1)
+    >>> step(tf.ones((4, 2)))  # doctest: +NORMALIZE_WHITESPACE, +ELLIPSIS
+    Traceback (most recent call last):
+    graphsplit.core.errors.WorkerLostError: <lambda>: worker 1 (127.0.0.1:...) ended, or does not answer. The call did
+    not happen: variables elsewhere have the values that they had before it. Variables that lived only there are gone
+    with it. graphsplit.resilient(...) goes on with the workers that are left; one that is started again at its address
+    is taken in by cluster.reconnect().
+    >>> workers.close()
     """
 
     tasks: tuple[int, ...] = ()
@@ -46,19 +109,67 @@ class WorkerLostError(GraphsplitError, ConnectionError):
 
 
 class StrictError(GraphsplitError):
-    """`strict=True` was asked for and an operation that carries the batch would run at home."""
+    """`strict=True` was asked for and an operation that carries the batch would run at home.
+
+    Each operation comes with its line, the bytes that would be gathered for it, why, and what to do about it
+    ([all reasons](at_home.md)). Or give the share of the work that may stay: `strict=0.1`.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> distinct = gs.parallelize(lambda x: tf.unique(tf.tanh(x)).y, devices=2, strict=True)
+    >>> distinct(tf.ones(6))  # doctest: +NORMALIZE_WHITESPACE, +ELLIPSIS
+    Traceback (most recent call last):
+    graphsplit.core.errors.StrictError: strict=True, but these operations carry rows of the batch and would run at home:
+      - Unique 'Unique' at ...: 24 B gathered; which entries are new depends on all rows
+        -> rewrite it row by row, or keep its argument whole by split={...: None}: docs/at_home.md#all-rows-at-once
+    Or drop strict=True, or give the share of the work that may stay: strict=0.1.
+    """
 
 
 class StorageError(GraphsplitError, OSError):
-    """A file could not be written: the disk is full, or the place may not be written. Nothing was replaced."""
+    """A file could not be written: the disk is full, or the place may not be written. Nothing was replaced.
+
+    graphsplit replaces only what it has written itself (a page, a picture), or, when it is told to, a SavedModel or a
+    graph. Name another place, or move away what is there.
+
+    >>> import pathlib, tempfile, tensorflow as tf, graphsplit as gs
+    >>> page = pathlib.Path(tempfile.mkdtemp(), "thesis.html")
+    >>> _ = page.write_text("<p>Chapter one.")
+    >>> gs.placement_of(tf.tanh, tf.ones(3)).save(str(page))  # doctest: +NORMALIZE_WHITESPACE, +ELLIPSIS
+    Traceback (most recent call last):
+    graphsplit.core.errors.StorageError: '.../thesis.html' was not written by graphsplit, so it is not replaced. Name
+    another place, or move it away.
+    """
 
 
 class UnsupportedError(GraphsplitError, NotImplementedError):
-    """A combination that graphsplit knows and does not support (yet)."""
+    """A combination that graphsplit knows and does not support (yet).
+
+    The message says what to write instead, where there is something. All messages of this kind are listed below;
+    [limits](limits.md) puts them into context.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> x = tf.ones((4, 2))
+    >>> square = gs.parallelize(tf.square, devices=2)
+    >>> with tf.autodiff.ForwardAccumulator(x, tf.ones_like(x)):
+    ...     square(x)  # doctest: +NORMALIZE_WHITESPACE
+    Traceback (most recent call last):
+    graphsplit.core.errors.UnsupportedError: square is called under tf.autodiff.ForwardAccumulator. Forward-mode
+    differentiation around a parallelized function is not supported: use tf.GradientTape, or put the accumulator inside.
+    """
 
 
 class CheckError(GraphsplitError, AssertionError):
-    """A checker found a broken program, plan or graph: a defect of graphsplit, not of the user's code."""
+    """A checker found a broken program, plan or graph: a defect of graphsplit, not of the user's code.
+
+    Please report it, with the function if you can. (Where your own `placement.assert_on` does not hold, that is a
+    `PlacementError`, which is of this kind too.)
+
+    >>> import dataclasses, tensorflow as tf, graphsplit as gs
+    >>> plan = gs.parallelize(tf.reduce_sum, devices=2).plan(tf.ones(6))
+    >>> dataclasses.replace(plan, moves=plan.moves[:-1]).check()
+    Traceback (most recent call last):
+    graphsplit.core.errors.CheckError: The reduce of 'Sum' from partial(sum) to whole on CPU:0 is missing.
+    """
 
 
 def bullet_list(lines: list[str]) -> str:

@@ -55,7 +55,8 @@ def _gathered_at_home(placement: PlacementGraph) -> list[str]:
     for op in placement.home_ops_with_batch[:5]:
         where = f", called at {op.source}" if op.source else ""
         why = f"{op.home_reason}; {advice_on(op.home_reason)}"
-        found.append(f"{format_bytes(op.gathered_bytes)} gathered at home by {op.type}{where}: {why}")
+        known = f"{format_bytes(op.gathered_bytes)} gathered" if op.gathered_bytes else "rows gathered"
+        found.append(f"{known} at home by {op.type}{where}: {why}")
     more = len(placement.home_ops_with_batch) - 5
     return found + ([f"{_count(more, 'more operation')} at home carry rows of the batch"] if more > 0 else [])
 

@@ -17,6 +17,7 @@ from graphsplit.core.call_inlining import CALL_TYPES, XLA_ATTRIBUTE
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.graphdefs import make_node, output_names, split_reference
+from graphsplit.core.marks import is_marked, shard_of
 
 _LOOPS = frozenset(op_type for op_type, flow in CONTROL_FLOW.items() if flow.loops)
 _BRANCHES = frozenset({"If", "StatelessIf"})
@@ -35,6 +36,8 @@ class FlatNode:
       root: the node of the given graph that it is or is inside of.
       argument: whether it only stands for the argument of a body, and is not an operation.
       compiled: the call that XLA compiles as a whole, "" if none.
+      shard: the shard that a transpilation noted on it, or on the node of the graph that it is inside of.
+      prefix: what comes before the name that graphsplit gave such a node: the call of a SavedModel's signature.
     """
 
     name: str
@@ -48,6 +51,8 @@ class FlatNode:
     compiled: str = ""
     backward: bool = False
     body_of: str = ""
+    shard: int | None = None
+    prefix: str = ""
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,8 @@ class _Scope:
     compiled: str = ""
     backward: bool = False
     body_of: str = ""
+    shard: int | None = None
+    outside: str = ""
     arguments: Mapping[str, str] = field(default_factory=dict)
     outputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
@@ -101,6 +108,8 @@ class _Flattener:
                 compiled=scope.compiled,
                 backward=scope.backward or any(p in ("gradient_tape", "gradients") for p in name.split("/")),
                 body_of=scope.body_of,
+                shard=shard_of(node) if is_marked(node) else scope.shard,
+                outside=scope.prefix if is_marked(node) else scope.outside,
             )
             data = tuple(scope.reference(i) for i in node.input if i[0] != "^")
             controls = tuple(
@@ -140,6 +149,8 @@ class _Flattener:
                 compiled=scope.compiled,
                 backward=scope.backward,
                 body_of=scope.body_of,
+                shard=scope.shard,
+                prefix=scope.outside,
             )
         )
 
@@ -160,12 +171,9 @@ class _Flattener:
     def _read_body(
         self, prefix: str, body_of: str, function: Any, arguments: Mapping[str, str], scope: _Scope
     ) -> tuple[list[str], list[str]]:
-        inside = _Scope(
+        inside = replace(
+            scope,
             prefix=prefix,
-            device=scope.device,
-            root=scope.root,
-            compiled=scope.compiled,
-            backward=scope.backward,
             body_of=body_of,
             arguments=arguments,
             outputs={node.name: self._output_names(node) for node in function.node_def},

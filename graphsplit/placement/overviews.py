@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -14,6 +15,7 @@ from graphsplit.placement.records import PlacedOp
 from graphsplit.placement.summaries import scope_path
 from graphsplit.planning.amounts import count_text
 
+_CALL = re.compile(r"(Stateful)?PartitionedCall(_\d+)?")
 _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 
 
@@ -60,9 +62,9 @@ def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], critical
     on_path = Counter(lane_of[name] for name in critical if name in placement.ops)
     for op in placement.ops.values():
         lane = lane_of[op.name]
-        if op.shard is not None and not op.name.startswith("graphsplit/") and lane.shards:
+        if op.shard is not None and not op.own_name.startswith("graphsplit/") and lane.shards:
             turn = lane.shards.index(op.shard)
-            work[lane].add((turn, tuple(op.name.split("/")[1:]), op.type, op.ran))
+            work[lane].add((turn, tuple(op.own_name.split("/")[1:]), op.type, op.ran))
     together: dict[object, list[Lane]] = defaultdict(list)
     for lane in sorted(work, key=lambda lane: lane.order):
         together[lane.stage, frozenset(work[lane])].append(lane)
@@ -76,20 +78,21 @@ def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], critical
 def page_paths(placement: PlacementGraph) -> dict[str, list[str]]:
     """Return the scopes of each operation, and last its own label, as people know them.
 
-    Layers are called as in their model, arguments as in their function, variables by their names.
+    Layers are called as in their model, arguments as in their function, variables by their names; the calls in which a
+    SavedModel wraps its functions are none of these.
     """
     plain, paths = layer_names(list(placement.ops.values())), dict[str, list[str]]()
     called = {op.name: op.argument for op in placement.ops.values() if op.argument}
     for op in placement.ops.values():
         *scopes, _ = scope_path(op, plain.get(op.name, ""))
-        paths[op.name] = [*scopes, _label(op, called)]
+        paths[op.name] = [*[scope for scope in scopes if not _CALL.fullmatch(scope)], _label(op, called)]
     return paths
 
 
 def _label(op: PlacedOp, called: Mapping[str, str]) -> str:
     if op.variable or op.argument:
         return op.variable or op.argument
-    parts = op.name.split("/")
+    parts = op.own_name.split("/")
     if parts[0] == "graphsplit" and parts[1].startswith("scatter") and parts[-1] in called:
         return f"rows of {called[parts[-1]]}"
     return scope_path(op)[-1]

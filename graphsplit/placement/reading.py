@@ -13,6 +13,7 @@ from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.graphdefs import make_node, split_reference
 from graphsplit.core.kernel_devices import kernel_devices
+from graphsplit.core.marks import home_reason_of
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape
 from graphsplit.placement.sources import Source
@@ -38,7 +39,7 @@ def read_ops(source: Source, flat: Sequence[FlatNode]) -> tuple[list[PlacedOp], 
 
 
 def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mapping[str, str], default: str) -> PlacedOp:
-    reason, gathered = source.at_home.get(node.name, ("", 0))
+    reason, gathered = source.at_home.get(node.name, (home_reason_of(node.node), 0))
     shapes = tuple(shape for shape, _, _ in outputs[node.name])
     references = [split_reference(reference) for reference in node.data]
     requested = "" if node.name in source.resource_devices else full_name(node.device)
@@ -47,7 +48,7 @@ def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mappin
         type=node.node.op,
         requested=requested,
         default=default,
-        shard=source.shard_of.get(node.root),
+        shard=source.shard_of.get(node.root, node.shard),
         stage=source.stage_of.get(node.root, ""),
         shapes=shapes,
         dtypes=tuple(dtype for _, dtype, _ in outputs[node.name]),
@@ -56,6 +57,7 @@ def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mappin
         variable=source.variables.get(node.name, ""),
         parameter_bytes=_held_bytes(source.held.get(node.name)),
         argument=source.arguments.get(node.name, ""),
+        prefix=node.prefix,
         source=source.locate(node.name),
         home_reason=reason,
         gathered_bytes=gathered,

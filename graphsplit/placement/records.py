@@ -33,6 +33,8 @@ class PlacedOp:
       gathered_bytes: for such an operation, the bytes that had to be gathered for it.
       backward: whether it belongs to a backward pass.
       body_of: the loop, branch or call in whose body it is; "" at the top level.
+      prefix: what its name begins with before the name that graphsplit gave it, if it is in a graph that graphsplit
+        wrote and somebody loaded: `StatefulPartitionedCall/`.
       no_kernel: whether the device that was asked for has no kernel for it, as it is: TensorFlow then runs it on a CPU.
     """
 
@@ -58,6 +60,12 @@ class PlacedOp:
     no_kernel: bool = False
     stage: str = ""
     argument: str = ""
+    prefix: str = ""
+
+    @property
+    def own_name(self) -> str:
+        """Return its name as graphsplit gave it, or as it is in the graph."""
+        return self.name.removeprefix(self.prefix)
 
     @property
     def device(self) -> str:

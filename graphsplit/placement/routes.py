@@ -152,6 +152,7 @@ class Kinds:
 
     def _packs(self, name: str) -> bool:
         """Return whether an operation of graphsplit sums, or takes apart or puts together what is summed."""
+        name = self._ops[name].own_name
         return name.startswith("graphsplit/") and "/reduce" in name
 
     def _find_origins(self, name: str, depth: int) -> tuple[PlacedOp, ...]:

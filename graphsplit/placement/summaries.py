@@ -92,7 +92,7 @@ def scope_path(op: PlacedOp, name: str = "") -> list[str]:
       op: the operation.
       name: what to call it instead of its name.
     """
-    parts = (name or op.name).split("/")
+    parts = (name or op.name).removeprefix(op.prefix).split("/")
     if op.shard is not None and len(parts) > 1:
         return parts[1:]
     if parts[0] == "graphsplit" and len(parts) > 2:

@@ -23,8 +23,9 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.program import Program
+from graphsplit.saved_models.notes import noting
 from graphsplit.saved_models.options import TranspileOptions, names_in
-from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, mark, read_part, take_part
+from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, read_part, take_part
 
 
 def transpile_graph_def(
@@ -100,10 +101,11 @@ def _join(part: Part, plan: Plan) -> Any:
     known = {function.signature.name for function in result.library.function}
     result.library.function.extend(f for f in emitted.library.function if f.signature.name not in known)
     by_name, given = {node.name: node for node in part.graph.node}, {**part.inputs, **part.captures}
+    note = noting(plan, emitted)
     for node in emitted.nodes:
         if node.name not in given:
             result.node.append(node)
-            mark(result.node[-1])
+            note(result.node[-1])
         elif node.name in by_name and by_name[node.name].op in PLACEHOLDERS:
             result.node.append(by_name[node.name])
         else:

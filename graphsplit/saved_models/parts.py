@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.graphdefs import GraphDef, NodeDef, make_node, output_names, split_reference
+from graphsplit.core.marks import is_marked
 from graphsplit.core.structures import Branch, TensorLeaf
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.program.program import Program
@@ -25,7 +26,6 @@ VARIABLES = ("Variable", "VariableV2")
 LARGE_BYTES = 1 << 14
 _REFERENCE = re.compile(r"[^:^]+(:\d+)?")
 _DECLARED = "_output_shapes"
-_MARK = "_graphsplit"  # an attribute of nodes that a transpilation wrote; names are their users'
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +107,7 @@ def check_can_be_split(nodes: Iterable[Any], library: Any) -> None:
     """Raise `CannotBeSplitError` if nodes, or functions that they call, are what no plan can be made of."""
     found = list(nodes)
     everything = [*found, *(node for function in called_functions(found, library) for node in function.node_def)]
-    if any(_MARK in node.attr for node in everything):
+    if any(map(is_marked, everything)):
         raise CannotBeSplitError("The graph was transpiled before; transpile the original.")
     old = sorted(f"{node.op} {node.name!r}" for node in everything if node.op in V1_CONTROL_FLOW)
     if old:
@@ -116,12 +116,6 @@ def check_can_be_split(nodes: Iterable[Any], library: Any) -> None:
             f"The outputs depend on TensorFlow 1 control flow:\n{bullet_list(old[:8] + more)}\n"
             "Build the graph after tf.compat.v1.enable_control_flow_v2()."
         )
-
-
-def mark(node: Any) -> Any:
-    """Note on a node that a transpilation wrote it, and return it."""
-    node.attr[_MARK].b = True
-    return node
 
 
 def arguments_of(part: Part, names: Sequence[str]) -> Branch:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,7 +18,8 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.shape_inference import known_shape
-from graphsplit.saved_models.parts import LARGE_BYTES, called_functions, mark
+from graphsplit.saved_models.notes import noting
+from graphsplit.saved_models.parts import LARGE_BYTES, called_functions
 from graphsplit.saved_models.weights import Mirrors, check_only_read, copies_of, sent_bytes, where_variables_live
 from graphsplit.tracing.trace import Trace
 
@@ -89,7 +90,7 @@ def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple
     trace, plan = planned.trace, planned.plan
     graph = emit(plan)
     captures = trace.captures if mirrors is None else _with_copies(planned, graph, mirrors)
-    graph_def = _importable(graph)
+    graph_def = _importable(graph, noting(plan, graph))
     declared = planned.function.structured_outputs
 
     def signature(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -154,7 +155,7 @@ def _run(graph: EmittedGraph, graph_def: Any, tensors: Sequence[tf.Tensor]) -> l
     return list(results)
 
 
-def _importable(graph: EmittedGraph) -> Any:
+def _importable(graph: EmittedGraph, note: Callable[[Any], Any]) -> Any:
     """Return the graph without its placeholders, and with those functions only that it calls.
 
     What touches a variable has no device: it is where a loader puts that, on a machine with fewer devices, too.
@@ -166,7 +167,7 @@ def _importable(graph: EmittedGraph) -> Any:
         if node.name not in placeholders:
             copy = result.node.add()
             copy.CopyFrom(node)
-            mark(copy)
+            note(copy)
             inputs = [r for r in node.input if r[0] != "^" or r[1:] not in placeholders]
             del copy.input[:]
             copy.input.extend(inputs)

@@ -15,14 +15,15 @@ import tensorflow as tf
 from graphsplit.api.argument_splitting import resolve_split
 from graphsplit.api.compilation import plan_for
 from graphsplit.api.options import Options
-from graphsplit.core.graphdefs import function_definition, make_node, output_type, split_reference
+from graphsplit.core.graphdefs import NodeDef, function_definition, make_node, output_type, split_reference
+from graphsplit.core.marks import mark
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.state import State
+from graphsplit.saved_models.notes import noting
 from graphsplit.saved_models.parts import (
     CannotBeSplitError,
     arguments_of,
     called_functions,
-    mark,
     plain_reference,
     read_part,
     take_part,
@@ -74,9 +75,8 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
         return SignatureReport(key, plan, why_whole(plan))
     emitted = emit(plan)
     name = f"graphsplit_{re.sub(r'[^a-zA-Z0-9]', '_', key)}"
-    function = function_definition(
-        name, emitted.nodes, (*emitted.inputs, *emitted.captures), emitted.outputs, emitted.effects
-    )
+    nodes = list(map(noting(plan, emitted), map(_copy, emitted.nodes)))
+    function = function_definition(name, nodes, (*emitted.inputs, *emitted.captures), emitted.outputs, emitted.effects)
     given = {**part.inputs, **part.captures}
     sources = [given[placeholder] for placeholder in (*emitted.inputs, *emitted.captures)]
     call = mark(make_node(f"graphsplit/{name}", "StatefulPartitionedCall", sources))
@@ -94,6 +94,12 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
     for info in outputs:
         info.name = f"{call.name}:{part.outputs.index(plain_reference(info.name))}"
     return SignatureReport(key, plan, "", sent_bytes(plan))
+
+
+def _copy(node: Any) -> Any:
+    result = NodeDef()
+    result.CopyFrom(node)
+    return result
 
 
 def _declared(outputs: Sequence[Any], reference: str) -> Any:

@@ -1,0 +1,48 @@
+"""What graphsplit notes on the nodes that it writes into graphs of others: that it did, for which shard, why at home.
+
+Names of nodes are their users', and who loads a model prefixes them. Attributes that begin with `_` are kept by
+TensorFlow wherever a graph goes, and mean nothing to it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+_WRITTEN = "_graphsplit"  # the number of the shard, or that it belongs to none
+_AT_HOME = "_graphsplit_at_home"
+
+
+def mark(node: Any, shard: int | None = None, home_reason: str = "") -> Any:
+    """Note on a node that a transpilation wrote it, and return it.
+
+    Args:
+      node: a `NodeDef`.
+      shard: the one that it belongs to, if it does.
+      home_reason: why it runs at home, if it carries rows of the batch and does.
+
+    >>> from graphsplit.core.graphdefs import NodeDef
+    >>> shard_of(mark(NodeDef(name="AddV2"), 0)), shard_of(mark(NodeDef(name="AddN")))
+    (0, None)
+    """
+    if shard is None:
+        node.attr[_WRITTEN].b = True
+    else:
+        node.attr[_WRITTEN].i = shard
+    if home_reason:
+        node.attr[_AT_HOME].s = home_reason.encode()
+    return node
+
+
+def is_marked(node: Any) -> bool:
+    """Return whether a transpilation wrote a node."""
+    return _WRITTEN in node.attr
+
+
+def shard_of(node: Any) -> int | None:
+    """Return the shard that is noted on a node, or None."""
+    return int(node.attr[_WRITTEN].i) if is_marked(node) and node.attr[_WRITTEN].HasField("i") else None
+
+
+def home_reason_of(node: Any) -> str:
+    """Return why a node that carries rows of the batch runs at home, as it is noted on it; "" for others."""
+    return str(node.attr[_AT_HOME].s.decode()) if _AT_HOME in node.attr else ""

@@ -1,0 +1,86 @@
+"""Placements of what was transpiled: graphsplit's shards are told apart in graphs that others load."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+
+import keras
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.placement.overviews import page_paths
+from graphsplit.placement.page_data import page_data
+from tests.helpers.saved_model_cases import tensorflow_1
+
+
+def shards(placement: gs.Placement, op_type: str) -> dict[int | None, int]:
+    """Return how many operations of a type each shard has."""
+    return dict(Counter(op.shard for op in placement.ops.values() if op.type == op_type))
+
+
+def test_shards_of_a_saved_model(tmp_path: Path):
+    layers = [keras.layers.Dense(4, "relu", name="encoder"), keras.layers.Dense(2, name="head")]
+    model = keras.Sequential([keras.Input((6,), name="rows"), *layers], name="net")
+    model.export(str(tmp_path / "one"), verbose=False)
+    gs.transpile_saved_model(tmp_path / "one", tmp_path / "four", 4)
+    before, after = (gs.placement_of(str(tmp_path / name)) for name in ("one", "four"))
+    assert shards(before, "MatMul") == {None: 2}
+    assert shards(after, "MatMul") == {0: 2, 1: 2, 2: 2, 3: 2}
+    alike = [lane["together"] for lane in page_data(after)["lanes"] if lane["alike"] == 4]
+    assert alike == ["shards 0 to 3"] * 4
+    for placement in (before, after):
+        paths = {tuple(path[:-1]) for name, path in page_paths(placement).items() if "MatMul" in name}
+        assert paths == {("net_1", "encoder_1"), ("net_1", "head_1")}
+
+
+def test_what_a_shard_calls_belongs_to_it(tmp_path: Path):
+    """A loop's body is not marked itself."""
+
+    @tf.function(input_signature=[tf.TensorSpec((6, 3), tf.float32, "x")])
+    def loop(x: tf.Tensor) -> tf.Tensor:
+        for _ in tf.range(3):
+            x = tf.tanh(x)
+        return x
+
+    module = tf.Module()
+    module.loop = loop
+    tf.saved_model.save(module, str(tmp_path / "one"), signatures=loop)
+    gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2)
+    assert shards(gs.placement_of(str(tmp_path / "two")), "Tanh") == {0: 1, 1: 1}
+
+
+def test_why_something_is_at_home(tmp_path: Path):
+    @tf.function(input_signature=[tf.TensorSpec((None, 3), tf.float32, "x")])
+    def distinct(x: tf.Tensor) -> tf.Tensor:
+        return tf.unique(tf.tanh(tf.reshape(x, [-1]))).y
+
+    module = tf.Module()
+    module.distinct = distinct
+    tf.saved_model.save(module, str(tmp_path / "one"), signatures=distinct)
+    gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2)
+    placement = gs.placement_of(str(tmp_path / "two"))
+    assert [op.type for op in placement.home_ops_with_batch] == ["Unique"]
+    assert placement.warnings[0] == (
+        "rows gathered at home by Unique: which entries are new depends on all rows; rewrite it row by row, or keep "
+        "its argument whole by split={...: None}: docs/at_home.md#all-rows-at-once"
+    )
+
+
+def test_shards_of_a_graph():
+    with tf.Graph().as_default() as graph:
+        x = tf.compat.v1.placeholder(tf.float32, [5, 2], name="x")
+        tf.tanh(x, name="y")
+    with tf.Graph().as_default() as split:
+        tf.graph_util.import_graph_def(gs.transpile_graph_def(graph.as_graph_def(), "x", "y", 2), name="loaded")
+    placement = gs.placement_of(split)
+    assert shards(placement, "Tanh") == {0: 1, 1: 1}
+
+
+@pytest.mark.long
+def test_shards_of_a_model_of_tensorflow_1(tmp_path: Path):
+    requests = tensorflow_1(str(tmp_path / "one"))
+    gs.transpile_saved_model(tmp_path / "one", tmp_path / "three", 3)
+    placement = gs.placement_of(str(tmp_path / "three"), signature=next(iter(requests)))
+    assert {0, 1, 2} <= shards(placement, "MatMul").keys()
