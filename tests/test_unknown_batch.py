@@ -335,3 +335,17 @@ def test_batches_sent_ahead() -> None:
     for actual, batch in zip(parallel.map(iter(batches)), batches, strict=True):
         assert_close(actual, f(batch))
     assert parallel.plan(batches[0]).program.batch_is_unknown
+
+
+def test_batches_of_several_arguments_sent_ahead() -> None:
+    weight = tf.Variable(tf.ones((4, 1)))
+
+    def f(x, y):
+        return tf.reduce_sum((x @ weight - y) ** 2, 1)
+
+    parallel = gs.parallelize(f, devices=3, reduce_retracing=True)
+    x = tf.random.stateless_normal((20, 4), [1, 2])
+    batches = tf.data.Dataset.from_tensor_slices((x, x[:, :1])).batch(6)
+    for actual, batch in zip(parallel.map(batches), batches, strict=True):
+        assert_close(actual, f(*batch))
+    assert parallel.plan(x[:5], x[:5, :1]).program.batch_is_unknown

@@ -101,10 +101,15 @@ def _cutting(graph: EmittedGraph, by_name: dict[str, Any]) -> set[str]:
     for node in graph.nodes:
         origin = graph.origins[node.name]
         if origin.role in _AHEAD and origin.shard is None and node.op != "Const":
-            sources = {split_reference(reference)[0] for reference in node.input}
+            sources = _sources(node)
             if all(source in found or by_name[source].op == "Const" for source in sources):
                 found.add(node.name)
     return found
+
+
+def _sources(node: Any) -> set[str]:
+    """Return the names of the nodes that a node reads, or waits for."""
+    return {split_reference(reference.lstrip("^"))[0] for reference in node.input}
 
 
 def _pieces(graph: EmittedGraph, cutting: set[str], home: str) -> Pieces:
@@ -116,7 +121,7 @@ def _pieces(graph: EmittedGraph, cutting: set[str], home: str) -> Pieces:
 
 
 def _feeding_nodes(graph: EmittedGraph, by_name: dict[str, Any], cutting: set[str]) -> list[Any]:
-    constants = {split_reference(r)[0] for name in cutting for r in by_name[name].input} - cutting
+    constants = {source for name in cutting for source in _sources(by_name[name])} - cutting
     return [node for node in graph.nodes if node.name in cutting or node.name in constants]
 
 
