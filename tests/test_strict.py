@@ -114,3 +114,5 @@ def test_which_ids_a_batch_has_is_found_at_home():
     assert "UnsortedSegmentSum" in {op.type for op in plan.sharded_ops}
     with pytest.raises(gs.StrictError, match="which entries are new depends on all rows"):
         gs.parallelize(lambda x: tf.unique(x)[1], devices=3, strict=True).plan(rows(13, 1)[:, 0])
+    with pytest.raises(gs.StrictError, match="which entries are new depends on all rows"):  # no variable needs these
+        gs.parallelize(lambda x, ids: (2 * x, tf.unique(ids).y), devices=3, strict=True).plan(rows(13, 3), ids[:, 0])

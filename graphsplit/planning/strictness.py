@@ -9,7 +9,7 @@ from graphsplit.planning.advice import advice_on
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.plan_text import cause_text
 from graphsplit.planning.shares import shares_of
-from graphsplit.program.program import Op
+from graphsplit.program.program import Op, Program
 
 _LARGEST_SHARE = 0.01  # of all FLOPs, that `strict=True` leaves to what follows from rows born whole
 _MOST_CAUSES = 6
@@ -26,7 +26,7 @@ def check_strict(plan: Decisions, strict: bool | float) -> None:
     """
     if strict is False:
         return
-    stayed = [(op, reason) for op, reason in plan.stayed_home if not _finds_ids(op)]
+    stayed = [(op, reason) for op, reason in plan.stayed_home if not _finds_ids(op, plan.program)]
     if strict is True and stayed:
         raise StrictError(_stayed_message(plan, stayed))
     shares, largest = shares_of(plan), _LARGEST_SHARE if strict is True else strict
@@ -39,13 +39,25 @@ def check_strict(plan: Decisions, strict: bool | float) -> None:
         )
 
 
-def _finds_ids(op: Op) -> bool:
-    """Return whether an operation at home reads integers, and finds which of them differ.
+def _finds_ids(op: Op, program: Program) -> bool:
+    """Return whether an operation at home reads integers, and finds which of them differ, for what changes variables.
 
     Which rows of a table a batch has, for the sparse gradient of an embedding, is known where all ids are; the values
     stay on the shards. What follows from it at home counts with everything else.
     """
-    return op.type in _OF_IDS and op.out_dtypes[0].is_integer
+    return op.type in _OF_IDS and op.out_dtypes[0].is_integer and op.index not in _behind_results(program)
+
+
+def _behind_results(program: Program) -> set[int]:
+    """Return the operations from which something flows to what the function returns."""
+    found: set[int] = set()
+    pending = [tensor.op for tensor in program.outputs]
+    while pending:
+        position = pending.pop()
+        if position not in found:
+            found.add(position)
+            pending += [tensor.op for tensor in program.ops[position].inputs]
+    return found
 
 
 def _stayed_message(plan: Decisions, stayed: Sequence[tuple[Op, str]]) -> str:
