@@ -106,6 +106,8 @@ def test_inside_of_a_strategys_run(strategy):
         tf.function(lambda x: strategy.run(parallel, args=(x,)))(x)
     with strategy.scope():
         assert parallel(x).shape == []
+    with pytest.raises(gs.UnsupportedError, match=r"named is called in MirroredStrategy\.run"):  # compiled by now
+        strategy.run(parallel, args=(x,))
 
 
 def test_what_a_strategy_has_spread(strategy):

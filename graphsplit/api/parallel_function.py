@@ -26,7 +26,7 @@ from graphsplit.api.compilation import trace_and_plan
 from graphsplit.api.instances import PerInstance
 from graphsplit.api.options import Options
 from graphsplit.api.retracing import warn_of_retracing
-from graphsplit.api.strategies import check_no_strategy
+from graphsplit.api.strategies import check_no_replica, check_no_spread_values
 from graphsplit.api.traces import Traces
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, UnsupportedError
@@ -112,6 +112,7 @@ class ParallelFunction(Generic[P, R]):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if inside_trace(self._name()):  # of another parallelized function, whose plan covers this one as well
             return tf.function(self._fn)(*args, **kwargs)
+        check_no_replica(self._name())
         self._chosen.check()
         tensors, arguments = self._flatten(args, kwargs)
         compiled = self._get(arguments)
@@ -337,7 +338,7 @@ class ParallelFunction(Generic[P, R]):
     @collection_paused()
     def _compile(self, arguments: structures.Branch) -> Differentiable:
         named = spread(arguments, self._signature)
-        check_no_strategy(self._name(), named)
+        check_no_spread_values(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
         traced, plan = trace_and_plan(fn, as_call(arguments), named, self._options, *self._where())
         return differentiable(traced, plan, self._name(), self._traces.trials_of(self._name()))

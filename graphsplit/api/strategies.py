@@ -9,17 +9,8 @@ from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.structures import Branch, CompositeLeaf, StaticLeaf, Tree
 
 
-def check_no_strategy(name: str, arguments: Branch) -> None:
-    """Raise unless a function is called once, on the whole batch, and not by a strategy's replicas.
-
-    Args:
-      name: the function's.
-      arguments: the structure of its arguments, by name.
-
-    Raises:
-      UnsupportedError: inside of `strategy.run`, on several replicas.
-      ArgumentError: for values that a strategy has distributed.
-    """
+def check_no_replica(name: str) -> None:
+    """Raise `UnsupportedError` if a function is called by each of a strategy's replicas, inside of `strategy.run`."""
     if tf.distribute.has_strategy() and not tf.distribute.in_cross_replica_context():
         replicas = tf.distribute.get_replica_context().num_replicas_in_sync
         if replicas > 1:
@@ -29,6 +20,15 @@ def check_no_strategy(name: str, arguments: Branch) -> None:
                 "these once more. A parallelized function takes the strategy's place: call it outside of strategy.run "
                 "and of strategy.scope(), once, on the whole batch."
             )
+
+
+def check_no_spread_values(name: str, arguments: Branch) -> None:
+    """Raise `ArgumentError` for values that a strategy has distributed.
+
+    Args:
+      name: the function's.
+      arguments: the structure of its arguments, by name.
+    """
     pairs = zip(arguments.keys, arguments.entries, strict=True)
     found = [f"{path}: {kind}" for key, tree in pairs for path, kind in _distributed(tree, key)]
     if found:
