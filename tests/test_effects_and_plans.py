@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -276,3 +278,23 @@ def test_gradients_do_not_wait_for_each_other():
     assert_close(parallel(x), f(x))
     assert reduced(parallel.plan(x)) == ["Sum"]
     assert "IdentityN" not in {node.op for node in parallel.graph_def(x).node}
+
+
+def test_verify_has_nothing_to_compare_random_numbers_without_a_seed_with():
+    calls = []
+
+    def drawing(x):
+        calls.append(1)
+        return x * len(calls) + tf.random.normal(tf.shape(x)), x + 1  # another number in every trace, in the noise
+
+    report = gs.verify(gs.parallelize(drawing, devices=2), tf.ones((20, 4)))
+    assert [d.is_rounding for d in report.differences] == [False, True]
+    assert re.fullmatch(
+        r"CHECK: output 0 is [\d.]+ relative from itself in two calls on one device, so there is nothing to compare "
+        r"with\. The function draws random numbers without a seed \(tf\.random\.set_seed is not enough: use stateless "
+        r"ones, a tf\.random\.Generator or Keras' SeedGenerator\), or reads what changes",
+        str(report).splitlines()[0],
+    )
+    generator = tf.random.Generator.from_seed(3)
+    seeded = gs.parallelize(lambda x: x + generator.normal(tf.shape(x)), devices=2)
+    assert gs.verify(seeded, tf.ones((20, 4))).passed

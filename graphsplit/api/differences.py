@@ -20,17 +20,20 @@ class Difference:
       absolute: the largest absolute difference.
       relative: that, divided by the largest magnitude.
       rounding: the relative difference that rounding explains, see `verify`.
+      again: how far apart two calls on one device are, relative, if that is more than rounding: then there is nothing
+        to compare with.
     """
 
     name: str
     absolute: float
     relative: float
     rounding: float = 0.0
+    again: float = 0.0
 
     @property
     def is_rounding(self) -> bool:
         """Whether rounding explains it."""
-        return self.relative <= self.rounding
+        return self.relative <= self.rounding and not self.again
 
 
 _LAST_PLACES = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7, tf.float32: 2.0**-23, tf.float64: 2.0**-52}
