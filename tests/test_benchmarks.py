@@ -178,7 +178,7 @@ def test_a_tiny_run_of_layouts():
 
 @pytest.mark.long
 def test_a_tiny_run_of_workers():
-    printed = run("benchmarks.workers", "--workers", 2, "--widths", "32,48", "--rows", 8, "--rounds", 1)
+    printed = run("benchmarks.workers", "--workers", 2, "--widths", 32, "--rows", 8, "--rounds", 1)
     said, _, head, *lines = printed.splitlines()
     assert said.startswith("8 rows, 4 layers, 1 rounds, ")
     assert head == (
@@ -186,7 +186,7 @@ def test_a_tiny_run_of_workers():
         "| MultiWorkerMirroredStrategy |"
     )
     cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert [row[:2] for row in cells] == [["---", "---"], ["2", "0.0 MB"], ["2", "0.0 MB"]]
+    assert [row[:2] for row in cells] == [["---", "---"], ["2", "0.0 MB"]]
     assert all(re.fullmatch(r"\d+\.\d ms \(\d+\.\d\d\)", cell) for row in cells[1:] for cell in row[2:])
 
 
