@@ -16,7 +16,7 @@ import tensorflow as tf
 from graphsplit.core.graphdefs import NodeDef, make_node, output_type, split_reference
 from graphsplit.core.polynomials import Point
 from graphsplit.core.symbolic_sizes import without_sizes
-from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.empty_shards import DeadTensors
@@ -26,7 +26,7 @@ from graphsplit.runtime.reader_copies import on_readers
 from graphsplit.runtime.trial_compilations import Trials
 from graphsplit.tracing.trace import Trace
 
-_AHEAD = frozenset({"scatter", "sizes"})  # what cuts, and counts what is cut
+_AHEAD = frozenset({"scatter", "sizes", RELAY_ROLE})  # what cuts, and counts what is cut, and sends the counts on
 _STAYS = frozenset({tf.resource.as_datatype_enum, tf.variant.as_datatype_enum})
 
 

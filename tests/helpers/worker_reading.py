@@ -48,12 +48,12 @@ def batches_read_on_workers(workers, cluster) -> None:
     def f(x, y):
         return tf.cumsum(x, axis=1) * y[:, None], tf.reduce_mean(x)
 
-    for batch in (4, 5, 16, 20):
+    mixed = ["CPU:1", "worker:1/CPU:0"]  # of this process, which reads, too
+    ways = [(4, {}), (5, {"home": "CPU:0"}), (20, {}), (5, {"devices": mixed}), (16, {"reduce_retracing": True})]
+    for batch, options in ways:
         make = shuffled(batch)
-        expected = [f(*own) for own in make()]
-        for options in ({}, {"home": "CPU:0"}, {"devices": ["CPU:1", "worker:1/CPU:0"]}, {"reduce_retracing": True}):
-            found = list(gs.parallelize(f, **options).map(make))
-            same(tf.nest.flatten(found), tf.nest.flatten(expected), f"{batch} {options}")
+        found, expected = list(gs.parallelize(f, **options).map(make)), [f(*own) for own in make()]
+        same(tf.nest.flatten(found), tf.nest.flatten(expected), f"{batch} {options}")
 
 
 @case("calls")
