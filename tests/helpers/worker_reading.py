@@ -205,6 +205,31 @@ def what_workers_read_goes_on(workers, cluster) -> None:
     same(network.values(), expected.values())
 
 
+@case("lost")
+def what_workers_read_is_read_again(workers, cluster) -> None:
+    """State that was lost comes from a checkpoint, and the batches since then are used again."""
+
+    def make():
+        return tf.data.Dataset.from_tensor_slices(rows(40)).shuffle(20, seed=5).batch(7)
+
+    expected, network = Network(), Network(device="/job:worker/task:0/device:CPU:0")
+    losses = [expected.train(x) for x in make()]
+    gs.set_variable_layout(network, "sharded")
+    cluster.deadline_s, found = 3.0, []
+    with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        warnings.simplefilter("ignore")
+        manager = tf.train.CheckpointManager(tf.train.Checkpoint(network), folder, 2)
+        step = gs.resilient(gs.parallelize(network.train), checkpoint=manager)
+        step.save()
+        for loss in step.map(make):
+            found.append(loss.numpy())
+            if len(found) == 3:
+                workers.kill(1)
+    assert len(step.devices) == 2
+    same(found, losses)
+    same(network.values(), expected.values())
+
+
 @case("calls")
 def timelines_have_the_workers(workers, cluster) -> None:
     w = tf.Variable(rows(6, 3))
