@@ -133,8 +133,8 @@ class ParallelFunction(Generic[P, R]):
         Args:
           batches: a `tf.data.Dataset` or any iterable. A tuple is the function's arguments in order, as in
             `Dataset.map`; anything else is its only argument. Or a function that returns such a dataset: where devices
-            are on workers, each of their hosts calls it and reads there, and no rows are sent. It has to read the same
-            on all hosts, which is checked: shuffles and draws need seeds.
+            are on workers, it is called for each of their hosts, which read there, and no rows are sent. All have to
+            read the same, which is checked: shuffles and draws need seeds.
           prefetch: how many batches are read and sent ahead of the one that computes; 0 for none.
 
         Raises:

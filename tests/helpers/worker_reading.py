@@ -17,7 +17,7 @@ import graphsplit as gs
 from graphsplit.clusters.profiling import recorded
 from graphsplit.core.hosts import host_name
 from graphsplit.core.tensorflow_internals import partition_graphs
-from tests.helpers.worker_scene import Network, case, rows, same, until
+from tests.helpers.worker_scene import Network, all_well, case, rows, same, until
 
 HERE = "map(dataset_fn()), with the parentheses, lets this process read, and send each device its rows."
 
@@ -167,6 +167,14 @@ def what_a_pipeline_has_of_this_process(workers, cluster) -> None:
     assert [[part.numpy().tolist() for part in batch] for batch in found] == expected, found
     assert seen == 12 * [os.getpid()]
 
+    def generated():
+        return tf.data.Dataset.from_generator(
+            lambda: iter(range(6)), output_signature=tf.TensorSpec((), tf.int32)
+        ).batch(4)
+
+    found = [batch.numpy().tolist() for batch in gs.parallelize(lambda x: x * 2).map(generated)]
+    assert found == [[0, 2, 4, 6], [8, 10]], found
+
 
 @case("calls")
 def a_function_of_a_dataset_in_this_process(workers, cluster) -> None:
@@ -203,6 +211,28 @@ def what_workers_read_goes_on(workers, cluster) -> None:
                 workers.freeze(0)
     same(found, losses)
     same(network.values(), expected.values())
+
+
+@case("lost")
+def a_worker_that_reads_is_lost(workers, cluster) -> None:
+    """Whether it reads ahead or computes: the steps that have happened are those of one device."""
+
+    def make():
+        return tf.data.Dataset.from_tensor_slices(rows(40)).batch(4)
+
+    for how in (workers.kill, workers.freeze):
+        expected, network, losses = Network(), Network(), []
+        cluster.deadline_s = 3.0
+        steps = gs.parallelize(network.train).map(make, prefetch=2)
+        losses += [next(steps), next(steps)]
+        how(1)
+        with pytest.raises(gs.WorkerLostError) as raised:
+            losses.extend(steps)
+        assert raised.value.tasks == (1,)
+        assert raised.value.undone
+        same(losses, [expected.train(x) for x in make().take(len(losses))])
+        same(network.values(), expected.values())
+        all_well(workers, cluster)
 
 
 @case("lost")
