@@ -113,18 +113,6 @@ def test_a_keras_model_over_numpy_batches():
     assert_close(found, tf.constant(net.predict(x, verbose=0)))
 
 
-def test_arguments_whose_rows_are_compared():
-    """Of one batch of unknown size: what makes sure that they have the same comes before they are cut."""
-
-    def fn(x, y):
-        return tf.tanh(x) * y
-
-    parallel = gs.parallelize(fn, devices=DEVICES, reduce_retracing=True)
-    batches = [(rows(n), rows(n, seed=2)) for n in (5, 4, 2, 1)]
-    for actual, batch in zip(parallel.map(batches), batches, strict=True):
-        assert_close(actual, fn(*batch))
-
-
 def test_training_steps_follow_each_other():
     def make():
         w, count = tf.Variable(rows(4, 1)), tf.Variable(0)
