@@ -3,6 +3,9 @@
 A training step of dense layers (momentum, float32), on N worker processes of this machine, beside the same on N logical
 devices of one process and under MultiWorkerMirroredStrategy of N processes. All are alive at the same time and take
 turns. An operation has one thread everywhere. Copies between processes go over loopback, through the same cores.
+
+Prints a table in Markdown: the median of a step, and in brackets the median of its ratio to the first way in the same
+round. Ways that compute on the same rows have to agree on the loss of the first step.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 _WAYS = ("local", "workers", "workers, mirrored", "strategy")
+_NAMES = {"local": "logical devices of one process", "strategy": "MultiWorkerMirroredStrategy"}
 _DEPTH = 4
 
 
@@ -37,27 +41,49 @@ def main() -> None:
         way, *numbers = options.serve
         serve(way, *map(int, numbers))
         return
-    for count in map(int, options.workers.split(",")):
+    ways, counts = options.ways.split(";"), list(map(int, options.workers.split(",")))
+    print(f"{options.rows} rows, {_DEPTH} layers, {options.rounds} rounds, {os.cpu_count()} cores\n")
+    print("\n".join(head(ways)), flush=True)
+    for count in counts:
         for width in map(int, options.widths.split(",")):
-            compare(options.ways.split(";"), count, width, options.rows, options.rounds)
+            print(row(count, width, compare(ways, count, width, options.rows, options.rounds)), flush=True)
 
 
-def compare(ways: Sequence[str], count: int, width: int, rows: int, rounds: int) -> None:
-    """Time the steps of all ways in turns, and print."""
+def head(ways: Sequence[str]) -> list[str]:
+    """Return the first lines of the table."""
+    names = ["processes", "weights", *[_NAMES.get(way, way) for way in ways]]
+    return [f"| {' | '.join(names)} |", f"|{'---|' * len(names)}"]
+
+
+def row(count: int, width: int, found: dict[str, list[float]]) -> str:
+    """Return a line of the table: the steps of each way, in seconds, round by round."""
+    first = next(iter(found.values()))
+    cells = [str(count), f"{_DEPTH * width**2 * 4 / 1e6:.1f} MB"]
+    for seconds in found.values():
+        ratio = statistics.median(a / b for a, b in zip(seconds, first, strict=True))
+        cells.append(f"{1e3 * statistics.median(seconds):.1f} ms ({ratio:.2f})")
+    return f"| {' | '.join(cells)} |"
+
+
+def compare(ways: Sequence[str], count: int, width: int, rows: int, rounds: int) -> dict[str, list[float]]:
+    """Return what the steps of all ways take, in turns, in seconds."""
     found: dict[str, list[float]] = {way: [] for way in ways}
     with contextlib.ExitStack() as stack:
         started = {way: stack.enter_context(processes(way, count, width, rows)) for way in ways}
-        losses = {way: step(running)[1] for way, running in started.items()}
+        check({way: step(way, running)[1] for way, running in started.items()})
         for number in range(rounds + 2):  # the first two prepare
             for way, running in started.items():
-                seconds, _ = step(running)
+                seconds, _ = step(way, running)
                 if number > 1:
                     found[way].append(seconds)
-    megabytes = _DEPTH * width**2 * 4 / 1e6
-    print(f"N = {count}, {megabytes:.1f} MB of weights, {rows} rows: a step, as a multiple of local's; first loss")
-    for way, seconds in found.items():
-        ratio = statistics.median(a / b for a, b in zip(seconds, found[ways[0]], strict=True))
-        print(f"  {way:<18} {1e3 * statistics.median(seconds):7.1f} ms {ratio:6.2f}   {losses[way]:.6f}", flush=True)
+    return found
+
+
+def check(losses: dict[str, float]) -> None:
+    """End the program unless the ways that compute on the same rows agree. (A strategy's replicas have others.)"""
+    alike = {way: loss for way, loss in losses.items() if way != "strategy"}
+    if alike and max(alike.values()) - min(alike.values()) > 1e-5 * max(map(abs, alike.values())):
+        raise SystemExit(f"The ways do not compute the same; the loss of the first step: {alike}.")
 
 
 @contextlib.contextmanager
@@ -82,12 +108,15 @@ def processes(way: str, count: int, width: int, rows: int) -> Iterator[list[Any]
             process.communicate()
 
 
-def step(running: Sequence[Any]) -> tuple[float, float]:
+def step(way: str, running: Sequence[Any]) -> tuple[float, float]:
     """Let processes make a step together, and return what the slowest took, in seconds, and the loss."""
     for process in running:
         process.stdin.write("go\n")
         process.stdin.flush()
-    answers = [json.loads(process.stdout.readline()) for process in running]
+    lines = [process.stdout.readline() for process in running]
+    if not all(lines):
+        raise SystemExit(f"A process of {way!r} ended; --serve {' '.join(running[0].args[-4:])} says why.")
+    answers = list(map(json.loads, lines))
     return max(seconds for seconds, _ in answers), answers[0][1]
 
 

@@ -156,6 +156,8 @@ def pytest_configure(config: pytest.Config) -> None:
         workers = gs.LocalWorkers(int(os.environ["GRAPHSPLIT_TEST_WORKERS"]), devices=2)
         config.add_cleanup(workers.close)
         gs.connect(workers, timeout_s=240)
+        # (cases call steps inside of a tf.function, over workers here; `worker_reading.py` tests what is said of it)
+        config.addinivalue_line("filterwarnings", "ignore:.* is called inside of a tf.function, and runs on worker")
     tf.config.list_logical_devices()  # starts TensorFlow
 
 

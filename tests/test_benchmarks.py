@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import socket
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from benchmarks import workers
 from benchmarks.__main__ import choose_cells
 from benchmarks.__main__ import run as run_cells
 from benchmarks.communication import Traffic, planned_traffic, transfers_in_graph
@@ -32,11 +34,12 @@ from tests.helpers.layout_cases import deep_step
 ROOT = Path(__file__).parent.parent
 
 
-def run(*arguments: object) -> None:
+def run(*arguments: object) -> str:
     done = subprocess.run(
         [sys.executable, "-m", *map(str, arguments)], cwd=ROOT, capture_output=True, text=True, timeout=250
     )
     assert done.returncode == 0, done.stderr + done.stdout
+    return done.stdout
 
 
 @pytest.mark.long
@@ -175,7 +178,24 @@ def test_a_tiny_run_of_layouts():
 
 @pytest.mark.long
 def test_a_tiny_run_of_workers():
-    run("benchmarks.workers", "--workers", 2, "--widths", 32, "--rows", 8, "--rounds", 1)
+    printed = run("benchmarks.workers", "--workers", 2, "--widths", 32, "--rows", 8, "--rounds", 1)
+    said, _, head, *lines = printed.splitlines()
+    assert said.startswith("8 rows, 4 layers, 1 rounds, ")
+    assert head == (
+        "| processes | weights | logical devices of one process | workers | workers, mirrored "
+        "| MultiWorkerMirroredStrategy |"
+    )
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    assert [row[:2] for row in cells] == [["---", "---"], ["2", "0.0 MB"]]
+    assert all(re.fullmatch(r"\d+\.\d ms \(\d+\.\d\d\)", cell) for row in cells[1:] for cell in row[2:])
+
+
+def test_a_row_of_workers():
+    found = {"local": [0.010, 0.020, 0.030], "workers": [0.020, 0.030, 0.090]}
+    assert workers.row(3, 512, found) == "| 3 | 4.2 MB | 20.0 ms (1.00) | 30.0 ms (2.00) |"
+    workers.check({"local": 0.25, "workers": 0.25, "strategy": 0.5})
+    with pytest.raises(SystemExit, match=r"do not compute the same; .* first step: \{'local': 0\.25, 'w"):
+        workers.check({"local": 0.25, "workers": 0.26})
 
 
 @pytest.mark.long

@@ -14,7 +14,8 @@ from graphsplit.cli import app
 from graphsplit.cli.targets import example, parse_spec
 from graphsplit.core.tensorflow_internals import parse_profile
 from graphsplit.placement import Placement, timeline_of
-from graphsplit.placement.profiles import OpEvent, lacks_streams, read_events
+from graphsplit.placement.host_recordings import missing_in
+from graphsplit.placement.profiles import OpEvent, Recorded, read_events
 from graphsplit.placement.timeline import Timeline
 from graphsplit.placement.timeline_views import figure
 
@@ -139,7 +140,7 @@ def one_gpu():
     for d in range(2):
         graph.node.add(name=f"shard_{d}/MatMul", op="MatMul", device=f"/job:localhost/replica:0/task:0/device:GPU:{d}")
     graph.node.add(name="hash", op="StringToHashBucketFast", device="/job:localhost/replica:0/task:0/device:CPU:0")
-    return recording.space, [graph]
+    return [Recorded(recording.space)], [graph]
 
 
 def test_streams_count_and_launches_and_summaries_do_not(one_gpu):
@@ -154,7 +155,7 @@ def test_streams_count_and_launches_and_summaries_do_not(one_gpu):
     assert [event.copied for event in events] == [False, False, True, False, False]
     assert [round(event.start_s * 1e6) for event in events] == [0, 1, 1, 2, 6]
     assert sends == []
-    assert not lacks_streams(*one_gpu)
+    assert missing_in(one_gpu[0], events, one_gpu[1]) == []
 
 
 def test_copies_are_told_apart(one_gpu, tmp_path):
@@ -179,12 +180,16 @@ def test_copies_are_told_apart(one_gpu, tmp_path):
 
 
 def test_a_recording_without_streams_says_so(one_gpu):
-    space, graphs = one_gpu
-    del space.planes[1]
-    events, _ = read_events(space, graphs)
+    recordings, graphs = one_gpu
+    del recordings[0].space.planes[1]
+    events, _ = read_events(recordings, graphs)
     assert [(e.type, e.device) for e in events][:2] == [("MatMul", "/device:GPU:0"), ("MatMul", "/device:GPU:1")]
-    assert lacks_streams(space, graphs)
-    assert not lacks_streams(space, [])
+    [missing] = missing_in(recordings, events, graphs)
+    assert missing == (
+        "no stream of a GPU was recorded, so the times on GPUs are those of launches on the host. The profiler needs "
+        "CUPTI and the right to use it: https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+    )
+    assert missing_in(recordings, events, []) == []
     assert str(Timeline("step", (), {}, Placement([], []), "half of it is missing")) == (
         "Timeline of step: 0 executions in 0.00 ms\n  note: half of it is missing"
     )

@@ -25,6 +25,7 @@ from graphsplit.api.chosen_devices import ChosenDevices, choose_devices
 from graphsplit.api.compilation import trace_and_plan
 from graphsplit.api.instances import PerInstance
 from graphsplit.api.options import Options
+from graphsplit.api.outer_graphs import warn_of_outer_graph
 from graphsplit.api.retracing import warn_of_retracing
 from graphsplit.api.strategies import check_no_replica, check_no_spread_values
 from graphsplit.api.traces import Traces
@@ -116,11 +117,14 @@ class ParallelFunction(Generic[P, R]):
         self._chosen.check()
         tensors, arguments = self._flatten(args, kwargs)
         compiled = self._get(arguments)
+        if not tf.executing_eagerly():
+            warn_of_outer_graph(self._name(), self._traces, (*self.devices, compiled.plan.home))
         results = compiled(tensors)
         compiled.runs += 1
         return structures.unflatten(compiled.trace.result, results)
 
-    def map(self, batches: Iterable[Any], *, prefetch: int = 1) -> Iterator[R]:  # a batch may be any structure
+    # (a batch may be any structure)
+    def map(self, batches: Iterable[Any] | Callable[[], Iterable[Any]], *, prefetch: int = 1) -> Iterator[R]:
         """Return an iterator over the results for many batches; the next batch travels while this one computes.
 
         Another thread reads the batches, cuts them and sends each device its rows. Results and changes of variables
@@ -128,12 +132,14 @@ class ParallelFunction(Generic[P, R]):
 
         Args:
           batches: a `tf.data.Dataset` or any iterable. A tuple is the function's arguments in order, as in
-            `Dataset.map`; anything else is its only argument.
+            `Dataset.map`; anything else is its only argument. Or a function that returns such a dataset: where devices
+            are on workers, it is called for each of their hosts, which read there, and no rows are sent. All have to
+            read the same, which is checked: shuffles and draws need seeds.
           prefetch: how many batches are read and sent ahead of the one that computes; 0 for none.
 
         Raises:
-          ArgumentError: if `prefetch` is not a number of at least 0.
-          UnsupportedError: in a graph; from the iterator, if a gradient tape watches.
+          ArgumentError: if `prefetch` is not a number of at least 0, or a function for workers returns no dataset.
+          UnsupportedError: in a graph; from the iterator, if a gradient tape watches, or hosts read different batches.
 
         >>> import tensorflow as tf, graphsplit as gs
         >>> double = gs.parallelize(lambda x: 2 * x, devices=2)
@@ -148,7 +154,7 @@ class ParallelFunction(Generic[P, R]):
                 "outside of tf.function, or call the function itself in a loop over the dataset."
             )
         self._chosen.check()
-        return prefetching.results(self, iter(batches), prefetch)
+        return prefetching.results(self, batches, prefetch)
 
     @overload
     def plan(self) -> Plan: ...

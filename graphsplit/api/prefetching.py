@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Callable, Iterator
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+import tensorflow as tf
+
+from graphsplit.api.host_reading import HostPipeline, connection, is_dataset_function
 from graphsplit.core import structures
+from graphsplit.core.hosts import by_host
 
 Prepared = TypeVar("Prepared")
-_END: Any = object()
+END: Any = object()
 
 
 def ahead(items: Iterator[Any], prepare: Callable[[Any], Prepared], count: int) -> Iterator[Prepared]:
@@ -21,14 +26,14 @@ def ahead(items: Iterator[Any], prepare: Callable[[Any], Prepared], count: int) 
     """
 
     def next_one() -> Any:
-        item = next(items, _END)
-        return _END if item is _END else prepare(item)
+        item = next(items, END)
+        return END if item is END else prepare(item)
 
     pending: collections.deque[Future[Any]] = collections.deque()
     executor = ThreadPoolExecutor(1, thread_name_prefix="graphsplit_prefetch")
     try:
         pending.extend(executor.submit(next_one) for _ in range(count))
-        while (prepared := pending.popleft().result() if pending else next_one()) is not _END:
+        while (prepared := pending.popleft().result() if pending else next_one()) is not END:
             if count:
                 pending.append(executor.submit(next_one))
             yield prepared
@@ -36,17 +41,86 @@ def ahead(items: Iterator[Any], prepare: Callable[[Any], Prepared], count: int) 
         executor.shutdown(cancel_futures=True)
 
 
-def results(function: Any, batches: Iterator[Any], count: int) -> Iterator[Any]:
-    """Yield what a `ParallelFunction` returns for every batch; see `ParallelFunction.map`."""
+def results(function: Any, batches: Any, count: int) -> Iterator[Any]:
+    """Return an iterator over what a `ParallelFunction` returns for every batch; see `ParallelFunction.map`."""
+    if not is_dataset_function(batches):
+        return _results(function, _alone(batches), count, ())
+    hosts = hosts_of(function)
+    if not any(hosts):  # all devices are this process'
+        return _results(function, _alone(batches()), count, ())
+    return _results(function, _read(HostPipeline(function._name(), batches), hosts), count, hosts)
 
-    def prepare(batch: Any) -> tuple[Any, Any, Any]:
-        arguments = batch if type(batch) is tuple else (batch,)  # not a named one, as in Dataset.map
-        tensors, tree = function._flatten(arguments, {})
+
+def hosts_of(function: Any) -> tuple[str, ...]:
+    """Return the hosts that read what a `ParallelFunction` computes: those of its devices."""
+    return tuple(by_host(function.devices))
+
+
+def _alone(batches: Iterable[Any]) -> Iterator[list[Any]]:
+    """Return batches as one reader has them."""
+    return map(lambda batch: [batch], batches)  # noqa: C417  (it begins at once to iterate, as a generator does not)
+
+
+def _read(pipeline: HostPipeline, hosts: tuple[str, ...]) -> Iterator[list[Any]]:
+    """Yield batches as all hosts have them."""
+    for number in itertools.count():
+        found = pipeline.read(number, hosts)
+        if not found:
+            return
+        yield found
+
+
+def _results(function: Any, batches: Iterator[list[Any]], count: int, readers: tuple[str, ...]) -> Iterator[Any]:
+    """Yield results for batches as each of the readers has them; without readers, as this process has them."""
+
+    def prepare(found: list[Any]) -> tuple[Any, Any, Any]:
+        tensors, tree = _flatten(function, found)
         compiled = function._find(tree)  # new signatures are traced by the user's own thread
-        return tensors, tree, compiled.send(tensors) if compiled and compiled.sends else None
+        sends = compiled is not None and compiled.sends(readers)
+        return tensors, tree, compiled.send(tensors, readers) if sends else None
 
     for tensors, tree, pieces in ahead(batches, prepare, count):
-        compiled = function._get(tree)
-        result = structures.unflatten(compiled.trace.result, compiled.run_sent(tensors, pieces))
-        compiled.runs += 1
-        yield result
+        yield _run(function, tensors, tree, pieces, readers)
+
+
+class ReadCall:
+    """A call on a batch that each host reads; on those hosts that have it, also again.
+
+    Args:
+      pipeline: that they run.
+      number: of the batch.
+    """
+
+    def __init__(self, pipeline: HostPipeline, number: int):
+        self._pipeline = pipeline
+        self._number = number
+        self._found: dict[str, Any] = {}  # by host
+        self._connection = connection()
+
+    def __call__(self, function: Any) -> Any:
+        """Return what a `ParallelFunction` returns; `END` if there is no such batch."""
+        hosts = hosts_of(function)
+        if self._connection != connection():
+            self._found, self._connection = {}, connection()
+        if not self._found.keys() >= set(hosts):
+            self._found.update(zip(hosts, self._pipeline.read(self._number, hosts), strict=False))
+        if not self._found:
+            return END
+        return _run(function, *_flatten(function, [self._found[host] for host in hosts]), None, hosts)
+
+
+def _run(function: Any, tensors: Any, tree: Any, pieces: Any, readers: tuple[str, ...]) -> Any:
+    compiled = function._get(tree)
+    result = structures.unflatten(compiled.trace.result, compiled.run_sent(tensors, pieces, readers))
+    compiled.runs += 1
+    return result
+
+
+def _flatten(function: Any, found: list[Any]) -> tuple[list[tf.Tensor], structures.Branch]:
+    """Return the tensors of a batch, of one reader after the other, and its structure, which is that of each."""
+    flat = [function._flatten(_arguments(batch), {}) for batch in found]
+    return [tensor for tensors, _ in flat for tensor in tensors], flat[0][1]
+
+
+def _arguments(batch: Any) -> tuple[Any, ...]:
+    return batch if type(batch) is tuple else (batch,)  # not a named one, as in Dataset.map

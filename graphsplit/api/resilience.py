@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import time
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -11,7 +12,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import tensorflow as tf
 
+from graphsplit.api.host_reading import HostPipeline, is_dataset_function
 from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.api.prefetching import END, ReadCall
 from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.clusters.cluster import Cluster, current_cluster
 from graphsplit.core.devices import canonical_name, name_for_runtime, short_name, task_of
@@ -51,7 +54,7 @@ class Resilient(Generic[P, R]):
         self._asked_s = 0.0
         self._layouts: dict[int, _Layout] = {}
         self._known: dict[int, tf.Variable] = {}
-        self._since: list[tuple[Any, Any]] = []  # the calls since the checkpoint that counts
+        self._since: list[Callable[[ParallelFunction[P, R]], Any]] = []  # the calls since the checkpoint that counts
         self._counts = self._latest()
         functools.update_wrapper(self, step.function, updated=())
 
@@ -66,24 +69,44 @@ class Resilient(Generic[P, R]):
         Raises:
           WorkerLostError: if no device is left, or state is lost of which there is neither a copy nor a checkpoint.
         """
+        result: R = self._run(lambda function: function(*args, **kwargs))
+        return result
+
+    def _run(self, call: Callable[[ParallelFunction[P, R]], Any]) -> Any:
         self._take_in()
         if self._latest() != self._counts:
             self._since, self._counts = [], self._latest()
-        result = self._until_it_happens(args, kwargs)
-        if self._checkpoint is not None:
-            self._since.append((args, kwargs))
+        result = self._until_it_happens(call)
+        if self._checkpoint is not None and result is not END:
+            self._since.append(call)
         return result
 
-    def map(self, batches: Iterable[Any]) -> Iterator[R]:
+    def map(self, batches: Iterable[Any] | Callable[[], Iterable[Any]]) -> Iterator[R]:
         """Return an iterator over the results for many batches, one call after the other.
 
         Args:
           batches: a `tf.data.Dataset` or any iterable. A tuple is the function's arguments in order; anything else is
-            its only argument.
+            its only argument. Or a function that returns such a dataset, which each host then reads itself: see
+            `ParallelFunction.map`. A worker that comes back skips what the others have read; with `checkpoint`, the
+            batches since the last one stay on the hosts.
         """
+        if is_dataset_function(batches):
+            assert callable(batches)
+            return self._results_of_hosts(HostPipeline(self._step._name(), batches))
+        assert isinstance(batches, Iterable)
+        return self._results(batches)
+
+    def _results(self, batches: Iterable[Any]) -> Iterator[R]:
         call: Callable[..., R] = self
         for batch in batches:
             yield call(*batch) if isinstance(batch, tuple) else call(batch)
+
+    def _results_of_hosts(self, pipeline: HostPipeline) -> Iterator[R]:
+        for number in itertools.count():
+            result = self._run(ReadCall(pipeline, number))
+            if result is END:
+                return
+            yield result
 
     def save(self) -> str | None:
         """Save a checkpoint between two calls, and return its path; None, with a warning, while a worker is away.
@@ -107,11 +130,11 @@ class Resilient(Generic[P, R]):
             return None
         return str(self._checkpoint.save())
 
-    def _until_it_happens(self, args: Any, kwargs: Any) -> R:
+    def _until_it_happens(self, call: Callable[[ParallelFunction[P, R]], Any]) -> Any:
         while True:
             function = self._function()
             try:
-                result = function(*args, **kwargs)
+                result = call(function)
             except WorkerLostError as error:
                 self._remember(function)
                 self._go_on_without(error)
@@ -176,8 +199,8 @@ class Resilient(Generic[P, R]):
             self._checkpoint.checkpoint.read(self._counts).expect_partial()
         self._lay_out()
         if gone:
-            for args, kwargs in self._since:
-                self._until_it_happens(args, kwargs)
+            for call in self._since:
+                self._until_it_happens(call)
 
     def _gather(self) -> list[tf.Variable]:
         """Let each variable hold its value itself, on a device that is there; return those whose value is gone."""

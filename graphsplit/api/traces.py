@@ -21,6 +21,7 @@ class Traces:
       covered: signatures of calls that run as a wider one.
       trials: what XLA was asked, if it was.
       lock: held while tracing.
+      told_of_graph: whether the user was told what a call over workers is in a graph that somebody else runs.
       bound: the method bound to the instance, as long as somebody holds it.
     """
 
@@ -28,6 +29,7 @@ class Traces:
     covered: dict[structures.Branch, structures.Branch] = field(default_factory=dict)
     trials: Trials | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]  # a function until 3.13
+    told_of_graph: bool = False
     bound: weakref.ref[Any] | None = None
 
     def trials_of(self, name: str) -> Trials:

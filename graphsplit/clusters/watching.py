@@ -60,6 +60,11 @@ class Call(Generic[R]):
         """Return whether the call ends in time."""
         return self._done.wait(timeout_s)
 
+    def wait(self) -> R:
+        """Return what the call returns, or raise what it raises, whenever that is."""
+        self._done.wait()
+        return self.result()
+
     def result(self) -> R:
         """Return what the call returned, or raise what it raised."""
         if self._error is not None:

@@ -16,6 +16,15 @@ def host_name(device: str) -> str:
     return device.rpartition("/device:")[0]
 
 
+def host_device(host: str) -> str:
+    """Return the CPU device of a host: that of its input pipelines.
+
+    >>> host_device("/job:worker/replica:0/task:1"), host_device("")
+    ('/job:worker/replica:0/task:1/device:CPU:0', '/device:CPU:0')
+    """
+    return f"{host}/device:CPU:0"
+
+
 def by_host(devices: Iterable[str]) -> dict[str, list[str]]:
     """Return devices, each once, by their hosts.
 

@@ -16,7 +16,7 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.graphdefs import split_reference
 from graphsplit.core.layouts import MOVES, REPLICATE, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
 from graphsplit.emission.draft import SIZES_ROLE
-from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.emission.forms import Form, reduced, sent
 from graphsplit.emission.reductions import turns
 from graphsplit.emission.turn_checks import check_turns
@@ -126,7 +126,7 @@ class _Found:
         if origin.role == "constant":
             return ("everywhere", Tensor(origin.op or 0, index))
         data = [self.form(r) for r in node.input if r[0] != "^"] if node.op not in ("Const", "ZerosLike") else []
-        if origin.role == "shift":  # numbers of rows, as the shard's own rows have them
+        if origin.role in ("shift", RELAY_ROLE):  # numbers of rows, as the shard's own rows have them; the same again
             return data[0]
         if node.op == "Identity" and origin.role in _MOVED:
             return ("Identity", node.device, (data[0],))

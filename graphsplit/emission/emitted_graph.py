@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 from graphsplit.core.errors import CheckError
 from graphsplit.core.graphdefs import GraphDef, split_reference
 
+RELAY_ROLE = "relay"
+
 
 class Origin(NamedTuple):
     """Where a node comes from.
@@ -19,7 +21,8 @@ class Origin(NamedTuple):
       shard: the shard that it belongs to, or None.
       role: `"op"` for the operation itself; the kind of a move, `"scatter"`, `"reduce"`, ...; `"constant"` for a copy
         of a constant; `"part"` for what an operation needs besides; `"sizes"` for counting rows;
-        `"order"` for what lets a shard wait for another one of its device.
+        `"order"` for what lets a shard wait for another one of its device; `"relay"` for what lets something pass
+        between two hosts once.
     """
 
     op: int | None
@@ -70,12 +73,18 @@ class EmittedGraph:
         graph.node.extend(self.nodes)
         return graph
 
+    def relayed(self) -> dict[str, str]:
+        """Return what is sent on within hosts: the references that stand there for those of other hosts, and these."""
+        sent_on = [n for n in self.nodes if self.origins[n.name].role == RELAY_ROLE and n.op == "Identity"]
+        return {node.name: node.input[0] for node in sent_on}
+
     def dead_without(self) -> dict[str, str]:
         """Return the nodes that are dead if a shard has no rows, each with the reference of whether it has."""
         found: dict[str, str] = {}
         if not self.present:
             return found
-        switches = {f"{node.name}:1": node.input[1] for node in self.nodes if node.op == "Switch"}
+        relayed = self.relayed()
+        switches = {f"{n.name}:1": relayed.get(n.input[1], n.input[1]) for n in self.nodes if n.op == "Switch"}
         readers: dict[str, list[str]] = {}
         lasting = {node.name for node in self.nodes if node.op in ("Merge", "ControlTrigger")}
         for node in self.nodes:

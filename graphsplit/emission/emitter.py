@@ -19,6 +19,7 @@ from graphsplit.core.symbolic_sizes import ROWS
 from graphsplit.emission.barriers import Barriers
 from graphsplit.emission.draft import Draft, prefix_of_shard
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin
+from graphsplit.emission.host_relays import relay_within_hosts
 from graphsplit.emission.local_emitter import emit_local
 from graphsplit.emission.loop_inputs import bring_loop_inputs
 from graphsplit.emission.resharding import Resharding
@@ -109,6 +110,7 @@ class _Emitter:
         ends = tuple(name for i in effects for name in self._ends(i))  # adds nodes
         self._moves.check()
         self._barriers.write(self._moves)
+        relay_within_hosts(self._draft)
         ops = self._program.ops
         library = GraphDef().library
         library.CopyFrom(self._program.library)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import glob
+import itertools
 import os
 import re
 import tempfile
@@ -23,6 +24,8 @@ from graphsplit.placement.reading import full_name
 _OP_EVENT = re.compile(r"^(?P<name>[A-Za-z0-9._][\w.\-/>\\]*):(?P<type>_?[A-Z]\w*)$")
 # Beside its streams, a GPU has lines that sum up what is on them, by step, operation and scope (xplane_schema.h).
 _STREAM, _COPY = "Stream #", "Memcpy"
+_ENVIRONMENT, _STARTED = "Task Environment", "profile_start_time"  # a plane, and what it says
+HOST_LEVEL, DEVICE_LEVEL = 3, 1  # how much is recorded
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,7 @@ def record(run: Callable[[], Any]) -> Any:
       StorageError: if the recording could not be written for a moment.
     """
     options = tf.profiler.experimental.ProfilerOptions(
-        host_tracer_level=3, python_tracer_level=0, device_tracer_level=1
+        host_tracer_level=HOST_LEVEL, python_tracer_level=0, device_tracer_level=DEVICE_LEVEL
     )
     with tempfile.TemporaryDirectory(prefix="graphsplit_profile_") as folder:
         try:
@@ -83,34 +86,55 @@ def record(run: Callable[[], Any]) -> Any:
         return parse_profile(Path(found[0]).read_bytes())
 
 
-def read_events(space: Any, graphs: Iterable[Any]) -> tuple[list[OpEvent], list[SendEvent]]:
-    """Return the operations and sends of a recording.
+@dataclass(frozen=True)
+class Recorded:
+    """What the profiler recorded in one process.
+
+    Attributes:
+      space: an `XSpace`.
+      host: the process, as `host_name` has it; "" for this one.
+    """
+
+    space: Any
+    host: str = ""
+
+    @property
+    def started_ns(self) -> int:
+        """When recording began, by the clock of its machine; 0 if that is not known."""
+        for plane in self.space.planes:
+            for stat in plane.stats if plane.name == _ENVIRONMENT else ():
+                if plane.stat_metadata[stat.metadata_id].name == _STARTED:
+                    return int(getattr(stat, stat.WhichOneof("value")))
+        return 0
+
+
+def read_events(recordings: Sequence[Recorded], graphs: Iterable[Any]) -> tuple[list[OpEvent], list[SendEvent]]:
+    """Return the operations and sends of recordings that were made at the same time.
 
     Args:
-      space: an `XSpace`.
+      recordings: of several processes, side by side by their machines' clocks.
       graphs: the partition graphs that ran. The profiler says on which thread an operation ran, and not for which
         device; that it sent something, and not which output; on which GPU, and not on which logical one: they do.
     """
     nodes = {node.name: node for graph in graphs for node in graph.node}
     device_of = {name: full_name(node.device) for name, node in nodes.items()}
-    has_streams = any(_is_gpu(plane) for plane in space.planes)
     events: list[tuple[float, OpEvent]] = []
     sends: list[SendEvent] = []
-    thread = 0
-    for plane in space.planes:
-        for line in plane.lines:
-            if _is_gpu(plane) and not line.name.startswith(_STREAM):
-                continue
-            thread += 1
-            recorded = list(_events(plane, line))
+    threads = itertools.count(1)
+    began_ns = [recording.started_ns for recording in recordings]
+    for recording in recordings:
+        later_s = (recording.started_ns - began_ns[0]) * 1e-9 if all(began_ns) else 0.0
+        has_streams = any(is_gpu(plane) for plane in recording.space.planes)
+        for plane, line in _lines(recording.space):
+            thread, own = next(threads), list(_events(plane, line))
             found: Sequence[OpEvent | None] = (
-                _on_stream(plane, recorded, thread, device_of)
-                if _is_gpu(plane)
-                else [_on_host(plane, event, thread, device_of, has_streams) for event, _ in recorded]
+                _on_stream(recording.host + plane.name, plane, own, thread, device_of)
+                if is_gpu(plane)
+                else [_on_host(plane, event, thread, device_of, has_streams) for event, _ in own]
             )
-            for (event, _), own in zip(recorded, found, strict=True):
-                if own is not None:
-                    events.append((line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12, own))
+            for (event, _), op in zip(own, found, strict=True):
+                if op is not None:
+                    events.append((later_s + line.timestamp_ns * 1e-9 + event.offset_ps * 1e-12, op))
                 if (send := _send(plane, event, nodes)) is not None:
                     sends.append(send)
     first = min((begin for begin, _ in events), default=0.0)
@@ -118,13 +142,16 @@ def read_events(space: Any, graphs: Iterable[Any]) -> tuple[list[OpEvent], list[
     return sorted(shifted, key=lambda e: e.start_s), sends
 
 
-def lacks_streams(space: Any, graphs: Iterable[Any]) -> bool:
-    """Return whether operations ran on GPUs and the recording has no GPU: then there are only their launches in it."""
-    on_gpus = any("GPU" in node.device for graph in graphs for node in graph.node)
-    return on_gpus and not any(_is_gpu(plane) for plane in space.planes)
+def _lines(space: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the lines that operations are on, each with its plane."""
+    for plane in space.planes:
+        for line in plane.lines:
+            if not is_gpu(plane) or line.name.startswith(_STREAM):
+                yield plane, line
 
 
-def _is_gpu(plane: Any) -> bool:
+def is_gpu(plane: Any) -> bool:
+    """Return whether a plane is that of a GPU."""
     return bool(plane.name.startswith("/device:GPU"))
 
 
@@ -141,9 +168,9 @@ def _events(plane: Any, line: Any) -> Iterator[tuple[Any, dict[str, Any]]]:
 
 
 def _on_stream(
-    plane: Any, recorded: Iterable[tuple[Any, Mapping[str, Any]]], thread: int, device_of: Mapping[str, str]
+    gpu: str, plane: Any, recorded: Iterable[tuple[Any, Mapping[str, Any]]], thread: int, device_of: Mapping[str, str]
 ) -> list[OpEvent]:
-    """Return the kernels and copies of one stream.
+    """Return the kernels and copies of one stream of a GPU.
 
     The profiler knows GPUs, each with the streams of all logical GPUs on it. A stream belongs to one of these: to that
     of most of its operations.
@@ -158,7 +185,7 @@ def _on_stream(
         own = device if "GPU" in device else ""  # a copy may bear the name of who waits for it, on a host
         events.append(OpEvent(plain_name(name or kernel), type_, own, 0.0, event.duration_ps * 1e-12, thread, copied))
     known = Counter(event.device for event in events if event.device)
-    usual = known.most_common(1)[0][0] if known else full_name(plane.name)
+    usual = known.most_common(1)[0][0] if known else full_name(gpu)
     return [event if event.device else replace(event, device=usual) for event in events]
 
 

@@ -13,20 +13,16 @@ from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.placement.actual import match, require_runnable
 from graphsplit.placement.builders import source_of
 from graphsplit.placement.flattening import flatten
+from graphsplit.placement.host_recordings import missing_in, record_hosts
 from graphsplit.placement.pages import in_frame
 from graphsplit.placement.placements import Placement
-from graphsplit.placement.profiles import SendEvent, lacks_streams, read_events, record
+from graphsplit.placement.profiles import SendEvent, read_events
 from graphsplit.placement.reading import bytes_of, read_ops
 from graphsplit.placement.recorded_steps import RecordedStep
 from graphsplit.placement.sources import Source, StateKeeper
 from graphsplit.placement.timeline_views import chrome_trace, figure, page, stages_text
 from graphsplit.placement.turn_spans import TurnSpan
 from graphsplit.planning.amounts import format_bytes
-
-_NO_STREAMS = (
-    "no stream of a GPU was recorded, so the times on GPUs are those of launches on the host. The profiler needs CUPTI "
-    "and the right to use it: https://developer.nvidia.com/ERR_NVGPUCTRPERM"
-)
 
 
 class Timeline(RecordedStep):
@@ -82,7 +78,8 @@ def timeline_of(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
 
     The function runs three times: to learn where each operation runs, to warm up, and to be recorded. Variables are
     given back the values that they had. The recorded step is slower than others: a training step of 1,000 operations
-    on 4 logical devices of a 2-core CPU took 46 ms instead of 39; stopping and reading back took another 30 ms.
+    on 4 logical devices of a 2-core CPU took 46 ms instead of 39; stopping and reading back took another 30 ms. Workers
+    record what they do, too; where one does not, the timeline's `note` names the devices that it has no times of.
 
     Args:
       fn: a function made by `parallelize`, or anything that `placement_of` takes but directories.
@@ -108,13 +105,15 @@ def timeline_of_source(source: Source, arguments: Sequence[Any], title: str) -> 
         with partition_graphs() as graphs:
             run(arguments)
         run(arguments)
-        space = record(lambda: [tensor.numpy() for tensor in run(arguments) if hasattr(tensor, "numpy")])
-    events, sends = read_events(space, graphs)
+        recordings, notes = record_hosts(
+            lambda: [tensor.numpy() for tensor in run(arguments) if hasattr(tensor, "numpy")], graphs
+        )
+    events, sends = read_events(recordings, graphs)
     flat = flatten(source.graph)
     ops, edges = read_ops(source, flat)
     ops, added = match(ops, flat, source, graphs)
     placement = Placement(ops, edges, actual=True, rows=source.rows, graph_def=source.graph, added=added, title=title)
-    note = _NO_STREAMS if lacks_streams(space, graphs) else ""
+    note = "; ".join([*notes, *missing_in(recordings, events, graphs)])
     return Timeline(title, tuple(events), _moved(sends, placement), placement, note)
 
 

@@ -45,18 +45,15 @@ class CompiledBySize(Differentiable):
         """Run on the flat arguments what is compiled for their sizes."""
         return self._at(tensors)(tensors)
 
-    def send(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def send(self, tensors: Sequence[tf.Tensor], readers: tuple[str, ...] = ()) -> list[tf.Tensor]:
         """Send the pieces of the flat arguments; see `Differentiable`."""
-        return self._at(tensors).send(tensors)
+        return self._at(tensors).send(tensors, readers)
 
-    @property
-    def sends(self) -> bool:
-        """Whether `send` only runs what it needs."""
-        return False
-
-    def run_sent(self, tensors: Sequence[tf.Tensor], pieces: Sequence[tf.Tensor] | None) -> list[tf.Tensor]:
+    def run_sent(
+        self, tensors: Sequence[tf.Tensor], pieces: Sequence[tf.Tensor] | None, readers: tuple[str, ...] = ()
+    ) -> list[tf.Tensor]:
         """Run on pieces that were sent; see `Differentiable`."""
-        return self._at(tensors).run_sent(tensors, pieces)
+        return self._at(tensors).run_sent(tensors, pieces, readers)
 
     def pair(self, watched: tuple[bool, ...] | None = None) -> ForwardAndBackward:
         """Return the function with its gradients as it would run where no size is known."""

@@ -58,7 +58,7 @@ class Differentiable:
         self.point = point or {}
         self.plan = self.trials.asked(plan, trace, self.point)
         self._executable: Executable | None = None
-        self._fed: FedExecutable | None = None
+        self._fed: dict[tuple[str, ...], FedExecutable] = {}  # by the hosts that have the arguments
         self._pairs: dict[tuple[bool, ...], ForwardAndBackward] = {}
         self._has_gradients = bool(differentiable_outputs(trace.program))
         self.runs = 0  # how often it was called
@@ -81,20 +81,28 @@ class Differentiable:
                 self._executable = self._executable or Executable(self.trace, self.plan, self.name)
         return self._executable
 
-    @property
-    def sends(self) -> bool:
-        """Whether `send` has what it needs, and only runs it."""
-        return self._fed is not None
+    def sends(self, readers: tuple[str, ...] = ()) -> bool:
+        """Return whether `send` has what it needs, and only runs it."""
+        return readers in self._fed
 
-    def send(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Cut the flat arguments and send the pieces to the devices that read them, for `run_sent`."""
-        if self._fed is None:
+    def send(self, tensors: Sequence[tf.Tensor], readers: tuple[str, ...] = ()) -> list[tf.Tensor]:
+        """Cut the flat arguments and send the pieces to the devices that read them, for `run_sent`.
+
+        Args:
+          tensors: the arguments.
+          readers: hosts that have them all; then the tensors are those of one after the other.
+        """
+        if readers not in self._fed:
             with self.trace.lock:
-                self._fed = self._fed or FedExecutable(self.trace, self.plan, self.name, self.trials, self.point)
+                if readers not in self._fed:
+                    options = self.trials, self.point, readers
+                    self._fed[readers] = FedExecutable(self.trace, self.plan, self.name, *options)
         with Located(self.plan, tensors):
-            return self._fed.feed(tensors)
+            return self._fed[readers].feed(tensors)
 
-    def run_sent(self, tensors: Sequence[tf.Tensor], pieces: Sequence[tf.Tensor] | None) -> list[tf.Tensor]:
+    def run_sent(
+        self, tensors: Sequence[tf.Tensor], pieces: Sequence[tf.Tensor] | None, readers: tuple[str, ...] = ()
+    ) -> list[tf.Tensor]:
         """Run on the pieces that `send` returned for the flat arguments (None: send them now). No tape may watch."""
         sources = [*tensors, *self.trace.captures]
         if watches(sources, self.trace.variables) or accumulator_watches(sources):
@@ -102,10 +110,9 @@ class Differentiable:
                 f"{self.name}.map is called under a gradient tape or accumulator. It sends batches ahead of the call "
                 "and records no gradients: put the tape inside of the function, or call the function batch by batch."
             )
-        pieces = self.send(tensors) if pieces is None else pieces
-        assert self._fed is not None
+        pieces = self.send(tensors, readers) if pieces is None else pieces
         with Located(self.plan, tensors):
-            return self._fed(pieces)
+            return self._fed[readers](pieces)
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on the flat arguments; if a tape is watching any of them, or a variable, tell it how to go back."""

@@ -22,12 +22,15 @@ class DeadTensors:
         self._graph = graph
         self._by_name = {node.name: node for node in graph.nodes}
         self.without = graph.dead_without()
+        self._relayed = graph.relayed()
 
     def present(self, reference: str) -> str | None:
         """Return the truth value without which a tensor is dead, or None if it never is."""
         name, index = split_reference(reference)
         switch = self._by_name[name]
-        return str(switch.input[1]) if switch.op == "Switch" and index == 1 else self.without.get(name)
+        if switch.op == "Switch" and index == 1:
+            return self._relayed.get(switch.input[1], str(switch.input[1]))
+        return self.without.get(name)
 
     def _place(self, reference: str) -> tuple[tf.DType, str]:
         name, index = split_reference(reference)

@@ -1,12 +1,14 @@
 """Feeding: an emitted graph cut behind the splitting of its arguments, so that the next batch can travel ahead.
 
 One function cuts the arguments and sends each piece to the devices that read it; it can run while the other, which
-takes the pieces where they lie, still computes on those of the batch before.
+takes the pieces where they lie, still computes on those of the batch before. Where several hosts have the batch, each
+cuts it, and sends nothing but to its own devices.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -14,17 +16,62 @@ import tensorflow as tf
 from graphsplit.core.graphdefs import NodeDef, make_node, output_type, split_reference
 from graphsplit.core.polynomials import Point
 from graphsplit.core.symbolic_sizes import without_sizes
-from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.empty_shards import DeadTensors
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.handles import captured
+from graphsplit.runtime.reader_copies import on_readers
 from graphsplit.runtime.trial_compilations import Trials
 from graphsplit.tracing.trace import Trace
 
-_AHEAD = frozenset({"scatter", "sizes"})  # what cuts, and counts what is cut
+_AHEAD = frozenset({"scatter", "sizes", RELAY_ROLE})  # what cuts, and counts what is cut, and sends the counts on
 _STAYS = frozenset({tf.resource.as_datatype_enum, tf.variant.as_datatype_enum})
+
+
+Pieces = dict[tuple[str, str], str]  # what is read, and on which device -> the name of the piece
+
+
+@dataclass(frozen=True, eq=False)
+class CutAhead:
+    """The part of an emitted graph that cuts the arguments and sends the pieces.
+
+    Attributes:
+      nodes: what that takes.
+      given: names of the placeholders of the arguments; of one reader after the other, if there are any.
+      pieces: what there is then.
+      cutting: names of the nodes that the rest of the graph goes without.
+      dead: which pieces are only there to be sent.
+    """
+
+    nodes: list[Any]
+    given: Sequence[str]
+    pieces: Pieces
+    cutting: set[str]
+    dead: DeadTensors
+
+
+def cut_ahead(graph: EmittedGraph, home: str, readers: Sequence[str] = ()) -> CutAhead:
+    """Return the part of a graph that cuts its arguments.
+
+    Args:
+      graph: the whole.
+      home: the device of what it returns.
+      readers: the hosts that have the arguments, each all of them; none if these are where the caller has them.
+    """
+    by_name = {node.name: node for node in graph.nodes}
+    cutting = _cutting(graph, by_name)
+    pieces = _pieces(graph, cutting, home)
+    dead = DeadTensors(graph)
+    references = list(dict.fromkeys(reference for reference, _ in pieces))
+    instead, returned = dead.replaced(references)
+    nodes = [*_feeding_nodes(graph, by_name, cutting), *instead]
+    sent = _sent(pieces, by_name, dict(zip(references, returned, strict=True)))
+    if readers:
+        copies, given = on_readers(readers, graph.scope, nodes, graph.inputs, sent)
+        return CutAhead(copies, given, pieces, cutting, dead)
+    return CutAhead([*nodes, *sent], graph.inputs, pieces, cutting, dead)
 
 
 class FedExecutable:
@@ -34,41 +81,18 @@ class FedExecutable:
       trace, plan: what runs where.
       name: what to call the functions.
       trials, point: see `Differentiable`.
+      readers: see `cut_ahead`.
     """
 
-    def __init__(self, trace: Trace, plan: Plan, name: str, trials: Trials, point: Point):
+    def __init__(self, trace: Trace, plan: Plan, name: str, trials: Trials, point: Point, readers: Sequence[str] = ()):
         graph = emit(plan)
         asking = trials.asking(plan, graph, trace, point)
-        by_name = {node.name: node for node in graph.nodes}
-        cutting = _cutting(graph, by_name)
-        pieces = _pieces(graph, cutting, plan.home)
-        dead = DeadTensors(graph)
-        references = list(dict.fromkeys(reference for reference, _ in pieces))
-        instead, returned = dead.replaced(references)
-        alive = dict(zip(references, returned, strict=True))
-        nodes = [*_feeding_nodes(graph, by_name, cutting), *instead]
+        ahead = cut_ahead(graph, plan.home, readers)
         self._trace, self._plan = trace, plan
-        self._feed = runtime_function(
-            f"{name}_feed",
-            graph,
-            [*nodes, *_sent(pieces, by_name, alive)],
-            graph.inputs,
-            list(pieces.values()),
-            (),
-            {},
-        )
-        arguments = [
-            make_node(piece, "Placeholder", [], device, dtype=tf.as_dtype(_type(reference, by_name)))
-            for (reference, device), piece in pieces.items()
-        ]
-        taken = dict(pieces)
-        for (reference, device), piece in pieces.items():
-            present, dtype = dead.present(reference), tf.as_dtype(_type(reference, by_name))
-            if present is not None:  # a shard without rows: its piece is only there to be sent
-                inputs = [piece, pieces[present, plan.home]]
-                arguments.append(make_node(f"{piece}_taken", "Switch", inputs, device, T=dtype))
-                taken[reference, device] = f"{piece}_taken:1"
-        rest = [_reading(node, taken, cutting) for node in graph.nodes if node.name not in cutting]
+        pieces = ahead.pieces
+        self._feed = runtime_function(f"{name}_feed", graph, ahead.nodes, ahead.given, list(pieces.values()), (), {})
+        arguments, taken = _arguments(graph, ahead, plan.home)
+        rest = [_reading(node, taken, ahead.cutting) for node in graph.nodes if node.name not in ahead.cutting]
         outputs = [taken.get((reference, plan.home), reference) for reference in graph.outputs]
         self._run = runtime_function(
             name,
@@ -84,7 +108,7 @@ class FedExecutable:
         )
 
     def feed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Cut the flat arguments and return the pieces, each on the device that reads it."""
+        """Cut the flat arguments, of one reader after the other; return the pieces, each where it is read."""
         return self._feed(tensors)
 
     def __call__(self, pieces: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -92,7 +116,18 @@ class FedExecutable:
         return self._run([*pieces, *captured(self._trace, self._plan)])
 
 
-Pieces = dict[tuple[str, str], str]  # what is read, and on which device -> the name of the piece
+def _arguments(graph: EmittedGraph, ahead: CutAhead, home: str) -> tuple[list[Any], Pieces]:
+    """Return the nodes that stand for the pieces where the rest of a graph takes them, and what it reads of these."""
+    by_name = {node.name: node for node in graph.nodes}
+    nodes, taken = [], dict(ahead.pieces)
+    for (reference, device), piece in ahead.pieces.items():
+        dtype, present = tf.as_dtype(_type(reference, by_name)), ahead.dead.present(reference)
+        nodes.append(make_node(piece, "Placeholder", [], device, dtype=dtype))
+        if present is not None:  # a shard without rows: its piece is only there to be sent
+            inputs = [piece, ahead.pieces[present, home]]
+            nodes.append(make_node(f"{piece}_taken", "Switch", inputs, device, T=dtype))
+            taken[reference, device] = f"{piece}_taken:1"
+    return nodes, taken
 
 
 def _cutting(graph: EmittedGraph, by_name: dict[str, Any]) -> set[str]:

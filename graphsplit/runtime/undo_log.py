@@ -6,7 +6,7 @@ import threading
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -20,6 +20,7 @@ from graphsplit.core.tensorflow_internals import RuntimeFunction, no_recording, 
 from graphsplit.runtime.before_images import Written, record, written_variables
 
 Tensors = Sequence[tf.Tensor]
+R = TypeVar("R")
 
 
 class Kept:
@@ -107,7 +108,7 @@ class UndoLog:
             self._counts[device] = 0
         return self._counters[device].handle
 
-    def read(self, name: str, tasks: tuple[int, ...], run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
+    def read(self, name: str, tasks: tuple[int, ...], run: Callable[[], R]) -> R:
         """Run what writes nothing, and watch the workers that it runs on.
 
         Raises:

@@ -74,6 +74,25 @@ def tapes_outside(workers, cluster) -> None:
 
 
 @case("calls")
+def tapes_outside_of_batches_of_any_size(workers, cluster) -> None:
+    """Also of fewer rows than devices: who has none is told by what crosses to each host once."""
+    w = tf.Variable(rows(6, 3))
+
+    def plain(x):
+        return tf.nn.softplus(x @ w), tf.reduce_max(x @ w, 0)
+
+    f = gs.parallelize(tf.function(plain, input_signature=[tf.TensorSpec((None, 6), tf.float64)]))
+    for count in (5, 2, 1):
+        found, x = [], rows(count)
+        for fn in (f, plain):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = fn(x)
+            found.append([*y, *tape.gradient(y, [x, w])])
+        same(*found, f"{count} rows")
+
+
+@case("calls")
 def batches_ahead(workers, cluster) -> None:
     batches = [rows(n) for n in (5, 4, 5, 1)]
     f = gs.parallelize(lambda x: tf.cumsum(x, axis=1) * 2)

@@ -1,0 +1,218 @@
+"""Input read where it is used: each host of a function's devices runs the input pipeline itself.
+
+What this process reads travels to the workers inside of requests. So a pipeline that is given as a function is made on
+each host. Every host reads every batch, and cuts out the rows of its own devices: rows never pass between hosts, and
+batches are those of one pipeline, whatever it shuffles, draws, filters or leaves over. (To give each host some of the
+files would read each row once; but then it would follow from the files which rows make a batch, and no batch would be
+that of one device. One host that reads for all would send rows.) Each host having the whole of a batch, those that are
+left go on with it when one is lost.
+
+That is right if all hosts read the same. So every batch has a fingerprint on each host, and these are compared before
+the batch is used: a pipeline that draws without seeds is an error, and not another law.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import tensorflow as tf
+
+from graphsplit.clusters.cluster import current_cluster
+from graphsplit.clusters.watching import Call
+from graphsplit.core.devices import name_for_runtime, short_name, task_of
+from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.core.graphdefs import function_definition
+from graphsplit.core.hosts import host_device
+from graphsplit.core.structures import spec_text
+from graphsplit.core.tensorflow_internals import RuntimeFunction
+from graphsplit.runtime.undo_log import log_of
+
+_serial = itertools.count()
+_HERE = "map(dataset_fn()), with the parentheses, lets this process read, and send each device its rows."
+
+
+def is_dataset_function(batches: object) -> bool:
+    """Return whether what is given for batches is a function that returns them."""
+    return callable(batches) and not isinstance(batches, Iterable)
+
+
+def connection() -> int:
+    """Return the number of the connection to workers: what is on them, but variables, ends with it."""
+    cluster = current_cluster()
+    return 0 if cluster is None else cluster.connections
+
+
+class _Element(NamedTuple):
+    """What a host read.
+
+    Attributes:
+      value: the batch, which stays there.
+      fingerprint: of its tensors' content; and what their types and shapes are.
+    """
+
+    value: Any
+    fingerprint: bytes
+    specs: tuple[str, ...]
+
+
+class _HostReader:
+    """An input pipeline on one host.
+
+    Args:
+      name: of the user's function.
+      host: as `host_name` has it.
+      make: returns the pipeline, a `tf.data.Dataset`.
+      number: of the batch with which it begins.
+
+    Raises:
+      ArgumentError: if `make` returns something else.
+    """
+
+    def __init__(self, name: str, host: str, make: Callable[[], Any], number: int):
+        self._name = name
+        self._device = host_device(host)
+        self.task = task_of(self._device)
+        self._connection = connection()
+        self._number = number
+        self._last: _Element | None = None
+        self._has_last = False
+        with tf.device(name_for_runtime(self._device)):
+            self._next = self._located(lambda: self._started(make))
+
+    def __str__(self) -> str:
+        return short_name(self._device).rpartition("/")[0] or "this process"
+
+    def _started(self, make: Callable[[], Any]) -> Callable[[], tuple[Any, tf.Tensor]]:
+        """Return what reads an element and takes its fingerprint: one call for both.
+
+        Its operations name the device, and it is called from here: an eager operation on a worker that fails, or ends,
+        may raise its error in what another thread does on that worker.
+        """
+        dataset = make()
+        if not isinstance(dataset, tf.data.Dataset):
+            raise ArgumentError(
+                f"{self._name}.map(function): where devices are on workers, the function has to return a "
+                f"tf.data.Dataset, which they can run; it returned {dataset!r}. {_HERE}"
+            )
+        iterator = iter(dataset.skip(self._number) if self._number else dataset)
+
+        def read() -> tuple[Any, tf.Tensor]:
+            element = iterator.get_next()
+            parts = tf.nest.flatten(element, expand_composites=True)
+            rows = [tf.raw_ops.Fingerprint(data=tf.reshape(part, [1, -1]), method="farmhash64") for part in parts]
+            return element, tf.concat(rows, 0)
+
+        return _all_on(name_for_runtime(self._device), tf.function(read, autograph=False).get_concrete_function())
+
+    def can_read(self, number: int) -> bool:
+        """Return whether a batch is the next one, or the last that was read, and the iterator is still there."""
+        is_near = number == self._number or (self._has_last and number == self._number - 1)
+        return is_near and self._connection == connection()
+
+    def read(self, number: int) -> _Element | None:
+        """Return a batch that `can_read` allows; None if there is none left."""
+        if number == self._number:
+            self._last = self._located(self._read_next)
+            self._number, self._has_last = number + 1, True
+        return self._last
+
+    def _read_next(self) -> _Element | None:
+        try:
+            value, fingerprint = self._next()
+        except tf.errors.OutOfRangeError:
+            return None
+        specs = [spec_text(part) for part in tf.nest.flatten(value, expand_composites=True)]
+        return _Element(value, fingerprint.numpy().tobytes(), tuple(specs))
+
+    def _located(self, run: Callable[[], Any]) -> Any:
+        """Run something of the pipeline; what fails in TensorFlow's runtime says where, and at which batch."""
+        try:
+            return run()
+        except tf.errors.OpError as error:
+            if self.task is None or type(error) is tf.errors.OpError:
+                raise
+            message = (
+                f"{self} could not read batch {self._number} of {self._name}.map: {error.message} (The pipeline runs "
+                f"there, and files have to be there. {_HERE})"
+            )
+            raise type(error)(error.node_def, error.op, message) from error
+
+
+def _all_on(device: str, concrete: Any) -> Callable[[], Any]:
+    """Return a function without arguments, all on a device. (What a `tf.function` returns is where it is called.)"""
+    graph = concrete.graph.as_graph_def()
+    for node in graph.node:
+        node.device = device
+    inputs, outputs = [t.op.name for t in concrete.inputs], [t.name for t in concrete.outputs]
+    effects = [operation.name for operation in concrete.graph.control_outputs]
+    name = f"graphsplit_read_{next(_serial)}"
+    definition = function_definition(name, graph.node, inputs, outputs, effects)
+    specs, outs = (list(map(tf.TensorSpec.from_tensor, tensors)) for tensors in (concrete.inputs, concrete.outputs))
+    function, given = RuntimeFunction(definition, graph.library.function, specs, outs), concrete.captured_inputs
+    packed = functools.partial(tf.nest.pack_sequence_as, concrete.structured_outputs, expand_composites=True)
+    return lambda: packed(function(given))
+
+
+class HostPipeline:
+    """An input pipeline that several hosts run, each for itself.
+
+    Args:
+      name: of the user's function.
+      make: returns the pipeline, a `tf.data.Dataset`; called on each host.
+    """
+
+    def __init__(self, name: str, make: Callable[[], Any]):
+        self._name = name
+        self._make = make
+        self._readers: dict[str, _HostReader] = {}
+
+    def read(self, number: int, hosts: Sequence[str]) -> list[Any]:
+        """Return a batch as each of some hosts has it; nothing if there is none left.
+
+        A host that has not read the batches before, because it was away or the connection is a new one, skips them.
+
+        Args:
+          number: of the batch.
+          hosts: as `host_name` has them.
+
+        Raises:
+          ArgumentError: if the pipeline is no `tf.data.Dataset`.
+          UnsupportedError: if hosts read different batches.
+          WorkerLostError: if a worker ends, or does not answer for the deadline.
+        """
+        elements = self._elements(number, hosts)
+        prints = [element and element[1:] for element in elements]
+        others = [host for host, own in zip(hosts, prints, strict=True) if own != prints[0]]
+        if others:
+            names = ", ".join([str(self._readers[host]) for host in others])
+            raise UnsupportedError(
+                f"{self._name}.map: batch {number} of {names} is not that of {self._readers[hosts[0]]}. Each host runs "
+                "the pipeline itself and takes its rows of each batch, so all have to read the same, in the same "
+                "order. Give shuffle(), and whatever draws, a seed= of its own (tf.random.set_seed does not do: it "
+                "numbers what is made after it), do not ask for deterministic=False, and let files be the same "
+                f"everywhere. Or {_HERE}"
+            )
+        return [element.value for element in elements if element is not None]
+
+    def _elements(self, number: int, hosts: Sequence[str]) -> list[_Element | None]:
+        """Let all hosts read at the same time; a worker that does not answer is an error."""
+
+        def read() -> list[_Element | None]:
+            readers = [self._reader(host, number) for host in hosts]  # one after the other: it is the user's code
+            calls = [Call(functools.partial(reader.read, number)) for reader in readers]
+            return [call.wait() for call in calls]
+
+        cluster = current_cluster()
+        if cluster is None:
+            return read()
+        tasks = [task[1] for host in hosts if (task := task_of(host_device(host))) is not None]
+        return log_of(cluster).read(f"{self._name}.map", tuple(tasks), read)
+
+    def _reader(self, host: str, number: int) -> _HostReader:
+        found = self._readers.get(host)
+        if found is None or not found.can_read(number):
+            found = self._readers[host] = _HostReader(self._name, host, self._make, number)
+        return found
