@@ -50,8 +50,8 @@ class Report:
         d = self.differences[0]
         if d.again:
             return (
-                f"CHECK: {d.name} is {d.again:.2g} relative from itself in two calls on one device, so there is nothing "
-                "to compare with. The function draws random numbers without a seed (tf.random.set_seed is not enough: "
+                f"CHECK: {d.name} is {d.again:.2g} relative from itself in two calls on one device, so there is "
+                "nothing to compare with. The function draws random numbers without a seed (tf.random.set_seed is not enough: "
                 "use stateless ones, a tf.random.Generator or Keras' SeedGenerator), or reads what changes"
             )
         return f"CHECK: {d.name} {d.relative:.2g} relative, more than rounding explains ({d.rounding:.2g})"
@@ -92,9 +92,9 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     rounding. How much of that there may be is found by running the original on one device twice more, if anything
     differs by more than 8 units in the last place: with all arguments and variables changed, at random, by one unit in
     the last place (of the function's shortest floating type, if it has half ones). A difference of at most 16 times
-    what that does to a result is rounding. (So is what a call on one device differs from itself by, as on GPUs, unless
-    that is half of all digits: then there is nothing to compare with, and the verdict says so. An estimate of the function's condition, as in N. Higham, Accuracy and
-    Stability of Numerical Algorithms, chapter 1.)
+    what that does to a result is rounding. (An estimate of the function's condition, as in N. Higham, Accuracy and
+    Stability of Numerical Algorithms, chapter 1.) So is what a call on one device differs from itself by, as on GPUs,
+    unless that is half of all digits: then there is nothing to compare with, and the verdict says so.
 
     Variables are given back the values that they had, whether or not the function succeeds. Other state (files,
     tables, what `tf.print` wrote, generators that are not variables) is not.
