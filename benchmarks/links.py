@@ -8,14 +8,18 @@ needs `ip` and `tc` and the right to use them (root), and touches no interface b
 from __future__ import annotations
 
 import contextlib
+import itertools
 import os
 import signal
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 
-_NETWORK = "10.213.77"  # private addresses
+from graphsplit.clusters.addresses import own_addresses
+
+_NETWORK = "10.213"  # private addresses
 _PORT = 2222
+_made = itertools.count()
 _BURST = "256kb"  # what may pass at once; then the rate counts
 _STARTED = "graphsplit worker"
 
@@ -25,7 +29,7 @@ class LinksError(Exception):
 
 
 @contextlib.contextmanager
-def linked(count: int, mbit: int) -> Iterator[list[str]]:
+def linked(count: int, mbit: int) -> Iterator[dict[str, str]]:
     """Make a switch with links, and remove them.
 
     Args:
@@ -33,32 +37,32 @@ def linked(count: int, mbit: int) -> Iterator[list[str]]:
       mbit: what a link carries each way, in megabits a second. This process' own link has it, too.
 
     Yields:
-      The names of the namespaces; number k has the address `address(k)`.
+      The namespaces, by their addresses.
 
     Raises:
       LinksError: if this machine cannot.
     """
-    own = f"gs{os.getpid() % 100000}"
-    names = [f"{own}n{k}" for k in range(count)]
+    own, network = f"g{os.getpid() % 100000}x{next(_made)}", _free_network()
+    names = {f"{network}.{k + 1}": f"{own}n{k}" for k in range(count)}
     try:
         _ip("link", "add", own, "type", "bridge")
         _ip("link", "set", own, "up")
         _ip("link", "add", f"{own}c", "type", "veth", "peer", "name", f"{own}s")
         _join(own, f"{own}s", mbit)
-        _ip("addr", "add", f"{address(count)}/24", "dev", f"{own}c")
+        _ip("addr", "add", f"{network}.{count + 1}/24", "dev", f"{own}c")
         _ip("link", "set", f"{own}c", "up")
         _limit(f"{own}c", mbit)
-        for k, name in enumerate(names):
+        for k, (address, name) in enumerate(names.items()):
             _ip("netns", "add", name)
             _ip("link", "add", f"{own}v{k}", "type", "veth", "peer", "name", "eth0", "netns", name)
             _join(own, f"{own}v{k}", mbit)
-            _ip("-n", name, "addr", "add", f"{address(k)}/24", "dev", "eth0")
+            _ip("-n", name, "addr", "add", f"{address}/24", "dev", "eth0")
             for interface in ("eth0", "lo"):
                 _ip("-n", name, "link", "set", interface, "up")
             _limit("eth0", mbit, "-n", name)
         yield names
     finally:
-        for name in names:
+        for name in names.values():
             _quietly("ip", "netns", "del", name)
         _quietly("ip", "link", "del", f"{own}c")
         _quietly("ip", "link", "del", own)
@@ -68,24 +72,24 @@ def linked(count: int, mbit: int) -> Iterator[list[str]]:
 def linked_workers(count: int, mbit: int) -> Iterator[list[str]]:
     """Start workers behind links, one CPU device and one thread each, and end them. Yields their addresses."""
     with linked(count, mbit) as names, contextlib.ExitStack() as stack:
-        for name in names:
+        for name in names.values():
             command = ["graphsplit.cli", "worker", "--port", str(_PORT), "--devices", "1", "--threads", "1"]
             process = stack.enter_context(started(name, ["-m", *command]))
             assert process.stdout is not None
             line = process.stdout.readline()
             if _STARTED not in line:
                 raise LinksError(f"a worker said {line!r}")
-        yield [f"{address(k)}:{_PORT}" for k in range(count)]
+        yield [f"{address}:{_PORT}" for address in names]
 
 
 @contextlib.contextmanager
 def started(
-    name: str, arguments: Sequence[str], environment: dict[str, str] | None = None
+    name: str | None, arguments: Sequence[str], environment: dict[str, str] | None = None
 ) -> Iterator[subprocess.Popen[str]]:
-    """Start this Python in a namespace, and end it."""
+    """Start this Python, in a namespace if one is named, and end it."""
     own = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3", **(environment or {})}
     process = subprocess.Popen(
-        ["ip", "netns", "exec", name, sys.executable, *arguments],  # `ip` becomes that process
+        [*(["ip", "netns", "exec", name] if name else []), sys.executable, *arguments],  # `ip` becomes that process
         env=own,
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
@@ -99,9 +103,10 @@ def started(
         process.communicate()
 
 
-def address(number: int) -> str:
-    """Return the address of a machine, by its number."""
-    return f"{_NETWORK}.{number + 1}"
+def _free_network() -> str:
+    """Return the first three numbers of addresses that no interface of this machine has."""
+    taken = {address.rpartition(".")[0] for address in own_addresses()}
+    return next(network for k in range(256) if (network := f"{_NETWORK}.{k}") not in taken)
 
 
 def _join(bridge: str, interface: str, mbit: int) -> None:

@@ -2,7 +2,8 @@
 
 A training step of dense layers (momentum, float32), on N worker processes of this machine, beside the same on N logical
 devices of one process and under MultiWorkerMirroredStrategy of N processes. All are alive at the same time and take
-turns. An operation has one thread everywhere. Copies between processes go over loopback, through the same cores.
+turns. An operation has one thread everywhere. Copies between processes go over loopback, through the same cores; or,
+with `--mbit 1000`, each through a link of its own (see `benchmarks.links`), as between machines.
 
 Prints a table in Markdown: the median of a step, and in brackets the median of its ratio to the first way in the same
 round. Ways that compute on the same rows have to agree on the loss of the first step.
@@ -16,15 +17,17 @@ import json
 import os
 import socket
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from benchmarks.links import linked, linked_workers, started
+
 _WAYS = ("local", "workers", "workers, mirrored", "strategy")
 _NAMES = {"local": "logical devices of one process", "strategy": "MultiWorkerMirroredStrategy"}
 _DEPTH = 4
+_WORKERS = "GRAPHSPLIT_BENCHMARK_WORKERS"  # the addresses of those that were started for a process
 
 
 def main() -> None:
@@ -35,6 +38,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=192)
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--ways", default=";".join(_WAYS), help="with semicolons")
+    parser.add_argument("--mbit", type=int, help="of a link for each process, see benchmarks.links; without, loopback")
     parser.add_argument("--serve", nargs=4, metavar=("WAY", "N", "WIDTH", "ROWS"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.serve:
@@ -46,7 +50,7 @@ def main() -> None:
     print("\n".join(head(ways)), flush=True)
     for count in counts:
         for width in map(int, options.widths.split(",")):
-            print(row(count, width, compare(ways, count, width, options.rows, options.rounds)), flush=True)
+            print(row(count, width, compare(ways, count, width, options)), flush=True)
 
 
 def head(ways: Sequence[str]) -> list[str]:
@@ -65,13 +69,13 @@ def row(count: int, width: int, found: dict[str, list[float]]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def compare(ways: Sequence[str], count: int, width: int, rows: int, rounds: int) -> dict[str, list[float]]:
+def compare(ways: Sequence[str], count: int, width: int, options: argparse.Namespace) -> dict[str, list[float]]:
     """Return what the steps of all ways take, in turns, in seconds."""
     found: dict[str, list[float]] = {way: [] for way in ways}
     with contextlib.ExitStack() as stack:
-        started = {way: stack.enter_context(processes(way, count, width, rows)) for way in ways}
+        started = {way: stack.enter_context(processes(way, count, width, options)) for way in ways}
         check({way: step(way, running)[1] for way, running in started.items()})
-        for number in range(rounds + 2):  # the first two prepare
+        for number in range(options.rounds + 2):  # the first two prepare
             for way, running in started.items():
                 seconds, _ = step(way, running)
                 if number > 1:
@@ -87,25 +91,25 @@ def check(losses: dict[str, float]) -> None:
 
 
 @contextlib.contextmanager
-def processes(way: str, count: int, width: int, rows: int) -> Iterator[list[Any]]:
+def processes(way: str, count: int, width: int, options: argparse.Namespace) -> Iterator[list[Any]]:
     """Start the processes that make a step together, and end them."""
-    several = count if way == "strategy" else 1
-    ports = _free_ports(several)
-    started = []
-    for index in range(several):
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "3"}
+    arguments = ["-m", "benchmarks.workers", "--serve", way, str(count), str(width), str(options.rows)]
+    with contextlib.ExitStack() as stack:
         if way == "strategy":
-            cluster = {"worker": [f"127.0.0.1:{port}" for port in ports]}
-            environment["TF_CONFIG"] = json.dumps({"cluster": cluster, "task": {"type": "worker", "index": index}})
-        command = [sys.executable, "-m", "benchmarks.workers", "--serve", way, str(count), str(width), str(rows)]
-        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
-        started.append(subprocess.Popen(command, env=environment, text=True, **pipes))
-    try:
-        yield started
-    finally:
-        for process in started:
-            process.kill()
-            process.communicate()
+            places = dict(stack.enter_context(linked(count, options.mbit)) if options.mbit else {})
+            tasks = [f"{place}:2222" for place in places] or [f"127.0.0.1:{port}" for port in _free_ports(count)]
+            tasks_of = {"cluster": {"worker": tasks}}
+            yield [
+                stack.enter_context(
+                    started(
+                        name, arguments, {"TF_CONFIG": json.dumps({**tasks_of, "task": {"type": "worker", "index": k}})}
+                    )
+                )
+                for k, name in enumerate(list(places.values()) or [None] * count)
+            ]
+            return
+        workers = stack.enter_context(linked_workers(count, options.mbit)) if options.mbit and way != "local" else []
+        yield [stack.enter_context(started(None, arguments, {_WORKERS: " ".join(workers)}))]
 
 
 def step(way: str, running: Sequence[Any]) -> tuple[float, float]:
@@ -136,7 +140,7 @@ def prepared(stack: contextlib.ExitStack, way: str, count: int, width: int, rows
     import graphsplit as gs
 
     if way.startswith("workers"):
-        gs.connect(stack.enter_context(gs.LocalWorkers(count)))
+        gs.connect(os.environ[_WORKERS].split() or stack.enter_context(gs.LocalWorkers(count)))
     elif way == "local":
         gs.use_logical_devices(count, threads_per_device=1)
     import tensorflow as tf

@@ -51,8 +51,8 @@ class Report:
         if d.again:
             return (
                 f"CHECK: {d.name} is {d.again:.2g} relative from itself in two calls on one device, so there is "
-                "nothing to compare with. The function draws random numbers without a seed (tf.random.set_seed is not enough: "
-                "use stateless ones, a tf.random.Generator or Keras' SeedGenerator), or reads what changes"
+                "nothing to compare with. The function draws random numbers without a seed (tf.random.set_seed is not "
+                "enough: use stateless ones, a tf.random.Generator or Keras' SeedGenerator), or reads what changes"
             )
         return f"CHECK: {d.name} {d.relative:.2g} relative, more than rounding explains ({d.rounding:.2g})"
 
