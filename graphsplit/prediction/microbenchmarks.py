@@ -116,6 +116,7 @@ def curves(device: str, overhead: float) -> dict[str, Curve]:
     return {
         "matmul": _curve([_matmul(device, side, overhead) for side in _SIDES]),
         **{family: _curve([_convolution(family, device, image, overhead) for image in _IMAGES]) for family in _KINDS},
+        "depthwise": _curve([_depthwise(device, image, overhead) for image in _IMAGES]),
         **{
             family: _curve([_moved(step, device, entries, overhead, moved) for entries in _ENTRIES])
             for family, (step, moved) in _PLAIN.items()
@@ -170,6 +171,16 @@ def _convolution(family: str, device: str, image: tuple[int, int, int], overhead
     return flops, flops / max(seconds - overhead, 0.2 * seconds)
 
 
+def _depthwise(device: str, image: tuple[int, int, int], overhead: float) -> tuple[float, float]:
+    """Return the bytes that a depthwise convolution with the usual filter of 3 x 3 reads and writes, and its rate."""
+    rows, side, channels = image
+    w = tf.ones([3, 3, channels, 1]) / 9
+    x = tf.ones([rows, side, side, channels])
+    seconds = seconds_of_step(lambda v: tf.nn.depthwise_conv2d(v, w, [1, 1, 1, 1], "SAME"), x, device)
+    count = 4.0 * 2 * rows * side**2 * channels
+    return count, count / max(seconds - overhead, 0.2 * seconds)
+
+
 _PLAIN: dict[str, tuple[Step, int]] = {
     "elementwise": (lambda v: v * 1.0001, 2),
     "reduction": (lambda v: v + tf.reduce_sum(v), 3),  # the sum reads once, what follows reads and writes
@@ -183,15 +194,18 @@ def _moved(step: Step, device: str, entries: int, overhead: float, moved: int) -
     return count, count / max(seconds - overhead, 0.2 * seconds)
 
 
-def slowdown(devices: Sequence[str]) -> tuple[float, ...]:
-    """Return how many times as long a product takes while 1, 2, ... devices work."""
+def slowdown(devices: Sequence[str], threads: int) -> tuple[float, ...]:
+    """Return how many times as long a product takes while 1, 2, ... threads work, on devices of their own if possible.
+
+    Where each operation has all cores to itself, two at a time take twice as long.
+    """
     x = tf.ones([512, 512]) / 512
 
     def run_on(count: int) -> float:
         def run(value: tf.Tensor) -> list[tf.Tensor]:
             found = []
-            for device in devices[:count]:
-                with tf.device(device):
+            for k in range(count):
+                with tf.device(devices[k % len(devices)]):
                     own = value
                     for _ in range(_LONG):
                         own = tf.linalg.matmul(own, value)
@@ -202,4 +216,4 @@ def slowdown(devices: Sequence[str]) -> tuple[float, ...]:
         return seconds_of_call(lambda: called(x))
 
     alone = run_on(1)
-    return tuple([max(1.0, run_on(count) / alone) for count in range(1, len(devices) + 1)])
+    return tuple([max(1.0, run_on(count) / alone) for count in range(1, threads + 1)])
