@@ -7,10 +7,12 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from benchmarks import prediction, prediction_worker
 from benchmarks.prediction import ranked, summary, table
 from graphsplit.api import calibration
 from graphsplit.costs.families import FAMILIES
@@ -41,8 +43,8 @@ def test_operations_of_a_function_are_measured(tmp_path: Path):
     assert (WEIGHTS.numpy() == before).all()
     types = {key.partition(" ")[0] for key in found.device.samples}
     assert {"MatMul", "Tanh", "TanhGrad", "Square", "Sum"} <= types
-    prediction = gs.predict(step, tf.ones([256, 64]), machine=replace(found, calibrated=True), devices=1)
-    sampled = next(line for line in prediction.assumptions if "as measured" in line)
+    alone = gs.predict(step, tf.ones([256, 64]), machine=replace(found, calibrated=True), devices=1)
+    sampled = next(line for line in alone.assumptions if "as measured" in line)
     assert sampled.endswith(" kinds of operations as measured, 0 by what others took")
     halves = gs.predict(step, tf.ones([256, 64]), machine=found, devices=2)
     assert any("as measured, " in line and not line.endswith(" 0 by what others took") for line in halves.assumptions)
@@ -51,10 +53,25 @@ def test_operations_of_a_function_are_measured(tmp_path: Path):
     assert read_machine(str(path)).device.samples.keys() == found.device.samples.keys()
 
 
-def test_a_step_on_one_device_is_predicted_as_measured(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_step_on_one_device_is_predicted_as_measured(monkeypatch: pytest.MonkeyPatch, threads: int):
+    """With as many threads as it had: a process with two runs operations of one device two at a time."""
     monkeypatch.setattr(microbenchmarks, "seconds_of_call", lambda call: 0.5)
+    monkeypatch.setattr(calibration, "threads_of_process", lambda: threads)
     found = calibration.measure_function(rough(), step, [tf.ones([256, 64])])
-    assert gs.predict(step, tf.ones([256, 64]), machine=found, devices=1).step_s == pytest.approx(0.5, rel=0.01)
+    alike = replace(found, host=replace(found.host, threads_per_device=threads))
+    assert gs.predict(step, tf.ones([256, 64]), machine=alike, devices=1).step_s == pytest.approx(0.5, rel=0.01)
+    alone = gs.predict(step, tf.ones([256, 64]), machine=found, devices=1)
+    assert alone.step_s > 0.51 or threads == 1
+
+
+def test_what_xla_compiles_is_not_measured():
+    with raises(
+        gs.UnsupportedError,
+        "calibrate measures operations one by one, and jit_compile=True lets XLA make other ones of them. Measure the "
+        "function without jit_compile; predictions of the compiled one are made of the same operations.",
+    ):
+        calibration.measure_function(rough(), tf.function(step, jit_compile=True), [tf.ones([256, 64])])
 
 
 def test_what_is_smaller_takes_no_longer():
@@ -116,6 +133,26 @@ def test_the_table_of_the_benchmark():
     assert "From one device to two: median 20.0%. Goal: 10 %." in text
     assert "Predicting takes 0.50 of the time of planning in median, 0.50 at most. Goal: 2." in text
     assert summary([], {}) == ["Nothing was measured."]
+
+
+def test_what_fails_is_said_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prediction.sys, "executable", "/bin/false")
+    assert prediction._answer("machine", "there.toml") == {"error": "ended with 1: "}
+
+
+def test_the_memory_of_a_step_is_over_what_is_held_before():
+    """What was held and is free again counts for nothing: as long as it is touched."""
+    before = np.ones(40_000_000, np.uint8)
+    del before
+    assert prediction_worker.step_bytes(lambda: np.ones(20_000_000, np.uint8)) >= 19_000_000
+    assert prediction_worker.step_bytes(lambda: None) < 5_000_000
+
+
+def test_the_simulator_of_tensorflow_knows_the_shapes_of_variables():
+    split = gs.parallelize(step, devices=2)
+    x = tf.ones([4096, 64])
+    found = prediction_worker.grappler(split.graph_def(x), split.plan(x))
+    assert found["grappler_s"] > 4e-5  # without, 64 columns count as one
 
 
 def test_plans_that_are_ranked_wrongly_are_counted():
