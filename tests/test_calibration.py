@@ -79,6 +79,13 @@ def test_what_is_smaller_takes_no_longer():
     assert curve == ((1.0, 1.0), (10.0, 10.0), (100.0, 20.0))
 
 
+def test_threads_are_slowed_by_each_other_at_most_as_if_they_took_turns(monkeypatch: pytest.MonkeyPatch):
+    """One is not slowed by itself; the median of rounds counts, and four at once take no longer than four times one."""
+    times = iter([1.0, 1.5, 9.0, 2.0, 3.2, 18.0, 1.0, 5.0, 0.9])
+    monkeypatch.setattr(microbenchmarks, "seconds_of_call", lambda call: next(times))
+    assert microbenchmarks.slowdown(["/device:CPU:0"], 3) == (1.0, 1.6, 3.0)
+
+
 @pytest.mark.long
 def test_calibrate_measures_every_family():
     found = gs.calibrate(name="here")

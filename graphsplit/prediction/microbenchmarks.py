@@ -6,6 +6,7 @@ longer: what a call takes besides is in both.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ _SHORT, _LONG, _LONGEST = 4, 12, 400
 _CHAIN_S = 0.01  # that the longer chain takes, about
 _TINY_LONG = 1200
 _ROUNDS, _ROUND_S = 5, 0.05
+_SLOWDOWN_ROUNDS = 3
 _ENOUGH_S = 0.5  # of rounds: slow calls are timed twice
 _SIDES = (32, 64, 128, 256, 512, 1024)
 _IMAGES = ((2, 8, 16), (8, 8, 32), (8, 16, 64), (8, 32, 64), (4, 16, 256))  # rows, side, channels
@@ -197,23 +199,28 @@ def _moved(step: Step, device: str, entries: int, overhead: float, moved: int) -
 def slowdown(devices: Sequence[str], threads: int) -> tuple[float, ...]:
     """Return how many times as long a product takes while 1, 2, ... threads work, on devices of their own if possible.
 
-    Where each operation has all cores to itself, two at a time take twice as long.
+    Where each operation has all cores to itself, two at a time take twice as long; never more, as one could run after
+    the other. Each round measures all: what else a machine does is the same for them.
     """
+    calls = [_products_at_once(devices, count) for count in range(1, threads + 1)]
+    rounds = [[seconds_of_call(call) for call in calls] for _ in range(_SLOWDOWN_ROUNDS)]
+    ratios = [statistics.median([times[k] / times[0] for times in rounds]) for k in range(threads)]
+    return tuple([min(max(1.0, ratio), float(count)) for count, ratio in enumerate(ratios, 1)])
+
+
+def _products_at_once(devices: Sequence[str], count: int) -> Callable[[], Any]:
+    """Return a call of so many chains of products that do not wait for each other."""
     x = tf.ones([512, 512]) / 512
 
-    def run_on(count: int) -> float:
-        def run(value: tf.Tensor) -> list[tf.Tensor]:
-            found = []
-            for k in range(count):
-                with tf.device(devices[k % len(devices)]):
-                    own = value
-                    for _ in range(_LONG):
-                        own = tf.linalg.matmul(own, value)
-                    found.append(tf.reduce_sum(own))
-            return found
+    def run(value: tf.Tensor) -> list[tf.Tensor]:
+        found = []
+        for k in range(count):
+            with tf.device(devices[k % len(devices)]):
+                own = value
+                for _ in range(_LONG):
+                    own = tf.linalg.matmul(own, value)
+                found.append(tf.reduce_sum(own))
+        return found
 
-        called = tf.function(run, autograph=False)
-        return seconds_of_call(lambda: called(x))
-
-    alone = run_on(1)
-    return tuple([max(1.0, run_on(count) / alone) for count in range(1, threads + 1)])
+    called = tf.function(run, autograph=False)
+    return lambda: called(x)
