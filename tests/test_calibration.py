@@ -7,7 +7,6 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -147,12 +146,13 @@ def test_what_fails_is_said_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch
     assert prediction._answer("machine", "there.toml") == {"error": "ended with 1: "}
 
 
-def test_the_memory_of_a_step_is_over_what_is_held_before():
-    """What was held and is free again counts for nothing: as long as it is touched."""
-    before = np.ones(40_000_000, np.uint8)
-    del before
-    assert prediction_worker.step_bytes(lambda: np.ones(20_000_000, np.uint8)) >= 19_000_000
-    assert prediction_worker.step_bytes(lambda: None) < 5_000_000
+def test_the_memory_of_a_step_is_what_tensorflows_allocator_counts():
+    """Two tensors of 20 MB, and the third for the product; pieces are larger than what is asked for, by a part."""
+    x = tf.ones([5_000_000])
+    measured = prediction_worker.step_bytes(lambda: (x + 1.0) * (x + 2.0))
+    if not measured:
+        pytest.skip("the allocator of this TensorFlow does not count")
+    assert 40_000_000 <= measured < 80_000_000
 
 
 def test_the_simulator_of_tensorflow_knows_the_shapes_of_variables():
