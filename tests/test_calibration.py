@@ -85,6 +85,15 @@ def test_threads_are_slowed_by_each_other_at_most_as_if_they_took_turns(monkeypa
     assert microbenchmarks.slowdown(["/device:CPU:0"], 3) == (1.0, 1.6, 3.0)
 
 
+def test_the_optimizer_is_turned_off_once_for_all_calls_that_are_timed(monkeypatch: pytest.MonkeyPatch):
+    """What a call takes besides its operations is otherwise mostly that."""
+    turned: list[object] = []
+    monkeypatch.setattr(tf.config.optimizer, "set_experimental_options", turned.append)
+    monkeypatch.setattr(microbenchmarks, "seconds_of_call", lambda call: [call() for _ in range(50)] and 1.0)
+    assert microbenchmarks.call_s("/device:CPU:0") == 1.0
+    assert len(turned) == 4  # off and on for all of them, and while the graph is made
+
+
 @pytest.mark.long
 def test_calibrate_measures_every_family():
     found = gs.calibrate(name="here")

@@ -54,9 +54,9 @@ def numpy_of(result: Any) -> None:
 
 def seconds_of_step(step: Step, x: tf.Tensor, device: str, longer: int = 0) -> float:
     """Return how long one operation takes on a device: the slope between chains of two lengths."""
-    short = seconds_of_call(_chain(step, x, [device] * _SHORT))
+    short = _seconds_of_chain(step, x, [device] * _SHORT)
     longer = longer or max(_LONG, min(_LONGEST, int(_CHAIN_S / short * _SHORT)))
-    long = seconds_of_call(_chain(step, x, [device] * longer))
+    long = _seconds_of_chain(step, x, [device] * longer)
     # (a slope below a part of the mean is noise)
     return max((long - short) / (longer - _SHORT), long / longer / 4)
 
@@ -74,11 +74,16 @@ def _chain(step: Step, x: tf.Tensor, devices: Sequence[str]) -> Callable[[], Any
         concrete = tf.function(run, autograph=False).get_concrete_function(x)
         concrete(x)
 
-    def call() -> Any:
-        with _as_written():
-            return concrete(x)
+    return lambda: concrete(x)
 
-    return call
+
+def _seconds_of_chain(step: Step, x: tf.Tensor, devices: Sequence[str]) -> float:
+    """Return how long a call of a chain takes.
+
+    The optimizer is off around all calls: to turn it off and on for each takes longer than a call.
+    """
+    with _as_written():
+        return seconds_of_call(_chain(step, x, devices))
 
 
 class _as_written:  # noqa: N801  # used like a function
@@ -99,7 +104,7 @@ def overhead_s(device: str) -> float:
 
 def call_s(device: str) -> float:
     """Return what a call of a function takes that has next to nothing to do."""
-    return seconds_of_call(_chain(lambda v: v + 1.0, tf.constant([1.0]), [device]))
+    return _seconds_of_chain(lambda v: v + 1.0, tf.constant([1.0]), [device])
 
 
 def latency_s(first: str, second: str, entries: int = 1) -> float:
@@ -107,8 +112,8 @@ def latency_s(first: str, second: str, entries: int = 1) -> float:
     x = tf.ones([entries])
     alternating = [first, second] * (_TINY_LONG // 4)
     lengths = (len(alternating) // 4, len(alternating))
-    apart = [seconds_of_call(_chain(lambda v: v + 1.0, x, alternating[:n])) for n in lengths]
-    together = [seconds_of_call(_chain(lambda v: v + 1.0, x, [first] * n)) for n in lengths]
+    apart = [_seconds_of_chain(lambda v: v + 1.0, x, alternating[:n]) for n in lengths]
+    together = [_seconds_of_chain(lambda v: v + 1.0, x, [first] * n) for n in lengths]
     slopes = [(pair[1] - pair[0]) / (lengths[1] - lengths[0]) for pair in (apart, together)]
     return max(slopes[0] - slopes[1], 1e-7)
 
