@@ -62,14 +62,18 @@ def main(
     rounds: Annotated[int, typer.Option(help="Timings of each step; the median counts.")] = 9,
     output: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
     write: Annotated[bool, typer.Option("--write/--no-write", help="Put the table into docs/prediction.md.")] = False,
-    resume: Annotated[bool, typer.Option("--resume", help="Keep what the JSON file has, measure the rest.")] = False,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Keep what the JSON file has, measure the rest and what failed.")
+    ] = False,
 ) -> None:
     """Predict and measure."""
     chosen = workloads.split(",") if workloads else list(WORKLOADS)
     found: dict[str, Any] = {"small": small, "rounds": rounds, "load": load_average(), "cells": []}
     if resume and output.exists():
         found = json.loads(output.read_text())
+        found["cells"] = [entry for entry in found["cells"] if "error" not in entry]
     with tempfile.TemporaryDirectory() as folder:
+        machine = str(Path(folder) / "here.toml")
         for name, mode in itertools.product(chosen, modes.split(",")):
             if mode not in WORKLOADS[name].modes:
                 continue
@@ -85,13 +89,12 @@ def main(
             if not cells:
                 continue
             calibrated = str(Path(folder) / f"{name}_{mode}.toml")
-            machine = str(Path(folder) / "here.toml")
-            _ask("calibrate", name, mode, small, machine, calibrated)
+            if not Path(machine).exists():
+                _ask("machine", machine)
+            calibrating = _answer("calibrate", name, mode, small, machine, calibrated)
             for cell in cells:
-                try:
-                    answer = _ask("cell", json.dumps(asdict(cell)), small, calibrated, rounds)
-                except RuntimeError as error:
-                    answer = {"error": str(error)}
+                asked = "cell", json.dumps(asdict(cell)), small, calibrated, rounds
+                answer = calibrating if "error" in calibrating else _answer(*asked)
                 found["cells"].append({"cell": asdict(cell), **answer})
                 output.parent.mkdir(parents=True, exist_ok=True)
                 output.write_text(json.dumps(found, indent=1) + "\n")
@@ -100,6 +103,14 @@ def main(
     print(text)
     if write:
         write_table(text)
+
+
+def _answer(*arguments: object) -> dict[str, Any]:
+    """Return the answer of a part, or why there is none: the others go on."""
+    try:
+        return _ask(*arguments)
+    except RuntimeError as error:
+        return {"error": str(error)}
 
 
 def _line(answer: dict[str, Any]) -> str:

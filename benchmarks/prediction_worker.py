@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import json
 import os
-import resource
 import statistics
 import sys
 import time
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 import graphsplit as gs
@@ -19,6 +17,7 @@ from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import data, workload
 
 _THREADS = 1
+_NO_TIME_S = 1e30  # the simulator says that it failed by the largest number
 
 
 def start(devices: int) -> None:
@@ -36,18 +35,24 @@ def step_of(name: str, mode: str, small: bool) -> tuple[Any, Any, list[tf.Tensor
     return parts, single_device_step(parts, mode), arguments
 
 
-def calibrate(name: str, mode: str, small: bool, machine: str, calibrated: str) -> dict[str, Any]:
-    """Write the file of the machine, once, and that with a workload's operations."""
+def machine(path: str) -> dict[str, Any]:
+    """Write the file of the machine: two devices, so that it is known how they slow each other down."""
+    from graphsplit.costs.machine_files import machine_text
+
+    start(2)
+    found = gs.calibrate()
+    Path(path).write_text(machine_text(found))
+    return {"overhead_s": found.device.overhead_s}
+
+
+def calibrate(name: str, mode: str, small: bool, path: str, calibrated: str) -> dict[str, Any]:
+    """Write the file of the machine with a workload's operations, as one device with one thread takes them."""
     from graphsplit.api.calibration import measure_function
     from graphsplit.costs.machine_files import machine_text, read_machine
 
-    if not Path(machine).exists():
-        start(2)
-        Path(machine).write_text(machine_text(gs.calibrate()))
-    else:
-        start(1)
+    start(1)
     _, step, arguments = step_of(name, mode, small)
-    found = measure_function(read_machine(machine), step, arguments)
+    found = measure_function(read_machine(path), step, arguments)
     Path(calibrated).write_text(machine_text(found))
     return {"overhead_s": found.device.overhead_s}
 
@@ -64,10 +69,7 @@ def cell(asked: dict[str, Any], small: bool, calibrated: str, rounds: int) -> di
     began = time.perf_counter()
     prediction = gs.predict(split, *arguments, machine=calibrated, devices=count)
     predict_s = time.perf_counter() - began
-    before = _peak_bytes()
     _wait(split(*arguments))
-    _wait(split(*arguments))
-    peak = _peak_bytes()
     times = []
     for _ in range(rounds):
         times.append(_round(split, arguments))
@@ -76,11 +78,11 @@ def cell(asked: dict[str, Any], small: bool, calibrated: str, rounds: int) -> di
         "measured_s": statistics.median(times),
         "fastest_s": min(times),
         "predicted_bytes": sum(memory.live_bytes for memory in prediction.memory.values()),
-        "measured_bytes": peak - before,
+        "measured_bytes": step_bytes(lambda: _wait(split(*arguments))),
         "plan_s": plan_s,
         "predict_s": predict_s,
         "load": os.getloadavg()[0],
-        "grappler_s": grappler_s(split.graph_def(*arguments)),
+        **grappler(split.graph_def(*arguments), prediction.plan),
     }
 
 
@@ -92,8 +94,12 @@ def _round(split: Any, arguments: list[tf.Tensor], least_s: float = 0.2) -> floa
     return (time.perf_counter() - began) / steps
 
 
-def grappler_s(graph_def: Any) -> float | None:
-    """Return what the simulator in TensorFlow's own wheel predicts for the same graph; None if it cannot say."""
+def grappler(graph_def: Any, plan: Any) -> dict[str, Any]:
+    """Return what the simulator in TensorFlow's own wheel predicts for the same graph, or why it cannot say.
+
+    Variables are made in the graph, of the shapes that they have: of a handle that is an argument it knows no shape,
+    and whatever reads one would count as next to nothing.
+    """
     from tensorflow.core.protobuf import device_properties_pb2
     from tensorflow.python.grappler import cluster, item
 
@@ -104,15 +110,34 @@ def grappler_s(graph_def: Any) -> float | None:
     graph.CopyFrom(graph_def)
     for node in graph.node:
         node.device = _full(node.device) if node.device else ""
+    _make_variables(graph, plan)
     meta = tf.compat.v1.MetaGraphDef(graph_def=graph)
-    ends = _ends(graph)
-    meta.collection_def["train_op"].node_list.value.extend(ends)
+    meta.collection_def["train_op"].node_list.value.extend(_ends(graph))
     try:
         with tf.Graph().as_default():
             _, seconds, _ = cluster.Cluster(devices=named).MeasureCosts(item.Item(meta))
-    except (ValueError, tf.errors.OpError, RuntimeError):  # a resource without a variable, a device it does not know
-        return None
-    return float(seconds) if np.isfinite(seconds) else None
+    except (ValueError, tf.errors.OpError, RuntimeError) as error:  # a resource without a variable, ...
+        return {"grappler_s": None, "grappler_says": str(error)[:300]}
+    if not 0 < seconds < _NO_TIME_S:
+        return {"grappler_s": None, "grappler_says": f"no time: {seconds}"}
+    return {"grappler_s": float(seconds)}
+
+
+def _make_variables(graph: Any, plan: Any) -> None:
+    """Make variables of the placeholders of handles whose shapes the program tells where it reads them."""
+    ops = plan.program.ops
+    shapes = {
+        ops[op.inputs[0].op].name: (op.out_shapes[0], op.out_dtypes[0])
+        for op in ops
+        if op.type == "ReadVariableOp" and op.out_shapes[0] is not None
+    }
+    for node in graph.node:
+        if node.op == "Placeholder" and node.name in shapes:
+            shape, dtype = shapes[node.name]
+            node.op = "VarHandleOp"
+            node.attr.clear()
+            node.attr["dtype"].type = dtype.as_datatype_enum
+            node.attr["shape"].shape.CopyFrom(tf.TensorShape([int(size) for size in shape]).as_proto())
 
 
 def _ends(graph: Any) -> list[str]:
@@ -135,13 +160,28 @@ def _seconds(action: Any) -> float:
     return time.perf_counter() - began
 
 
-def _peak_bytes() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+def step_bytes(step: Any) -> int:
+    """Return the most bytes that a step holds at a time over what is held before; 0 where nobody counts them.
+
+    All logical CPU devices have one allocator, which counts where TensorFlow is built with oneDNN, and counts no small
+    pieces: networks of small tensors hold more. What the process holds says nothing of it: the allocator keeps what is
+    free.
+    """
+    device = "CPU:0"
+    try:
+        tf.config.experimental.reset_memory_stats(device)
+    except ValueError:  # "Cannot reset memory stats for device", of an allocator that does not count
+        return 0
+    before = tf.config.experimental.get_memory_info(device)["current"]
+    step()
+    return int(tf.config.experimental.get_memory_info(device)["peak"] - before)
 
 
 if __name__ == "__main__":
     command, *given = sys.argv[1:]
-    if command == "calibrate":
+    if command == "machine":
+        print(json.dumps(machine(given[0])))
+    elif command == "calibrate":
         print(json.dumps(calibrate(given[0], given[1], given[2] == "True", given[3], given[4])))
     else:
         print(json.dumps(cell(json.loads(given[0]), given[1] == "True", given[2], int(given[3]))))

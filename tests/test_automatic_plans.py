@@ -7,10 +7,12 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.automatic_plans import Candidate, choose
+from graphsplit.api.plan_search import Candidate, choose
 from graphsplit.api.predicted_calls import predicted_call
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.costs.machine import Device, Host, Link, Machine
+from graphsplit.prediction.predictions import predict_plan
+from graphsplit.prediction.state_bytes import state_bytes
 from tests.helpers.messages import raises
 
 
@@ -59,7 +61,9 @@ def test_few_devices_where_sending_is_slow():
     assert slow.notes[-1] == "predicted for cores, figures from data sheets and assumptions, not validated"
     assert any(note.startswith("chosen automatically: 1 device, variables home: ") for note in slow.notes)
     compared = [note for note in slow.notes if note.startswith("compared with ")]
-    assert len(compared) == 6  # 4 and 2 devices by three layouts, 1 by one
+    assert len(compared) == 8  # 4 and 2 devices by three layouts, 4 and 2 stages; 1 by one won
+    assert slow.explain().splitlines()[-1] == slow.notes[-1]
+    assert "  devices: CPU:0, against CPU:0, CPU:1, CPU:2, CPU:3" in slow.compare(fast).splitlines()
 
 
 def test_variables_are_laid_out_as_chosen():
@@ -115,7 +119,7 @@ def test_sharded_where_only_that_fits():
     step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(), memory="4.5MB")
     [chosen] = [note for note in step.plan(tf.ones([64, 256])).notes if note.startswith("chosen automatically: ")]
     assert chosen.startswith("chosen automatically: 4 devices, variables sharded: ")
-    assert chosen.endswith("; the only one of 7 that fits into 4.5 MB")
+    assert chosen.endswith("; the only one of 9 that fits into 4.5 MB")
     lying = [parts for kernel in model.kernels if (parts := parts_of_variable(kernel)) is not None]
     assert {parts.layout for parts in lying} == {"sharded"}  # (the first device owns what is left, whole)
 
@@ -132,6 +136,41 @@ def test_does_not_fit_is_an_answer():
     assert "variables sharded" in message
 
 
+def test_the_smallest_number_of_devices_that_would_do():
+    """Twice as many at a time, and then back: three hold what two do not, and four do as well."""
+    call = predicted_call(Momentum().step, [tf.ones([60, 256])], {})
+    machine = machine_of(link=1e12)
+
+    def plan_for(names, candidate):
+        return call.plan(names, candidate.layouts, **candidate.options)
+
+    plan = call.plan(machine.names(3), "sharded")
+    state = state_bytes(call.trace, plan.program, plan.state, plan.home)
+    three = max(predict_plan(plan, machine, title="step", state=state).memory_bytes.values())
+    with pytest.raises(gs.ArgumentError) as error:
+        choose("The step", call.trace, 2, machine, three, plan_for)
+    message = str(error.value)
+    assert "3 devices would do: 3 devices, variables sharded" in message, message
+
+
+def test_large_variables_are_looked_at_one_by_one():
+    call = predicted_call(Model().step, [X], {})
+    choice = choose(
+        "step",
+        call.trace,
+        2,
+        machine_of(link=1e8),
+        None,
+        lambda n, candidate: call.plan(n, candidate.layouts, **candidate.options),
+    )
+    apart = [candidate for candidate in choice.compared if candidate.others]
+    assert apart
+    assert {name for candidate in apart for name, _ in candidate.others} == {"kernel_0", "kernel_1"}
+    mixed = Candidate(2, "home", others=(("kernel[0]", "sharded"),))
+    assert mixed.layouts == {"kernel[[]0]": "sharded", "*": "home"}
+    assert str(mixed) == "2 devices, variables home but kernel[0] sharded"
+
+
 def test_less_memory_than_the_largest_tensor():
     with pytest.raises(gs.ArgumentError) as error:
         gs.parallelize(Model().step, devices=2, plan="auto", machine=machine_of(), memory="1kB").plan(X)
@@ -142,14 +181,15 @@ def test_what_was_compared_is_explained():
     call = predicted_call(Model().step, [X], {})
     machine = machine_of(link=1e12)
     choice = choose(
-        "step", call.trace, 2, machine, None, lambda n, layout, micro: call.plan(n, layout, micro_batches=micro)
+        "step", call.trace, 2, machine, None, lambda n, candidate: call.plan(n, candidate.layouts, **candidate.options)
     )
-    assert set(choice.compared) == {
+    assert set(choice.compared) >= {
         Candidate(1, "home"),
         *[Candidate(2, own) for own in ("home", "mirrored", "sharded")],
+        Candidate(2, "home", 8, 2),  # a pipeline of two stages
     }
     assert choice.compared[choice.chosen][0] == min(seconds for seconds, _ in choice.compared.values())
-    assert "the fastest of 4; " in choice.explain()
+    assert f"the fastest of {len(choice.compared)}; " in choice.explain()
 
 
 @pytest.mark.parametrize(
@@ -182,13 +222,13 @@ def test_a_machine_of_another_kind():
         gs.parallelize(Model().step, devices=2, plan="auto", machine="dgx-a100").plan(X)
 
 
-def test_what_xla_compiles():
-    with raises(
-        gs.UnsupportedError,
-        "plan='auto' predicts single operations, and jit_compile lets XLA make fewer and other ones of them. Drop "
-        "one or the other.",
-    ):
-        gs.parallelize(Model().step, devices=2, plan="auto", jit_compile=True).plan(X)
+def test_what_xla_compiles_is_compared_too():
+    model, alone = Model(), Model()
+    step = gs.parallelize(model.step, devices=2, plan="auto", jit_compile=True, machine=machine_of(link=1e12))
+    plan = step.plan(X)
+    assert plan.jit_compile
+    assert any(note.startswith("chosen automatically: ") for note in plan.notes)
+    np.testing.assert_allclose(step(X), alone.step(X), rtol=1e-5)
 
 
 def test_a_batch_of_unknown_size():

@@ -11,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from benchmarks import prediction, prediction_worker
 from benchmarks.prediction import ranked, summary, table
 from graphsplit.api import calibration
 from graphsplit.costs.families import FAMILIES
@@ -41,8 +42,8 @@ def test_operations_of_a_function_are_measured(tmp_path: Path):
     assert (WEIGHTS.numpy() == before).all()
     types = {key.partition(" ")[0] for key in found.device.samples}
     assert {"MatMul", "Tanh", "TanhGrad", "Square", "Sum"} <= types
-    prediction = gs.predict(step, tf.ones([256, 64]), machine=replace(found, calibrated=True), devices=1)
-    sampled = next(line for line in prediction.assumptions if "as measured" in line)
+    alone = gs.predict(step, tf.ones([256, 64]), machine=replace(found, calibrated=True), devices=1)
+    sampled = next(line for line in alone.assumptions if "as measured" in line)
     assert sampled.endswith(" kinds of operations as measured, 0 by what others took")
     halves = gs.predict(step, tf.ones([256, 64]), machine=found, devices=2)
     assert any("as measured, " in line and not line.endswith(" 0 by what others took") for line in halves.assumptions)
@@ -51,15 +52,46 @@ def test_operations_of_a_function_are_measured(tmp_path: Path):
     assert read_machine(str(path)).device.samples.keys() == found.device.samples.keys()
 
 
-def test_a_step_on_one_device_is_predicted_as_measured(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("threads", [1, 2])
+def test_a_step_on_one_device_is_predicted_as_measured(monkeypatch: pytest.MonkeyPatch, threads: int):
+    """With as many threads as it had: a process with two runs operations of one device two at a time."""
     monkeypatch.setattr(microbenchmarks, "seconds_of_call", lambda call: 0.5)
+    monkeypatch.setattr(calibration, "threads_of_process", lambda: threads)
     found = calibration.measure_function(rough(), step, [tf.ones([256, 64])])
-    assert gs.predict(step, tf.ones([256, 64]), machine=found, devices=1).step_s == pytest.approx(0.5, rel=0.01)
+    alike = replace(found, host=replace(found.host, threads_per_device=threads))
+    assert gs.predict(step, tf.ones([256, 64]), machine=alike, devices=1).step_s == pytest.approx(0.5, rel=0.01)
+    alone = gs.predict(step, tf.ones([256, 64]), machine=found, devices=1)
+    assert alone.step_s > 0.51 or threads == 1
+
+
+def test_what_xla_compiles_is_not_measured():
+    with raises(
+        gs.UnsupportedError,
+        "calibrate measures operations one by one, and jit_compile=True lets XLA make other ones of them. Measure the "
+        "function without jit_compile; predictions of the compiled one are made of the same operations.",
+    ):
+        calibration.measure_function(rough(), tf.function(step, jit_compile=True), [tf.ones([256, 64])])
 
 
 def test_what_is_smaller_takes_no_longer():
     curve = microbenchmarks._curve([(1.0, 0.1), (10.0, 10.0), (100.0, 20.0)])
     assert curve == ((1.0, 1.0), (10.0, 10.0), (100.0, 20.0))
+
+
+def test_threads_are_slowed_by_each_other_at_most_as_if_they_took_turns(monkeypatch: pytest.MonkeyPatch):
+    """One is not slowed by itself; the median of rounds counts, and four at once take no longer than four times one."""
+    times = iter([1.0, 1.5, 9.0, 2.0, 3.2, 18.0, 1.0, 5.0, 0.9])
+    monkeypatch.setattr(microbenchmarks, "seconds_of_call", lambda call: next(times))
+    assert microbenchmarks.slowdown(["/device:CPU:0"], 3) == (1.0, 1.6, 3.0)
+
+
+def test_the_optimizer_is_turned_off_once_for_all_calls_that_are_timed(monkeypatch: pytest.MonkeyPatch):
+    """What a call takes besides its operations is otherwise mostly that."""
+    turned: list[object] = []
+    monkeypatch.setattr(tf.config.optimizer, "set_experimental_options", turned.append)
+    monkeypatch.setattr(microbenchmarks, "seconds_of_call", lambda call: [call() for _ in range(50)] and 1.0)
+    assert microbenchmarks.call_s("/device:CPU:0") == 1.0
+    assert len(turned) == 4  # off and on for all of them, and while the graph is made
 
 
 @pytest.mark.long
@@ -116,6 +148,27 @@ def test_the_table_of_the_benchmark():
     assert "From one device to two: median 20.0%. Goal: 10 %." in text
     assert "Predicting takes 0.50 of the time of planning in median, 0.50 at most. Goal: 2." in text
     assert summary([], {}) == ["Nothing was measured."]
+
+
+def test_what_fails_is_said_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(prediction.sys, "executable", "/bin/false")
+    assert prediction._answer("machine", "there.toml") == {"error": "ended with 1: "}
+
+
+def test_the_memory_of_a_step_is_what_tensorflows_allocator_counts():
+    """Two tensors of 20 MB, and the third for the product; pieces are larger than what is asked for, by a part."""
+    x = tf.ones([5_000_000])
+    measured = prediction_worker.step_bytes(lambda: (x + 1.0) * (x + 2.0))
+    if not measured:
+        pytest.skip("the allocator of this TensorFlow does not count")
+    assert 40_000_000 <= measured < 80_000_000
+
+
+def test_the_simulator_of_tensorflow_knows_the_shapes_of_variables():
+    split = gs.parallelize(step, devices=2)
+    x = tf.ones([4096, 64])
+    found = prediction_worker.grappler(split.graph_def(x), split.plan(x))
+    assert found["grappler_s"] > 4e-5  # without, 64 columns count as one
 
 
 def test_plans_that_are_ranked_wrongly_are_counted():

@@ -210,17 +210,48 @@ def test_loops_count_their_turns():
     assert not found.unknown
 
 
-def test_what_is_known_only_when_it_runs_is_said():
-    def positive(x):
-        return tf.linalg.matmul(tf.boolean_mask(x, x[:, 0] > 0), WEIGHTS)
+def positive(x):
+    return tf.linalg.matmul(tf.boolean_mask(x, x[:, 0] > 0), WEIGHTS)
 
+
+def test_sizes_that_follow_from_data_are_an_interval():
+    """No more rows are chosen than there are."""
     found = gs.predict(positive, X, machine=boxed(), devices=1)
+    assert found.sizes == (1, 128)
+    assert found.step_s == pytest.approx(FLOPS / 128 / 1e9)
+    assert found.most_s == pytest.approx(FLOPS / 1e9)
+    assert "  a step takes 0.01 ms to 1.05 ms; 0 B are sent between devices" in str(found)
+    assert "  sizes that follow from data count as 1 to 128; unknown_size=... says it better" in str(found)
+    assert found.over(40_000) == found.most.over(40_000) != {}
+    narrow = gs.predict(positive, X, machine=boxed(), devices=1, unknown_size=(32, 64))
+    assert (narrow.step_s, narrow.most_s) == pytest.approx((FLOPS / 4 / 1e9, FLOPS / 2 / 1e9))
+    given = gs.predict(positive, X, machine=boxed(), devices=1, unknown_size=128)
+    assert given.sizes is None
+    assert not given.unknown
+    assert given.step_s == given.most_s == pytest.approx(FLOPS / 1e9)
+
+
+def test_where_nothing_says_how_large_sizes_are_that_is_said():
+    def repeated(x):
+        count = tf.cast(tf.reduce_sum(x), tf.int32)
+        return tf.linalg.matmul(tf.tile(x[:1], [count, 1]), WEIGHTS)
+
+    found = gs.predict(repeated, X, machine=boxed(), devices=1)
     assert found.unknown
+    assert found.most_s is None
     assert "  a step takes at least " in str(found)
     assert "  known only when it runs: the sizes of " in str(found)
-    given = gs.predict(positive, X, machine=boxed(), devices=1, unknown_size=128)
-    assert not given.unknown
-    assert given.step_s == pytest.approx(FLOPS / 1e9)
+    assert gs.predict(repeated, X, machine=boxed(), devices=1, unknown_size=128).most_s is not None
+
+
+@pytest.mark.parametrize("size", [-1, (5, 4), "many", True])
+def test_bad_unknown_sizes(size):
+    with raises(
+        gs.ArgumentError,
+        f"unknown_size={size!r}: it is what a size counts as that follows from data: a number, 128, or the least and "
+        "the most, (1, 128).",
+    ):
+        gs.predict(positive, X, machine=boxed(), devices=1, unknown_size=size)
 
 
 def test_what_does_not_fit_is_said():
@@ -267,6 +298,29 @@ def test_what_is_saved(tmp_path: Path):
     assert "Predicted, not measured." in page
     with raises(gs.ArgumentError, "'step.txt': a prediction is written as .html, .json or .png."):
         found.save("step.txt")
+
+
+def test_what_was_predicted_is_shown_beside_what_was_measured(tmp_path: Path):
+    x = tf.ones([128, 64])
+    found = gs.predict(train, x, machine="cpu", devices=2)
+    recorded = gs.timeline_of(gs.parallelize(train, devices=2), x)
+    lines = found.beside(recorded).splitlines()
+    assert re.fullmatch(
+        r"2 of cpu: predicted \d+\.\d\d ms, recorded \d+\.\d\d ms from the first operation to the last "
+        r"\(steps are slower while they are recorded\)",
+        lines[0],
+    )
+    assert any(re.fullmatch(r"  MatMul: predicted \d+\.\d\d ms, recorded \d+\.\d\d ms", line) for line in lines)
+    found.save(tmp_path / "both.html", measured=recorded)
+    page = (tmp_path / "both.html").read_text()
+    assert "Predicted, and below each device measured." in page
+    [drawn] = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    data = json.loads(drawn)
+    at = data["places"].index("CPU:1")
+    assert data["places"][at + 1] == "CPU:1 measured"
+    assert {event[0] for event in data["events"]} >= {at, at + 1}
+    with raises(gs.ArgumentError, "'both.json' with measured=...: what was measured is shown beside on a page, .html."):
+        found.save("both.json", measured=recorded)
 
 
 def test_scaling(tmp_path: Path):
@@ -322,15 +376,6 @@ def test_sizes_of_arguments_are_known():
         gs.predict(product, tf.TensorSpec([None, 64]), machine=boxed())
 
 
-def test_what_xla_compiles():
-    with raises(
-        gs.UnsupportedError,
-        "A prediction replays single operations, and jit_compile=True lets XLA make fewer and other ones of them. "
-        "Predict the function without jit_compile; compiled, it is faster by what XLA saves.",
-    ):
-        gs.predict(gs.parallelize(product, devices=2, jit_compile=True), X, machine=boxed())
-
-
 def test_no_function():
     with raises(gs.ArgumentError, "predict takes a function and its arguments, got 3 for the function."):
         gs.predict(3, X, machine=boxed())  # type: ignore[arg-type]
@@ -375,6 +420,10 @@ def test_machines_on_the_command_line():
             ["predict", f"{HERE}:product", "--machine", "t4-box", "--spec", "float32[?,64]"],
             "Error: --spec 'float32[?,64]': a prediction needs all sizes; write a number for each.",
         ),
+        (
+            ["validate", f"{HERE}:product", "--machine", "cpu", "-o", "both.json"],
+            "Error: -o 'both.json': what was measured is shown beside on a page, .html.",
+        ),
         (["calibrate", "-o", "here.json"], "Error: -o 'here.json': a machine file ends in .toml."),
     ],
 )
@@ -382,3 +431,20 @@ def test_bad_commands(arguments: list[str], message: str):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert done.stderr.strip() == message
+
+
+def test_what_a_loop_keeps_for_its_gradient_is_alive():
+    """Each turn keeps what its gradient needs: five turns keep five times as much, on each device of its own rows."""
+
+    def keeping(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.while_loop(
+                lambda i, _: i < 5, lambda i, y: (i + 1, tf.nn.tanh(tf.linalg.matmul(y, WEIGHTS))), [0, x]
+            )[1]
+            loss = tf.reduce_sum(y)
+        return tape.gradient(loss, x)
+
+    one, two = (gs.predict(keeping, X, machine=boxed(), devices=n) for n in (1, 2))
+    assert one.memory["/device:GPU:0"].live_bytes >= 5 * 128 * 64 * 4
+    assert 5 * 64 * 64 * 4 <= two.memory["/device:GPU:1"].live_bytes < one.memory["/device:GPU:0"].live_bytes

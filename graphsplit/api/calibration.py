@@ -15,6 +15,8 @@ from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predictions import predict_call
 from graphsplit.core.devices import available_devices
+from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.placement.sources import StateKeeper
 from graphsplit.placement.timeline import timeline_of
@@ -25,6 +27,8 @@ _RECORDINGS = 3
 _DTYPES = (tf.float32, tf.float64)
 _LARGE_ENTRIES = 4_000_000
 _MOST_OVERHEAD = 3
+_LONGER = (0.1, 1e6)  # times as long as an operation took while it was recorded
+_MOST_TRIALS, _CLOSE = 8, 1e-3
 _LOGICAL_DEVICES = 64
 
 
@@ -40,6 +44,9 @@ def calibrate(fn: Callable[..., Any] | None = None, *args: Any, name: str = "her
       fn, *args, **kwargs: a function and tensors to call it with: it runs for a second or two. Variables keep their
         values.
       name: of the machine.
+
+    Raises:
+      UnsupportedError: for a function that XLA compiles.
 
     >>> import graphsplit as gs
     >>> machine = gs.calibrate(name="laptop")  # doctest: +SKIP
@@ -81,6 +88,11 @@ def measure_function(
     from graphsplit.api.decorators import parallelize
 
     function = fn.function if isinstance(fn, ParallelFunction) else fn
+    if is_compiled_function(function):
+        raise UnsupportedError(
+            "calibrate measures operations one by one, and jit_compile=True lets XLA make other ones of them. Measure "
+            "the function without jit_compile; predictions of the compiled one are made of the same operations."
+        )
     alone = parallelize(function, devices=[available_devices()[0]])
     recordings = [timeline_of(alone, *args, **kwargs) for _ in range(_RECORDINGS)]
     samples = samples_of(recordings)
@@ -96,18 +108,40 @@ def _explained(machine: Machine, call: PredictedCall, measured_s: float) -> Mach
     """Return a machine on which a step on one device is predicted to take what it took.
 
     What the profiler does not see of an operation (scheduling, buffers) is the same for all, up to some times what one
-    with nothing to do takes; beyond that, operations take longer one after another than they do while recorded.
+    with nothing to do takes; beyond that, operations take longer one after another than they do while recorded. The
+    one device had all threads of this process.
     """
-    bare = replace(machine, device=replace(machine.device, overhead_s=0.0))
-    least = predict_call(call, bare, 1)
-    working_s, left_s = least.step_s - machine.host.call_s, measured_s - least.step_s
-    overhead = min(max(left_s / max(least.operations, 1), 0.0), _MOST_OVERHEAD * machine.device.overhead_s)
-    longer = (measured_s - machine.host.call_s - overhead * least.operations) / working_s if working_s > 0 else 1.0
-    samples = {
-        key: sample._replace(seconds=sample.seconds * max(longer, 0.1))
-        for key, sample in machine.device.samples.items()
-    }
+    threads = threads_of_process()
+    own = replace(machine, host=replace(machine.host, threads=threads, threads_per_device=threads))
+
+    def predicted_s(overhead: float, longer: float) -> float:
+        return predict_call(call, _adjusted(own, overhead, longer), 1).step_s
+
+    most = _MOST_OVERHEAD * machine.device.overhead_s
+    overhead = _solved(lambda value: predicted_s(value, 1.0), measured_s, 0.0, most)
+    longer = _solved(lambda value: predicted_s(overhead, value), measured_s, *_LONGER)
+    return _adjusted(machine, overhead, longer)
+
+
+def _adjusted(machine: Machine, overhead: float, longer: float) -> Machine:
+    samples = {key: s._replace(seconds=s.seconds * longer) for key, s in machine.device.samples.items()}
     return replace(machine, device=replace(machine.device, overhead_s=overhead, samples=samples))
+
+
+def _solved(of: Callable[[float], float], wanted: float, low: float, high: float) -> float:
+    """Return where a function that grows has a value, or the end that is nearest to it (regula falsi)."""
+    at_low, at_high = of(low), of(high)
+    if at_low >= wanted or at_high <= at_low:
+        return low
+    if at_high <= wanted:
+        return high
+    for _ in range(_MOST_TRIALS):
+        middle = low + (wanted - at_low) / (at_high - at_low) * (high - low)
+        found = of(middle)
+        if abs(found - wanted) <= _CLOSE * wanted:
+            return middle
+        low, at_low, high, at_high = (middle, found, high, at_high) if found < wanted else (low, at_low, middle, found)
+    return middle
 
 
 def _link(devices: tuple[str, ...]) -> Link:
@@ -122,12 +156,16 @@ def _link(devices: tuple[str, ...]) -> Link:
 
 def _host(devices: tuple[str, ...], first: str) -> Host:
     call_s = microbenchmarks.call_s(first)
-    cores = os.cpu_count() or 1
     if "GPU" in first:
-        return Host(threads=cores, call_s=call_s)
-    each = tf.config.threading.get_intra_op_parallelism_threads() or 1
-    together = microbenchmarks.slowdown(devices[: max(1, cores // each)])
-    return Host(threads=cores, threads_per_device=each, slowdown=together, call_s=call_s)
+        return Host(threads=os.cpu_count() or 1, call_s=call_s)
+    threads, each = threads_of_process(), tf.config.threading.get_intra_op_parallelism_threads()
+    together = microbenchmarks.slowdown(devices, threads)
+    return Host(threads=threads, threads_per_device=each or threads, slowdown=together, call_s=call_s)
+
+
+def threads_of_process() -> int:
+    """Return how many operations this process runs at a time, whatever devices they are on."""
+    return tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
 
 
 def _model(device: str) -> str:

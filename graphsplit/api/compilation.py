@@ -7,10 +7,11 @@ from dataclasses import replace
 from typing import Any
 
 from graphsplit.api.argument_splitting import Splitting, argument_paths, resolve_split
-from graphsplit.api.automatic_plans import LAYOUTS, Automatic, choose, machine_like
+from graphsplit.api.automatic_plans import Automatic, machine_like
 from graphsplit.api.default_home import default_home
 from graphsplit.api.options import Options
 from graphsplit.api.pipeline_devices import check_no_others, stages_asked
+from graphsplit.api.plan_search import LAYOUTS, Candidate, choose
 from graphsplit.api.predicted_layouts import Layout, divisions_for
 from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.core import structures
@@ -71,11 +72,6 @@ def _automatic_plan(
     traced: Trace, splitting: Splitting, options: Options, automatic: Automatic, devices: Sequence[str]
 ) -> Plan:
     """Lay the variables out as the fastest plan that fits has them, and return that plan."""
-    if options.jit_compile:
-        raise UnsupportedError(
-            "plan='auto' predicts single operations, and jit_compile lets XLA make fewer and other ones of them. "
-            "Drop one or the other."
-        )
     if isinstance(splitting.batch, Size):
         raise UnsupportedError(
             "plan='auto' predicts the time of a step, and the size of the batch is not known. Call it with tensors of "
@@ -86,16 +82,17 @@ def _automatic_plan(
     fewest = max([devices.index(device) + 1 for device in lying if device in devices], default=1)
     machine = machine_like(automatic, devices)
 
-    def make_plan(names: Sequence[str], layout: str, micro_batches: int) -> Plan:
-        own = replace(options, micro_batches=micro_batches)
-        return plan_as_if(traced, splitting, own, names, None if is_laid_out else layout)
+    def make_plan(names: Sequence[str], candidate: Candidate) -> Plan:
+        own = replace(options, **candidate.options)
+        check_no_others(traced.program, own)
+        return plan_as_if(traced, splitting, own, names, None if is_laid_out else candidate.layouts)
 
     layouts = (_AS_IS,) if is_laid_out else LAYOUTS
     choice = choose("The function", traced, len(devices), machine, automatic.memory, make_plan, layouts, fewest)
     chosen, used = choice.chosen, devices[: choice.chosen.devices]
     if traced.variables and not is_laid_out and chosen.devices > 1:
-        set_variable_layout(list(traced.variables), chosen.layout, list(map(short_name, used)))
-    options = replace(options, micro_batches=chosen.micro_batches, automatic=None)
+        set_variable_layout(list(traced.variables), chosen.layouts, list(map(short_name, used)))
+    options = replace(options, **chosen.options, automatic=None)
     program, state = program_of(traced, state_of, chosen.micro_batches == 1)
     plan = plan_for(program, splitting, options, used, used[0], state)
     return replace(plan, notes=(*plan.notes, *choice.notes))

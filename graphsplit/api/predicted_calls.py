@@ -17,7 +17,7 @@ from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.pipeline_devices import check_no_others
 from graphsplit.api.predicted_layouts import Layout
 from graphsplit.core import structures
-from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.planning.plan import Plan
@@ -62,15 +62,10 @@ def predicted_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     Raises:
       ArgumentError: if it is no function, or sizes of arguments are not known.
     """
-    options = fn._options if isinstance(fn, ParallelFunction) else Options()
     function = fn.function if isinstance(fn, ParallelFunction) else fn
+    options = fn._options if isinstance(fn, ParallelFunction) else Options(jit_compile=is_compiled_function(function))
     if not callable(function):
         raise ArgumentError(f"predict takes a function and its arguments, got {fn!r} for the function.")
-    if options.jit_compile or is_compiled_function(function):
-        raise UnsupportedError(
-            "A prediction replays single operations, and jit_compile=True lets XLA make fewer and other ones of them. "
-            "Predict the function without jit_compile; compiled, it is faster by what XLA saves."
-        )
     signature = signature_of(function)
     check_split(options.split, parameters_of(signature))
     bound = signature.bind(*args, **kwargs)
@@ -80,7 +75,9 @@ def predicted_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     _check_known(named)
     splitting = resolve_split(options.split, named)
     names = [path for path, _ in argument_paths(named)]
-    traced = trace(by_bound_arguments(function, signature), as_call(tree), names, splitting.shapes)
+    traced = trace(
+        by_bound_arguments(function, signature), as_call(tree), names, splitting.shapes, bool(options.jit_compile)
+    )
     check_no_others(traced.program, options)
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
     title = str(getattr(function, "__name__", None) or getattr(function, "name", None) or type(function).__name__)

@@ -18,6 +18,11 @@ from graphsplit.tracing.trace import Trace
 Layout = str | Mapping[str, str] | None
 
 
+def layout_name(layout: Layout) -> str:
+    """Return what a prediction calls a layout: "" for as the variables lie."""
+    return layout if isinstance(layout, str) else "by patterns" if layout else ""
+
+
 def divisions_for(trace: Trace, layout: Layout, devices: Sequence[str]) -> dict[str, Division]:
     """Return how the variables of a traced function would be cut or copied, by the names of their placeholders.
 

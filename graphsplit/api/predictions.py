@@ -6,16 +6,18 @@ import os
 from collections.abc import Callable
 from typing import Any
 
+from graphsplit.api.many_devices import ManyDevices, are_many
 from graphsplit.api.options import check_micro_batches, check_schedule
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
-from graphsplit.api.predicted_layouts import Layout
+from graphsplit.api.predicted_layouts import Layout, layout_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine as machine_of
-from graphsplit.prediction.predictions import Prediction, predict_plan
+from graphsplit.prediction.predictions import Prediction, between, predict_plan
 from graphsplit.prediction.state_bytes import state_bytes
+from graphsplit.prediction.unknown_sizes import UnknownSize, checked_unknown_size, most_unknown_size
 
 
 @with_users_traceback
@@ -28,7 +30,7 @@ def predict(
     micro_batches: int | None = None,
     schedule: str | None = None,
     stages: int | None = None,
-    unknown_size: int | None = None,
+    unknown_size: UnknownSize = None,
     **kwargs: Any,
 ) -> Prediction:
     """Return what a step takes on a machine: seconds, and the memory of each device. Nothing runs.
@@ -45,8 +47,9 @@ def predict(
       layout: where variables would live: `"home"`, `"mirrored"`, `"sharded"`, or by patterns, as
         `set_variable_layout` takes them; None: as they lie.
       micro_batches, schedule, stages: as for `parallelize`; None: as `fn` has them.
-      unknown_size: what a size counts as that follows from data (`tf.where`). None: as 1, and the prediction says that
-        the step takes at least so long.
+      unknown_size: what a size counts as that follows from data (`tf.where`): a number, or the least and the most.
+        None: between 1 and as many entries as that has of which it is chosen; where nothing says how many, as 1, and
+        the prediction says that the step takes at least so long.
 
     Raises:
       ArgumentError: for an unknown machine, more devices than it has, sizes that are not known, an unknown layout.
@@ -57,10 +60,14 @@ def predict(
     >>> prediction.step_s < 0.01, sorted(prediction.memory_bytes)
     (True, ['GPU:0', 'GPU:1'])
     """
-    found = machine_of(machine)
+    found, unknown_size = machine_of(machine), checked_unknown_size(unknown_size)
     call = predicted_call(fn, args, kwargs)
     count = _count(fn, devices, found)
     options = options_of(micro_batches, schedule, stages)
+    found.names(count)  # checks that it has so many
+    if are_many(call, found, count, layout, options):
+        many = ManyDevices(fn, args, kwargs, call, unknown_size, options)
+        return many.predict(found, count, int(call.splitting.batch), layout)
     return predict_call(call, found, count, layout, unknown_size, **options)
 
 
@@ -69,19 +76,24 @@ def predict_call(
     machine: Machine,
     devices: int,
     layout: Layout = None,
-    unknown_size: int | None = None,
+    unknown_size: UnknownSize = None,
     **options: Any,
 ) -> Prediction:
     """Return the prediction of a call that was traced; see `predict`."""
     plan = call.plan(machine.names(devices), layout, **options)
-    return predict_plan(
-        plan,
-        machine,
-        title=call.title,
-        state=state_bytes(call.trace, plan.program, plan.state, plan.home),
-        layout=layout if isinstance(layout, str) else "by patterns" if layout else "",
-        unknown_size=unknown_size,
-    )
+    state = state_bytes(call.trace, plan.program, plan.state, plan.home)
+
+    def at(size: int | None) -> Prediction:
+        name = layout_name(layout)
+        return predict_plan(plan, machine, title=call.title, state=state, layout=name, unknown_size=size)
+
+    if isinstance(unknown_size, int):
+        return at(unknown_size)
+    found = at(None if unknown_size is None else unknown_size[0])
+    most = most_unknown_size(plan.program) if unknown_size is None else unknown_size[1]
+    if most is None or (unknown_size is None and not found.unknown):
+        return found
+    return between(found, at(most), unknown_size or (1, most))
 
 
 def options_of(micro_batches: int | None, schedule: str | None, stages: int | None) -> dict[str, Any]:

@@ -122,17 +122,33 @@ def _validate(run: Run) -> Callable[..., None]:
         devices: Annotated[int, typer.Option("--devices", min=1, help="How many.")] = 2,
         micro_batches: Annotated[int, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")] = 1,
         steps: Annotated[int, typer.Option("--rounds", min=1, help="How often it is timed.")] = 5,
+        output: Annotated[
+            list[str] | None, typer.Option("-o", "--output", help="A page to write, .html: both timelines.")
+        ] = None,
     ) -> None:
         """Run a step here, and show what was predicted beside what was measured."""
+
+        def check() -> None:
+            check_call(target, spec or ())
+            for path in output or ():
+                forms.check(path)
+                if not path.endswith(".html"):
+                    raise ArgumentError(f"-o {path!r}: what was measured is shown beside on a page, .html.")
 
         def act() -> None:
             from graphsplit.cli import predicting
 
             predicting.validate(
-                target, specs=spec or (), machine=machine, devices=devices, micro_batches=micro_batches, steps=steps
+                target,
+                specs=spec or (),
+                machine=machine,
+                devices=devices,
+                micro_batches=micro_batches,
+                steps=steps,
+                outputs=output or (),
             )
 
-        run(act, lambda: check_call(target, spec or ()))
+        run(act, check)
 
     return validate
 

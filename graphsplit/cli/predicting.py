@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 from collections.abc import Sequence
 from typing import Any
@@ -23,6 +24,7 @@ from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.costs.machine_files import known_machines, machine_text
 from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.placement.sources import StateKeeper
+from graphsplit.placement.timeline import timeline_of
 from graphsplit.prediction.assumptions import amount
 from graphsplit.prediction.microbenchmarks import numpy_of, seconds_of_call
 
@@ -113,7 +115,16 @@ def why_not_ours(path: Any) -> str:
     return "" if not content or MARK.encode() in content[:200] else "was not written by graphsplit calibrate"
 
 
-def validate(target: str, *, specs: Sequence[str], machine: str, devices: int, micro_batches: int, steps: int) -> None:
+def validate(
+    target: str,
+    *,
+    specs: Sequence[str],
+    machine: str,
+    devices: int,
+    micro_batches: int,
+    steps: int,
+    outputs: Sequence[str] = (),
+) -> None:
     """Run steps of a function and print what was predicted beside what was measured."""
     machine_found = machine_of(machine)
     _start(devices)
@@ -132,12 +143,19 @@ def validate(target: str, *, specs: Sequence[str], machine: str, devices: int, m
         f"Measured: {measured * 1e3:.2f} ms a step, the median of {steps} rounds. Predicted: "
         f"{prediction.step_s * 1e3:.2f} ms, {abs(off):.1%} {'more' if off > 0 else 'less'}."
     )
+    recorded = timeline_of(split, *tensors)
+    print(prediction.beside(recorded))
+    for path in outputs:
+        prediction.save(path, measured=recorded)
+        print(f"Written: {path}")
 
 
 def _start(devices: int | None) -> None:
-    """Make logical CPU devices where there are no GPUs."""
+    """Make logical CPU devices where there are no GPUs: each as good as a core, as predictions take them to be."""
     if not has_gpus():
-        use_logical_devices(max(devices or 2, 2), threads_per_device=1)
+        count = devices or 2
+        use_logical_devices(max(count, 2), threads_per_device=1)
+        tf.config.threading.set_inter_op_parallelism_threads(min(count, os.cpu_count() or 1))
 
 
 def _function(target: str, specs: Sequence[str]) -> tuple[Any, list[tf.TensorSpec]]:

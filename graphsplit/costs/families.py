@@ -11,17 +11,19 @@ PASSED_ON = "passed on"
 MATRIX = ("matmul", "convolution", "filter gradient", "input gradient", "recurrent")
 """Products, which run on matrix units where a device has some."""
 
-FAMILIES = (*MATRIX, "elementwise", "reduction", "movement", "other")
-"""All that take time. `movement` is what only copies: cuts, joins, transpositions."""
+FAMILIES = (*MATRIX, "depthwise", "elementwise", "reduction", "movement", "other")
+"""All that take time. `movement` is what only copies: cuts, joins, transpositions. `depthwise` convolutions have no sum
+over channels: they do not run on matrix units, and what they take is mostly reading and writing."""
 
 _MEMBERS = {
     FREE: "Const Placeholder NoOp VarHandleOp Sizes ControlTrigger",
     PASSED_ON: "ExpandDims Identity IdentityN PreventGradient Reshape Squeeze StopGradient ReadVariableOp Copies "
     "CheckNumerics EnsureShape Shape ShapeN Size Rank VariableShape Switch Merge Bitcast LoopCond",
     "matmul": "MatMul BatchMatMul BatchMatMulV2 BatchMatMulV3 Einsum _FusedMatMul",
-    "convolution": "Conv2D Conv3D DepthwiseConv2dNative",
-    "filter gradient": "Conv2DBackpropFilter Conv3DBackpropFilterV2 DepthwiseConv2dNativeBackpropFilter",
-    "input gradient": "Conv2DBackpropInput Conv3DBackpropInputV2 DepthwiseConv2dNativeBackpropInput",
+    "convolution": "Conv2D Conv3D",
+    "filter gradient": "Conv2DBackpropFilter Conv3DBackpropFilterV2",
+    "input gradient": "Conv2DBackpropInput Conv3DBackpropInputV2",
+    "depthwise": "DepthwiseConv2dNative DepthwiseConv2dNativeBackpropFilter DepthwiseConv2dNativeBackpropInput",
     "recurrent": "CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop CudnnRNNBackpropV2 CudnnRNNBackpropV3",
     "elementwise": "Add AddV2 Sub Mul Div RealDiv DivNoNan Maximum Minimum Pow Neg Abs Square Sqrt Rsqrt Reciprocal "
     "Inv Exp Expm1 Log Log1p Sin Cos Tan Tanh Sigmoid Relu Relu6 Elu Selu LeakyRelu Erf Erfc Floor Ceil Round BiasAdd "

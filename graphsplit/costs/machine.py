@@ -66,10 +66,9 @@ class Device:
         Roofline: an insightful visual performance model.)
         """
         is_product = work.family in MATRIX
-        curve = self.curves.get(work.family)
-        if curve:
-            amount = work.flops if is_product else work.bytes
-            return amount / (rate_at(curve, amount) * self._relative(work)) if amount else 0.0
+        curve, amount = self.curves.get(work.family), work.flops if is_product else work.bytes
+        if curve and amount:  # (of a product whose arithmetic no formula is for, at least the bytes are known)
+            return amount / (rate_at(curve, amount) * self._relative(work))
         share = self.attainable.get(work.family, 1.0)
         peaks = self.matrix_flops_per_s if is_product else self.vector_flops_per_s
         peak = peaks.get(work.dtype) or self._slowest(work)

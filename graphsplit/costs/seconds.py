@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,6 +23,8 @@ REFERENCE = Device(
 )
 """The device by which planning compares operations with each other where it is not told another one."""
 
+_NO_WORK_S = 1e-6  # an operation that takes longer does something
+_UNKNOWN = re.compile(r"\[(?:\.\.\.|[\d,]*\?[\d,?]*)\]")  # a shape of which something is not known
 _NOT_TOLD = frozenset({"_class", "_XlaMustCompile", "_output_shapes", "container", "shared_name"})
 
 
@@ -38,6 +42,8 @@ class Costs:
         self.sampled: set[str] = set()
         self.estimated: set[str] = set()
         self._like = _by_type(device)
+        self._open = _of_any_size(device)
+        self._shortest_s = min([_NO_WORK_S, *[sample.seconds for sample in device.samples.values()]])
 
     def seconds(self, work: Work, key: str = "") -> float:
         """Return how long one execution takes: as measured, where it was; else by the rates of its family.
@@ -51,28 +57,63 @@ class Costs:
             return 0.0
         if work.family == PASSED_ON:
             return 0.0 if device.kind == "GPU" else device.overhead_s  # on the host, while kernels run
+        return self.started(self.own_s(work, key))
+
+    def started(self, own_s: float) -> float:
+        """Return how long takes what the device is asked for once, given how long it works for that."""
+        return max(self.device.launch_s, self.device.overhead_s + own_s)
+
+    def own_s(self, work: Work, key: str = "") -> float:
+        """Return how long the device works, without what it takes to start: see `seconds`."""
+        device = self.device
         sample = device.samples.get(key)
         if sample is not None:
             self.sampled.add(key)
-            return max(device.launch_s, device.overhead_s + sample.seconds)
+            return sample.seconds
         if key:
             self.estimated.add(key)
-        own = device.roofline_s(work)
-        near = self._nearest(key.partition(" ")[0], own)
-        if near is not None:
-            own = near.seconds * (own / device.roofline_s(near.work) if device.roofline_s(near.work) else 1.0)
-        return max(device.launch_s, device.overhead_s + own)
+        own, op_type = device.roofline_s(work), key.partition(" ")[0]
+        for pattern, sample in self._open.get(op_type, ()):
+            if pattern.fullmatch(key):
+                return sample.seconds
+        near = self._nearest(op_type, own)
+        if near is None:
+            return own
+        of_near = device.roofline_s(near.work)
+        # what even the shortest takes is no work, and does not grow with it
+        return self._shortest_s + (near.seconds - self._shortest_s) * (own / of_near if of_near else 1.0)
 
     def _nearest(self, op_type: str, roofline_s: float) -> Sample | None:
-        """Return what was measured of an operation of the same type that is about as large."""
-        samples = self._like.get(op_type, ())
-        return min(samples, key=lambda sample: abs(self.device.roofline_s(sample.work) - roofline_s), default=None)
+        """Return what was measured of an operation of the same type that is about as large: by their ratio.
+
+        (By their difference, half of something would be as near to nothing as to it.)
+        """
+
+        def apart(sample: Sample) -> float:
+            own = self.device.roofline_s(sample.work)
+            return abs(math.log(own / roofline_s)) if own and roofline_s else math.inf
+
+        return min(self._like.get(op_type, ()), key=apart, default=None)
 
 
 def _by_type(device: Device) -> dict[str, list[Sample]]:
     found: dict[str, list[Sample]] = {}
     for key, sample in device.samples.items():
-        found.setdefault(key.partition(" ")[0], []).append(sample)
+        if not _UNKNOWN.search(key):  # (what it does is not known, so it is no measure for others)
+            found.setdefault(key.partition(" ")[0], []).append(sample)
+    return found
+
+
+def _of_any_size(device: Device) -> dict[str, list[tuple[re.Pattern[str], Sample]]]:
+    """Return what was measured where TensorFlow did not know the sizes, as in the bodies of loops, by type.
+
+    Whoever knows them asks for others that look the same but for these.
+    """
+    found: dict[str, list[tuple[re.Pattern[str], Sample]]] = {}
+    for key, sample in device.samples.items():
+        if _UNKNOWN.search(key):
+            pattern = re.escape(key).replace(r"\[\.\.\.\]", r"\[[^\]]*\]").replace(r"\?", r"[\d?]+")
+            found.setdefault(key.partition(" ")[0], []).append((re.compile(pattern), sample))
     return found
 
 

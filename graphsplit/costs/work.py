@@ -20,6 +20,25 @@ Described = tuple[Shape | None, tf.DType]
 _OPAQUE = frozenset({tf.resource, tf.variant})
 _STRING_BYTES = 16
 
+_THROUGH_HANDLES = {
+    "AssignAddVariableOp": 2,
+    "AssignSubVariableOp": 2,
+    "ResourceApplyAdam": 6,
+    "ResourceApplyAdaMax": 6,
+    "ResourceApplyAdagrad": 4,
+    "ResourceApplyAdagradV2": 4,
+    "ResourceApplyGradientDescent": 2,
+    "ResourceApplyKerasMomentum": 4,
+    "ResourceApplyMomentum": 4,
+    "ResourceApplyRMSProp": 6,
+    "ResourceGather": 1,
+    "ResourceScatterAdd": 2,
+    "ResourceScatterSub": 2,
+    "ResourceScatterUpdate": 1,
+}
+"""Operations that read or write variables through handles, which have no size, and how many times as many bytes as
+their largest tensor has that is: of Adam's step, the variable and both of its slots, each read and written."""
+
 
 @dataclass(frozen=True)
 class Work:
@@ -68,9 +87,18 @@ def work_of(
         return Work(family, dtype)
     found = [[_known(shape, unknown_size) for shape, _ in side] for side in (inputs, outputs)]
     flops = count_flops(op_type, attr, *found) or 0
-    moved = sum([bytes_of(described, unknown_size) for described in (*inputs, *outputs)])
+    moved = bytes_moved(op_type, [bytes_of(described, unknown_size) for described in (*inputs, *outputs)])
     is_least = unknown_size is None and not all(map(is_known, (*inputs, *outputs)))
     return Work(family, dtype, flops, moved, is_least)
+
+
+def bytes_moved(op_type: str, sizes: Sequence[int]) -> int:
+    """Return how many bytes an operation reads and writes, given those of all that it reads and makes.
+
+    >>> bytes_moved("AssignSubVariableOp", [0, 400])
+    1200
+    """
+    return sum(sizes) + _THROUGH_HANDLES.get(op_type, 0) * max(sizes, default=0)
 
 
 def is_known(described: Described) -> bool:

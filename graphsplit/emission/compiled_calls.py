@@ -27,6 +27,7 @@ class CompiledNodes:
       outputs, effects: as they are named now.
       inside: the call that each node of a cluster became part of.
       given: of each call, the references that it reads, as they were named.
+      returned: of each call, those that it returns, as they were named.
     """
 
     nodes: tuple[Any, ...]
@@ -35,6 +36,7 @@ class CompiledNodes:
     effects: tuple[str, ...]
     inside: Mapping[str, str]
     given: Mapping[str, Sequence[str]]
+    returned: Mapping[str, Sequence[str]]
 
 
 def compile_clusters(
@@ -110,6 +112,7 @@ class _Writer:
             tuple(dict.fromkeys(self._reference(f"^{effect}")[1:] for effect in effects)),
             {name: self._calls[c] for name, c in self._cluster_of.items()},
             given,
+            dict(zip(self._calls, returned, strict=True)),
         )
 
     def _call_name(self, cluster: Cluster) -> str:

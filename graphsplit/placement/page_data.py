@@ -18,7 +18,7 @@ from graphsplit.placement.routes import Kinds, routes_of, way_text, ways_text
 from graphsplit.placement.tables import format_flops
 from graphsplit.planning.amounts import count_text, format_bytes
 
-_FLOPS_PER_SECOND, _BYTES_PER_SECOND, _SECONDS_PER_OP = 1e12, 1e10, 1e-6  # of the order of one GPU
+_MACHINES = {"GPU": "dgx-a100", "CPU": "cpu"}  # by whose costs the longest chain is found, by kind of device
 _LARGEST = 25  # tensors that the page names one by one
 
 
@@ -31,9 +31,8 @@ def page_data(placement: PlacementGraph) -> dict[str, Any]:
     colors = device_colors(devices)
     index = {device: i for i, device in enumerate(devices)} | {"": -1}
     lane_of = lanes_of(placement.ops.values())
-    critical = placement.critical_path(
-        flops_per_second=_FLOPS_PER_SECOND, bytes_per_second=_BYTES_PER_SECOND, seconds_per_op=_SECONDS_PER_OP
-    )
+    machine = _MACHINES["GPU" if any("GPU" in device for device in devices) else "CPU"]
+    critical = placement.critical_path(machine=machine)
     paths = page_paths(placement)
     return {
         "title": placement.title,
@@ -46,7 +45,7 @@ def page_data(placement: PlacementGraph) -> dict[str, Any]:
         "variables": {number[op.name]: op.variable for op in placement.ops.values() if op.variable},
         "folded": folded_scopes(placement, paths),
         "critical": [number[name] for name in critical.ops],
-        "criticalText": _critical_text(critical),
+        "criticalText": _critical_text(critical, machine),
         "edges": [x for e in placement.edges for x in (number[e.source], number[e.target], int(e.control))],
         **_transfers(placement, index, number),
         "largest": _largest(placement, number, paths),
@@ -158,13 +157,12 @@ def _largest(placement: PlacementGraph, number: Mapping[str, int], paths: Mappin
     ]
 
 
-def _critical_text(path: CriticalPath) -> str:
+def _critical_text(path: CriticalPath, machine: str) -> str:
     """Return the critical path in a sentence, with what it rests on."""
     return (
         f"{len(path.ops)} operations wait for each other: {format_flops(path.flops)}, "
-        f"{format_bytes(path.transfer_bytes)} sent, {path.seconds * 1e3:.3g} ms if a device computes "
-        f"{format_flops(int(_FLOPS_PER_SECOND))} and a link carries {format_bytes(int(_BYTES_PER_SECOND))} a second, "
-        f"and starting an operation takes {_SECONDS_PER_OP * 1e6:.0f} us."
+        f"{format_bytes(path.transfer_bytes)} sent, {path.seconds * 1e3:.3g} ms by what gs.predict takes operations "
+        f"and links of the machine {machine!r} to need, without queues; not measured."
     )
 
 

@@ -11,6 +11,7 @@ from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.gateways import check_gateways
 from graphsplit.planning.moves import find_moves
 from graphsplit.planning.phases import check_phases
+from graphsplit.planning.plan_comparison import compare
 from graphsplit.planning.plan_text import describe
 from graphsplit.planning.scheduling import check_order
 from graphsplit.planning.sharding_checks import check_size, check_step
@@ -65,6 +66,17 @@ class Plan(Decisions):
             raise CheckError("A bucket holds moves between different places.")
         if any(move.kind != "broadcast" and move.source != PARTIAL_SUM for move in bucketed):
             raise CheckError("A bucket holds moves that cannot be made as one.")
+
+    def compare(self, other: Plan) -> str:
+        """Return what is different in another plan of the same function: what devices compute, send and hold."""
+        return compare(self, other)
+
+    def explain(self) -> str:
+        """Return why it is as it is: one sentence a line for each thing that is not what one would expect.
+
+        For `plan="auto"` these are what was chosen, what it was compared with, and on what that rests.
+        """
+        return "\n".join(self.notes)
 
     def __str__(self) -> str:
         return describe(self)

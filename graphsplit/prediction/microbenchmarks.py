@@ -6,6 +6,7 @@ longer: what a call takes besides is in both.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -19,6 +20,7 @@ _SHORT, _LONG, _LONGEST = 4, 12, 400
 _CHAIN_S = 0.01  # that the longer chain takes, about
 _TINY_LONG = 1200
 _ROUNDS, _ROUND_S = 5, 0.05
+_SLOWDOWN_ROUNDS = 3
 _ENOUGH_S = 0.5  # of rounds: slow calls are timed twice
 _SIDES = (32, 64, 128, 256, 512, 1024)
 _IMAGES = ((2, 8, 16), (8, 8, 32), (8, 16, 64), (8, 32, 64), (4, 16, 256))  # rows, side, channels
@@ -52,9 +54,9 @@ def numpy_of(result: Any) -> None:
 
 def seconds_of_step(step: Step, x: tf.Tensor, device: str, longer: int = 0) -> float:
     """Return how long one operation takes on a device: the slope between chains of two lengths."""
-    short = seconds_of_call(_chain(step, x, [device] * _SHORT))
+    short = _seconds_of_chain(step, x, [device] * _SHORT)
     longer = longer or max(_LONG, min(_LONGEST, int(_CHAIN_S / short * _SHORT)))
-    long = seconds_of_call(_chain(step, x, [device] * longer))
+    long = _seconds_of_chain(step, x, [device] * longer)
     # (a slope below a part of the mean is noise)
     return max((long - short) / (longer - _SHORT), long / longer / 4)
 
@@ -72,11 +74,16 @@ def _chain(step: Step, x: tf.Tensor, devices: Sequence[str]) -> Callable[[], Any
         concrete = tf.function(run, autograph=False).get_concrete_function(x)
         concrete(x)
 
-    def call() -> Any:
-        with _as_written():
-            return concrete(x)
+    return lambda: concrete(x)
 
-    return call
+
+def _seconds_of_chain(step: Step, x: tf.Tensor, devices: Sequence[str]) -> float:
+    """Return how long a call of a chain takes.
+
+    The optimizer is off around all calls: to turn it off and on for each takes longer than a call.
+    """
+    with _as_written():
+        return seconds_of_call(_chain(step, x, devices))
 
 
 class _as_written:  # noqa: N801  # used like a function
@@ -97,7 +104,7 @@ def overhead_s(device: str) -> float:
 
 def call_s(device: str) -> float:
     """Return what a call of a function takes that has next to nothing to do."""
-    return seconds_of_call(_chain(lambda v: v + 1.0, tf.constant([1.0]), [device]))
+    return _seconds_of_chain(lambda v: v + 1.0, tf.constant([1.0]), [device])
 
 
 def latency_s(first: str, second: str, entries: int = 1) -> float:
@@ -105,8 +112,8 @@ def latency_s(first: str, second: str, entries: int = 1) -> float:
     x = tf.ones([entries])
     alternating = [first, second] * (_TINY_LONG // 4)
     lengths = (len(alternating) // 4, len(alternating))
-    apart = [seconds_of_call(_chain(lambda v: v + 1.0, x, alternating[:n])) for n in lengths]
-    together = [seconds_of_call(_chain(lambda v: v + 1.0, x, [first] * n)) for n in lengths]
+    apart = [_seconds_of_chain(lambda v: v + 1.0, x, alternating[:n]) for n in lengths]
+    together = [_seconds_of_chain(lambda v: v + 1.0, x, [first] * n) for n in lengths]
     slopes = [(pair[1] - pair[0]) / (lengths[1] - lengths[0]) for pair in (apart, together)]
     return max(slopes[0] - slopes[1], 1e-7)
 
@@ -116,6 +123,7 @@ def curves(device: str, overhead: float) -> dict[str, Curve]:
     return {
         "matmul": _curve([_matmul(device, side, overhead) for side in _SIDES]),
         **{family: _curve([_convolution(family, device, image, overhead) for image in _IMAGES]) for family in _KINDS},
+        "depthwise": _curve([_depthwise(device, image, overhead) for image in _IMAGES]),
         **{
             family: _curve([_moved(step, device, entries, overhead, moved) for entries in _ENTRIES])
             for family, (step, moved) in _PLAIN.items()
@@ -170,6 +178,16 @@ def _convolution(family: str, device: str, image: tuple[int, int, int], overhead
     return flops, flops / max(seconds - overhead, 0.2 * seconds)
 
 
+def _depthwise(device: str, image: tuple[int, int, int], overhead: float) -> tuple[float, float]:
+    """Return the bytes that a depthwise convolution with the usual filter of 3 x 3 reads and writes, and its rate."""
+    rows, side, channels = image
+    w = tf.ones([3, 3, channels, 1]) / 9
+    x = tf.ones([rows, side, side, channels])
+    seconds = seconds_of_step(lambda v: tf.nn.depthwise_conv2d(v, w, [1, 1, 1, 1], "SAME"), x, device)
+    count = 4.0 * 2 * rows * side**2 * channels
+    return count, count / max(seconds - overhead, 0.2 * seconds)
+
+
 _PLAIN: dict[str, tuple[Step, int]] = {
     "elementwise": (lambda v: v * 1.0001, 2),
     "reduction": (lambda v: v + tf.reduce_sum(v), 3),  # the sum reads once, what follows reads and writes
@@ -183,23 +201,31 @@ def _moved(step: Step, device: str, entries: int, overhead: float, moved: int) -
     return count, count / max(seconds - overhead, 0.2 * seconds)
 
 
-def slowdown(devices: Sequence[str]) -> tuple[float, ...]:
-    """Return how many times as long a product takes while 1, 2, ... devices work."""
+def slowdown(devices: Sequence[str], threads: int) -> tuple[float, ...]:
+    """Return how many times as long a product takes while 1, 2, ... threads work, on devices of their own if possible.
+
+    Where each operation has all cores to itself, two at a time take twice as long; never more, as one could run after
+    the other. Each round measures all: what else a machine does is the same for them.
+    """
+    calls = [_products_at_once(devices, count) for count in range(1, threads + 1)]
+    rounds = [[seconds_of_call(call) for call in calls] for _ in range(_SLOWDOWN_ROUNDS)]
+    ratios = [statistics.median([times[k] / times[0] for times in rounds]) for k in range(threads)]
+    return tuple([min(max(1.0, ratio), float(count)) for count, ratio in enumerate(ratios, 1)])
+
+
+def _products_at_once(devices: Sequence[str], count: int) -> Callable[[], Any]:
+    """Return a call of so many chains of products that do not wait for each other."""
     x = tf.ones([512, 512]) / 512
 
-    def run_on(count: int) -> float:
-        def run(value: tf.Tensor) -> list[tf.Tensor]:
-            found = []
-            for device in devices[:count]:
-                with tf.device(device):
-                    own = value
-                    for _ in range(_LONG):
-                        own = tf.linalg.matmul(own, value)
-                    found.append(tf.reduce_sum(own))
-            return found
+    def run(value: tf.Tensor) -> list[tf.Tensor]:
+        found = []
+        for k in range(count):
+            with tf.device(devices[k % len(devices)]):
+                own = value
+                for _ in range(_LONG):
+                    own = tf.linalg.matmul(own, value)
+                found.append(tf.reduce_sum(own))
+        return found
 
-        called = tf.function(run, autograph=False)
-        return seconds_of_call(lambda: called(x))
-
-    alone = run_on(1)
-    return tuple([max(1.0, run_on(count) / alone) for count in range(1, len(devices) + 1)])
+    called = tf.function(run, autograph=False)
+    return lambda: called(x)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.intervals import covered
 from graphsplit.costs.machine import Machine
+from graphsplit.placement.recorded_steps import RecordedStep
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import Memory
 from graphsplit.prediction.graph_tasks import GraphTasks, Placed
 from graphsplit.prediction.replay import Schedule
+
+_SHOWN = 10
 
 
 @dataclass(frozen=True)
@@ -61,6 +64,10 @@ class PredictedStep:
       memory: what each device holds, by device.
       layout: of the variables, `sharded`; "" for as they lie.
       unknown: sentences on what is known only when it runs: then the step takes at least `step_s`.
+      assumptions: on what it rests.
+      stands_for: how many devices those of the plan stand for; 0: they are all there are.
+      sizes: the least and the most that sizes count as that follow from data; None if there are none, or no most.
+      most: the same step where they are largest; None as for `sizes`.
     """
 
     title: str
@@ -70,13 +77,28 @@ class PredictedStep:
     layout: str = ""
     unknown: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = field(default=(), repr=False)
+    stands_for: int = 0
+    sizes: tuple[int, int] | None = None
+    most: PredictedStep | None = field(default=None, repr=False)
     _tasks: GraphTasks = field(repr=False, kw_only=True)
     _schedule: Schedule = field(repr=False, kw_only=True)
 
     @property
+    def used(self) -> int:
+        """How many devices of the machine are used."""
+        return self.stands_for or len(self.plan.devices)
+
+    @property
     def step_s(self) -> float:
-        """Seconds from a call to its results."""
+        """Seconds from a call to its results; the least, where sizes follow from data."""
         return self.machine.host.call_s + self._schedule.seconds
+
+    @property
+    def most_s(self) -> float | None:
+        """The most that the step takes, where sizes follow from data; None if nothing says how large they can be."""
+        if self.most is not None:
+            return None if self.most.unknown else self.most.step_s
+        return None if self.unknown else self.step_s
 
     @functools.cached_property
     def memory_bytes(self) -> dict[str, int]:
@@ -131,7 +153,7 @@ class PredictedStep:
     @property
     def sent_bytes(self) -> int:
         """The bytes that are sent between devices."""
-        return sum(placed.bytes for placed in self._tasks.placed if placed.kind == "send")
+        return self._tasks.sent_bytes
 
     @functools.cached_property
     def limit(self) -> str:
@@ -161,9 +183,25 @@ class PredictedStep:
             lines.append(f"  {what}: {own}, against {others}")
         return "\n".join(lines)
 
+    def beside(self, measured: RecordedStep) -> str:
+        """Return what was predicted beside what was measured: the step, and the operations that take most of it."""
+        lines = [
+            f"{self._named()}: predicted {self.step_s * 1e3:.2f} ms, recorded {measured.duration_s * 1e3:.2f} ms "
+            "from the first operation to the last (steps are slower while they are recorded)"
+        ]
+        mine, theirs = _seconds_by_type(self.events), dict[str, float]()
+        for event in measured.events:
+            theirs[event.type] = theirs.get(event.type, 0.0) + event.duration_s
+        most = sorted({**mine, **theirs}, key=lambda name: -max(mine.get(name, 0.0), theirs.get(name, 0.0)))
+        for name in most[:_SHOWN]:
+            lines.append(
+                f"  {name}: predicted {mine.get(name, 0.0) * 1e3:.2f} ms, recorded {theirs.get(name, 0.0) * 1e3:.2f} ms"
+            )
+        return "\n".join(lines)
+
     def _named(self) -> str:
         layout = f", variables {self.layout}" if self.layout else ""
-        return f"{len(self.plan.devices)} of {self.machine.name}{layout}"
+        return f"{self.used} of {self.machine.name}{layout}"
 
     def _longest(self, how: str) -> str:
         device = max(self.shares, key=lambda device: getattr(self.shares[device], how))
@@ -173,7 +211,17 @@ class PredictedStep:
     def over(self, limit: float | None = None) -> dict[str, int]:
         """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
         most = self.machine.device.memory_bytes if limit is None else limit
-        return {device: count for device, count in self.memory_bytes.items() if count > most}
+        held = (self.most or self).memory_bytes
+        return {device: count for device, count in held.items() if count > most}
+
+
+def _seconds_by_type(events: Sequence[Event]) -> dict[str, float]:
+    """Return how long operations of each type run, on all devices; what is sent is none."""
+    found: dict[str, float] = {}
+    for event in events:
+        if "->" not in event.place:
+            found[event.type] = found.get(event.type, 0.0) + event.end_s - event.start_s
+    return found
 
 
 def _what(placed: Placed) -> list[str]:

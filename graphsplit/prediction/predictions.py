@@ -4,20 +4,26 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 from graphsplit.core import forms
 from graphsplit.core.devices import short_name
+from graphsplit.core.errors import ArgumentError
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.seconds import Costs
 from graphsplit.emission.emitter import emit
+from graphsplit.placement.recorded_steps import RecordedStep
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction import views
 from graphsplit.prediction.assumptions import assumptions_of
 from graphsplit.prediction.buffers import Memory, live_memory, with_state
-from graphsplit.prediction.graph_tasks import tasks_of
+from graphsplit.prediction.compiled_work import ASSUMED as COMPILED
+from graphsplit.prediction.graph_tasks import GraphTasks
+from graphsplit.prediction.growth import Counts, grown
 from graphsplit.prediction.predicted_step import PredictedStep, percent
 from graphsplit.prediction.replay import replay
+from graphsplit.prediction.task_writing import tasks_of
 
 SUFFIXES = (".html", ".json", ".png")
 
@@ -25,30 +31,35 @@ SUFFIXES = (".html", ".json", ".png")
 class Prediction(PredictedStep):
     """What a step takes on a machine. Nothing has run. `print` it, `save` it, ask it."""
 
-    def save(self, path: str | os.PathLike[str]) -> None:
+    def save(self, path: str | os.PathLike[str], *, measured: RecordedStep | None = None) -> None:
         """Write the predicted timeline: `.html` a page, `.json` for ui.perfetto.dev, `.png` a picture.
 
+        Args:
+          path: the file.
+          measured: what `timeline_of` recorded of the same function: the page shows it below what was predicted.
+
         Raises:
-          ArgumentError: for another suffix.
+          ArgumentError: for another suffix, or with `measured` for another file than a page.
           UnsupportedError: for a picture, if matplotlib is not installed.
           StorageError: if writing fails, or `path` holds what graphsplit has not written; that is left as it was.
         """
         path = os.fspath(path)
         forms.check_suffix(path, "a prediction", SUFFIXES)
         suffix = forms.suffix_of(path)
+        if measured is not None and suffix != ".html":
+            raise ArgumentError(f"{path!r} with measured=...: what was measured is shown beside on a page, .html.")
         if suffix == ".json":
             forms.write_json(path, views.chrome_trace(self))
         elif suffix == ".html":
-            forms.write(path, views.page(self).encode())
+            forms.write(path, views.page(self, measured).encode())
         else:
             forms.write_figure(path, views.figure(self))
 
     def __str__(self) -> str:
         lines = [
-            f"Prediction of {self.title} on {len(self.plan.devices)} of {self.machine.name}"
+            f"Prediction of {self.title} on {self.used} of {self.machine.name}"
             + (f", variables {self.layout}" if self.layout else ""),
-            f"  a step takes {'at least ' if self.unknown else ''}{_seconds(self.step_s)}; "
-            f"{format_bytes(self.sent_bytes)} are sent between devices",
+            f"  a step takes {self._seconds()}; {format_bytes(self.sent_bytes)} are sent between devices",
             f"  limited by {self.limit}",
         ]
         shown = list(self.memory)
@@ -60,14 +71,53 @@ class Prediction(PredictedStep):
                 f"{format_bytes(memory.state_bytes)} variables, {format_bytes(memory.argument_bytes)} arguments, "
                 f"{format_bytes(memory.live_bytes)} alive at the peak"
             )
-        lines += [f"  ... and {len(shown) - 8} more devices"] if len(shown) > 8 else []
+        left = max(len(shown), self.used) - 8
+        lines += [f"  ... and {left} more devices"] if left > 0 and len(shown) >= 8 else []
         over = self.over()
         if over:
             names = ", ".join(f"{device} {format_bytes(count)}" for device, count in list(over.items())[:4])
             has = format_bytes(int(self.machine.device.memory_bytes))
             lines.append(f"  does not fit: {names}, and each has {has}")
+        if self.sizes is not None:
+            low, high = self.sizes
+            lines.append(f"  sizes that follow from data count as {low} to {high}; unknown_size=... says it better")
         lines += [f"  known only when it runs: {text}" for text in self.unknown[:4]]
         return "\n".join([*lines, "This rests on:", *[f"  {text}" for text in self.assumptions]])
+
+    def _seconds(self) -> str:
+        if self.most is None:
+            return f"{'at least ' if self.unknown else ''}{_seconds(self.step_s)}"
+        return f"{_seconds(self.step_s)} to {'more than ' if self.unknown else ''}{_seconds(self.most.step_s)}"
+
+
+@dataclass(frozen=True)
+class Planned:
+    """A plan with what its devices have to do.
+
+    Attributes:
+      plan: its devices are some of the machine's; the sizes of its arguments are known.
+      tasks: of the graph that is emitted for it.
+      state: bytes of variables, by device.
+      assumptions: on what the times of the tasks rest.
+    """
+
+    plan: Plan
+    tasks: GraphTasks
+    state: Mapping[str, int]
+    assumptions: tuple[str, ...]
+
+
+def planned_tasks(plan: Plan, machine: Machine, state: Mapping[str, int], unknown_size: int | None = None) -> Planned:
+    """Return what the devices of a machine have to do for the graph that is emitted for a plan."""
+    costs = Costs(machine.device, unknown_size)
+    tasks = tasks_of(plan, emit(plan), machine, costs)
+    compiled = (COMPILED,) if plan.jit_compile else ()
+    return Planned(plan, tasks, state, (*assumptions_of(machine, costs), *compiled))
+
+
+def between(least: Prediction, most: Prediction, sizes: tuple[int, int]) -> Prediction:
+    """Return the prediction of a step in which sizes follow from data, given those with the least and largest sizes."""
+    return replace(least, sizes=sizes, most=most, unknown=most.unknown)
 
 
 def predict_plan(
@@ -89,10 +139,29 @@ def predict_plan(
       layout: what to call the variables' layout.
       unknown_size: what sizes count as that follow from data.
     """
-    costs = Costs(machine.device, unknown_size)
-    tasks = tasks_of(plan, emit(plan), machine, costs)
+    return replayed(planned_tasks(plan, machine, state, unknown_size), machine, title=title, layout=layout)
+
+
+def predict_many(
+    few: Planned, more: Planned, machine: Machine, counts: Counts, *, title: str, layout: str = ""
+) -> Prediction:
+    """Return what a plan takes for many devices, told by those for few and some more of them: see `growth`."""
+    group_of = machine.host_of if machine.hosts > 1 else str
+    found = grown(few.tasks, more.tasks, counts, group_of, machine.device.launch_s)
+    state = {d: round(counts.fitted(size, more.state.get(d, size))) for d, size in few.state.items()}
+    said = (
+        f"{counts.few} of {counts.many} devices stand for all: what grows with their number is told by {counts.few} "
+        f"and {counts.more} of them ({found.matched:.0%} of the time is in both)"
+    )
+    planned = replace(few, tasks=found.tasks, state=state, assumptions=(*few.assumptions, said))
+    return replayed(planned, machine, title=title, layout=layout, stands_for=counts.many)
+
+
+def replayed(planned: Planned, machine: Machine, *, title: str, layout: str = "", stands_for: int = 0) -> Prediction:
+    """Return the prediction of what devices have to do."""
+    plan, tasks = planned.plan, planned.tasks
     schedule = replay(tasks.tasks, tasks.resources)
-    memory = with_state(live_memory(tasks.buffers, schedule), state, tasks.arguments)
+    memory = with_state(live_memory(tasks.buffers, schedule), planned.state, tasks.arguments)
     ordered = {device: memory.get(device, Memory()) for device in dict.fromkeys([*plan.devices, *sorted(memory)])}
     return Prediction(
         title,
@@ -101,7 +170,8 @@ def predict_plan(
         ordered,
         layout,
         tasks.unknown,
-        assumptions_of(machine, costs),
+        planned.assumptions,
+        stands_for,
         _tasks=tasks,
         _schedule=schedule,
     )

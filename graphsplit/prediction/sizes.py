@@ -37,12 +37,17 @@ class Sizes:
         self._graph = graph
         self._nodes = nodes
         self._found: dict[str, Outputs] = {}
+        self._of_ops: dict[tuple[int, int | None], Outputs] = {}
         for name in order:
             self._found[name] = self._outputs(nodes[name])
 
     def __getitem__(self, name: str) -> Outputs:
         """Return what a node makes."""
         return self._found[name]
+
+    def add(self, name: str, references: Sequence[str]) -> None:
+        """Let a node that is not in the graph make what some references name: a call in place of others."""
+        self._found[name] = [self.of(reference) for reference in references]
 
     def of(self, reference: str) -> Described:
         """Return the tensor that a reference names."""
@@ -71,8 +76,12 @@ class Sizes:
 
         return value
 
-    @functools.cache  # noqa: B019  # as long as the prediction takes
     def _of_op(self, position: int, shard: int | None) -> Outputs:
+        if (position, shard) not in self._of_ops:
+            self._of_ops[position, shard] = self._shapes_of_op(position, shard)
+        return self._of_ops[position, shard]
+
+    def _shapes_of_op(self, position: int, shard: int | None) -> Outputs:
         op, step = self._plan.program.ops[position], self._plan.steps[position]
         if shard is None or step.shards is None:
             return described(op.out_shapes, op.out_dtypes)
@@ -99,6 +108,21 @@ def on_shard(shape: Shape | None, layout: Layout, rows: tuple[int, ...], d: int)
 @functools.lru_cache(100_000)
 def _own(layout: Shard, rows: tuple[int, ...], d: int) -> int:
     return layout.own(rows, d)
+
+
+def alike(plan: Plan) -> list[int]:
+    """Return a number for each shard: the same for those that have as much of everything that is cut.
+
+    Shards with as many rows may still differ: slices of an axis that does not divide are no rows.
+    """
+    cuts: dict[Shard, None] = {}
+    for step in plan.steps:
+        layouts = (*step.shards.wants, *step.shards.gives) if step.shards else ()
+        cuts.update(dict.fromkeys([layout for layout in layouts if isinstance(layout, Shard)]))
+    sizes = [[sum(counts) for counts in zip(*cut.pieces(plan.rows), strict=True)] for cut in cuts]
+    columns = list(zip(*sizes, strict=True)) if sizes else [()] * plan.mesh.shards
+    numbers: dict[tuple[int, ...], int] = {}
+    return [numbers.setdefault(column, len(numbers)) for column in columns]
 
 
 def shapes_on(

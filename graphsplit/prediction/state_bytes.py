@@ -1,7 +1,10 @@
-"""What variables take on each device, as they lie."""
+"""What variables and captured tensors take on each device, as they lie."""
 
 from __future__ import annotations
 
+import tensorflow as tf
+
+from graphsplit.core.layouts import Cut, Division
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.planning.state import State
 from graphsplit.program.program import Program
@@ -9,7 +12,7 @@ from graphsplit.tracing.trace import Trace
 
 
 def state_bytes(trace: Trace, program: Program, state: State, home: str) -> dict[str, int]:
-    """Return the bytes of the variables that a function captured, by device.
+    """Return the bytes of the variables and tensors that a function captured, by device.
 
     Args:
       trace: of the function.
@@ -17,17 +20,22 @@ def state_bytes(trace: Trace, program: Program, state: State, home: str) -> dict
       home: the device of those of which nothing is said.
     """
     held = _held(trace)
+    names = [trace.program.ops[position].name for position in trace.program.captures]
     origins = state.parts or tuple([(k, 0) for k in range(len(program.captures))])
-    parts: dict[int, int] = {}
-    for k, _ in origins:
-        parts[k] = parts.get(k, 0) + 1
     found: dict[str, int] = {}
-    for position, (k, _) in zip(program.captures, origins, strict=True):
+    for position, (k, part) in zip(program.captures, origins, strict=True):
         device = state.devices.get(program.ops[position].name) or home
-        size = held[k] if k in state.copied else -(-held[k] // parts[k])
+        size = _of_part(held[k], state.divisions.get(names[k]) if state.parts else None, part)
         if size:
             found[device] = found.get(device, 0) + size
     return found
+
+
+def _of_part(size: int, division: Division | None, part: int) -> int:
+    """Return the bytes of a part: of a copy all, of a slice in proportion to its length."""
+    if not isinstance(division, Cut):
+        return size
+    return size * division.lengths[part] // max(sum(division.lengths), 1)
 
 
 def _held(trace: Trace) -> list[int]:
@@ -36,7 +44,9 @@ def _held(trace: Trace) -> list[int]:
     found = []
     for position in trace.program.captures:
         tensor = names.get(trace.program.ops[position].name)
-        value = resource_value(tensor) if tensor is not None and tensor.dtype == "resource" else None
+        value = None if tensor is None else (tensor.dtype, tensor.shape)
+        if tensor is not None and tensor.dtype == tf.resource:
+            value = resource_value(tensor)
         count = value[1].num_elements() if value is not None and value[1].is_fully_defined() else None
-        found.append(0 if value is None or count is None else int(count) * int(value[0].size))
+        found.append(0 if value is None or count is None else int(count) * int(value[0].size or 0))
     return found

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from graphsplit.core.devices import short_name
@@ -10,9 +11,11 @@ from graphsplit.core.extras import figure_class
 from graphsplit.placement.colors import COLORS
 from graphsplit.placement.pages import fill_page
 from graphsplit.placement.questions import natural_order
+from graphsplit.placement.recorded_steps import RecordedStep
 from graphsplit.prediction.predicted_step import PredictedStep
 
 _SENT = "#7f7f7f"
+_MEASURED = "#4d4d4d"
 
 
 def places_of(prediction: PredictedStep) -> list[str]:
@@ -61,43 +64,66 @@ def chrome_trace(prediction: PredictedStep) -> dict[str, Any]:
     return {"traceEvents": trace, "displayTimeUnit": "ms", "otherData": about}
 
 
-def page(prediction: PredictedStep) -> str:
-    """Return the predicted timeline as one self-contained page."""
+def page(prediction: PredictedStep, measured: RecordedStep | None = None) -> str:
+    """Return the predicted timeline as one self-contained page; what was measured, if it was, below each device."""
     places = places_of(prediction)
     number, types = {place: i for i, place in enumerate(places)}, dict[str, int]()
-    colors = _colors(places)
-    events = [
-        [
-            number[event.place],
-            types.setdefault(event.type, len(types)),
-            round(event.start_s, 9),
-            round(event.end_s, 9),
-            event.name,
-            event.bytes,
-        ]
-        for event in prediction.events
-    ]
+    rows = [[_Row(place, color)] for place, color in zip(places, _colors(places), strict=True)]
+    for event in prediction.events:
+        kind = types.setdefault(event.type, len(types))
+        own = [kind, round(event.start_s, 9), round(event.end_s, 9), event.name, event.bytes]
+        rows[number[event.place]][0].events.append(own)
+    if measured is not None:
+        _put_below(rows, number, measured, types)
+    shown = [row for together in rows for row in together]
     memory = [
         {
             "name": short_name(device),
             "most": own.peak_bytes,
-            "color": colors[number[short_name(device)]],
+            "color": rows[number[short_name(device)]][0].color,
             "steps": own.steps,
         }
         for device, own in prediction.memory.items()
     ]
-    end = max([event.end_s for event in prediction.events], default=0.0)
     data = {
-        "seconds": end,
-        "places": places,
-        "colors": colors,
+        "seconds": max([float(event[2]) for row in shown for event in row.events], default=0.0),
+        "places": [row.name for row in shown],
+        "colors": [row.color for row in shown],
         "types": list(types),
-        "events": events,
+        "events": [[k, *event] for k, row in enumerate(shown) for event in row.events],
         "memory": memory,
     }
-    note = "Predicted, not measured. Drag to move, turn the wheel to zoom, double-click for all of it."
+    what = "Predicted, not measured." if measured is None else "Predicted, and below each device measured."
+    note = f"{what} Drag to move, turn the wheel to zoom, double-click for all of it."
     title = f"Prediction of {prediction.title} on {prediction.machine.name}"
-    return fill_page("page_of_times", ("view.js",), title, data, {"note": note, "text": str(prediction)})
+    text = str(prediction) if measured is None else f"{prediction.beside(measured)}\n\n{prediction}"
+    return fill_page("page_of_times", ("view.js",), title, data, {"note": note, "text": text})
+
+
+@dataclass(frozen=True)
+class _Row:
+    """A row of the page: events without their row."""
+
+    name: str
+    color: str
+    events: list[list[Any]] = field(default_factory=list)
+
+
+def _put_below(rows: list[list[_Row]], number: dict[str, int], measured: RecordedStep, types: dict[str, int]) -> None:
+    """Add rows of what each thread of a device did, below what it was predicted to do."""
+    below: dict[tuple[str, int], _Row] = {}
+    for event in measured.events:
+        place, key = short_name(event.device), (event.device, event.thread)
+        if place not in number:
+            number[place] = len(rows)
+            rows.append([])
+        if key not in below:
+            is_first = not any(device == event.device for device, _ in below)
+            below[key] = _Row(f"{place} measured" if is_first else "", _MEASURED)
+            rows[number[place]].append(below[key])
+        kind = types.setdefault(event.type, len(types))
+        end = round(event.start_s + event.duration_s, 9)
+        below[key].events.append([kind, round(event.start_s, 9), end, event.name, 0])
 
 
 def figure(prediction: PredictedStep) -> Any:

@@ -68,16 +68,17 @@ def _matmul(attr: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int:
 
 
 def _einsum(attr: Callable[[str], Any], inputs: Shapes, _: Shapes) -> int:
-    """Multiply the sizes of all labels; broadcast dimensions (`...`) are not followed."""
-    equation = attr("equation").s.decode()
-    operands = equation.split("->")[0].split(",")
-    if "." in equation:
-        raise _UnknownError
-    sizes = {
-        label: _dim(shape, axis)
-        for labels, shape in zip(operands, inputs, strict=True)
-        for axis, label in enumerate(labels)
-    }
+    """Multiply the sizes of all labels, and of the broadcast axes (`...`), which are aligned at their right ends."""
+    operands = attr("equation").s.decode().replace(" ", "").split("->")[0].split(",")
+    sizes: dict[str | int, int] = {}
+    for labels, shape in zip(operands, inputs, strict=True):
+        if shape is None:
+            raise _UnknownError
+        head, dots, tail = labels.partition("...")
+        spare = len(shape) - len(head) - len(tail) if dots else 0
+        named: list[str | int] = [*head, *range(spare, 0, -1), *tail]
+        for axis, label in enumerate(named):
+            sizes[label] = max(sizes.get(label, 1), _dim(shape, axis))
     return (2 if len(operands) > 1 else 1) * math.prod(sizes.values())
 
 
@@ -89,6 +90,17 @@ def _convolution(which: str) -> Callable[[Callable[[str], Any], Shapes, Shapes],
         result = outputs[0] if which == "forward" else inputs[2]
         channels = -1 if not attr("data_format").s.startswith(b"NC") else 1
         return 2 * _size(filters) * (_size(result) // max(_dim(result, channels), 1))
+
+    return count
+
+
+def _depthwise(which: str) -> Callable[[Callable[[str], Any], Shapes, Shapes], int]:
+    """Two for each place of the filter and each number of the result: no sum goes over channels."""
+
+    def count(_: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int:
+        filters = {"forward": inputs[1], "input": inputs[1], "filter": outputs[0]}[which]
+        result = outputs[0] if which == "forward" else inputs[2]
+        return 2 * _dim(filters, 0) * _dim(filters, 1) * _size(result)
 
     return count
 
@@ -127,6 +139,9 @@ _FORMULAS: dict[str, Callable[[Callable[[str], Any], Shapes, Shapes], int]] = {
     **{f"Conv{n}D{v}": _convolution("forward") for n, v in (("2", ""), ("3", ""))},
     **{f"Conv{n}BackpropInput{v}": _convolution("input") for n, v in (("2D", ""), ("3D", "V2"))},
     **{f"Conv{n}BackpropFilter{v}": _convolution("filter") for n, v in (("2D", ""), ("3D", "V2"))},
+    "DepthwiseConv2dNative": _depthwise("forward"),
+    "DepthwiseConv2dNativeBackpropInput": _depthwise("input"),
+    "DepthwiseConv2dNativeBackpropFilter": _depthwise("filter"),
     **{f"CudnnRNN{v}": _recurrent(1) for v in ("", "V2", "V3")},
     **{f"CudnnRNNBackprop{v}": _recurrent(2) for v in ("", "V2", "V3")},
     "Einsum": _einsum,

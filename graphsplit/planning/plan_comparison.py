@@ -1,0 +1,64 @@
+"""Two plans of one function, beside each other: what each device computes, sends and holds."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from graphsplit.core.devices import short_name
+from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.memory import live_bytes
+from graphsplit.planning.traffic import traffic
+
+
+def compare(plan: Decisions, other: Decisions) -> str:
+    """Return what is different in two plans, a line for each thing that is; times are for `gs.predict` to say."""
+    lines = []
+    for what, one, another in zip(_QUESTIONS, _answers(plan), _answers(other), strict=True):
+        if one != another:
+            lines.append(f"  {what}: {one}, against {another}")
+    return "\n".join([_title(plan, other), *(lines or ["  nothing is different"])])
+
+
+_QUESTIONS = (
+    "devices",
+    "parts of the batch",
+    "operations on the devices",
+    "operations that run once",
+    "variables that are several",
+    "stages",
+    "schedule",
+    "sent between devices",
+    "through the busiest device",
+    "moves",
+    "alive on the fullest device, without variables",
+)
+
+
+def _title(plan: Decisions, other: Decisions) -> str:
+    return f"A plan for {_count(plan)} against one for {_count(other)}:"
+
+
+def _count(plan: Decisions) -> str:
+    devices = len(set(plan.devices)) or 1
+    return f"{devices} device{'s' if devices != 1 else ''}"
+
+
+def _answers(plan: Decisions) -> list[str]:
+    moved, live = traffic(plan), live_bytes(plan)
+    device, out, into = moved.busiest
+    fullest = max(live, key=lambda name: live[name], default="")
+    kinds = Counter(move.kind for move in plan.moves)
+    return [
+        ", ".join(map(short_name, dict.fromkeys(plan.devices))) or short_name(plan.home),
+        str(plan.mesh.shards),
+        str(len(plan.sharded_ops)),
+        str(len(plan.home_ops)),
+        str(len(plan.state.divisions)),
+        ", ".join(map(str, plan.program.all_stages())) or "none",
+        f"{plan.schedule.kind}" if plan.schedule else "none",
+        format_bytes(sum(moved.sent.values())),
+        f"{format_bytes(out)} out, {format_bytes(into)} in" if device else "nothing",
+        ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or "none",
+        f"{format_bytes(live[fullest])} on {short_name(fullest)}" if fullest else "nothing",
+    ]

@@ -1,0 +1,246 @@
+"""Tasks of an emitted graph, written node by node."""
+
+from __future__ import annotations
+
+import graphlib
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.graphdefs import split_reference
+from graphsplit.core.kernel_devices import kernel_devices
+from graphsplit.costs.families import FREE
+from graphsplit.costs.machine import Machine
+from graphsplit.costs.seconds import Costs
+from graphsplit.costs.work import bytes_of, is_known
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.plan import Plan
+from graphsplit.prediction.buffers import Buffer
+from graphsplit.prediction.compiled_work import run_graph
+from graphsplit.prediction.graph_tasks import GraphTasks, Placed
+from graphsplit.prediction.node_times import SAME_BUFFER, NodeTime, NodeTimes
+from graphsplit.prediction.replay import Task, replay
+from graphsplit.prediction.routes import Routes
+from graphsplit.prediction.sizes import Sizes
+
+_NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp"})
+_OVERWRITES = "elementwise"
+
+
+@collection_paused()
+def tasks_of(plan: Plan, graph: EmittedGraph, machine: Machine, costs: Costs) -> GraphTasks:
+    """Return what a machine has to do for an emitted graph.
+
+    Args:
+      plan: what was emitted; all sizes of its arguments are known.
+      graph: the result.
+      machine: its devices have the names that the graph asks for.
+      costs: of single operations on them.
+    """
+    return _Writer(plan, graph, machine, costs).write()
+
+
+class _Writer:
+    def __init__(self, plan: Plan, graph: EmittedGraph, machine: Machine, costs: Costs):
+        self._plan = plan
+        self._graph = graph
+        self._machine = machine
+        self._costs = costs
+        self._run = run_graph(graph)
+        self._nodes = {node.name: node for node in self._run.nodes}
+        self._order = _in_order(self._run.nodes)
+        emitted = {node.name: node for node in graph.nodes} if self._run.calls else self._nodes
+        self._sizes = Sizes(plan, graph, emitted, _in_order(graph.nodes) if self._run.calls else self._order)
+        for name, call in self._run.calls.items():
+            self._sizes.add(name, call.returned)
+        self._unknown: dict[str, None] = {}
+        self._times = NodeTimes(plan, self._run, self._sizes, costs, self._note, self._seconds_of_turn)
+        devices = dict.fromkeys([*plan.devices, *[node.device for node in graph.nodes if node.device], plan.home])
+        kind = f"device:{machine.device.kind}:"
+        self._routes = Routes(machine, [device for device in devices if kind in device])
+        self._tasks: list[Task] = []
+        self._placed: list[Placed] = []
+        self._at: dict[str, int] = {}  # the task of each node
+        self._sent: dict[tuple[str, str], int] = {}
+        self._buffers: list[dict[str, Any]] = []
+        self._buffer_of: dict[tuple[str, str], int] = {}  # what a reference is read from on a device
+        self._numbers: dict[tuple[tuple[object, ...], str], int] = {}
+        self._rank = {node.name: k for k, node in enumerate(self._run.nodes)}
+
+    def write(self) -> GraphTasks:
+        for name in self._order:
+            self._write_node(self._nodes[name])
+        for reference in self._run.outputs:
+            k = self._buffer(reference, self._device(split_reference(reference)[0]))
+            if k is not None:
+                self._buffers[k]["kept"] = True
+        arguments: dict[str, int] = {}
+        for name in self._graph.inputs:
+            device = self._device(name)
+            arguments[device] = arguments.get(device, 0) + sum(map(bytes_of, self._sizes[name]))
+        buffers = [Buffer(**{**b, "readers": tuple(b["readers"])}) for b in self._buffers]
+        return GraphTasks(
+            tuple(self._tasks),
+            tuple(self._placed),
+            tuple(buffers),
+            self._routes.resources(),
+            arguments,
+            sum(placed.bytes for placed in self._placed if placed.kind == "send"),
+            len(self._nodes),
+            tuple(self._unknown),
+        )
+
+    def _device(self, name: str) -> str:
+        return str(self._nodes[name].device) or self._plan.home
+
+    def _write_node(self, node: Any) -> None:
+        device, after = self._device(node.name), []
+        data = [reference for reference in node.input if reference[0] != "^"]
+        for reference in data:
+            after.append(self._arrival(reference, device))
+        for reference in node.input:
+            if reference[0] == "^":
+                after.append(self._signal(reference[1:], device))
+        time = self._times.of(node)
+        kind = "wait" if time.family == FREE or not time.seconds else "compute"
+        uses = (self._routes.computes_on(device),) if kind == "compute" else ()
+        if "stream" in "".join(uses) and not self._on_gpu(node):
+            uses = (f"threads of host {self._machine.host_of(device)}",)
+        placed = Placed(device, kind, str(node.op), key=self._numbered(self._kind_of(node), device))
+        own = self._add(node.name, uses, time.seconds, after, self._rank[node.name], placed)
+        self._at[node.name] = own
+        for reference in data:
+            k = self._buffer(reference, device)
+            if k is not None:
+                self._buffers[k]["readers"].append(own)
+        self._write_buffers(node, device, own, time, data)
+
+    def _kind_of(self, node: Any) -> tuple[object, ...]:
+        """Return what a node does in words that do not depend on how many devices there are.
+
+        (Its name may have the number of a move; of which there are more where there are more devices.)
+        """
+        origin = self._run.origins[node.name]
+        name = "" if origin.op is None else self._plan.program.ops[origin.op].name
+        return origin.role, name, origin.shard, str(node.op)
+
+    def _numbered(self, kind: tuple[object, ...], device: str) -> tuple[object, ...]:
+        """Return a key of its own for each of those that do the same on a device, in the order of the graph."""
+        number = self._numbers[kind, device] = self._numbers.get((kind, device), -1) + 1
+        return (*kind, device, number)
+
+    def _on_gpu(self, node: Any) -> bool:
+        return "GPU" in kernel_devices(node)
+
+    def _add(
+        self,
+        name: str,
+        uses: tuple[str, ...],
+        seconds: float,
+        after: Sequence[int],
+        rank: int,
+        placed: Placed,
+        delay_s: float = 0.0,
+    ) -> int:
+        self._tasks.append(Task(name, uses, seconds, tuple(dict.fromkeys(after)), delay_s, rank))
+        self._placed.append(placed)
+        return len(self._tasks) - 1
+
+    def _note(self, unknown: str) -> None:
+        if unknown:
+            self._unknown[unknown] = None
+
+    def _seconds_of_turn(self, plan: Plan) -> float:
+        """Return how long a body takes whose work is split over the devices."""
+        inner = tasks_of(plan, emit(plan), self._machine, self._costs)
+        self._unknown.update(dict.fromkeys(inner.unknown))
+        return replay(inner.tasks, inner.resources).seconds
+
+    def _arrival(self, reference: str, device: str) -> int:
+        """Return the task after which a tensor can be read on a device: its maker, or what sends it there, once."""
+        name, _ = split_reference(reference)
+        source = self._device(name)
+        tensor = self._sizes.of(reference)
+        if source == device or tensor[1] in (tf.resource, tf.variant):
+            return self._at[name]
+        key = (reference.removesuffix(":0"), device)
+        if key not in self._sent:
+            self._sent[key] = self._send(reference, name, source, device)
+        return self._sent[key]
+
+    def _send(self, reference: str, name: str, source: str, device: str) -> int:
+        tensor = self._sizes.of(reference)
+        count, route = bytes_of(tensor, self._costs.unknown_size), self._routes.between(source, device)
+        if not is_known(tensor) and self._costs.unknown_size is None:
+            self._note(f"the size of {reference!r}, which is sent, is known only when it runs")
+        busy = route.busy_s + count / route.bytes_per_s
+        role = self._run.origins[name].role
+        rank = self._routes.rank(source, device) * len(self._nodes) + self._rank[name]
+        key = self._numbered((*self._placed[self._at[name]].key, device), "")
+        placed = Placed(source, "send", role if role != "op" else "send", count, device, key)
+        own = self._add(reference, route.uses, busy, [self._at[name]], rank, placed, route.latency_s)
+        k = self._buffer(reference, source)
+        if k is not None:
+            self._buffers[k]["readers"].append(own)
+        if route.copies:
+            self._new_buffer(reference, device, count, own, (reference.removesuffix(":0"), device))
+        elif k is not None:
+            self._buffer_of[reference.removesuffix(":0"), device] = k
+        return own
+
+    def _signal(self, name: str, device: str) -> int:
+        """Return the task after which a node may run that waits for another one: elsewhere, a signal is sent."""
+        source = self._device(name)
+        if source == device:
+            return self._at[name]
+        key = (f"^{name}", device)
+        if key not in self._sent:
+            route = self._routes.between(source, device)
+            called = ("signal", *self._placed[self._at[name]].key, device)
+            placed = Placed(source, "wait", "signal", 0, device, called)
+            self._sent[key] = self._add(
+                f"^{name}", (), 0.0, [self._at[name]], 0, placed, route.latency_s + route.busy_s
+            )
+        return self._sent[key]
+
+    def _buffer(self, reference: str, device: str) -> int | None:
+        """Return the buffer from which a reference is read on a device; None for what takes none."""
+        return self._buffer_of.get((reference.removesuffix(":0"), device))
+
+    def _new_buffer(
+        self, name: str, device: str, size: int, maker: int, key: tuple[str, str], onto: Sequence[int] = ()
+    ) -> None:
+        self._buffer_of[key] = len(self._buffers)
+        made = {"name": name, "device": device, "bytes": size, "maker": maker, "readers": [], "onto": tuple(onto)}
+        self._buffers.append(made)
+
+    def _write_buffers(self, node: Any, device: str, own: int, time: NodeTime, data: Sequence[str]) -> None:
+        if node.op in _NO_BUFFER:
+            return
+        if time.held_bytes:
+            self._new_buffer(f"inside of {node.name}", device, time.held_bytes, own, (f"{node.name}:held", device))
+        if node.op in SAME_BUFFER and data:
+            k = self._buffer(data[0], device)
+            for index in range(len(self._sizes[node.name])) if k is not None else ():
+                self._buffer_of[_reference(node.name, index), device] = k  # type: ignore[assignment]
+            return
+        lists = self._times.bytes_in_lists(node)
+        for index, tensor in enumerate(self._sizes[node.name]):
+            size = lists.get(index, 0) or bytes_of(tensor, self._costs.unknown_size)
+            operands = [self._buffer(reference, device) for reference in data] if time.family == _OVERWRITES else []
+            onto = [k for k in operands if k is not None and self._buffers[k]["bytes"] == size]
+            reference = _reference(node.name, index)
+            self._new_buffer(reference, device, size, own, (reference, device), onto)
+
+
+def _reference(name: str, index: int) -> str:
+    return f"{name}:{index}" if index else name
+
+
+def _in_order(nodes: Sequence[Any]) -> list[str]:
+    """Return the names of nodes, each behind those that it reads or waits for."""
+    reads = {n.name: dict.fromkeys([split_reference(r.lstrip("^"))[0] for r in n.input]) for n in nodes}
+    return list(graphlib.TopologicalSorter(reads).static_order())
