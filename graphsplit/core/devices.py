@@ -237,6 +237,17 @@ def canonical_name(name: str, argument: str = "devices") -> str:
     return str(spec.make_merged_spec(tf.DeviceSpec(replica=spec.replica or 0, task=spec.task or 0)).to_string())
 
 
+def names_device(name: str) -> bool:
+    """Return whether a node's device asks for one: TensorFlow gives calls of Python functions this process's name.
+
+    >>> names_device("/job:localhost/replica:0/task:0"), names_device("/device:GPU:1"), names_device("")
+    (False, True, False)
+    """
+    spec = tf.DeviceSpec.from_string(name)
+    here = spec.job in (None, "localhost") or (spec.job, spec.task or 0) == own_task()
+    return spec.device_type is not None or not here
+
+
 def short_name(name: str) -> str:
     """Return a device name as people write it: `GPU:0`, or of another process `worker:1/GPU:0`.
 
