@@ -44,8 +44,11 @@ class ChosenDevices:
     def check(self) -> None:
         """Raise `DeviceError` unless all of them are there."""
         if self.missing:
-            check_existing(self.devices, "devices", self.options.devices)
-            check_existing([self.home], "home", [self.options.home])
+            asked, argument = self.options.devices, self.options.devices_argument
+            names = [short_name(name) for name in asked] if isinstance(asked, tuple) else asked
+            alone = argument == "device" and isinstance(names, list) and len(names) == 1
+            check_existing(self.devices, argument, names[0] if alone else names)
+            check_existing([self.home], "home", self.options.home)
 
     @property
     def notes(self) -> tuple[str, ...]:

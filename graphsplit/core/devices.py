@@ -143,7 +143,8 @@ def check_existing(names: Sequence[str], argument: str, asked: object) -> None:
     """Raise `DeviceError` unless this process has all devices of these full names."""
     missing = missing_devices(names)
     if missing:
-        raise DeviceError(_missing_message(", ".join(map(short_name, missing)), argument, asked, _existing()))
+        what = f"{', '.join(map(short_name, missing))} {'does' if len(missing) == 1 else 'do'} not exist"
+        raise DeviceError(_missing_message(what, argument, asked, _existing()))
 
 
 def in_session_graph() -> bool:
@@ -289,7 +290,9 @@ def _first_devices(count: int, argument: str) -> tuple[str, ...]:
         raise ArgumentError(f"{argument}={count}: at least one device is needed.")
     available = available_devices()
     if count > len(available):
-        missing = DeviceError(_missing_message(f"{count} devices", argument, count, _existing()))
+        kind = "GPU" if "device:GPU:" in available[0] else "CPU device"
+        there = f"is only 1 {kind}" if len(available) == 1 else f"are only {len(available)} {kind}s"
+        missing = DeviceError(_missing_message(f"there {there}", argument, count, _existing()))
         missing.asked = count
         raise missing
     return available[:count]
@@ -297,7 +300,7 @@ def _first_devices(count: int, argument: str) -> tuple[str, ...]:
 
 def _missing_message(missing: str, argument: str, asked: object, existing: Sequence[str]) -> str:
     return (
-        f"{argument}={asked!r}: {missing} do not exist. This process has:\n"
+        f"{argument}={asked!r}: {missing}. This process has:\n"
         f"{bullet_list([short_name(name) for name in existing])}\n" + _how_to_have_more(existing)
     )
 
