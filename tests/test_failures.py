@@ -140,7 +140,8 @@ def test_a_failed_assertion_says_the_values():
     error = raised(lambda: gs.parallelize(positive, devices=2)(x), tf.errors.InvalidArgumentError)
     assert str(error) == (
         f"CPU:0, {line_of('assert_greater', positive)}: assertion failed: [x must be positive] "
-        "[Condition x > y did not hold element-wise:] [x (tensors_0:0) = ] [[-1 2][3...]...] [y (assert_greater/y:0) = ] [0]"
+        "[Condition x > y did not hold element-wise:] [x (tensors_0:0) = ] [[-1 2][3...]...] "
+        "[y (assert_greater/y:0) = ] [0]"
     )
 
 

@@ -68,8 +68,8 @@ def multi_gpu_model(
         `cpu_relocation` is asked for and weights live elsewhere; for an unknown layout, or one with `cpu_relocation`;
         for `micro_batches` below 1, an unknown `schedule`, or `stages` that the layers or devices do not make.
       DeviceError: if there are not that many devices.
-      UnsupportedError: for a model of a `tf.distribute` strategy or with a `make_train_function` of its own, another
-        Keras backend than TensorFlow, or, from the wrapped model's `compile`, `jit_compile=True`.
+      UnsupportedError: for a model of a `tf.distribute` strategy or with a `make_train_function` of its own, or another
+        Keras backend than TensorFlow.
 
     >>> import keras, numpy as np, graphsplit as gs
     >>> template = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])
