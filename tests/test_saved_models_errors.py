@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -129,10 +130,10 @@ def test_strict_on_the_command_line_has_no_dataset(tmp_path: Path):
     arguments = ["transpile", str(tmp_path / "one"), str(tmp_path / "two"), "--devices", "2"]
     ran = CliRunner().invoke(app, [*arguments, "--strict"])
     assert ran.exit_code == 2
-    name, line = "StatefulPartitionedCall/StatefulPartitionedCall/StringFormat", serve.__code__.co_firstlineno + 1
-    assert ran.output.splitlines()[-5:] == [
+    name = "StatefulPartitionedCall/StatefulPartitionedCall/StringFormat"
+    assert re.sub(r"\.py:\d+", ".py:N", ran.output).splitlines()[-5:] == [
         "Error: strict=True, but these operations carry rows of the batch and would run at home:",
-        f"  - StringFormat '{name}' at test_saved_models_errors.py:{line}: 0 B gathered; no rule for StringFormat",
+        f"  - StringFormat '{name}' at test_saved_models_errors.py:N: 0 B gathered; no rule for StringFormat",
         "    -> save the model without it: docs/at_home.md#side-effects",
         "Or drop strict=True, or give the share of the work that may stay: strict=0.1.",
         "On the command line: leave out --strict, or give --strict-share 0.1.",
