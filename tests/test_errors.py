@@ -67,6 +67,35 @@ def test_home():
     )
 
 
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda: gs.parallelize(identity, device=2), "parallelize() has no option device=. Did you mean devices=?"),
+        (
+            lambda: gs.parallelize(identity, micro_batch=2, variables="sharded"),
+            "parallelize() has no option micro_batch=, variables=. Did you mean micro_batches=?",
+        ),
+        (
+            lambda: gs.parallelize(q=1),
+            "parallelize() has no option q=. It has devices=, split=, home=, weights=, strict=, random=, "
+            "reduce_retracing=, micro_batches=, schedule=, stages=, jit_compile=, bucket_bytes=, plan=, memory=, "
+            "machine=.",
+        ),
+        (lambda: gs.multi_gpu_model(None, gpu=2), "multi_gpu_model() has no option gpu=. Did you mean gpus=?"),
+    ],
+)
+def test_options_of_other_names(call: Any, expected: str):
+    assert message(TypeError, call) == expected
+
+
+def test_names_that_are_not_there():
+    assert message(AttributeError, lambda: gs.paralelize) == (
+        "module 'graphsplit' has no attribute 'paralelize'. Did you mean 'parallelize'?"
+    )
+    assert message(AttributeError, lambda: gs.xyz) == "module 'graphsplit' has no attribute 'xyz'."
+    assert dir(gs) == sorted([*gs.__all__, "__version__"])
+
+
 SHARES = "weights are finite numbers of at least 0, not all of them 0."
 
 

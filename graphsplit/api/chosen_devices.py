@@ -45,9 +45,10 @@ class ChosenDevices:
         """Raise `DeviceError` unless all of them are there."""
         if self.missing:
             asked, argument = self.options.devices, self.options.devices_argument
-            names = [short_name(name) for name in asked] if isinstance(asked, tuple) else asked
-            alone = argument == "device" and isinstance(names, list) and len(names) == 1
-            check_existing(self.devices, argument, names[0] if alone else names)
+            if isinstance(asked, tuple):
+                names = [short_name(name) for name in asked]
+                asked = names[0] if argument == "device" and len(names) == 1 else names
+            check_existing(self.devices, argument, asked)
             check_existing([self.home], "home", self.options.home)
 
     @property

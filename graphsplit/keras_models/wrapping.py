@@ -11,6 +11,7 @@ from graphsplit.api.options import check_micro_batches, check_schedule, check_st
 from graphsplit.api.variable_layouts import check_layout
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.keywords import suggesting_options
 from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
 from graphsplit.keras_models.layer_stages import check_devices_of_stages, stages_of_model
@@ -21,6 +22,7 @@ Model = TypeVar("Model")  # of either Keras, neither of which is imported here
 _CPU = "/device:CPU:0"
 
 
+@suggesting_options
 def multi_gpu_model(
     model: Model,
     gpus: int | Sequence[int | str] | None = None,
