@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from graphsplit.core.patterns import near
 from graphsplit.core.requirements import explained
 from graphsplit.core.version import __version__ as __version__
 
@@ -133,7 +134,9 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        raise AttributeError(f"module 'graphsplit' has no attribute {name!r}")
+        meant = near(name, __all__, cutoff=0.7)
+        hint = f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+        raise AttributeError(f"module 'graphsplit' has no attribute {name!r}.{hint}")
     try:
         module = importlib.import_module(f"graphsplit.{_MODULE_OF[name]}")
     except ImportError as error:
@@ -144,4 +147,4 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted([*globals(), *__all__])
+    return sorted([*__all__, "__version__"])

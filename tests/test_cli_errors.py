@@ -199,7 +199,7 @@ ONE = "Give one for each tensor, in order, like --spec 'float32[64,784]'."
         ),
         (
             [f"{HERE}:product", "--spec", "float32[8,3]", "--devices", "7"],
-            "devices=7: 7 devices do not exist. This process has:\n"
+            "devices=7: there are only 5 CPU devices. This process has:\n"
             + "".join(f"  - CPU:{i}\n" for i in range(5))
             + "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts.\n"
             "On the command line: --devices 7 makes so many logical CPU devices first; now there are CPU:0, CPU:1, "

@@ -226,6 +226,14 @@ def test_what_was_lost_is_noted():
     assert "tf.device requests inside the function are replaced by the plan's" in notes
 
 
+def test_a_python_function_asks_for_no_device():
+    def f(x):
+        return tf.numpy_function(lambda v: v * 2, [x], tf.float32) + 1
+
+    plan = gs.parallelize(f, devices=2).plan(tf.ones((4, 2)))
+    assert [line for line in str(plan).splitlines() if "tf.device" in line] == []
+
+
 @pytest.mark.parametrize("cut_first", [True, False])
 def test_a_constant_read_whole_and_in_pieces(cut_first: bool):
     def both(x):

@@ -41,7 +41,7 @@ class Pair:
 @pytest.mark.parametrize(
     ("devices", "kind", "expected"),
     [
-        (6, gs.DeviceError, f"devices=6: 6 devices do not exist. This process has:\n{CPUS}{MAKE_MORE}"),
+        (6, gs.DeviceError, f"devices=6: there are only 5 CPU devices. This process has:\n{CPUS}{MAKE_MORE}"),
         (0, gs.ArgumentError, "devices=0: at least one device is needed."),
         (-2, gs.ArgumentError, "devices=-2: at least one device is needed."),
         (True, gs.ArgumentError, "devices takes a number or a list of device names, got True."),
@@ -49,7 +49,7 @@ class Pair:
         (
             ["GPU:0", "CPU:1"],
             gs.DeviceError,
-            f"devices=('GPU:0', 'CPU:1'): GPU:0 do not exist. This process has:\n{CPUS}{MAKE_MORE}",
+            f"devices=['GPU:0', 'CPU:1']: GPU:0 does not exist. This process has:\n{CPUS}{MAKE_MORE}",
         ),
         (["CPU:1", "/cpu:1"], gs.ArgumentError, "devices names a device more than once: CPU:1."),
         (["CPU"], gs.ArgumentError, "devices: 'CPU' is not a device name; write it like 'GPU:0'."),
@@ -63,8 +63,37 @@ def test_devices(devices: Any, kind: type[Exception], expected: str):
 
 def test_home():
     assert message(gs.DeviceError, lambda: gs.parallelize(identity, devices=2, home="GPU:7")(tf.zeros(3))) == (
-        f"home=['GPU:7']: GPU:7 do not exist. This process has:\n{CPUS}{MAKE_MORE}"
+        f"home='GPU:7': GPU:7 does not exist. This process has:\n{CPUS}{MAKE_MORE}"
     )
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (lambda: gs.parallelize(identity, device=2), "parallelize() has no option device=. Did you mean devices=?"),
+        (
+            lambda: gs.parallelize(identity, micro_batch=2, variables="sharded"),
+            "parallelize() has no option micro_batch=, variables=. Did you mean micro_batches=?",
+        ),
+        (
+            lambda: gs.parallelize(q=1),
+            "parallelize() has no option q=. It has devices=, split=, home=, weights=, strict=, random=, "
+            "reduce_retracing=, micro_batches=, schedule=, stages=, jit_compile=, bucket_bytes=, plan=, memory=, "
+            "machine=.",
+        ),
+        (lambda: gs.multi_gpu_model(None, gpu=2), "multi_gpu_model() has no option gpu=. Did you mean gpus=?"),
+    ],
+)
+def test_options_of_other_names(call: Any, expected: str):
+    assert message(TypeError, call) == expected
+
+
+def test_names_that_are_not_there():
+    assert message(AttributeError, lambda: gs.paralelize) == (
+        "module 'graphsplit' has no attribute 'paralelize'. Did you mean 'parallelize'?"
+    )
+    assert message(AttributeError, lambda: gs.xyz) == "module 'graphsplit' has no attribute 'xyz'."
+    assert dir(gs) == sorted([*gs.__all__, "__version__"])
 
 
 SHARES = "weights are finite numbers of at least 0, not all of them 0."
@@ -316,7 +345,7 @@ def test_checks_before_tensorflow_starts():
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.splitlines() == [
         "devices=0: at least one device is needed.",
-        "devices=7: 7 devices do not exist. This process has:",
+        "devices=7: there are only 2 CPU devices. This process has:",
     ]
 
 

@@ -131,6 +131,20 @@ def test_an_error_while_running_says_where(options: Any, rows: int, where: str):
     assert len([name for name in files(error) if name.startswith(OURS)]) == 1
 
 
+def test_a_failed_assertion_says_the_values():
+    def positive(x):
+        tf.debugging.assert_greater(x, 0, message="x must be positive")
+        return x * 2
+
+    x = tf.constant([[-1, 2], [3, 4], [5, 6]])
+    error = raised(lambda: gs.parallelize(positive, devices=2)(x), tf.errors.InvalidArgumentError)
+    assert str(error) == (
+        f"CPU:0, {line_of('assert_greater', positive)}: assertion failed: [x must be positive] "
+        "[Condition x > y did not hold element-wise:] [x (tensors_0:0) = ] [[-1 2][3...]...] "
+        "[y (assert_greater/y:0) = ] [0]"
+    )
+
+
 def test_under_a_tape_forward_and_backward():
     table = tf.Variable(TABLE)
 

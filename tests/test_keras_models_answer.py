@@ -176,5 +176,5 @@ def test_a_models_own_methods_stay_its_own():
 def test_a_plan_for_gpus_that_are_not_here():
     model, (x, y) = wrapped(devices=["GPU:0", "GPU:1"]), data()
     assert model.plan(x, y).devices == ("/device:GPU:0", "/device:GPU:1")
-    with pytest.raises(gs.DeviceError, match="GPU:0, GPU:1 do not exist"):
+    with pytest.raises(gs.DeviceError, match=r"^gpus=\['GPU:0', 'GPU:1'\]: GPU:0, GPU:1 do not exist\. This"):
         model.fit(x, y, verbose=0)

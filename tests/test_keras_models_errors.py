@@ -73,11 +73,11 @@ def test_one_device_is_the_template():
 def test_more_devices_than_exist():
     listed = "\n".join(f"  - CPU:{i}" for i in range(5))
     assert message(gs.DeviceError, gs.multi_gpu_model, small(), 9) == (
-        f"gpus=9: 9 devices do not exist. This process has:\n{listed}\n"
+        f"gpus=9: there are only 5 CPU devices. This process has:\n{listed}\n"
         "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
     )
     assert message(gs.DeviceError, gs.multi_gpu_model, small(), [0, 7]) == (
-        f"gpus=['CPU:0', 'CPU:7']: CPU:7 do not exist. This process has:\n{listed}\n"
+        f"gpus=['CPU:0', 'CPU:7']: CPU:7 does not exist. This process has:\n{listed}\n"
         "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
     )
 

@@ -140,7 +140,7 @@ def test_options(options: dict[str, Any], expected: str):
 def test_more_devices_than_gpus(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(devices, "_existing", lambda: ("/device:CPU:0", "/device:GPU:0"))
     assert message(gs.DeviceError, lambda: devices.resolve_devices(4)) == (
-        "devices=4: 4 devices do not exist. This process has:\n  - CPU:0\n  - GPU:0\n"
+        "devices=4: there is only 1 GPU. This process has:\n  - CPU:0\n  - GPU:0\n"
         "A number of devices means GPUs where there are any; CPU devices are used where they are named. One "
         "GPU is made several by graphsplit.use_logical_devices(n, kind='GPU', memory_mb=...), called before TensorFlow "
         "starts."

@@ -307,8 +307,10 @@ def test_what_is_no_stage_is_refused(fn, device, message):
 
 
 def test_a_device_that_does_not_exist():
-    with pytest.raises(gs.DeviceError, match="CPU:9 do not exist"):
+    with pytest.raises(gs.DeviceError, match=r"^device='CPU:9': CPU:9 does not exist\. This process has:"):
         gs.on_device(tf.tanh, "CPU:9")(rows())
+    with pytest.raises(gs.DeviceError, match=r"^device=\['CPU:1', 'CPU:9'\]: CPU:9 does not exist\. This process has:"):
+        gs.on_device(tf.tanh, ["CPU:1", "CPU:9"])(rows())
 
 
 def test_a_plan_with_other_positions_than_shards_is_refused():

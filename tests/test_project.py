@@ -130,6 +130,12 @@ def test_examples_in_docstrings(module: str):
     assert runner.failures == 0
 
 
+def test_the_readme_has_all_options():
+    table = (ROOT / "README.md").read_text().partition("\n## Options\n")[2].partition("\n## ")[0]
+    options = list(inspect.signature(gs.parallelize).parameters)[1:]
+    assert [name for name in options if f"`{name}`" not in table] == []
+
+
 def test_the_code_of_the_readme_runs():
     code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     assert len(code) == 3

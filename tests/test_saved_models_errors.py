@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,8 +14,10 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from typer.testing import CliRunner
 
 import graphsplit as gs
+from graphsplit.cli import app
 from graphsplit.core import files
 from graphsplit.core.stored_models import read_saved_model
 from tests.helpers.saved_model_cases import tensorflow_1
@@ -113,6 +116,41 @@ def test_strict(model: str, tmp_path: Path):
     assert "Unique" in found
     assert not (tmp_path / "out").exists()
     gs.transpile_saved_model(model, tmp_path / "out", 2, strict=True, signatures=["scale"])
+
+
+def test_strict_on_the_command_line_has_no_dataset(tmp_path: Path):
+    module = tf.Module()
+
+    def serve(x):
+        tf.print(x)
+        return {"y": tf.tanh(x)}
+
+    module.serve = tf.function(serve, input_signature=[tf.TensorSpec([6], tf.float32, "x")])
+    tf.saved_model.save(module, str(tmp_path / "one"), signatures=module.serve)
+    arguments = ["transpile", str(tmp_path / "one"), str(tmp_path / "two"), "--devices", "2"]
+    ran = CliRunner().invoke(app, [*arguments, "--strict"])
+    assert ran.exit_code == 2
+    name = "StatefulPartitionedCall/StatefulPartitionedCall/StringFormat"
+    assert re.sub(r"\.py:\d+", ".py:N", ran.output).splitlines()[-5:] == [
+        "Error: strict=True, but these operations carry rows of the batch and would run at home:",
+        f"  - StringFormat '{name}' at test_saved_models_errors.py:N: 0 B gathered; no rule for StringFormat",
+        "    -> save the model without it: docs/at_home.md#side-effects",
+        "Or drop strict=True, or give the share of the work that may stay: strict=0.1.",
+        "On the command line: leave out --strict, or give --strict-share 0.1.",
+    ]
+    ran = CliRunner().invoke(app, [*arguments, "--strict-share", "0.1"])
+    assert ran.exit_code == 0, ran.output
+    assert (
+        "runs at home: no rule for StringFormat; save the model without it: docs/at_home.md#side-effects" in ran.output
+    )
+    assert ran.output.splitlines()[-2:] == [
+        "  note: this machine has no GPU, so the model asks for CPU:0, CPU:1 from now on, wherever it is loaded; for a "
+        "server with GPUs name them: --devices GPU:0,GPU:1",
+        f"Written: {tmp_path / 'two'}",
+    ]
+    ran = CliRunner().invoke(app, [*arguments[:-1], "GPU:0,GPU:1", "--overwrite"])
+    assert ran.exit_code == 0, ran.output
+    assert "this machine" not in ran.output
 
 
 def test_old_control_flow_is_kept_whole(tmp_path: Path):

@@ -115,6 +115,15 @@ def test_html_of_plans_and_reports():
     assert "<iframe" in placement._repr_html_()
 
 
+def test_prompts_and_failed_assertions_show_what_print_shows():
+    square = gs.parallelize(lambda x: tf.square(x), devices=2)
+    x = tf.ones((4, 2))
+    for shown in (square.plan(x), gs.verify(square, x), gs.timeline_of(square, x)):
+        assert repr(shown) == str(shown)
+    ops = {op.type: op for op in square.plan(x).program.ops}
+    assert repr(ops["Square"]) == "<Square 'Square'>"
+
+
 def test_html_of_a_report_that_does_not_pass():
     report = gs.Report((gs.Difference("<loss>", 1.0, 1.0, 0.1),), ("CPU:0", "CPU:1"))
     assert "color:#9a6700" in report._repr_html_()

@@ -159,14 +159,33 @@ def test_a_variable_behind_a_bare_handle_is_one_object():
         assert one is three
 
 
+def test_patterns_fit_from_any_slash_on():
+    model = keras.Sequential([keras.layers.Embedding(1000, 64), keras.layers.Dense(2)], name="net")
+    model.build((None, 3))
+    with pytest.raises(gs.ArgumentError) as raised:
+        gs.set_variable_layout(model, {"embeding/*": "sharded", "bedding*": "home"}, devices=2)
+    table, kernel, bias = (variable.path for variable in model.variables)
+    layer = table.split("/")[1]
+    assert str(raised.value) == (
+        f"No variable's name fits 'embeding/*', 'bedding*'. The variables are:\n  - {table}\n  - {kernel}\n  - {bias}\n"
+        f"Near 'embeding/*': '{layer}/*'.\nNear 'bedding*': '{layer}/*'."
+    )
+    gs.set_variable_layout(model, {"embedding*": "sharded"}, devices=2)
+    layouts = [getattr(parts_of_variable(v.value), "layout", None) for v in model.variables]
+    assert layouts == ["sharded", None, None]
+
+
 def test_errors():
     variable = tf.Variable(numbers(20, 20), name="table")
     with pytest.raises(
         gs.ArgumentError, match="There is no variable layout 'split'; there are 'home', 'mirrored', 'sharded'"
     ):
         gs.set_variable_layout(variable, "split")
-    with pytest.raises(gs.ArgumentError, match=r"No variable's name fits 'tabel\*'. The variables are:\n  - table"):
+    with pytest.raises(gs.ArgumentError) as raised:
         gs.set_variable_layout(variable, {"tabel*": "sharded"})
+    assert str(raised.value) == (
+        "No variable's name fits 'tabel*'. The variables are:\n  - table\nNear 'tabel*': 'table'."
+    )
     with pytest.raises(gs.ArgumentError, match="found no variables in"):
         gs.set_variable_layout([], "sharded")
     with pytest.raises(gs.ArgumentError, match="are for variables, modules, models and optimizers, got 3"):

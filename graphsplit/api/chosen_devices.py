@@ -44,8 +44,12 @@ class ChosenDevices:
     def check(self) -> None:
         """Raise `DeviceError` unless all of them are there."""
         if self.missing:
-            check_existing(self.devices, "devices", self.options.devices)
-            check_existing([self.home], "home", [self.options.home])
+            asked, argument = self.options.devices, self.options.devices_argument
+            if isinstance(asked, tuple):
+                names = [short_name(name) for name in asked]
+                asked = names[0] if argument == "device" and len(names) == 1 else names
+            check_existing(self.devices, argument, asked)
+            check_existing([self.home], "home", self.options.home)
 
     @property
     def notes(self) -> tuple[str, ...]:

@@ -15,6 +15,7 @@ from graphsplit.api.automatic_plans import checked_automatic
 from graphsplit.api.options import DevicesLike, Options, check_leaves_open, checked_options
 from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core.errors import ArgumentError
+from graphsplit.core.keywords import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.costs.machine import Machine
 
@@ -71,6 +72,7 @@ def parallelize(
 ) -> Decorator: ...
 
 
+@suggesting_options
 def parallelize(
     fn: Callable[P, R] | None = None,
     *,

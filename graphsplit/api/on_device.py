@@ -82,4 +82,4 @@ def on_device(layer_or_fn: Callable[P, R], device: str | Sequence[str]) -> Paral
     full = [canonical_name(name, "device") for name in names]
     if not full or len(set(full)) != len(full):
         resolve_devices(names, "device")
-    return DeviceFunction(layer_or_fn, Options(devices=names))
+    return DeviceFunction(layer_or_fn, Options(devices=names, devices_argument="device"))

@@ -20,7 +20,11 @@ DevicesLike = int | str | Sequence[str] | None
 
 @dataclass(frozen=True)
 class Options:
-    """The options of `parallelize`, checked as far as they can be without starting TensorFlow."""
+    """The options of `parallelize`, checked as far as they can be without starting TensorFlow.
+
+    Attributes:
+      devices_argument: how the user calls `devices`, for messages: `on_device` and models have other names for it.
+    """
 
     devices: DevicesLike = None
     split: Split = 0
@@ -35,6 +39,7 @@ class Options:
     jit_compile: bool | str = False
     bucket_bytes: int | None = None
     automatic: Automatic | None = None
+    devices_argument: str = "devices"
 
 
 def checked_options(

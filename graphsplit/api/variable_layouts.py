@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import fnmatch
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -17,6 +16,7 @@ from graphsplit.core.devices import canonical_name, resolve_devices, short_name,
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.layouts import Cut, copied
 from graphsplit.core.parted_variables import VariableParts, parts_of_variable
+from graphsplit.core.patterns import fits, near, scopes_and_names
 from graphsplit.planning.partitioning import Held, head_by_name, shares
 
 LAYOUTS = ("home", "mirrored", "sharded")
@@ -41,7 +41,8 @@ def set_variable_layout(
       layout: `"home"`, whole where the variable was made; `"sharded"`, divided: each device owns its share of the
         bytes, large variables in slices and small ones whole, and updates it; `"mirrored"`, copied: each device has
         all of it, reads that, and updates it as all others do theirs. Or a mapping of patterns of names to
-        layouts, the first that fits a variable counts: `{"embedding*": "sharded", "*": "home"}`.
+        layouts, the first that fits a variable counts: `{"embedding*": "sharded", "*": "home"}`. A pattern fits a name
+        from its beginning or from any `/` on: Keras 3 calls a table `sequential/embedding/embeddings`.
       devices: how many, or which; all by default.
       reshard_after_forward: whether a device that has computed with the whole of a sharded variable drops it, and gets
         it again for the backward pass: it has no more at a time than two of the largest take, and half as many bytes
@@ -260,13 +261,19 @@ def wanted_layouts(variables: Sequence[tf.Variable], layout: str | Mapping[str, 
     if not isinstance(layout, Mapping):
         return [layout] * len(variables)
     names = [name_of(variable) for variable in variables]
-    idle = [pattern for pattern in layout if not fnmatch.filter(names, pattern)]
+    idle = [pattern for pattern in layout if not any(fits(name, pattern) for name in names)]
     if idle:
-        some = names[:8] + ([f"... and {len(names) - 8} more"] if len(names) > 8 else [])
-        raise ArgumentError(
-            f"No variable's name fits {', '.join(map(repr, idle))}. The variables are:\n{bullet_list(some)}"
-        )
-    return [next((own for p, own in layout.items() if fnmatch.fnmatchcase(name, p)), None) for name in names]
+        raise ArgumentError(_idle_message(idle, names))
+    return [next((own for p, own in layout.items() if fits(name, p)), None) for name in names]
+
+
+def _idle_message(idle: Sequence[str], names: Sequence[str]) -> str:
+    """Say which patterns fit no variable, which variables there are, and which patterns would fit some."""
+    some = [*names[:8], *([f"... and {len(names) - 8} more"] if len(names) > 8 else [])]
+    alike = {pattern: near(pattern, scopes_and_names(names)) for pattern in idle}
+    lines = [f"\nNear {p!r}: {', '.join(map(repr, found))}." for p, found in alike.items() if found]
+    first = f"No variable's name fits {', '.join(map(repr, idle))}. The variables are:\n{bullet_list(some)}"
+    return "".join([first, *lines])
 
 
 def _check_free(variables: Sequence[tf.Variable], wanted: Sequence[str | None], devices: Sequence[str]) -> None:

@@ -66,6 +66,8 @@ class Report:
             lines.append(f"  ... and {len(self.differences) - 10} more, all smaller")
         return "\n".join(lines)
 
+    __repr__ = __str__  # what a prompt, and an assertion that fails, show
+
     def _repr_html_(self) -> str:
         return text_html(str(self), "the differences", good=self.passed)
 

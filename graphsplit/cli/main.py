@@ -15,7 +15,7 @@ import typer
 from graphsplit.cli.checks import check_inspect, check_transpile, parse_devices, parse_split
 from graphsplit.cli.predict_commands import add_commands
 from graphsplit.cli.worker_command import add_command
-from graphsplit.core.errors import ArgumentError, GraphsplitError
+from graphsplit.core.errors import ArgumentError, GraphsplitError, StrictError
 from graphsplit.core.forms import PLACEMENT_SUFFIXES, TIMELINE_SUFFIXES
 from graphsplit.core.requirements import explained
 from graphsplit.core.version import __version__
@@ -162,11 +162,19 @@ def transpile(
     source: Annotated[str, typer.Argument(metavar="IN", help="A SavedModel's directory; a graph's .pb or .pbtxt.")],
     target: Annotated[str, typer.Argument(metavar="OUT", help="Where to write.")],
     devices: Annotated[
-        str | None, typer.Option("--devices", help="GPU:0,GPU:1,... or a number; the first is home (required).")
+        str | None,
+        typer.Option(
+            "--devices",
+            help="GPU:0,GPU:1,... (required); the first is home. A number: so many GPUs, CPU devices without any here.",
+        ),
     ] = None,
     signatures: Annotated[str, typer.Option("--signatures", help="Which ones, with commas; all by default.")] = "",
     split: Annotated[str, typer.Option("--split", help="An axis; none; or x=0,mask=none.")] = "0",
     strict: Annotated[bool, typer.Option("--strict", help="Fail if work on the batch would run at home.")] = False,
+    strict_share: Annotated[
+        float | None,
+        typer.Option("--strict-share", min=0, max=1, help="Fail if more than this share of the work would: 0.1."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a model or graph.")] = False,
     strip: Annotated[bool, typer.Option("--strip-devices", help="Only remove all requests for devices.")] = False,
     replicate: Annotated[
@@ -193,7 +201,7 @@ def transpile(
         options = TranspileOptions(
             devices=parse_devices(devices or ""),
             split=parse_split(split),
-            strict=strict,
+            strict=strict if strict_share is None else strict_share,
             signatures=_names(signatures) or None,
             overwrite=overwrite,
             replicate_weights=replicate,
@@ -253,7 +261,9 @@ def _run(action: Callable[[], None], check: Callable[[], None] = lambda: None, k
 
 
 def _hint(error: GraphsplitError) -> str:
-    """Return what to type where devices are missing."""
+    """Return what to type where devices are missing, or work at home is refused."""
+    if isinstance(error, StrictError):
+        return "\nOn the command line: leave out --strict, or give --strict-share 0.1."
     asked = getattr(error, "asked", None)
     if not isinstance(asked, int):
         return ""

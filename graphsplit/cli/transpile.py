@@ -44,6 +44,8 @@ def transpile(
         else:
             text = str(transpile_directory(source, target, dataclasses.replace(options, progress=progress)))
     print(text)
+    if note := options.note_on_devices:
+        print(f"  note: {note}")
     print(f"Written: {target}")
 
 

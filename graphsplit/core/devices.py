@@ -143,7 +143,8 @@ def check_existing(names: Sequence[str], argument: str, asked: object) -> None:
     """Raise `DeviceError` unless this process has all devices of these full names."""
     missing = missing_devices(names)
     if missing:
-        raise DeviceError(_missing_message(", ".join(map(short_name, missing)), argument, asked, _existing()))
+        what = f"{', '.join(map(short_name, missing))} {'does' if len(missing) == 1 else 'do'} not exist"
+        raise DeviceError(_missing_message(what, argument, asked, _existing()))
 
 
 def in_session_graph() -> bool:
@@ -237,6 +238,17 @@ def canonical_name(name: str, argument: str = "devices") -> str:
     return str(spec.make_merged_spec(tf.DeviceSpec(replica=spec.replica or 0, task=spec.task or 0)).to_string())
 
 
+def names_device(name: str) -> bool:
+    """Return whether a node's device asks for one: TensorFlow gives calls of Python functions this process's name.
+
+    >>> names_device("/job:localhost/replica:0/task:0"), names_device("/device:GPU:1"), names_device("")
+    (False, True, False)
+    """
+    spec = tf.DeviceSpec.from_string(name)
+    here = spec.job in (None, "localhost") or (spec.job, spec.task or 0) == own_task()
+    return spec.device_type is not None or not here
+
+
 def short_name(name: str) -> str:
     """Return a device name as people write it: `GPU:0`, or of another process `worker:1/GPU:0`.
 
@@ -278,7 +290,9 @@ def _first_devices(count: int, argument: str) -> tuple[str, ...]:
         raise ArgumentError(f"{argument}={count}: at least one device is needed.")
     available = available_devices()
     if count > len(available):
-        missing = DeviceError(_missing_message(f"{count} devices", argument, count, _existing()))
+        kind = "GPU" if "device:GPU:" in available[0] else "CPU device"
+        there = f"is only 1 {kind}" if len(available) == 1 else f"are only {len(available)} {kind}s"
+        missing = DeviceError(_missing_message(f"there {there}", argument, count, _existing()))
         missing.asked = count
         raise missing
     return available[:count]
@@ -286,7 +300,7 @@ def _first_devices(count: int, argument: str) -> tuple[str, ...]:
 
 def _missing_message(missing: str, argument: str, asked: object, existing: Sequence[str]) -> str:
     return (
-        f"{argument}={asked!r}: {missing} do not exist. This process has:\n"
+        f"{argument}={asked!r}: {missing}. This process has:\n"
         f"{bullet_list([short_name(name) for name in existing])}\n" + _how_to_have_more(existing)
     )
 

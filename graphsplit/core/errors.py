@@ -41,7 +41,7 @@ class DeviceError(GraphsplitError, ValueError):
     ('CPU:0', 'CPU:1')
     >>> gs.parallelize(tf.tanh, devices=8)(tf.ones((16, 3)))
     Traceback (most recent call last):
-    graphsplit.core.errors.DeviceError: devices=8: 8 devices do not exist. This process has:
+    graphsplit.core.errors.DeviceError: devices=8: there are only 2 CPU devices. This process has:
       - CPU:0
       - CPU:1
     To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts.

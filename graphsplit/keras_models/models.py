@@ -217,6 +217,7 @@ class ParallelModel:
             stages=where.stages,
             jit_compile=self._compiled_by_xla,
             strict=where.strict,
+            devices_argument="gpus",
         )
         return ParallelFunction(step, options)
 

@@ -11,6 +11,7 @@ from graphsplit.api.options import check_micro_batches, check_schedule, check_st
 from graphsplit.api.variable_layouts import check_layout
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.keywords import suggesting_options
 from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
 from graphsplit.keras_models.layer_stages import check_devices_of_stages, stages_of_model
@@ -21,6 +22,7 @@ Model = TypeVar("Model")  # of either Keras, neither of which is imported here
 _CPU = "/device:CPU:0"
 
 
+@suggesting_options
 def multi_gpu_model(
     model: Model,
     gpus: int | Sequence[int | str] | None = None,
@@ -68,8 +70,8 @@ def multi_gpu_model(
         `cpu_relocation` is asked for and weights live elsewhere; for an unknown layout, or one with `cpu_relocation`;
         for `micro_batches` below 1, an unknown `schedule`, or `stages` that the layers or devices do not make.
       DeviceError: if there are not that many devices.
-      UnsupportedError: for a model of a `tf.distribute` strategy or with a `make_train_function` of its own, another
-        Keras backend than TensorFlow, or, from the wrapped model's `compile`, `jit_compile=True`.
+      UnsupportedError: for a model of a `tf.distribute` strategy or with a `make_train_function` of its own, or another
+        Keras backend than TensorFlow.
 
     >>> import keras, numpy as np, graphsplit as gs
     >>> template = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(1)])

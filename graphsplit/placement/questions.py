@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import fnmatch
 import heapq
 import re
@@ -12,11 +11,11 @@ from dataclasses import replace
 
 import networkx as nx
 
+from graphsplit.core import patterns
 from graphsplit.placement.records import NO_DATA, Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
 
 _NOT_ACTIVATIONS = frozenset({"Const", "Placeholder", "VarHandleOp", "ReadVariableOp", "VariableV2"})
 _BOOKKEEPING = frozenset({"Const", "Placeholder", "NoOp", "VarHandleOp"})
-_NEAR, _MOST_NEAR = 0.5, 3  # how alike patterns are that are suggested, of which 1 are equal ones; and how many
 
 
 def find_transfers(ops: Mapping[str, PlacedOp], edges: Sequence[Edge]) -> list[Transfer]:
@@ -183,8 +182,10 @@ def select(ops: Iterable[PlacedOp], pattern: str) -> list[PlacedOp]:
 
 
 def _matches(name: str, op_type: str, pattern: str) -> bool:
-    inside = f"*/{pattern}" if "/" in pattern else pattern  # (a type's name is that of operations in many scopes)
-    return any(map(fnmatch.fnmatchcase, (name, name, op_type), (pattern, inside, pattern)))
+    if "/" in pattern:
+        return patterns.fits(name, pattern)
+    # (a type's name is that of operations in many scopes, too)
+    return fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(op_type, pattern)
 
 
 def layer_names(ops: Sequence[PlacedOp]) -> dict[str, str]:
@@ -215,12 +216,10 @@ def _without_numbers(op: PlacedOp) -> str:
 
 def near(ops: Iterable[PlacedOp], pattern: str) -> list[str]:
     """Return a few patterns like one, which match operations: scopes, names outside of scopes, and types."""
-    ops, found = list(ops), dict[str, None]()
+    ops = list(ops)
     plain = layer_names(ops)
-    for op in ops:
-        *scopes, last = plain.get(op.name, op.name).split("/")
-        found.update(dict.fromkeys([*[f"{scope}/*" for scope in scopes], op.type, *([] if scopes else [last])]))
-    return difflib.get_close_matches(pattern, found, n=_MOST_NEAR, cutoff=_NEAR)
+    names = patterns.scopes_and_names(plain.get(op.name, op.name) for op in ops)
+    return patterns.near(pattern, [*names, *(op.type for op in ops)])
 
 
 def compare(before: Mapping[str, PlacedOp], after: Mapping[str, PlacedOp]) -> list[Change]:

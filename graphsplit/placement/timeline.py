@@ -63,6 +63,8 @@ class Timeline(RecordedStep):
             )
         return "\n".join([line[:100] for line in lines] + ([f"  note: {self.note}"] if self.note else []))
 
+    __repr__ = __str__  # what a prompt, and an assertion that fails, show
+
     def _repr_html_(self) -> str:
         return in_frame(page(self, str(self)), height=420)
 

@@ -18,11 +18,13 @@ class Advice(NamedTuple):
       reason: a pattern of the reasons for which it is meant.
       do: what to do, as part of a sentence.
       anchor: of the section of the page that says more.
+      finished: what to do for a finished model, of which there is no code here, and no dataset; "" for the same.
     """
 
     reason: str
     do: str
     anchor: str
+    finished: str = ""
 
     def __str__(self) -> str:
         return f"{self.do}: {PAGE}#{self.anchor}"
@@ -30,9 +32,24 @@ class Advice(NamedTuple):
 
 ADVICE = (
     # (StringFormat: what tf.print prints)
-    Advice("side effects|no rule for StringFormat", "move it into dataset.map, or out of the function", "side-effects"),
-    Advice("its table lives|captures a table", "look it up in dataset.map", "tables"),
-    Advice("no rule for", "write it in operations that have a rule, or move it into dataset.map", "no-rule"),
+    Advice(
+        "side effects|no rule for StringFormat",
+        "move it into dataset.map, or out of the function",
+        "side-effects",
+        "save the model without it",
+    ),
+    Advice(
+        "its table lives|captures a table",
+        "look it up in dataset.map",
+        "tables",
+        "look it up before the request, and save the model without it",
+    ),
+    Advice(
+        "no rule for",
+        "write it in operations that have a rule, or move it into dataset.map",
+        "no-rule",
+        "save the model with operations that have a rule",
+    ),
     Advice(
         "XLA compiles|which XLA does",
         "give jit_compile to parallelize instead, or call with known sizes",
@@ -58,11 +75,13 @@ ADVICE = (
         "one list|padded to the longest|vector of examples|only equal once they are dense|sparse list",
         "parse and pad in dataset.map",
         "text-and-features",
+        "parse and pad before the request, and save the model without that",
     ),
     Advice(
         "rows are made in it|every device has",
         "make these rows in dataset.map, and pass them as an argument",
         "rows-made-inside",
+        "make these rows before the request, and save the model with them as an argument",
     ),
     Advice("not known|only known when it runs", "give it static shapes, as tf.ensure_shape does", "unknown-shapes"),
     Advice(
@@ -74,10 +93,11 @@ ADVICE = (
 )
 
 
-def advice_on(reason: str) -> Advice:
-    """Return what to do about an operation that is at home for a reason.
+def advice_on(reason: str, finished: bool = False) -> Advice:
+    """Return what to do about an operation that is at home for a reason, `finished`: in a finished model.
 
     >>> print(advice_on("no rule for TopKUnique"))
     write it in operations that have a rule, or move it into dataset.map: docs/at_home.md#no-rule
     """
-    return next((advice for advice in ADVICE if re.search(advice.reason, reason)), ADVICE[-1])
+    found = next((advice for advice in ADVICE if re.search(advice.reason, reason)), ADVICE[-1])
+    return found._replace(do=found.finished) if finished and found.finished else found

@@ -81,6 +81,8 @@ class Plan(Decisions):
     def __str__(self) -> str:
         return describe(self)
 
+    __repr__ = __str__  # what a prompt, and an assertion that fails, show
+
     def _repr_html_(self) -> str:
         return text_html(str(self), "the whole plan")
 

@@ -16,22 +16,24 @@ _MOST_CAUSES = 6
 _OF_IDS = frozenset({"Unique", "UniqueV2", "UniqueWithCounts"})
 
 
-def check_strict(plan: Decisions, strict: bool | float) -> None:
+def check_strict(plan: Decisions, strict: bool | float, finished: bool = False) -> None:
     """Raise `StrictError` if more of the work on the batch runs at home than is allowed.
 
     Args:
       plan: the decisions.
       strict: nothing that reads rows of the shards, but for their ids, and of all floating-point operations at most a
         hundredth; or the largest share of these; False for any.
+      finished: whether it is of a finished model, for the advice.
     """
     if strict is False:
         return
     stayed = [(op, reason) for op, reason in plan.stayed_home if not _finds_ids(op, plan.program)]
     if strict is True and stayed:
-        raise StrictError(_stayed_message(plan, stayed))
+        raise StrictError(_stayed_message(plan, stayed, finished))
     shares, largest = shares_of(plan), _LARGEST_SHARE if strict is True else strict
     if shares.at_home > largest:
-        causes = [_with_advice(cause_text(plan, cause, shares), cause.reason) for cause in shares.causes[:_MOST_CAUSES]]
+        worst = shares.causes[:_MOST_CAUSES]
+        causes = [_with_advice(cause_text(plan, cause, shares), cause.reason, finished) for cause in worst]
         raise StrictError(
             f"strict={strict}, but {100 * shares.at_home:.2g} % of the floating-point operations work on the batch and "
             f"would run at home, more than {100 * largest:.2g} %:\n"
@@ -60,12 +62,13 @@ def _behind_results(program: Program) -> set[int]:
     return found
 
 
-def _stayed_message(plan: Decisions, stayed: Sequence[tuple[Op, str]]) -> str:
+def _stayed_message(plan: Decisions, stayed: Sequence[tuple[Op, str]], finished: bool) -> str:
     lines = []
     for op, reason in stayed:
         where = plan.program.locate(op.name)
         where = f" at {where}" if where else ""
-        lines.append(_with_advice(f"{op.type} {op.name!r}{where}: {plan.gathered_text(op)} gathered; {reason}", reason))
+        text = f"{op.type} {op.name!r}{where}: {plan.gathered_text(op)} gathered; {reason}"
+        lines.append(_with_advice(text, reason, finished))
     return (
         "strict=True, but these operations carry rows of the batch and would run at home:\n"
         f"{bullet_list(lines)}\n"
@@ -73,5 +76,5 @@ def _stayed_message(plan: Decisions, stayed: Sequence[tuple[Op, str]]) -> str:
     )
 
 
-def _with_advice(text: str, reason: str) -> str:
-    return f"{text}\n    -> {advice_on(reason)}"
+def _with_advice(text: str, reason: str, finished: bool) -> str:
+    return f"{text}\n    -> {advice_on(reason, finished)}"

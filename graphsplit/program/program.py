@@ -93,6 +93,9 @@ class Op:
     yields: np.ndarray | None = None
     numbers: Mapping[int, Numbers] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<{self.type} {self.name!r}>"
+
     @property
     def is_constant(self) -> bool:
         """Return whether any device can make its value, whole, from nothing but sizes."""

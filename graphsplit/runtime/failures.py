@@ -17,7 +17,8 @@ _COUNT = re.compile(r"^\d+ root error\(s\) found\.\s*\(0\) [A-Z_]+: ")
 _OTHERS = re.compile(r"\n\s*\(1\) .*|\n\d+ successful operations\..*|\s*\[Op:[^\]]*\]\s*$", re.DOTALL)
 _FUNCTION = re.compile(r"\{\{function_node [^}]*\}\}\s*")
 _PLACE = re.compile(r"\[\[(?:\{\{function_node ([^}]*)\}\})?\{\{node ([^}]*)\}\}")
-_PLACES = re.compile(r"\s*\[\[.*?\]\]", re.DOTALL)
+# (an operation's name, with its function or alone on a line; the values that a failed assertion prints are [[1 2]] too)
+_PLACES = re.compile(r"\s*\[\[\{\{.*?\]\]|\n\s*\[\[\S*\]\]", re.DOTALL)
 _REFUSED = "tf2xla conversion failed"  # what TensorFlow says when XLA cannot compile, before how to find out more
 _LINES_OF_XLA = re.compile(rf"\s*(Stack trace for op definition:|The op is created at:|{_REFUSED}).*", re.DOTALL)
 

@@ -22,6 +22,7 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
+from graphsplit.planning.strictness import check_strict
 from graphsplit.program.program import Program
 from graphsplit.saved_models.notes import noting
 from graphsplit.saved_models.options import TranspileOptions, names_in
@@ -86,11 +87,12 @@ def transpile_and_plan(
     fed = names_in(inputs, "inputs", "names of tensors")
     part = take_part(graph_def, fed, names_in(outputs, "outputs", "names of tensors and operations"))
     called = [reference.removesuffix(":0") for reference in part.inputs.values()]
-    options = Options(split=_by_argument(asked.split, called), strict=asked.strict)
+    options = Options(split=_by_argument(asked.split, called))
     splitting = resolve_split(options.split, arguments_of(part, called))
     program = read_part(part, called, splitting.shapes)
     home = asked.names[0]
     plan = plan_for(program, splitting, options, asked.names, home, _state(program, home))
+    check_strict(plan, asked.strict, finished=True)
     return _join(part, plan), plan
 
 

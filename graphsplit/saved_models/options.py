@@ -9,8 +9,9 @@ from typing import Any
 
 from graphsplit.api.argument_splitting import Split
 from graphsplit.api.options import DevicesLike, Options, check_flag, check_strict
-from graphsplit.core.devices import names_of_devices
+from graphsplit.core.devices import names_of_devices, short_name
 from graphsplit.core.errors import ArgumentError
+from graphsplit.core.logical_gpus import count_gpus
 
 
 def quiet(_: str) -> None:
@@ -60,13 +61,24 @@ class TranspileOptions:
             raise ArgumentError(f"progress takes a function of a text, got {self.progress!r}.")
         object.__setattr__(self, "names", names_of_devices(self.devices))
 
+    @property
+    def note_on_devices(self) -> str:
+        """What to know where a number of devices means CPU devices, in terms of the command line; else ""."""
+        if not isinstance(self.devices, int) or count_gpus():
+            return ""
+        gpus = ",".join(f"GPU:{i}" for i in range(len(self.names)))
+        return (
+            f"this machine has no GPU, so the model asks for {', '.join(map(short_name, self.names))} from now on, "
+            f"wherever it is loaded; for a server with GPUs name them: --devices {gpus}"
+        )
+
     def for_arguments(self, names: Iterable[str]) -> Options:
-        """Return the options for planning something with arguments of these names."""
+        """Return the options for planning something with arguments of these names; `strict` is checked after that."""
         own = set(names)
         split = self.split
         if isinstance(split, Mapping):
             split = {name: axis for name, axis in split.items() if name in own}
-        return Options(split=split, strict=self.strict)
+        return Options(split=split)
 
 
 def names_in(value: Any, argument: str, what: str) -> tuple[str, ...]:

@@ -53,7 +53,8 @@ class SignatureReport:
         if plan is None:
             return [f"kept as it is: {self.kept}"]
         stayed = [
-            f"{op.type} {op.name!r} runs at home: {reason}; {advice_on(reason)}" for op, reason in plan.stayed_home[:6]
+            f"{op.type} {op.name!r} runs at home: {reason}; {advice_on(reason, finished=True)}"
+            for op, reason in plan.stayed_home[:6]
         ]
         more = len(plan.stayed_home) - len(stayed)
         kept = [f"kept as it is: {self.kept}"] if self.kept else [*plan.program.notes, *plan.notes]

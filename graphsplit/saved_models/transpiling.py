@@ -17,6 +17,7 @@ from graphsplit.core.errors import ArgumentError, CheckError, UnsupportedError, 
 from graphsplit.core.files import Recognizer, replacing, writing_failed
 from graphsplit.core.integrity import check_whole
 from graphsplit.core.stored_models import load_saved_model, read_saved_model
+from graphsplit.planning.strictness import check_strict
 from graphsplit.saved_models import files
 from graphsplit.saved_models.options import TranspileOptions, path_in, quiet
 from graphsplit.saved_models.parts import CannotBeSplitError, check_can_be_split
@@ -241,6 +242,8 @@ class _Job:
                 self.options.progress(f"planning {key}")
                 try:
                     report = transpile(key)
+                    if report.plan is not None:
+                        check_strict(report.plan, self.options.strict, finished=True)
                 except CannotBeSplitError as error:
                     if self.options.strict:
                         raise

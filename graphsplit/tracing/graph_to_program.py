@@ -13,6 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.call_inlining import inline_calls
+from graphsplit.core.devices import names_device
 from graphsplit.core.graphdefs import GraphDef, split_reference
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.program.program import Program
@@ -122,6 +123,5 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
 def _replaced_devices(nodes: Sequence[Any], stages: Stages) -> list[str]:
     """Say which devices were asked for inside of the graph, which the plan does not follow."""
     asked = {n.device for n in nodes if n.device and n.op != "Placeholder" and not stages.asked(n)}
-    return [f"tf.device requests inside the function are replaced by the plan's: {', '.join(sorted(asked))}"] * bool(
-        asked
-    )
+    names = ", ".join(sorted(filter(names_device, asked)))
+    return [f"tf.device requests inside the function are replaced by the plan's: {names}"] * bool(names)
