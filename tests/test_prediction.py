@@ -6,6 +6,8 @@ import json
 import re
 from pathlib import Path
 
+import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 from typer.testing import CliRunner
@@ -448,3 +450,18 @@ def test_what_a_loop_keeps_for_its_gradient_is_alive():
     one, two = (gs.predict(keeping, X, machine=boxed(), devices=n) for n in (1, 2))
     assert one.memory["/device:GPU:0"].live_bytes >= 5 * 128 * 64 * 4
     assert 5 * 64 * 64 * 4 <= two.memory["/device:GPU:1"].live_bytes < one.memory["/device:GPU:0"].live_bytes
+
+
+def test_a_wrapped_model_and_a_batch():
+    template = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
+    model = gs.multi_gpu_model(template, gpus=2)
+    model.compile("adam", "mse")
+    before = template.get_weights()
+    x, y = np.ones((8, 4), np.float32), np.ones((8, 3), np.float32)
+    step = gs.predict(model, x, y, machine="8xA100-SXM4-80GB")
+    assert (step.title, sorted(step.memory_bytes)) == ("train_step", ["GPU:0", "GPU:1"])
+    assert gs.predict(model, x, machine="8xA100-SXM4-80GB").title == "predict_step"
+    specs = tf.TensorSpec((256, 4)), tf.TensorSpec((256, 3))
+    found = gs.scaling(model, *specs, machine="8xA100-SXM4-80GB", devices=[1, 8])
+    assert [point.rows for point in found.points] == [256, 256, 256, 2048]
+    assert all(map(np.array_equal, before, template.get_weights()))

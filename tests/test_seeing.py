@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import re
 
 import keras
@@ -118,8 +119,17 @@ def test_html_of_plans_and_reports():
 def test_prompts_and_failed_assertions_show_what_print_shows():
     square = gs.parallelize(lambda x: tf.square(x), devices=2)
     x = tf.ones((4, 2))
-    for shown in (square.plan(x), gs.verify(square, x), gs.timeline_of(square, x)):
+    machine = "8xA100-SXM4-80GB"
+    for shown in (
+        square.plan(x),
+        gs.verify(square, x),
+        gs.timeline_of(square, x),
+        gs.predict(square, x, machine=machine),
+        gs.scaling(square, x, machine=machine, devices=[1, 2]),
+        square.placement(x).critical_path(),
+    ):
         assert repr(shown) == str(shown)
+        assert isinstance(shown, gs.Timeline) or html.escape(str(shown).splitlines()[0]) in shown._repr_html_()
     ops = {op.type: op for op in square.plan(x).program.ops}
     assert repr(ops["Square"]) == "<Square 'Square'>"
 

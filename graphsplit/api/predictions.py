@@ -11,6 +11,7 @@ from graphsplit.api.options import check_micro_batches, check_schedule
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predicted_layouts import Layout, layout_name
+from graphsplit.api.stepping import step_of
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
@@ -39,7 +40,8 @@ def predict(
     on its device, every tensor on its links. What that rests on is printed with it.
 
     Args:
-      fn: a function, or one made by `parallelize`, whose options then apply.
+      fn: a function, or one made by `parallelize`, whose options then apply; or a model made by `multi_gpu_model`, of
+        which a batch is given, `x, y, sample_weight`: its training step, or without `y` its prediction.
       *args, **kwargs: its arguments; a `tf.TensorSpec` will do for a tensor.
       machine: `"8xA100-SXM4-80GB"`, `"2x8xH100-SXM5"`, `"dgx-a100"`, or a TOML file; `graphsplit machines` lists those
         that come along, `graphsplit calibrate` measures the one at hand.
@@ -61,6 +63,7 @@ def predict(
     (True, ['GPU:0', 'GPU:1'])
     """
     found, unknown_size = machine_of(machine), checked_unknown_size(unknown_size)
+    fn, args, kwargs = step_of(fn, args, kwargs)
     call = predicted_call(fn, args, kwargs)
     count = _count(fn, devices, found)
     options = options_of(micro_batches, schedule, stages)

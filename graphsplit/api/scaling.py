@@ -10,6 +10,7 @@ from typing import Any
 from graphsplit.api.many_devices import ManyDevices, are_many
 from graphsplit.api.predicted_calls import predicted_call
 from graphsplit.api.predictions import options_of, predict_call
+from graphsplit.api.stepping import step_of
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
@@ -58,6 +59,7 @@ def scaling(
     if wrong or not kinds:
         raise ArgumentError(f"kinds={list(kinds)!r}: there are {', '.join(map(repr, KINDS))}.")
     options = options_of(micro_batches, None, None)
+    fn, args, kwargs = step_of(fn, args, kwargs)
     call = predicted_call(fn, args, kwargs)
     many = ManyDevices(fn, args, kwargs, call, unknown_size, options)
     points, skipped, assumptions = list[Point](), list[str](), tuple[str, ...]()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Protocol, overload, runtime_checkable
+from typing import Any, overload
 
 import numpy as np
 import tensorflow as tf
 
 from graphsplit.api.differences import MARGIN, ROUNDED, Difference, difference_of, last_place
 from graphsplit.api.parallel_function import P, ParallelFunction, R
+from graphsplit.api.stepping import Stepping
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.notebooks import text_html
@@ -70,13 +71,6 @@ class Report:
 
     def _repr_html_(self) -> str:
         return text_html(str(self), "the differences", good=self.passed)
-
-
-@runtime_checkable
-class Stepping(Protocol):
-    """Whatever has parallelized steps: a wrapped Keras model. (It stands on a higher floor.)"""
-
-    def _parallel_step(self, *args: Any, **kwargs: Any) -> tuple[ParallelFunction[..., Any], tuple[Any, ...]]: ...
 
 
 @overload

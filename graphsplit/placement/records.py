@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from graphsplit.core.notebooks import text_html
+from graphsplit.planning.amounts import count_text, format_bytes
+
 Shape = tuple[int | None, ...]
 NO_DATA = frozenset({"resource", "variant"})
 
@@ -155,6 +158,18 @@ class CriticalPath:
     seconds: float
     flops: int
     transfer_bytes: int
+
+    def __str__(self) -> str:
+        first = (
+            f"Critical path: {count_text(len(self.ops), 'operation')}, {1e3 * self.seconds:.3g} ms, "
+            f"{self.flops} FLOPs, {format_bytes(self.transfer_bytes)} between devices"
+        )
+        return "\n".join([first, *[f"  {name}" for name in self.ops]])
+
+    __repr__ = __str__  # what a prompt, and an assertion that fails, show
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self), "the operations")
 
 
 @dataclass(frozen=True)

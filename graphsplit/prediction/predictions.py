@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from graphsplit.core import forms
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError
+from graphsplit.core.notebooks import text_html
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.seconds import Costs
 from graphsplit.emission.emitter import emit
@@ -83,6 +84,11 @@ class Prediction(PredictedStep):
             lines.append(f"  sizes that follow from data count as {low} to {high}; unknown_size=... says it better")
         lines += [f"  known only when it runs: {text}" for text in self.unknown[:4]]
         return "\n".join([*lines, "This rests on:", *[f"  {text}" for text in self.assumptions]])
+
+    __repr__ = __str__  # what a prompt, and an assertion that fails, show
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self), "each device, and on what it rests")
 
     def _seconds(self) -> str:
         if self.most is None:

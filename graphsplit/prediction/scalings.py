@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 from graphsplit.core import forms
 from graphsplit.core.extras import figure_class
+from graphsplit.core.notebooks import text_html
 from graphsplit.planning.amounts import format_bytes
 
 SUFFIXES = (".json", ".png", ".svg")
@@ -85,15 +86,20 @@ class Scaling:
 
     def __str__(self) -> str:
         lines = [f"Predicted scaling of {self.title} on {self.machine}"]
-        lines.append("  scaling  variables  devices      rows        step     rows/s efficiency      peak      sent")
+        lines.append("  scaling  variables   devices      rows        step     rows/s efficiency      peak      sent")
         for p in self.points:
             lines.append(
-                f"  {p.kind:8} {p.layout:10} {p.devices:>7} {p.rows:>9} {p.step_s * 1e3:>8.2f} ms "
+                f"  {p.kind:8} {p.layout or 'as they lie':11} {p.devices:>7} {p.rows:>9} {p.step_s * 1e3:>8.2f} ms "
                 f"{p.rows_per_s:>10.4g} {self.efficiency(p):>10.0%} "
                 f"{format_bytes(p.peak_bytes):>9} {format_bytes(p.sent_bytes):>9}"
             )
         lines += [f"  {text}" for text in self.skipped]
         return "\n".join([*lines, "This rests on:", *[f"  {text}" for text in self.assumptions]])
+
+    __repr__ = __str__  # what a prompt, and an assertion that fails, show
+
+    def _repr_html_(self) -> str:
+        return text_html(str(self), "the table, and on what it rests")
 
 
 def _figure(scaling: Scaling) -> Any:

@@ -1,0 +1,22 @@
+"""What has parallelized steps: wrapped Keras models, which stand on a higher floor."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol, runtime_checkable
+
+from graphsplit.api.parallel_function import ParallelFunction
+
+
+@runtime_checkable
+class Stepping(Protocol):
+    """Whatever has parallelized steps: a wrapped Keras model."""
+
+    def _parallel_step(self, *args: Any, **kwargs: Any) -> tuple[ParallelFunction[..., Any], tuple[Any, ...]]: ...
+
+
+def step_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
+    """Return a function and its arguments: of what has steps, the step for a batch; of a function, as they are."""
+    if isinstance(fn, ParallelFunction) or not isinstance(fn, Stepping):
+        return fn, args, kwargs
+    step, batch = fn._parallel_step(*args, **kwargs)
+    return step, batch, {}
