@@ -20,6 +20,10 @@ pytestmark = [
 ]
 
 
+# tf_keras 2.16 has losses over batches, and weights of classes, in float32 whatever the model has
+COUNTED = 1e-6 if tf_keras.__version__.startswith("2.16.") else EXACT
+
+
 @pytest.fixture
 def float64():
     """Make models in float64: in float32, a momentum that nearly cancels depends on the order of summation."""
@@ -138,7 +142,7 @@ def test_steps_per_execution_and_counters(steps):
         prediction = model.predict(x, batch_size=4, verbose=0)
         counters = model._train_counter.numpy(), model._predict_counter.numpy()
         results.append([*history.items(), ("b", batches), ("c", counters), ("p", prediction), *state(model)])
-    assert_same(results[1], results[0], EXACT)
+    assert_same(results[1], results[0], COUNTED)
 
 
 def test_single_batches():
@@ -152,7 +156,7 @@ def test_single_batches():
             model.predict_on_batch(x[:1]),
         ]
         results.append([*[(str(i), value) for i, value in enumerate(values)], *state(model)])
-    assert_same(results[1], results[0], EXACT)
+    assert_same(results[1], results[0], COUNTED)
 
 
 def with_dropout():
