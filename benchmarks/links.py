@@ -44,6 +44,7 @@ def linked(count: int, mbit: int) -> Iterator[dict[str, str]]:
     """
     own, network = f"g{os.getpid() % 100000}x{next(_made)}", _free_network()
     names = {f"{network}.{k + 1}": f"{own}n{k}" for k in range(count)}
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # which removes them, too
     try:
         _ip("link", "add", own, "type", "bridge")
         _ip("link", "set", own, "up")
@@ -66,6 +67,7 @@ def linked(count: int, mbit: int) -> Iterator[dict[str, str]]:
             _quietly("ip", "netns", "del", name)
         _quietly("ip", "link", "del", f"{own}c")
         _quietly("ip", "link", "del", own)
+        signal.signal(signal.SIGTERM, before)
 
 
 @contextlib.contextmanager
