@@ -10,10 +10,8 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from typer.testing import CliRunner
 
 import graphsplit as gs
-from graphsplit.cli import app
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.work import bytes_of
 from graphsplit.emission.emitter import emit
@@ -344,95 +342,6 @@ def test_scaling_to_more_devices_than_rows():
     found = gs.scaling(product, tf.TensorSpec([4, 64]), machine=boxed(), devices=[1, 8], kinds=["strong"])
     assert [point.devices for point in found.points] == [1]
     assert found.skipped == ("strong scaling on 8 devices: 4 rows leave some without any",)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"devices": 0}, "devices=0: it is how many of the machine's devices are used, at least 1."),
-        (
-            {"devices": 9},
-            "devices=9: the machine 'unit box' has 8. Choose fewer, or a cluster of 2 hosts: 2x8xunit.",
-        ),
-        ({"layout": "split"}, "There is no variable layout 'split'; there are 'home', 'mirrored', 'sharded'."),
-        (
-            {"micro_batches": 0},
-            "micro_batches=0: it is the number of parts, at least 1, that each device computes one after the other; 1 "
-            "computes the rows of a device at once.",
-        ),
-        ({"stages": 0}, "stages=0: it is the number of parts, at least 1, into which the function is cut."),
-    ],
-)
-def test_bad_options(options, message: str):
-    with raises(gs.ArgumentError, message):
-        gs.predict(product, X, machine=boxed(), **options)
-
-
-def test_sizes_of_arguments_are_known():
-    with raises(
-        gs.ArgumentError,
-        "A prediction needs all sizes of the arguments, and some are not known:\n"
-        "  - x: float32[?,64]\n"
-        "Give tensors, or a tf.TensorSpec with every size, like tf.TensorSpec([256, 224, 224, 3]).",
-    ):
-        gs.predict(product, tf.TensorSpec([None, 64]), machine=boxed())
-
-
-def test_no_function():
-    with raises(gs.ArgumentError, "predict takes a function and its arguments, got 3 for the function."):
-        gs.predict(3, X, machine=boxed())  # type: ignore[arg-type]
-
-
-def test_bad_scaling():
-    with raises(gs.ArgumentError, "devices=[0]: scaling takes numbers of devices, each at least 1: [1, 2, 4, 8]."):
-        gs.scaling(product, X, machine=boxed(), devices=[0])
-    with raises(gs.ArgumentError, "kinds=['square']: there are 'strong', 'weak'."):
-        gs.scaling(product, X, machine=boxed(), devices=[1], kinds=["square"])
-    with raises(gs.ArgumentError, "Weak scaling of product: no argument is split, so there are no rows to add."):
-        gs.scaling(gs.parallelize(product, split=None), X, machine=boxed(), devices=[1, 2], kinds=["weak"])
-
-
-def test_on_the_command_line(tmp_path: Path):
-    run = CliRunner().invoke
-    call = [f"{HERE}:product", "--spec", "float32[128,64]", "--machine", "8xH100-SXM5"]
-    one = run(app, ["predict", *call, "--devices", "2", "-o", str(tmp_path / "p.html")])
-    assert one.exit_code == 0, one.output
-    assert one.stdout.startswith("Prediction of product on 2 of 8xH100-SXM5\n  a step takes ")
-    assert (tmp_path / "p.html").exists()
-    table = run(app, ["predict", *call, "--devices", "1,2", "--layout", "home,sharded"])
-    assert table.stdout.startswith("Predicted scaling of product on 8xH100-SXM5\n")
-    assert len(re.findall(r"^  strong ", table.stdout, re.MULTILINE)) == 4
-
-
-def test_machines_on_the_command_line():
-    shown = CliRunner().invoke(app, ["machines"])
-    assert shown.exit_code == 0, shown.output
-    assert "dgx-h200: 8 H200-SXM" in shown.stdout
-    assert "data sheet" in shown.stdout
-
-
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        (
-            ["predict", f"{HERE}:product", "--machine", "t4-box", "--devices", "two"],
-            "Error: --devices 'two' is not understood; write numbers of at least 1, with commas: 1,2,4,8.",
-        ),
-        (
-            ["predict", f"{HERE}:product", "--machine", "t4-box", "--spec", "float32[?,64]"],
-            "Error: --spec 'float32[?,64]': a prediction needs all sizes; write a number for each.",
-        ),
-        (
-            ["validate", f"{HERE}:product", "--machine", "cpu", "-o", "both.json"],
-            "Error: -o 'both.json': what was measured is shown beside on a page, .html.",
-        ),
-        (["calibrate", "-o", "here.json"], "Error: -o 'here.json': a machine file ends in .toml."),
-    ],
-)
-def test_bad_commands(arguments: list[str], message: str):
-    done = CliRunner().invoke(app, arguments)
-    assert done.exit_code == 2
-    assert done.stderr.strip() == message
 
 
 def test_what_a_loop_keeps_for_its_gradient_is_alive():
