@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from graphsplit.api.differences import MARGIN, ROUNDED, Difference, difference_of, last_place
 from graphsplit.api.parallel_function import P, ParallelFunction, R
-from graphsplit.api.stepping import Stepping
+from graphsplit.api.stepping import Stepping, step_of
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.notebooks import text_html
@@ -111,7 +111,8 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     >>> gs.verify(mean, tf.constant([1.0, 2.0, 6.0])).passed
     True
     """
-    if not isinstance(function, (ParallelFunction, Stepping)):
+    is_model = isinstance(function, Stepping)
+    if not is_model and not isinstance(function, ParallelFunction):
         plain = " On one device, multi_gpu_model gives back the model itself." * hasattr(function, "train_step")
         raise ArgumentError(
             f"verify takes a function made by parallelize or a model made by multi_gpu_model, got {function!r}.{plain}"
@@ -121,10 +122,9 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     specs = [str(leaf) for leaf in tf.nest.flatten((args, kwargs)) if isinstance(leaf, tf.TypeSpec)]
     if specs:
         raise ArgumentError(f"verify runs the function, so it needs tensors, not specifications: {'; '.join(specs)}.")
-    if isinstance(function, Stepping):
-        (function, args), kwargs = function._parallel_step(*args, **kwargs), {}
-        if not args:
-            raise ArgumentError("verify runs a step of the model: give it a batch, x and y.")
+    function, args, kwargs = step_of(function, args, kwargs)
+    if is_model and not args:
+        raise ArgumentError("verify runs a step of the model: give it a batch, x and y.")
     runs = _Runs(function, args, kwargs)
     expected, found = runs.on_one_device(), runs.on_devices()
     names = runs.names(len(expected))
