@@ -15,8 +15,12 @@ import tensorflow as tf
 import graphsplit as gs
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import data, workload
+from graphsplit.costs.machine_files import read_machine
+from graphsplit.prediction import microbenchmarks
 
 _THREADS = 1
+_PARTS = (1, 2, 4, 8, 16, 32)  # as many as devices times micro-batches
+_REFERENCE_S = 0.1
 _NO_TIME_S = 1e30  # the simulator says that it failed by the largest number
 
 
@@ -48,17 +52,21 @@ def machine(path: str) -> dict[str, Any]:
 def calibrate(name: str, mode: str, small: bool, path: str, calibrated: str) -> dict[str, Any]:
     """Write the file of the machine with a workload's operations, as one device with one thread takes them."""
     from graphsplit.api.calibration import measure_function
-    from graphsplit.costs.machine_files import machine_text, read_machine
+    from graphsplit.costs.machine_files import machine_text
 
     start(1)
     _, step, arguments = step_of(name, mode, small)
-    found = measure_function(read_machine(path), step, arguments)
+    found = measure_function(read_machine(path), step, arguments, micro_batches=_PARTS)
     Path(calibrated).write_text(machine_text(found))
     return {"overhead_s": found.device.overhead_s}
 
 
 def cell(asked: dict[str, Any], small: bool, calibrated: str, rounds: int) -> dict[str, Any]:
-    """Predict a step and measure it."""
+    """Predict a step and measure it: at the speed that the machine had when it was calibrated.
+
+    The speed of a machine that is shared with others changes by a third from one minute to the next. So a reference is
+    timed in turns with the step.
+    """
     count = asked["devices"]
     start(count)
     parts, step, arguments = step_of(asked["workload"], asked["mode"], small)
@@ -70,13 +78,14 @@ def cell(asked: dict[str, Any], small: bool, calibrated: str, rounds: int) -> di
     prediction = gs.predict(split, *arguments, machine=calibrated, devices=count)
     predict_s = time.perf_counter() - began
     _wait(split(*arguments))
-    times = []
-    for _ in range(rounds):
-        times.append(_round(split, arguments))
+    reference, before_s = microbenchmarks.reference("/device:CPU:0"), read_machine(calibrated).host.reference_s
+    _wait(reference())
+    rounds_s = [(_round(split, arguments), _round(reference, [], _REFERENCE_S)) for _ in range(rounds)]
     return {
         "predicted_s": prediction.step_s,
-        "measured_s": statistics.median(times),
-        "fastest_s": min(times),
+        "measured_s": statistics.median([step_s / beside_s for step_s, beside_s in rounds_s]) * before_s,
+        "now_s": statistics.median([step_s for step_s, _ in rounds_s]),
+        "slower": statistics.median([beside_s for _, beside_s in rounds_s]) / before_s,
         "predicted_bytes": sum(memory.live_bytes for memory in prediction.memory.values()),
         "measured_bytes": step_bytes(lambda: _wait(split(*arguments))),
         "plan_s": plan_s,

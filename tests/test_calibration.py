@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import tensorflow as tf
@@ -13,11 +14,13 @@ import tensorflow as tf
 import graphsplit as gs
 from benchmarks import prediction, prediction_worker
 from benchmarks.prediction import ranked, summary, table
-from graphsplit.api import calibration
+from graphsplit.api import calibration, fitting
 from graphsplit.costs.families import FAMILIES
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.machine_files import machine_text, read_machine
-from graphsplit.prediction import microbenchmarks
+from graphsplit.costs.work import Work
+from graphsplit.placement.profiles import OpEvent
+from graphsplit.prediction import microbenchmarks, sampling
 from tests.helpers.messages import raises
 
 WEIGHTS = tf.Variable(tf.ones([64, 64]) / 64, name="weights")
@@ -55,13 +58,65 @@ def test_operations_of_a_function_are_measured(tmp_path: Path):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_step_on_one_device_is_predicted_as_measured(monkeypatch: pytest.MonkeyPatch, threads: int):
     """With as many threads as it had: a process with two runs operations of one device two at a time."""
-    monkeypatch.setattr(microbenchmarks, "seconds_of_call", lambda call: 0.5)
-    monkeypatch.setattr(calibration, "threads_of_process", lambda: threads)
+    monkeypatch.setattr(microbenchmarks, "usual_seconds_of_calls", lambda calls, _: ([0.5] * len(calls), 0.1))
+    monkeypatch.setattr(fitting, "threads_of_process", lambda: threads)
     found = calibration.measure_function(rough(), step, [tf.ones([256, 64])])
     alike = replace(found, host=replace(found.host, threads_per_device=threads))
     assert gs.predict(step, tf.ones([256, 64]), machine=alike, devices=1).step_s == pytest.approx(0.5, rel=0.01)
     alone = gs.predict(step, tf.ones([256, 64]), machine=found, devices=1)
     assert alone.step_s > 0.51 or threads == 1
+
+
+def test_operations_are_measured_as_large_as_those_of_micro_batches():
+    """What more devices run is then not told by what others took; more micro-batches than rows are left out."""
+    x = tf.ones([6, 64])
+    found = calibration.measure_function(rough(), step, [x], micro_batches=(1, 2, 8))
+    products = {key for key in found.device.samples if key.startswith("MatMul")}
+    assert any("float32[3,64]" in key for key in products)
+    assert not any("float32[1,64]" in key for key in products)
+    halves = gs.predict(step, x, machine=found, devices=2)
+    assert any(line.endswith(" kinds of operations as measured, 0 by what others took") for line in halves.assumptions)
+    assert found.host.reference_s > 0
+    with pytest.raises(gs.ArgumentError, match="micro_batches=0"):
+        calibration.measure_function(rough(), step, [x], micro_batches=(1, 0))
+
+
+def test_operations_of_loops_are_measured_at_the_sizes_of_shards():
+    """TensorFlow does not know the sizes in a loop's body: the plan does."""
+
+    def loops(x):
+        with tf.GradientTape() as tape:
+            y = x
+            for _ in tf.range(3):
+                y = tf.nn.tanh(y @ WEIGHTS)
+            loss = tf.reduce_sum(y)
+        return tape.gradient(loss, WEIGHTS)
+
+    found = calibration.measure_function(rough(), loops, [tf.ones([8, 64])], micro_batches=(1, 2))
+    keys = set(found.device.samples)
+    for rows in (8, 4):
+        assert f"Tanh float32[{rows},64] -> float32[{rows},64]" in keys
+        assert f"TanhGrad float32[{rows},64] float32[{rows},64] -> float32[{rows},64]" in keys
+    assert not any("..." in key or "?" in key for key in keys)
+
+
+def test_what_never_ran_takes_no_time():
+    """TensorFlow computes constants before a step; what is in a branch may run another time."""
+    work = Work("elementwise", "float32", 1.0, 4.0)
+    kinds = {name: sampling.Kind(name, work, name == "branch") for name in ("ran", "folded", "branch")}
+    event = OpEvent("ran", "Mul", "/device:CPU:0", 0.0, 0.5, 1)
+    found = sampling.samples_of(SimpleNamespace(events=[event, replace(event, duration_s=0.7)]), kinds)
+    assert {key: sample.seconds for key, sample in found.items()} == {"ran": 0.6, "folded": 0.0}
+
+
+def test_a_call_takes_longer_on_more_devices():
+    """The devices of a step of micro-batches on one device are one."""
+    machine = replace(rough(), host=Host(threads=2, call_s=1.0, device_call_s=0.25))
+    for devices, micro_batches, seconds in ((1, 4, 1.0), (2, 1, 1.25), (4, 2, 1.75)):
+        found = gs.predict(step, tf.ones([256, 64]), machine=machine, devices=devices, micro_batches=micro_batches)
+        assert found.step_s == pytest.approx(seconds, abs=0.05)
+        assert f"on {devices} of rough" in str(found)
+    assert "for each more device" in str(found)
 
 
 def test_what_xla_compiles_is_not_measured():
@@ -101,6 +156,7 @@ def test_calibrate_measures_every_family():
     assert all(rate > 0 for curve in found.device.curves.values() for _, rate in curve)
     assert found.calibrated
     assert found.host.call_s > found.device.overhead_s > 0
+    assert found.host.call_s > found.host.device_call_s
 
 
 @pytest.mark.long

@@ -131,9 +131,10 @@ def _random_tasks(seed: int) -> list[Task]:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_random_graphs_obey_edges_and_capacities(seed: int):
+@pytest.mark.parametrize("wake_s", [0.0, 0.5])
+def test_random_graphs_obey_edges_and_capacities(seed: int, wake_s: float):
     tasks = _random_tasks(seed)
-    resources = {"d": ONE, "e": ONE, "pool": Resource(2), "from": ONE, "to": ONE}
+    resources = {"d": ONE, "e": ONE, "pool": Resource(2, wake_s=wake_s), "from": ONE, "to": ONE}
     found = replay(tasks, resources)
     for i, task in enumerate(tasks):
         assert all(found.starts[i] >= found.ends[k] + tasks[k].delay_s for k in task.after)
@@ -148,6 +149,48 @@ def test_random_graphs_obey_edges_and_capacities(seed: int):
     path = found.critical_path()
     assert found.ends[path[-1]] == max(found.ends)
     assert all(found.starts[b] >= found.ends[a] for a, b in itertools.pairwise(path))
+
+
+THREADS = {"pool": Resource(2, wake_s=3.0)}
+
+
+def test_a_thread_without_work_wakes_up_first():
+    """Two chains that do not wait for each other: one thread goes on at once, the other one wakes up first."""
+    chains = [
+        Task("a", ("pool",), 5),
+        Task("b", ("pool",), 5, (0,)),
+        Task("c", ("pool",), 6),
+        Task("d", ("pool",), 6, (2,)),
+    ]
+    found = replay(chains, THREADS)
+    assert found.starts == (0, 5, 3, 9)
+    assert found.seconds == 15
+
+
+def test_what_a_working_thread_can_do_before_another_wakes_up_it_does():
+    found = replay([Task("a", ("pool",), 1), Task("b", ("pool",), 1), Task("c", ("pool",), 4, (0, 1))], THREADS)
+    assert found.starts == (0, 1, 2)  # the other one wakes up at 3 and finds nothing to do
+
+
+def test_a_thread_that_found_nothing_to_do_sleeps_again():
+    tasks = [
+        Task("a", ("pool",), 9),
+        Task("b", ("pool",), 4),
+        Task("c", ("pool",), 5, (0,)),
+        Task("d", ("pool",), 5, (0,)),
+    ]
+    found = replay(tasks, THREADS)
+    assert found.starts == (0, 3, 9, 12)  # slept from 7 on, asked for at 9
+
+
+def test_what_takes_no_time_lets_no_thread_sleep():
+    tasks = [Task("a", ("pool",), 1), Task("signal", (), 0, (0,)), Task("b", ("pool",), 1, (1,))]
+    assert replay(tasks, THREADS).seconds == 2
+
+
+def test_what_arrives_from_elsewhere_wakes_a_thread():
+    tasks = [Task("a", ("pool",), 1, (), 2.0), Task("b", ("pool",), 1, (0,))]
+    assert replay(tasks, THREADS).starts == (0, 6)
 
 
 @pytest.mark.parametrize("factor", [1.0, 0.5, 0.1])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
@@ -11,41 +12,50 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.fitting import MeasuredStep, fitted, pooled, threads_of_process
+from graphsplit.api.options import check_micro_batches
 from graphsplit.api.parallel_function import ParallelFunction
-from graphsplit.api.predicted_calls import PredictedCall, predicted_call
-from graphsplit.api.predictions import predict_call
+from graphsplit.api.predicted_calls import predicted_call
 from graphsplit.core.devices import available_devices
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.costs.machine import Device, Host, Link, Machine
+from graphsplit.emission.emitter import emit
+from graphsplit.placement.builders import source_of
 from graphsplit.placement.sources import StateKeeper
-from graphsplit.placement.timeline import timeline_of
+from graphsplit.placement.timeline import timeline_of_source
 from graphsplit.prediction import microbenchmarks
-from graphsplit.prediction.sampling import samples_of
+from graphsplit.prediction.sampling import kinds_of, samples_of
 
-_RECORDINGS = 3
+_LEAST_RECORDED, _MOST_RECORDED, _RECORDED_S = 2, 50, 0.3  # steps, and how long they take
 _DTYPES = (tf.float32, tf.float64)
 _LARGE_ENTRIES = 4_000_000
-_MOST_OVERHEAD = 3
-_LONGER = (0.1, 1e6)  # times as long as an operation took while it was recorded
-_MOST_TRIALS, _CLOSE = 8, 1e-3
 _LOGICAL_DEVICES = 64
 
 
-def calibrate(fn: Callable[..., Any] | None = None, *args: Any, name: str = "here", **kwargs: Any) -> Machine:
+def calibrate(
+    fn: Callable[..., Any] | None = None,
+    *args: Any,
+    name: str = "here",
+    micro_batches: Sequence[int] = (1, 2, 4, 8),
+    **kwargs: Any,
+) -> Machine:
     """Measure the devices of this process, and what their operations take. It takes about a minute.
 
     Measured are products and convolutions with their gradients, memory, copies between devices, the cost of an
-    operation with nothing to do and of a call, and how much slower all devices are that work at once. With a function,
-    its operations are measured one by one as well, on one device, by TensorFlow's profiler: that is nearer to the truth
-    for this function and others like it.
+    operation with nothing to do and of a call, how long a thread takes to wake up, and how much slower all devices are
+    that work at once. With a function, its operations are measured one by one as well, on one device, by TensorFlow's
+    profiler, and steps as wholes: that is nearer to the truth for this function and others like it.
 
     Args:
       fn, *args, **kwargs: a function and tensors to call it with: it runs for a second or two. Variables keep their
         values.
       name: of the machine.
+      micro_batches: in how many parts of the batch the function is measured, one after the other: operations of `n`
+        devices are as large as those of `n` micro-batches. More than rows are left out.
 
     Raises:
+      ArgumentError: for numbers of micro-batches that are none.
       UnsupportedError: for a function that XLA compiles.
 
     >>> import graphsplit as gs
@@ -78,13 +88,17 @@ def calibrate(fn: Callable[..., Any] | None = None, *args: Any, name: str = "her
         sources=dict.fromkeys(("device", "link", "host"), f"measured on {platform.node()} by graphsplit calibrate"),
         calibrated=True,
     )
-    return found if fn is None else measure_function(found, fn, args, kwargs)
+    return found if fn is None else measure_function(found, fn, args, kwargs, micro_batches)
 
 
 def measure_function(
-    machine: Machine, fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any] = MappingProxyType({})
+    machine: Machine,
+    fn: Callable[..., Any],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    micro_batches: Sequence[int] = (1,),
 ) -> Machine:
-    """Return a machine with the operations of a function measured, and what its step takes besides."""
+    """Return a machine with the operations of a function measured, and what its step takes besides: see `calibrate`."""
     from graphsplit.api.decorators import parallelize
 
     function = fn.function if isinstance(fn, ParallelFunction) else fn
@@ -93,55 +107,30 @@ def measure_function(
             "calibrate measures operations one by one, and jit_compile=True lets XLA make other ones of them. Measure "
             "the function without jit_compile; predictions of the compiled one are made of the same operations."
         )
-    alone = parallelize(function, devices=[available_devices()[0]])
-    recordings = [timeline_of(alone, *args, **kwargs) for _ in range(_RECORDINGS)]
-    samples = samples_of(recordings)
-    sampled = replace(machine, device=replace(machine.device, samples=samples))
-    if machine.device.kind == "GPU":
-        return sampled
-    with StateKeeper([(variable.handle, variable.dtype) for variable in alone.variables(*args, **kwargs)]):
-        measured_s = microbenchmarks.seconds_of_call(lambda: alone(*args, **kwargs))
-    return _explained(sampled, predicted_call(function, args, kwargs), measured_s)
-
-
-def _explained(machine: Machine, call: PredictedCall, measured_s: float) -> Machine:
-    """Return a machine on which a step on one device is predicted to take what it took.
-
-    What the profiler does not see of an operation (scheduling, buffers) is the same for all, up to some times what one
-    with nothing to do takes; beyond that, operations take longer one after another than they do while recorded. The
-    one device had all threads of this process.
-    """
-    threads = threads_of_process()
-    own = replace(machine, host=replace(machine.host, threads=threads, threads_per_device=threads))
-
-    def predicted_s(overhead: float, longer: float) -> float:
-        return predict_call(call, _adjusted(own, overhead, longer), 1).step_s
-
-    most = _MOST_OVERHEAD * machine.device.overhead_s
-    overhead = _solved(lambda value: predicted_s(value, 1.0), measured_s, 0.0, most)
-    longer = _solved(lambda value: predicted_s(overhead, value), measured_s, *_LONGER)
-    return _adjusted(machine, overhead, longer)
-
-
-def _adjusted(machine: Machine, overhead: float, longer: float) -> Machine:
-    samples = {key: s._replace(seconds=s.seconds * longer) for key, s in machine.device.samples.items()}
-    return replace(machine, device=replace(machine.device, overhead_s=overhead, samples=samples))
-
-
-def _solved(of: Callable[[float], float], wanted: float, low: float, high: float) -> float:
-    """Return where a function that grows has a value, or the end that is nearest to it (regula falsi)."""
-    at_low, at_high = of(low), of(high)
-    if at_low >= wanted or at_high <= at_low:
-        return low
-    if at_high <= wanted:
-        return high
-    for _ in range(_MOST_TRIALS):
-        middle = low + (wanted - at_low) / (at_high - at_low) * (high - low)
-        found = of(middle)
-        if abs(found - wanted) <= _CLOSE * wanted:
-            return middle
-        low, at_low, high, at_high = (middle, found, high, at_high) if found < wanted else (low, at_low, middle, found)
-    return middle
+    for count in micro_batches:
+        check_micro_batches(count)
+    call = predicted_call(function, args, kwargs)
+    rows = int(call.splitting.batch)
+    counts = [count for count in dict.fromkeys(micro_batches) if count == 1 or count <= rows]
+    device = available_devices()[0]
+    alone = [parallelize(function, devices=[device], micro_batches=count) for count in counts or (1,)]
+    calls = [functools.partial(step, *args, **kwargs) for step in alone]
+    with StateKeeper([(variable.handle, variable.dtype) for variable in alone[0].variables(*args, **kwargs)]):
+        reference = microbenchmarks.reference(device)
+        seconds, reference_s = microbenchmarks.usual_seconds_of_calls(calls, reference)
+    measured = []
+    for step, count, step_s in zip(alone, counts or (1,), seconds, strict=True):
+        plan = call.plan([device], micro_batches=count)
+        graph = emit(plan)
+        source, arguments, title = source_of(step, args, kwargs)
+        steps = max(_LEAST_RECORDED, min(_MOST_RECORDED, int(_RECORDED_S / step_s)))
+        recorded = timeline_of_source(source, arguments, title, steps)
+        measured.append(MeasuredStep(plan, graph, samples_of(recorded, kinds_of(plan, graph)), step_s))
+    if machine.device.kind == "GPU":  # (kernels are recorded as they run, however long launching them takes)
+        samples = pooled(measured, [1.0] * len(measured))
+        return replace(machine, device=replace(machine.device, samples=samples))
+    found = fitted(machine, measured)
+    return replace(found, host=replace(found.host, reference_s=reference_s))
 
 
 def _link(devices: tuple[str, ...]) -> Link:
@@ -160,12 +149,14 @@ def _host(devices: tuple[str, ...], first: str) -> Host:
         return Host(threads=os.cpu_count() or 1, call_s=call_s)
     threads, each = threads_of_process(), tf.config.threading.get_intra_op_parallelism_threads()
     together = microbenchmarks.slowdown(devices, threads)
-    return Host(threads=threads, threads_per_device=each or threads, slowdown=together, call_s=call_s)
-
-
-def threads_of_process() -> int:
-    """Return how many operations this process runs at a time, whatever devices they are on."""
-    return tf.config.threading.get_inter_op_parallelism_threads() or os.cpu_count() or 1
+    return Host(
+        threads=threads,
+        threads_per_device=each or threads,
+        slowdown=together,
+        call_s=call_s,
+        device_call_s=microbenchmarks.device_call_s(devices),
+        wake_s=microbenchmarks.wake_s(devices) if threads > 1 else 0.0,
+    )
 
 
 def _model(device: str) -> str:

@@ -93,10 +93,15 @@ def _calibrate(run: Run) -> Callable[..., None]:
         target: Annotated[str | None, typer.Argument(metavar="[WHAT]", help="A function to measure as well.")] = None,
         spec: Specs = None,
         devices: Annotated[int | None, typer.Option("--devices", min=1, help="Logical CPU devices; 2.")] = None,
+        micro_batches: Annotated[
+            str, typer.Option("--micro-batches", help="In how many parts of the batch the function is measured.")
+        ] = "1,2,4,8",
     ) -> None:
         """Measure this machine: products, convolutions, memory, copies between devices, the cost of launching."""
+        counts: list[int] = []
 
         def check() -> None:
+            counts.extend(parse_counts(micro_batches, "--micro-batches"))
             if not output.endswith(".toml"):
                 raise ArgumentError(f"-o {output!r}: a machine file ends in .toml.")
             if not Path(output).absolute().parent.is_dir():
@@ -107,7 +112,7 @@ def _calibrate(run: Run) -> Callable[..., None]:
         def act() -> None:
             from graphsplit.cli import predicting
 
-            predicting.calibrate(output, target, spec or (), devices)
+            predicting.calibrate(output, target, spec or (), devices, counts)
 
         run(act, check)
 
@@ -153,15 +158,15 @@ def _validate(run: Run) -> Callable[..., None]:
     return validate
 
 
-def parse_counts(text: str) -> list[int]:
-    """Return what `--devices` says: numbers.
+def parse_counts(text: str, option: str = "--devices") -> list[int]:
+    """Return what an option says: numbers.
 
     >>> parse_counts("1,2, 4")
     [1, 2, 4]
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
     if not parts or not all(part.isdecimal() and int(part) > 0 for part in parts):
-        raise ArgumentError(f"--devices {text!r} is not understood; write numbers of at least 1, with commas: 1,2,4,8.")
+        raise ArgumentError(f"{option} {text!r} is not understood; write numbers of at least 1, with commas: 1,2,4,8.")
     return [int(part) for part in parts]
 
 

@@ -18,7 +18,7 @@ from graphsplit.api.predictions import predict as predicted
 from graphsplit.api.scaling import scaling
 from graphsplit.cli.targets import check_specs, example, load_target, parse_spec
 from graphsplit.core import files
-from graphsplit.core.devices import use_logical_devices
+from graphsplit.core.devices import available_devices, use_logical_devices
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.costs.machine_files import known_machines, machine_text
@@ -26,7 +26,7 @@ from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.placement.sources import StateKeeper
 from graphsplit.placement.timeline import timeline_of
 from graphsplit.prediction.assumptions import amount
-from graphsplit.prediction.microbenchmarks import numpy_of, seconds_of_call
+from graphsplit.prediction.microbenchmarks import numpy_of, reference, seconds_of_call
 
 MARK = "written by graphsplit calibrate"
 
@@ -94,14 +94,16 @@ def _link_text(link: Any) -> str:
     return f"{link.name}: {rate}"
 
 
-def calibrate(output: str, target: str | None, specs: Sequence[str], devices: int | None) -> None:
+def calibrate(
+    output: str, target: str | None, specs: Sequence[str], devices: int | None, micro_batches: Sequence[int]
+) -> None:
     """Measure this machine and write its file."""
     _start(devices)
     if target is None:
         found = calibrated()
     else:
         fn, arguments = _function(target, specs)
-        found = calibrated(fn, *[example(spec) for spec in arguments])
+        found = calibrated(fn, *[example(spec) for spec in arguments], micro_batches=micro_batches)
     files.write(output, f"# {MARK}\n{machine_text(found)}".encode(), lambda path: why_not_ours(path))
     print(f"Written: {output}. Name it as the machine: graphsplit predict ... --machine {output}")
 
@@ -143,6 +145,12 @@ def validate(
         f"Measured: {measured * 1e3:.2f} ms a step, the median of {steps} rounds. Predicted: "
         f"{prediction.step_s * 1e3:.2f} ms, {abs(off):.1%} {'more' if off > 0 else 'less'}."
     )
+    if machine_found.host.reference_s:
+        now = seconds_of_call(reference(available_devices()[0])) / machine_found.host.reference_s
+        print(
+            f"Products and sums take {now:.2f} times as long as when {machine} was written: the machine itself is that "
+            "much slower or faster now, whoever else uses it."
+        )
     recorded = timeline_of(split, *tensors)
     print(prediction.beside(recorded))
     for path in outputs:

@@ -7,6 +7,7 @@ says `node:output_name:0`. Everything in graphsplit uses the first; this file tr
 from __future__ import annotations
 
 import functools
+import graphlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -52,6 +53,12 @@ def split_reference(reference: str) -> tuple[str, int]:
     """
     name, _, index = reference.partition(":")
     return name, int(index or 0)
+
+
+def in_order(nodes: Sequence[Any]) -> list[str]:
+    """Return the names of a graph's nodes, each behind those that it reads or waits for."""
+    reads = {n.name: dict.fromkeys([split_reference(r.lstrip("^"))[0] for r in n.input]) for n in nodes}
+    return list(graphlib.TopologicalSorter(reads).static_order())
 
 
 def make_node(name: str, op_type: str, inputs: Iterable[str], device: str = "", **attributes: Any) -> Any:

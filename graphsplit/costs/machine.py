@@ -134,12 +134,19 @@ class Host:
       slowdown: how many times as long an operation takes while 1, 2, ... of the threads work: they share memory, and
         perhaps cores.
       call_s: what a call of a function takes besides its operations.
+      device_call_s: what it takes besides for each device after the first.
+      wake_s: how long a thread without work takes from an operation that waits for it to its start.
+      reference_s: how long some products and sums took (`microbenchmarks.reference`) while a function was measured:
+        what they take now tells how much faster or slower the machine has become. 0: not measured.
     """
 
     threads: int = 1
     threads_per_device: int = 1
     slowdown: tuple[float, ...] = (1.0,)
     call_s: float = 0.0
+    device_call_s: float = 0.0
+    wake_s: float = 0.0
+    reference_s: float = 0.0
 
     def slowed(self, working: int) -> float:
         """Return how many times as long an operation takes while so many threads work."""
@@ -224,6 +231,11 @@ class Machine:
     def host_of(self, device: str) -> int:
         """Return the number of the host of a device."""
         return int(device.partition("/task:")[2].partition("/")[0] or 0)
+
+    def call_s(self, devices: int) -> float:
+        """Return what a call takes on so many devices, besides their operations. Hosts begin at the same time."""
+        on_one = min(devices, self.devices)
+        return self.host.call_s + (on_one - 1) * self.host.device_call_s
 
     def threads(self, devices: int) -> int:
         """Return how many threads of a host run operations of so many of its CPU devices."""

@@ -36,11 +36,23 @@ _TABLES: dict[str, dict[str, type]] = {
     },
     "link": {"name": str, "bytes_per_s": float, "latency_s": float, "shared": bool, "copies": bool, "source": str},
     "network": {"name": str, "bytes_per_s": float, "latency_s": float, "source": str},
-    "host": {"threads": int, "threads_per_device": int, "slowdown": list, "call_s": float, "source": str},
+    "host": {
+        "threads": int,
+        "threads_per_device": int,
+        "slowdown": list,
+        "call_s": float,
+        "device_call_s": float,
+        "wake_s": float,
+        "reference_s": float,
+        "source": str,
+    },
 }
-_OPTIONAL = {"calibrated", "launch_s", "overhead_s", "shared", "copies", "threads_per_device", "slowdown", "call_s"}
+_OPTIONAL = {
+    *("calibrated", "launch_s", "overhead_s", "shared", "copies", "threads_per_device", "slowdown"),
+    *("call_s", "device_call_s", "wake_s", "reference_s"),
+}
 _OPTIONAL_TABLES = {"network", "host"}
-_MAY_BE_ZERO = {"launch_s", "overhead_s", "latency_s", "call_s"}
+_MAY_BE_ZERO = {"launch_s", "overhead_s", "latency_s", "call_s", "device_call_s", "wake_s", "reference_s"}
 _NAME = re.compile(r"^(?:(?P<hosts>\d+)x)??(?:(?P<devices>\d+)x)?(?P<base>[^\d].*)$")
 
 

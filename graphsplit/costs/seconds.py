@@ -42,7 +42,6 @@ class Costs:
         self.sampled: set[str] = set()
         self.estimated: set[str] = set()
         self._like = _by_type(device)
-        self._open = _of_any_size(device)
         self._shortest_s = min([_NO_WORK_S, *[sample.seconds for sample in device.samples.values()]])
 
     def seconds(self, work: Work, key: str = "") -> float:
@@ -73,9 +72,6 @@ class Costs:
         if key:
             self.estimated.add(key)
         own, op_type = device.roofline_s(work), key.partition(" ")[0]
-        for pattern, sample in self._open.get(op_type, ()):
-            if pattern.fullmatch(key):
-                return sample.seconds
         near = self._nearest(op_type, own)
         if near is None:
             return own
@@ -101,19 +97,6 @@ def _by_type(device: Device) -> dict[str, list[Sample]]:
     for key, sample in device.samples.items():
         if not _UNKNOWN.search(key):  # (what it does is not known, so it is no measure for others)
             found.setdefault(key.partition(" ")[0], []).append(sample)
-    return found
-
-
-def _of_any_size(device: Device) -> dict[str, list[tuple[re.Pattern[str], Sample]]]:
-    """Return what was measured where TensorFlow did not know the sizes, as in the bodies of loops, by type.
-
-    Whoever knows them asks for others that look the same but for these.
-    """
-    found: dict[str, list[tuple[re.Pattern[str], Sample]]] = {}
-    for key, sample in device.samples.items():
-        if _UNKNOWN.search(key):
-            pattern = re.escape(key).replace(r"\[\.\.\.\]", r"\[[^\]]*\]").replace(r"\?", r"[\d?]+")
-            found.setdefault(key.partition(" ")[0], []).append((re.compile(pattern), sample))
     return found
 
 

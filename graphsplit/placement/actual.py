@@ -136,6 +136,7 @@ def gather_facts(
     readers, producers = defaultdict(list), defaultdict(list)
     stand_ins = {node.name: split_reference(node.data[0])[0] for node in flat if node.argument}
     twins: dict[Any, list[str]] = defaultdict(list)
+    touching = _touching(flat, ops)
     for node in flat:
         for name in {split_reference(reference)[0] for reference in (*node.data, *node.results)}:
             while name in stand_ins:
@@ -148,7 +149,7 @@ def gather_facts(
         needed=_needed(flat, source),
         devices={full_name(device.name) for device in tf.config.list_logical_devices()},
         kernels={node.name: kernel_devices(node.node) for node in flat},
-        resources={op.name: op.default for op in ops if op.name in _touching(flat, ops)},
+        resources={op.name: op.default for op in ops if op.name in touching},
         constant=_constant(flat, producers),
         readers=readers,
         producers=producers,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from graphsplit.core import forms
@@ -98,8 +98,8 @@ def timeline_of(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
     return timeline_of_source(source, arguments, title)
 
 
-def timeline_of_source(source: Source, arguments: Sequence[Any], title: str) -> Timeline:
-    """Return the timeline of a graph run on flat arguments."""
+def timeline_of_source(source: Source, arguments: Sequence[Any], title: str, steps: int = 1) -> Timeline:
+    """Return the timeline of a graph run on flat arguments, so many times one after the other."""
     require_runnable(source, arguments)
     assert source.make_run is not None
     run = source.make_run()
@@ -107,9 +107,7 @@ def timeline_of_source(source: Source, arguments: Sequence[Any], title: str) -> 
         with partition_graphs() as graphs:
             run(arguments)
         run(arguments)
-        recordings, notes = record_hosts(
-            lambda: [tensor.numpy() for tensor in run(arguments) if hasattr(tensor, "numpy")], graphs
-        )
+        recordings, notes = record_hosts(lambda: _repeat(lambda: run(arguments), steps), graphs)
     events, sends = read_events(recordings, graphs)
     flat = flatten(source.graph)
     ops, edges = read_ops(source, flat)
@@ -117,6 +115,14 @@ def timeline_of_source(source: Source, arguments: Sequence[Any], title: str) -> 
     placement = Placement(ops, edges, actual=True, rows=source.rows, graph_def=source.graph, added=added, title=title)
     note = "; ".join([*notes, *missing_in(recordings, events, graphs)])
     return Timeline(title, tuple(events), _moved(sends, placement), placement, note)
+
+
+def _repeat(step: Callable[[], Sequence[Any]], times: int) -> None:
+    """Take so many steps, each until its results are there."""
+    for _ in range(times):
+        for tensor in step():
+            if hasattr(tensor, "numpy"):
+                tensor.numpy()
 
 
 def _moved(sends: Sequence[SendEvent], placement: Placement) -> dict[tuple[str, str], int]:

@@ -16,7 +16,7 @@ def assumptions_of(machine: Machine, costs: Costs) -> tuple[str, ...]:
         f"takes at least {_microseconds(device.launch_s)} and {_microseconds(device.overhead_s)} besides its work",
         _link("between devices", machine.link)
         + (f"; {_link('between hosts', machine.network)}" if machine.network and machine.hosts > 1 else ""),
-        f"a call takes {_microseconds(machine.host.call_s)} besides; " + _threads(machine),
+        f"a call takes {_microseconds(machine.host.call_s)} besides{_each_device(machine)}; " + _threads(machine),
     )
 
 
@@ -46,7 +46,13 @@ def _threads(machine: Machine) -> str:
         return "kernels of a GPU run one after the other, copies beside them"
     slowest = machine.host.slowdown[-1]
     more = f", {slowest:.2f} times as slow when all of them work" if slowest != 1 else ""
-    return f"devices share {machine.host.threads} threads{more}"
+    wakes = f"; one without work starts after {_microseconds(machine.host.wake_s)}" if machine.host.wake_s else ""
+    return f"devices share {machine.host.threads} threads{more}{wakes}"
+
+
+def _each_device(machine: Machine) -> str:
+    each = machine.host.device_call_s
+    return f", and {_microseconds(each)} for each more device" if each else ""
 
 
 def _microseconds(seconds: float) -> str:

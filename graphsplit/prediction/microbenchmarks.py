@@ -20,7 +20,10 @@ _SHORT, _LONG, _LONGEST = 4, 12, 400
 _CHAIN_S = 0.01  # that the longer chain takes, about
 _TINY_LONG = 1200
 _ROUNDS, _ROUND_S = 5, 0.05
+_LEAST_ROUNDS, _MOST_ROUNDS, _ALL_ROUNDS_S = 4, 8, 15.0
+_REFERENCE = 8
 _SLOWDOWN_ROUNDS = 3
+_WAKE_ROUNDS, _SHORT_SIDE = 9, 160
 _ENOUGH_S = 0.5  # of rounds: slow calls are timed twice
 _SIDES = (32, 64, 128, 256, 512, 1024)
 _IMAGES = ((2, 8, 16), (8, 8, 32), (8, 16, 64), (8, 32, 64), (4, 16, 256))  # rows, side, channels
@@ -43,6 +46,46 @@ def seconds_of_call(call: Callable[[], Any]) -> float:
         if len(found) > 1 and count * sum(found) > _ENOUGH_S:
             break
     return min(found)
+
+
+def usual_seconds_of_calls(calls: Sequence[Callable[[], Any]], beside: Callable[[], Any]) -> tuple[list[float], float]:
+    """Return how long each of some calls takes until its results are there, and a reference beside them, warm.
+
+    They take turns, as the speed of a machine may change while they are timed: the median of how many times as long as
+    the reference each takes, times the median of that.
+    """
+    for call in (*calls, beside):
+        numpy_of(call())
+    first = [_round(call) for call in (*calls, beside)]
+    more = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(_ALL_ROUNDS_S / sum(first))))
+    rounds = [first, *[[_round(call) for call in (*calls, beside)] for _ in range(more)]]
+    reference_s = statistics.median([times[-1] for times in rounds])
+    relative = [statistics.median([times[k] / times[-1] for times in rounds]) for k in range(len(calls))]
+    return [ratio * reference_s for ratio in relative], reference_s
+
+
+def _round(call: Callable[[], Any], least_s: float = 0.15) -> float:
+    start, count = time.perf_counter(), 0
+    while not count or time.perf_counter() - start < least_s:
+        numpy_of(call())
+        count += 1
+    return (time.perf_counter() - start) / count
+
+
+def reference(device: str) -> Callable[[], Any]:
+    """Return a call of some products and sums, by which the speed of a device at two times can be compared."""
+    x = tf.ones([256, 256]) / 256
+    large = tf.ones([1_000_000])
+
+    def run(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
+        with tf.device(device):
+            for _ in range(_REFERENCE):
+                value = tf.linalg.matmul(value, value)
+                other = other + value[0, 0]
+            return tf.reduce_sum(other)
+
+    called = tf.function(run, autograph=False).get_concrete_function(x, large)
+    return lambda: called(x, large)
 
 
 def numpy_of(result: Any) -> None:
@@ -213,16 +256,48 @@ def slowdown(devices: Sequence[str], threads: int) -> tuple[float, ...]:
     return tuple([min(max(1.0, ratio), float(count)) for count, ratio in enumerate(ratios, 1)])
 
 
-def _products_at_once(devices: Sequence[str], count: int) -> Callable[[], Any]:
+def wake_s(devices: Sequence[str]) -> float:
+    """Return how long a thread without work takes from an operation that waits for it to its start.
+
+    It is what two short chains of products on two devices take longer than one of them.
+    """
+    if len(devices) < 2:
+        return 0.0
+    calls = [_products_at_once(devices, count, _SHORT_SIDE, _SHORT) for count in (1, 2)]
+    rounds = [[seconds_of_call(call) for call in calls] for _ in range(_WAKE_ROUNDS)]
+    return max(0.0, statistics.median([both - one for one, both in rounds]))
+
+
+def device_call_s(devices: Sequence[str]) -> float:
+    """Return what a call of a function takes longer for each device after the first that it has something to do on."""
+    if len(devices) < 2:
+        return 0.0
+    x = tf.constant([1.0])
+
+    def run(value: tf.Tensor) -> list[tf.Tensor]:
+        found = []
+        for device in devices:
+            with tf.device(device):
+                found.append(value + 1.0)
+        return found
+
+    called = tf.function(run, autograph=False).get_concrete_function(x)
+    alone = _chain(lambda v: v + 1.0, x, [devices[0]] * len(devices))
+    with _as_written():
+        rounds = [(seconds_of_call(alone), seconds_of_call(lambda: called(x))) for _ in range(_WAKE_ROUNDS)]
+    return max(0.0, statistics.median([apart - one for one, apart in rounds])) / (len(devices) - 1)
+
+
+def _products_at_once(devices: Sequence[str], count: int, side: int = 512, products: int = _LONG) -> Callable[[], Any]:
     """Return a call of so many chains of products that do not wait for each other."""
-    x = tf.ones([512, 512]) / 512
+    x = tf.ones([side, side]) / side
 
     def run(value: tf.Tensor) -> list[tf.Tensor]:
         found = []
         for k in range(count):
             with tf.device(devices[k % len(devices)]):
                 own = value
-                for _ in range(_LONG):
+                for _ in range(products):
                     own = tf.linalg.matmul(own, value)
                 found.append(tf.reduce_sum(own))
         return found

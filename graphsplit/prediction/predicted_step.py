@@ -86,12 +86,16 @@ class PredictedStep:
     @property
     def used(self) -> int:
         """How many devices of the machine are used."""
-        return self.stands_for or len(self.plan.devices)
+        return self.stands_for or len(set(self.plan.devices))
 
     @property
     def step_s(self) -> float:
         """Seconds from a call to its results; the least, where sizes follow from data."""
-        return self.machine.host.call_s + self._schedule.seconds
+        return self._call_s + self._schedule.seconds
+
+    @property
+    def _call_s(self) -> float:
+        return self.machine.call_s(self.used)
 
     @property
     def most_s(self) -> float | None:
@@ -164,7 +168,7 @@ class PredictedStep:
         for i, end in zip(path, ends, strict=True):  # each counts until the next one starts
             for key in _what(self._tasks.placed[i]):
                 parts[key] = parts.get(key, 0.0) + end - starts[i]
-        parts["the call itself"] = self.machine.host.call_s
+        parts["the call itself"] = self._call_s
         key = max(parts, key=lambda key: parts[key])
         return f"{key}: {percent(parts[key] / (self.step_s or 1.0))} of the step"
 

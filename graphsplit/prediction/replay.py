@@ -1,7 +1,8 @@
 """Replay: tasks on streams, links and thread pools, event by event, in the order in which they become ready.
 
 A list schedule (Graham 1966), as TensorFlow's executor makes one: what is ready and finds all that it uses free starts
-at once; of several, what was ready first. Plain Python, no TensorFlow: it can be checked by hand.
+at once; of several, what was ready first. A thread without work sleeps, and takes a while to wake up: what others can
+do by then they do. Plain Python, no TensorFlow: it can be checked by hand.
 """
 
 from __future__ import annotations
@@ -20,10 +21,13 @@ class Resource:
     Attributes:
       capacity: how many tasks it serves at a time.
       slowdown: how many times as long each takes while it serves 1, 2, ... of them.
+      wake_s: of threads, how long one that found nothing to do takes from a task that waits for it to its start. The
+        first one is awake when all begins.
     """
 
     capacity: int = 1
     slowdown: tuple[float, ...] = (1.0,)
+    wake_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,11 +93,19 @@ def replay(tasks: Sequence[Task], resources: Mapping[str, Resource]) -> Schedule
     return _Replay(tasks, resources).run()
 
 
+_ENDS, _ARRIVES, _WAKES = range(3)
+"""What happens: a task ends, what it makes has arrived elsewhere, a thread has woken up."""
+
+
 class _Replay:
     def __init__(self, tasks: Sequence[Task], resources: Mapping[str, Resource]):
         self._tasks = tasks
         self._resources = resources
-        self._free = {name: resource.capacity for name, resource in resources.items()}
+        self._awake = {name: 1 if resource.wake_s else resource.capacity for name, resource in resources.items()}
+        self._waking = dict.fromkeys(resources, 0)
+        self._free = dict(self._awake)  # of those that are awake
+        self._names = tuple(resources)
+        self._number = {name: k for k, name in enumerate(resources)}
         self._queues: dict[str, list[tuple[float, int, int]]] = {name: [] for name in resources}
         self._users: dict[str, int] = {}  # the task that left a resource last
         self._readers: list[list[int]] = [[] for _ in tasks]
@@ -103,7 +115,7 @@ class _Replay:
                 self._readers[source].append(i)
         self._starts, self._ends = [0.0] * len(tasks), [-1.0] * len(tasks)
         self._last: list[int | None] = [None] * len(tasks)
-        self._events: list[tuple[float, int, int]] = []  # time, 0: ends or 1: what it makes has arrived, task
+        self._events: list[tuple[float, int, int]] = []  # time, what happens, to which task or resource
         self._seconds = 0.0
 
     def run(self) -> Schedule:
@@ -115,10 +127,13 @@ class _Replay:
         while self._events:
             now, touched = self._events[0][0], {}
             while self._events and self._events[0][0] == now:
-                _, arrived, i = heapq.heappop(self._events)
-                if not arrived:
+                _, what, i = heapq.heappop(self._events)
+                if what == _WAKES:
+                    self._wake(self._names[i], touched)
+                    continue
+                if what == _ENDS:
                     self._leave(now, i, touched)
-                if arrived or not self._tasks[i].delay_s:
+                if what == _ARRIVES or not self._tasks[i].delay_s:
                     self._arrive(now, i, touched)
             self._dispatch(now, touched)
         left = [task.name for task, missing in zip(self._tasks, self._missing, strict=True) if missing]
@@ -139,11 +154,11 @@ class _Replay:
         for name in task.uses:
             self._free[name] -= 1
             resource = self._resources[name]
-            working = resource.capacity - self._free[name]
+            working = self._awake[name] - self._free[name]
             slowest = max(slowest, resource.slowdown[min(working, len(resource.slowdown)) - 1])
         self._starts[i] = now
         self._ends[i] = now + task.seconds * slowest
-        heapq.heappush(self._events, (self._ends[i], 0, i))
+        heapq.heappush(self._events, (self._ends[i], _ENDS, i))
 
     def _leave(self, now: float, i: int, touched: dict[str, None]) -> None:
         task = self._tasks[i]
@@ -152,7 +167,7 @@ class _Replay:
             self._users[name] = i
             touched[name] = None
         if task.delay_s:
-            heapq.heappush(self._events, (now + task.delay_s, 1, i))
+            heapq.heappush(self._events, (now + task.delay_s, _ARRIVES, i))
 
     def _arrive(self, now: float, i: int, touched: dict[str, None]) -> None:
         self._seconds = max(self._seconds, now)
@@ -175,3 +190,21 @@ class _Replay:
                 if ready < now:
                     self._last[i] = self._users.get(name, self._last[i])
                 self._begin(now, i)
+            if self._resources[name].wake_s:
+                self._sleep_or_wake(now, name)
+
+    def _wake(self, name: str, touched: dict[str, None]) -> None:
+        self._waking[name] -= 1
+        self._awake[name] += 1
+        self._free[name] += 1
+        touched[name] = None
+
+    def _sleep_or_wake(self, now: float, name: str) -> None:
+        """Let threads sleep that have nothing to do; wake as many as tasks wait, if so many sleep."""
+        resource = self._resources[name]
+        self._awake[name] -= self._free[name]
+        self._free[name] = 0
+        asleep = resource.capacity - self._awake[name] - self._waking[name]
+        for _ in range(min(len(self._queues[name]) - self._waking[name], asleep)):
+            self._waking[name] += 1
+            heapq.heappush(self._events, (now + resource.wake_s, _WAKES, self._number[name]))

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import graphlib
 from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.graphdefs import split_reference
+from graphsplit.core.graphdefs import in_order, split_reference
 from graphsplit.core.kernel_devices import kernel_devices
 from graphsplit.costs.families import FREE
 from graphsplit.costs.machine import Machine
@@ -51,9 +50,9 @@ class _Writer:
         self._costs = costs
         self._run = run_graph(graph)
         self._nodes = {node.name: node for node in self._run.nodes}
-        self._order = _in_order(self._run.nodes)
+        self._order = in_order(self._run.nodes)
         emitted = {node.name: node for node in graph.nodes} if self._run.calls else self._nodes
-        self._sizes = Sizes(plan, graph, emitted, _in_order(graph.nodes) if self._run.calls else self._order)
+        self._sizes = Sizes(plan, graph, emitted, in_order(graph.nodes) if self._run.calls else self._order)
         for name, call in self._run.calls.items():
             self._sizes.add(name, call.returned)
         self._unknown: dict[str, None] = {}
@@ -238,9 +237,3 @@ class _Writer:
 
 def _reference(name: str, index: int) -> str:
     return f"{name}:{index}" if index else name
-
-
-def _in_order(nodes: Sequence[Any]) -> list[str]:
-    """Return the names of nodes, each behind those that it reads or waits for."""
-    reads = {n.name: dict.fromkeys([split_reference(r.lstrip("^"))[0] for r in n.input]) for n in nodes}
-    return list(graphlib.TopologicalSorter(reads).static_order())
