@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from benchmarks import prediction, prediction_worker
-from benchmarks.prediction import ranked, summary, table
+from benchmarks.prediction import ranked, regrets, summary, table
 from graphsplit.api import calibration, fitting
 from graphsplit.costs.families import FAMILIES
 from graphsplit.costs.machine import Device, Host, Link, Machine
@@ -192,6 +192,11 @@ def entry(predicted: float, measured: float, devices: int = 2, **cell: object) -
     }
 
 
+def test_regret_is_of_the_plan_that_seems_fastest():
+    cells = [entry(1.0, 1.2), entry(1.1, 1.0, layout="sharded"), entry(3.0, 3.0, 1), entry(9.0, 9.0, workload="alone")]
+    assert regrets(cells) == [pytest.approx(0.2)]
+
+
 def test_the_table_of_the_benchmark():
     cells = [entry(1.0, 1.0, 1), entry(0.9, 1.0), entry(1.3, 1.0, layout="sharded"), {"cell": {}, "error": "killed"}]
     text = table({"cells": cells, "load": 0.25})
@@ -202,6 +207,8 @@ def test_the_table_of_the_benchmark():
     ]
     assert "Step time: median error 10.0%, worst 30.0%. Goals: 5 %, 15 %." in text
     assert "From one device to two: median 20.0%. Goal: 10 %." in text
+    slower = "slower than the fastest by 0.0% in median of 1 steps, 0.0% at most. Goals: 2 %, 10 %."
+    assert slower in text
     assert "Predicting takes 0.50 of the time of planning in median, 0.50 at most. Goal: 2." in text
     assert summary([], {}) == ["Nothing was measured."]
 
