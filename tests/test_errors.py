@@ -73,7 +73,8 @@ def test_home():
         (lambda: gs.parallelize(identity, device=2), "parallelize() has no option device=. Did you mean devices=?"),
         (
             lambda: gs.parallelize(identity, micro_batch=2, variables="sharded"),
-            "parallelize() has no option micro_batch=, variables=. Did you mean micro_batches=?",
+            "parallelize() has no option micro_batch=, variables=. Did you mean micro_batches=? "
+            "Where variables live is said of them: gs.set_variable_layout(model, 'sharded', devices=...).",
         ),
         (
             lambda: gs.parallelize(q=1),

@@ -115,3 +115,28 @@ def test_what_cannot_be_split():
     assert message(gs.ArgumentError, make_parallel, tf.identity, 0, input=tf.zeros([4])) == (
         "num_gpus=0: at least one device is needed."
     )
+
+
+def test_variables_that_towers_do_not_share():
+    """Each device would train a model of its own, and nobody would notice."""
+    x = v1.placeholder(tf.float32, [None, 3])
+    found = message(gs.ArgumentError, make_parallel, lambda x: x @ tf.Variable(tf.ones([3, 1]), name="w"), 2, x=x)
+    assert found == (
+        "make_parallel runs the function once for each device, and each run has made variables of its own: devices "
+        "would train different models.\n  - tower_1/w:0\nMake them with tf.compat.v1.get_variable or "
+        "tf.compat.v1.layers, which share them by name, or before and outside of the function."
+    )
+    shared = tf.Variable(tf.ones([3, 1]))
+    y = make_parallel(lambda x: x @ shared, 2, x=x)
+    with session() as sess:
+        sess.run(v1.global_variables_initializer())
+        np.testing.assert_array_equal(sess.run(y, {x: np.ones([5, 3])}), np.full([5, 1], 3))
+
+
+def test_outputs_without_rows():
+    x = v1.placeholder(tf.float32, [None])
+    found = message(gs.ArgumentError, make_parallel, lambda x: (x, tf.reduce_sum(x)), 2, x=x)
+    assert found == (
+        "make_parallel joins outputs along their first axis; these have none:\n  - output 1, tower_0/Sum:0\nReturn a "
+        "value for each row and reduce what make_parallel returns: tf.reduce_mean(make_parallel(...))."
+    )

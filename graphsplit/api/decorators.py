@@ -195,7 +195,7 @@ def make_parallel(fn: Callable[..., R], num_gpus: DevicesLike, **inputs: Any) ->
 
     Eagerly and inside a `tf.function` this is `parallelize(fn, devices=num_gpus)(**inputs)`. In a TensorFlow 1 style
     graph it is the recipe itself: `tf.split` each input, call `fn` per device, `tf.concat` the outputs along axis 0,
-    variables shared through the variable scope.
+    variables shared through the variable scope. Functions that make others in each tower are refused there.
 
     Args:
       fn: the model, called with the names in `inputs`.

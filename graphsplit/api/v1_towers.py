@@ -32,12 +32,37 @@ def make_parallel_in_graph(
     pieces = {name: _split(tensor, len(names)) for name, tensor in tensors.items()}
     towers = []
     for i, device in enumerate(names):
+        before = {id(variable) for variable in v1.global_variables()}
         reuse = v1.AUTO_REUSE if i == 0 else True
         with tf.device(device), v1.variable_scope(v1.get_variable_scope(), reuse=reuse), v1.name_scope(f"tower_{i}"):
             towers.append(fn(**{name: pieces[name][i] for name in tensors}))
-    flat = [tf.nest.flatten(tower) for tower in towers]
+        if i:
+            _check_shared([variable.name for variable in v1.global_variables() if id(variable) not in before])
+    flat = [[tf.convert_to_tensor(output) for output in tf.nest.flatten(tower)] for tower in towers]
+    _check_have_rows(flat[0])
     joined = [tf.concat(parts, axis=0) for parts in zip(*flat, strict=True)]
     return tf.nest.pack_sequence_as(towers[0], joined)
+
+
+def _check_shared(made: list[str]) -> None:
+    """Raise `ArgumentError` if a tower after the first has made variables."""
+    if made:
+        raise ArgumentError(
+            "make_parallel runs the function once for each device, and each run has made variables of its own: devices "
+            f"would train different models.\n{bullet_list(made)}\n"
+            "Make them with tf.compat.v1.get_variable or tf.compat.v1.layers, which share them by name, or before and "
+            "outside of the function."
+        )
+
+
+def _check_have_rows(outputs: Sequence[tf.Tensor]) -> None:
+    """Raise `ArgumentError` for outputs that are no rows and cannot be joined."""
+    scalars = [f"output {k}, {output.name}" for k, output in enumerate(outputs) if output.shape.rank == 0]
+    if scalars:
+        raise ArgumentError(
+            f"make_parallel joins outputs along their first axis; these have none:\n{bullet_list(scalars)}\n"
+            "Return a value for each row and reduce what make_parallel returns: tf.reduce_mean(make_parallel(...))."
+        )
 
 
 def _split(tensor: tf.Tensor, count: int) -> list[tf.Tensor]:

@@ -13,6 +13,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _NEAR = 0.7  # how alike, of 1: `variables` and `devices`, which are no misspellings of each other, are 0.5
+_LAYOUTS = "Where variables live is said of them: gs.set_variable_layout(model, 'sharded', devices=...)."
+_ELSEWHERE = dict.fromkeys(("variables", "layout", "layouts", "variable_layout"), _LAYOUTS)
+"""What others call something that is said in another way here."""
 
 
 def suggesting_options(function: Callable[P, R]) -> Callable[P, R]:
@@ -34,9 +37,9 @@ def suggesting_options(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def _said(wrong: list[str], known: list[str]) -> str:
-    """Name the wrong options, and what is near them, or else all there are."""
+    """Name the wrong options, and what is near them or says the same, or else all there are."""
     alike = list(dict.fromkeys(found for name in wrong for found in near(name, known, cutoff=_NEAR)[:1]))
+    said = [f"Did you mean {', '.join(f'{name}=' for name in alike)}?"] if alike else []
+    said += dict.fromkeys(_ELSEWHERE[name] for name in wrong if name in _ELSEWHERE)
     names = ", ".join(f"{name}=" for name in wrong)
-    if alike:
-        return f"{names}. Did you mean {', '.join(f'{name}=' for name in alike)}?"
-    return f"{names}. It has {', '.join(f'{name}=' for name in known[1:])}."
+    return f"{names}. {' '.join(said) or 'It has ' + ', '.join(f'{name}=' for name in known[1:]) + '.'}"
