@@ -29,12 +29,14 @@ def gradient(x: tf.Tensor) -> tf.Tensor:
 def test_windows_with_two_largest_entries() -> None:
     """TensorFlow's own kernel of MaxPool3DGrad gives a gradient to all entries within 1e-5 of a window's largest.
 
-    oneDNN's gives it to one; TensorFlow takes that where forward and backward are in one graph. So the gradient depends
-    on how graphs are cut. Values a hundred times as large are hardly ever so close.
+    oneDNN's gives it to one; TensorFlow takes that where forward and backward are in one graph, on processors for which
+    it uses oneDNN (by default not on those without AVX-512). So the gradient depends on how graphs are cut. Values a
+    hundred times as large are hardly ever so close.
     """
     x = tf.constant(np.reshape([1.0, 1.0 + 6e-6, 0.0], [1, 3, 1, 1, 1]), tf.float32)
     assert gradient(x).numpy().ravel().tolist() == [1.0, 2.0, 0.0]  # three gradients of two windows
-    assert tf.function(gradient, autograph=False)(x).numpy().ravel().tolist() == [0.0, 2.0, 0.0]
+    in_one_graph = tf.function(gradient, autograph=False)(x).numpy().ravel().tolist()
+    assert in_one_graph in ([0.0, 2.0, 0.0], [1.0, 2.0, 0.0])
     assert gradient(100.0 * x).numpy().ravel().tolist() == [0.0, 2.0, 0.0]
 
 
