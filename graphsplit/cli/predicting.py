@@ -148,8 +148,8 @@ def validate(
     if machine_found.host.reference_s:
         now = seconds_of_call(reference(available_devices()[0])) / machine_found.host.reference_s
         print(
-            f"Products and sums take {now:.2f} times as long as when {machine} was written: the machine itself is that "
-            "much slower or faster now, whoever else uses it."
+            f"The machine itself takes {now:.2f} times as long for the same products and sums as when {machine} was "
+            "written; who else uses it may make the difference."
         )
     recorded = timeline_of(split, *tensors)
     print(prediction.beside(recorded))
