@@ -246,3 +246,28 @@ def test_a_machine_file_that_is_not_there(tmp_path: Path):
     path = tmp_path / "no.toml"
     with raises(gs.ArgumentError, f"machine={str(path)!r}: there is no such file in {str(Path.cwd())!r}."):
         gs.predict(step, tf.ones([4, 64]), machine=path)
+
+
+def test_steps_are_timed_beside_a_reference(monkeypatch: pytest.MonkeyPatch):
+    """A machine that is twice as slow for a while makes no step slower than another."""
+    times = {"step": 3.0, "reference": 0.1}
+    speeds = iter([1.0, 1.0, 1.0, 2.0, 2.0, 2.0] * 3)
+
+    def timed(call):
+        return times[call()] * next(speeds)
+
+    monkeypatch.setattr(microbenchmarks, "_round", timed)
+    monkeypatch.setattr(microbenchmarks, "numpy_of", lambda result: None)
+    found, beside = microbenchmarks.usual_seconds_of_calls([lambda: "step", lambda: "step"], lambda: "reference")
+    assert beside in (0.1, 0.2)
+    assert [seconds / beside for seconds in found] == pytest.approx([30.0, 30.0])
+
+
+def test_what_threads_and_devices_cost_is_a_difference(monkeypatch: pytest.MonkeyPatch):
+    """The median of rounds counts; one device has nobody to wake up, and what seems to be gained is noise."""
+    assert microbenchmarks.wake_s(["/device:CPU:0"]) == microbenchmarks.device_call_s(["/device:CPU:0"]) == 0.0
+    times = iter([1.0, 1.5, 1.0, 9.0, 2.0, 2.5] * 3)
+    monkeypatch.setattr(microbenchmarks, "seconds_of_call", lambda call: next(times))
+    assert microbenchmarks.wake_s(["/device:CPU:0", "/device:CPU:1"]) == pytest.approx(0.5)
+    times = iter([2.0, 1.0] * 9)
+    assert microbenchmarks.device_call_s(["/device:CPU:0", "/device:CPU:1"]) == 0.0

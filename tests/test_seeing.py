@@ -90,6 +90,12 @@ def test_where_arguments_lie(capsys: pytest.CaptureFixture[str]):
     ]
 
 
+def test_micro_batches_are_no_devices(capsys: pytest.CaptureFixture[str]):
+    step = gs.parallelize(lambda x: x * 2.0, devices=2, micro_batches=3)
+    gs.visualize_layout(step, tf.ones([6, 3]))
+    assert "x float32[6,3], cut along axis 0 over 2 devices" in capsys.readouterr().out
+
+
 def test_what_lies_nowhere():
     with pytest.raises(gs.ArgumentError) as error:
         gs.visualize_layout(7)

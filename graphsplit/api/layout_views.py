@@ -111,7 +111,7 @@ def _pictures_of_arguments(plan: Plan) -> Iterator[str]:
         if not isinstance(layout, Shard):
             yield _whole(f"{title}, whole", plan.home, rank)
             continue
-        title += f", cut along axis {layout.axis} over {count_text(len(plan.devices), 'device')}"
+        title += f", cut along axis {layout.axis} over {count_text(len(set(plan.devices)), 'device')}"
         if not plan.rows:
             yield picture(title, _places(plan), layout.axis, rank)
         elif len(layout.blocks) > 1:
