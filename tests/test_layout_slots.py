@@ -62,6 +62,42 @@ def test_slots_lie_with_their_variables(kind: str, each: int, first: str):
     assert {len(where(variable)[1]) for variable in plain} == {0, 1, DEVICES}  # where it was, on another device, cut
 
 
+@pytest.mark.parametrize(
+    ("layout", "table", "slots"),
+    [
+        ({"table": "sharded"}, "sharded", "sharded"),
+        ({"table": "sharded", "*": "home"}, "sharded", "sharded"),
+        ({"adam*": "home", "table": "sharded"}, "sharded", None),
+        ({"adam*": "sharded"}, None, "sharded"),
+    ],
+)
+def test_slots_fit_what_their_variables_fit(layout: dict[str, str], table: str | None, slots: str | None):
+    own = [tf.Variable(tf.ones((90, 8)), name=name) for name in ("table", "other")]
+    optimizer = keras.optimizers.Adam(0.5)
+    optimizer.build(own)
+    gs.set_variable_layout([own, optimizer], layout, DEVICES)
+    held = {id(v): getattr(parts_of_variable(v), "layout", None) for v in variables_of([own, optimizer])}
+    found = slots_of([own, optimizer], variables_of([own, optimizer]))
+    assert held[id(own[0])] == table
+    assert [held[slot] for slot, head in found.items() if head is own[0]] == [slots] * 2
+    others = {held[slot] for slot, head in found.items() if head is own[1]} | {held[id(own[1])]}
+    assert others == ({None, "sharded"} if layout == {"adam*": "sharded"} else {None})
+
+    @gs.parallelize(devices=DEVICES)
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum((x @ own[0]) ** 2) + tf.reduce_sum(x @ own[1])
+        optimizer.apply(tape.gradient(loss, own), own)
+        return loss
+
+    x = tf.random.stateless_normal((7, 90), (1, 2))
+    assert gs.verify(step, x).passed
+    prediction = gs.predict(step, x, machine="8xA100-SXM4-80GB", devices=DEVICES, layout=layout)
+    state = [memory.state_bytes for memory in prediction.memory.values()]
+    divided = 4 if layout == {"adam*": "sharded"} else (table is not None) + 2 * (slots is not None)
+    assert state[1:] == [divided * 90 * 8 * 4 // DEVICES] * (DEVICES - 1)
+
+
 def test_no_slots():
     variable = tf.Variable(tf.ones(90))
     assert slots_of([variable, {"a": keras.optimizers.SGD(0.1)}], [variable]) == {}

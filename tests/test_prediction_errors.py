@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +14,12 @@ from typer.testing import CliRunner
 
 import graphsplit as gs
 from graphsplit.cli import app
+from graphsplit.cli.predict_commands import machines_like
+from graphsplit.costs.machine_files import known_machines, machine
 from tests.helpers.messages import raises
 from tests.test_prediction import HERE, X, boxed, product
+
+ROOT = Path(__file__).parent.parent
 
 
 @pytest.mark.parametrize(
@@ -102,3 +109,20 @@ def test_bad_commands(arguments: list[str], message: str):
     done = CliRunner().invoke(app, arguments)
     assert done.exit_code == 2
     assert done.stderr.strip() == message
+
+
+def test_names_of_machines_are_completed(tmp_path: Path):
+    """As shells ask for it; nothing of TensorFlow is imported, which takes seconds."""
+    (tmp_path / "8xA.toml").write_text('name = "mine"\n[device]\n')
+    (tmp_path / "8xA_other.toml").write_text("[tool]\n")
+    words = {"COMP_WORDS": "graphsplit predict a:b --machine 8xA", "COMP_CWORD": "4"}
+    environment = {**os.environ, **words, "_GRAPHSPLIT_COMPLETE": "complete_bash", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-X", "importtime", "-c", "from graphsplit.cli import app; app(prog_name='graphsplit')"]
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["8xA.toml", "8xA100-SXM4-40GB", "8xA100-SXM4-80GB"]
+    imported = re.findall(r"\| *(\w+)$", done.stderr, re.MULTILINE)
+    assert "typer" in imported
+    assert "tensorflow" not in imported
+    known = machines_like("")
+    assert set(known_machines()) < set(known)
+    assert [machine(name) for name in known]  # each of them is one

@@ -97,6 +97,10 @@ def test_metadata():
     found = configparser.ConfigParser()
     found.read(ROOT / "setup.cfg")
     assert found["metadata"]["author"] == "The graphsplit maintainers"
-    assert f"version: {gs.__version__}" in (ROOT / "CITATION.cff").read_text()
     changes = (ROOT / "CHANGELOG.md").read_text()
-    assert re.findall(r"^## (.*)$", changes, re.MULTILINE)[:2] == ["Unreleased (0.2.0)", "0.1.0 - 2026-11-21"]
+    released = re.findall(r"^## ([\d.]+) - (\d{4}-\d\d-\d\d)$", changes, re.MULTILINE)
+    dates = [date for _, date in released]
+    assert released[0][0] == gs.__version__
+    assert dates == sorted(dates, reverse=True)
+    citation = (ROOT / "CITATION.cff").read_text()
+    assert f"version: {gs.__version__}\ndate-released: {dates[0]}\n" in citation

@@ -8,7 +8,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from graphsplit.api.layout_targets import name_of
-from graphsplit.api.variable_layouts import can_move, is_copied, wanted_layouts
+from graphsplit.api.variable_layouts import can_move, is_copied, slots_by_name, wanted_layouts
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.layouts import REPLICATE, Copied, Division, Shard
 from graphsplit.core.parted_variables import parts_of_variable
@@ -38,7 +38,7 @@ def divisions_for(trace: Trace, layout: Layout, devices: Sequence[str]) -> dict[
     if layout is None:
         found = _as_they_lie(variables, devices)
     else:
-        wanted = wanted_layouts(variables, layout) if variables else []
+        wanted = wanted_layouts(variables, layout, slots_by_name(variables)) if variables else []
         pairs = list(zip(variables, wanted, strict=True))
         found = _sharded([v for v, own in pairs if own == "sharded"], devices)
         found.update(_mirrored([v for v, own in pairs if own == "mirrored"], devices))

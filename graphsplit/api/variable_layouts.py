@@ -42,7 +42,8 @@ def set_variable_layout(
         bytes, large variables in slices and small ones whole, and updates it; `"mirrored"`, copied: each device has
         all of it, reads that, and updates it as all others do theirs. Or a mapping of patterns of names to
         layouts, the first that fits a variable counts: `{"embedding*": "sharded", "*": "home"}`. A pattern fits a name
-        from its beginning or from any `/` on: Keras 3 calls a table `sequential/embedding/embeddings`.
+        from its beginning or from any `/` on: Keras 3 calls a table `sequential/embedding/embeddings`. A slot of an
+        optimizer fits what its variable fits, too.
       devices: how many, or which; all by default.
       reshard_after_forward: whether a device that has computed with the whole of a sharded variable drops it, and gets
         it again for the backward pass: it has no more at a time than two of the largest take, and half as many bytes
@@ -69,7 +70,8 @@ def set_variable_layout(
     if not variables:
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
     names = resolve_devices(devices)
-    wanted = wanted_layouts(variables, layout)
+    slots = slots_of(target, variables)
+    wanted = wanted_layouts(variables, layout, slots)
     _check_free(variables, wanted, names)
     _check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], names)
     for variable, own in zip(variables, wanted, strict=True):
@@ -79,7 +81,6 @@ def set_variable_layout(
         if own not in (None, "sharded"):
             variable._graphsplit_stays = False
     free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
-    slots = slots_of(target, variables)
     new = [variable for variable, own in free if own == "sharded" and _owners(variable) is None]
     _shard(new, names, reshard_after_forward, _loads(variables, names), slots)
     _mirror([variable for variable, own in free if own == "mirrored"], names, slots)
@@ -255,8 +256,15 @@ def _check_one(layout: Any) -> None:
         raise ArgumentError(f"There is no variable layout {layout!r}; there are {', '.join(map(repr, LAYOUTS))}.")
 
 
-def wanted_layouts(variables: Sequence[tf.Variable], layout: str | Mapping[str, str]) -> list[str | None]:
-    """Return the layout of each variable; None where no pattern fits it: as it is."""
+def wanted_layouts(
+    variables: Sequence[tf.Variable], layout: str | Mapping[str, str], slots: Mapping[int, tf.Variable]
+) -> list[str | None]:
+    """Return the layout of each variable; None where no pattern fits it: as it is.
+
+    Args:
+      variables, layout: see `set_variable_layout`.
+      slots: the variables of slots, by the slots' ids; a pattern that fits a variable fits its slots.
+    """
     check_layout(layout)
     if not isinstance(layout, Mapping):
         return [layout] * len(variables)
@@ -264,7 +272,18 @@ def wanted_layouts(variables: Sequence[tf.Variable], layout: str | Mapping[str, 
     idle = [pattern for pattern in layout if not any(fits(name, pattern) for name in names)]
     if idle:
         raise ArgumentError(_idle_message(idle, names))
-    return [next((own for p, own in layout.items() if fits(name, p)), None) for name in names]
+    found = []
+    for variable, name in zip(variables, names, strict=True):
+        both = [name, *([name_of(slots[id(variable)])] if id(variable) in slots else [])]
+        found.append(next((own for p, own in layout.items() if any(fits(one, p) for one in both)), None))
+    return found
+
+
+def slots_by_name(variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:
+    """Return the variable that each slot belongs to, by the slot's id, as its name tells; `slots_of` knows better."""
+    trained = _Trained()
+    first = sorted(variables, key=lambda variable: not variable.trainable)
+    return {slot: head for variable in first for slot, head in trained.slots_among(variable).items()}
 
 
 def _idle_message(idle: Sequence[str], names: Sequence[str]) -> str:

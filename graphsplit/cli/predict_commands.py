@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import glob
+import importlib.resources
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -15,7 +18,28 @@ from graphsplit.core.errors import ArgumentError
 Run = Callable[..., None]
 Target = Annotated[str, typer.Argument(metavar="WHAT", help="A function, module:function.")]
 Specs = Annotated[list[str] | None, typer.Option("--spec", help="An argument, like 'float32[64,784]'; repeat.")]
-Machine = Annotated[str, typer.Option("--machine", help="8xH100-SXM5, dgx-a100, here.toml; see `graphsplit machines`.")]
+
+
+def machines_like(incomplete: str) -> list[str]:
+    """Return what completes the name of a machine: those that come along, and machine files here.
+
+    Shells wait for it, so the files are not read as machines, for which TensorFlow would be imported.
+    """
+    names = list[str]()
+    for file in (importlib.resources.files("graphsplit.costs") / "machines").iterdir():
+        text = file.read_text("utf-8")
+        box, device = re.findall(r'^name = "(.*)"', text, re.MULTILINE)[:2]
+        names += [box, *(f"{count}x{device}" for count in re.findall(r"^devices = (\d+)", text, re.MULTILINE))]
+    own = [path for path in glob.glob("*.toml") if "[device]" in Path(path).read_text("utf-8", "replace")]
+    return sorted(name for name in [*names, *own] if name.startswith(incomplete))
+
+
+Machine = Annotated[
+    str,
+    typer.Option(
+        "--machine", autocompletion=machines_like, help="8xH100-SXM5, dgx-a100, here.toml; see `graphsplit machines`."
+    ),
+]
 MicroBatches = Annotated[int | None, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")]
 
 
