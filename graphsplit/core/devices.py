@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 import sys
@@ -260,6 +261,7 @@ def short_name(name: str) -> str:
     return _OF_TASK.sub(r"\1:\2/", name)
 
 
+@functools.cache
 def task_of(name: str) -> tuple[str, int] | None:
     """Return the job and task of a device, full name; None for a device of this process.
 

@@ -21,8 +21,9 @@ def kernel_devices(node: Any) -> frozenset[str]:
     >>> sorted(kernel_devices(make_node("y", "StringUpper", ["x"])))
     ['CPU']
     """
-    fitting = {k.kind for k in _kernels(node.op) if k.label == _label(node) and fits(node, k.constraints)}
-    return frozenset(kind for kind in _KINDS if kind in fitting or _DEFAULT in fitting)
+    op_type = str(node.op)
+    label = node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
+    return _devices(op_type, label, tuple([_types(node, name) for name in _constrained(op_type)]))
 
 
 class Kernel(NamedTuple):
@@ -52,18 +53,32 @@ def _kernels(op_type: str) -> tuple[Kernel, ...]:
     return tuple(kernel_of(kernel) for kernel in registered_kernels(op_type) if kernel.device_type in kinds)
 
 
-def _label(node: Any) -> str:
-    return node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
+@functools.cache
+def _constrained(op_type: str) -> tuple[str, ...]:
+    """Return the attributes whose types kernels of an op type ask for."""
+    return tuple(dict.fromkeys(name for kernel in _kernels(op_type) for name, _ in kernel.constraints))
+
+
+@functools.cache
+def _devices(op_type: str, label: str, types: tuple[tuple[int, ...], ...]) -> frozenset[str]:
+    """Return the kinds of device with a kernel for these types of `_constrained`: a step has hundreds of each."""
+    held = dict(zip(_constrained(op_type), types, strict=True))
+    fitting = {
+        kernel.kind
+        for kernel in _kernels(op_type)
+        if kernel.label == label and all(allowed.issuperset(held[name]) for name, allowed in kernel.constraints)
+    }
+    return frozenset(kind for kind in _KINDS if kind in fitting or _DEFAULT in fitting)
 
 
 def fits(node: Any, constraints: tuple[tuple[str, frozenset[int]], ...]) -> bool:
     """Return whether the types that an operation has are among those that a kernel takes."""
-    for name, allowed in constraints:
-        value = node.attr[name] if name in node.attr else _default(node.op, name)
-        types = {value.type} if value.WhichOneof("value") == "type" else set(value.list.type)
-        if not types <= allowed:
-            return False
-    return True
+    return all(allowed.issuperset(_types(node, name)) for name, allowed in constraints)
+
+
+def _types(node: Any, name: str) -> tuple[int, ...]:
+    value = node.attr[name] if name in node.attr else _default(str(node.op), name)
+    return (value.type,) if value.WhichOneof("value") == "type" else tuple(value.list.type)
 
 
 @functools.cache

@@ -137,15 +137,16 @@ class _Writer(WholeWriter):
     def _write_parts(self, op: Op, how: Sharded) -> None:
         base = self._finder.base[op.index]
         made: list[Tensor] = []
+        wants = [base.like(want) if isinstance(want, Shard) else None for want in how.wants]
+        gives = [base.like(give) for give in how.gives or ()]
         for k in range(base.parts):
             inputs: list[Tensor] = []
             constants: dict[int, np.ndarray] = {}
-            for i in range(len(op.inputs)):
-                tensor, value = self._operand(op, how, i, k)
+            for i, want in enumerate(wants):
+                tensor, value = self._operand(op, how, i, want, k)
                 inputs.append(tensor)
                 constants.update({} if value is None else {i: value})
-            given = zip(op.out_shapes, how.gives or (), strict=True)
-            shapes = [part_shape(shape, base.like(give), k) for shape, give in given]
+            shapes = [part_shape(shape, give, k) for shape, give in zip(op.out_shapes, gives, strict=True)]
             made.append(self._append(op, self._name(op, k), inputs, self._controls(op, k), shapes, constants))
         self._copies[op.index] = [tensor.op for tensor in made]
         self._place(made, base)
@@ -157,9 +158,14 @@ class _Writer(WholeWriter):
             else:
                 self._parts[tensor, self._finder.cut[tensor]] = own
 
-    def _operand(self, op: Op, how: Sharded, i: int, k: int) -> tuple[Tensor, np.ndarray | None]:
-        """Return what part or copy `k` of an operation reads as operand `i`, and its value where that is known."""
-        tensor, want, base = op.inputs[i], how.wants[i], self._finder.base[op.index]
+    def _operand(self, op: Op, how: Sharded, i: int, want: Division | None, k: int) -> tuple[Tensor, np.ndarray | None]:
+        """Return what part or copy `k` of an operation reads as operand `i`, and its value where that is known.
+
+        Args:
+          op, how, i, k: which.
+          want: how the operand is divided; None if it is read whole.
+        """
+        tensor, base = op.inputs[i], self._finder.base[op.index]
         resize = next((resize for resize in how.resize if resize.operand == i), None)
         if tensor.op in self._handles:
             return self._handles[tensor.op][k], None
@@ -170,12 +176,11 @@ class _Writer(WholeWriter):
             value[resize.position] = own.lengths[k]
             return self._constant(f"{op.name}/size_{i}_{k}", value, self._dtype(tensor)), value
         value = op.constants.get(i)
-        if resize is None and isinstance(want, Shard):
-            division = base.like(want)
-            assert division is not None
-            if value is not None and isinstance(division, Cut):
-                value = np.take(value, _entries(division, k), division.axis)
-            return self._as_parts(tensor, division)[k], value
+        if resize is None and isinstance(how.wants[i], Shard):
+            assert want is not None
+            if value is not None and isinstance(want, Cut):
+                value = np.take(value, _entries(want, k), want.axis)
+            return self._as_parts(tensor, want)[k], value
         number = self._finder.cut.get(tensor)
         if isinstance(number, Copied) and isinstance(base, Copied) and number.devices == base.devices:
             return self._parts[tensor, number][k], value

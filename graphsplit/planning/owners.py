@@ -60,9 +60,9 @@ def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
     And what calls back into Python, or prints, does so in this process, where home may be a worker: there it would find
     no such function, and nobody who reads.
     """
-    found = dict(program.places)
+    found, is_away = dict(program.places), task_of(home) is not None
     for op in program.ops:
-        if task_of(home) is not None and _calls_back(op):
+        if is_away and _calls_back(op):
             found[op.index] = _HERE
             continue
         if op.name in state.devices:

@@ -75,15 +75,15 @@ class ProgramWriter:
         constants: Mapping[int, np.ndarray] | None = None,
     ) -> Tensor:
         """Append an operation of the original under a name, and return its first output."""
-        made = replace(op, index=len(self._ops), name=name, inputs=tuple(inputs), controls=tuple(controls))
+        changed: dict[str, Any] = {"index": len(self._ops), "inputs": tuple(inputs), "controls": tuple(controls)}
         if shapes is not None:
-            made = replace(
-                made,
-                in_shapes=self._shapes(inputs),
-                out_shapes=tuple(shapes),
-                out_bytes=tuple(map(_bytes, shapes, op.out_dtypes)),
-                constants=constants or {},
-            )
+            changed |= {
+                "in_shapes": self._shapes(inputs),
+                "out_shapes": tuple(shapes),
+                "out_bytes": tuple(map(_bytes, shapes, op.out_dtypes)),
+                "constants": constants or {},
+            }
+        made = replace(op, name=name, **changed)
         self._ops.append(made)
         return Tensor(made.index, 0)
 

@@ -135,7 +135,8 @@ class _Grower:
             times = self._counts.times(self._alike[0][alike], self._alike[1][alike])
             seconds = max(seconds, min(task.seconds, self._launch_s)) * times
         after = tuple(dict.fromkeys([now for source in task.after for now in self._now[source]]))
-        placed, grown_task = replace(placed, bytes=size), replace(task, seconds=seconds, after=after)
+        placed = placed if size == placed.bytes else replace(placed, bytes=size)
+        grown_task = Task(task.name, task.uses, seconds, after, task.delay_s, task.rank)
         if placed.kind == "send" and self._group_of(placed.device) != self._group_of(placed.target):
             self._send(i, grown_task, placed)
         else:

@@ -67,6 +67,7 @@ class _Writer:
         self._buffers: list[dict[str, Any]] = []
         self._buffer_of: dict[tuple[str, str], int] = {}  # what a reference is read from on a device
         self._numbers: dict[tuple[tuple[object, ...], str], int] = {}
+        self._devices = {node.name: str(node.device) or plan.home for node in self._run.nodes}
         self._rank = {node.name: k for k, node in enumerate(self._run.nodes)}
 
     def write(self) -> GraphTasks:
@@ -93,7 +94,7 @@ class _Writer:
         )
 
     def _device(self, name: str) -> str:
-        return str(self._nodes[name].device) or self._plan.home
+        return self._devices[name]
 
     def _write_node(self, node: Any) -> None:
         device, after = self._device(node.name), []
