@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +24,10 @@ def test_devices(logical_devices, _):
 
 def ran(folder: Path, *arguments: str) -> str:
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-q", *arguments]
-    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=200, check=False)
+    environment = {**os.environ, "PYTEST_XDIST_WORKER": "gw0"}  # as in a test that runs pytest
+    done = subprocess.run(
+        command, cwd=folder, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
     return done.stdout + done.stderr
 
 

@@ -27,17 +27,14 @@ def pytest_load_initial_conftests(early_config: Any) -> None:
     """Make the devices that were asked for, before any file of the user's is imported.
 
     Where several processes run the tests (pytest-xdist), each has its own, and the one that starts them has none: it
-    tells them by the environment, since they learn of options later than this.
+    tells them by the environment. Who was told forgets it: a test may run pytest itself, which nobody told.
     """
-    asked = early_config.known_args_namespace
-    worker = "PYTEST_XDIST_WORKER" in os.environ
-    count = os.environ.get(_TOLD) if worker else asked.graphsplit_devices
-    if count is None:
-        return
-    if not worker and getattr(asked, "numprocesses", None):
+    asked, told = early_config.known_args_namespace, os.environ.pop(_TOLD, None)
+    count = asked.graphsplit_devices if told is None else int(told)
+    if count is not None and told is None and getattr(asked, "numprocesses", None):
         os.environ[_TOLD] = str(count)
-    else:
-        make_devices(int(count))
+    elif count is not None:
+        make_devices(count)
 
 
 @pytest.fixture(scope="session")
