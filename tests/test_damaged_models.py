@@ -13,12 +13,14 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import graphsplit as gs
 from graphsplit.core.integrity import check_fingerprint
 from graphsplit.core.stored_models import read_saved_model
+from tests.helpers.messages import raises
 from tests.helpers.saved_model_cases import CASES, WITH_FINGERPRINTS, tensorflow_1, text
 
 ROOT = Path(__file__).parent.parent
@@ -51,7 +53,7 @@ def damage(source: Path, folder: Path, parts: list[str], seed: int, count: int, 
     assert done.returncode == 0, f"after {said[-1:]}: {done.stderr[-3000:]}"
     assert Counter(one["part"] for one in said) == dict.fromkeys(parts, count)
     wrong = [one for one in said if one["result"] not in GOOD]
-    assert not wrong, wrong[:5]
+    assert not wrong, "\n".join(map(str, wrong[:5]))
     return {part: {one["result"] for one in said if one["part"] == part} for part in parts}
 
 
@@ -109,6 +111,48 @@ def test_no_model_is_refused_that_is_whole(name: str, tmp_path: Path):
         proto.meta_graphs[0].meta_info_def.tags.append("other")
         with pytest.raises(gs.ArgumentError, match="is not the graph that was saved"):
             check_fingerprint(str(tmp_path / "model"), proto)
+
+
+@pytest.mark.parametrize(
+    ("name", "field", "value", "message"),
+    [
+        (
+            "signatures",
+            "local_name",
+            "others",
+            "The SavedModel {source!r} is damaged: its graph lists the signatures 'fixed', 'serving_default', and its "
+            "objects have no such functions. Save it again.",
+        ),
+        (
+            "fixed",
+            "local_name",
+            "another",
+            "The SavedModel {source!r} is damaged: its graph lists the signatures 'fixed', and its objects have no "
+            "such functions. Save it again.",
+        ),
+        (
+            "_destroy_resource",
+            "node_id",
+            0,
+            "TensorFlow cannot save again what it loaded from {source!r}: TypeError: '_UserObject' object is not "
+            "callable",
+        ),
+    ],
+)
+def test_objects_that_do_not_fit_their_graph(models, tmp_path: Path, name: str, field: str, value: Any, message: str):
+    """The objects of a SavedModel, which TensorFlow finds by name, are stored beside its graph."""
+    broken = Path(shutil.copytree(models["tf2"], tmp_path / "broken"))
+    (broken / "fingerprint.pb").unlink(missing_ok=True)
+    model = read_saved_model(str(broken))
+    objects = model.meta_graphs[0].object_graph_def.nodes
+    children = [child for node in objects for child in node.children if child.local_name == name]
+    assert children
+    for child in children:
+        setattr(child, field, value)
+    (broken / "saved_model.pb").write_bytes(model.SerializeToString())
+    with raises(gs.ArgumentError, message.format(source=str(broken))):
+        gs.transpile_saved_model(broken, tmp_path / "out", 2)
+    assert os.listdir(tmp_path) == ["broken"]
 
 
 def test_on_the_command_line(models, tmp_path: Path):

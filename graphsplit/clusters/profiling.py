@@ -18,9 +18,11 @@ import grpc
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 
 _SERVICE = "/tensorflow.ProfilerService"
+_SENDS_NONE = "its TensorFlow sends no recordings"
 _MOST_S = 600.0  # what nobody ends, ends by itself
 _STARTS_S = 0.3  # a recording starts within milliseconds of being asked for, and does not say when
 _ENDS_S = 60.0
+_NOWHERE = "/dev/null"  # where older servers, which know nothing of `emit_xspace`, shall not leave files
 _FIELD = descriptor_pb2.FieldDescriptorProto
 
 # Numbers and types of the fields that are used, as in tsl/profiler/protobuf/profiler_{service,options}.proto; of the
@@ -36,6 +38,7 @@ _MESSAGES: Mapping[str, Mapping[str, tuple[int, Any]]] = {
     "ProfileRequest": {
         "duration_ms": (1, _FIELD.TYPE_UINT64),
         "opts": (4, _FIELD.TYPE_BYTES),
+        "repository_root": (5, _FIELD.TYPE_STRING),
         "session_id": (6, _FIELD.TYPE_STRING),
         "emit_xspace": (9, _FIELD.TYPE_BOOL),
     },
@@ -87,11 +90,12 @@ def _recording(answer: Any) -> WorkerRecording:
     try:
         space = answer.result(timeout=_ENDS_S).xspace
     except grpc.RpcError as error:
-        return WorkerRecording(b"", str(error.details()))  # type: ignore[attr-defined]  # (a future's error has them)
+        details = str(error.details())  # type: ignore[attr-defined]  # (a future's error has them)
+        return WorkerRecording(b"", _SENDS_NONE if _NOWHERE in details else details)
     except grpc.FutureTimeoutError:
         answer.cancel()
         return WorkerRecording(b"", f"it has not ended recording within {_ENDS_S:.0f} s")
-    return WorkerRecording(space, "" if space else "its TensorFlow sends no recordings")
+    return WorkerRecording(space, "" if space else _SENDS_NONE)
 
 
 def _request(session: str, host_level: int, device_level: int) -> Any:
@@ -104,7 +108,8 @@ def _request(session: str, host_level: int, device_level: int) -> Any:
         duration_ms=most_ms,
     )
     own = options.SerializeToString()
-    return _message("ProfileRequest")(duration_ms=most_ms, opts=own, session_id=session, emit_xspace=True)
+    asked = {"session_id": session, "repository_root": _NOWHERE, "emit_xspace": True}
+    return _message("ProfileRequest")(duration_ms=most_ms, opts=own, **asked)
 
 
 def _channel(address: str) -> grpc.Channel:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,28 @@ def load_saved_model(directory: str) -> Any:
         raise ArgumentError(
             f"TensorFlow cannot load the SavedModel {directory!r}: {type(error).__name__}: {error}"
         ) from error
+
+
+def signatures_of(loaded: Any, directory: str, listed: Sequence[str]) -> dict[str, Any]:
+    """Return the signatures of a model that was loaded, by name.
+
+    Args:
+      loaded: see `load_saved_model`.
+      directory: where from.
+      listed: the names of those that its graph lists; its objects, which are stored beside, have to have them.
+
+    Raises:
+      ArgumentError: if they have not.
+    """
+    there = getattr(loaded, "signatures", None)
+    found = dict(there) if isinstance(there, Mapping) else {}
+    wrong = [key for key in sorted(listed) if not isinstance(found.get(key), tf.types.experimental.ConcreteFunction)]
+    if wrong:
+        raise ArgumentError(
+            f"The SavedModel {directory!r} is damaged: its graph lists the signatures {', '.join(map(repr, wrong))}, "
+            "and its objects have no such functions. Save it again."
+        )
+    return found
 
 
 def parse(path: Path, proto: Any) -> Any:

@@ -18,7 +18,7 @@ from graphsplit.core.integrity import check_whole
 from graphsplit.core.layouts import Cut
 from graphsplit.core.model_files import model_file
 from graphsplit.core.parted_variables import parts_of
-from graphsplit.core.stored_models import load_saved_model, read_saved_model
+from graphsplit.core.stored_models import load_saved_model, read_saved_model, signatures_of
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value, rewritten_by_autograph
 from graphsplit.emission.compiled_calls import compile_clusters
@@ -206,10 +206,11 @@ def load_signature(directory: str, signature: str) -> Any:
     if model_file(directory).suffix != ".cpb":  # else it is in pieces, which only TensorFlow can put together
         check_whole(directory, read_saved_model(directory))
     model = load_saved_model(directory)
-    if signature not in model.signatures:
-        there = ", ".join(map(repr, model.signatures)) or "none"
+    found = signatures_of(model, directory, ())
+    if signature not in found:
+        there = ", ".join(map(repr, found)) or "none"
         raise ArgumentError(f"The SavedModel in {directory!r} has no signature {signature!r}; it has {there}.")
-    function = model.signatures[signature]
+    function = signatures_of(model, directory, [signature])[signature]
     function.graphsplit_owner = model  # the variables live as long as the loaded model does
     return function
 

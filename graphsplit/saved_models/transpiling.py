@@ -16,7 +16,7 @@ from graphsplit.api.argument_splitting import Split
 from graphsplit.core.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
 from graphsplit.core.files import Recognizer, replacing, writing_failed
 from graphsplit.core.integrity import check_whole
-from graphsplit.core.stored_models import load_saved_model, read_saved_model
+from graphsplit.core.stored_models import load_saved_model, read_saved_model, signatures_of
 from graphsplit.planning.strictness import check_strict
 from graphsplit.saved_models import files
 from graphsplit.saved_models.options import TranspileOptions, path_in, quiet
@@ -183,6 +183,10 @@ def _load_and_save(job: _Job, definition: Any, mirrors: Mirrors | None) -> tuple
             tf.saved_model.save(loaded, made, signatures=functions)
         except tf.errors.OpError as error:  # not an OSError, though a full disk is what it says
             raise writing_failed(job.target, error) from error
+        except (AttributeError, KeyError, TypeError, ValueError) as error:  # damaged objects
+            raise ArgumentError(
+                f"TensorFlow cannot save again what it loaded from {job.source!r}: {type(error).__name__}: {error}"
+            ) from error
         after = _like_before(made, definition)
         if (extra := Path(job.source) / "assets.extra").is_dir():
             shutil.copytree(extra, Path(made) / "assets.extra")
@@ -193,7 +197,7 @@ def _build(job: _Job, mirrors: Mirrors | None) -> tuple[Any, dict[str, Any], lis
     """Return the loaded model, what to save as its signatures, and what became of each."""
     job.options.progress(f"loading {job.source}")
     loaded = load_saved_model(job.source)
-    functions = dict(loaded.signatures)
+    functions = signatures_of(loaded, job.source, job.keys)
 
     def transpile(key: str) -> SignatureReport:
         graph = functions[key].graph.as_graph_def()
