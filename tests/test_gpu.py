@@ -40,8 +40,10 @@ on_every_place = pytest.mark.parametrize("devices", [pytest.param(d, id=p, marks
 # In float64 only what is wrong differs: by whatever algorithm, kernels round to 1e-16. In float32, cuDNN chooses the
 # algorithm of a convolution by its shape, and a shard has other rows than the batch: transforms (Winograd, FFT) round
 # to 1e-4 of the largest entry (https://docs.nvidia.com/deeplearning/cudnn, "Reproducibility"; Lavin and Gray,
-# https://arxiv.org/abs/1509.09308, table 5). float16 has 11 bits, and a loss is a sum of what was rounded to them.
-TOLERANCE = {"float64": 1e-10, "float32": 1e-3, "mixed_float16": 2e-2}
+# https://arxiv.org/abs/1509.09308, table 5). float16 has 11 bits, and a loss is a sum of what was rounded to them:
+# on one device, images whose last bit is another change the first filters' momentum in mini_googlenet_bn by 0.042 of
+# its largest entry.
+TOLERANCE = {"float64": 1e-10, "float32": 1e-3, "mixed_float16": 5e-2}
 ROWS = 9
 
 

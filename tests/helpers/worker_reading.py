@@ -158,7 +158,7 @@ def what_a_pipeline_has_of_this_process(workers, cluster) -> None:
 
     def double(number):
         seen.append(os.getpid())
-        return 2 * number
+        return np.int32(2 * number)
 
     def prepared(number):
         return tf.numpy_function(double, [number], tf.int32), table.lookup(number), number + offset
