@@ -133,6 +133,26 @@ def test_what_is_smaller_takes_no_longer():
     assert curve == ((1.0, 1.0), (10.0, 10.0), (100.0, 20.0))
 
 
+def test_what_memory_takes_is_measured_with_operands_that_no_cache_has(monkeypatch: pytest.MonkeyPatch):
+    read: dict[int, tf.Tensor] = {}
+
+    def seconds_of_step(step: microbenchmarks.Step, x: tf.Tensor, _: str) -> float:
+        for _ in range(400):
+            x = step(x)
+        return 1e-3
+
+    def step(value: tf.Tensor) -> tf.Tensor:
+        read[id(value)] = value
+        return value
+
+    monkeypatch.setattr(microbenchmarks, "seconds_of_step", seconds_of_step)
+    assert microbenchmarks._moved(step, "/device:CPU:0", 1_000_000, 0.0, 2) == (8e6, 8e9)
+    assert len(read) == 64  # 256 MB
+    read.clear()
+    microbenchmarks._moved(step, "/device:CPU:0", 1000, 0.0, 2)
+    assert len(read) == 400  # each of the chain its own
+
+
 def test_threads_are_slowed_by_each_other_at_most_as_if_they_took_turns(monkeypatch: pytest.MonkeyPatch):
     """One is not slowed by itself; the median of rounds counts, and four at once take no longer than four times one."""
     times = iter([1.0, 1.5, 9.0, 2.0, 3.2, 18.0, 1.0, 5.0, 0.9])

@@ -17,9 +17,9 @@ _objects: weakref.WeakValueDictionary[int, tf.Variable] = weakref.WeakValueDicti
 def variables_of(
     graph: tf.Graph, placeholders: Sequence[tf.Tensor], captured: Sequence[tf.Tensor]
 ) -> tuple[tf.Variable, ...]:
-    """Return the variables that a function captured, each once.
+    """Return the variables that a function captured, each once, in the order in which it did.
 
-    A graph keeps a list of variables whose objects were used while it was built. Of others it has the handle (an old
+    A graph keeps a set of variables whose objects were used while it was built. Of others it has the handle (an old
     optimizer hands those of its slots to its kernels): for such there is a new object, for the same variable.
 
     Args:
@@ -27,7 +27,7 @@ def variables_of(
       placeholders: of what it captured.
       captured: what these stand for.
     """
-    variables = list(graph.variables)
+    variables, places = list(graph.variables), {id(handle): k for k, handle in enumerate(captured)}
     with tf.init_scope(), raw_handles():
         known = {id(variable.handle) for variable in variables}
         for placeholder, handle in zip(placeholders, captured, strict=True):
@@ -38,7 +38,10 @@ def variables_of(
             parts = parts_of(handle)
             own = parts.variable if parts is not None else None
             variables.append(_behind(handle, *held, placeholder.op.name) if own is None else own)
-    return tuple(variables)
+        # (what is laid out lies by this order: not by that of a set, which is another one in every process)
+        return tuple(
+            sorted(variables, key=lambda variable: (places.get(id(variable.handle), len(places)), variable.name))
+        )
 
 
 def _behind(handle: tf.Tensor, dtype: tf.DType, shape: tf.TensorShape, name: str) -> tf.Variable:
