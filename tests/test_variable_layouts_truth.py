@@ -197,3 +197,12 @@ def test_errors():
         gs.set_variable_layout(variable, "sharded", 2)
     with pytest.raises(gs.UnsupportedError, match="while a graph is built"):
         tf.function(lambda: gs.set_variable_layout(variable, "home"))()
+
+
+def test_variables_are_in_the_order_of_their_captures():
+    """What is laid out by a trace, as a prediction does it, lies by their order: it is the same in every process."""
+    made = [tf.Variable(tf.ones([64, 32]), name=f"v{k}") for k in range(24)]
+    used = [made[7 * k % 24] for k in range(24)]
+    step = gs.parallelize(lambda x: tf.add_n([x @ variable for variable in used]), devices=2)
+    found = step.variables(tf.ones([4, 64]))
+    assert [variable.name for variable in found] == [variable.name for variable in used]
