@@ -115,6 +115,7 @@ def test_names_of_machines_are_completed(tmp_path: Path):
     """As shells ask for it; nothing of TensorFlow is imported, which takes seconds."""
     (tmp_path / "8xA.toml").write_text('name = "mine"\n[device]\n')
     (tmp_path / "8xA_other.toml").write_text("[tool]\n")
+    (tmp_path / "8xA_folder.toml").mkdir()
     words = {"COMP_WORDS": "graphsplit predict a:b --machine 8xA", "COMP_CWORD": "4"}
     environment = {**os.environ, **words, "_GRAPHSPLIT_COMPLETE": "complete_bash", "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-X", "importtime", "-c", "from graphsplit.cli import app; app(prog_name='graphsplit')"]

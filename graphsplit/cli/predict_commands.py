@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import glob
 import importlib.resources
 import re
 from collections.abc import Callable
@@ -30,7 +29,8 @@ def machines_like(incomplete: str) -> list[str]:
         text = file.read_text("utf-8")
         box, device = re.findall(r'^name = "(.*)"', text, re.MULTILINE)[:2]
         names += [box, *(f"{count}x{device}" for count in re.findall(r"^devices = (\d+)", text, re.MULTILINE))]
-    own = [path for path in glob.glob("*.toml") if "[device]" in Path(path).read_text("utf-8", "replace")]
+    files = filter(Path.is_file, Path().glob("*.toml"))
+    own = [str(path) for path in files if "[device]" in path.read_text("utf-8", "replace")]
     return sorted(name for name in [*names, *own] if name.startswith(incomplete))
 
 
