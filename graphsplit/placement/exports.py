@@ -8,7 +8,6 @@ from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
-import networkx as nx
 import tensorflow as tf
 
 from graphsplit.core import files, forms
@@ -47,6 +46,8 @@ def save_json(placement: PlacementGraph, path: str) -> None:
 
 def save_graphml(placement: PlacementGraph, path: str) -> None:
     """Write the networkx graph; GraphML knows numbers and strings, so lists become text and None is left out."""
+    import networkx as nx
+
     plain = nx.MultiDiGraph()
     for name, fields in placement.graph.nodes(data=True):
         plain.add_node(name, **_plain(fields))

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from graphsplit.placement.records import PlacedOp
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 _NOT_WORK = frozenset({"Const", "Placeholder", "ReadVariableOp", "VarHandleOp", "Identity", "NoOp", "Shape"})
 

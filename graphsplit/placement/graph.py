@@ -5,9 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Sequence
-from typing import Any
-
-import networkx as nx
+from typing import TYPE_CHECKING, Any
 
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import CheckError, bullet_list
@@ -17,6 +15,9 @@ from graphsplit.placement import questions
 from graphsplit.placement.gradients import GradientPair, pair_gradients
 from graphsplit.placement.placed_times import PlacedTimes
 from graphsplit.placement.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 
 class PlacementError(CheckError):
@@ -61,6 +62,8 @@ class PlacementGraph:
         A node has the fields of `PlacedOp` as attributes, and `device`. An edge has `bytes`, `dtype`, `output`,
         `control` and `crosses`.
         """
+        import networkx as nx  # hundreds of modules, for those who ask
+
         graph = nx.MultiDiGraph(actual=self.actual, title=self.title)
         for op in self.ops.values():
             fields = {name: value for name, value in vars(op).items() if name != "name"}

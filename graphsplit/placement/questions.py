@@ -8,11 +8,13 @@ import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-
-import networkx as nx
+from typing import TYPE_CHECKING
 
 from graphsplit.core import patterns
 from graphsplit.placement.records import NO_DATA, Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 _NOT_ACTIVATIONS = frozenset({"Const", "Placeholder", "VarHandleOp", "ReadVariableOp", "VariableV2"})
 _BOOKKEEPING = frozenset({"Const", "Placeholder", "NoOp", "VarHandleOp"})
