@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.resources
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
@@ -13,6 +12,7 @@ import typer
 from graphsplit.cli.checks import split_spec, split_target
 from graphsplit.core import forms
 from graphsplit.core.errors import ArgumentError
+from graphsplit.costs.toml_text import parse
 
 Run = Callable[..., None]
 Target = Annotated[str, typer.Argument(metavar="WHAT", help="A function, module:function.")]
@@ -26,9 +26,8 @@ def machines_like(incomplete: str) -> list[str]:
     """
     names = list[str]()
     for file in (importlib.resources.files("graphsplit.costs") / "machines").iterdir():
-        text = file.read_text("utf-8")
-        box, device = re.findall(r'^name = "(.*)"', text, re.MULTILINE)[:2]
-        names += [box, *(f"{count}x{device}" for count in re.findall(r"^devices = (\d+)", text, re.MULTILINE))]
+        table = parse(file.name, file.read_text("utf-8"))
+        names += [table["name"], f"{table['devices']}x{table['device']['name']}"]
     files = filter(Path.is_file, Path().glob("*.toml"))
     own = [str(path) for path in files if "[device]" in path.read_text("utf-8", "replace")]
     return sorted(name for name in [*names, *own] if name.startswith(incomplete))
