@@ -1,7 +1,7 @@
 """How far predictions are off: `python -m benchmarks.prediction`. Steps are predicted, then run and timed.
 
-One process calibrates: the machine, and each network's operations on one device. Others, one for each cell, predict a
-step from that and measure it. The table goes into docs/prediction.md.
+Processes of their own calibrate: the machine, and each network's operations on one device. Others, one for each number
+of devices, predict a step's plans from that and measure them in turns. The table goes into docs/prediction.md.
 """
 
 from __future__ import annotations
@@ -30,7 +30,14 @@ PAGE = ROOT / "docs" / "prediction.md"
 LAYOUTS = ("home", "mirrored", "sharded")
 _DEVICES, _MICRO_BATCHES = "1,2,4,8", "1,4"
 _BEGIN, _END = "<!-- table: python -m benchmarks.prediction -->", "<!-- end of table -->"
-_LIMIT_S = 900
+_LIMIT_S = 1800
+_ENVIRONMENT = {
+    "TF_CPP_MIN_LOG_LEVEL": "3",
+    "CUDA_VISIBLE_DEVICES": "-1",
+    # TensorFlow keeps memory that was freed, as on GPUs and where it uses oneDNN, and counts it: what is given back to
+    # the operating system each time, page by page, makes an operation of 64 MB five times slower, or not, as it happens
+    "TF_CPU_ALLOCATOR_USE_BFC": "1",
+}
 _DIFFERENT = 1.1  # plans that are to be ranked
 
 
@@ -60,7 +67,7 @@ def main(
     layouts: Annotated[str, typer.Option(help="Of the variables.")] = ",".join(LAYOUTS),
     micro_batches: Annotated[str, typer.Option(help="Parts of each device's rows.")] = _MICRO_BATCHES,
     small: Annotated[bool, typer.Option("--small", help="Small networks, to see that everything works.")] = False,
-    rounds: Annotated[int, typer.Option(help="Timings of each step; the median counts.")] = 9,
+    seconds: Annotated[float, typer.Option(help="For which each step is timed.")] = 3.0,
     output: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
     write: Annotated[bool, typer.Option("--write/--no-write", help="Put the table into docs/prediction.md.")] = False,
     resume: Annotated[
@@ -69,7 +76,7 @@ def main(
 ) -> None:
     """Predict and measure."""
     chosen = workloads.split(",") if workloads else list(WORKLOADS)
-    found: dict[str, Any] = {"small": small, "rounds": rounds, "load": load_average(), "cells": []}
+    found: dict[str, Any] = {"small": small, "seconds": seconds, "load": load_average(), "cells": []}
     if resume and output.exists():
         found = json.loads(output.read_text())
         found["cells"] = [entry for entry in found["cells"] if "error" not in entry]
@@ -87,13 +94,17 @@ def main(
             if not Path(machine).exists():
                 _ask("machine", machine)
             calibrating = _answer("calibrate", name, mode, small, machine, calibrated)
-            for cell in cells:
-                asked = "cell", json.dumps(asdict(cell)), small, calibrated, rounds
-                answer = calibrating if "error" in calibrating else _answer(*asked)
-                found["cells"].append({"cell": asdict(cell), **answer})
+            for _, group in itertools.groupby(cells, key=lambda cell: cell.devices):
+                together = list(group)
+                asked = "cells", json.dumps([asdict(cell) for cell in together]), small, calibrated, seconds
+                answers = calibrating if "error" in calibrating else _answer(*asked)
+                if isinstance(answers, dict):
+                    answers = [answers] * len(together)
+                for cell, answer in zip(together, answers, strict=True):
+                    found["cells"].append({"cell": asdict(cell), **answer})
+                    print(f"{cell}: {_line(answer)}", flush=True)
                 output.parent.mkdir(parents=True, exist_ok=True)
                 output.write_text(json.dumps(found, indent=1) + "\n")
-                print(f"{cell}: {_line(answer)}", flush=True)
     text = table(found)
     print(text)
     if write:
@@ -111,7 +122,7 @@ def cells_of(
     ]
 
 
-def _answer(*arguments: object) -> dict[str, Any]:
+def _answer(*arguments: object) -> Any:
     """Return the answer of a part, or why there is none: the others go on."""
     try:
         return _ask(*arguments)
@@ -129,9 +140,9 @@ def _line(answer: dict[str, Any]) -> str:
     )
 
 
-def _ask(*arguments: object) -> dict[str, Any]:
+def _ask(*arguments: object) -> Any:
     """Run a part of this in a process of its own, and return its answer."""
-    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    environment = {**os.environ, **_ENVIRONMENT}
     command = [sys.executable, "-m", "benchmarks.prediction_worker", *map(str, arguments)]
     try:
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
@@ -139,8 +150,7 @@ def _ask(*arguments: object) -> dict[str, Any]:
         raise RuntimeError(f"no answer within {_LIMIT_S} s") from error
     if done.returncode:
         raise RuntimeError(f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:300]}")
-    answer: dict[str, Any] = json.loads(done.stdout.strip().splitlines()[-1])
-    return answer
+    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def table(found: dict[str, Any]) -> str:

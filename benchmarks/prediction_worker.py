@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import statistics
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,11 +16,10 @@ import graphsplit as gs
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import data, workload
 from graphsplit.costs.machine_files import read_machine
-from graphsplit.prediction import microbenchmarks
+from graphsplit.prediction import timing
 
 _THREADS = 1
 _PARTS = (1, 2, 4, 8, 16, 32)  # as many as devices times micro-batches
-_REFERENCE_S = 0.1
 _NO_TIME_S = 1e30  # the simulator says that it failed by the largest number
 
 
@@ -61,46 +60,57 @@ def calibrate(name: str, mode: str, small: bool, path: str, calibrated: str) -> 
     return {"overhead_s": found.device.overhead_s}
 
 
-def cell(asked: dict[str, Any], small: bool, calibrated: str, rounds: int) -> dict[str, Any]:
-    """Predict a step and measure it: at the speed that the machine had when it was calibrated.
+def cells(asked: Sequence[dict[str, Any]], small: bool, calibrated: str, least_s: float) -> list[dict[str, Any]]:
+    """Predict plans of one step for one number of devices, and measure them in turns.
 
-    The speed of a machine that is shared with others changes by a third from one minute to the next. So a reference is
-    timed in turns with the step.
+    They are measured at the speed that the machine had when it was calibrated: the speed of one that is shared with
+    others changes by a third from one minute to the next. So a reference is timed in turns with the steps.
     """
-    count = asked["devices"]
+    count = asked[0]["devices"]
     start(count)
-    parts, step, arguments = step_of(asked["workload"], asked["mode"], small)
-    if asked["layout"] != "home":
-        gs.set_variable_layout([parts.model, parts.optimizer], asked["layout"], devices=count)
-    split = gs.parallelize(step, devices=count, micro_batches=asked["micro_batches"])
-    plan_s = _seconds(lambda: split.plan(*arguments))
-    began = time.perf_counter()
-    prediction = gs.predict(split, *arguments, machine=calibrated, devices=count)
-    predict_s = time.perf_counter() - began
-    _wait(split(*arguments))
-    reference, before_s = microbenchmarks.reference("/device:CPU:0"), read_machine(calibrated).host.reference_s
-    _wait(reference())
-    rounds_s = [(_round(split, arguments), _round(reference, [], _REFERENCE_S)) for _ in range(rounds)]
-    return {
-        "predicted_s": prediction.step_s,
-        "measured_s": statistics.median([step_s / beside_s for step_s, beside_s in rounds_s]) * before_s,
-        "now_s": statistics.median([step_s for step_s, _ in rounds_s]),
-        "slower": statistics.median([beside_s for _, beside_s in rounds_s]) / before_s,
-        "predicted_bytes": sum(memory.live_bytes for memory in prediction.memory.values()),
-        "measured_bytes": step_bytes(lambda: _wait(split(*arguments))),
-        "plan_s": plan_s,
-        "predict_s": predict_s,
-        "load": os.getloadavg()[0],
-        **grappler(split.graph_def(*arguments), prediction.plan),
-    }
+    steps = [_Step(cell, small, calibrated) for cell in asked]
+    reference = timing.reference("/device:CPU:0")
+    seconds, beside_s = timing.usual_seconds_of_calls([step.run for step in steps], reference, least_s * len(steps))
+    slower = beside_s / read_machine(calibrated).host.reference_s
+    return [
+        {
+            **step.predicted,
+            "measured_s": now_s / slower,
+            "now_s": now_s,
+            "slower": slower,
+            "measured_bytes": step_bytes(step.run),
+            "load": os.getloadavg()[0],
+        }
+        for step, now_s in zip(steps, seconds, strict=True)
+    ]
 
 
-def _round(split: Any, arguments: list[tf.Tensor], least_s: float = 0.2) -> float:
-    began, steps = time.perf_counter(), 0
-    while time.perf_counter() - began < least_s or not steps:
-        _wait(split(*arguments))
-        steps += 1
-    return (time.perf_counter() - began) / steps
+class _Step:
+    """A step in one of its plans, with variables of its own, and what is predicted of it."""
+
+    def __init__(self, asked: dict[str, Any], small: bool, calibrated: str):
+        count = asked["devices"]
+        parts, step, self._arguments = step_of(asked["workload"], asked["mode"], small)
+        if asked["layout"] != "home":
+            gs.set_variable_layout([parts.model, parts.optimizer], asked["layout"], devices=count)
+        self._parts = parts  # (variables live as long as their objects)
+        self._split = gs.parallelize(step, devices=count, micro_batches=asked["micro_batches"])
+        plan_s = _seconds(lambda: self._split.plan(*self._arguments))
+        began = time.perf_counter()
+        prediction = gs.predict(self._split, *self._arguments, machine=calibrated, devices=count)
+        predict_s = time.perf_counter() - began
+        self.run()
+        self.predicted = {
+            "predicted_s": prediction.step_s,
+            "predicted_bytes": sum(memory.live_bytes for memory in prediction.memory.values()),
+            "plan_s": plan_s,
+            "predict_s": predict_s,
+            **grappler(self._split.graph_def(*self._arguments), prediction.plan),
+        }
+
+    def run(self) -> None:
+        """Run the step until its results are there."""
+        timing.numpy_of(self._split(*self._arguments))
 
 
 def grappler(graph_def: Any, plan: Any) -> dict[str, Any]:
@@ -158,11 +168,6 @@ def _full(name: str) -> str:
     return name if name.startswith("/job") else f"/job:localhost/replica:0/task:0{name}"
 
 
-def _wait(result: Any) -> None:
-    for tensor in tf.nest.flatten(result):
-        tensor.numpy()
-
-
 def _seconds(action: Any) -> float:
     began = time.perf_counter()
     action()
@@ -193,4 +198,4 @@ if __name__ == "__main__":
     elif command == "calibrate":
         print(json.dumps(calibrate(given[0], given[1], given[2] == "True", given[3], given[4])))
     else:
-        print(json.dumps(cell(json.loads(given[0]), given[1] == "True", given[2], int(given[3]))))
+        print(json.dumps(cells(json.loads(given[0]), given[1] == "True", given[2], float(given[3]))))

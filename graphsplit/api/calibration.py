@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import platform
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.placement.builders import source_of
 from graphsplit.placement.sources import StateKeeper
 from graphsplit.placement.timeline import timeline_of_source
-from graphsplit.prediction import microbenchmarks
+from graphsplit.prediction import microbenchmarks, timing
 from graphsplit.prediction.sampling import kinds_of, samples_of
 
 _LEAST_RECORDED, _MOST_RECORDED, _RECORDED_S = 2, 50, 0.3  # steps, and how long they take
@@ -65,8 +66,15 @@ def calibrate(
     devices = available_devices()
     first = devices[0]
     is_gpu = "GPU" in first
+    reference, references = timing.reference(first), []
+
+    def note_speed() -> None:
+        references.append(timing.seconds_of_call(reference))
+
+    note_speed()
     overhead = microbenchmarks.overhead_s(first)
     curves = microbenchmarks.curves(first, overhead)
+    note_speed()
     rates = {dtype.name: microbenchmarks.matmul_rate(first, dtype) for dtype in _DTYPES}
     fastest = max(rate for _, rate in curves["elementwise"])
     device = Device(
@@ -79,12 +87,14 @@ def calibrate(
         overhead_s=overhead,
         curves=curves,
     )
+    host = _host(devices, first)
+    note_speed()
     found = Machine(
         name=name,
         device=device,
         devices=len(devices) if is_gpu else _LOGICAL_DEVICES,  # as many logical ones as one likes
         link=_link(devices),
-        host=_host(devices, first),
+        host=host if is_gpu else replace(host, reference_s=statistics.median(references)),
         sources=dict.fromkeys(("device", "link", "host"), f"measured on {platform.node()} by graphsplit calibrate"),
         calibrated=True,
     )
@@ -116,8 +126,9 @@ def measure_function(
     alone = [parallelize(function, devices=[device], micro_batches=count) for count in counts or (1,)]
     calls = [functools.partial(step, *args, **kwargs) for step in alone]
     with StateKeeper([(variable.handle, variable.dtype) for variable in alone[0].variables(*args, **kwargs)]):
-        reference = microbenchmarks.reference(device)
-        seconds, reference_s = microbenchmarks.usual_seconds_of_calls(calls, reference)
+        seconds, reference_s = timing.usual_seconds_of_calls(calls, timing.reference(device))
+    if machine.host.reference_s:  # (its figures were measured while it was as fast as that)
+        machine = machine.slower(reference_s / machine.host.reference_s)
     measured = []
     for step, count, step_s in zip(alone, counts or (1,), seconds, strict=True):
         plan = call.plan([device], micro_batches=count)
@@ -148,11 +159,12 @@ def _host(devices: tuple[str, ...], first: str) -> Host:
     if "GPU" in first:
         return Host(threads=os.cpu_count() or 1, call_s=call_s)
     threads, each = threads_of_process(), tf.config.threading.get_intra_op_parallelism_threads()
-    together = microbenchmarks.slowdown(devices, threads)
+    together = microbenchmarks.slowdowns(devices, threads)
     return Host(
         threads=threads,
         threads_per_device=each or threads,
-        slowdown=together,
+        slowdown=together["matmul"],
+        slowdown_of=together,
         call_s=call_s,
         device_call_s=microbenchmarks.device_call_s(devices),
         wake_s=microbenchmarks.wake_s(devices) if threads > 1 else 0.0,

@@ -26,7 +26,7 @@ from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.placement.sources import StateKeeper
 from graphsplit.placement.timeline import timeline_of
 from graphsplit.prediction.assumptions import amount
-from graphsplit.prediction.microbenchmarks import numpy_of, reference, seconds_of_call
+from graphsplit.prediction.timing import reference, usual_seconds_of_calls
 
 MARK = "written by graphsplit calibrate"
 
@@ -137,8 +137,8 @@ def validate(
     tensors = [example(spec) for spec in arguments]
     state = [(v.handle, v.dtype) for v in split.variables(*tensors)]
     with StateKeeper(state):
-        numpy_of(split(*tensors))
-        measured = statistics.median([seconds_of_call(lambda: split(*tensors)) for _ in range(steps)])
+        beside = reference(available_devices()[0])
+        (measured,), reference_s = usual_seconds_of_calls([lambda: split(*tensors)], beside, most_turns=steps)
     print(prediction)
     off = prediction.step_s / measured - 1
     print(
@@ -146,7 +146,7 @@ def validate(
         f"{prediction.step_s * 1e3:.2f} ms, {abs(off):.1%} {'more' if off > 0 else 'less'}."
     )
     if machine_found.host.reference_s:
-        now = seconds_of_call(reference(available_devices()[0])) / machine_found.host.reference_s
+        now = reference_s / machine_found.host.reference_s
         print(
             f"The machine itself takes {now:.2f} times as long for the same products and sums as when {machine} was "
             "written; who else uses it may make the difference."

@@ -133,24 +133,23 @@ class Host:
       threads_per_device: how many of these one device has at most.
       slowdown: how many times as long an operation takes while 1, 2, ... of the threads work: they share memory, and
         perhaps cores.
+      slowdown_of: the same of operations of a family, where it was measured: what only reads and writes slows others
+        down that do, products hardly.
       call_s: what a call of a function takes besides its operations.
       device_call_s: what it takes besides for each device after the first.
       wake_s: how long a thread without work takes from an operation that waits for it to its start.
-      reference_s: how long some products and sums took (`microbenchmarks.reference`) while a function was measured:
-        what they take now tells how much faster or slower the machine has become. 0: not measured.
+      reference_s: how long some products and sums took (`timing.reference`) while all else was measured: what they take
+        now tells how much faster or slower the machine has become. 0: not measured.
     """
 
     threads: int = 1
     threads_per_device: int = 1
     slowdown: tuple[float, ...] = (1.0,)
+    slowdown_of: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     call_s: float = 0.0
     device_call_s: float = 0.0
     wake_s: float = 0.0
     reference_s: float = 0.0
-
-    def slowed(self, working: int) -> float:
-        """Return how many times as long an operation takes while so many threads work."""
-        return self.slowdown[min(max(working, 1), len(self.slowdown)) - 1]
 
 
 @dataclass(frozen=True)
@@ -227,6 +226,22 @@ class Machine:
     def covering(self, devices: int) -> Machine:
         """Return this machine, or a cluster of so many of it that there are enough devices."""
         return self if devices <= self.most_devices else self.cluster(-(-devices // self.devices))
+
+    def slower(self, times: float) -> Machine:
+        """Return it as it is while whatever its processors do takes so many times as long: at another clock rate.
+
+        Samples and links stay as they are.
+        """
+        device, host = self.device, self.host
+        curves = {family: tuple([(n, rate / times) for n, rate in curve]) for family, curve in device.curves.items()}
+        started = [times * seconds for seconds in (device.launch_s, device.overhead_s)]
+        called = [times * seconds for seconds in (host.call_s, host.device_call_s, host.wake_s, host.reference_s)]
+        names = ("call_s", "device_call_s", "wake_s", "reference_s")
+        return replace(
+            self,
+            device=replace(device, curves=curves, launch_s=started[0], overhead_s=started[1]),
+            host=replace(host, **dict(zip(names, called, strict=True))),
+        )
 
     def host_of(self, device: str) -> int:
         """Return the number of the host of a device."""

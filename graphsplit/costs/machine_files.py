@@ -23,6 +23,8 @@ from graphsplit.costs.sample_files import read_samples, write_samples, wrong_sam
 from graphsplit.costs.toml_text import line_of, parse, to_toml
 
 _NUMBERS_OF = ("device.matrix_flops_per_s", "device.vector_flops_per_s", "device.attainable")
+_BY_FAMILY = ("device.attainable", "device.curves", "host.slowdown_of")
+_INNER = (*_NUMBERS_OF, *_BY_FAMILY)
 _TABLES: dict[str, dict[str, type]] = {
     "": {"name": str, "devices": int, "calibrated": bool},
     "device": {
@@ -137,7 +139,12 @@ def machine_text(machine: Machine) -> str:
             "curves": {family: [list(point) for point in curve] for family, curve in device.curves.items()},
         },
         "link": {**vars(machine.link), "source": machine.sources.get("link", "unknown")},
-        "host": {**vars(host), "slowdown": list(host.slowdown), "source": machine.sources.get("host", "unknown")},
+        "host": {
+            **vars(host),
+            "slowdown": list(host.slowdown),
+            "source": machine.sources.get("host", "unknown"),
+            "slowdown_of": {family: list(times) for family, times in host.slowdown_of.items()},
+        },
         "samples": write_samples(device.samples),
     }
     if machine.network is not None:
@@ -224,6 +231,7 @@ def _link(table: Mapping[str, Any]) -> Link:
 def _host(table: Mapping[str, Any]) -> Host:
     values = {name: value for name, value in table.items() if name != "source"}
     values["slowdown"] = tuple(map(float, values.get("slowdown", (1.0,))))
+    values["slowdown_of"] = {family: tuple(map(float, times)) for family, times in table.get("slowdown_of", {}).items()}
     return Host(**values)
 
 
@@ -232,20 +240,25 @@ def _unknown(file: _File) -> list[str]:
     found = []
     for table, keys in _TABLES.items():
         own = file.content if not table else file.content.get(table, {})
-        inner = {name.partition(".")[2] for name in _NUMBERS_OF if name.startswith(f"{table}.")} | {"curves"}
-        known = {*keys, *(inner if table == "device" else ()), *([*_TABLES, "samples"] if not table else ())}
+        inner = {name.partition(".")[2] for name in _INNER if name.startswith(f"{table}.")} if table else ()
+        known = {*keys, *inner, *([*_TABLES, "samples"] if not table else ())}
         for key in own if isinstance(own, dict) else ():
             if key not in known:
                 near = difflib.get_close_matches(key, known, 1)
                 found.append(file.wrong(table, key, "is not known" + (f"; did you mean {near[0]}?" if near else "")))
-    for name in (
-        *file.content.get("device", {}).get("attainable", ()),
-        *file.content.get("device", {}).get("curves", ()),
-    ):
-        if name not in (*FAMILIES, "bytes"):
-            table = "device.attainable" if name in file.content["device"].get("attainable", ()) else "device.curves"
-            found.append(file.wrong(table, name, f"is no family; there are {', '.join((*FAMILIES, 'bytes'))}"))
+    for inside in _BY_FAMILY:
+        for name in _within(file.content, inside):
+            if name not in (*FAMILIES, "bytes"):
+                found.append(file.wrong(inside, name, f"is no family; there are {', '.join((*FAMILIES, 'bytes'))}"))
     return found
+
+
+def _within(content: Mapping[str, Any], inside: str) -> Mapping[str, Any]:
+    """Return a table in a table, `device.curves`; empty if there is none."""
+    table, _, name = inside.partition(".")
+    outer = content.get(table, {})
+    found = outer.get(name, {}) if isinstance(outer, dict) else {}
+    return found if isinstance(found, dict) else {}
 
 
 def _missing(file: _File) -> list[str]:
@@ -283,11 +296,14 @@ def _impossible(file: _File) -> list[str]:
         if name.endswith("attainable"):
             more = [k for k, v in numbers.items() if isinstance(v, (int, float)) and v > 1]
             found += [file.wrong(name, k, f"is a share of the peak, at most 1, got {numbers[k]!r}") for k in more]
-    for name, curve in device.get("curves", {}).items():
+    for name, curve in _within(file.content, "device.curves").items():
         if not _is_curve(curve):
             found.append(
                 file.wrong("device.curves", name, "is a list of [amount, rate], amounts growing, all positive")
             )
+    for name, times in _within(file.content, "host.slowdown_of").items():
+        if what := _why_not(name, times, list):
+            found.append(file.wrong("host.slowdown_of", name, what))
     return found
 
 

@@ -7,94 +7,24 @@ longer: what a call takes besides is in both.
 from __future__ import annotations
 
 import itertools
-import statistics
-import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.costs.machine import Curve
+from graphsplit.prediction.timing import seconds_of_call, usual_seconds_of_calls
 
 Step = Callable[[tf.Tensor], tf.Tensor]
 _SHORT, _LONG, _LONGEST = 4, 12, 400
 _CHAIN_S = 0.01  # that the longer chain takes, about
 _TINY_LONG = 1200
-_ROUNDS, _ROUND_S = 5, 0.05
-_LEAST_ROUNDS, _MOST_ROUNDS, _ALL_ROUNDS_S = 4, 8, 15.0
-_REFERENCE = 8
 _POOL_BYTES = 256_000_000  # more than caches have
-_SLOWDOWN_ROUNDS = 3
-_WAKE_ROUNDS, _SHORT_SIDE = 9, 160
-_ENOUGH_S = 0.5  # of rounds: slow calls are timed twice
+_TOGETHER_S = 4.0  # for which what is compared is timed in turns
+_SHORT_SIDE, _BESIDE_ENTRIES = 160, 250_000
 _SIDES = (32, 64, 128, 256, 512, 1024)
 _IMAGES = ((2, 8, 16), (8, 8, 32), (8, 16, 64), (8, 32, 64), (4, 16, 256))  # rows, side, channels
 _ENTRIES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000)
-
-
-def seconds_of_call(call: Callable[[], Any]) -> float:
-    """Return how long a call takes until its results are there: the fastest of some rounds, warm."""
-    numpy_of(call())
-    start = time.perf_counter()
-    numpy_of(call())
-    count = max(1, int(_ROUND_S / (time.perf_counter() - start + 1e-9)))
-    found = []
-    for _ in range(_ROUNDS):
-        start = time.perf_counter()
-        for _ in range(count):
-            result = call()
-        numpy_of(result)
-        found.append((time.perf_counter() - start) / count)
-        if len(found) > 1 and count * sum(found) > _ENOUGH_S:
-            break
-    return min(found)
-
-
-def usual_seconds_of_calls(calls: Sequence[Callable[[], Any]], beside: Callable[[], Any]) -> tuple[list[float], float]:
-    """Return how long each of some calls takes until its results are there, and a reference beside them, warm.
-
-    They take turns, as the speed of a machine may change while they are timed: the median of how many times as long as
-    the reference each takes, times the median of that.
-    """
-    for call in (*calls, beside):
-        numpy_of(call())
-    first = [_round(call) for call in (*calls, beside)]
-    more = max(_LEAST_ROUNDS, min(_MOST_ROUNDS, int(_ALL_ROUNDS_S / sum(first))))
-    rounds = [first, *[[_round(call) for call in (*calls, beside)] for _ in range(more)]]
-    reference_s = statistics.median([times[-1] for times in rounds])
-    relative = [statistics.median([times[k] / times[-1] for times in rounds]) for k in range(len(calls))]
-    return [ratio * reference_s for ratio in relative], reference_s
-
-
-def _round(call: Callable[[], Any], least_s: float = 0.15) -> float:
-    start, count = time.perf_counter(), 0
-    while not count or time.perf_counter() - start < least_s:
-        numpy_of(call())
-        count += 1
-    return (time.perf_counter() - start) / count
-
-
-def reference(device: str) -> Callable[[], Any]:
-    """Return a call of some products and sums, by which the speed of a device at two times can be compared."""
-    x = tf.ones([256, 256]) / 256
-    large = tf.ones([1_000_000])
-
-    def run(value: tf.Tensor, other: tf.Tensor) -> tf.Tensor:
-        with tf.device(device):
-            for _ in range(_REFERENCE):
-                value = tf.linalg.matmul(value, value)
-                other = other + value[0, 0]
-            return tf.reduce_sum(other)
-
-    called = tf.function(run, autograph=False).get_concrete_function(x, large)
-    return lambda: called(x, large)
-
-
-def numpy_of(result: Any) -> None:
-    """Wait until results are there."""
-    for tensor in tf.nest.flatten(result):
-        if hasattr(tensor, "numpy"):
-            tensor.numpy()
 
 
 def seconds_of_step(step: Step, x: tf.Tensor, device: str, longer: int = 0) -> float:
@@ -257,16 +187,27 @@ def _moved(step: Step, device: str, entries: int, overhead: float, moved: int) -
     return count, count / max(seconds - overhead, 0.2 * seconds)
 
 
-def slowdown(devices: Sequence[str], threads: int) -> tuple[float, ...]:
-    """Return how many times as long a product takes while 1, 2, ... threads work, on devices of their own if possible.
+def slowdowns(devices: Sequence[str], threads: int) -> dict[str, tuple[float, ...]]:
+    """Return how many times as long operations take while 1, 2, ... threads work on such, by family.
 
-    Where each operation has all cores to itself, two at a time take twice as long; never more, as one could run after
-    the other. Each round measures all: what else a machine does is the same for them.
+    Each thread has a device of its own if possible. Where each operation has all cores to itself, two at a time take
+    twice as long; never more, as one could run after the other. What only reads and writes has the memory in common.
     """
-    calls = [_products_at_once(devices, count) for count in range(1, threads + 1)]
-    rounds = [[seconds_of_call(call) for call in calls] for _ in range(_SLOWDOWN_ROUNDS)]
-    ratios = [statistics.median([times[k] / times[0] for times in rounds]) for k in range(threads)]
-    return tuple([min(max(1.0, ratio), float(count)) for count, ratio in enumerate(ratios, 1)])
+    found = {"matmul": slowdown([_products_at_once(devices, count) for count in range(1, threads + 1)])}
+    for family, (step, _) in _PLAIN.items():
+        found[family] = slowdown([_moved_at_once(step, devices, count) for count in range(1, threads + 1)])
+    return found
+
+
+def slowdown(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
+    """Return how many times as long as the first of some calls each takes, of which each has one chain more to run.
+
+    They are timed in turns: what else a machine does is the same for all.
+    """
+    alone, *together = calls
+    with _as_written():
+        seconds, alone_s = usual_seconds_of_calls(together, alone, _TOGETHER_S)
+    return tuple([1.0, *[min(max(1.0, both_s / alone_s), float(n)) for n, both_s in enumerate(seconds, 2)]])
 
 
 def wake_s(devices: Sequence[str]) -> float:
@@ -276,9 +217,10 @@ def wake_s(devices: Sequence[str]) -> float:
     """
     if len(devices) < 2:
         return 0.0
-    calls = [_products_at_once(devices, count, _SHORT_SIDE, _SHORT) for count in (1, 2)]
-    rounds = [[seconds_of_call(call) for call in calls] for _ in range(_WAKE_ROUNDS)]
-    return max(0.0, statistics.median([both - one for one, both in rounds]))
+    alone, both = [_products_at_once(devices, count, _SHORT_SIDE, _SHORT) for count in (1, 2)]
+    with _as_written():
+        (both_s,), alone_s = usual_seconds_of_calls([both], alone, _TOGETHER_S)
+    return max(0.0, both_s - alone_s)
 
 
 def device_call_s(devices: Sequence[str]) -> float:
@@ -297,23 +239,44 @@ def device_call_s(devices: Sequence[str]) -> float:
     called = tf.function(run, autograph=False).get_concrete_function(x)
     alone = _chain(lambda v: v + 1.0, x, [devices[0]] * len(devices))
     with _as_written():
-        rounds = [(seconds_of_call(alone), seconds_of_call(lambda: called(x))) for _ in range(_WAKE_ROUNDS)]
-    return max(0.0, statistics.median([apart - one for one, apart in rounds])) / (len(devices) - 1)
+        (apart_s,), alone_s = usual_seconds_of_calls([lambda: called(x)], alone, _TOGETHER_S)
+    return max(0.0, apart_s - alone_s) / (len(devices) - 1)
 
 
 def _products_at_once(devices: Sequence[str], count: int, side: int = 512, products: int = _LONG) -> Callable[[], Any]:
     """Return a call of so many chains of products that do not wait for each other."""
     x = tf.ones([side, side]) / side
+    return _at_once(devices, count, x, products, lambda value, _: tf.linalg.matmul(value, x))
+
+
+def _moved_at_once(step: Step, devices: Sequence[str], count: int) -> Callable[[], Any]:
+    """Return a call of so many chains of a step whose operands no cache has."""
+    operands = [tf.ones([_BESIDE_ENTRIES]) for _ in range(_POOL_BYTES // (4 * _BESIDE_ENTRIES))]
+    each = len(operands) // count
+
+    def after(value: tf.Tensor, number: int) -> tf.Tensor:
+        with tf.control_dependencies([value]):
+            return step(operands[number])
+
+    return _at_once(devices, count, operands[0], min(each, _LONG * 8), after)
+
+
+def _at_once(
+    devices: Sequence[str], count: int, x: tf.Tensor, length: int, step: Callable[[tf.Tensor, int], tf.Tensor]
+) -> Callable[[], Any]:
+    """Return a call of so many chains that do not wait for each other; a step is told its number among all."""
 
     def run(value: tf.Tensor) -> list[tf.Tensor]:
         found = []
         for k in range(count):
             with tf.device(devices[k % len(devices)]):
                 own = value
-                for _ in range(products):
-                    own = tf.linalg.matmul(own, value)
+                for i in range(length):
+                    own = step(own, k * length + i)
                 found.append(tf.reduce_sum(own))
         return found
 
-    called = tf.function(run, autograph=False)
+    with _as_written():
+        called = tf.function(run, autograph=False).get_concrete_function(x)
+        called(x)
     return lambda: called(x)

@@ -20,13 +20,11 @@ class Resource:
 
     Attributes:
       capacity: how many tasks it serves at a time.
-      slowdown: how many times as long each takes while it serves 1, 2, ... of them.
       wake_s: of threads, how long one that found nothing to do takes from a task that waits for it to its start. The
         first one is awake when all begins.
     """
 
     capacity: int = 1
-    slowdown: tuple[float, ...] = (1.0,)
     wake_s: float = 0.0
 
 
@@ -41,6 +39,7 @@ class Task:
       after: the positions of the tasks whose results it needs, or for which it was told to wait.
       delay_s: how long after its end those that come after it may start: the latency of a link.
       rank: of tasks that became ready at the same time the lowest is first.
+      slowdown: how many times as long it takes while what it uses serves 1, 2, ... tasks.
     """
 
     name: str
@@ -49,6 +48,7 @@ class Task:
     after: tuple[int, ...] = ()
     delay_s: float = 0.0
     rank: int = 0
+    slowdown: tuple[float, ...] = (1.0,)
 
 
 @dataclass(frozen=True)
@@ -150,14 +150,12 @@ class _Replay:
         touched[task.uses[0]] = None
 
     def _begin(self, now: float, i: int) -> None:
-        task, slowest = self._tasks[i], 1.0
+        task, working = self._tasks[i], 1
         for name in task.uses:
             self._free[name] -= 1
-            resource = self._resources[name]
-            working = self._awake[name] - self._free[name]
-            slowest = max(slowest, resource.slowdown[min(working, len(resource.slowdown)) - 1])
+            working = max(working, self._awake[name] - self._free[name])
         self._starts[i] = now
-        self._ends[i] = now + task.seconds * slowest
+        self._ends[i] = now + task.seconds * task.slowdown[min(working, len(task.slowdown)) - 1]
         heapq.heappush(self._events, (self._ends[i], _ENDS, i))
 
     def _leave(self, now: float, i: int, touched: dict[str, None]) -> None:

@@ -48,7 +48,7 @@ class Routes:
         for host in sorted(hosts):
             own = sum(machine.host_of(device) == host for device in self._devices)
             threads = machine.threads(own) if machine.device.kind == "CPU" else machine.host.threads
-            found[f"threads of host {host}"] = Resource(threads, machine.host.slowdown, machine.host.wake_s)
+            found[f"threads of host {host}"] = Resource(threads, machine.host.wake_s)
             if machine.link.shared:
                 found[f"{machine.link.name} of host {host}"] = Resource()
             found.update({f"network {way} host {host}": Resource() for way in ("from", "to")})

@@ -110,7 +110,7 @@ class _Writer:
         if "stream" in "".join(uses) and not self._on_gpu(node):
             uses = (f"threads of host {self._machine.host_of(device)}",)
         placed = Placed(device, kind, str(node.op), key=self._numbered(self._kind_of(node), device))
-        own = self._add(node.name, uses, time.seconds, after, self._rank[node.name], placed)
+        own = self._add(node.name, uses, time.seconds, after, self._rank[node.name], placed, family=time.family)
         self._at[node.name] = own
         for reference in data:
             k = self._buffer(reference, device)
@@ -144,10 +144,16 @@ class _Writer:
         rank: int,
         placed: Placed,
         delay_s: float = 0.0,
+        family: str = "",
     ) -> int:
-        self._tasks.append(Task(name, uses, seconds, tuple(dict.fromkeys(after)), delay_s, rank))
+        host = self._machine.host
+        slowdown = host.slowdown_of.get(family, host.slowdown) if self._on_threads(uses) else (1.0,)
+        self._tasks.append(Task(name, uses, seconds, tuple(dict.fromkeys(after)), delay_s, rank, slowdown))
         self._placed.append(placed)
         return len(self._tasks) - 1
+
+    def _on_threads(self, uses: Sequence[str]) -> bool:
+        return bool(uses) and uses[0].startswith("threads")
 
     def _note(self, unknown: str) -> None:
         if unknown:
