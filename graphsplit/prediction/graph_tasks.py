@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from graphsplit.prediction.buffers import Buffer
 from graphsplit.prediction.replay import Resource, Task
+from graphsplit.prediction.threads import Threads
 
 
 @dataclass(frozen=True)
@@ -47,7 +48,7 @@ class GraphTasks:
     tasks: tuple[Task, ...] = field(repr=False)
     placed: tuple[Placed, ...] = field(repr=False)
     buffers: tuple[Buffer, ...] = field(repr=False)
-    resources: dict[str, Resource] = field(repr=False)
+    resources: dict[str, Resource | Threads] = field(repr=False)
     arguments: dict[str, int]
     sent_bytes: int = 0
     turn: int = 1

@@ -10,10 +10,13 @@ from graphsplit.core.function_calls import CONTROL_FLOW, function_names
 from graphsplit.costs.work import bytes_of
 from graphsplit.prediction.sizes import described, shapes_on
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.program.trip_counts import turns_of
+from graphsplit.program.trip_counts import origin, turns_of
 
 _ELEMENT = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 """Operations that put a tensor into a list, their first operand, and which operand that tensor is."""
+
+_SHARES = frozenset({"TensorListGetItem", "Reshape", "Squeeze", "ExpandDims"})
+"""Operations whose result is the buffer of their first operand, or a part of it."""
 
 
 def bytes_in_lists(
@@ -34,14 +37,39 @@ def bytes_in_lists(
         return {}
     name = function_names(op.node)[1]
     body, plan = op.bodies[name], plans.get(name)
-    found = {}
+    found, held = {}, set[Tensor | None]()
     for k, output in enumerate(body.outputs[: len(op.out_dtypes)]):
         if op.out_dtypes[k] == tf.variant:
-            put = [
-                _bytes_of(body, operand, reader, plan, rows, d, unknown_size) for reader, operand in _put(body, output)
-            ]
-            found[k] = turns.number * sum(put)
+            found[k] = 0
+            for reader, operand in _put(body, output):
+                made = _made(body, body.ops[reader].inputs[operand])
+                if made is not None and made not in held:
+                    held.add(made)
+                    found[k] += turns.number * _bytes_of(body, operand, reader, plan, rows, d, unknown_size)
     return found
+
+
+def _made(body: Program, tensor: Tensor) -> Tensor | None:
+    """Return what a turn makes that a tensor is the buffer of; None if it is there before: lists hold no copies.
+
+    (What is the same in all turns, the weights of a recurrent layer, and rows of what the loop runs over.) What a value
+    was before a turn is what the turn before has made.
+    """
+    seen = set()
+    while tensor not in seen:
+        seen.add(tensor)
+        tensor = origin(body, tensor)
+        op = body.ops[tensor.op]
+        if op.type in _SHARES:
+            tensor = op.inputs[0]
+            continue
+        if op.index not in body.inputs:
+            return tensor
+        k = body.inputs.index(op.index)
+        if k >= len(body.outputs):
+            return None
+        tensor = body.outputs[k]
+    return None
 
 
 def _put(body: Program, output: Tensor) -> list[tuple[int, int]]:

@@ -1,8 +1,8 @@
-"""Replay: tasks on streams, links and thread pools, event by event, in the order in which they become ready.
+"""Replay: tasks on streams, links and thread pools, event by event.
 
-A list schedule (Graham 1966), as TensorFlow's executor makes one: what is ready and finds all that it uses free starts
-at once; of several, what was ready first. A thread without work sleeps, and takes a while to wake up: what others can
-do by then they do. Plain Python, no TensorFlow: it can be checked by hand.
+A list schedule (Graham 1966): what is ready and finds all that it uses free starts at once; of several, what was ready
+first; threads choose as TensorFlow's do (`threads`). A thread without work sleeps, and takes a while to wake up: what
+others can do by then they do. Plain Python, no TensorFlow: it can be checked by hand.
 """
 
 from __future__ import annotations
@@ -12,20 +12,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphsplit.core.errors import CheckError
+from graphsplit.prediction.threads import SHORT_S, Threads, WaitingTasks
 
 
 @dataclass(frozen=True)
 class Resource:
-    """What tasks use: a device's stream, one direction of a link, a pool of threads.
-
-    Attributes:
-      capacity: how many tasks it serves at a time.
-      wake_s: of threads, how long one that found nothing to do takes from a task that waits for it to its start. The
-        first one is awake when all begins.
-    """
-
-    capacity: int = 1
-    wake_s: float = 0.0
+    """What serves one task at a time, first come, first served: a device's stream, one direction of a link."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +26,14 @@ class Task:
 
     Attributes:
       name: for people.
-      uses: the resources that it occupies while it runs, all of them at the same time; none for what takes no time.
+      uses: the resources that it occupies while it runs, all of them at the same time, or a thread of a pool; none for
+        what takes no time.
       seconds: how long it runs.
       after: the positions of the tasks whose results it needs, or for which it was told to wait.
       delay_s: how long after its end those that come after it may start: the latency of a link.
       rank: of tasks that became ready at the same time the lowest is first.
-      slowdown: how many times as long it takes while what it uses serves 1, 2, ... tasks.
+      slowdown: how many times as long it takes while 1, 2, ... threads work.
+      hands_on: whether a thread that has run it leaves to all what it has made ready: something was sent.
     """
 
     name: str
@@ -49,6 +43,7 @@ class Task:
     delay_s: float = 0.0
     rank: int = 0
     slowdown: tuple[float, ...] = (1.0,)
+    hands_on: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,11 +73,11 @@ class Schedule:
         return found[::-1]
 
 
-def replay(tasks: Sequence[Task], resources: Mapping[str, Resource]) -> Schedule:
+def replay(tasks: Sequence[Task], resources: Mapping[str, Resource | Threads]) -> Schedule:
     """Return when every task runs.
 
     Raises:
-      CheckError: if tasks wait for each other, or use what is not there.
+      CheckError: if tasks wait for each other, use what is not there, or a thread and something else.
 
     >>> replay([Task("a", ("gpu",), 2.0), Task("b", ("gpu",), 1.0, (0,))], {"gpu": Resource()}).seconds
     3.0
@@ -90,20 +85,25 @@ def replay(tasks: Sequence[Task], resources: Mapping[str, Resource]) -> Schedule
     missing = {name for task in tasks for name in task.uses} - set(resources)
     if missing:
         raise CheckError(f"Tasks use {sorted(missing)}, which the machine does not have.")
+    pools = {name for name, resource in resources.items() if isinstance(resource, Threads)}
+    both = [task.name for task in tasks if len(task.uses) > 1 and pools.intersection(task.uses)]
+    if both:
+        raise CheckError(f"{len(both)} tasks use threads and something else, {both[0]!r} among them.")
     return _Replay(tasks, resources).run()
 
 
 _ENDS, _ARRIVES, _WAKES = range(3)
 """What happens: a task ends, what it makes has arrived elsewhere, a thread has woken up."""
 
+_NOBODY = -1
+
 
 class _Replay:
-    def __init__(self, tasks: Sequence[Task], resources: Mapping[str, Resource]):
+    def __init__(self, tasks: Sequence[Task], resources: Mapping[str, Resource | Threads]):
         self._tasks = tasks
-        self._resources = resources
-        self._awake = {name: 1 if resource.wake_s else resource.capacity for name, resource in resources.items()}
-        self._waking = dict.fromkeys(resources, 0)
-        self._free = dict(self._awake)  # of those that are awake
+        self._pools = {name: WaitingTasks(r) for name, r in resources.items() if isinstance(r, Threads)}
+        self._wake_s = {name: r.wake_s for name, r in resources.items() if isinstance(r, Threads)}
+        self._busy = dict.fromkeys(resources, 0)
         self._names = tuple(resources)
         self._number = {name: k for k, name in enumerate(resources)}
         self._queues: dict[str, list[tuple[float, int, int]]] = {name: [] for name in resources}
@@ -114,15 +114,17 @@ class _Replay:
             for source in set(task.after):
                 self._readers[source].append(i)
         self._starts, self._ends = [0.0] * len(tasks), [-1.0] * len(tasks)
+        self._ready_s = [0.0] * len(tasks)
+        self._threads: list[tuple[str, int]] = [("", _NOBODY)] * len(tasks)  # that ran it, or what it waited for last
         self._last: list[int | None] = [None] * len(tasks)
         self._events: list[tuple[float, int, int]] = []  # time, what happens, to which task or resource
         self._seconds = 0.0
 
     def run(self) -> Schedule:
         touched: dict[str, None] = {}
-        for i, missing in enumerate(self._missing):
-            if not missing:
-                self._ready(0.0, i, touched)
+        first = [i for i, missing in enumerate(self._missing) if not missing]
+        for i in sorted(first, key=lambda i: self._tasks[i].rank):
+            self._ready(0.0, i, None, touched)
         self._dispatch(0.0, touched)
         while self._events:
             now, touched = self._events[0][0], {}
@@ -141,19 +143,30 @@ class _Replay:
             raise CheckError(f"{len(left)} tasks wait for each other, {left[0]!r} among them.")
         return Schedule(tuple(self._starts), tuple(self._ends), self._seconds, tuple(self._last))
 
-    def _ready(self, now: float, i: int, touched: dict[str, None]) -> None:
-        task = self._tasks[i]
+    def _ready(self, now: float, i: int, maker: int | None, touched: dict[str, None]) -> None:
+        task, by = self._tasks[i], ("", _NOBODY) if maker is None else self._threads[maker]
+        self._ready_s[i] = now
         if not task.uses:
+            self._threads[i] = by
             self._begin(now, i)
             return
-        heapq.heappush(self._queues[task.uses[0]], (now, task.rank, i))
-        touched[task.uses[0]] = None
+        name = task.uses[0]
+        touched[name] = None
+        pool, thread = self._pools.get(name), by[1] if by[0] == name else _NOBODY
+        if pool is None:
+            heapq.heappush(self._queues[name], (now, task.rank, i))
+        elif thread == _NOBODY:
+            pool.give(i)
+        elif maker is not None and self._tasks[maker].hands_on:
+            pool.leave(i, thread)
+        else:
+            pool.add(i, thread, is_short=task.seconds < SHORT_S)
 
     def _begin(self, now: float, i: int) -> None:
         task, working = self._tasks[i], 1
         for name in task.uses:
-            self._free[name] -= 1
-            working = max(working, self._awake[name] - self._free[name])
+            self._busy[name] += 1
+            working = max(working, self._busy[name])
         self._starts[i] = now
         self._ends[i] = now + task.seconds * task.slowdown[min(working, len(task.slowdown)) - 1]
         heapq.heappush(self._events, (self._ends[i], _ENDS, i))
@@ -161,48 +174,64 @@ class _Replay:
     def _leave(self, now: float, i: int, touched: dict[str, None]) -> None:
         task = self._tasks[i]
         for name in task.uses:
-            self._free[name] += 1
+            self._busy[name] -= 1
             self._users[name] = i
             touched[name] = None
+            if name in self._pools:
+                self._pools[name].free.append(self._threads[i][1])
         if task.delay_s:
             heapq.heappush(self._events, (now + task.delay_s, _ARRIVES, i))
 
     def _arrive(self, now: float, i: int, touched: dict[str, None]) -> None:
         self._seconds = max(self._seconds, now)
+        if self._tasks[i].delay_s:
+            self._threads[i] = ("", _NOBODY)  # (who receives it is no thread that waits for it)
         for reader in self._readers[i]:
             self._missing[reader] -= 1
             if not self._missing[reader]:
                 self._last[reader] = i
-                self._ready(now, reader, touched)
+                self._ready(now, reader, i, touched)
 
     def _dispatch(self, now: float, touched: dict[str, None]) -> None:
         """Start what can on resources that were left or are asked for. What finds another one busy waits there."""
         for name in touched:
+            if name in self._pools:
+                self._dispatch_pool(now, name, self._pools[name])
+                continue
             queue = self._queues[name]
-            while queue and self._free[name]:
+            while queue and not self._busy[name]:
                 ready, rank, i = heapq.heappop(queue)
-                busy = next((other for other in self._tasks[i].uses if not self._free[other]), None)
+                busy = next((other for other in self._tasks[i].uses if self._busy[other]), None)
                 if busy is not None:
                     heapq.heappush(self._queues[busy], (ready, rank, i))
                     continue
-                if ready < now:
-                    self._last[i] = self._users.get(name, self._last[i])
-                self._begin(now, i)
-            if self._resources[name].wake_s:
-                self._sleep_or_wake(now, name)
+                self._start(now, i, name)
+
+    def _start(self, now: float, i: int, name: str) -> None:
+        if self._ready_s[i] < now:
+            self._last[i] = self._users.get(name, self._last[i])
+        self._begin(now, i)
+
+    def _dispatch_pool(self, now: float, name: str, pool: WaitingTasks) -> None:
+        """Let free threads take what they do next; those that find nothing sleep. Wake as many as tasks wait for."""
+        idle, taken = pool.free, True
+        while taken and idle:  # (who takes something may leave something else)
+            found = [(thread, pool.take(thread)) for thread in idle]
+            idle, taken = [thread for thread, i in found if i is None], any(i is not None for _, i in found)
+            for thread, i in found:
+                if i is not None:
+                    self._threads[i] = (name, thread)
+                    self._start(now, i, name)
+        pool.free = idle
+        if not self._wake_s[name]:
+            return
+        pool.asleep, pool.free = pool.asleep + idle, []
+        for _ in range(pool.asked_for()):
+            pool.waking += 1
+            heapq.heappush(self._events, (now + self._wake_s[name], _WAKES, self._number[name]))
 
     def _wake(self, name: str, touched: dict[str, None]) -> None:
-        self._waking[name] -= 1
-        self._awake[name] += 1
-        self._free[name] += 1
+        pool = self._pools[name]
+        pool.waking -= 1
+        pool.free.append(pool.asleep.pop())
         touched[name] = None
-
-    def _sleep_or_wake(self, now: float, name: str) -> None:
-        """Let threads sleep that have nothing to do; wake as many as tasks wait, if so many sleep."""
-        resource = self._resources[name]
-        self._awake[name] -= self._free[name]
-        self._free[name] = 0
-        asleep = resource.capacity - self._awake[name] - self._waking[name]
-        for _ in range(min(len(self._queues[name]) - self._waking[name], asleep)):
-            self._waking[name] += 1
-            heapq.heappush(self._events, (now + resource.wake_s, _WAKES, self._number[name]))

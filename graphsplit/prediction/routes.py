@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from graphsplit.costs.machine import Machine
 from graphsplit.prediction.replay import Resource
+from graphsplit.prediction.threads import Threads
 
 
 @dataclass(frozen=True)
@@ -41,14 +42,14 @@ class Routes:
         self._devices = tuple(devices)
         self._number = {device: i for i, device in enumerate(devices)}
 
-    def resources(self) -> dict[str, Resource]:
+    def resources(self) -> dict[str, Resource | Threads]:
         """Return what tasks can use: streams of devices, directions of links, threads of hosts."""
         machine, hosts = self._machine, {self._machine.host_of(device) for device in self._devices}
-        found: dict[str, Resource] = {}
+        found: dict[str, Resource | Threads] = {}
         for host in sorted(hosts):
             own = sum(machine.host_of(device) == host for device in self._devices)
             threads = machine.threads(own) if machine.device.kind == "CPU" else machine.host.threads
-            found[f"threads of host {host}"] = Resource(threads, machine.host.wake_s)
+            found[f"threads of host {host}"] = Threads(threads, machine.host.wake_s)
             if machine.link.shared:
                 found[f"{machine.link.name} of host {host}"] = Resource()
             found.update({f"network {way} host {host}": Resource() for way in ("from", "to")})

@@ -148,7 +148,8 @@ class _Writer:
     ) -> int:
         host = self._machine.host
         slowdown = host.slowdown_of.get(family, host.slowdown) if self._on_threads(uses) else (1.0,)
-        self._tasks.append(Task(name, uses, seconds, tuple(dict.fromkeys(after)), delay_s, rank, slowdown))
+        sends = placed.kind == "send"
+        self._tasks.append(Task(name, uses, seconds, tuple(dict.fromkeys(after)), delay_s, rank, slowdown, sends))
         self._placed.append(placed)
         return len(self._tasks) - 1
 
