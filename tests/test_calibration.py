@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -20,7 +21,7 @@ from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.machine_files import machine_text, read_machine
 from graphsplit.costs.work import Work
 from graphsplit.placement.profiles import OpEvent
-from graphsplit.prediction import microbenchmarks, sampling
+from graphsplit.prediction import microbenchmarks, sampling, timing
 from tests.helpers.messages import raises
 
 WEIGHTS = tf.Variable(tf.ones([64, 64]) / 64, name="weights")
@@ -58,7 +59,7 @@ def test_operations_of_a_function_are_measured(tmp_path: Path):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_step_on_one_device_is_predicted_as_measured(monkeypatch: pytest.MonkeyPatch, threads: int):
     """With as many threads as it had: a process with two runs operations of one device two at a time."""
-    monkeypatch.setattr(microbenchmarks, "usual_seconds_of_calls", lambda calls, _: ([0.5] * len(calls), 0.1))
+    monkeypatch.setattr(timing, "usual_seconds_of_calls", lambda calls, _: ([0.5] * len(calls), 0.1))
     monkeypatch.setattr(fitting, "threads_of_process", lambda: threads)
     found = calibration.measure_function(rough(), step, [tf.ones([256, 64])])
     alike = replace(found, host=replace(found.host, threads_per_device=threads))
@@ -154,10 +155,51 @@ def test_what_memory_takes_is_measured_with_operands_that_no_cache_has(monkeypat
 
 
 def test_threads_are_slowed_by_each_other_at_most_as_if_they_took_turns(monkeypatch: pytest.MonkeyPatch):
-    """One is not slowed by itself; the median of rounds counts, and four at once take no longer than four times one."""
-    times = iter([1.0, 1.5, 9.0, 2.0, 3.2, 18.0, 1.0, 5.0, 0.9])
-    monkeypatch.setattr(microbenchmarks, "seconds_of_call", lambda call: next(times))
-    assert microbenchmarks.slowdown(["/device:CPU:0"], 3) == (1.0, 1.6, 3.0)
+    """One is not slowed by itself; four at once take no longer than four times one, and no less than one."""
+    seconds = {"1": 1.0, "2": 1.6, "3": 18.0, "4": 0.9}
+
+    def timed(calls, beside, _):
+        return [seconds[call()] for call in calls], seconds[beside()]
+
+    monkeypatch.setattr(microbenchmarks, "usual_seconds_of_calls", timed)
+    calls = [lambda name=name: name for name in seconds]
+    assert microbenchmarks.slowdown(calls) == (1.0, 1.6, 3.0, 1.0)
+
+
+def test_all_that_is_slowed_is_measured_by_family(monkeypatch: pytest.MonkeyPatch):
+    """As many chains as threads, none of which waits for another one."""
+    monkeypatch.setattr(microbenchmarks, "usual_seconds_of_calls", lambda calls, beside, _: ([1.5] * len(calls), 1.0))
+    monkeypatch.setattr(microbenchmarks, "_POOL_BYTES", 20_000_000)
+    made: list[int] = []
+    at_once = microbenchmarks._at_once
+    monkeypatch.setattr(
+        microbenchmarks, "_at_once", lambda devices, count, *rest: made.append(count) or at_once(devices, count, *rest)
+    )
+    found = microbenchmarks.slowdowns(["/device:CPU:0", "/device:CPU:1"], 2)
+    assert found == dict.fromkeys(("matmul", "elementwise", "reduction", "movement"), (1.0, 1.5))
+    assert made == [1, 2] * 4
+    assert set(found) <= set(FAMILIES)
+
+
+def test_operations_slow_each_other_down_by_their_family(tmp_path: Path):
+    """Two devices' sums take twice as long together, their products do not."""
+    machine = rough()
+    host = replace(machine.host, slowdown_of={"elementwise": (1.0, 2.0)})
+    slowed = replace(machine, host=host, sources=dict.fromkeys(("device", "link", "host"), "here"))
+    path = tmp_path / "slowed.toml"
+    path.write_text(machine_text(slowed))
+    assert read_machine(str(path)).host == host
+    for function, times in ((lambda x: tf.nn.tanh(x), 2.0), (lambda x: x @ tf.ones([2000, 8]), 1.0)):
+        x = tf.TensorSpec([4000, 2000])
+        plain, found = (gs.predict(function, x, machine=m, devices=2).step_s for m in (machine, read_machine(str(path))))
+        assert found / plain == pytest.approx(times, rel=0.02)
+    for wrong, what in (
+        ("elementwise = [0]", "host.slowdown_of.elementwise is a list of positive numbers, got [0]"),
+        ("products = [1.0]", "host.slowdown_of.products is no family; there are matmul, "),
+    ):
+        path.write_text(machine_text(slowed).replace("elementwise = [1.0, 2.0]", wrong))
+        with pytest.raises(gs.ArgumentError, match=re.escape(what)):
+            read_machine(str(path))
 
 
 def test_the_optimizer_is_turned_off_once_for_all_calls_that_are_timed(monkeypatch: pytest.MonkeyPatch):
@@ -271,23 +313,49 @@ def test_a_machine_file_that_is_not_there(tmp_path: Path):
 def test_steps_are_timed_beside_a_reference(monkeypatch: pytest.MonkeyPatch):
     """A machine that is twice as slow for a while makes no step slower than another."""
     times = {"step": 3.0, "reference": 0.1}
-    speeds = iter([1.0, 1.0, 1.0, 2.0, 2.0, 2.0] * 3)
-
-    def timed(call):
-        return times[call()] * next(speeds)
-
-    monkeypatch.setattr(microbenchmarks, "_round", timed)
-    monkeypatch.setattr(microbenchmarks, "numpy_of", lambda result: None)
-    found, beside = microbenchmarks.usual_seconds_of_calls([lambda: "step", lambda: "step"], lambda: "reference")
+    speeds = iter([1.0, 1.0, 1.0, 2.0, 2.0, 2.0] * 20)
+    monkeypatch.setattr(timing, "_seconds", lambda call, count: times[call()] * next(speeds))
+    found, beside = timing.usual_seconds_of_calls([lambda: "step", lambda: "step"], lambda: "reference", 1e-9)
     assert beside in (0.1, 0.2)
-    assert [seconds / beside for seconds in found] == pytest.approx([30.0, 30.0])
+    for seconds in found:  # the speed may change between a step and its reference
+        assert 20.0 < seconds / beside < 45.0
+
+
+def test_calls_take_turns_and_each_is_timed_between_two_references(monkeypatch: pytest.MonkeyPatch):
+    """Short calls run several times in a turn; slow ones have a few turns, however long they take."""
+    ran: list[tuple[str, int]] = []
+    took = {"short": 0.004, "long": 2.0, "reference": 0.005}
+
+    def timed(call, count):
+        ran.append((call(), count))
+        return took[call()]
+
+    monkeypatch.setattr(timing, "_seconds", timed)
+    calls = [lambda: "short", lambda: "long"]
+    found, beside = timing.usual_seconds_of_calls(calls, lambda: "reference", 1e-9)
+    assert found == pytest.approx([0.004, 2.0])
+    assert beside == 0.005
+    turns = ran[-28:]
+    assert turns == [("short", 5), ("reference", 1), ("long", 1), ("reference", 1)] * 7
+    ran.clear()
+    timing.usual_seconds_of_calls(calls, lambda: "reference", 1e9, most_turns=3)
+    assert ran.count(("long", 1)) == 1 + 3  # once to see how long it takes
+
+
+def test_figures_of_a_machine_count_at_another_speed():
+    machine = replace(rough(), host=Host(call_s=1.0, device_call_s=2.0, wake_s=3.0, reference_s=4.0))
+    curved = replace(machine, device=replace(machine.device, curves={"matmul": ((1.0, 8.0), (2.0, 16.0))}))
+    found = curved.slower(2.0)
+    assert found.host == Host(call_s=2.0, device_call_s=4.0, wake_s=6.0, reference_s=8.0)
+    assert found.device.curves == {"matmul": ((1.0, 4.0), (2.0, 8.0))}
+    assert found.device.overhead_s == 2e-6
+    assert found.link == curved.link
 
 
 def test_what_threads_and_devices_cost_is_a_difference(monkeypatch: pytest.MonkeyPatch):
-    """The median of rounds counts; one device has nobody to wake up, and what seems to be gained is noise."""
+    """One device has nobody to wake up, and what seems to be gained is noise."""
     assert microbenchmarks.wake_s(["/device:CPU:0"]) == microbenchmarks.device_call_s(["/device:CPU:0"]) == 0.0
-    times = iter([1.0, 1.5, 1.0, 9.0, 2.0, 2.5] * 3)
-    monkeypatch.setattr(microbenchmarks, "seconds_of_call", lambda call: next(times))
+    monkeypatch.setattr(microbenchmarks, "usual_seconds_of_calls", lambda calls, beside, _: ([1.5], 1.0))
     assert microbenchmarks.wake_s(["/device:CPU:0", "/device:CPU:1"]) == pytest.approx(0.5)
-    times = iter([2.0, 1.0] * 9)
+    monkeypatch.setattr(microbenchmarks, "usual_seconds_of_calls", lambda calls, beside, _: ([1.0], 2.0))
     assert microbenchmarks.device_call_s(["/device:CPU:0", "/device:CPU:1"]) == 0.0

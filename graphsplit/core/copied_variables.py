@@ -68,18 +68,12 @@ class VariableCopies(VariableParts):
     def _lies(self) -> str:
         return "copied on several devices"
 
-    def take_apart(self) -> bool:
-        """Let all copies hold the value, and return whether they did not."""
-        with self._lock, tf.init_scope():
-            if self.in_parts:
-                return False
-            value = read_handle(self._own, self._dtype)
-            for part in self._parts:
-                if not isinstance(part, _Itself):
-                    with tf.device(part.handle.device):
-                        assign(part.handle, tf.identity(value))
-            self.in_parts = True
-            return True
+    def _take_apart(self) -> None:
+        value = read_handle(self._own, self._dtype)
+        for part in self._parts:
+            if not isinstance(part, _Itself):
+                with tf.device(part.handle.device):
+                    assign(part.handle, tf.identity(value))
 
     def value_without(self, is_lost: Callable[[str], bool]) -> tf.Tensor | None:
         """Return the value as a device has it that is not lost; None if there is none."""

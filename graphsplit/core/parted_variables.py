@@ -171,13 +171,17 @@ class VariableParts:
 
     def take_apart(self) -> bool:
         """Let the parts hold the value, and return whether they did not."""
-        with self._lock, tf.init_scope():
-            if self.in_parts:
+        with self._lock:
+            if self.in_parts:  # (asked for each part in each call: to enter a scope takes longer than all else)
                 return False
-            self._hold(read_handle(self._own, self._dtype))
-            self._empty(self._own)
+            with tf.init_scope():
+                self._take_apart()
             self.in_parts = True
             return True
+
+    def _take_apart(self) -> None:
+        self._hold(read_handle(self._own, self._dtype))
+        self._empty(self._own)
 
     def _hold(self, value: tf.Tensor) -> None:
         """Give each part its own of a value."""

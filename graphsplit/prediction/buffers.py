@@ -58,6 +58,16 @@ class Memory:
 
 
 _LARGEST = 8
+_PIECE_BYTES = 256
+
+
+def allocated(count: int) -> int:
+    """Return how many bytes TensorFlow's allocators hand out for so many: a multiple of 256 (`bfc_allocator.h`).
+
+    >>> allocated(4), allocated(1024)
+    (256, 1024)
+    """
+    return -(-count // _PIECE_BYTES) * _PIECE_BYTES
 
 
 def live_memory(buffers: Sequence[Buffer], schedule: Schedule) -> dict[str, Memory]:

@@ -17,7 +17,7 @@ from graphsplit.costs.work import bytes_of, is_known
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
-from graphsplit.prediction.buffers import Buffer
+from graphsplit.prediction.buffers import Buffer, allocated
 from graphsplit.prediction.compiled_work import run_graph
 from graphsplit.prediction.graph_tasks import GraphTasks, Placed
 from graphsplit.prediction.node_times import SAME_BUFFER, NodeTime, NodeTimes
@@ -221,7 +221,7 @@ class _Writer:
         self, name: str, device: str, size: int, maker: int, key: tuple[str, str], onto: Sequence[int] = ()
     ) -> None:
         self._buffer_of[key] = len(self._buffers)
-        made = {"name": name, "device": device, "bytes": size, "maker": maker, "readers": [], "onto": tuple(onto)}
+        made = {"name": name, "device": device, "bytes": allocated(size), "maker": maker, "readers": [], "onto": tuple(onto)}
         self._buffers.append(made)
 
     def _write_buffers(self, node: Any, device: str, own: int, time: NodeTime, data: Sequence[str]) -> None:
@@ -238,7 +238,7 @@ class _Writer:
         for index, tensor in enumerate(self._sizes[node.name]):
             size = lists.get(index, 0) or bytes_of(tensor, self._costs.unknown_size)
             operands = [self._buffer(reference, device) for reference in data] if time.family == _OVERWRITES else []
-            onto = [k for k in operands if k is not None and self._buffers[k]["bytes"] == size]
+            onto = [k for k in operands if k is not None and self._buffers[k]["bytes"] == allocated(size)]
             reference = _reference(node.name, index)
             self._new_buffer(reference, device, size, own, (reference, device), onto)
 

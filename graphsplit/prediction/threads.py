@@ -42,16 +42,14 @@ class WaitingTasks:
         self.free = list(range(first))  # awake, and without a task
         self.asleep = list(range(threads.capacity - 1, first - 1, -1))
         self.waking = 0
-        self._given: deque[int] = deque()
         self._next: list[deque[int]] = [deque() for _ in range(threads.capacity)]
         self._long: list[int | None] = [None] * threads.capacity
         self._left: list[deque[int]] = [deque() for _ in range(threads.capacity)]
         self._waiting = 0
 
     def give(self, task: int) -> None:
-        """Add a task that no thread has made ready: all of them may take it."""
-        self._given.append(task)
-        self._waiting += 1
+        """Add a task that no thread has made ready: as if the first one had, who starts."""
+        self.leave(task, 0)
 
     def add(self, task: int, thread: int, *, is_short: bool) -> None:
         """Add a task that a thread has made ready."""
@@ -82,8 +80,6 @@ class WaitingTasks:
         self._waiting -= 1
         if self._left[thread]:
             return self._left[thread].popleft()
-        if self._given:
-            return self._given.popleft()
         return max(self._left, key=len).pop()
 
     def asked_for(self) -> int:
