@@ -133,23 +133,23 @@ class Host:
       threads_per_device: how many of these one device has at most.
       slowdown: how many times as long an operation takes while 1, 2, ... of the threads work: they share memory, and
         perhaps cores.
-      slowdown_of: the same of operations of a family, where it was measured: what only reads and writes slows others
-        down that do, products hardly.
       call_s: what a call of a function takes besides its operations.
       device_call_s: what it takes besides for each device after the first.
       wake_s: how long a thread without work takes from an operation that waits for it to its start.
       reference_s: how long some products and sums took (`timing.reference`) while all else was measured: what they take
         now tells how much faster or slower the machine has become. 0: not measured.
+      slowdown_of: `slowdown` of operations of a family, where it was measured: what only reads and writes slows others
+        down that do, products hardly.
     """
 
     threads: int = 1
     threads_per_device: int = 1
     slowdown: tuple[float, ...] = (1.0,)
-    slowdown_of: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
     call_s: float = 0.0
     device_call_s: float = 0.0
     wake_s: float = 0.0
     reference_s: float = 0.0
+    slowdown_of: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,8 @@ _SHORT, _LONG, _LONGEST = 4, 12, 400
 _CHAIN_S = 0.01  # that the longer chain takes, about
 _TINY_LONG = 1200
 _POOL_BYTES = 256_000_000  # more than caches have
-_TOGETHER_S = 4.0  # for which what is compared is timed in turns
-_SHORT_SIDE, _BESIDE_ENTRIES = 160, 250_000
+_TOGETHER_S = 3.0  # for which what is compared is timed in turns
+_SHORT_SIDE, _BESIDE_ENTRIES, _BESIDE_IMAGE = 160, 250_000, (8, 16, 64)
 _SIDES = (32, 64, 128, 256, 512, 1024)
 _IMAGES = ((2, 8, 16), (8, 8, 32), (8, 16, 64), (8, 32, 64), (4, 16, 256))  # rows, side, channels
 _ENTRIES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000)
@@ -131,10 +131,19 @@ _KINDS = ("convolution", "input gradient", "filter gradient")
 
 
 def _convolution(family: str, device: str, image: tuple[int, int, int], overhead: float) -> tuple[float, float]:
+    step, start = _convolution_step(family, image)
+    seconds = seconds_of_step(step, start, device)
+    rows, side, channels = image
+    flops = 2.0 * rows * side**2 * 9 * channels**2
+    return flops, flops / max(seconds - overhead, 0.2 * seconds)
+
+
+def _convolution_step(family: str, image: tuple[int, int, int]) -> tuple[Step, tf.Tensor]:
+    """Return a convolution with a filter of 3 x 3, or one of its gradients, of what it makes itself, and its start."""
     rows, side, channels = image
     x = tf.ones([rows, side, side, channels]) / 3
     w = tf.ones([3, 3, channels, channels]) / (9 * channels)
-    size, strides, start = tf.shape(x), [1, 1, 1, 1], w if family == "filter gradient" else x
+    size, strides = tf.shape(x), [1, 1, 1, 1]
 
     def step(v: tf.Tensor) -> tf.Tensor:
         if family == "convolution":
@@ -148,9 +157,7 @@ def _convolution(family: str, device: str, image: tuple[int, int, int], overhead
                 input=x, filter_sizes=[3, 3, channels, channels], out_backprop=x, strides=strides, padding="SAME"
             )
 
-    seconds = seconds_of_step(step, start, device)
-    flops = 2.0 * rows * side**2 * 9 * channels**2
-    return flops, flops / max(seconds - overhead, 0.2 * seconds)
+    return step, w if family == "filter gradient" else x
 
 
 def _depthwise(device: str, image: tuple[int, int, int], overhead: float) -> tuple[float, float]:
@@ -193,9 +200,14 @@ def slowdowns(devices: Sequence[str], threads: int) -> dict[str, tuple[float, ..
     Each thread has a device of its own if possible. Where each operation has all cores to itself, two at a time take
     twice as long; never more, as one could run after the other. What only reads and writes has the memory in common.
     """
-    found = {"matmul": slowdown([_products_at_once(devices, count) for count in range(1, threads + 1)])}
+    counts = range(1, threads + 1)
+    found = {"matmul": slowdown([_products_at_once(devices, count) for count in counts])}
+    for family in _KINDS:
+        of_images, x = _convolution_step(family, _BESIDE_IMAGE)
+        chains = [_at_once(devices, count, x, _SHORT, lambda v, _, step=of_images: step(v)) for count in counts]  # type: ignore[misc]
+        found[family] = slowdown(chains)
     for family, (step, _) in _PLAIN.items():
-        found[family] = slowdown([_moved_at_once(step, devices, count) for count in range(1, threads + 1)])
+        found[family] = slowdown([_moved_at_once(step, devices, count) for count in counts])
     return found
 
 
