@@ -17,6 +17,7 @@ from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import data, workload
 from graphsplit.costs.machine_files import read_machine
 from graphsplit.prediction import timing
+from graphsplit.prediction.buffers import most_together
 
 _THREADS = 1
 _PARTS = (1, 2, 4, 8, 16, 32)  # as many as devices times micro-batches
@@ -102,7 +103,7 @@ class _Step:
         self.run()
         self.predicted = {
             "predicted_s": prediction.step_s,
-            "predicted_bytes": sum(memory.live_bytes for memory in prediction.memory.values()),
+            "predicted_bytes": most_together(prediction.memory.values()),
             "plan_s": plan_s,
             "predict_s": predict_s,
             **grappler(self._split.graph_def(*self._arguments), prediction.plan),

@@ -158,7 +158,7 @@ THREADS = {"pool": Threads(2, 3.0)}
 
 
 def test_a_thread_without_work_wakes_up_first():
-    """Two chains that do not wait for each other: one thread goes on at once, the other one wakes up first."""
+    """Two chains that do not wait for each other: one thread takes the last at once, the other one wakes up first."""
     chains = [
         Task("a", ("pool",), 5),
         Task("b", ("pool",), 5, (0,)),
@@ -166,30 +166,30 @@ def test_a_thread_without_work_wakes_up_first():
         Task("d", ("pool",), 6, (2,)),
     ]
     found = replay(chains, THREADS)
-    assert found.starts == (0, 5, 3, 9)
-    assert found.seconds == 15
+    assert found.starts == (3, 8, 0, 6)
+    assert found.seconds == 13
 
 
 def test_what_a_working_thread_can_do_before_another_wakes_up_it_does():
     found = replay([Task("a", ("pool",), 1), Task("b", ("pool",), 1), Task("c", ("pool",), 4, (0, 1))], THREADS)
-    assert found.starts == (0, 1, 2)  # the other one wakes up at 3 and finds nothing to do
+    assert found.starts == (1, 0, 2)  # the other one wakes up at 3 and finds nothing to do
 
 
 def test_a_thread_that_found_nothing_to_do_sleeps_again():
     tasks = [
-        Task("a", ("pool",), 9),
-        Task("b", ("pool",), 4),
-        Task("c", ("pool",), 5, (0,)),
-        Task("d", ("pool",), 5, (0,)),
+        Task("a", ("pool",), 4),
+        Task("b", ("pool",), 9),
+        Task("c", ("pool",), 5, (1,)),
+        Task("d", ("pool",), 5, (1,)),
     ]
     found = replay(tasks, THREADS)
-    assert found.starts == (0, 3, 12, 9)  # slept from 7 on, asked for at 9
+    assert found.starts == (3, 0, 12, 9)  # slept from 7 on, asked for at 9
 
 
 def test_a_thread_follows_what_it_has_made_ready():
     """Two devices' chains on one thread: not in turns. Of what an operation makes ready, it goes on with the last."""
     chains = [Task(f"{d}{i}", ("pool",), 1, (3 * d + i - 1,) if i else (), rank=i) for d in range(2) for i in range(3)]
-    assert replay(chains, {"pool": Threads(1)}).starts == (0, 1, 2, 3, 4, 5)
+    assert replay(chains, {"pool": Threads(1)}).starts == (3, 4, 5, 0, 1, 2)
     fork = [Task("a", ("pool",), 1), *[Task(name, ("pool",), 1, (0,)) for name in "bcd"], Task("e", ("pool",), 1, (3,))]
     assert replay(fork, {"pool": Threads(1)}).starts == (0, 4, 3, 1, 2)
 
@@ -210,6 +210,13 @@ def test_who_has_nothing_takes_what_others_have_left_longest_ago():
     tasks = [Task("a", ("pool",), 1), Task("b", ("pool",), 2.5), *[Task(n, ("pool",), 2, (0,)) for n in "cde"]]
     found = replay(tasks, {"pool": Threads(2)})
     assert found.starts == (0, 0, 2.5, 3, 1)
+
+
+def test_what_is_ready_from_the_start_is_taken_from_the_end():
+    """TensorFlow gives all of a graph's first operations to its threads, of which each takes what is newest."""
+    tasks = [Task(str(i), ("pool",), 1, rank=-i) for i in range(4)]
+    assert replay(tasks, {"pool": Threads(1)}).starts == (0, 1, 2, 3)
+    assert replay([replace(t, rank=0) for t in tasks], {"pool": Threads(1)}).starts == (3, 2, 1, 0)
 
 
 def test_what_was_sent_is_left_to_all():

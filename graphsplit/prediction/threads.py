@@ -3,8 +3,9 @@
 A thread goes on with what it has made ready itself: short operations one after the other, of long ones the last; it
 leaves the others, newest first for itself, oldest first for threads that have nothing left. So a thread follows one
 device's operations down to where they have to wait, and what they have made is read soon: if all took turns, all
-devices' tensors would be alive at a time. (TensorFlow's `executor.cc`, `ScheduleReady`, and the work stealing of Eigen's
-`NonBlockingThreadPool`.) Plain Python.
+devices' tensors would be alive at a time. What is ready from the start belongs to the thread that starts, which takes
+the last of it first. (TensorFlow's `executor.cc`, `ScheduleReady`, and the work stealing of Eigen's
+`NonBlockingThreadPool`; `tests/test_order_of_threads.py` compares it with what is recorded.) Plain Python.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class WaitingTasks:
         self._waiting = 0
 
     def give(self, task: int) -> None:
-        """Add a task that no thread has made ready: as if the first one had, who starts."""
+        """Add a task that no thread has made ready: the first one had it, as it starts."""
         self.leave(task, 0)
 
     def add(self, task: int, thread: int, *, is_short: bool) -> None:
