@@ -39,6 +39,7 @@ _ENVIRONMENT = {
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
 }
 _DIFFERENT = 1.1  # plans that are to be ranked
+_SHORT_S, _NEAR = 1e-3, 0.15
 
 
 @dataclass(frozen=True)
@@ -184,6 +185,7 @@ def summary(good: Sequence[dict[str, Any]], found: dict[str, Any]) -> list[str]:
         f"of {everything} steps, the load of the machine was {found['load']:.1f} when this began. Steps are timed in "
         "turns with a reference, and count as at the speed that the machine had when it was calibrated.",
         f"Step time: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}. Goals: 5 %, 15 %.",
+        *_longer_text(good),
         f"Of {apart} pairs of plans that differ by more than 10 %, {wrong} are ranked wrongly. Goal: none.",
         *_regret_text(good),
         f"Predicting takes {statistics.median(ratio):.2f} of the time of planning in median, {max(ratio):.2f} at most. "
@@ -199,6 +201,18 @@ def summary(good: Sequence[dict[str, Any]], found: dict[str, Any]) -> list[str]:
             f"median error {statistics.median(map(abs, grappler)):.0%}, worst {worst:.0%}."
         )
     return lines
+
+
+def _longer_text(good: Sequence[dict[str, Any]]) -> list[str]:
+    """Return how many of the steps are near that take long enough to be split."""
+    errors = [_error(entry) for entry in good if entry["measured_s"] > _SHORT_S]
+    if not errors:
+        return []
+    near = sum(error <= _NEAR for error in errors) / len(errors)
+    return [
+        f"Of those that take more than a millisecond, {len(errors)}: median {statistics.median(errors):.1%}, worst "
+        f"{max(errors):.1%}; {near:.0%} of them within 15 %."
+    ]
 
 
 def _regret_text(good: Sequence[dict[str, Any]]) -> list[str]:

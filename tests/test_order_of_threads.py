@@ -37,17 +37,18 @@ def orders() -> dict[str, list[str]]:
     split, x = gs.parallelize(step, devices=1), tf.ones([_ROWS, _WIDTH])
     recorded = gs.timeline_of(split, x)
     predicted = gs.predict(split, x, machine=rough(), devices=1)
-    queue = replay(predicted._tasks.tasks, dict.fromkeys(predicted._tasks.resources, Resource()))
-    in_turn = sorted(zip(queue.starts, predicted._tasks.tasks, predicted._tasks.placed, strict=True), key=lambda t: t[0])
+    tasks, placed = predicted._tasks.tasks, predicted._tasks.placed
+    queue = replay(tasks, dict.fromkeys(predicted._tasks.resources, Resource()))
+    in_turn = sorted(range(len(tasks)), key=lambda i: queue.starts[i])
     return {
-        "queue": [task.name for _, task, placed in in_turn if placed.type in _TYPES],
+        "queue": [tasks[i].name for i in in_turn if placed[i].type in _TYPES],
         "recorded": [event.name for event in sorted(recorded.events, key=lambda e: e.start_s) if event.type in _TYPES],
         "predicted": [event.name for event in predicted.events if event.type in _TYPES],
     }
 
 
 def test_a_thread_runs_operations_in_the_predicted_order():
-    """Each gradient goes into its variable before the one of the layer below is computed: only so is memory predicted."""
+    """Each gradient goes into its variable before that of the layer below is computed: memory follows from it."""
     code = "import json; from tests.test_order_of_threads import orders; print(json.dumps(orders()))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr

@@ -142,7 +142,7 @@ def test_random_graphs_obey_edges_and_capacities(seed: int, wake_s: float):
     for i, task in enumerate(tasks):
         assert all(found.starts[i] >= found.ends[k] + tasks[k].delay_s for k in task.after)
         assert found.ends[i] == found.starts[i] + task.seconds
-    for name, resource in resources.items():
+    for name in resources:
         mine = [i for i, task in enumerate(tasks) if name in task.uses]
         for i in mine:
             together = [k for k in mine if found.starts[k] <= found.starts[i] < found.ends[k]]

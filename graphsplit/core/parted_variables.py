@@ -96,10 +96,10 @@ class VariableParts:
         shape[self.cut.axis] = self.cut.lengths[part]
         return tuple(shape)
 
-    def handle(self, part: int) -> tf.Tensor:
-        """Return the handle of a part, which holds the value now."""
-        self._arrive(part)
-        return self._parts[part].handle
+    def handles(self) -> list[tf.Tensor]:
+        """Return the handles of the parts, which hold the value now."""
+        self._arrive()
+        return [part.handle for part in self._parts]
 
     def whole_handle(self, only_read: bool = False) -> tf.Tensor:
         """Return the variable's own handle, which holds the value now (in a function that is traced, whenever it runs).
@@ -129,20 +129,18 @@ class VariableParts:
     def _how(self) -> str:
         return f"in parts on {', '.join(map(short_name, self.devices))}"
 
-    def _arrive(self, part: int) -> None:
+    def _arrive(self) -> None:
         """Let the parts hold the value for a call, and say when every call has to move it."""
-        moved = self.take_apart()
-        if part == 0:
-            self._in_a_row = self._in_a_row + 1 if moved else 0
-            if self._in_a_row == _MANY and _warned[0] != _changes[0]:
-                _warned[0] = _changes[0]
-                warnings.warn(
-                    f"Variable {self.name!r}, {self._how()}, was asked for between each two of the last {_MANY} calls "
-                    f"of a parallelized function, and each call moved its {self._bytes} bytes again (other variables "
-                    "may be asked for, too). Do inside of the function what is done with it in each step, or lay it "
-                    "out as 'home'.",
-                    stacklevel=2,
-                )
+        self._in_a_row = self._in_a_row + 1 if self.take_apart() else 0
+        if self._in_a_row == _MANY and _warned[0] != _changes[0]:
+            _warned[0] = _changes[0]
+            warnings.warn(
+                f"Variable {self.name!r}, {self._how()}, was asked for between each two of the last {_MANY} calls "
+                f"of a parallelized function, and each call moved its {self._bytes} bytes again (other variables "
+                "may be asked for, too). Do inside of the function what is done with it in each step, or lay it "
+                "out as 'home'.",
+                stacklevel=2,
+            )
 
     @property
     def _bytes(self) -> int:
@@ -172,7 +170,7 @@ class VariableParts:
     def take_apart(self) -> bool:
         """Let the parts hold the value, and return whether they did not."""
         with self._lock:
-            if self.in_parts:  # (asked for each part in each call: to enter a scope takes longer than all else)
+            if self.in_parts:  # (asked in each call: to enter a scope takes longer than all else)
                 return False
             with tf.init_scope():
                 self._take_apart()

@@ -234,13 +234,18 @@ class Machine:
         """
         device, host = self.device, self.host
         curves = {family: tuple([(n, rate / times) for n, rate in curve]) for family, curve in device.curves.items()}
-        started = [times * seconds for seconds in (device.launch_s, device.overhead_s)]
-        called = [times * seconds for seconds in (host.call_s, host.device_call_s, host.wake_s, host.reference_s)]
-        names = ("call_s", "device_call_s", "wake_s", "reference_s")
         return replace(
             self,
-            device=replace(device, curves=curves, launch_s=started[0], overhead_s=started[1]),
-            host=replace(host, **dict(zip(names, called, strict=True))),
+            device=replace(
+                device, curves=curves, launch_s=times * device.launch_s, overhead_s=times * device.overhead_s
+            ),
+            host=replace(
+                host,
+                call_s=times * host.call_s,
+                device_call_s=times * host.device_call_s,
+                wake_s=times * host.wake_s,
+                reference_s=times * host.reference_s,
+            ),
         )
 
     def host_of(self, device: str) -> int:

@@ -219,7 +219,7 @@ def slowdown(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
     alone, *together = calls
     with _as_written():
         seconds, alone_s = usual_seconds_of_calls(together, alone, _TOGETHER_S)
-    return tuple([1.0, *[min(max(1.0, both_s / alone_s), float(n)) for n, both_s in enumerate(seconds, 2)]])
+    return (1.0, *[min(max(1.0, both_s / alone_s), float(n)) for n, both_s in enumerate(seconds, 2)])
 
 
 def wake_s(devices: Sequence[str]) -> float:

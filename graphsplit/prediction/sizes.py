@@ -64,17 +64,15 @@ class Sizes:
             return self._of_op(origin.op, origin.shard)
         infer = _INFERRED.get(node.op)
         if infer is not None:
-            return infer(node, self.inputs_of(node), self._constant_input(node))
+            return infer(node, self.inputs_of(node), lambda index: self.constant(node, index))
         count = len(output_names(node))
         return [(None, tf.as_dtype(output_type(node, k))) for k in range(count)]
 
-    def _constant_input(self, node: Any) -> Callable[[int], Any]:
-        def value(index: int) -> Any:
-            name, _ = split_reference(node.input[index])
-            source = self._nodes[name]
-            return constant_value(source) if source.op == "Const" else None
-
-        return value
+    def constant(self, node: Any, index: int) -> Any:
+        """Return the value of an operand that is a constant; None of others."""
+        name, _ = split_reference(node.input[index])
+        source = self._nodes[name]
+        return constant_value(source) if source.op == "Const" else None
 
     def _of_op(self, position: int, shard: int | None) -> Outputs:
         if (position, shard) not in self._of_ops:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -27,6 +27,17 @@ from graphsplit.prediction.sizes import Sizes
 
 _NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp"})
 _OVERWRITES = "elementwise"
+
+
+class _Operands(NamedTuple):
+    """Which operand of an operation is what it cuts, and which the axis."""
+
+    value: int
+    axis: int
+
+
+_CUTS = {"Split": _Operands(1, 0), "SplitV": _Operands(0, 2)}
+_ALIGNED_BYTES = 64
 
 
 @collection_paused()
@@ -221,7 +232,14 @@ class _Writer:
         self, name: str, device: str, size: int, maker: int, key: tuple[str, str], onto: Sequence[int] = ()
     ) -> None:
         self._buffer_of[key] = len(self._buffers)
-        made = {"name": name, "device": device, "bytes": allocated(size), "maker": maker, "readers": [], "onto": tuple(onto)}
+        made = {
+            "name": name,
+            "device": device,
+            "bytes": allocated(size),
+            "maker": maker,
+            "readers": [],
+            "onto": tuple(onto),
+        }
         self._buffers.append(made)
 
     def _write_buffers(self, node: Any, device: str, own: int, time: NodeTime, data: Sequence[str]) -> None:
@@ -229,8 +247,8 @@ class _Writer:
             return
         if time.held_bytes:
             self._new_buffer(f"inside of {node.name}", device, time.held_bytes, own, (f"{node.name}:held", device))
-        if node.op in SAME_BUFFER and data:
-            k = self._buffer(data[0], device)
+        if data and (node.op in SAME_BUFFER or self._cuts_rows(node)):
+            k = self._buffer(data[_CUTS[node.op].value if node.op in _CUTS else 0], device)
             for index in range(len(self._sizes[node.name])) if k is not None else ():
                 self._buffer_of[_reference(node.name, index), device] = k  # type: ignore[assignment]
             return
@@ -241,6 +259,19 @@ class _Writer:
             onto = [k for k in operands if k is not None and self._buffers[k]["bytes"] == allocated(size)]
             reference = _reference(node.name, index)
             self._new_buffer(reference, device, size, own, (reference, device), onto)
+
+    def _cuts_rows(self, node: Any) -> bool:
+        """Return whether what a node makes are pieces of the buffer that it reads.
+
+        TensorFlow copies none if each row begins where buffers may begin (`split_v_op.cc`, `ComputeEasyCases`).
+        """
+        if node.op not in _CUTS:
+            return False
+        axis = self._sizes.constant(node, _CUTS[node.op].axis)
+        shape, dtype = self._sizes.inputs_of(node)[_CUTS[node.op].value]
+        if axis is None or int(axis) != 0 or not shape or None in shape:
+            return False
+        return bytes_of((shape[1:], dtype)) % _ALIGNED_BYTES == 0
 
 
 def _reference(name: str, index: int) -> str:

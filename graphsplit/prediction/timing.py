@@ -14,7 +14,7 @@ Call = Callable[[], Any]
 
 _ROUNDS, _ROUND_S, _ENOUGH_S = 5, 0.05, 0.5  # slow calls are timed twice
 _LEAST_TURNS, _MOST_TURNS, TURNS_S = 7, 200, 15.0
-_LEAST_S = 0.02  # that a call runs in its turn: shorter ones several times, behind what the reference left in the caches
+_LEAST_S = 0.02  # that a call runs in its turn: the reference has left its own data in the caches
 _REFERENCE = 8
 
 

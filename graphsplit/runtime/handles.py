@@ -37,13 +37,21 @@ def _arrived(trace: Trace, plan: Plan) -> list[tf.Tensor]:
     origins = plan.state.parts
     if not origins:
         return [_whole(handle) for handle in trace.captures]
-    names = [trace.program.ops[position].name for position in trace.program.captures]
     found = []
+    several: dict[int, list[tf.Tensor] | None] = {}  # each variable is asked once: a call takes thousands of parts
     for k, part in origins:
-        parts = parts_of(trace.captures[k])
-        in_parts = parts is not None and names[k] not in plan.state.whole
-        found.append(parts.handle(part) if parts and in_parts else _whole(trace.captures[k]))
+        if k not in several:
+            several[k] = _parts(trace, plan, k)
+        handles = several[k]
+        found.append(handles[part] if handles is not None else _whole(trace.captures[k]))
     return found
+
+
+def _parts(trace: Trace, plan: Plan, k: int) -> list[tf.Tensor] | None:
+    """Return the handles of a captured variable's parts; None if the plan takes it whole."""
+    parts = parts_of(trace.captures[k])
+    name = trace.program.ops[trace.program.captures[k]].name
+    return None if parts is None or name in plan.state.whole else parts.handles()
 
 
 def layouts_of(trace: Trace) -> list[VariableParts | None]:

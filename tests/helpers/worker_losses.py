@@ -50,7 +50,7 @@ class Everywhere:
         for v in self.copied:
             parts = v._graphsplit_parts
             assert parts.in_parts
-            found.append(tf.raw_ops.ReadVariableOp(resource=parts.handle(0), dtype=v.dtype).numpy())
+            found.append(tf.raw_ops.ReadVariableOp(resource=parts.handles()[0], dtype=v.dtype).numpy())
         return found
 
 
