@@ -41,7 +41,7 @@ def calibrate(
     micro_batches: Sequence[int] = (1, 2, 4, 8),
     **kwargs: Any,
 ) -> Machine:
-    """Measure the devices of this process, and what their operations take. It takes about a minute.
+    """Measure the devices of this process, and what their operations take. It takes one to two minutes.
 
     Measured are products and convolutions with their gradients, memory, copies between devices, the cost of an
     operation with nothing to do and of a call, how long a thread takes to wake up, and how much slower all devices are

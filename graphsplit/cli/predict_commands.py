@@ -149,7 +149,7 @@ def _validate(run: Run) -> Callable[..., None]:
         spec: Specs = None,
         devices: Annotated[int, typer.Option("--devices", min=1, help="How many.")] = 2,
         micro_batches: Annotated[int, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")] = 1,
-        steps: Annotated[int, typer.Option("--rounds", min=1, help="How often it is timed.")] = 50,
+        steps: Annotated[int, typer.Option("--rounds", min=1, help="How often it is timed, at most.")] = 50,
         output: Annotated[
             list[str] | None, typer.Option("-o", "--output", help="A page to write, .html: both timelines.")
         ] = None,

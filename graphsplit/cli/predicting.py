@@ -141,7 +141,7 @@ def validate(
     print(prediction)
     off = prediction.step_s / measured - 1
     print(
-        f"Measured: {measured * 1e3:.2f} ms a step, the median of {steps} rounds. Predicted: "
+        f"Measured: {measured * 1e3:.2f} ms a step, the median of up to {steps} rounds. Predicted: "
         f"{prediction.step_s * 1e3:.2f} ms, {abs(off):.1%} {'more' if off > 0 else 'less'}."
     )
     if machine_found.host.reference_s:
