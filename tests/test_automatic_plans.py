@@ -159,7 +159,7 @@ def test_large_variables_are_looked_at_one_by_one():
         "step",
         call.trace,
         2,
-        machine_of(link=1e8),
+        machine_of(link=5e7),
         None,
         lambda n, candidate: call.plan(n, candidate.layouts, **candidate.options),
     )

@@ -17,7 +17,7 @@ from benchmarks import prediction, prediction_worker
 from benchmarks.prediction import ranked, regrets, summary, table
 from graphsplit.api import calibration, fitting
 from graphsplit.costs.families import FAMILIES
-from graphsplit.costs.machine import Device, Host, Link, Machine
+from graphsplit.costs.machine import Device, Host, Link, Machine, slower
 from graphsplit.costs.machine_files import machine_text, read_machine
 from graphsplit.costs.work import Work
 from graphsplit.placement.profiles import OpEvent
@@ -351,7 +351,7 @@ def test_calls_take_turns_and_each_is_timed_between_two_references(monkeypatch: 
 def test_figures_of_a_machine_count_at_another_speed():
     machine = replace(rough(), host=Host(call_s=1.0, device_call_s=2.0, wake_s=3.0, reference_s=4.0))
     curved = replace(machine, device=replace(machine.device, curves={"matmul": ((1.0, 8.0), (2.0, 16.0))}))
-    found = curved.slower(2.0)
+    found = slower(curved, 2.0)
     assert found.host == Host(call_s=2.0, device_call_s=4.0, wake_s=6.0, reference_s=8.0)
     assert found.device.curves == {"matmul": ((1.0, 4.0), (2.0, 8.0))}
     assert found.device.overhead_s == 2e-6

@@ -20,7 +20,7 @@ from graphsplit.api.predicted_calls import predicted_call
 from graphsplit.core.devices import available_devices
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.tensorflow_internals import is_compiled_function
-from graphsplit.costs.machine import Device, Host, Link, Machine
+from graphsplit.costs.machine import Device, Host, Link, Machine, slower
 from graphsplit.emission.emitter import emit
 from graphsplit.placement.builders import source_of
 from graphsplit.placement.sources import StateKeeper
@@ -128,7 +128,7 @@ def measure_function(
     with StateKeeper([(variable.handle, variable.dtype) for variable in alone[0].variables(*args, **kwargs)]):
         seconds, reference_s = timing.usual_seconds_of_calls(calls, timing.reference(device))
     if machine.host.reference_s:  # (its figures were measured while it was as fast as that)
-        machine = machine.slower(reference_s / machine.host.reference_s)
+        machine = slower(machine, reference_s / machine.host.reference_s)
     measured = []
     for step, count, step_s in zip(alone, counts or (1,), seconds, strict=True):
         plan = call.plan([device], micro_batches=count)

@@ -227,27 +227,6 @@ class Machine:
         """Return this machine, or a cluster of so many of it that there are enough devices."""
         return self if devices <= self.most_devices else self.cluster(-(-devices // self.devices))
 
-    def slower(self, times: float) -> Machine:
-        """Return it as it is while whatever its processors do takes so many times as long: at another clock rate.
-
-        Samples and links stay as they are.
-        """
-        device, host = self.device, self.host
-        curves = {family: tuple([(n, rate / times) for n, rate in curve]) for family, curve in device.curves.items()}
-        return replace(
-            self,
-            device=replace(
-                device, curves=curves, launch_s=times * device.launch_s, overhead_s=times * device.overhead_s
-            ),
-            host=replace(
-                host,
-                call_s=times * host.call_s,
-                device_call_s=times * host.device_call_s,
-                wake_s=times * host.wake_s,
-                reference_s=times * host.reference_s,
-            ),
-        )
-
     def host_of(self, device: str) -> int:
         """Return the number of the host of a device."""
         return int(device.partition("/task:")[2].partition("/")[0] or 0)
@@ -260,3 +239,23 @@ class Machine:
     def threads(self, devices: int) -> int:
         """Return how many threads of a host run operations of so many of its CPU devices."""
         return min(self.host.threads, devices * self.host.threads_per_device)
+
+
+def slower(machine: Machine, times: float) -> Machine:
+    """Return a machine as it is while whatever its processors do takes so many times as long: at another clock rate.
+
+    Samples and links stay as they are.
+    """
+    device, host = machine.device, machine.host
+    curves = {family: tuple([(n, rate / times) for n, rate in curve]) for family, curve in device.curves.items()}
+    return replace(
+        machine,
+        device=replace(device, curves=curves, launch_s=times * device.launch_s, overhead_s=times * device.overhead_s),
+        host=replace(
+            host,
+            call_s=times * host.call_s,
+            device_call_s=times * host.device_call_s,
+            wake_s=times * host.wake_s,
+            reference_s=times * host.reference_s,
+        ),
+    )

@@ -19,6 +19,10 @@ _SHARES = frozenset({"TensorListGetItem", "Reshape", "Squeeze", "ExpandDims"})
 """Operations whose result is the buffer of their first operand, or a part of it."""
 
 
+_THERE = frozenset({"Const", "ReadVariableOp"})
+"""Operations whose result was there before, in the graph or in a variable."""
+
+
 def bytes_in_lists(
     op: Op, plans: Any, rows: tuple[int, ...], d: int | None, unknown_size: int | None
 ) -> dict[int, int]:
@@ -64,7 +68,7 @@ def _made(body: Program, tensor: Tensor) -> Tensor | None:
             tensor = op.inputs[0]
             continue
         if op.index not in body.inputs:
-            return tensor
+            return None if op.type in _THERE else tensor
         k = body.inputs.index(op.index)
         if k >= len(body.outputs):
             return None
