@@ -228,6 +228,7 @@ def test_calibrate_measures_every_family():
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)  # it calibrates twice
 def test_calibrate_and_validate_on_the_command_line(tmp_path: Path):
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "graphsplit.cli", *arguments]
