@@ -344,54 +344,6 @@ def test_scaling_to_more_devices_than_rows():
     assert found.skipped == ("strong scaling on 8 devices: 4 rows leave some without any",)
 
 
-def test_what_a_loop_keeps_for_its_gradient_is_alive():
-    """Each turn keeps what its gradient needs: five turns keep five times as much, on each device of its own rows."""
-
-    def keeping(x):
-        with tf.GradientTape() as tape:
-            tape.watch(x)
-            y = tf.while_loop(
-                lambda i, _: i < 5, lambda i, y: (i + 1, tf.nn.tanh(tf.linalg.matmul(y, WEIGHTS))), [0, x]
-            )[1]
-            loss = tf.reduce_sum(y)
-        return tape.gradient(loss, x)
-
-    one, two = (gs.predict(keeping, X, machine=boxed(), devices=n) for n in (1, 2))
-    assert one.memory["/device:GPU:0"].live_bytes >= 5 * 128 * 64 * 4
-    assert 5 * 64 * 64 * 4 <= two.memory["/device:GPU:1"].live_bytes < one.memory["/device:GPU:0"].live_bytes
-
-
-def test_rows_that_are_cut_off_are_no_copies():
-    """TensorFlow hands on a piece of the same buffer, if rows are multiples of 64 bytes."""
-
-    def cut(x):
-        parts = tf.split(x * 2.0, 4)
-        return tf.add_n([tf.reduce_sum(part, 0) for part in parts])
-
-    live = {
-        columns: gs.predict(cut, tf.TensorSpec([128, columns]), machine=boxed(), devices=1).memory["/device:GPU:0"]
-        for columns in (64, 63)
-    }
-    assert 128 * 64 * 4 <= live[64].live_bytes < 1.1 * 128 * 64 * 4
-    assert live[63].live_bytes >= 2 * 128 * 63 * 4
-
-
-def test_lists_hold_what_a_turn_makes_and_no_copies():
-    """Weights that each turn puts into a list for the gradient are there once, and so are rows of what is read."""
-    weights = tf.Variable(tf.ones([512, 512]))
-
-    def keeping(x):
-        with tf.GradientTape() as tape:
-            y = x
-            for _ in tf.range(10):
-                y = tf.nn.tanh(y @ weights)
-            loss = tf.reduce_sum(y)
-        return tape.gradient(loss, weights)
-
-    found = gs.predict(keeping, tf.TensorSpec([8, 512]), machine=boxed(), devices=1).memory["/device:GPU:0"]
-    assert found.live_bytes < 5 * 512 * 512 * 4  # ten copies of the weights would be twice as much
-
-
 def test_a_wrapped_model_and_a_batch():
     template = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(3)])
     model = gs.multi_gpu_model(template, gpus=2)
