@@ -8,6 +8,15 @@ from dataclasses import dataclass, field
 
 from graphsplit.prediction.replay import Schedule
 
+SAME_BUFFER = frozenset(
+    {
+        "TensorListFromTensor",
+        *("CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze"),
+        *("StopGradient", "Switch", "Merge", "Bitcast"),
+    }
+)
+"""Operations that hand on the buffer that they read."""
+
 
 @dataclass(frozen=True, slots=True)
 class Buffer:

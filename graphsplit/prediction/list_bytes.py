@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from graphsplit.core.function_calls import CONTROL_FLOW, function_names
 from graphsplit.costs.work import bytes_of
+from graphsplit.prediction.buffers import SAME_BUFFER
 from graphsplit.prediction.sizes import described, shapes_on
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.trip_counts import origin, turns_of
@@ -15,7 +16,7 @@ from graphsplit.program.trip_counts import origin, turns_of
 _ELEMENT = {"TensorListPushBack": 1, "TensorListSetItem": 2}
 """Operations that put a tensor into a list, their first operand, and which operand that tensor is."""
 
-_SHARES = frozenset({"TensorListGetItem", "Reshape", "Squeeze", "ExpandDims"})
+_SHARES = SAME_BUFFER | {"TensorListGetItem"}
 """Operations whose result is the buffer of their first operand, or a part of it."""
 
 

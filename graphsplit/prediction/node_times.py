@@ -12,20 +12,12 @@ from graphsplit.costs.seconds import Costs, sample_key
 from graphsplit.costs.work import Work, bytes_of, work_of
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.bodies import BodyTime, seconds_of_bodies
+from graphsplit.prediction.buffers import SAME_BUFFER
 from graphsplit.prediction.compiled_work import Pricing, RunGraph, work_of_call
 from graphsplit.prediction.list_bytes import bytes_in_lists
 from graphsplit.prediction.sizes import Sizes, alike
 from graphsplit.program.program import Op
 from graphsplit.program.trip_counts import turns_of
-
-SAME_BUFFER = frozenset(
-    {
-        "TensorListFromTensor",
-        *("CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze"),
-        *("StopGradient", "Switch", "Merge", "Bitcast"),
-    }
-)
-"""Operations that hand on the buffer that they read."""
 
 
 class NodeTime(NamedTuple):

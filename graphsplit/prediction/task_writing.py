@@ -17,10 +17,10 @@ from graphsplit.costs.work import bytes_of, is_known
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
-from graphsplit.prediction.buffers import Buffer, allocated
+from graphsplit.prediction.buffers import SAME_BUFFER, Buffer, allocated
 from graphsplit.prediction.compiled_work import run_graph
 from graphsplit.prediction.graph_tasks import GraphTasks, Placed
-from graphsplit.prediction.node_times import SAME_BUFFER, NodeTime, NodeTimes
+from graphsplit.prediction.node_times import NodeTime, NodeTimes
 from graphsplit.prediction.replay import Task, replay
 from graphsplit.prediction.routes import Routes
 from graphsplit.prediction.sizes import Sizes
