@@ -55,7 +55,7 @@ def test_who_was_ready_first_is_first():
 def test_an_order_edge_lets_wait_what_could_run():
     free = [Task("a", ("d",), 3), Task("b", ("e",), 1)]
     assert replay(free, {"d": ONE, "e": ONE}).seconds == 3
-    ordered = [free[0], replace(free[1], after=(0,))]
+    ordered = [free[0], free[1]._replace(after=(0,))]
     assert replay(ordered, {"d": ONE, "e": ONE}).starts == (0, 3)
 
 
@@ -85,7 +85,7 @@ def test_both_ends_of_a_link_are_busy():
 def test_a_pool_runs_as_many_as_it_has_threads():
     tasks = [Task(str(i), ("pool",), 1) for i in range(5)]
     assert replay(tasks, {"pool": Threads(2)}).seconds == 3
-    slowed = [replace(task, slowdown=(1.0, 1.5)) for task in tasks]
+    slowed = [task._replace(slowdown=(1.0, 1.5)) for task in tasks]
     assert replay(slowed[:4], {"pool": Threads(2)}).seconds == 3  # both work, half as slow again
     assert replay(slowed[:1], {"pool": Threads(2)}).seconds == 1
 
@@ -216,7 +216,7 @@ def test_what_is_ready_from_the_start_is_taken_from_the_end():
     """TensorFlow gives all of a graph's first operations to its threads, of which each takes what is newest."""
     tasks = [Task(str(i), ("pool",), 1, rank=-i) for i in range(4)]
     assert replay(tasks, {"pool": Threads(1)}).starts == (0, 1, 2, 3)
-    assert replay([replace(t, rank=0) for t in tasks], {"pool": Threads(1)}).starts == (3, 2, 1, 0)
+    assert replay([t._replace(rank=0) for t in tasks], {"pool": Threads(1)}).starts == (3, 2, 1, 0)
 
 
 def test_what_was_sent_is_left_to_all():
@@ -248,7 +248,7 @@ def test_what_arrives_from_elsewhere_wakes_a_thread():
 @pytest.mark.parametrize("factor", [1.0, 0.5, 0.1])
 def test_more_bandwidth_is_never_slower_on_a_chain(factor: float):
     chain = [Task(str(i), ("link" if i % 2 else "d",), 1.0 + i, (i - 1,) if i else ()) for i in range(10)]
-    faster = [replace(t, seconds=t.seconds * factor) if "link" in t.uses else t for t in chain]
+    faster = [t._replace(seconds=t.seconds * factor) if "link" in t.uses else t for t in chain]
     before, after = (replay(tasks, {"link": ONE, "d": ONE}).seconds for tasks in (chain, faster))
     assert after == pytest.approx(before - (1 - factor) * sum(t.seconds for t in chain if "link" in t.uses))
 

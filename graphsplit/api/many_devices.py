@@ -11,6 +11,7 @@ import tensorflow as tf
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predicted_layouts import Layout, layout_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import Shard
 from graphsplit.costs.machine import Machine
 from graphsplit.prediction.growth import Counts
@@ -29,7 +30,7 @@ class ManyDevices:
 
     Args:
       fn, args, kwargs: what is called.
-      call: that, traced.
+      call: that.
       unknown_size: what sizes count as that follow from data; of two numbers the least.
       options: instead of those that the function has.
     """
@@ -52,12 +53,19 @@ class ManyDevices:
         self._calls = {int(call.splitting.batch): call}
         self._planned: dict[tuple[object, ...], Planned] = {}
 
+    @collection_paused()
     def predict(self, machine: Machine, count: int, rows: int, layout: Layout) -> Prediction:
         """Return the prediction for so many devices that share so many rows."""
         counts = counts_of(machine, count)
-        each = -(-rows // count)
-        few, more = (self._tasks(machine, n, n * each, layout) for n in (counts.few, counts.more))
+        few, more = (self._tasks(machine, n, _rows_of(n, rows, count), layout) for n in (counts.few, counts.more))
         return predict_many(few, more, machine, counts, title=self._call.title, layout=layout_name(layout))
+
+    def any_call(self, machine: Machine, count: int, rows: int) -> PredictedCall:
+        """Return the call with some number of rows, if none is traced with one that `predict` would need as well."""
+        counts = counts_of(machine, count)
+        if self._call.is_traced or count <= counts.more or not self._call.splitting.batch:
+            return self._call
+        return self.with_rows(_rows_of(counts.few, rows, count))
 
     def with_rows(self, rows: int) -> PredictedCall:
         """Return the call with another number of rows in what is split, traced once.
@@ -81,6 +89,11 @@ class ManyDevices:
             state = state_bytes(call.trace, plan.program, plan.state, plan.home)
             self._planned[key] = planned_tasks(plan, machine, state, self._unknown_size)
         return self._planned[key]
+
+
+def _rows_of(devices: int, rows: int, count: int) -> int:
+    """Return how many rows some devices have if each has as many as each of `count` devices that share `rows`."""
+    return devices * -(-rows // count)
 
 
 def counts_of(machine: Machine, count: int) -> Counts:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import tensorflow as tf
@@ -27,21 +28,37 @@ from graphsplit.tracing.trace import Trace, trace
 
 @dataclass(frozen=True, eq=False)
 class PredictedCall:
-    """A function traced for one call.
+    """A function with the arguments of one call. It is traced when that is first asked for.
 
     Attributes:
       title: the function's name.
       options: those under which it is planned unless others are asked for.
-      trace: of the function.
       splitting: how the arguments are split.
       arguments: their structure, by name.
+      run_trace: traces the function.
     """
 
     title: str
     options: Options
-    trace: Trace
     splitting: Splitting
     arguments: structures.Branch
+    run_trace: Callable[[], Trace] = field(repr=False)
+
+    @functools.cached_property
+    def trace(self) -> Trace:
+        """The traced function.
+
+        Raises:
+          Exception: whatever the function raises.
+        """
+        found = self.run_trace()
+        check_no_others(found.program, self.options)
+        return found
+
+    @property
+    def is_traced(self) -> bool:
+        """Whether the function has been traced."""
+        return "trace" in self.__dict__
 
     @collection_paused()
     def plan(self, devices: Sequence[str], layout: Layout = None, **options: Any) -> Plan:
@@ -53,11 +70,12 @@ class PredictedCall:
           **options: instead of those that the function has, `micro_batches=4`.
         """
         chosen = replace(self.options, **options)
-        return plan_as_if(self.trace, self.splitting, chosen, devices, layout)
+        notes = (*self.splitting.notes, *variables_elsewhere(self.trace))
+        return plan_as_if(self.trace, replace(self.splitting, notes=notes), chosen, devices, layout)
 
 
 def predicted_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> PredictedCall:
-    """Return a call of a function, traced. Arguments may be `tf.TensorSpec`s, whose sizes are all known.
+    """Return a call of a function. Arguments may be `tf.TensorSpec`s, whose sizes are all known.
 
     Raises:
       ArgumentError: if it is no function, or sizes of arguments are not known.
@@ -75,13 +93,16 @@ def predicted_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[
     _check_known(named)
     splitting = resolve_split(options.split, named)
     names = [path for path, _ in argument_paths(named)]
-    traced = trace(
-        by_bound_arguments(function, signature), as_call(tree), names, splitting.shapes, bool(options.jit_compile)
+    traced = functools.partial(
+        trace,
+        by_bound_arguments(function, signature),
+        as_call(tree),
+        names,
+        splitting.shapes,
+        bool(options.jit_compile),
     )
-    check_no_others(traced.program, options)
-    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced)))
     title = str(getattr(function, "__name__", None) or getattr(function, "name", None) or type(function).__name__)
-    return PredictedCall(title, options, traced, splitting, named)
+    return PredictedCall(title, options, splitting, named, traced)
 
 
 def _with_leaves(tree: structures.Tree) -> structures.Tree:

@@ -70,7 +70,8 @@ def scaling(
             continue
         larger = found.covering(count)
         for layout in layouts or (None,):
-            if are_many(call, larger, count, layout, options):
+            asked = call if kind == "strong" else many.any_call(larger, count, rows)
+            if are_many(asked, larger, count, layout, options):
                 one = many.predict(larger, count, rows, layout)
             else:
                 own = call if kind == "strong" or count == 1 else many.with_rows(rows)

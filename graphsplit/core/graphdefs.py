@@ -7,14 +7,13 @@ says `node:output_name:0`. Everything in graphsplit uses the first; this file tr
 from __future__ import annotations
 
 import functools
-import graphlib
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.errors import CheckError, UnsupportedError
 from graphsplit.core.tensorflow_internals import op_definition
 
 NodeDef = tf.compat.v1.NodeDef
@@ -56,9 +55,27 @@ def split_reference(reference: str) -> tuple[str, int]:
 
 
 def in_order(nodes: Sequence[Any]) -> list[str]:
-    """Return the names of a graph's nodes, each behind those that it reads or waits for."""
-    reads = {n.name: dict.fromkeys([split_reference(r.lstrip("^"))[0] for r in n.input]) for n in nodes}
-    return list(graphlib.TopologicalSorter(reads).static_order())
+    """Return the names of a graph's nodes as they are listed, but each behind those that it reads or waits for.
+
+    Raises:
+      CheckError: if nodes wait for each other.
+    """
+    reads = {n.name: [split_reference(r.lstrip("^"))[0] for r in n.input] for n in nodes}
+    found: dict[str, None] = {}
+    begun: set[str] = set()
+    for first in reads:
+        waiting = [first]
+        while waiting:
+            name = waiting[-1]
+            missing = () if name in found else [source for source in reads[name] if source not in found]
+            if not missing:
+                found[waiting.pop()] = None
+                continue
+            if name in begun:
+                raise CheckError(f"Nodes of a graph wait for each other, {name!r} among them.")
+            begun.add(name)
+            waiting += missing
+    return list(found)
 
 
 def make_node(name: str, op_type: str, inputs: Iterable[str], device: str = "", **attributes: Any) -> Any:

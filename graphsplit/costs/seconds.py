@@ -25,6 +25,7 @@ REFERENCE = Device(
 
 _NO_WORK_S = 1e-6  # an operation that takes longer does something
 _UNKNOWN = re.compile(r"\[(?:\.\.\.|[\d,]*\?[\d,?]*)\]")  # a shape of which something is not known
+_TOLD = frozenset({"s", "i", "f", "b", "list"})
 _NOT_TOLD = frozenset({"_class", "_XlaMustCompile", "_output_shapes", "container", "shared_name"})
 
 
@@ -108,13 +109,20 @@ def sample_key(node: Any, inputs: Sequence[Described], outputs: Sequence[Describ
     >>> sample_key(make_node("y", "Relu", ["x"], T=tf.float32), [((2, 3), tf.float32)], [((2, 3), tf.float32)])
     'Relu float32[2,3] -> float32[2,3]'
     """
-    told = [
-        f"{name}={_attribute(value)}"
-        for name, value in sorted(node.attr.items())
-        if name not in _NOT_TOLD and value.WhichOneof("value") in ("s", "i", "f", "b", "list") and name[0] != "_"
-    ]
+    told = told_attributes(node)
     sides = [" ".join(map(_text, side)) for side in (inputs, outputs)]
     return " ".join([str(node.op), *told, sides[0], "->", sides[1]]).replace("  ", " ")
+
+
+def told_attributes(node: Any) -> tuple[str, ...]:
+    """Return those attributes of an operation by which its time may differ, `("transpose_a=b: true",)`."""
+    return tuple(
+        [
+            f"{name}={_attribute(value)}"
+            for name, value in sorted(node.attr.items())
+            if name not in _NOT_TOLD and value.WhichOneof("value") in _TOLD and name[0] != "_"
+        ]
+    )
 
 
 def _attribute(value: Any) -> str:

@@ -76,11 +76,13 @@ def _read_instead(node: Any, instead: Mapping[str, str]) -> None:
 def _wanted(draft: Draft) -> dict[tuple[str, str], list[Any]]:
     """Return who reads, or waits for, what of other hosts that may be sent on: by reference and host."""
     found: dict[tuple[str, str], list[Any]] = {}
+    hosts = {name: host_name(draft.device_of(name)) for name in draft.origins}
+    small = {name for name, origin in draft.origins.items() if origin.role in _SENT_ON}
     for node in draft.nodes:
-        host = host_name(node.device)
-        for reference in dict.fromkeys(node.input):
-            source = split_reference(reference.lstrip("^"))[0]
-            is_small = reference[0] == "^" or draft.origins[source].role in _SENT_ON
-            if is_small and node.device and host_name(draft.device_of(source)) != host:
+        host = hosts[node.name]
+        for reference in dict.fromkeys(node.input) if node.device else ():
+            is_signal = reference[0] == "^"
+            source = reference[1:] if is_signal else split_reference(reference)[0]
+            if (is_signal or source in small) and hosts[source] != host:
                 found.setdefault((reference, host), []).append(node)
     return found

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from graphsplit.prediction.buffers import Buffer
 from graphsplit.prediction.replay import Resource, Task
 from graphsplit.prediction.threads import Threads
 
 
-@dataclass(frozen=True)
-class Placed:
+class Placed(NamedTuple):
     """What a task is.
 
     Attributes:

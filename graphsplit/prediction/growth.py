@@ -135,7 +135,7 @@ class _Grower:
             times = self._counts.times(self._alike[0][alike], self._alike[1][alike])
             seconds = max(seconds, min(task.seconds, self._launch_s)) * times
         after = tuple(dict.fromkeys([now for source in task.after for now in self._now[source]]))
-        placed = placed if size == placed.bytes else replace(placed, bytes=size)
+        placed = placed if size == placed.bytes else placed._replace(bytes=size)
         grown_task = Task(task.name, task.uses, seconds, after, task.delay_s, task.rank)
         if placed.kind == "send" and self._group_of(placed.device) != self._group_of(placed.target):
             self._send(i, grown_task, placed)
@@ -146,7 +146,7 @@ class _Grower:
         """Write a tensor that is sent, and what the links at both ends are busy with besides, for other devices."""
         gives, takes = (self._times(end, self._keys[i]) for end in (0, 1))
         both = min(gives, takes)
-        others = replace(task, rank=self._turns.others[i])
+        others = task._replace(rank=self._turns.others[i])
         is_first = others.rank > task.rank
         if gives > both and not is_first:
             self._add_part(others, placed, gives - both, task.uses[:1])
@@ -160,8 +160,8 @@ class _Grower:
         self._now.append(tuple(waited))
 
     def _add_part(self, task: Task, placed: Placed, times: float, uses: tuple[str, ...]) -> int:
-        own = replace(task, seconds=times * task.seconds, uses=uses)
-        return self._add(own, replace(placed, bytes=round(times * placed.bytes)))
+        own = task._replace(seconds=times * task.seconds, uses=uses)
+        return self._add(own, placed._replace(bytes=round(times * placed.bytes)))
 
     def _spread(self) -> None:
         """Let others be received from the time on at which the device before was ready to send."""
@@ -170,7 +170,7 @@ class _Grower:
             if before is not None:
                 sources = self._few.tasks[before].after
                 after = tuple(dict.fromkeys([now for source in sources for now in self._now[source]]))
-                self._tasks[place] = replace(self._tasks[place], after=after)
+                self._tasks[place] = self._tasks[place]._replace(after=after)
 
     def _times(self, end: int, key: Key) -> float:
         """Return how many times as often as among few the maker, or the reader, of something sent does the same."""

@@ -7,9 +7,10 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from graphsplit.costs.families import FREE, PASSED_ON
-from graphsplit.costs.seconds import Costs, sample_key
-from graphsplit.costs.work import Work, bytes_of, work_of
+from graphsplit.costs.families import FREE, PASSED_ON, family_of
+from graphsplit.costs.seconds import Costs, sample_key, told_attributes
+from graphsplit.costs.work import Work, bytes_of, is_known, work_of
+from graphsplit.emission.emitted_graph import Origin
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.bodies import BodyTime, seconds_of_bodies
 from graphsplit.prediction.buffers import SAME_BUFFER
@@ -66,22 +67,36 @@ class NodeTimes:
         self._pricing = Pricing(self._work, self._own_s, self._bytes, SAME_BUFFER.__contains__)
 
     def of(self, node: Any) -> NodeTime:
-        """Return what a node takes. Shards that have as much of everything are alike."""
+        """Return what a node takes."""
         key = self._key(node)
-        if key is None:
-            return self._of_operation(node)
+        if key not in self._known:
+            key = self._key_of_unknown(node, key)
         if key not in self._known:
             self._known[key] = self._of_call(node) if node.name in self._run.calls else self._of_operation(node)
         return self._known[key]
 
     def _key(self, node: Any) -> object:
-        """Return what tells a node from those that take another time; None where nothing is known of that."""
+        """Return what tells a node from those that take another time."""
         if node.name in self._run.calls:
             return (node.attr["f"].func.name, *[shape for shape, _ in self._sizes.inputs_of(node)])
+        if family_of(node.op) in (FREE, PASSED_ON):
+            return node.op
         origin = self._run.origins[node.name]
-        if origin.op is None or origin.role != "op":
-            return None
-        return origin.op, None if origin.shard is None else self._alike[origin.shard]
+        if origin.op is not None and self._plan.program.ops[origin.op].bodies:
+            return self._key_of_copy(origin)
+        inputs = self._sizes.inputs_of(node)
+        return node.op, told_attributes(node), len(inputs), *inputs, *self._sizes[node.name]
+
+    def _key_of_unknown(self, node: Any, key: object) -> object:
+        """Return the key of a node, another one if sizes are not known: each such operation is told of by name."""
+        origin = self._run.origins[node.name]
+        if origin.op is None or origin.role != "op" or node.name in self._run.calls:
+            return key
+        is_all_known = all(map(is_known, (*self._sizes.inputs_of(node), *self._sizes[node.name])))
+        return key if is_all_known else self._key_of_copy(origin)
+
+    def _key_of_copy(self, origin: Origin) -> object:
+        return origin.op, origin.role, None if origin.shard is None else self._alike[origin.shard]
 
     def _of_operation(self, node: Any) -> NodeTime:
         time = self._of_bodies(node)

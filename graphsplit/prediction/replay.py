@@ -10,6 +10,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from graphsplit.core.errors import CheckError
 from graphsplit.prediction.threads import SHORT_S, Threads, WaitingTasks
@@ -20,8 +21,7 @@ class Resource:
     """What serves one task at a time, first come, first served: a device's stream, one direction of a link."""
 
 
-@dataclass(frozen=True, slots=True)
-class Task:
+class Task(NamedTuple):
     """An operation, or a copy from device to device.
 
     Attributes:

@@ -40,6 +40,7 @@ class Routes:
     def __init__(self, machine: Machine, devices: Sequence[str]):
         self._machine = machine
         self._devices = tuple(devices)
+        self._computes_on: dict[str, str] = {}
         self._number = {device: i for i, device in enumerate(devices)}
 
     def resources(self) -> dict[str, Resource | Threads]:
@@ -60,9 +61,11 @@ class Routes:
 
     def computes_on(self, device: str) -> str:
         """Return what an operation of a device occupies: the device's stream, or a thread of its host."""
-        if self._machine.device.kind == "CPU" or f"device:{self._machine.device.kind}:" not in device:
-            return f"threads of host {self._machine.host_of(device)}"
-        return f"stream of {device}"
+        if device not in self._computes_on:
+            is_cpu = self._machine.device.kind == "CPU" or f"device:{self._machine.device.kind}:" not in device
+            threads = f"threads of host {self._machine.host_of(device)}"
+            self._computes_on[device] = threads if is_cpu else f"stream of {device}"
+        return self._computes_on[device]
 
     def between(self, source: str, target: str) -> Route:
         """Return the way of a tensor from one device to another."""

@@ -108,18 +108,18 @@ class _Writer:
         return self._devices[name]
 
     def _write_node(self, node: Any) -> None:
-        device, after = self._device(node.name), []
-        data = [reference for reference in node.input if reference[0] != "^"]
-        for reference in data:
-            after.append(self._arrival(reference, device))
-        for reference in node.input:
-            if reference[0] == "^":
-                after.append(self._signal(reference[1:], device))
+        device, references = self._device(node.name), tuple(node.input)
+        data = [reference for reference in references if reference[0] != "^"]
+        after = [self._arrival(reference, device) for reference in data]
+        if len(data) < len(references):
+            after += [self._signal(reference[1:], device) for reference in references if reference[0] == "^"]
         time = self._times.of(node)
         kind = "wait" if time.family == FREE or not time.seconds else "compute"
-        uses = (self._routes.computes_on(device),) if kind == "compute" else ()
-        if "stream" in "".join(uses) and not self._on_gpu(node):
-            uses = (f"threads of host {self._machine.host_of(device)}",)
+        uses: tuple[str, ...] = ()
+        if kind == "compute":
+            uses = (self._routes.computes_on(device),)
+            if uses[0].startswith("stream") and "GPU" not in kernel_devices(node):
+                uses = (f"threads of host {self._machine.host_of(device)}",)
         placed = Placed(device, kind, str(node.op), key=self._numbered(self._kind_of(node), device))
         own = self._add(node.name, uses, time.seconds, after, self._rank[node.name], placed, family=time.family)
         self._at[node.name] = own
@@ -143,9 +143,6 @@ class _Writer:
         number = self._numbers[kind, device] = self._numbers.get((kind, device), -1) + 1
         return (*kind, device, number)
 
-    def _on_gpu(self, node: Any) -> bool:
-        return "GPU" in kernel_devices(node)
-
     def _add(
         self,
         name: str,
@@ -158,14 +155,12 @@ class _Writer:
         family: str = "",
     ) -> int:
         host = self._machine.host
-        slowdown = host.slowdown_of.get(family, host.slowdown) if self._on_threads(uses) else (1.0,)
+        on_threads = bool(uses) and uses[0].startswith("threads")
+        slowdown = host.slowdown_of.get(family, host.slowdown) if on_threads else (1.0,)
         sends = placed.kind == "send"
         self._tasks.append(Task(name, uses, seconds, tuple(dict.fromkeys(after)), delay_s, rank, slowdown, sends))
         self._placed.append(placed)
         return len(self._tasks) - 1
-
-    def _on_threads(self, uses: Sequence[str]) -> bool:
-        return bool(uses) and uses[0].startswith("threads")
 
     def _note(self, unknown: str) -> None:
         if unknown:
@@ -181,8 +176,7 @@ class _Writer:
         """Return the task after which a tensor can be read on a device: its maker, or what sends it there, once."""
         name, _ = split_reference(reference)
         source = self._device(name)
-        tensor = self._sizes.of(reference)
-        if source == device or tensor[1] in (tf.resource, tf.variant):
+        if source == device or self._sizes.of(reference)[1] in (tf.resource, tf.variant):
             return self._at[name]
         key = (reference.removesuffix(":0"), device)
         if key not in self._sent:
