@@ -228,7 +228,7 @@ def test_calibrate_measures_every_family():
 
 
 @pytest.mark.long
-@pytest.mark.timeout(900)  # it calibrates twice
+@pytest.mark.timeout(600)
 def test_calibrate_and_validate_on_the_command_line(tmp_path: Path):
     def run(*arguments: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "graphsplit.cli", *arguments]
@@ -243,10 +243,6 @@ def test_calibrate_and_validate_on_the_command_line(tmp_path: Path):
     assert done.returncode == 0, done.stderr
     assert "ms a step, the median of up to 50 rounds. Predicted: " in done.stdout
     assert "The machine itself takes " in done.stdout
-    (tmp_path / "mine.toml").write_text("mine = 1\n")
-    done = run("calibrate", "-o", str(tmp_path / "mine.toml"), *call)
-    assert done.returncode == 2
-    assert "was not written by graphsplit calibrate" in done.stderr
 
 
 def entry(predicted: float, measured: float, devices: int = 2, **cell: object) -> dict[str, object]:

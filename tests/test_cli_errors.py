@@ -91,6 +91,12 @@ BEFORE_TENSORFLOW = [
         ["inspect", "os:getcwd", "-o", "mine.json"],
         "'mine.json' was not written by graphsplit, so it is not replaced. Name another place, or move it away.",
     ),
+    (["calibrate", "-o", "here.json"], "-o 'here.json': a machine file ends in .toml."),
+    (["calibrate", "-o", "nowhere/here.toml"], "-o 'nowhere/here.toml': there is no directory 'nowhere'."),
+    (
+        ["calibrate", "-o", "mine.toml"],
+        "'mine.toml' was not written by graphsplit calibrate, so it is not replaced. Name another place, or move it away.",
+    ),
     (
         ["inspect", "os:getcwd", "--spec", "float32"],
         "--spec 'float32' is not understood; write it like 'float32[64,784]'.",
@@ -148,7 +154,13 @@ def test_before_tensorflow_is_imported(tmp_path: Path):
     """All in one process that must not import TensorFlow, which takes seconds."""
     (tmp_path / "empty").mkdir()
     (tmp_path / "model").mkdir()
-    for name, content in (("file", ""), ("mine.json", "{}"), ("in.pb", ""), ("model/saved_model.pb", "")):
+    for name, content in (
+        ("file", ""),
+        ("mine.json", "{}"),
+        ("mine.toml", "mine = 1"),
+        ("in.pb", ""),
+        ("model/saved_model.pb", ""),
+    ):
         (tmp_path / name).write_text(content)
     script = f"""
 import sys
@@ -168,7 +180,7 @@ print("tensorflow" in sys.modules)
         for _, text in BEFORE_TENSORFLOW
     ]
     assert done.stdout.splitlines() == [*expected, "False"], done.stderr
-    assert sorted(os.listdir(tmp_path)) == ["empty", "file", "in.pb", "mine.json", "model"]
+    assert sorted(os.listdir(tmp_path)) == ["empty", "file", "in.pb", "mine.json", "mine.toml", "model"]
 
 
 ONE = "Give one for each tensor, in order, like --spec 'float32[64,784]'."

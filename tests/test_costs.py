@@ -114,10 +114,10 @@ def test_a_gpu_that_no_machine_has():
     assert machine_of_gpu("NVIDIA GeForce RTX 4090") is None
 
 
-def sampled(samples: dict[str, tuple[float, float]]) -> Costs:
-    """A device of a byte a second, on which operations were measured: by key, what each moves and how long it takes."""
+def sampled(samples: dict[str, tuple[float, float]], bytes_per_s: float = 1.0) -> Costs:
+    """A device on which operations were measured: by key, what each moves and how long it takes."""
     found = {key: Sample(Work("elementwise", "float32", 0.0, moved), s) for key, (moved, s) in samples.items()}
-    return Costs(Device("core", "CPU", {"float32": 1e30}, {"float32": 1e30}, 1.0, 1e9, samples=found))
+    return Costs(Device("core", "CPU", {"float32": 1e30}, {"float32": 1e30}, bytes_per_s, 1e9, samples=found))
 
 
 def test_what_was_measured_of_another_size_is_scaled_from_the_nearest():
@@ -126,6 +126,14 @@ def test_what_was_measured_of_another_size_is_scaled_from_the_nearest():
     half = Work("elementwise", "float32", 0.0, 256.0)
     assert costs.seconds(half, "Mul float32[32] -> float32[32]") == pytest.approx(1e-7 + 10e-7 / 2)
     assert costs.seconds(half, "Mul float32[64] -> float32[64]") == 11e-7
+
+
+def test_what_was_measured_of_next_to_nothing_tells_no_rate():
+    """A join of a kilobyte takes 8 us, to start; one of 10 MB takes its bytes and that, not 8,000 times as long."""
+    costs = sampled({"ConcatV2 small": (1e3, 8e-6), "Tile large": (1e6, 3e-4)}, bytes_per_s=1e10)
+    large, twice = (Work("movement", "float32", 0.0, moved) for moved in (1e7, 2e6))
+    assert costs.seconds(large, "ConcatV2 large") == pytest.approx(1e-3 + 8e-6 - 1e-7)
+    assert costs.seconds(twice, "Tile larger") == pytest.approx(1e-6 + 2 * (3e-4 - 1e-6))
 
 
 def test_what_was_measured_without_its_sizes_is_no_measure_for_others():

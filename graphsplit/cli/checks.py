@@ -14,6 +14,9 @@ from graphsplit.core import files, forms
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.model_files import check_graph_file, is_graph_file, model_file, why_other_kind
 
+CALIBRATED = "written by graphsplit calibrate"
+"""What a machine file says of itself that may be replaced by another one."""
+
 _SPEC = re.compile(r"^\s*(?P<dtype>[a-z]+[0-9]*)\s*\[(?P<sizes>[^\]]*)\]\s*$")
 
 
@@ -31,6 +34,24 @@ def check_inspect(target: str, specs: Sequence[str], outputs: Sequence[str], tim
         model_file(target)
     else:
         _check_module(target)
+
+
+def check_machine_file(path: str) -> None:
+    """Raise `ArgumentError` or `StorageError` unless a machine file can be written to `path`."""
+    if not path.endswith(".toml"):
+        raise ArgumentError(f"-o {path!r}: a machine file ends in .toml.")
+    if not Path(path).absolute().parent.is_dir():
+        raise ArgumentError(f"-o {path!r}: there is no directory {str(Path(path).parent)!r}.")
+    files.check_writable(path, why_not_calibrated)
+
+
+def why_not_calibrated(path: Path) -> str:
+    """Return why a file may not be replaced by a machine file, "" if it may."""
+    kind = files.kind_of(path)
+    if kind != "a plain file":
+        return f"is {kind}"
+    content = path.read_bytes()
+    return "" if not content or CALIBRATED.encode() in content[:200] else f"was not {CALIBRATED}"
 
 
 def check_transpile(source: str, target: str, devices: str | None, overwrite: bool, strip: bool) -> None:

@@ -9,7 +9,7 @@ from typing import Annotated
 
 import typer
 
-from graphsplit.cli.checks import split_spec, split_target
+from graphsplit.cli.checks import check_machine_file, split_spec, split_target
 from graphsplit.core import forms
 from graphsplit.core.errors import ArgumentError
 from graphsplit.costs.toml_text import parse
@@ -125,10 +125,7 @@ def _calibrate(run: Run) -> Callable[..., None]:
 
         def check() -> None:
             counts.extend(parse_counts(micro_batches, "--micro-batches"))
-            if not output.endswith(".toml"):
-                raise ArgumentError(f"-o {output!r}: a machine file ends in .toml.")
-            if not Path(output).absolute().parent.is_dir():
-                raise ArgumentError(f"-o {output!r}: there is no directory {str(Path(output).parent)!r}.")
+            check_machine_file(output)
             if target is not None:
                 check_call(target, spec or ())
 

@@ -15,6 +15,7 @@ from graphsplit.api.decorators import parallelize
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predictions import predict as predicted
 from graphsplit.api.scaling import scaling
+from graphsplit.cli.checks import CALIBRATED, why_not_calibrated
 from graphsplit.cli.targets import check_specs, example, load_target, parse_spec
 from graphsplit.core import files
 from graphsplit.core.devices import available_devices, use_logical_devices
@@ -26,8 +27,6 @@ from graphsplit.placement.sources import StateKeeper
 from graphsplit.placement.timeline import timeline_of
 from graphsplit.prediction.assumptions import amount
 from graphsplit.prediction.timing import reference, usual_seconds_of_calls
-
-MARK = "written by graphsplit calibrate"
 
 
 def predict(
@@ -103,17 +102,8 @@ def calibrate(
     else:
         fn, arguments = _function(target, specs)
         found = calibrated(fn, *[example(spec) for spec in arguments], micro_batches=micro_batches)
-    files.write(output, f"# {MARK}\n{machine_text(found)}".encode(), lambda path: why_not_ours(path))
+    files.write(output, f"# {CALIBRATED}\n{machine_text(found)}".encode(), why_not_calibrated)
     print(f"Written: {output}. Name it as the machine: graphsplit predict ... --machine {output}")
-
-
-def why_not_ours(path: Any) -> str:
-    """Return why a file may not be replaced by a machine file, "" if it may."""
-    kind = files.kind_of(path)
-    if kind != "a plain file":
-        return f"is {kind}"
-    content = path.read_bytes()
-    return "" if not content or MARK.encode() in content[:200] else "was not written by graphsplit calibrate"
 
 
 def validate(

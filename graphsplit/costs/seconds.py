@@ -24,6 +24,7 @@ REFERENCE = Device(
 """The device by which planning compares operations with each other where it is not told another one."""
 
 _NO_WORK_S = 1e-6  # an operation that takes longer does something
+_TELLS_RATE_S = 1e-5  # of work, by the roofline: what was measured with less tells what it takes to start, not more
 _UNKNOWN = re.compile(r"\[(?:\.\.\.|[\d,]*\?[\d,?]*)\]")  # a shape of which something is not known
 _TOLD = frozenset({"s", "i", "f", "b", "list"})
 _NOT_TOLD = frozenset({"_class", "_XlaMustCompile", "_output_shapes", "container", "shared_name"})
@@ -77,6 +78,8 @@ class Costs:
         if near is None:
             return own
         of_near = device.roofline_s(near.work)
+        if of_near < _TELLS_RATE_S and own > of_near:  # to do next to nothing takes some time, and is no rate
+            return own + max(0.0, near.seconds - of_near)
         # what even the shortest takes is no work, and does not grow with it
         return self._shortest_s + (near.seconds - self._shortest_s) * (own / of_near if of_near else 1.0)
 
