@@ -95,7 +95,8 @@ BEFORE_TENSORFLOW = [
     (["calibrate", "-o", "nowhere/here.toml"], "-o 'nowhere/here.toml': there is no directory 'nowhere'."),
     (
         ["calibrate", "-o", "mine.toml"],
-        "'mine.toml' was not written by graphsplit calibrate, so it is not replaced. Name another place, or move it away.",
+        "'mine.toml' was not written by graphsplit calibrate, so it is not replaced. Name another place, or move it "
+        "away.",
     ),
     (
         ["inspect", "os:getcwd", "--spec", "float32"],
