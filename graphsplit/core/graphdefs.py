@@ -60,22 +60,38 @@ def in_order(nodes: Sequence[Any]) -> list[str]:
     Raises:
       CheckError: if nodes wait for each other.
     """
-    reads = {n.name: [split_reference(r.lstrip("^"))[0] for r in n.input] for n in nodes}
-    found: dict[str, None] = {}
-    begun: set[str] = set()
-    for first in reads:
-        waiting = [first]
-        while waiting:
-            name = waiting[-1]
-            missing = () if name in found else [source for source in reads[name] if source not in found]
-            if not missing:
-                found[waiting.pop()] = None
+    place = {node.name: k for k, node in enumerate(nodes)}
+    sources = [[place[split_reference(r.lstrip("^"))[0]] for r in node.input] for node in nodes]
+    return [nodes[k].name for k in positions_in_order(sources)]
+
+
+def positions_in_order(sources: Sequence[Sequence[int]]) -> list[int]:
+    """Return the positions of nodes, each behind those that it waits for, otherwise as they are given.
+
+    Raises:
+      CheckError: if nodes wait for each other.
+
+    >>> positions_in_order([[2], [], [1]])
+    [1, 2, 0]
+    """
+    is_done, is_begun = [False] * len(sources), [False] * len(sources)
+    order: list[int] = []
+    for first in range(len(sources)):
+        stack = [first]
+        while stack:
+            k = stack[-1]
+            waiting = [] if is_done[k] else [source for source in sources[k] if not is_done[source]]
+            if waiting:
+                if is_begun[k]:
+                    raise CheckError(f"Nodes of a graph wait for each other, number {k} among them.")
+                is_begun[k] = True
+                stack += reversed(waiting)
                 continue
-            if name in begun:
-                raise CheckError(f"Nodes of a graph wait for each other, {name!r} among them.")
-            begun.add(name)
-            waiting += missing
-    return list(found)
+            stack.pop()
+            if not is_done[k]:
+                is_done[k] = True
+                order.append(k)
+    return order
 
 
 def make_node(name: str, op_type: str, inputs: Iterable[str], device: str = "", **attributes: Any) -> Any:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from graphsplit.core.call_inlining import is_compiled
 from graphsplit.core.compilability import holds_variants, why_not_compiled
-from graphsplit.core.graphdefs import split_reference
+from graphsplit.core.graphdefs import positions_in_order, split_reference
 from graphsplit.emission.emitted_graph import EmittedGraph
 
 _COMPUTING = frozenset({"op", "part", "shift", "constant"})  # roles; all others move, count rows or keep an order
@@ -126,7 +126,7 @@ def _web(nodes: Sequence[Any], outputs: Sequence[str]) -> _Web:
         for source in own:
             readers[source].append(k)
     returned = {place[split_reference(reference)[0]] for reference in outputs}
-    return _Web(nodes, _in_order(sources), sources, readers, returned)
+    return _Web(nodes, positions_in_order(sources), sources, readers, returned)
 
 
 def reasons_not_compiled(graph: EmittedGraph, functions: Mapping[str, Any]) -> dict[str, str]:
@@ -167,25 +167,6 @@ def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any
             key = Key(device, origin.shard, dead.get(name, ""))
             keys[-1] = same_keys.setdefault(key, key)
     return keys
-
-
-def _in_order(sources: Sequence[Sequence[int]]) -> list[int]:
-    """Return the positions of nodes, each behind those that it waits for, otherwise as they are given."""
-    done = [False] * len(sources)
-    order: list[int] = []
-    for first in range(len(sources)):
-        stack = [first]
-        while stack:
-            k = stack[-1]
-            waiting = [] if done[k] else [source for source in sources[k] if not done[source]]
-            if waiting:
-                stack += reversed(waiting)
-                continue
-            stack.pop()
-            if not done[k]:
-                done[k] = True
-                order.append(k)
-    return order
 
 
 def _levels(web: _Web, keys: Sequence[Key | None]) -> list[int]:
