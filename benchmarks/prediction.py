@@ -1,7 +1,8 @@
 """How far predictions are off: `python -m benchmarks.prediction`. Steps are predicted, then run and timed.
 
-Processes of their own calibrate: the machine, and each network's operations on one device. Others, one for each number
-of devices, predict a step's plans from that and measure them in turns. The table goes into docs/prediction.md.
+Processes of their own calibrate: the machine, for each network, and the network's operations on one device. Others,
+one for each number of devices, predict a step's plans from that and measure them in turns. The table goes into
+docs/prediction.md.
 """
 
 from __future__ import annotations
@@ -82,7 +83,6 @@ def main(
         found = json.loads(output.read_text())
         found["cells"] = [entry for entry in found["cells"] if "error" not in entry]
     with tempfile.TemporaryDirectory() as folder:
-        machine = str(Path(folder) / "here.toml")
         for name, mode in itertools.product(chosen, modes.split(",")):
             if mode not in WORKLOADS[name].modes:
                 continue
@@ -91,14 +91,14 @@ def main(
             cells = [cell for cell in cells if asdict(cell) not in done]
             if not cells:
                 continue
-            calibrated = str(Path(folder) / f"{name}_{mode}.toml")
-            if not Path(machine).exists():
+            machine, calibrated = (str(Path(folder) / f"{file}.toml") for file in (name, f"{name}_{mode}"))
+            if not Path(machine).exists():  # (how much threads slow each other down changes within hours, too)
                 _ask("machine", machine)
             calibrating = _answer("calibrate", name, mode, small, machine, calibrated)
             for _, group in itertools.groupby(cells, key=lambda cell: cell.devices):
                 together = list(group)
                 asked = "cells", json.dumps([asdict(cell) for cell in together]), small, calibrated, seconds
-                answers = calibrating if "error" in calibrating else _answer(*asked)
+                answers = calibrating if "error" in calibrating else _answer(*asked, calibrating["step_s"])
                 if isinstance(answers, dict):
                     answers = [answers] * len(together)
                 for cell, answer in zip(together, answers, strict=True):
@@ -164,7 +164,7 @@ def table(found: dict[str, Any]) -> str:
     ]
     for name, mode in dict.fromkeys((e["cell"]["workload"], e["cell"]["mode"]) for e in good):
         own = [e for e in good if (e["cell"]["workload"], e["cell"]["mode"]) == (name, mode)]
-        by_count = [[_error(e) for e in own if e["cell"]["devices"] == n] for n in counts]
+        by_count = [[_error(e) for e in _predicted(own) if e["cell"]["devices"] == n] for n in counts]
         memory = [abs(e["predicted_bytes"] / e["measured_bytes"] - 1) for e in own if e["measured_bytes"] > 0]
         cells = [_median_and_worst(errors) for errors in [*by_count, memory]]
         lines.append(f"| {name} | {mode} | {' | '.join(cells)} |")
@@ -173,19 +173,21 @@ def table(found: dict[str, Any]) -> str:
 
 def summary(good: Sequence[dict[str, Any]], found: dict[str, Any]) -> list[str]:
     """Return the figures that the goals are about."""
-    if not good:
+    if not _predicted(good):
         return ["Nothing was measured."]
-    errors = [_error(entry) for entry in good]
+    predicted = _predicted(good)
+    errors = [_error(entry) for entry in predicted]
     everything = sum([len(cells_of(name, mode)) for name in WORKLOADS for mode in WORKLOADS[name].modes])
     apart, wrong = ranked(good)
-    to_two = [_error(e) for e in good if e["cell"]["devices"] == 2]
+    to_two = [_error(e) for e in predicted if e["cell"]["devices"] == 2]
     ratio = [e["predict_s"] / e["plan_s"] for e in good]
     lines = [
         f"Each entry is the median and the worst error of the steps with all layouts and micro-batches; {len(good)} "
         f"of {everything} steps, the load of the machine was {found['load']:.1f} when this began. Steps are timed in "
-        "turns with a reference, and count as at the speed that the machine had when it was calibrated.",
+        "turns with the same step on one device, undivided, in another process, and count as at the speed that the "
+        f"machine had when that one was calibrated. Of it itself no error counts: there are {len(errors)} errors.",
         f"Step time: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}. Goals: 5 %, 15 %.",
-        *_longer_text(good),
+        *_longer_text(predicted),
         f"Of {apart} pairs of plans that differ by more than 10 %, {wrong} are ranked wrongly. Goal: none.",
         *_regret_text(good),
         f"Predicting takes {statistics.median(ratio):.2f} of the time of planning in median, {max(ratio):.2f} at most. "
@@ -223,6 +225,11 @@ def _regret_text(good: Sequence[dict[str, Any]]) -> list[str]:
         "The fastest by prediction of all plans of a step is slower than the fastest by "
         f"{statistics.median(found):.1%} in median of {len(found)} steps, {max(found):.1%} at most. Goals: 2 %, 10 %."
     ]
+
+
+def _predicted(good: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the steps but for undivided ones on one device: they were calibrated, and the others are timed by them."""
+    return [e for e in good if (e["cell"]["devices"], e["cell"]["micro_batches"]) != (1, 1)]
 
 
 def ranked(good: Sequence[dict[str, Any]]) -> tuple[int, int]:

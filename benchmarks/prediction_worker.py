@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +22,7 @@ from graphsplit.prediction import timing
 from graphsplit.prediction.buffers import most_together
 
 _THREADS = 1
+_MOST_DEVICES = 8
 _PARTS = (1, 2, 4, 8, 16, 32)  # as many as devices times micro-batches
 _NO_TIME_S = 1e30  # the simulator says that it failed by the largest number
 
@@ -40,10 +43,10 @@ def step_of(name: str, mode: str, small: bool) -> tuple[Any, Any, list[tf.Tensor
 
 
 def machine(path: str) -> dict[str, Any]:
-    """Write the file of the machine: two devices, so that it is known how they slow each other down."""
+    """Write the file of the machine: several devices, as it is measured how they slow each other down."""
     from graphsplit.costs.machine_files import machine_text
 
-    start(2)
+    start(_MOST_DEVICES)
     found = gs.calibrate()
     Path(path).write_text(machine_text(found))
     return {"overhead_s": found.device.overhead_s}
@@ -58,21 +61,24 @@ def calibrate(name: str, mode: str, small: bool, path: str, calibrated: str) -> 
     _, step, arguments = step_of(name, mode, small)
     found = measure_function(read_machine(path), step, arguments, micro_batches=_PARTS)
     Path(calibrated).write_text(machine_text(found))
-    return {"overhead_s": found.device.overhead_s}
+    return {"step_s": gs.predict(step, *arguments, machine=found, devices=1).step_s}  # (as it was measured)
 
 
-def cells(asked: Sequence[dict[str, Any]], small: bool, calibrated: str, least_s: float) -> list[dict[str, Any]]:
+def cells(
+    asked: Sequence[dict[str, Any]], small: bool, calibrated: str, least_s: float, alone_s: float
+) -> list[dict[str, Any]]:
     """Predict plans of one step for one number of devices, and measure them in turns.
 
     They are measured at the speed that the machine had when it was calibrated: the speed of one that is shared with
-    others changes by a third from one minute to the next. So a reference is timed in turns with the steps.
+    others changes by a third from one minute to the next, that of products not as that of memory. So the same step on
+    one device is timed in turns with them, in a process like the one that calibrated, where it took `alone_s`.
     """
-    count = asked[0]["devices"]
+    count, name, mode = asked[0]["devices"], asked[0]["workload"], asked[0]["mode"]
     start(count)
     steps = [_Step(cell, small, calibrated) for cell in asked]
-    reference = timing.reference("/device:CPU:0")
-    seconds, beside_s = timing.usual_seconds_of_calls([step.run for step in steps], reference, least_s * len(steps))
-    slower = beside_s / read_machine(calibrated).host.reference_s
+    with _elsewhere(name, mode, small) as (alone, times):
+        seconds, beside_s = timing.usual_seconds_of_calls([step.run for step in steps], alone, least_s * len(steps))
+    slower = beside_s / (times * alone_s)
     return [
         {
             **step.predicted,
@@ -84,6 +90,51 @@ def cells(asked: Sequence[dict[str, Any]], small: bool, calibrated: str, least_s
         }
         for step, now_s in zip(steps, seconds, strict=True)
     ]
+
+
+@contextlib.contextmanager
+def _elsewhere(name: str, mode: str, small: bool) -> Iterator[tuple[Callable[[], Any], int]]:
+    """Return a call that runs a workload's step some times in another process, on one device with one thread; and how
+    many times.
+    """
+    command = [sys.executable, "-m", "benchmarks.prediction_worker", "serve", name, mode, str(small)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        asked, answers = process.stdin, process.stdout
+
+        def answer() -> int:
+            line = answers.readline()
+            if not line:
+                raise RuntimeError(f"the process that runs {name} {mode} on one device has ended")
+            return int(line)
+
+        def call() -> None:
+            asked.write("\n")
+            answer()
+
+        try:
+            yield call, answer()
+        finally:
+            asked.close()  # (at the end of what it reads, it ends)
+
+
+def serve(name: str, mode: str, small: bool) -> None:
+    """Run a workload's step some times whenever a line is read. Write how many times, at first and after them."""
+    start(1)
+    _, step, arguments = step_of(name, mode, small)
+    alone = gs.parallelize(step, devices=1)
+
+    def run() -> None:
+        timing.numpy_of(alone(*arguments))
+
+    run()
+    times = timing.times_in_turn(run)
+    print(times, flush=True)
+    for _ in sys.stdin:
+        for _ in range(times):
+            run()
+        print(times, flush=True)
 
 
 class _Step:
@@ -198,5 +249,7 @@ if __name__ == "__main__":
         print(json.dumps(machine(given[0])))
     elif command == "calibrate":
         print(json.dumps(calibrate(given[0], given[1], given[2] == "True", given[3], given[4])))
+    elif command == "serve":
+        serve(given[0], given[1], given[2] == "True")
     else:
-        print(json.dumps(cells(json.loads(given[0]), given[1] == "True", given[2], float(given[3]))))
+        print(json.dumps(cells(json.loads(given[0]), given[1] == "True", given[2], float(given[3]), float(given[4]))))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import os
 import platform
-import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from types import MappingProxyType
@@ -26,11 +25,10 @@ from graphsplit.placement.builders import source_of
 from graphsplit.placement.sources import StateKeeper
 from graphsplit.placement.timeline import timeline_of_source
 from graphsplit.prediction import microbenchmarks, timing
+from graphsplit.prediction.microbenchmarks import Measured
 from graphsplit.prediction.sampling import kinds_of, samples_of
 
 _LEAST_RECORDED, _MOST_RECORDED, _RECORDED_S = 2, 50, 0.3  # steps, and how long they take
-_DTYPES = (tf.float32, tf.float64)
-_LARGE_ENTRIES = 4_000_000
 _LOGICAL_DEVICES = 64
 
 
@@ -41,7 +39,7 @@ def calibrate(
     micro_batches: Sequence[int] = (1, 2, 4, 8),
     **kwargs: Any,
 ) -> Machine:
-    """Measure the devices of this process, and what their operations take. It takes one to two minutes.
+    """Measure the devices of this process, and what their operations take. It takes about two minutes.
 
     Measured are products and convolutions with their gradients, memory, copies between devices, the cost of an
     operation with nothing to do and of a call, how long a thread takes to wake up, and how much slower all devices are
@@ -66,35 +64,25 @@ def calibrate(
     devices = available_devices()
     first = devices[0]
     is_gpu = "GPU" in first
-    reference, references = timing.reference(first), []
-
-    def note_speed() -> None:
-        references.append(timing.seconds_of_call(reference))
-
-    note_speed()
-    overhead = microbenchmarks.overhead_s(first)
-    curves = microbenchmarks.curves(first, overhead)
-    note_speed()
-    rates = {dtype.name: microbenchmarks.matmul_rate(first, dtype) for dtype in _DTYPES}
-    fastest = max(rate for _, rate in curves["elementwise"])
+    threads = 0 if is_gpu else threads_of_process()
+    measured = microbenchmarks.measure(devices, threads)
+    rates = measured.matrix_flops_per_s
     device = Device(
         name=_model(first),
         kind="GPU" if is_gpu else "CPU",
         matrix_flops_per_s=rates,
         vector_flops_per_s=rates,
-        bytes_per_s=fastest,
+        bytes_per_s=max(rate for _, rate in measured.curves["elementwise"]),
         memory_bytes=float(_memory_bytes(first)),
-        overhead_s=overhead,
-        curves=curves,
+        overhead_s=measured.overhead_s,
+        curves=measured.curves,
     )
-    host = _host(devices, first)
-    note_speed()
     found = Machine(
         name=name,
         device=device,
         devices=len(devices) if is_gpu else _LOGICAL_DEVICES,  # as many logical ones as one likes
-        link=_link(devices),
-        host=host if is_gpu else replace(host, reference_s=statistics.median(references)),
+        link=_link(devices, measured),
+        host=_host(threads, measured),
         sources=dict.fromkeys(("device", "link", "host"), f"measured on {platform.node()} by graphsplit calibrate"),
         calibrated=True,
     )
@@ -144,30 +132,28 @@ def measure_function(
     return replace(found, host=replace(found.host, reference_s=reference_s))
 
 
-def _link(devices: tuple[str, ...]) -> Link:
+def _link(devices: tuple[str, ...], measured: Measured) -> Link:
     if len(devices) < 2:
         return Link("one device: nothing is sent", float("inf"), 0.0, shared=True, copies=False)
-    latency = microbenchmarks.latency_s(devices[0], devices[1])
     if "CPU" in devices[0]:
-        return Link("one memory: what is sent is handed on", float("inf"), latency, shared=True, copies=False)
-    large = microbenchmarks.latency_s(devices[0], devices[1], _LARGE_ENTRIES)
-    return Link("between GPUs", 4 * _LARGE_ENTRIES / max(large - latency, 1e-7), latency)
+        name = "one memory: what is sent is handed on"
+        return Link(name, float("inf"), measured.latency_s, shared=True, copies=False)
+    return Link("between GPUs", measured.link_bytes_per_s, measured.latency_s)
 
 
-def _host(devices: tuple[str, ...], first: str) -> Host:
-    call_s = microbenchmarks.call_s(first)
-    if "GPU" in first:
-        return Host(threads=os.cpu_count() or 1, call_s=call_s)
-    threads, each = threads_of_process(), tf.config.threading.get_intra_op_parallelism_threads()
-    together = microbenchmarks.slowdowns(devices, threads)
+def _host(threads: int, measured: Measured) -> Host:
+    if not threads:  # (kernels run by themselves)
+        return Host(threads=os.cpu_count() or 1, call_s=measured.call_s)
     return Host(
         threads=threads,
-        threads_per_device=each or threads,
-        slowdown=together["matmul"],
-        slowdown_of=together,
-        call_s=call_s,
-        device_call_s=microbenchmarks.device_call_s(devices),
-        wake_s=microbenchmarks.wake_s(devices) if threads > 1 else 0.0,
+        threads_per_device=tf.config.threading.get_intra_op_parallelism_threads() or threads,
+        slowdown=measured.slowdown_of["matmul"],
+        slowdown_of=measured.slowdown_of,
+        call_s=measured.call_s,
+        device_call_s=measured.device_call_s,
+        argument_s=measured.argument_s,
+        wake_s=measured.wake_s,
+        reference_s=measured.reference_s,
     )
 
 

@@ -41,7 +41,7 @@ class MeasuredStep:
     def predicted_s(self, machine: Machine) -> float:
         """Return how long it would take on a machine."""
         tasks = tasks_of(self.plan, self.graph, machine, Costs(machine.device))
-        return machine.call_s(1) + replay(tasks.tasks, tasks.resources).seconds
+        return machine.call_s(1, tasks.given) + replay(tasks.tasks, tasks.resources).seconds
 
 
 def fitted(machine: Machine, measured: Sequence[MeasuredStep]) -> Machine:

@@ -135,6 +135,7 @@ class Host:
         perhaps cores.
       call_s: what a call of a function takes besides its operations.
       device_call_s: what it takes besides for each device after the first.
+      argument_s: what it takes besides for each tensor that the graph is given, the handles of variables among them.
       wake_s: how long a thread without work takes from an operation that waits for it to its start.
       reference_s: how long some products and sums took (`timing.reference`) while all else was measured: what they take
         now tells how much faster or slower the machine has become. 0: not measured.
@@ -147,6 +148,7 @@ class Host:
     slowdown: tuple[float, ...] = (1.0,)
     call_s: float = 0.0
     device_call_s: float = 0.0
+    argument_s: float = 0.0
     wake_s: float = 0.0
     reference_s: float = 0.0
     slowdown_of: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
@@ -231,10 +233,15 @@ class Machine:
         """Return the number of the host of a device."""
         return int(device.partition("/task:")[2].partition("/")[0] or 0)
 
-    def call_s(self, devices: int) -> float:
-        """Return what a call takes on so many devices, besides their operations. Hosts begin at the same time."""
+    def call_s(self, devices: int, arguments: int = 0) -> float:
+        """Return what a call takes on so many devices, besides their operations. Hosts begin at the same time.
+
+        Args:
+          devices: how many.
+          arguments: how many tensors the graph is given, captured ones among them.
+        """
         on_one = min(devices, self.devices)
-        return self.host.call_s + (on_one - 1) * self.host.device_call_s
+        return self.host.call_s + (on_one - 1) * self.host.device_call_s + arguments * self.host.argument_s
 
     def threads(self, devices: int) -> int:
         """Return how many threads of a host run operations of so many of its CPU devices."""
@@ -255,6 +262,7 @@ def slower(machine: Machine, times: float) -> Machine:
             host,
             call_s=times * host.call_s,
             device_call_s=times * host.device_call_s,
+            argument_s=times * host.argument_s,
             wake_s=times * host.wake_s,
             reference_s=times * host.reference_s,
         ),

@@ -44,6 +44,7 @@ _TABLES: dict[str, dict[str, type]] = {
         "slowdown": list,
         "call_s": float,
         "device_call_s": float,
+        "argument_s": float,
         "wake_s": float,
         "reference_s": float,
         "source": str,
@@ -51,10 +52,13 @@ _TABLES: dict[str, dict[str, type]] = {
 }
 _OPTIONAL = {
     *("calibrated", "launch_s", "overhead_s", "shared", "copies", "threads_per_device", "slowdown"),
-    *("call_s", "device_call_s", "wake_s", "reference_s"),
+    *("call_s", "device_call_s", "argument_s", "wake_s", "reference_s"),
 }
 _OPTIONAL_TABLES = {"network", "host"}
-_MAY_BE_ZERO = {"launch_s", "overhead_s", "latency_s", "call_s", "device_call_s", "wake_s", "reference_s"}
+_MAY_BE_ZERO = {
+    *("launch_s", "overhead_s", "latency_s"),
+    *("call_s", "device_call_s", "argument_s", "wake_s", "reference_s"),
+}
 _NAME = re.compile(r"^(?:(?P<hosts>\d+)x)??(?:(?P<devices>\d+)x)?(?P<base>[^\d].*)$")
 
 

@@ -16,7 +16,7 @@ def assumptions_of(machine: Machine, costs: Costs) -> tuple[str, ...]:
         f"takes at least {_microseconds(device.launch_s)} and {_microseconds(device.overhead_s)} besides its work",
         _link("between devices", machine.link)
         + (f"; {_link('between hosts', machine.network)}" if machine.network and machine.hosts > 1 else ""),
-        f"a call takes {_microseconds(machine.host.call_s)} besides{_each_device(machine)}; " + _threads(machine),
+        f"a call takes {_microseconds(machine.host.call_s)} besides{_each(machine)}; " + _threads(machine),
     )
 
 
@@ -50,9 +50,10 @@ def _threads(machine: Machine) -> str:
     return f"devices share {machine.host.threads} threads{more}{wakes}"
 
 
-def _each_device(machine: Machine) -> str:
-    each = machine.host.device_call_s
-    return f", and {_microseconds(each)} for each more device" if each else ""
+def _each(machine: Machine) -> str:
+    host = machine.host
+    each = [(host.device_call_s, "more device"), (host.argument_s, "tensor that the graph is given")]
+    return "".join([f", {_microseconds(seconds)} for each {what}" for seconds, what in each if seconds])
 
 
 def _microseconds(seconds: float) -> str:

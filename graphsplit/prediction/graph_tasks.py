@@ -43,6 +43,7 @@ class GraphTasks:
       sent_bytes: that are sent between devices.
       turn: the ranks of what is sent from one device to another are a multiple of it, and less than the next one.
       unknown: what could only be estimated from below, one sentence each.
+      given: how many tensors a call gives to the graph, the handles of variables among them.
     """
 
     tasks: tuple[Task, ...] = field(repr=False)
@@ -53,3 +54,4 @@ class GraphTasks:
     sent_bytes: int = 0
     turn: int = 1
     unknown: tuple[str, ...] = ()
+    given: int = 0

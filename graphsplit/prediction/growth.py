@@ -115,6 +115,7 @@ class _Grower:
             buffers=tuple(self._buffers()),
             arguments=self._by_device(few.arguments, more.arguments),
             unknown=tuple(dict.fromkeys([*few.unknown, *more.unknown])),
+            given=round(self._counts.fitted(few.given, more.given)),
             sent_bytes=round(self._counts.fitted(few.sent_bytes, more.sent_bytes)),
         )
         return Grown(tasks, self._known_s / self._all_s if self._all_s else 1.0)

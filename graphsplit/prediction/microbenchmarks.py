@@ -1,109 +1,140 @@
-"""Microbenchmarks: what the devices at hand do in a second, measured by small graphs of TensorFlow's operations.
-
-Each graph is a chain: its operations run one after the other. How long one takes is told by two chains, of which one is
-longer: what a call takes besides is in both.
-"""
+"""Microbenchmarks: what the devices at hand do in a second, measured by small graphs of TensorFlow's operations."""
 
 from __future__ import annotations
 
+import functools
 import itertools
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import tensorflow as tf
 
 from graphsplit.costs.machine import Curve
-from graphsplit.prediction.timing import seconds_of_call, usual_seconds_of_calls
+from graphsplit.prediction.probes import Probe, Step, chain, chains, figures, operation, traced
+from graphsplit.prediction.timing import Call, reference
 
-Step = Callable[[tf.Tensor], tf.Tensor]
-_SHORT, _LONG, _LONGEST = 4, 12, 400
-_CHAIN_S = 0.01  # that the longer chain takes, about
+TURNS_S = 75.0
+_LONG = 12
 _TINY_LONG = 1200
 _POOL_BYTES = 256_000_000  # more than caches have
-_TOGETHER_S = 3.0  # for which what is compared is timed in turns
-_SHORT_SIDE, _BESIDE_ENTRIES, _BESIDE_IMAGE = 160, 250_000, (8, 16, 64)
+_MOST_OPERANDS = 400
+_LARGE_ENTRIES = 4_000_000
+_VARIABLES = 128
+_BESIDE_SIDE, _BESIDE_ENTRIES, _BESIDE_IMAGE, _BESIDE_IMAGES = 512, 250_000, (8, 16, 64), 4
+_WAKE_SIDE, _WAKE_LENGTHS = 160, (4, 16)
 _SIDES = (32, 64, 128, 256, 512, 1024)
 _IMAGES = ((2, 8, 16), (8, 8, 32), (8, 16, 64), (8, 32, 64), (4, 16, 256))  # rows, side, channels
 _ENTRIES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000)
+_OTHER_DTYPES = {"float64": (tf.float64, 512)}  # and the side of the products that are timed
+_KINDS = ("convolution", "input gradient", "filter gradient")
+_PLAIN: dict[str, tuple[Step, int]] = {  # and how often what is read or written passes
+    "elementwise": (lambda v: v * 1.0001, 2),
+    "reduction": (lambda v: v + tf.reduce_sum(v), 3),  # the sum reads once, what follows reads and writes
+    "movement": (lambda v: tf.concat([v[1:], v[:1]], 0), 4),
+}
+
+_Key = tuple[str, str, float]
+"""What a probe is of: a figure, the family or dtype, how much work; "" and 0 where there is none."""
 
 
-def seconds_of_step(step: Step, x: tf.Tensor, device: str, longer: int = 0) -> float:
-    """Return how long one operation takes on a device: the slope between chains of two lengths."""
-    short = _seconds_of_chain(step, x, [device] * _SHORT)
-    longer = longer or max(_LONG, min(_LONGEST, int(_CHAIN_S / short * _SHORT)))
-    long = _seconds_of_chain(step, x, [device] * longer)
-    # (a slope below a part of the mean is noise)
-    return max((long - short) / (longer - _SHORT), long / longer / 4)
+@dataclass(frozen=True)
+class Measured:
+    """What was measured of the devices at hand. All seconds and rates are at the speed that the reference tells.
 
-
-def _chain(step: Step, x: tf.Tensor, devices: Sequence[str]) -> Callable[[], Any]:
-    """Return a call of a graph of operations one after the other, as TensorFlow runs emitted graphs: as they are."""
-
-    def run(value: tf.Tensor) -> tf.Tensor:
-        for device in devices:
-            with tf.device(device):
-                value = step(value)
-        return tf.reduce_sum(value)
-
-    with _as_written():
-        concrete = tf.function(run, autograph=False).get_concrete_function(x)
-        concrete(x)
-
-    return lambda: concrete(x)
-
-
-def _seconds_of_chain(step: Step, x: tf.Tensor, devices: Sequence[str]) -> float:
-    """Return how long a call of a chain takes.
-
-    The optimizer is off around all calls: to turn it off and on for each takes longer than a call.
+    Attributes:
+      reference_s: see `Host`.
+      curves, overhead_s: see `Device`.
+      matrix_flops_per_s: of products of large matrices, by dtype.
+      slowdown_of, call_s, argument_s, device_call_s, wake_s: see `Host`.
+      latency_s, link_bytes_per_s: of what is sent from the first device to the second one; 0 where there is none, and
+        no bytes a second where what is sent is handed on.
     """
-    with _as_written():
-        return seconds_of_call(_chain(step, x, devices))
+
+    reference_s: float
+    curves: Mapping[str, Curve]
+    matrix_flops_per_s: Mapping[str, float]
+    overhead_s: float
+    call_s: float
+    slowdown_of: Mapping[str, tuple[float, ...]]
+    argument_s: float = 0.0
+    device_call_s: float = 0.0
+    wake_s: float = 0.0
+    latency_s: float = 0.0
+    link_bytes_per_s: float = 0.0
 
 
-class _as_written:  # noqa: N801  # used like a function
-    """Without TensorFlow's graph optimizer, which merges and drops operations."""
+def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> Measured:
+    """Measure devices, in turns. It takes half a minute more than what is asked for.
 
-    def __enter__(self) -> None:
-        self._before = tf.config.optimizer.get_experimental_options().get("disable_meta_optimizer", False)
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-
-    def __exit__(self, *_: object) -> None:
-        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": self._before})
-
-
-def overhead_s(device: str) -> float:
-    """Return what an operation takes that has next to nothing to do."""
-    return seconds_of_step(lambda v: v + 1.0, tf.constant([1.0]), device, _TINY_LONG)
-
-
-def call_s(device: str) -> float:
-    """Return what a call of a function takes that has next to nothing to do."""
-    return _seconds_of_chain(lambda v: v + 1.0, tf.constant([1.0]), [device])
-
-
-def latency_s(first: str, second: str, entries: int = 1) -> float:
-    """Return what it takes that two operations that follow each other are on different devices."""
-    x = tf.ones([entries])
-    alternating = [first, second] * (_TINY_LONG // 4)
-    lengths = (len(alternating) // 4, len(alternating))
-    apart = [_seconds_of_chain(lambda v: v + 1.0, x, alternating[:n]) for n in lengths]
-    together = [_seconds_of_chain(lambda v: v + 1.0, x, [first] * n) for n in lengths]
-    slopes = [(pair[1] - pair[0]) / (lengths[1] - lengths[0]) for pair in (apart, together)]
-    return max(slopes[0] - slopes[1], 1e-7)
-
-
-def curves(device: str, overhead: float) -> dict[str, Curve]:
-    """Return rates by family: FLOPs a second of products, bytes a second of all else, by how many."""
-    return {
-        "matmul": _curve([_matmul(device, side, overhead) for side in _SIDES]),
-        **{family: _curve([_convolution(family, device, image, overhead) for image in _IMAGES]) for family in _KINDS},
-        "depthwise": _curve([_depthwise(device, image, overhead) for image in _IMAGES]),
-        **{
-            family: _curve([_moved(step, device, entries, overhead, moved) for entries in _ENTRIES])
-            for family, (step, moved) in _PLAIN.items()
-        },
+    Args:
+      devices: full names.
+      threads: how many run operations of these devices; 0: kernels run by themselves, as on GPUs.
+      least_s: for which all is timed in turns.
+    """
+    first, is_gpu = devices[0], not threads
+    probes: dict[_Key, Probe] = {
+        ("overhead", "", 0): operation(lambda v: v + 1.0, tf.constant([1.0]), first, _TINY_LONG),
+        ("call", "", 0): Probe((chain(lambda v: v + 1.0, tf.constant([1.0]), [first]),), sum),
+        ("argument", "", 0): _argument(first),
+        **_rate_probes(first),
+        **_slowdown_probes(devices, threads),
     }
+    if len(devices) > 1:
+        probes["latency", "", 1] = _latency(devices[0], devices[1], 1)
+        if is_gpu:
+            probes["latency", "", _LARGE_ENTRIES] = _latency(devices[0], devices[1], _LARGE_ENTRIES)
+        else:
+            probes["device call", "", 0] = _device_call(devices)
+        if threads > 1:
+            probes["wake", "", 0] = _wake(devices)
+    found, reference_s = figures(probes, reference(first), least_s)
+    overhead_s, argument_s = found["overhead", "", 0], max(0.0, found["argument", "", 0])
+    device_call_s = max(0.0, found.get(("device call", "", 0), 0.0))
+    rates: dict[str, list[tuple[float, float]]] = {}
+    for (what, family, amount), seconds in found.items():
+        if what == "rate":
+            besides_s = overhead_s + (argument_s if family in _PLAIN else 0.0)  # (whose chains are given operands)
+            rates.setdefault(family, []).append((amount, amount / max(seconds - besides_s, 0.2 * seconds)))
+    curves = {family: _curve(points) for family, points in rates.items() if family not in _OTHER_DTYPES}
+    latency_s = max(found.get(("latency", "", 1), 0.0), 1e-7 if len(devices) > 1 else 0.0)
+    large_s = found.get(("latency", "", _LARGE_ENTRIES))
+    return Measured(
+        reference_s=reference_s,
+        curves=curves,
+        matrix_flops_per_s={
+            "float32": max(rate for _, rate in curves["matmul"][-2:]),
+            **{name: rates[name][0][1] for name in _OTHER_DTYPES},
+        },
+        overhead_s=overhead_s,
+        call_s=found["call", "", 0],
+        slowdown_of=_slowdowns(found),
+        argument_s=argument_s,
+        device_call_s=device_call_s,
+        wake_s=max(0.0, found.get(("wake", "", 0), 0.0) - device_call_s),  # (two devices have something to do)
+        latency_s=latency_s,
+        link_bytes_per_s=0.0 if large_s is None else 4 * _LARGE_ENTRIES / max(large_s - latency_s, 1e-7),
+    )
+
+
+def _rate_probes(device: str) -> dict[_Key, Probe]:
+    """Return what tells the rates of all families, by FLOPs of products and bytes of all else."""
+    found: dict[_Key, Probe] = {}
+    for side in _SIDES:
+        found["rate", "matmul", 2.0 * side**3] = _matmul(device, side, tf.float32)
+    for name, (dtype, side) in _OTHER_DTYPES.items():
+        found["rate", name, 2.0 * side**3] = _matmul(device, side, dtype)
+    for rows, side, channels in _IMAGES:
+        for family in _KINDS:
+            step, start = _convolution_step(family, (rows, side, channels))
+            found["rate", family, 2.0 * rows * side**2 * 9 * channels**2] = operation(step, start, device)
+        x, w = tf.ones([rows, side, side, channels]), tf.ones([3, 3, channels, 1]) / 9
+        depthwise = functools.partial(tf.nn.depthwise_conv2d, filter=w, strides=[1, 1, 1, 1], padding="SAME")
+        found["rate", "depthwise", 4.0 * 2 * rows * side**2 * channels] = operation(depthwise, x, device)
+    for entries in _ENTRIES:
+        operands = _operands(entries)
+        for family, (step, moved) in _PLAIN.items():
+            found["rate", family, 4.0 * entries * moved] = operation(_of_others(step, operands), operands[0], device)
+    return found
 
 
 def _curve(points: Sequence[tuple[float, float]]) -> Curve:
@@ -115,27 +146,9 @@ def _curve(points: Sequence[tuple[float, float]]) -> Curve:
     return tuple(found[::-1])
 
 
-def _matmul(device: str, side: int, overhead: float, dtype: tf.DType = tf.float32) -> tuple[float, float]:
+def _matmul(device: str, side: int, dtype: tf.DType) -> Probe:
     w = tf.ones([side, side], dtype) / side
-    seconds = seconds_of_step(lambda v: tf.linalg.matmul(v, w), tf.ones([side, side], dtype), device)
-    flops = 2.0 * side**3
-    return flops, flops / max(seconds - overhead, 0.2 * seconds)
-
-
-def matmul_rate(device: str, dtype: tf.DType) -> float:
-    """Return the FLOPs a second of a product of large matrices."""
-    return max(_matmul(device, side, 0.0, dtype)[1] for side in _SIDES[-2:])
-
-
-_KINDS = ("convolution", "input gradient", "filter gradient")
-
-
-def _convolution(family: str, device: str, image: tuple[int, int, int], overhead: float) -> tuple[float, float]:
-    step, start = _convolution_step(family, image)
-    seconds = seconds_of_step(step, start, device)
-    rows, side, channels = image
-    flops = 2.0 * rows * side**2 * 9 * channels**2
-    return flops, flops / max(seconds - overhead, 0.2 * seconds)
+    return operation(lambda v: tf.linalg.matmul(v, w), tf.ones([side, side], dtype), device)
 
 
 def _convolution_step(family: str, image: tuple[int, int, int]) -> tuple[Step, tf.Tensor]:
@@ -160,85 +173,101 @@ def _convolution_step(family: str, image: tuple[int, int, int]) -> tuple[Step, t
     return step, w if family == "filter gradient" else x
 
 
-def _depthwise(device: str, image: tuple[int, int, int], overhead: float) -> tuple[float, float]:
-    """Return the bytes that a depthwise convolution with the usual filter of 3 x 3 reads and writes, and its rate."""
-    rows, side, channels = image
-    w = tf.ones([3, 3, channels, 1]) / 9
-    x = tf.ones([rows, side, side, channels])
-    seconds = seconds_of_step(lambda v: tf.nn.depthwise_conv2d(v, w, [1, 1, 1, 1], "SAME"), x, device)
-    count = 4.0 * 2 * rows * side**2 * channels
-    return count, count / max(seconds - overhead, 0.2 * seconds)
+def _operands(entries: int) -> list[tf.Tensor]:
+    """Return tensors that no cache has all of; of small ones, as many as a chain reads."""
+    return [tf.ones([entries]) for _ in range(min(_MOST_OPERANDS, max(2, -(-_POOL_BYTES // (4 * entries)))))]
 
 
-_PLAIN: dict[str, tuple[Step, int]] = {
-    "elementwise": (lambda v: v * 1.0001, 2),
-    "reduction": (lambda v: v + tf.reduce_sum(v), 3),  # the sum reads once, what follows reads and writes
-    "movement": (lambda v: tf.concat([v[1:], v[:1]], 0), 4),
-}
+def _of_others(step: Step, operands: Sequence[tf.Tensor]) -> Step:
+    """Return a step that waits for what it is given, and reads another operand each time, as most do in a step.
 
-
-def _moved(step: Step, device: str, entries: int, overhead: float, moved: int) -> tuple[float, float]:
-    """Return the bytes that an operation reads and writes, and its rate: of what no cache has, as in a step.
-
-    There, much has passed through the caches since the operands were made. So each of the chain reads others.
+    There, much has passed through the caches since the operands were made.
     """
-    different = min(_LONGEST, max(2, -(-_POOL_BYTES // (4 * entries))))
-    operands = itertools.cycle([tf.ones([entries]) for _ in range(different)])
+    others = itertools.cycle(operands)
 
     def after(value: tf.Tensor) -> tf.Tensor:
         with tf.control_dependencies([value]):
-            return step(next(operands))
+            return step(next(others))
 
-    seconds = seconds_of_step(after, next(operands), device)
-    count = 4.0 * entries * moved
-    return count, count / max(seconds - overhead, 0.2 * seconds)
+    return after
 
 
-def slowdowns(devices: Sequence[str], threads: int) -> dict[str, tuple[float, ...]]:
-    """Return how many times as long operations take while 1, 2, ... threads work on such, by family.
+def _latency(first: str, second: str, entries: int) -> Probe:
+    """Return what tells how long it takes that two operations that follow each other are on different devices."""
+    x = tf.ones([entries])
+    alternating = [first, second] * (_TINY_LONG // 4)
+    few, many = len(alternating) // 4, len(alternating)
+    orders = (alternating[:few], alternating, [first] * few, [first] * many)
 
-    Each thread has a device of its own if possible. Where each operation has all cores to itself, two at a time take
-    twice as long; never more, as one could run after the other. What only reads and writes has the memory in common.
+    def difference(seconds: Sequence[float]) -> float:
+        apart_few, apart_many, few_s, many_s = seconds
+        return ((apart_many - apart_few) - (many_s - few_s)) / (many - few)
+
+    return Probe(tuple([chain(lambda v: v + 1.0, x, order) for order in orders]), difference)
+
+
+def _slowdown_probes(devices: Sequence[str], threads: int) -> dict[_Key, Probe]:
+    """Return what tells how many times as long operations take while 2, 3, ... threads work on such, by family.
+
+    Each thread has a device of its own if possible. What only reads and writes has the memory in common.
     """
-    counts = range(1, threads + 1)
-    found = {"matmul": slowdown([_products_at_once(devices, count) for count in counts])}
+    found: dict[_Key, Probe] = {}
+    if threads < 2:
+        return found
+
+    def add(family: str, of_count: Callable[[int], Call]) -> None:
+        alone = of_count(1)
+        for count in range(2, threads + 1):
+            found["slowdown", family, count] = Probe((alone, of_count(count)), _ratio)
+
+    add("matmul", lambda count: _products(devices, count, _BESIDE_SIDE, _LONG))
     for family in _KINDS:
-        of_images, x = _convolution_step(family, _BESIDE_IMAGE)
-        chains = [_at_once(devices, count, x, _SHORT, lambda v, _, step=of_images: step(v)) for count in counts]  # type: ignore[misc]
-        found[family] = slowdown(chains)
+        step, x = _convolution_step(family, _BESIDE_IMAGE)
+        of_image = functools.partial(_without_number, step)
+        add(family, lambda count, of_image=of_image, x=x: chains(devices, count, x, _BESIDE_IMAGES, of_image))  # type: ignore[misc]
+    operands = _operands(_BESIDE_ENTRIES)
     for family, (step, _) in _PLAIN.items():
-        found[family] = slowdown([_moved_at_once(step, devices, count) for count in counts])
+        add(family, lambda count, step=step: _moved(step, devices, count, operands))  # type: ignore[misc]
     return found
 
 
-def slowdown(calls: Sequence[Callable[[], Any]]) -> tuple[float, ...]:
-    """Return how many times as long as the first of some calls each takes, of which each has one chain more to run.
+def _ratio(seconds: Sequence[float]) -> float:
+    alone_s, together_s = seconds
+    return together_s / alone_s
 
-    They are timed in turns: what else a machine does is the same for all.
+
+def _slowdowns(found: Mapping[_Key, float]) -> dict[str, tuple[float, ...]]:
+    """Return slowdowns by family, of 1, 2, ... threads.
+
+    Where each operation has all cores to itself, two at a time take twice as long; never more, as one could run after
+    the other.
     """
-    alone, *together = calls
-    with _as_written():
-        seconds, alone_s = usual_seconds_of_calls(together, alone, _TOGETHER_S)
-    return (1.0, *[min(max(1.0, both_s / alone_s), float(n)) for n, both_s in enumerate(seconds, 2)])
+    slowdowns: dict[str, list[float]] = {family: [1.0] for family in ("matmul", *_KINDS, *_PLAIN)}
+    for (what, family, count), ratio in found.items():
+        if what == "slowdown":
+            slowdowns[family].append(min(max(1.0, ratio), float(count)))
+    return {family: tuple(ratios) for family, ratios in slowdowns.items()}
 
 
-def wake_s(devices: Sequence[str]) -> float:
-    """Return how long a thread without work takes from an operation that waits for it to its start.
+def _wake(devices: Sequence[str]) -> Probe:
+    """Return what tells how long a thread without work takes from an operation that waits for it to its start.
 
-    It is what two short chains of products on two devices take longer than one of them.
+    It is what two short chains of products on two devices take longer than one of them, but for how much slower the
+    products are beside each other: chains of no products.
     """
-    if len(devices) < 2:
-        return 0.0
-    alone, both = [_products_at_once(devices, count, _SHORT_SIDE, _SHORT) for count in (1, 2)]
-    with _as_written():
-        (both_s,), alone_s = usual_seconds_of_calls([both], alone, _TOGETHER_S)
-    return max(0.0, both_s - alone_s)
+    short, long = _WAKE_LENGTHS
+    calls = [_products(devices, count, _WAKE_SIDE, length) for length in (short, long) for count in (1, 2)]
+
+    def at_no_length(seconds: Sequence[float]) -> float:
+        alone_short, both_short, alone_long, both_long = seconds
+        more_short, more_long = both_short - alone_short, both_long - alone_long
+        return more_short - (more_long - more_short) * short / (long - short)
+
+    return Probe(tuple(calls), at_no_length)
 
 
-def device_call_s(devices: Sequence[str]) -> float:
-    """Return what a call of a function takes longer for each device after the first that it has something to do on."""
-    if len(devices) < 2:
-        return 0.0
+def _device_call(devices: Sequence[str]) -> Probe:
+    """Return what tells what a call takes longer for each device after the first that it has something to do on."""
     x = tf.constant([1.0])
 
     def run(value: tf.Tensor) -> list[tf.Tensor]:
@@ -248,47 +277,44 @@ def device_call_s(devices: Sequence[str]) -> float:
                 found.append(value + 1.0)
         return found
 
-    called = tf.function(run, autograph=False).get_concrete_function(x)
-    alone = _chain(lambda v: v + 1.0, x, [devices[0]] * len(devices))
-    with _as_written():
-        (apart_s,), alone_s = usual_seconds_of_calls([lambda: called(x)], alone, _TOGETHER_S)
-    return max(0.0, apart_s - alone_s) / (len(devices) - 1)
+    alone = chain(lambda v: v + 1.0, x, [devices[0]] * len(devices))
+    return Probe((alone, traced(run, x)), lambda seconds: (seconds[1] - seconds[0]) / (len(devices) - 1))
 
 
-def _products_at_once(devices: Sequence[str], count: int, side: int = 512, products: int = _LONG) -> Callable[[], Any]:
+def _argument(device: str) -> Probe:
+    """Return what tells what a call takes longer for each tensor that the graph is given."""
+    with tf.device(device):
+        variables = [tf.Variable(float(k)) for k in range(_VARIABLES)]
+
+    def sums(read: Sequence[tf.Variable]) -> Call:
+        def run(value: tf.Tensor) -> tf.Tensor:
+            with tf.device(device):
+                for variable in read:
+                    value = value + variable
+                return value
+
+        return traced(run, tf.constant(1.0))
+
+    calls = (sums([variables[0]] * _VARIABLES), sums(variables))
+    return Probe(calls, lambda seconds: (seconds[1] - seconds[0]) / (_VARIABLES - 1))
+
+
+def _products(devices: Sequence[str], count: int, side: int, length: int) -> Call:
     """Return a call of so many chains of products that do not wait for each other."""
     x = tf.ones([side, side]) / side
-    return _at_once(devices, count, x, products, lambda value, _: tf.linalg.matmul(value, x))
+    return chains(devices, count, x, length, lambda value, _: tf.linalg.matmul(value, x))
 
 
-def _moved_at_once(step: Step, devices: Sequence[str], count: int) -> Callable[[], Any]:
+def _moved(step: Step, devices: Sequence[str], count: int, operands: Sequence[tf.Tensor]) -> Call:
     """Return a call of so many chains of a step whose operands no cache has."""
-    operands = [tf.ones([_BESIDE_ENTRIES]) for _ in range(_POOL_BYTES // (4 * _BESIDE_ENTRIES))]
     each = len(operands) // count
 
     def after(value: tf.Tensor, number: int) -> tf.Tensor:
         with tf.control_dependencies([value]):
             return step(operands[number])
 
-    return _at_once(devices, count, operands[0], min(each, _LONG * 8), after)
+    return chains(devices, count, operands[0], min(each, _LONG * 8), after)
 
 
-def _at_once(
-    devices: Sequence[str], count: int, x: tf.Tensor, length: int, step: Callable[[tf.Tensor, int], tf.Tensor]
-) -> Callable[[], Any]:
-    """Return a call of so many chains that do not wait for each other; a step is told its number among all."""
-
-    def run(value: tf.Tensor) -> list[tf.Tensor]:
-        found = []
-        for k in range(count):
-            with tf.device(devices[k % len(devices)]):
-                own = value
-                for i in range(length):
-                    own = step(own, k * length + i)
-                found.append(tf.reduce_sum(own))
-        return found
-
-    with _as_written():
-        called = tf.function(run, autograph=False).get_concrete_function(x)
-        called(x)
-    return lambda: called(x)
+def _without_number(step: Step, value: tf.Tensor, _: int) -> tf.Tensor:
+    return step(value)

@@ -95,7 +95,7 @@ class PredictedStep:
 
     @property
     def _call_s(self) -> float:
-        return self.machine.call_s(self.used)
+        return self.machine.call_s(self.used, self._tasks.given)
 
     @property
     def most_s(self) -> float | None:

@@ -26,6 +26,7 @@ from graphsplit.prediction.routes import Routes
 from graphsplit.prediction.sizes import Sizes
 
 _NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp"})
+_GIVEN = "Placeholder"
 _OVERWRITES = "elementwise"
 
 
@@ -102,6 +103,7 @@ class _Writer:
             sum(placed.bytes for placed in self._placed if placed.kind == "send"),
             len(self._nodes),
             tuple(self._unknown),
+            sum(node.op == _GIVEN for node in self._run.nodes),
         )
 
     def _device(self, name: str) -> str:

@@ -12,28 +12,10 @@ import tensorflow as tf
 
 Call = Callable[[], Any]
 
-_ROUNDS, _ROUND_S, _ENOUGH_S = 5, 0.05, 0.5  # slow calls are timed twice
 _LEAST_TURNS, _MOST_TURNS, TURNS_S = 7, 200, 15.0
 _LEAST_S = 0.02  # that a call runs in its turn: the reference has left its own data in the caches
+_WARM = 3
 _REFERENCE = 8
-
-
-def seconds_of_call(call: Call) -> float:
-    """Return how long a call takes until its results are there: the median of some rounds, warm."""
-    numpy_of(call())
-    start = time.perf_counter()
-    numpy_of(call())
-    count = max(1, int(_ROUND_S / (time.perf_counter() - start + 1e-9)))
-    found = []
-    for _ in range(_ROUNDS):
-        start = time.perf_counter()
-        for _ in range(count):
-            result = call()
-        numpy_of(result)
-        found.append((time.perf_counter() - start) / count)
-        if len(found) > 1 and count * sum(found) > _ENOUGH_S:
-            break
-    return statistics.median(found)
 
 
 def usual_seconds_of_calls(
@@ -51,7 +33,15 @@ def usual_seconds_of_calls(
       least_s: how long that goes on; slow calls take longer, as each has a few turns at least.
       most_turns: how often each is timed, at most.
     """
-    counts = [_count(call) for call in calls]
+    relative, usual_s = relative_seconds_of_calls(calls, beside, least_s, most_turns)
+    return [statistics.median(found) * usual_s for found in relative], usual_s
+
+
+def relative_seconds_of_calls(
+    calls: Sequence[Call], beside: Call, least_s: float = TURNS_S, most_turns: int = _MOST_TURNS
+) -> tuple[list[list[float]], float]:
+    """Return how many times as long as a reference each of some calls takes, turn by turn: `usual_seconds_of_calls`."""
+    counts = [times_in_turn(call) for call in calls]
     _seconds(beside, 1)
     relative: list[list[float]] = [[] for _ in calls]
     began, references = time.perf_counter(), [_seconds(beside, 1)]
@@ -62,12 +52,17 @@ def usual_seconds_of_calls(
             own_s = _seconds(call, count)
             references.append(_seconds(beside, 1))
             found.append(own_s / math.sqrt(references[-2] * references[-1]))
-    usual_s = statistics.median(references)
-    return [statistics.median(found) * usual_s for found in relative], usual_s
+    return relative, statistics.median(references)
 
 
-def _count(call: Call) -> int:
-    """Return how often a call runs in its turn; it has run before."""
+def seconds_of_warm_call(call: Call) -> float:
+    """Return about how long a call takes that has run before."""
+    _seconds(call, _WARM)
+    return _seconds(call, _WARM)
+
+
+def times_in_turn(call: Call) -> int:
+    """Return how many times a call runs in its turn; it has run before."""
     _seconds(call, 2)
     return max(1, math.ceil(_LEAST_S / _seconds(call, 1)))
 
