@@ -95,10 +95,14 @@ def main(
             if not Path(machine).exists():  # (how much threads slow each other down changes within hours, too)
                 _ask("machine", machine)
             calibrating = _answer("calibrate", name, mode, small, machine, calibrated)
+            if "error" not in calibrating:
+                alone_s = calibrating["alone_s"]
+                calibrating |= _answer("beside", name, mode, small, calibrated, alone_s)
             for _, group in itertools.groupby(cells, key=lambda cell: cell.devices):
                 together = list(group)
                 asked = "cells", json.dumps([asdict(cell) for cell in together]), small, calibrated, seconds
-                answers = calibrating if "error" in calibrating else _answer(*asked, calibrating["step_s"])
+                took = () if "error" in calibrating else (alone_s, calibrating["together_s"])
+                answers = _answer(*asked, *took) if took else calibrating
                 if isinstance(answers, dict):
                     answers = [answers] * len(together)
                 for cell, answer in zip(together, answers, strict=True):

@@ -21,7 +21,7 @@ from graphsplit.costs.machine import Device, Host, Link, Machine, slower
 from graphsplit.costs.machine_files import machine_text, read_machine
 from graphsplit.costs.work import Work
 from graphsplit.placement.profiles import OpEvent
-from graphsplit.prediction import microbenchmarks, probes, sampling, timing
+from graphsplit.prediction import microbenchmarks, probes, rates, sampling, timing
 from tests.helpers.messages import raises
 
 WEIGHTS = tf.Variable(tf.ones([64, 64]) / 64, name="weights")
@@ -130,16 +130,16 @@ def test_what_xla_compiles_is_not_measured():
 
 
 def test_what_is_smaller_takes_no_longer():
-    curve = microbenchmarks._curve([(1.0, 0.1), (10.0, 10.0), (100.0, 20.0)])
+    curve = rates._curve([(1.0, 0.1), (10.0, 10.0), (100.0, 20.0)])
     assert curve == ((1.0, 1.0), (10.0, 10.0), (100.0, 20.0))
 
 
 def test_what_memory_takes_is_measured_with_operands_that_no_cache_has():
-    assert len(microbenchmarks._operands(1_000_000)) == 64  # 256 MB
-    few = microbenchmarks._operands(1000)
+    assert len(rates.operands_of(1_000_000)) == 64  # 256 MB
+    few = rates.operands_of(1000)
     assert len(few) == 400  # each of the longest chain its own
     read: dict[int, tf.Tensor] = {}
-    step = microbenchmarks._of_others(lambda value: read.setdefault(id(value), value), few)
+    step = rates._of_others(lambda value: read.setdefault(id(value), value), few)
     for _ in few:
         step(few[0])
     assert len(read) == len(few)
@@ -156,7 +156,7 @@ def test_threads_are_slowed_by_each_other_at_most_as_if_they_took_turns():
 def test_all_that_is_slowed_is_measured_by_family(monkeypatch: pytest.MonkeyPatch):
     """As many chains as threads, none of which waits for another one."""
     made: list[int] = []
-    monkeypatch.setattr(microbenchmarks, "_POOL_BYTES", 20_000_000)
+    monkeypatch.setattr(rates, "_POOL_BYTES", 20_000_000)
     monkeypatch.setattr(microbenchmarks, "chains", lambda devices, count, *rest: made.append(count))
     found = microbenchmarks._slowdown_probes(["/device:CPU:0", "/device:CPU:1"], 2)
     families = [family for _, family, _ in found]
@@ -229,8 +229,9 @@ def test_what_is_measured_besides_is_taken_off(monkeypatch: pytest.MonkeyPatch):
         return {key: seconds.get(key[0], 2e-5) for key in made}, 0.25
 
     monkeypatch.setattr(microbenchmarks, "figures", figures)
-    monkeypatch.setattr(microbenchmarks, "operation", lambda *_: probes.Probe((str,), sum))
-    monkeypatch.setattr(microbenchmarks, "_POOL_BYTES", 20_000_000)
+    for module in (microbenchmarks, rates):
+        monkeypatch.setattr(module, "operation", lambda *_: probes.Probe((str,), sum))
+    monkeypatch.setattr(rates, "_POOL_BYTES", 20_000_000)
     found = microbenchmarks.measure(["/device:CPU:0", "/device:CPU:1"], 2)
     assert (found.reference_s, found.call_s, found.argument_s, found.latency_s) == (0.25, 1e-4, 3e-6, 1e-7)
     assert (found.device_call_s, found.wake_s) == pytest.approx((5e-5, 1.5e-4))

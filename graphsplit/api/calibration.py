@@ -12,6 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.contention import Copies, contended, copies_at_once
 from graphsplit.api.fitting import MeasuredStep, fitted, pooled, threads_of_process
 from graphsplit.api.options import check_micro_batches
 from graphsplit.api.parallel_function import ParallelFunction
@@ -44,7 +45,8 @@ def calibrate(
     Measured are products and convolutions with their gradients, memory, copies between devices, the cost of an
     operation with nothing to do and of a call, how long a thread takes to wake up, and how much slower all devices are
     that work at once. With a function, its operations are measured one by one as well, on one device, by TensorFlow's
-    profiler, and steps as wholes: that is nearer to the truth for this function and others like it.
+    profiler, and steps as wholes, alone and as many at once as there are threads: that is nearer to the truth for this
+    function and others like it.
 
     Args:
       fn, *args, **kwargs: a function and tensors to call it with: it runs for a second or two. Variables keep their
@@ -112,13 +114,17 @@ def measure_function(
     counts = [count for count in dict.fromkeys(micro_batches) if count == 1 or count <= rows]
     device = available_devices()[0]
     alone = [parallelize(function, devices=[device], micro_batches=count) for count in counts or (1,)]
-    calls = [functools.partial(step, *args, **kwargs) for step in alone]
+    together = _together(function, machine, counts or [1], args, kwargs)
+    calls: list[timing.Call] = [
+        *[functools.partial(step, *args, **kwargs) for step in alone],
+        *[copies.run for copies in together],
+    ]
     with StateKeeper([(variable.handle, variable.dtype) for variable in alone[0].variables(*args, **kwargs)]):
         seconds, reference_s = timing.usual_seconds_of_calls(calls, timing.reference(device))
     if machine.host.reference_s:  # (its figures were measured while it was as fast as that)
         machine = slower(machine, reference_s / machine.host.reference_s)
     measured = []
-    for step, count, step_s in zip(alone, counts or (1,), seconds, strict=True):
+    for step, count, step_s in zip(alone, counts or (1,), seconds, strict=False):  # (behind them, those of copies)
         plan = call.plan([device], micro_batches=count)
         graph = emit(plan)
         source, arguments, title = source_of(step, args, kwargs)
@@ -129,7 +135,22 @@ def measure_function(
         samples = pooled(measured, [1.0] * len(measured))
         return replace(machine, device=replace(machine.device, samples=samples))
     found = fitted(machine, measured)
-    return replace(found, host=replace(found.host, reference_s=reference_s))
+    found = replace(found, host=replace(found.host, reference_s=reference_s))
+    return contended(found, together, seconds[len(alone) :]) if together else found
+
+
+def _together(
+    function: Callable[..., Any],
+    machine: Machine,
+    counts: Sequence[int],
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any],
+) -> list[Copies]:
+    """Return copies of a step for as many devices as work at the same time; none if that is one."""
+    devices = available_devices()[: threads_of_process()]
+    if len(devices) < 2 or machine.device.kind == "GPU":
+        return []
+    return [copies_at_once(function, devices, count, args, kwargs) for count in counts]
 
 
 def _link(devices: tuple[str, ...], measured: Measured) -> Link:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import itertools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -11,27 +10,17 @@ import tensorflow as tf
 
 from graphsplit.costs.machine import Curve
 from graphsplit.prediction.probes import Probe, Step, chain, chains, figures, operation, traced
+from graphsplit.prediction.rates import CONVOLUTIONS, PLAIN, convolution_step, operands_of, rate_probes, rates_of
 from graphsplit.prediction.timing import Call, reference
 
 TURNS_S = 75.0
 _LONG = 12
 _TINY_LONG = 1200
-_POOL_BYTES = 256_000_000  # more than caches have
-_MOST_OPERANDS = 400
+_LEAST_S = 1e-7
 _LARGE_ENTRIES = 4_000_000
 _VARIABLES = 128
 _BESIDE_SIDE, _BESIDE_ENTRIES, _BESIDE_IMAGE, _BESIDE_IMAGES = 512, 250_000, (8, 16, 64), 4
 _WAKE_SIDE, _WAKE_LENGTHS = 160, (4, 16)
-_SIDES = (32, 64, 128, 256, 512, 1024)
-_IMAGES = ((2, 8, 16), (8, 8, 32), (8, 16, 64), (8, 32, 64), (4, 16, 256))  # rows, side, channels
-_ENTRIES = (1_000, 10_000, 100_000, 1_000_000, 4_000_000)
-_OTHER_DTYPES = {"float64": (tf.float64, 512)}  # and the side of the products that are timed
-_KINDS = ("convolution", "input gradient", "filter gradient")
-_PLAIN: dict[str, tuple[Step, int]] = {  # and how often what is read or written passes
-    "elementwise": (lambda v: v * 1.0001, 2),
-    "reduction": (lambda v: v + tf.reduce_sum(v), 3),  # the sum reads once, what follows reads and writes
-    "movement": (lambda v: tf.concat([v[1:], v[:1]], 0), 4),
-}
 
 _Key = tuple[str, str, float]
 """What a probe is of: a figure, the family or dtype, how much work; "" and 0 where there is none."""
@@ -76,7 +65,7 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
         ("overhead", "", 0): operation(lambda v: v + 1.0, tf.constant([1.0]), first, _TINY_LONG),
         ("call", "", 0): Probe((chain(lambda v: v + 1.0, tf.constant([1.0]), [first]),), sum),
         ("argument", "", 0): _argument(first),
-        **_rate_probes(first),
+        **{("rate", *key): probe for key, probe in rate_probes(first).items()},
         **_slowdown_probes(devices, threads),
     }
     if len(devices) > 1:
@@ -88,108 +77,27 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
         if threads > 1:
             probes["wake", "", 0] = _wake(devices)
     found, reference_s = figures(probes, reference(first), least_s)
-    overhead_s, argument_s = found["overhead", "", 0], max(0.0, found["argument", "", 0])
-    device_call_s = max(0.0, found.get(("device call", "", 0), 0.0))
-    rates: dict[str, list[tuple[float, float]]] = {}
-    for (what, family, amount), seconds in found.items():
-        if what == "rate":
-            besides_s = overhead_s + (argument_s if family in _PLAIN else 0.0)  # (whose chains are given operands)
-            rates.setdefault(family, []).append((amount, amount / max(seconds - besides_s, 0.2 * seconds)))
-    curves = {family: _curve(points) for family, points in rates.items() if family not in _OTHER_DTYPES}
-    latency_s = max(found.get(("latency", "", 1), 0.0), 1e-7 if len(devices) > 1 else 0.0)
-    large_s = found.get(("latency", "", _LARGE_ENTRIES))
+
+    def of(what: str, amount: float = 0) -> float:
+        return max(0.0, found.get((what, "", amount), 0.0))
+
+    times = {key[1:]: seconds for key, seconds in found.items() if key[0] == "rate"}
+    curves, products = rates_of(times, of("overhead"), of("argument"))
+    latency_s = max(of("latency", 1), _LEAST_S if len(devices) > 1 else 0.0)
+    large_s = of("latency", _LARGE_ENTRIES)
     return Measured(
         reference_s=reference_s,
         curves=curves,
-        matrix_flops_per_s={
-            "float32": max(rate for _, rate in curves["matmul"][-2:]),
-            **{name: rates[name][0][1] for name in _OTHER_DTYPES},
-        },
-        overhead_s=overhead_s,
-        call_s=found["call", "", 0],
+        matrix_flops_per_s=products,
+        overhead_s=of("overhead"),
+        call_s=of("call"),
         slowdown_of=_slowdowns(found),
-        argument_s=argument_s,
-        device_call_s=device_call_s,
-        wake_s=max(0.0, found.get(("wake", "", 0), 0.0) - device_call_s),  # (two devices have something to do)
+        argument_s=of("argument"),
+        device_call_s=of("device call"),
+        wake_s=max(0.0, of("wake") - of("device call")),  # (two devices have something to do)
         latency_s=latency_s,
-        link_bytes_per_s=0.0 if large_s is None else 4 * _LARGE_ENTRIES / max(large_s - latency_s, 1e-7),
+        link_bytes_per_s=4 * _LARGE_ENTRIES / max(large_s - latency_s, _LEAST_S) if is_gpu else 0.0,
     )
-
-
-def _rate_probes(device: str) -> dict[_Key, Probe]:
-    """Return what tells the rates of all families, by FLOPs of products and bytes of all else."""
-    found: dict[_Key, Probe] = {}
-    for side in _SIDES:
-        found["rate", "matmul", 2.0 * side**3] = _matmul(device, side, tf.float32)
-    for name, (dtype, side) in _OTHER_DTYPES.items():
-        found["rate", name, 2.0 * side**3] = _matmul(device, side, dtype)
-    for rows, side, channels in _IMAGES:
-        for family in _KINDS:
-            step, start = _convolution_step(family, (rows, side, channels))
-            found["rate", family, 2.0 * rows * side**2 * 9 * channels**2] = operation(step, start, device)
-        x, w = tf.ones([rows, side, side, channels]), tf.ones([3, 3, channels, 1]) / 9
-        depthwise = functools.partial(tf.nn.depthwise_conv2d, filter=w, strides=[1, 1, 1, 1], padding="SAME")
-        found["rate", "depthwise", 4.0 * 2 * rows * side**2 * channels] = operation(depthwise, x, device)
-    for entries in _ENTRIES:
-        operands = _operands(entries)
-        for family, (step, moved) in _PLAIN.items():
-            found["rate", family, 4.0 * entries * moved] = operation(_of_others(step, operands), operands[0], device)
-    return found
-
-
-def _curve(points: Sequence[tuple[float, float]]) -> Curve:
-    found: list[tuple[float, float]] = []
-    least_s = float("inf")
-    for amount, rate in sorted(points, reverse=True):  # what is smaller takes no longer: else it had company
-        least_s = min(least_s, amount / rate)
-        found.append((amount, amount / least_s))
-    return tuple(found[::-1])
-
-
-def _matmul(device: str, side: int, dtype: tf.DType) -> Probe:
-    w = tf.ones([side, side], dtype) / side
-    return operation(lambda v: tf.linalg.matmul(v, w), tf.ones([side, side], dtype), device)
-
-
-def _convolution_step(family: str, image: tuple[int, int, int]) -> tuple[Step, tf.Tensor]:
-    """Return a convolution with a filter of 3 x 3, or one of its gradients, of what it makes itself, and its start."""
-    rows, side, channels = image
-    x = tf.ones([rows, side, side, channels]) / 3
-    w = tf.ones([3, 3, channels, channels]) / (9 * channels)
-    size, strides = tf.shape(x), [1, 1, 1, 1]
-
-    def step(v: tf.Tensor) -> tf.Tensor:
-        if family == "convolution":
-            return tf.nn.conv2d(v, w, 1, "SAME")
-        if family == "input gradient":
-            return tf.raw_ops.Conv2DBackpropInput(
-                input_sizes=size, filter=w, out_backprop=v, strides=strides, padding="SAME"
-            )
-        with tf.control_dependencies([v]):
-            return tf.raw_ops.Conv2DBackpropFilter(
-                input=x, filter_sizes=[3, 3, channels, channels], out_backprop=x, strides=strides, padding="SAME"
-            )
-
-    return step, w if family == "filter gradient" else x
-
-
-def _operands(entries: int) -> list[tf.Tensor]:
-    """Return tensors that no cache has all of; of small ones, as many as a chain reads."""
-    return [tf.ones([entries]) for _ in range(min(_MOST_OPERANDS, max(2, -(-_POOL_BYTES // (4 * entries)))))]
-
-
-def _of_others(step: Step, operands: Sequence[tf.Tensor]) -> Step:
-    """Return a step that waits for what it is given, and reads another operand each time, as most do in a step.
-
-    There, much has passed through the caches since the operands were made.
-    """
-    others = itertools.cycle(operands)
-
-    def after(value: tf.Tensor) -> tf.Tensor:
-        with tf.control_dependencies([value]):
-            return step(next(others))
-
-    return after
 
 
 def _latency(first: str, second: str, entries: int) -> Probe:
@@ -221,12 +129,12 @@ def _slowdown_probes(devices: Sequence[str], threads: int) -> dict[_Key, Probe]:
             found["slowdown", family, count] = Probe((alone, of_count(count)), _ratio)
 
     add("matmul", lambda count: _products(devices, count, _BESIDE_SIDE, _LONG))
-    for family in _KINDS:
-        step, x = _convolution_step(family, _BESIDE_IMAGE)
+    for family in CONVOLUTIONS:
+        step, x = convolution_step(family, _BESIDE_IMAGE)
         of_image = functools.partial(_without_number, step)
         add(family, lambda count, of_image=of_image, x=x: chains(devices, count, x, _BESIDE_IMAGES, of_image))  # type: ignore[misc]
-    operands = _operands(_BESIDE_ENTRIES)
-    for family, (step, _) in _PLAIN.items():
+    operands = operands_of(_BESIDE_ENTRIES)
+    for family, (step, _) in PLAIN.items():
         add(family, lambda count, step=step: _moved(step, devices, count, operands))  # type: ignore[misc]
     return found
 
@@ -242,7 +150,7 @@ def _slowdowns(found: Mapping[_Key, float]) -> dict[str, tuple[float, ...]]:
     Where each operation has all cores to itself, two at a time take twice as long; never more, as one could run after
     the other.
     """
-    slowdowns: dict[str, list[float]] = {family: [1.0] for family in ("matmul", *_KINDS, *_PLAIN)}
+    slowdowns: dict[str, list[float]] = {family: [1.0] for family in ("matmul", *CONVOLUTIONS, *PLAIN)}
     for (what, family, count), ratio in found.items():
         if what == "slowdown":
             slowdowns[family].append(min(max(1.0, ratio), float(count)))

@@ -1,0 +1,58 @@
+"""Graphs side by side: several emitted graphs as one, in which none waits for another."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from graphsplit.core.graphdefs import NodeDef
+from graphsplit.emission.emitted_graph import EmittedGraph
+
+
+def side_by_side(graphs: Sequence[EmittedGraph]) -> EmittedGraph:
+    """Return the graphs as one: arguments, captures and results are those of the first, then those of the next, ...
+
+    Args:
+      graphs: of one program, for whatever devices.
+    """
+    nodes, origins = [], {}
+    for k, graph in enumerate(graphs):
+        nodes += [_renamed(node, k) for node in graph.nodes]
+        origins.update({_name(name, k): origin for name, origin in graph.origins.items()})
+
+    def of_all(attribute: str) -> tuple[str, ...]:
+        return tuple([_name(name, k) for k, graph in enumerate(graphs) for name in getattr(graph, attribute)])
+
+    library = type(graphs[0].library)()
+    library.CopyFrom(graphs[0].library)
+    known = {function.signature.name for function in library.function}
+    for graph in graphs[1:]:  # (bodies are written for devices; functions of one name are the same)
+        library.function.extend([f for f in graph.library.function if f.signature.name not in known])
+        known.update([function.signature.name for function in graph.library.function])
+    return replace(
+        graphs[0],
+        library=library,
+        nodes=tuple(nodes),
+        origins=origins,
+        inputs=of_all("inputs"),
+        captures=of_all("captures"),
+        outputs=of_all("outputs"),
+        effects=of_all("effects"),
+        present=of_all("present"),
+        beside_variables=frozenset(of_all("beside_variables")),
+    )
+
+
+def _name(reference: str, number: int) -> str:
+    is_control = reference.startswith("^")
+    return f"^copy_{number}/{reference[1:]}" if is_control else f"copy_{number}/{reference}"
+
+
+def _renamed(node: Any, number: int) -> Any:
+    copy = NodeDef()
+    copy.CopyFrom(node)
+    copy.name = _name(node.name, number)
+    del copy.input[:]
+    copy.input.extend([_name(reference, number) for reference in node.input])
+    return copy
