@@ -188,8 +188,9 @@ def summary(good: Sequence[dict[str, Any]], found: dict[str, Any]) -> list[str]:
     lines = [
         f"Each entry is the median and the worst error of the steps with all layouts and micro-batches; {len(good)} "
         f"of {everything} steps, the load of the machine was {found['load']:.1f} when this began. Steps are timed in "
-        "turns with the same step on one device, undivided, in another process, and count as at the speed that the "
-        f"machine had when that one was calibrated. Of it itself no error counts: there are {len(errors)} errors.",
+        "turns with the same step, undivided, in another process, on one device, or on as many at once as there are "
+        "cores, and count as at the speed that the machine had when that was calibrated. Of it itself no error counts: "
+        f"there are {len(errors)} errors.",
         f"Step time: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}. Goals: 5 %, 15 %.",
         *_longer_text(predicted),
         f"Of {apart} pairs of plans that differ by more than 10 %, {wrong} are ranked wrongly. Goal: none.",

@@ -111,6 +111,8 @@ def cells(
             "measured_s": now_s / slower,
             "now_s": now_s,
             "slower": slower,
+            "alone_s": alone_s,
+            "together_s": together_s,
             "measured_bytes": step_bytes(step.run),
             "load": os.getloadavg()[0],
         }

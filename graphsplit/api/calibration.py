@@ -45,8 +45,8 @@ def calibrate(
     Measured are products and convolutions with their gradients, memory, copies between devices, the cost of an
     operation with nothing to do and of a call, how long a thread takes to wake up, and how much slower all devices are
     that work at once. With a function, its operations are measured one by one as well, on one device, by TensorFlow's
-    profiler, and steps as wholes, alone and as many at once as there are threads: that is nearer to the truth for this
-    function and others like it.
+    profiler, and steps as wholes, alone and on as many devices at once as there are threads (which takes as many times
+    the memory): that is nearer to the truth for this function and others like it.
 
     Args:
       fn, *args, **kwargs: a function and tensors to call it with: it runs for a second or two. Variables keep their
@@ -111,10 +111,10 @@ def measure_function(
         check_micro_batches(count)
     call = predicted_call(function, args, kwargs)
     rows = int(call.splitting.batch)
-    counts = [count for count in dict.fromkeys(micro_batches) if count == 1 or count <= rows]
+    counts = [count for count in dict.fromkeys(micro_batches) if count == 1 or count <= rows] or [1]
     device = available_devices()[0]
-    alone = [parallelize(function, devices=[device], micro_batches=count) for count in counts or (1,)]
-    together = _together(function, machine, counts or [1], args, kwargs)
+    alone = [parallelize(function, devices=[device], micro_batches=count) for count in counts]
+    together = _together(function, machine, counts, args, kwargs)
     calls: list[timing.Call] = [
         *[functools.partial(step, *args, **kwargs) for step in alone],
         *[copies.run for copies in together],
@@ -124,7 +124,8 @@ def measure_function(
     if machine.host.reference_s:  # (its figures were measured while it was as fast as that)
         machine = slower(machine, reference_s / machine.host.reference_s)
     measured = []
-    for step, count, step_s in zip(alone, counts or (1,), seconds, strict=False):  # (behind them, those of copies)
+    together_s = seconds[len(alone) :]
+    for step, count, step_s in zip(alone, counts, seconds[: len(alone)], strict=True):
         plan = call.plan([device], micro_batches=count)
         graph = emit(plan)
         source, arguments, title = source_of(step, args, kwargs)
@@ -136,7 +137,7 @@ def measure_function(
         return replace(machine, device=replace(machine.device, samples=samples))
     found = fitted(machine, measured)
     found = replace(found, host=replace(found.host, reference_s=reference_s))
-    return contended(found, together, seconds[len(alone) :]) if together else found
+    return contended(found, together, together_s) if together else found
 
 
 def _together(

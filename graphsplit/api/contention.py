@@ -71,28 +71,27 @@ def contended(machine: Machine, copies: Sequence[Copies], seconds: Sequence[floa
       copies: of a step, in different numbers of micro-batches.
       seconds: what each took.
     """
-    return _slowed(machine, statistics.median(map(_times(machine), copies, seconds)))
+    times = [_times(machine, each, took_s) for each, took_s in zip(copies, seconds, strict=True)]
+    return _slowed(machine, statistics.median(times))
 
 
-def _times(machine: Machine) -> Callable[[Copies, float], float]:
-    def of(copies: Copies, seconds: float) -> float:
-        least, most = _TIMES
-        times = 1.0
-        written = tasks_of(copies.plan, copies.graph, machine, Costs(machine.device))
-        call_s = machine.call_s(copies.devices, written.given)
-        for _ in range(_PASSES):
-            tasks = [task._replace(slowdown=_scaled(task.slowdown, times)) for task in written.tasks]
-            ran_s = replay(tasks, written.resources).seconds
-            if abs(call_s + ran_s - seconds) < _CLOSE * seconds:
-                break
-            times = min(max(times * max(seconds - call_s, _CLOSE * seconds) / ran_s, least), most)
-        return times
-
-    return of
+def _times(machine: Machine, copies: Copies, seconds: float) -> float:
+    """Return how many times as much threads would have to slow each other down for copies to take so long."""
+    least, most = _TIMES
+    times = 1.0
+    written = tasks_of(copies.plan, copies.graph, machine, Costs(machine.device))
+    call_s = machine.call_s(copies.devices, written.given)
+    for _ in range(_PASSES):
+        tasks = [task._replace(slowdown=_scaled(task.slowdown, times)) for task in written.tasks]
+        ran_s = replay(tasks, written.resources).seconds
+        if abs(call_s + ran_s - seconds) < _CLOSE * seconds:
+            break
+        times = min(max(times * max(seconds - call_s, _CLOSE * seconds) / ran_s, least), most)
+    return times
 
 
 def _scaled(slowdown: Sequence[float], times: float) -> tuple[float, ...]:
-    """Return slowdowns of 1, 2, ... threads, times as much: at least none, at most as if they took turns."""
+    """Return slowdowns of 1, 2, ... threads, so many times as large: at least 1, at most as if they took turns."""
     first, *others = slowdown
     return (first, *[min(max(1.0, ratio * times), float(n)) for n, ratio in enumerate(others, 2)])
 
