@@ -94,15 +94,11 @@ def main(
             machine, calibrated = (str(Path(folder) / f"{file}.toml") for file in (name, f"{name}_{mode}"))
             if not Path(machine).exists():  # (how much threads slow each other down changes within hours, too)
                 _ask("machine", machine)
-            calibrating = _answer("calibrate", name, mode, small, machine, calibrated)
-            if "error" not in calibrating:
-                alone_s = calibrating["alone_s"]
-                calibrating |= _answer("beside", name, mode, small, calibrated, alone_s)
+            took = _calibrate(name, mode, small, machine, calibrated)
             for _, group in itertools.groupby(cells, key=lambda cell: cell.devices):
                 together = list(group)
                 asked = "cells", json.dumps([asdict(cell) for cell in together]), small, calibrated, seconds
-                took = () if "error" in calibrating else (alone_s, calibrating["together_s"])
-                answers = _answer(*asked, *took) if took else calibrating
+                answers = took if "error" in took else _answer(*asked, took["alone_s"], took["together_s"])
                 if isinstance(answers, dict):
                     answers = [answers] * len(together)
                 for cell, answer in zip(together, answers, strict=True):
@@ -125,6 +121,12 @@ def cells_of(
         for n, layout, micro in itertools.product(devices.split(","), layouts.split(","), micro_batches.split(","))
         if n != "1" or layout == "home"
     ]
+
+
+def _calibrate(name: str, mode: str, small: bool, machine: str, calibrated: str) -> dict[str, Any]:
+    """Write the file by which a network's step is predicted, and return what the step took alone and beside itself."""
+    took = _answer("calibrate", name, mode, small, machine, calibrated)
+    return took if "error" in took else took | _answer("beside", name, mode, small, calibrated, took["alone_s"])
 
 
 def _answer(*arguments: object) -> Any:

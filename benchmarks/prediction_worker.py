@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import os
 import subprocess
@@ -151,9 +152,11 @@ def serve(name: str, mode: str, small: bool, devices: int) -> None:
     Write how many times, at first and after them.
     """
     start(devices)
-    _, step, arguments = step_of(name, mode, small)
-    called = _copies(name, mode, small, 1).run if devices > 1 else lambda: alone(*arguments)
-    alone = gs.parallelize(step, devices=1)
+    if devices > 1:
+        called = _copies(name, mode, small, 1).run
+    else:
+        _, step, arguments = step_of(name, mode, small)
+        called = functools.partial(gs.parallelize(step, devices=1), *arguments)
 
     def run() -> None:
         timing.numpy_of(called())
