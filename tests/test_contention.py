@@ -86,9 +86,7 @@ def test_calibrate_runs_as_many_copies_as_threads(monkeypatch: pytest.MonkeyPatc
         return [0.5] * len(calls), 0.1
 
     monkeypatch.setattr(timing, "usual_seconds_of_calls", seconds_of)
-    for module in (calibration, contention):
-        if hasattr(module, "threads_of_process"):
-            monkeypatch.setattr(module, "threads_of_process", lambda: threads)
+    monkeypatch.setattr(calibration, "threads_of_process", lambda: threads)
     weights = tf.Variable(tf.ones([64, 64]))
 
     def step(x):
