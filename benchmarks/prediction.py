@@ -32,6 +32,7 @@ LAYOUTS = ("home", "mirrored", "sharded")
 _DEVICES, _MICRO_BATCHES = "1,2,4,8", "1,4"
 _BEGIN, _END = "<!-- table: python -m benchmarks.prediction -->", "<!-- end of table -->"
 _LIMIT_S = 1800
+_BESIDE = 3  # processes that tell how long copies of a step take beside each other
 _ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "CUDA_VISIBLE_DEVICES": "-1",
@@ -125,8 +126,13 @@ def cells_of(
 
 def _calibrate(name: str, mode: str, small: bool, machine: str, calibrated: str) -> dict[str, Any]:
     """Write the file by which a network's step is predicted, and return what the step took alone and beside itself."""
-    took = _answer("calibrate", name, mode, small, machine, calibrated)
-    return took if "error" in took else took | _answer("beside", name, mode, small, calibrated, took["alone_s"])
+    try:
+        alone_s = _ask("calibrate", name, mode, small, machine, calibrated)["alone_s"]
+        asked = [_ask("undivided_beside", name, mode, small, alone_s) for _ in range(_BESIDE - 1)]
+        before = json.dumps([answer["together_s"] for answer in asked])
+        return {"alone_s": alone_s, **_ask("beside", name, mode, small, calibrated, alone_s, before)}
+    except RuntimeError as error:
+        return {"error": str(error)}
 
 
 def _answer(*arguments: object) -> Any:
