@@ -180,6 +180,29 @@ def test_threads_are_shared_by_logical_devices():
     assert steps[2, 1] == pytest.approx(steps[1, 1])  # one device has one thread
 
 
+def test_threads_send_signals_as_they_send_tensors():
+    """What a mirrored variable waits for on its other devices is sent by threads, too: as often as TensorFlow sends."""
+    model = keras.Sequential([keras.Input((16,)), keras.layers.Dense(8), keras.layers.Dense(4)])
+    gs.set_variable_layout(model, "mirrored", devices=3)
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x) ** 2)
+        for gradient, variable in zip(tape.gradient(loss, model.variables), model.variables, strict=True):
+            variable.assign_sub(0.1 * gradient)
+        return loss
+
+    device = Device("core", "CPU", {"float32": 1e9}, {"float32": 1e9}, 1e9, 1e9)
+    link = Link("memory", float("inf"), 1e-3, shared=True, copies=False)
+    split, x = gs.parallelize(step, devices=3), tf.ones([12, 16])
+    found = gs.predict(split, x, machine=Machine("cpu", device, 8, link, host=Host(threads=2)), devices=3)
+    sent = [event for event in found.events if "->" in event.place]
+    signals = [event for event in sent if event.type == "signal"]
+    assert signals
+    assert all(event.end_s - event.start_s == pytest.approx(1e-3) and not event.bytes for event in signals)
+    assert len(sent) == sum(event.type == "_Send" for event in gs.timeline_of(split, x).events)
+
+
 def test_the_critical_path_of_a_placement_has_the_same_costs():
     machine = boxed()
     split = gs.parallelize(product, devices=2)

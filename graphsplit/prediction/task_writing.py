@@ -192,7 +192,7 @@ class _Writer:
             self._note(f"the size of {reference!r}, which is sent, is known only when it runs")
         busy = route.busy_s + count / route.bytes_per_s
         role = self._run.origins[name].role
-        rank = self._routes.rank(source, device) * len(self._nodes) + self._rank[name]
+        rank = self._rank_of_send(name, source, device)
         key = self._numbered((*self._placed[self._at[name]].key, device), "")
         placed = Placed(source, "send", role if role != "op" else "send", count, device, key)
         own = self._add(reference, route.uses, busy, [self._at[name]], rank, placed, route.latency_s)
@@ -205,6 +205,9 @@ class _Writer:
             self._buffer_of[reference.removesuffix(":0"), device] = k
         return own
 
+    def _rank_of_send(self, name: str, source: str, device: str) -> int:
+        return self._routes.rank(source, device) * len(self._nodes) + self._rank[name]
+
     def _signal(self, name: str, device: str) -> int:
         """Return the task after which a node may run that waits for another one: elsewhere, a signal is sent."""
         source = self._device(name)
@@ -214,10 +217,10 @@ class _Writer:
         if key not in self._sent:
             route = self._routes.between(source, device)
             called = ("signal", *self._placed[self._at[name]].key, device)
-            placed = Placed(source, "wait", "signal", 0, device, called)
-            self._sent[key] = self._add(
-                f"^{name}", (), 0.0, [self._at[name]], 0, placed, route.latency_s + route.busy_s
-            )
+            uses = route.uses if route.busy_s else ()  # (threads send and receive it; links carry it beside all else)
+            placed = Placed(source, "send" if uses else "wait", "signal", 0, device, called)
+            rank = self._rank_of_send(name, source, device)
+            self._sent[key] = self._add(f"^{name}", uses, route.busy_s, [self._at[name]], rank, placed, route.latency_s)
         return self._sent[key]
 
     def _buffer(self, reference: str, device: str) -> int | None:
