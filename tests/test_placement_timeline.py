@@ -102,6 +102,32 @@ def test_a_recorded_step():
         assert timeline.moved_bytes[f"/device:CPU:{d}", "/device:CPU:0"] == 32 * 16 * 4 + 4
 
 
+@pytest.mark.parametrize("rows", [6, 5])
+def test_what_was_fused_sends_what_it_stands_for(rows):
+    """oneDNN computes the gradients of a convolution's filter and bias together, in one operation with two results."""
+    kernel, bias = tf.Variable(tf.ones([3, 3, 3, 16])), tf.Variable(tf.ones([16]))
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = tf.nn.relu(tf.nn.bias_add(tf.nn.conv2d(x, kernel, 1, "SAME"), bias))
+            loss = tf.reduce_mean(y**2)
+        gradients = tape.gradient(loss, [kernel, bias])
+        for variable, gradient in zip([kernel, bias], gradients, strict=True):
+            variable.assign_sub(gradient)
+        return loss
+
+    function, x = gs.parallelize(step, devices=2), tf.random.normal([rows, 8, 8, 3])
+    timeline = timeline_of(function, x)
+    planned = {(t.source_device, t.target_device): 0 for t in function.placement(x).transfers}
+    for transfer in function.placement(x).transfers:
+        planned[transfer.source_device, transfer.target_device] += transfer.bytes
+    assert timeline.moved_bytes == planned
+    placement = function.placement(x, actual=True)
+    assert sum(transfer.bytes for transfer in placement.transfers) == sum(planned.values())
+    for kind in ("Conv2D", "BiasAdd", "Conv2DBackpropFilter", "BiasAddGrad"):
+        assert [op.device for op in placement.select(kind) if op.ran] == ["/device:CPU:0", "/device:CPU:1"], kind
+
+
 class Recording:
     """An `XSpace` as the profiler writes it on a GPU machine, made by hand; times in microseconds."""
 

@@ -8,6 +8,7 @@ from typer.testing import CliRunner
 
 import graphsplit as gs
 from graphsplit.cli import app
+from graphsplit.emission import emitter
 from tests.test_parallelize import rows
 
 EIGHT = [f"GPU:{i}" for i in range(8)]
@@ -44,6 +45,18 @@ def test_specifications_with_unknown_sizes_and_of_composites():
     dense = gs.parallelize(lambda x: tf.tanh(x.to_tensor()), devices=2)
     ragged = tf.RaggedTensorSpec([5, None], tf.float64, ragged_rank=1)
     assert "x is a RaggedTensor: whole, and split from where it becomes dense" in dense.plan(ragged).notes
+
+
+@pytest.mark.parametrize("options", [{"devices": 3}, {"devices": EIGHT}, {"devices": EIGHT, "jit_compile": "auto"}])
+def test_a_plan_is_made_without_writing_its_graph(monkeypatch: pytest.MonkeyPatch, options):
+    def written(*_):
+        raise AssertionError("a graph was written")
+
+    monkeypatch.setattr(emitter, "Draft", written)
+    parallel = gs.parallelize(mean, **options)
+    assert "Tanh" in {op.type for op in parallel.plan(spec(8, 4), spec(8, 4)).sharded_ops}
+    with pytest.raises(AssertionError, match="a graph was written"):
+        parallel.graph_def(spec(8, 4), spec(8, 4))
 
 
 def test_specifications_do_not_run():

@@ -16,7 +16,7 @@ from graphsplit.core.kernel_devices import kernel_devices
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.reading import full_name
-from graphsplit.placement.reasons import Facts, RanNode, explain_absence, explain_move
+from graphsplit.placement.reasons import Facts, RanNode, explain_absence, explain_move, fused_by_onednn
 from graphsplit.placement.records import PlacedOp
 from graphsplit.placement.sources import Source, StateKeeper
 
@@ -84,7 +84,7 @@ def ran_nodes(graphs: Iterable[Any], inputs: Sequence[str] = ()) -> dict[str, Ra
             name = plain_name(node.name)
             if node.op in _ARGUMENTS and node.attr["index"].i < len(inputs):
                 name = inputs[node.attr["index"].i]
-            fused = tuple(f.decode() for f in node.attr["fused_ops"].list.s) if "fused_ops" in node.attr else ()
+            fused = (*(f.decode() for f in node.attr["fused_ops"].list.s), *fused_by_onednn(node.op))
             reads = tuple(plain_name(split_reference(i.lstrip("^"))[0]) for i in node.input)
             found[name] = RanNode(name, node.op, full_name(node.device), fused, reads)
     return found

@@ -50,12 +50,18 @@ class OpEvent:
 
 @dataclass(frozen=True)
 class SendEvent:
-    """One tensor that was sent: an output of an operation, from one device to another."""
+    """One tensor that was sent: an output of an operation, from one device to another.
+
+    Attributes:
+      source, output: what made it.
+      asked_of: the operation that was to make it, before one that does the work of both took its place.
+    """
 
     source: str
     output: int
     source_device: str
     target_device: str
+    asked_of: str = ""
 
 
 def record(run: Callable[[], Any]) -> Any:
@@ -207,4 +213,4 @@ def _send(plane: Any, event: Any, nodes: Mapping[str, Any]) -> SendEvent | None:
     node = nodes[name]
     source, output = split_reference(node.input[0])
     route = [full_name(node.attr[key].s.decode()) for key in ("send_device", "recv_device")]
-    return SendEvent(plain_name(source), output, *route)
+    return SendEvent(plain_name(source), output, *route, asked_of=plain_name(re.sub(r"/_\d+$", "", node.name)))

@@ -12,6 +12,7 @@ from graphsplit.placement.records import PlacedOp
 
 _LOWERED = {op_type for op_type, flow in CONTROL_FLOW.items() if not flow.compiled}
 _TRIVIAL = {"Identity", "IdentityN", "NoOp", "StopGradient", "PreventGradient", "Snapshot", "EnsureShape"}
+_FUSED_BY_ONEDNN = re.compile(r"_Mkl(?:Native)?(\w+)With(?:Fused)?(\w+)$")
 _SHAPE_ONLY = {"Reshape", "Squeeze", "ExpandDims", "Transpose", "Cast", "BroadcastTo", "Bitcast"}
 
 
@@ -51,6 +52,30 @@ class Facts:
     producers: Mapping[str, Collection[str]] = field(default_factory=dict)
     compiled: Mapping[str, str] = field(default_factory=dict)
     twins: Mapping[str, Collection[str]] = field(default_factory=dict)
+
+
+def fused_by_onednn(op_type: str) -> tuple[str, ...]:
+    """Return the types of operations that a type of oneDNN's does together, which only its name tells.
+
+    >>> fused_by_onednn("_MklNativeConv2DBackpropFilterWithBias")
+    ('Conv2DBackpropFilter', 'BiasAddGrad')
+    """
+    match = _FUSED_BY_ONEDNN.match(op_type)
+    if match is None:
+        return ()
+    first, second = match.groups()
+    return first, (second if second != "Bias" else "BiasAddGrad" if "Backprop" in first else "BiasAdd")
+
+
+def plain_type(op_type: str) -> str:
+    """Return the type that an operation had before TensorFlow chose oneDNN's, or fused smaller ones into it.
+
+    >>> [plain_type(name) for name in ("_MklMatMul", "_FusedConv2D", "_MklNativePadWithConv2D", "MatMul")]
+    ['MatMul', 'Conv2D', 'Conv2D', 'MatMul']
+    """
+    if op_type[0] != "_":
+        return op_type
+    return re.sub(r"^_(Mkl)?(Native)?(PadWith)?(Fused)?|WithBias$", "", op_type)
 
 
 def explain_move(op: PlacedOp, actual: str, facts: Facts) -> str:
@@ -115,7 +140,7 @@ def _fused_into(op: PlacedOp, facts: Facts) -> RanNode | None:
     for name in near:
         node = facts.ran.get(name)
         if node is not None and node.fused:
-            parts = {*node.fused, re.sub(r"^_(Mkl)?(Native)?(Fused)?", "", node.type)}
+            parts = {*node.fused, plain_type(node.type)}
             if op.type in parts or any(op.type in part or part in op.type for part in parts if len(part) > 3):
                 return node
     return None

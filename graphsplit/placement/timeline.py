@@ -129,8 +129,10 @@ def _moved(sends: Sequence[SendEvent], placement: Placement) -> dict[tuple[str, 
     """Return the bytes that the recorded sends carried: each tensor as often as it was sent."""
     moved: dict[tuple[str, str], int] = defaultdict(int)
     for send in sends:
-        op = placement.ops.get(send.source)  # none for the signals that carry control dependencies
-        if op is not None:
-            size = bytes_of(op.shapes[send.output], op.dtypes[send.output])
+        op, output = placement.ops.get(send.source), send.output
+        if op is not None and output >= len(op.shapes):  # oneDNN's operation makes what another one was to make, too
+            op, output = placement.ops.get(send.asked_of), 0
+        if op is not None:  # (no operation sends the signals that carry control dependencies)
+            size = bytes_of(op.shapes[output], op.dtypes[output])
             moved[send.source_device, send.target_device] += size
     return {route: count for route, count in moved.items() if count}

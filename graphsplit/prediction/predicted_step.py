@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from graphsplit.core.devices import short_name
 from graphsplit.core.intervals import covered
 from graphsplit.costs.machine import Machine
+from graphsplit.placement.reasons import plain_type
 from graphsplit.placement.recorded_steps import RecordedStep
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
@@ -195,7 +196,8 @@ class PredictedStep:
         ]
         mine, theirs = _seconds_by_type(self.events), dict[str, float]()
         for event in measured.events:
-            theirs[event.type] = theirs.get(event.type, 0.0) + event.duration_s
+            name = plain_type(event.type)
+            theirs[name] = theirs.get(name, 0.0) + event.duration_s
         most = sorted({**mine, **theirs}, key=lambda name: -max(mine.get(name, 0.0), theirs.get(name, 0.0)))
         for name in most[:_SHOWN]:
             lines.append(

@@ -164,6 +164,7 @@ _FROM_SHAPE: dict[str, Callable[[Sequence[Any]], Any]] = {
     "ShapeN": list,
     "Size": math.prod,
 }
+_AS_LARGE_AS_ASKED = frozenset({"Fill", "Range", "Tile"})
 FOLDABLE = frozenset({*_FOLD, *_FROM_SHAPE})
 
 
@@ -177,15 +178,25 @@ def fold(op: Any, symbols: Mapping[int, np.ndarray]) -> list[np.ndarray] | None:
     """
     if not all(dtype.is_integer or dtype.is_bool for dtype in op.out_dtypes):
         return None
-    if op.type != "BroadcastGradientArgs" and any(
-        s is None or None in s or has_sizes(s) or math.prod(s) > MOST_ELEMENTS for s in op.out_shapes
-    ):
-        return None  # (TensorFlow does not infer how many axes BroadcastGradientArgs returns; there are few)
+    if not all(_may_be_small(op.type, shape) for shape in op.out_shapes):
+        return None
     try:
         values = _values(op, symbols)
     except UndecidedError:
         return None
-    return values and [_typed(v, d.as_numpy_dtype) for v, d in zip(values, op.out_dtypes, strict=True)]
+    if not values or any(np.size(value) > MOST_ELEMENTS for value in values):
+        return None
+    return [_typed(v, d.as_numpy_dtype) for v, d in zip(values, op.out_dtypes, strict=True)]
+
+
+def _may_be_small(op_type: str, shape: Any) -> bool:
+    """Return whether an output may be computed to see how large it is.
+
+    TensorFlow does not infer how many axes `BroadcastGradientArgs` returns, nor the shapes of what is computed of them.
+    """
+    if shape is None or None in shape:
+        return op_type not in _AS_LARGE_AS_ASKED
+    return not has_sizes(shape) and math.prod(shape) <= MOST_ELEMENTS
 
 
 def _values(op: Any, symbols: Mapping[int, np.ndarray]) -> list[Any] | None:

@@ -69,19 +69,21 @@ class Trials:
           trace: what was captured.
           point: what the sizes are that are not known.
         """
-        graph = emit(plan)
-        asking = self.asking(plan, graph, trace, point)
-        if asking is None:
+        if not self._are_for(plan, point):
             return plan
+        graph = emit(plan)
+        asking = Asking(plan, graph, trace, point, self._answers)
         asking.compiled(graph.nodes, graph.outputs, graph.effects, {})
         return self.told(plan, asking)
 
     def asking(self, plan: Plan, graph: EmittedGraph, trace: Trace, point: Point) -> Asking | None:
         """Return what asks XLA about parts of the graph emitted from a plan; None if that is not to be found out."""
+        return Asking(plan, graph, trace, point, self._answers) if self._are_for(plan, point) else None
+
+    def _are_for(self, plan: Plan, point: Point) -> bool:
+        """Return whether XLA is to be asked about a plan, and can be: its sizes are known and its devices are here."""
         known = set(plan.program.symbols) <= set(point)
-        if plan.jit_compile != "auto" or not known or missing_devices(sorted({*plan.devices, plan.home})):
-            return None
-        return Asking(plan, graph, trace, point, self._answers)
+        return plan.jit_compile == "auto" and known and not missing_devices(sorted({*plan.devices, plan.home}))
 
     def told(self, plan: Plan, asking: Asking | None) -> Plan:
         """Return a plan that says what was refused, and warn of what is new."""
