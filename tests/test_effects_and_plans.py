@@ -136,8 +136,11 @@ def test_verify_sees_a_difference():
     assert not report.passed
     assert str(report) == (
         "CHECK: output 0 0.5 relative, more than rounding explains (1.9e-06)\n"
+        "likely causes:\n"
+        "  Python that does something else each time that it is traced: it runs once for each of both\n"
+        "  a defect of graphsplit: please report it with the plan, print(function.plan(...))\n"
         "2 devices against one:\n"
-        "  output 0  1 absolute, 0.5 relative"
+        "  output 0  1 absolute, 0.5 relative (1.9e-06 is rounding)"
     )
 
 
@@ -164,6 +167,31 @@ def test_verify_knows_more_than_rounding():
     report = gs.verify(gs.parallelize(drifting, devices=2), tf.random.stateless_uniform((100,), [1, 2]))
     assert [d.is_rounding for d in report.differences] == [False, True]
     assert str(report).startswith("CHECK: output 0 1e-05 relative, more than rounding explains (9.5e-07)\n")
+
+
+def test_verify_ranks_by_what_rounding_explains():
+    """A difference of rounding errors is all rounding, however large it is beside what is left of them."""
+
+    def cancelling(x):
+        total = tf.reduce_sum(x)
+        return total - tf.reduce_sum(tf.reverse(x, [0])), total
+
+    report = gs.verify(gs.parallelize(cancelling, devices=3), tf.random.stateless_normal((1001,), [1, 2]) + 1)
+    first = str(report).splitlines()[0]
+    assert [d.share for d in report.differences] == sorted((d.share for d in report.differences), reverse=True)
+    assert report.passed
+    assert "PASS: every difference is rounding; nearest to what that explains is output " in first or not report.largest
+
+
+def test_verify_names_what_makes_more_of_a_rounding_error():
+    wrong = []
+
+    def jumping(x):
+        wrong.append(1)
+        return tf.argmax(tf.reduce_sum(x, 0) + tf.one_hot(len(wrong), 3) * 9)  # another one in every trace
+
+    report = gs.verify(gs.parallelize(jumping, devices=2), tf.ones((5, 3)))
+    assert "  ArgMax at test_effects_and_plans.py:" in str(report)
 
 
 def test_verify_under_a_half_type():
@@ -207,10 +235,7 @@ def test_plan_prints_on_a_screen():
     assert lines[2] == "  on the shards: 100 % of the FLOPs, 60 % of the bytes that are computed"
     assert lines[3:6] == ["  shard 0: CPU:0, 2 rows", "  shard 1: CPU:1, 1 row", "  argument x: float32[3] shard(0)"]
     assert lines[-2].endswith(f"which entries are new depends on all rows (test_effects_and_plans.py:{here})")
-    assert lines[-1] == (
-        "      -> rewrite it row by row, or keep its argument whole by split={...: None}: "
-        "docs/at_home.md#all-rows-at-once"
-    )
+    assert lines[-1] == "      -> rewrite it row by row, or keep its argument whole by split={...: None}"
 
 
 def test_what_was_lost_is_noted():
@@ -299,8 +324,9 @@ def test_verify_has_nothing_to_compare_random_numbers_without_a_seed_with():
     assert [d.is_rounding for d in report.differences] == [False, True]
     assert re.fullmatch(
         r"CHECK: output 0 is [\d.]+ relative from itself in two calls on one device, so there is nothing to compare "
-        r"with\. The function draws random numbers without a seed \(tf\.random\.set_seed is not enough: use stateless "
-        r"ones, a tf\.random\.Generator or Keras' SeedGenerator\), or reads what changes",
+        r"with\. The function draws numbers that go on from call to call \(with tf\.random\.set_seed, or a seed= of "
+        r"tf\.random\.normal and tf\.nn\.dropout, as well: use stateless ones, a tf\.random\.Generator or Keras' "
+        r"SeedGenerator\), or reads what changes",
         str(report).splitlines()[0],
     )
     generator = tf.random.Generator.from_seed(3)

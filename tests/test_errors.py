@@ -8,6 +8,7 @@ import sys
 from dataclasses import dataclass
 from typing import Any
 
+import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -241,10 +242,36 @@ def test_a_variable_made_on_every_call():
     assert "tf.function only supports singleton tf.Variables created on the first call" in text
 
 
+def test_specifications_in_a_call():
+    call = gs.parallelize(two, devices=2)
+    assert message(gs.ArgumentError, lambda: call(tf.zeros(4), tf.TensorSpec([4]))) == (
+        "two is called on specifications, and a call takes tensors:\n"
+        "  - y: TensorSpec(shape=(4,), dtype=tf.float32, name=None)\n"
+        "What runs nothing takes them: two.plan(...), two.placement(...), predict(two, ...)."
+    )
+
+
+def test_errors_of_tensorflow_name_arguments_as_the_user_does():
+    call = gs.parallelize(lambda batch, y: batch["x of it"] - y, devices=2)
+    text = message(ValueError, lambda: call({"x of it": tf.zeros(4)}, tf.zeros(3)))
+    assert "(batch_x_of_it, y)" in text
+
+
+def test_a_model_as_a_function_names_what_fits():
+    net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2)])
+    call = gs.parallelize(net, devices=2)
+    assert message(AttributeError, lambda: call.fit) == (
+        "'ParallelFunction' object has no attribute 'fit'; multi_gpu_model(sequential, gpus=...) has"
+    )
+    assert message(AttributeError, lambda: gs.parallelize(two, devices=2).fit) == (
+        "'ParallelFunction' object has no attribute 'fit'"
+    )
+
+
 def test_missing_and_unknown_arguments():
     call = gs.parallelize(two, devices=2)
-    assert message(TypeError, lambda: call(tf.zeros(4))) == "missing a required argument: 'y'"
-    assert message(TypeError, lambda: call(tf.zeros(4), z=1)) == "missing a required argument: 'y'"
+    assert message(TypeError, lambda: call(tf.zeros(4))) == "two(x, y): missing a required argument: 'y'"
+    assert message(TypeError, lambda: call(tf.zeros(4), z=1)) == "two(x, y): missing a required argument: 'y'"
 
 
 def test_jit_compile_around_it():
@@ -271,8 +298,7 @@ def test_strict_names_the_operation_and_the_line():
     assert re.sub(r"'\S*Unique'", "'Unique'", text) == (
         "strict=True, but these operations carry rows of the batch and would run at home:\n"
         f"  - Unique 'Unique' at test_errors.py:{here}: 0 B gathered; which entries are new depends on all rows\n"
-        "    -> rewrite it row by row, or keep its argument whole by split={...: None}: "
-        "docs/at_home.md#all-rows-at-once\n"
+        "    -> rewrite it row by row, or keep its argument whole by split={...: None}\n"
         "Or drop strict=True, or give the share of the work that may stay: strict=0.1."
     )
 

@@ -359,3 +359,22 @@ def test_an_outer_function_calls_the_step_and_does_not_take_it_in():
     bodies = [f for f in graph.as_graph_def().library.function if "graphsplit" in f.signature.name]
     assert [body.attr["_noinline"].b for body in bodies] == [True]
     assert len({node.device for node in bodies[0].node_def if node.op == "Square"}) == 3
+
+
+class Centred:
+    """Stands for what TensorFlow converts to a tensor when it has to: a distribution, by its mean."""
+
+    def __init__(self, mean):
+        self.mean = mean
+
+
+def test_what_converts_to_a_tensor_is_returned_as_one():
+    tf.register_tensor_conversion_function(Centred, lambda value, dtype=None, name=None, as_ref=False: value.mean)
+    parallel = gs.parallelize(lambda x: {"found": Centred(tf.tanh(x)), "n": 3}, devices=3)
+    check_x = rows(7)
+    assert_close(parallel(check_x), {"found": tf.tanh(check_x), "n": 3})
+    assert "Tanh" in sharded_types(parallel, check_x)
+
+
+def test_no_variables_are_nothing_to_lay_out():
+    gs.set_variable_layout([], "sharded", devices=2)

@@ -35,10 +35,10 @@ def test_where_variables_lie(capsys: pytest.CaptureFixture[str]):
     table, scale = tf.Variable(tf.ones((1000, 64)), name="table"), tf.Variable(1.0, name="scale")
     gs.set_variable_layout(table, "sharded", devices=4)
     gs.set_variable_layout(scale, "mirrored", devices=2)
-    gs.visualize_layout(table)
-    gs.visualize_layout(scale)
-    gs.visualize_layout(tf.Variable([1.0]))
-    gs.visualize_layout(tf.ones((2, 2)))
+    print(gs.visualize_layout(table))
+    print(gs.visualize_layout(scale))
+    print(gs.visualize_layout(tf.Variable([1.0])))
+    print(gs.visualize_layout(tf.ones((2, 2))))
     assert capsys.readouterr().out.splitlines() == [
         "table float32[1000,64], cut along axis 0 over 4 devices",
         "┌─────────────────┐",
@@ -67,7 +67,7 @@ def test_where_variables_lie(capsys: pytest.CaptureFixture[str]):
 
 def test_where_the_variables_of_a_model_lie(capsys: pytest.CaptureFixture[str]):
     net = keras.Sequential([keras.Input((3,)), keras.layers.Dense(2, name="one")])
-    gs.visualize_layout(net)
+    print(gs.visualize_layout(net))
     assert re.findall(r"one/\w+ \S+ whole", capsys.readouterr().out) == [
         "one/kernel float32[3,2], whole",
         "one/bias float32[2], whole",
@@ -76,7 +76,7 @@ def test_where_the_variables_of_a_model_lie(capsys: pytest.CaptureFixture[str]):
 
 def test_where_arguments_lie(capsys: pytest.CaptureFixture[str]):
     step = gs.parallelize(lambda x, y, w: (x * w, y), devices=["GPU:0", "GPU:1"], split={"x": 0, "y": 1, "w": None})
-    gs.visualize_layout(step, tf.TensorSpec([5, 3]), tf.TensorSpec([2, 5]), tf.TensorSpec([3]))
+    print(gs.visualize_layout(step, tf.TensorSpec([5, 3]), tf.TensorSpec([2, 5]), tf.TensorSpec([3])))
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if line[0] not in "┌├└"] == [
         "x float32[5,3], cut along axis 0 over 2 devices",
@@ -92,7 +92,7 @@ def test_where_arguments_lie(capsys: pytest.CaptureFixture[str]):
 
 def test_micro_batches_are_no_devices(capsys: pytest.CaptureFixture[str]):
     step = gs.parallelize(lambda x: x * 2.0, devices=2, micro_batches=3)
-    gs.visualize_layout(step, tf.ones([6, 3]))
+    print(gs.visualize_layout(step, tf.ones([6, 3])))
     assert "x float32[6,3], cut along axis 0 over 2 devices" in capsys.readouterr().out
 
 

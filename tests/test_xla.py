@@ -83,3 +83,17 @@ def test_gradient_from_outside():
         tape.watch(x)
         y = tf.reduce_sum(parallel(x))
     assert_close(tape.gradient(y, x), 3 * x**2)
+
+
+def test_a_compiled_function_that_changes_variables_says_so():
+    weights, count = tf.Variable(tf.ones((4, 3))), tf.Variable(0.0)
+
+    @tf.function(jit_compile=True)
+    def counted(x):
+        count.assign_add(1.0)
+        return tf.tanh(x @ weights)
+
+    plan = gs.parallelize(lambda x: tf.reduce_sum(counted(x)), devices=3).plan(tf.ones((7, 4)))
+    [(_, reason)] = plan.stayed_home
+    assert "it changes variables or has other effects, and XLA compiles it as a whole" in str(reason)
+    assert "      -> take jit_compile=True off it and give that to parallelize" in str(plan).splitlines()

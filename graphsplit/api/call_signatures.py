@@ -10,6 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core import structures
+from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.structures import Branch, TensorLeaf, Tree
 from graphsplit.core.tensorflow_internals import rewritten_by_autograph
 
@@ -41,6 +42,26 @@ def spread(arguments: structures.Branch, signature: inspect.Signature) -> struct
             keys.append(key)
             entries.append(entry)
     return structures.Branch(dict, tuple(keys), tuple(entries))
+
+
+def check_no_specs(name: str, arguments: Branch) -> None:
+    """Raise `ArgumentError` for specifications where a call needs tensors.
+
+    Args:
+      name: the function's.
+      arguments: the structure of its arguments, by name.
+    """
+    found = [
+        f"{path}: {value}"
+        for key, tree in zip(arguments.keys, arguments.entries, strict=True)
+        for path, value in structures.static_leaves(tree, str(key))
+        if isinstance(value, tf.TypeSpec)
+    ]
+    if found:
+        raise ArgumentError(
+            f"{name} is called on specifications, and a call takes tensors:\n{bullet_list(found)}\n"
+            f"What runs nothing takes them: {name}.plan(...), {name}.placement(...), predict({name}, ...)."
+        )
 
 
 def as_call(arguments: structures.Branch) -> structures.Branch:

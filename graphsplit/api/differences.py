@@ -35,6 +35,11 @@ class Difference:
         """Whether rounding explains it."""
         return self.relative <= self.rounding and not self.again
 
+    @property
+    def share(self) -> float:
+        """How much of what rounding explains it takes: more than 1 is no rounding."""
+        return self.relative / self.rounding if self.rounding else float("inf") if self.relative else 0.0
+
 
 _LAST_PLACES = {tf.float16: 2.0**-10, tf.bfloat16: 2.0**-7, tf.float32: 2.0**-23, tf.float64: 2.0**-52}
 

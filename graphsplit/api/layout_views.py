@@ -21,8 +21,16 @@ from graphsplit.planning.amounts import count_text
 from graphsplit.planning.plan import Plan
 
 
-def visualize_layout(target: Any, *args: Any, **kwargs: Any) -> None:
-    """Print where values lie: which device has which entries.
+class LayoutView(str):
+    """A drawing of where values lie, as text: `print` it, or let a prompt or a notebook show it."""
+
+    __slots__ = ()
+
+    __repr__ = str.__str__
+
+
+def visualize_layout(target: Any, *args: Any, **kwargs: Any) -> LayoutView:
+    """Return a drawing of where values lie: which device has which entries. `print` it.
 
     Args:
       target: a variable, a Keras variable, layer, model or optimizer: each of its variables. A tensor. A parallelized
@@ -44,17 +52,15 @@ def visualize_layout(target: Any, *args: Any, **kwargs: Any) -> None:
     """
     if isinstance(target, ParallelFunction):
         plan = target.plan(*args, **kwargs)
-        print("\n".join(_pictures_of_arguments(plan)))
-        return
+        return LayoutView("\n".join(_pictures_of_arguments(plan)))
     if args or kwargs:
         raise ArgumentError(
             f"visualize_layout takes arguments beside a parallelized function; {type(target).__name__} is none."
         )
     if isinstance(target, tf.Tensor) and hasattr(target, "numpy"):
         where = canonical_name(target.device)
-        print(_whole(f"{_text('tensor', target.shape, target.dtype)}, whole", where, target.shape.rank))
-        return
-    print("\n".join(map(_picture_of_variable, _variables(target))))
+        return LayoutView(_whole(f"{_text('tensor', target.shape, target.dtype)}, whole", where, target.shape.rank))
+    return LayoutView("\n".join(map(_picture_of_variable, _variables(target))))
 
 
 def _variables(target: Any) -> list[tf.Variable]:

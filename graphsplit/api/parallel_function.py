@@ -16,6 +16,7 @@ from graphsplit.api.call_signatures import (
     as_call,
     as_specified,
     by_bound_arguments,
+    check_no_specs,
     generalized,
     parameters_of,
     signature_of,
@@ -235,6 +236,12 @@ class ParallelFunction(Generic[P, R]):
                 "yet. Give arguments; tf.TensorSpecs will do where nothing is to run."
             ) from error
 
+    def __getattr__(self, name: str) -> Any:
+        """Say what has the methods of a model that was parallelized as a function."""
+        fn = self.__dict__.get("_fn")
+        instead = f"; multi_gpu_model({type(fn).__name__.lower()}, gpus=...) has" if hasattr(fn, "fit") else ""
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=self)
+
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
 
@@ -285,7 +292,10 @@ class ParallelFunction(Generic[P, R]):
     def _flatten(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], specs: bool = False
     ) -> tuple[list[tf.Tensor], structures.Branch]:
-        bound = self._signature.bind(*args, **kwargs)
+        try:
+            bound = self._signature.bind(*args, **kwargs)
+        except TypeError as error:
+            raise TypeError(f"{self._name()}{self._signature}: {error}") from None
         tensors, tree = structures.flatten(dict(bound.arguments), specs)
         assert isinstance(tree, structures.Branch)
         return tensors, tree
@@ -345,6 +355,7 @@ class ParallelFunction(Generic[P, R]):
     def _compile(self, arguments: structures.Branch) -> Differentiable:
         named = spread(arguments, self._signature)
         check_no_spread_values(self._name(), named)
+        check_no_specs(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
         traced, plan = trace_and_plan(fn, as_call(arguments), named, self._options, *self._where())
         return differentiable(traced, plan, self._name(), self._traces.trials_of(self._name()))

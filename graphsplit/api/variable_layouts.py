@@ -67,7 +67,7 @@ def set_variable_layout(
     if not tf.executing_eagerly():
         raise UnsupportedError("set_variable_layout is called while a graph is built. Call it outside of tf.function.")
     variables = variables_of(target)
-    if not variables:
+    if not variables and not (isinstance(target, (list, tuple)) and not target):
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
     names = resolve_devices(devices)
     slots = slots_of(target, variables)

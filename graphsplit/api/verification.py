@@ -16,8 +16,10 @@ from graphsplit.api.stepping import Stepping, step_of
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.notebooks import text_html
+from graphsplit.planning.plan import Plan
 
 _PERTURBED_RUNS = 2
+_SHOWN = 3  # operations among the causes
 _HALF = 3e-4  # two calls that differ by half of the digits of a float32 differ by more than how a kernel added up
 
 
@@ -26,12 +28,15 @@ class Report:
     """What `verify` found; `print` it.
 
     Attributes:
-      differences: one for each output and variable, those that rounding does not explain first, then the largest.
+      differences: one for each output and variable, those that rounding does not explain first, then those that take
+        most of what it does explain.
       devices: those of the function.
+      causes: what of the function can make more of a rounding error, or gives other numbers each time.
     """
 
     differences: tuple[Difference, ...]
     devices: tuple[str, ...]
+    causes: tuple[str, ...] = ()
 
     @property
     def largest(self) -> float:
@@ -44,27 +49,35 @@ class Report:
         return all(d.is_rounding for d in self.differences)
 
     def _verdict(self) -> str:
+        d = max(self.differences, key=lambda d: (not d.is_rounding, d.share), default=None)
+        if d is None or not self.largest:
+            return "PASS: equal bit by bit"
         if self.passed:
             return (
-                f"PASS: largest difference {self.largest:.2g}, rounding" if self.largest else "PASS: equal bit by bit"
+                f"PASS: every difference is rounding; nearest to what that explains is {d.name}, {d.relative:.2g} of "
+                f"{d.rounding:.2g} relative"
             )
-        d = self.differences[0]
         if d.again:
             return (
                 f"CHECK: {d.name} is {d.again:.2g} relative from itself in two calls on one device, so there is "
-                "nothing to compare with. The function draws random numbers without a seed (tf.random.set_seed is not "
-                "enough: use stateless ones, a tf.random.Generator or Keras' SeedGenerator), or reads what changes"
+                "nothing to compare with. The function draws numbers that go on from call to call (with "
+                "tf.random.set_seed, or a seed= of tf.random.normal and tf.nn.dropout, as well: use stateless ones, a "
+                "tf.random.Generator or Keras' SeedGenerator), or reads what changes"
             )
         return f"CHECK: {d.name} {d.relative:.2g} relative, more than rounding explains ({d.rounding:.2g})"
 
     def __str__(self) -> str:
         several = f"{len(self.devices)} device{'s' if len(self.devices) != 1 else ''}"
-        lines = [self._verdict(), f"{several} against one:"]
+        lines = [self._verdict()]
+        if not self.passed and not any(d.again for d in self.differences):
+            lines += ["likely causes:", *[f"  {cause}" for cause in self.causes]]
+        lines.append(f"{several} against one:")
         width = max((len(d.name) for d in self.differences[:10]), default=0)
         for d in self.differences[:10]:
-            lines.append(f"  {d.name:{width}}  {d.absolute:.2g} absolute, {d.relative:.2g} relative")
+            explained = f" ({d.rounding:.2g} is rounding)" if d.relative else ""
+            lines.append(f"  {d.name:{width}}  {d.absolute:.2g} absolute, {d.relative:.2g} relative{explained}")
         if len(self.differences) > 10:
-            lines.append(f"  ... and {len(self.differences) - 10} more, all smaller")
+            lines.append(f"  ... and {len(self.differences) - 10} more, each a smaller part of what rounding explains")
         return "\n".join(lines)
 
     __repr__ = __str__  # what a prompt, and an assertion that fails, show
@@ -141,7 +154,25 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     judged = [
         replace(d, again=by.relative if by.relative > _HALF else 0.0) for d, by in zip(judged, again, strict=True)
     ]
-    return Report(tuple(sorted(judged, key=lambda d: (d.is_rounding, -d.relative))), function.devices)
+    judged.sort(key=lambda d: (d.is_rounding, -d.share))
+    return Report(tuple(judged), function.devices, _causes(function.plan(*args, **kwargs)))
+
+
+_JUMPS = frozenset({"ArgMax", "ArgMin", "Bucketize", "Ceil", "Floor", "Rint", "Round", "Sign", "TopKV2", "Where"})
+
+
+def _causes(plan: Plan) -> tuple[str, ...]:
+    """Return what of a function can make more of a rounding error, or gives other numbers each time."""
+    jumps = dict.fromkeys((op.type, plan.program.locate(op.name)) for op in plan.program.ops if op.type in _JUMPS)
+    found = [
+        f"{kind}{f' at {where}' if where else ''}: between equal candidates, or at an edge, a rounding error decides"
+        for kind, where in list(jumps)[:_SHOWN]
+    ]
+    if plan.random == "independent":
+        found.append("random='independent': shards draw other numbers than one device")
+    found.append("Python that does something else each time that it is traced: it runs once for each of both")
+    found.append("a defect of graphsplit: please report it with the plan, print(function.plan(...))")
+    return tuple(found)
 
 
 class _Runs:

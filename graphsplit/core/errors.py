@@ -120,7 +120,7 @@ class StrictError(GraphsplitError):
     Traceback (most recent call last):
     graphsplit.core.errors.StrictError: strict=True, but these operations carry rows of the batch and would run at home:
       - Unique 'Unique' at ...: 24 B gathered; which entries are new depends on all rows
-        -> rewrite it row by row, or keep its argument whole by split={...: None}: docs/at_home.md#all-rows-at-once
+        -> rewrite it row by row, or keep its argument whole by split={...: None}
     Or drop strict=True, or give the share of the work that may stay: strict=0.1.
     """
 

@@ -25,10 +25,6 @@ class TensorLeaf:
     dtype: tf.DType
     shape: tuple[int | None, ...] | None
 
-    def spec(self) -> tf.TensorSpec:
-        """Return the leaf as TensorFlow's own specification."""
-        return tf.TensorSpec(self.shape, self.dtype)
-
 
 @dataclass(frozen=True)
 class CompositeLeaf:

@@ -167,7 +167,8 @@ def _by_name(asked: str) -> Machine:
     own = next((m for m in known.values() if base in (m.name, m.device.name)), None)
     if own is None or len(counts) > (1 if base in known else 2) or 0 in counts:
         names = [*known, *(f"{m.devices}x{m.device.name}" for m in known.values())]
-        near = difflib.get_close_matches(asked, names, 3, 0.4) or list(known)
+        begin = [name for name in names if asked and name.startswith(asked)]
+        near = begin or difflib.get_close_matches(asked, names, 3, 0.4) or list(known)
         raise ArgumentError(
             f"There is no machine {asked!r}. Nearest are {', '.join(map(repr, near))}; `graphsplit machines` lists "
             "all. "

@@ -213,4 +213,4 @@ def _send(plane: Any, event: Any, nodes: Mapping[str, Any]) -> SendEvent | None:
     node = nodes[name]
     source, output = split_reference(node.input[0])
     route = [full_name(node.attr[key].s.decode()) for key in ("send_device", "recv_device")]
-    return SendEvent(plain_name(source), output, *route, asked_of=plain_name(re.sub(r"/_\d+$", "", node.name)))
+    return SendEvent(plain_name(source), output, route[0], route[1], plain_name(re.sub(r"/_\d+$", "", node.name)))

@@ -1,4 +1,4 @@
-"""What to do about work that stays on one device: a sentence and a place to read on for each reason.
+"""What to do about work that stays on one device: a sentence for each reason (docs/at_home.md says more).
 
 One table, which plans, `StrictError`, placements and reports of SavedModels share.
 """
@@ -8,8 +8,6 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-PAGE = "docs/at_home.md"
-
 
 class Advice(NamedTuple):
     """What to do.
@@ -17,17 +15,15 @@ class Advice(NamedTuple):
     Attributes:
       reason: a pattern of the reasons for which it is meant.
       do: what to do, as part of a sentence.
-      anchor: of the section of the page that says more.
       finished: what to do for a finished model, of which there is no code here, and no dataset; "" for the same.
     """
 
     reason: str
     do: str
-    anchor: str
     finished: str = ""
 
     def __str__(self) -> str:
-        return f"{self.do}: {PAGE}#{self.anchor}"
+        return self.do
 
 
 ADVICE = (
@@ -35,60 +31,50 @@ ADVICE = (
     Advice(
         "side effects|no rule for StringFormat",
         "move it into dataset.map, or out of the function",
-        "side-effects",
         "save the model without it",
     ),
     Advice(
         "its table lives|captures a table",
         "look it up in dataset.map",
-        "tables",
         "look it up before the request, and save the model without it",
     ),
     Advice(
         "no rule for",
         "write it in operations that have a rule, or move it into dataset.map",
-        "no-rule",
         "save the model with operations that have a rule",
     ),
+    Advice("XLA compiles for sizes", "call with known sizes, or give jit_compile to parallelize instead"),
     Advice(
-        "XLA compiles|which XLA does",
-        "give jit_compile to parallelize instead, or call with known sizes",
-        "compiled-functions",
+        "XLA compiles it as a whole|which XLA does",
+        "take jit_compile=True off it and give that to parallelize",
     ),
-    Advice(
-        "takes a diagonal|names no axis|of integers rounds|integers are summed",
-        "take the diagonal, name the axis or cast to floats first",
-        "another-spelling",
-    ),
+    Advice("takes a diagonal", "take the diagonal first, with tf.linalg.diag_part"),
+    Advice("names no axis", "name the axis"),
+    Advice("of integers rounds|integers are summed", "cast to floats first"),
     Advice(
         "not Philox|numbers follow from a seed",
         "draw with tf.random.stateless_normal or stateless_uniform",
-        "random-numbers",
     ),
     Advice(
         "depends on the rows before|turns?\\b|branch|carries as|the list |of a list in it|list is (read|made) whole"
         "|in it[ :]|it is given .* and read",
         "let each turn keep rows apart, or compute all rows at once without a loop",
-        "loops-and-branches",
     ),
     Advice(
         "one list|padded to the longest|vector of examples|only equal once they are dense|sparse list",
         "parse and pad in dataset.map",
-        "text-and-features",
         "parse and pad before the request, and save the model without that",
     ),
     Advice(
         "rows are made in it|every device has",
         "make these rows in dataset.map, and pass them as an argument",
-        "rows-made-inside",
         "make these rows before the request, and save the model with them as an argument",
     ),
-    Advice("not known|only known when it runs", "give it static shapes, as tf.ensure_shape does", "unknown-shapes"),
+    Advice("not known|only known when it runs", "give it static shapes, as tf.ensure_shape does"),
     Advice(
         "all rows|whole batch|reads rows that are whole|chosen before it|several unrelated|changes the shape"
         "|sequences are not cut|no entries|would have .* pieces|different layouts",
         "rewrite it row by row, or keep its argument whole by split={...: None}",
-        "all-rows-at-once",
     ),
 )
 
@@ -97,7 +83,7 @@ def advice_on(reason: str, finished: bool = False) -> Advice:
     """Return what to do about an operation that is at home for a reason, `finished`: in a finished model.
 
     >>> print(advice_on("no rule for TopKUnique"))
-    write it in operations that have a rule, or move it into dataset.map: docs/at_home.md#no-rule
+    write it in operations that have a rule, or move it into dataset.map
     """
     found = next((advice for advice in ADVICE if re.search(advice.reason, reason)), ADVICE[-1])
     return found._replace(do=found.finished) if finished and found.finished else found

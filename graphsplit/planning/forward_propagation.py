@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
+from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.layouts import (
     PARTIAL_MEAN,
     PARTIAL_SUM,
@@ -163,6 +164,9 @@ class ForwardPropagation:
         if op.type == "LookupTableFindV2":
             return Declined("its table lives on one device")
         if op.stateful:
+            flow = CONTROL_FLOW.get(op.type)
+            if flow is not None and flow.compiled:
+                return Declined("it changes variables or has other effects, and XLA compiles it as a whole")
             return Declined("it has side effects, which happen once")
         if op.bodies:
             return self._control_flow(op, layouts)

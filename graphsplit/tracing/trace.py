@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -109,7 +110,9 @@ def trace(
         args, kwargs = structures.unflatten(arguments, _with_known_shapes(arguments, tensors))
         return _take_apart(rewritten(*args, **kwargs), results)  # refused results are reported below
 
-    specs = [leaf.spec() for leaf in structures.leaves(arguments)]
+    # (TensorFlow's errors then name an argument as the user does)
+    leaves = zip(structures.leaves(arguments), names, strict=True)
+    specs = [tf.TensorSpec(leaf.shape, leaf.dtype, _as_name(name)) for leaf, name in leaves]
     # (for XLA, TensorFlow writes loops whose lists have a greatest length)
     traced = tf.function(flat_function, autograph=False, jit_compile=compiled or None)
     function = traced.get_concrete_function(*specs)
@@ -202,6 +205,11 @@ def inside_trace(name: str = "") -> bool:
     return bool(traces)
 
 
+def _as_name(path: str) -> str:
+    """Return the path of an argument, `batch['x']`, as the name of an operation."""
+    return re.sub(r"[^A-Za-z0-9]+", "_", path).strip("_") or "argument"
+
+
 def _held(placeholder: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
     """Return what the variable behind a captured handle holds, or None for captures of other kinds."""
     return resource_value(placeholder) if placeholder.dtype == tf.resource else None
@@ -257,7 +265,7 @@ def _with_known_shapes(arguments: structures.Tree, tensors: Sequence[tf.Tensor])
 
 
 def _take_apart(returned: Any, results: list[structures.Tree]) -> list[tf.Tensor]:
-    tensors, tree = structures.flatten(_tensors_of_variables(returned))
+    tensors, tree = structures.flatten(_converted(returned))
     results.append(tree)
     return [tf.identity(tensor) for tensor in tensors]
 
@@ -278,12 +286,19 @@ def _check_result(tree: structures.Tree) -> None:
         )
 
 
-def _tensors_of_variables(returned: Any) -> Any:
-    """Replace variables in the result by their values: what a variable is worth when the function returns."""
+def _converted(returned: Any) -> Any:
+    """Replace what TensorFlow converts to tensors, as a `tf.function` does: a variable, a distribution.
+
+    A variable counts as what it is worth when the function returns.
+    """
 
     def value(leaf: Any) -> Any:
-        is_variable = isinstance(leaf, tf.Variable) or hasattr(leaf, "assign_add")
-        return tf.convert_to_tensor(leaf) if is_variable else leaf
+        if isinstance(leaf, (*_RETURNED_AS_IS, type)):
+            return leaf
+        try:
+            return tf.convert_to_tensor(leaf)
+        except (TypeError, ValueError):
+            return leaf  # refused by `_check_result`, which knows where in the result it is
 
     return structures.map_static(value, returned)
 
