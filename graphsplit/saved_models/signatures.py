@@ -20,7 +20,7 @@ from graphsplit.planning.state import State
 from graphsplit.program.shape_inference import known_shape
 from graphsplit.saved_models.notes import noting
 from graphsplit.saved_models.parts import LARGE_BYTES, called_functions
-from graphsplit.saved_models.weights import Mirrors, check_only_read, copies_of, sent_bytes, where_variables_live
+from graphsplit.saved_models.weights import Mirror, Mirrors, check_only_read, copies_of, sent_bytes, where_variables_live
 from graphsplit.tracing.trace import Trace
 
 
@@ -94,7 +94,8 @@ def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple
     declared = planned.function.structured_outputs
 
     def signature(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
-        results = structures.unflatten(trace.result, _run(graph, graph_def, [*tensors, *captures]))
+        held = [capture.handle() if isinstance(capture, Mirror) else capture for capture in captures]
+        results = structures.unflatten(trace.result, _run(graph, graph_def, [*tensors, *held]))
         if not isinstance(results, dict):
             raise UnsupportedError(f"The signature {planned.name!r} returns no tensors by name.")
         for name, tensor in results.items():
@@ -107,7 +108,7 @@ def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple
     return function, sent_bytes(plan)
 
 
-def _with_copies(planned: PlannedSignature, graph: EmittedGraph, mirrors: Mirrors) -> list[tf.Tensor]:
+def _with_copies(planned: PlannedSignature, graph: EmittedGraph, mirrors: Mirrors) -> list[tf.Tensor | Mirror]:
     """Return what the captures are fed with: copies of variables; the original, on the device where a loader puts it.
 
     (What nobody reads needs no copy.)
@@ -115,14 +116,14 @@ def _with_copies(planned: PlannedSignature, graph: EmittedGraph, mirrors: Mirror
     trace, plan = planned.trace, planned.plan
     variables, original = captured_variables(trace), where_variables_live(plan.devices)
     read = {split_reference(reference)[0] for node in graph.nodes for reference in node.input}
-    handles = []
+    handles: list[tf.Tensor | Mirror] = []
     for (k, _), name in zip(plan.state.parts, graph.captures, strict=True):
         device = plan.state.devices.get(name, "")
         if k not in plan.state.copied or device == original or name not in read:
             handles.append(trace.captures[k])
         else:
             variable = variables[trace.program.ops[trace.program.captures[k]].name]
-            handles.append(mirrors.get(variable, device).resource_handle)
+            handles.append(mirrors.get(variable, device))
     return handles
 
 

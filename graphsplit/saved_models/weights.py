@@ -18,7 +18,11 @@ from graphsplit.program.program import Program
 
 
 class Mirror(tf.saved_model.experimental.TrackableResource):  # type: ignore[misc]
-    """A copy of a variable on a device, filled when the SavedModel that holds it is loaded."""
+    """A copy of a variable on a device, filled when the SavedModel that holds it is loaded.
+
+    Whoever needs the copy names it anew, inside of a function: there, TensorFlow replaces a device that the server does
+    not have. On a node outside of all functions, where a captured handle would stand, loading in C++ refuses it.
+    """
 
     def __init__(self, variable: tf.Variable, device: str):
         super().__init__()
@@ -26,18 +30,21 @@ class Mirror(tf.saved_model.experimental.TrackableResource):  # type: ignore[mis
         self._device = device
         self._shared_name = f"graphsplit_{uuid.uuid4().hex}"
 
-    def _create_resource(self) -> tf.Tensor:
-        # Eagerly, while the model is written, the device need not exist; its name is for the written function.
-        with tf.device(None if tf.executing_eagerly() else self._device):
+    def handle(self) -> tf.Tensor:
+        """Return the copy's handle in the function that is being traced."""
+        with tf.device(self._device):
             return tf.raw_ops.VarHandleOp(
                 dtype=self._variable.dtype, shape=self._variable.shape, shared_name=self._shared_name
             )
 
+    def _create_resource(self) -> tf.Tensor:  # TensorFlow asks for one; it holds nothing, on any server
+        return tf.raw_ops.VarHandleOp(dtype=tf.int32, shape=[], shared_name=f"{self._shared_name}_filled")
+
     def _initialize(self) -> None:
-        tf.raw_ops.AssignVariableOp(resource=self.resource_handle, value=self._variable.read_value())
+        tf.raw_ops.AssignVariableOp(resource=self.handle(), value=self._variable.read_value())
 
     def _destroy_resource(self) -> None:
-        tf.raw_ops.DestroyResourceOp(resource=self.resource_handle, ignore_lookup_error=True)
+        tf.raw_ops.DestroyResourceOp(resource=self.handle(), ignore_lookup_error=True)
 
 
 class Mirrors:
