@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import re
+import subprocess
+import sys
 from collections import Counter
 from pathlib import Path
 
@@ -84,3 +88,53 @@ def test_shards_of_a_model_of_tensorflow_1(tmp_path: Path):
     gs.transpile_saved_model(tmp_path / "one", tmp_path / "three", 3)
     placement = gs.placement_of(str(tmp_path / "three"), signature=next(iter(requests)))
     assert {0, 1, 2} <= shards(placement, "MatMul").keys()
+
+
+@pytest.fixture(scope="module")
+def on_three(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("on_three")
+    net = keras.Sequential([keras.Input((6,), name="rows"), keras.layers.Dense(4, "relu"), keras.layers.Dense(2)])
+    net.export(str(folder / "one"), verbose=False)
+    gs.transpile_saved_model(folder / "one", folder / "three", 3)
+    return folder / "three"
+
+
+def inspected(*arguments: str) -> str:
+    """Return what `graphsplit inspect` prints in a process of its own."""
+    command = [sys.executable, "-m", "graphsplit.cli", "inspect", *arguments]
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=False)
+    return done.stdout + done.stderr
+
+
+def test_inspect_without_a_specification_counts_some_rows(on_three: Path):
+    printed = inspected(str(on_three), "--actual")
+    assert "Bytes and FLOPs are those of float32[32,6]; --spec says otherwise." in printed
+    assert re.findall(r"^  CPU:\d .*? (\d+)%", printed, re.MULTILINE) == ["34", "34", "31"]
+    assert "every operation ran where it was asked to" in printed
+
+
+def test_inspect_splits_nothing_twice(on_three: Path):
+    assert (
+        f"'{on_three}' was transpiled before, for CPU:0, CPU:1, CPU:2. Leave --devices out to see that, or name the "
+        "original."
+    ) in " ".join(inspected(str(on_three), "--devices", "2").split())
+
+
+def test_a_device_that_is_missing_is_why_a_fused_operation_ran_elsewhere(on_three: Path, tmp_path: Path):
+    gs.transpile_saved_model(on_three.parent / "one", tmp_path / "gpus", ["GPU:0", "GPU:1"])
+    loaded = tf.saved_model.load(str(tmp_path / "gpus"))
+    placement = gs.placement_of(loaded.signatures["serving_default"], rows=tf.ones((5, 6)), actual=True)
+    reasons = {op.reason.split(";")[0] for op in placement.select("MatMul") if op.moved}
+    assert reasons == {f"GPU:{d} does not exist in this process" for d in range(2)}
+
+
+def test_signatures_come_in_one_order(tmp_path: Path):
+    module = tf.Module()
+    functions = {
+        name: tf.function(lambda x: {"y": tf.tanh(x)}, input_signature=[tf.TensorSpec((None, 3), tf.float32, "x")])
+        for name in ("serve", "b", "serving_default", "a")
+    }
+    tf.saved_model.save(module, str(tmp_path / "one"), signatures=functions)
+    report = gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2)
+    assert [signature.name for signature in report.signatures] == ["a", "b", "serve", "serving_default"]

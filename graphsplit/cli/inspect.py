@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -10,10 +11,21 @@ import rich.console
 
 from graphsplit.api.decorators import parallelize
 from graphsplit.api.parallel_function import ParallelFunction
-from graphsplit.cli.targets import by_position, check_specs, example, load_target, parse_spec, users_code
+from graphsplit.cli.targets import (
+    by_position,
+    check_not_split,
+    check_specs,
+    cpus_of_model,
+    example,
+    example_rows,
+    load_target,
+    parse_spec,
+    users_code,
+)
 from graphsplit.core.devices import use_logical_devices
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.logical_gpus import has_gpus
+from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import eager_context_started
 from graphsplit.placement.builders import placement_of
 from graphsplit.placement.timeline import timeline_of
@@ -48,15 +60,19 @@ def inspect(
       StorageError: if a file cannot be written.
     """
     console = rich.console.Console(stderr=True)
-    if isinstance(devices, int) and not eager_context_started() and not has_gpus():
-        use_logical_devices(devices)
+    _make_devices(target, devices)
     given = [parse_spec(text) for text in specs]
     with _progress(console, f"loading {target}"):
         fn, declared = load_target(target, signature)
     if given or not declared:
         check_specs(target, fn, declared, given)
+    if declared and devices is not None:
+        check_not_split(target, fn)
     needs_values = actual or timeline is not None
     specified = given or list(declared.values() if needs_values or devices is not None else ())
+    if not given and (rows := example_rows(list(declared.values()))) is not None:
+        specified = rows
+        print(f"Bytes and FLOPs are those of {', '.join(map(spec_text, rows))}; --spec says otherwise.")
     if declared and (specified or devices is not None):
         fn = by_position(fn, list(declared), f"{target} ({signature})")
     if devices is not None and not isinstance(fn, ParallelFunction):
@@ -76,6 +92,17 @@ def inspect(
             recorded = timeline_of(fn, *arguments)
         recorded.save(timeline)
         print(recorded)
+
+
+def _make_devices(target: str, devices: int | Sequence[str] | None) -> None:
+    """Make logical CPU devices where there are no GPUs: those that are asked for, or that a SavedModel names."""
+    if eager_context_started() or has_gpus():
+        return
+    count = devices if isinstance(devices, int) else 1
+    if devices is None and os.path.isdir(target):
+        count = cpus_of_model(target)
+    if isinstance(devices, int) or count > 1:
+        use_logical_devices(count)
 
 
 @contextmanager

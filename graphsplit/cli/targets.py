@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -13,10 +14,16 @@ import tensorflow as tf
 
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.cli.checks import split_spec, split_target, working_directory_first
+from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import ArgumentError, GraphsplitError, bullet_list
+from graphsplit.core.marks import is_marked
+from graphsplit.core.model_files import model_file
+from graphsplit.core.stored_models import read_saved_model
 from graphsplit.core.structures import spec_text
 from graphsplit.core.user_code import place_of_error
 from graphsplit.placement.sources import load_signature
+
+_ROWS = 32  # of a batch of any size, where a signature is looked at without --spec
 
 
 def load_target(target: str, signature: str) -> tuple[Any, dict[str, tf.TensorSpec]]:
@@ -38,6 +45,43 @@ def load_target(target: str, signature: str) -> tuple[Any, dict[str, tf.TensorSp
     if not callable(found):
         raise ArgumentError(f"{target!r} is no function: it is {found!r}.")
     return found, {}
+
+
+def check_not_split(target: str, fn: Any) -> None:
+    """Raise `ArgumentError` for a SavedModel's signature that has been split over devices already."""
+    graph = fn.graph.as_graph_def()
+    nodes = [*graph.node, *(node for function in graph.library.function for node in function.node_def)]
+    if any(map(is_marked, nodes)):
+        devices = sorted({short_name(canonical_name(node.device)) for node in nodes if is_marked(node) and node.device})
+        raise ArgumentError(
+            f"{target!r} was transpiled before, for {', '.join(devices)}. Leave --devices out to see that, or name the "
+            "original."
+        )
+
+
+def example_rows(specs: Sequence[tf.TensorSpec]) -> list[tf.TensorSpec] | None:
+    """Return specifications with 32 rows where only their number is not known; None if none needs it, or more is not.
+
+    Bytes and FLOPs of a signature for any number of rows are then those of some.
+    """
+    is_open = [bool(spec.shape.rank) and spec.shape[0] is None for spec in specs]
+    known = [spec.shape[1:] if rows else spec.shape for rows, spec in zip(is_open, specs, strict=True)]
+    if not any(is_open) or not all(shape.is_fully_defined() for shape in known):
+        return None
+    return [
+        tf.TensorSpec([_ROWS, *shape] if rows else shape, spec.dtype, spec.name)
+        for rows, shape, spec in zip(is_open, known, specs, strict=True)
+    ]
+
+
+def cpus_of_model(directory: str) -> int:
+    """Return on how many CPU devices the graphs of a SavedModel ask to run; 1 for a model for one device."""
+    if model_file(directory).suffix == ".cpb":  # in pieces, which only TensorFlow can put together
+        return 1
+    graphs = [meta_graph.graph_def for meta_graph in read_saved_model(directory).meta_graphs]
+    nodes = [node for g in graphs for node in (*g.node, *(n for f in g.library.function for n in f.node_def))]
+    found = {node.device for node in nodes}
+    return 1 + max((int(match[1]) for device in found if (match := re.search(r"CPU:(\d+)$", device))), default=0)
 
 
 @contextmanager

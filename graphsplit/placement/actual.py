@@ -121,7 +121,8 @@ def match_op(op: PlacedOp, facts: Facts) -> PlacedOp:
     node = facts.ran.get(op.name)
     if node is None:
         reason, instead = explain_absence(op, facts)
-        return replace(op, actual=instead.device if instead else "", ran=instead is not None, reason=reason)
+        placed = replace(op, actual=instead.device if instead else "", ran=instead is not None, reason=reason)
+        return replace(placed, reason=f"{explain_move(op, placed.actual, facts)}; {reason}") if placed.moved else placed
     placed = replace(op, actual=node.device)
     if not placed.moved:
         renamed = node.type != op.type and node.type not in ("NoOp", *_ARGUMENTS)

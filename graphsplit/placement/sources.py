@@ -208,7 +208,7 @@ def load_signature(directory: str, signature: str) -> Any:
     model = load_saved_model(directory)
     found = signatures_of(model, directory, ())
     if signature not in found:
-        there = ", ".join(map(repr, found)) or "none"
+        there = ", ".join(map(repr, sorted(found))) or "none"
         raise ArgumentError(f"The SavedModel in {directory!r} has no signature {signature!r}; it has {there}.")
     function = signatures_of(model, directory, [signature])[signature]
     function.graphsplit_owner = model  # the variables live as long as the loaded model does

@@ -20,7 +20,14 @@ from graphsplit.planning.state import State
 from graphsplit.program.shape_inference import known_shape
 from graphsplit.saved_models.notes import noting
 from graphsplit.saved_models.parts import LARGE_BYTES, called_functions
-from graphsplit.saved_models.weights import Mirror, Mirrors, check_only_read, copies_of, sent_bytes, where_variables_live
+from graphsplit.saved_models.weights import (
+    Mirror,
+    Mirrors,
+    check_only_read,
+    copies_of,
+    sent_bytes,
+    where_variables_live,
+)
 from graphsplit.tracing.trace import Trace
 
 

@@ -101,7 +101,8 @@ def transpile_directory(source: str, target: str, options: TranspileOptions) -> 
     recognize = check_target(source, target, options.overwrite)
     check_whole(source, before)
     definition, graph_bytes_before = before.meta_graphs[0], before.ByteSize()
-    keys = [key for key in definition.signature_def if key not in _INTERNAL_SIGNATURES]
+    # (a map of a proto has another order in each process)
+    keys = sorted(key for key in definition.signature_def if key not in _INTERNAL_SIGNATURES)
     chosen = _chosen(source, keys, options.signatures)
     _check_split(definition, chosen, options.split)
     job = _Job(source, target, keys, chosen, recognize, options)
