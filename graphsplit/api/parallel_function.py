@@ -26,14 +26,15 @@ from graphsplit.api.chosen_devices import ChosenDevices, choose_devices
 from graphsplit.api.compilation import trace_and_plan
 from graphsplit.api.instances import PerInstance
 from graphsplit.api.options import Options
-from graphsplit.api.outer_graphs import warn_of_outer_graph
+from graphsplit.api.outer_graphs import warn_of_outer_graph, warn_of_stateless_scope
 from graphsplit.api.retracing import warn_of_retracing
 from graphsplit.api.strategies import check_no_replica, check_no_spread_values
-from graphsplit.api.traces import Traces
+from graphsplit.api.traces import Signature, Traces
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.tensorflow_internals import eager_context_started, in_xla_context
+from graphsplit.core.keras_scopes import open_scopes, variables_have_other_values
+from graphsplit.core.tensorflow_internals import eager_context_started, in_xla_context, rewritten_by_autograph
 from graphsplit.core.user_code import shortened, with_users_traceback
 from graphsplit.emission.compiled_calls import graph_def_that_runs
 from graphsplit.emission.emitter import emit
@@ -114,6 +115,9 @@ class ParallelFunction(Generic[P, R]):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if inside_trace(self._name()):  # of another parallelized function, whose plan covers this one as well
             return tf.function(self._fn)(*args, **kwargs)
+        if variables_have_other_values():
+            warn_of_stateless_scope(self._name(), self._traces)
+            return rewritten_by_autograph(self._fn)(*args, **kwargs)
         check_no_replica(self._name())
         self._chosen.check()
         tensors, arguments = self._flatten(args, kwargs)
@@ -315,9 +319,10 @@ class ParallelFunction(Generic[P, R]):
             found = self._find(arguments)  # another thread may have been faster, or another call was like this
             if found is None:
                 found = self._compile(arguments)
-                others = [other for other in self._traces.compiled.get(arguments, ()) if other.is_current]
-                self._traces.compiled[arguments] = [*others, found]
-                warn_of_retracing(self._name(), list(self._traces.compiled))
+                signature = Signature(arguments, open_scopes())
+                others = [other for other in self._traces.compiled.get(signature, ()) if other.is_current]
+                self._traces.compiled[signature] = [*others, found]
+                warn_of_retracing(self._name(), list(dict.fromkeys(known.arguments for known in self._traces.compiled)))
         return found
 
     def _find(self, arguments: structures.Branch) -> Differentiable | None:
@@ -326,7 +331,8 @@ class ParallelFunction(Generic[P, R]):
         What it captured is at hand, and variables lie as they did. (In a graph they are whole: it may use them itself.)
         """
         outer = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        for compiled in self._traces.compiled.get(self._traces.covered.get(arguments, arguments), ()):
+        signature = Signature(self._traces.covered.get(arguments, arguments), open_scopes())
+        for compiled in self._traces.compiled.get(signature, ()):
             in_reach = compiled.trace.outer_graph in (None, outer) and not (outer and compiled.plan.state.parts)
             if compiled.is_current and in_reach:
                 return compiled
@@ -340,7 +346,7 @@ class ParallelFunction(Generic[P, R]):
         specs = self._signature.bind_partial(*(getattr(self._fn, "input_signature", None) or ())).arguments
         wider: list[structures.Tree | None] = [as_specified(arguments, specs)]
         if self._options.reduce_retracing:
-            wider += [generalized(known, arguments) for known in self._traces.compiled]
+            wider += [generalized(known.arguments, arguments) for known in self._traces.compiled]
         for found in wider:
             if isinstance(found, structures.Branch) and found != arguments and self._is_one_batch(found, arguments):
                 self._traces.covered[arguments] = found

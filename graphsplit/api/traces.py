@@ -4,12 +4,25 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Hashable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphsplit.core import structures
 from graphsplit.runtime.differentiable import Differentiable
 from graphsplit.runtime.trial_compilations import Trials
+
+
+class Signature(NamedTuple):
+    """What a trace is valid for.
+
+    Attributes:
+      arguments: their structure.
+      scopes: what the scopes say in which it was traced, see `open_scopes`.
+    """
+
+    arguments: structures.Branch
+    scopes: Hashable
 
 
 @dataclass(eq=False)
@@ -18,18 +31,20 @@ class Traces:
 
     Attributes:
       compiled: the compiled forms of each signature; several if they captured tensors of different graphs.
-      covered: signatures of calls that run as a wider one.
+      covered: arguments of calls that run as wider ones.
       trials: what XLA was asked, if it was.
       lock: held while tracing.
       told_of_graph: whether the user was told what a call over workers is in a graph that somebody else runs.
+      told_of_scope: whether the user was told that a call in a stateless scope runs on one device.
       bound: the method bound to the instance, as long as somebody holds it.
     """
 
-    compiled: dict[structures.Branch, list[Differentiable]] = field(default_factory=dict)
+    compiled: dict[Signature, list[Differentiable]] = field(default_factory=dict)
     covered: dict[structures.Branch, structures.Branch] = field(default_factory=dict)
     trials: Trials | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]  # a function until 3.13
     told_of_graph: bool = False
+    told_of_scope: bool = False
     bound: weakref.ref[Any] | None = None
 
     def trials_of(self, name: str) -> Trials:
