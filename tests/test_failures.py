@@ -53,7 +53,7 @@ def looked_up(i):
 def test_a_shape_error_has_no_lines_of_ours():
     plain = raised(lambda: tf.function(multiplied)(tf.ones((8, 4))), ValueError)
     error = raised(lambda: gs.parallelize(multiplied, devices=4)(tf.ones((8, 4))), ValueError)
-    assert str(error).replace("tensors_0", "x") == str(plain)  # what TensorFlow calls the argument
+    assert str(error) == str(plain)
     assert len(traceback.format_exception(error)) <= len(traceback.format_exception(plain))
     assert [name for name in files(error) if name.startswith(OURS)] == [inspect.getfile(parallel_function)]
     assert "site-packages" not in "".join(files(error))
@@ -140,7 +140,7 @@ def test_a_failed_assertion_says_the_values():
     error = raised(lambda: gs.parallelize(positive, devices=2)(x), tf.errors.InvalidArgumentError)
     assert str(error) == (
         f"CPU:0, {line_of('assert_greater', positive)}: assertion failed: [x must be positive] "
-        "[Condition x > y did not hold element-wise:] [x (tensors_0:0) = ] [[-1 2][3...]...] "
+        "[Condition x > y did not hold element-wise:] [x (x:0) = ] [[-1 2][3...]...] "
         "[y (assert_greater/y:0) = ] [0]"
     )
 

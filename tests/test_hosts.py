@@ -332,10 +332,10 @@ def test_wrong_gateways(plan: gs.Plan, kind: str, change: Callable[[dict[str, st
 
 def test_gateways_of_what_needs_none(plan: gs.Plan):
     scatter = next(move for move in plan.moves if move.kind == "scatter")
-    with pytest.raises(gs.CheckError, match=r"^The scatter of 'tensors_0' has gateways for 1 of 0 values\.$"):
+    with pytest.raises(gs.CheckError, match=r"^The scatter of 'x' has gateways for 1 of 0 values\.$"):
         dataclasses.replace(plan, gateways={**plan.gateways, scatter: ({HOST: EIGHT[4]},)}).check()
     absent = dataclasses.replace(scatter, target=scatter.source)
-    with pytest.raises(gs.CheckError, match=r"^The send of 'tensors_0' needs no gateways, and has some\.$"):
+    with pytest.raises(gs.CheckError, match=r"^The send of 'x' needs no gateways, and has some\.$"):
         dataclasses.replace(plan, gateways={**plan.gateways, absent: ({},)}).check()
 
 

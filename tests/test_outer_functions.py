@@ -16,6 +16,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from tests.helpers.law import assert_close
+from tests.test_parallelize import rows
 
 DOUBLE = tf.float64
 
@@ -235,3 +236,39 @@ def test_outer_graphs_go(differentiate: bool):
         del function, tape, loss
     gc.collect()
     assert [graph() for graph in graphs] == [None] * 3
+
+
+@pytest.mark.parametrize("layout", ["home", "mirrored", "sharded"])
+def test_a_branch_around_a_function_that_writes_laid_out_variables(layout: str):
+    def found(function, w):
+        @tf.function
+        def guarded(x, wanted):
+            return tf.cond(wanted, lambda: function(x), lambda: tf.zeros(4, tf.float64))
+
+        answers = [guarded(rows(7, 4), tf.constant(wanted)) for wanted in (True, False, True)]
+        return [*answers, tf.identity(w)]
+
+    variables = [tf.Variable(tf.ones((8, 4), tf.float64)) for _ in range(2)]
+    steps = [lambda x, w=w: w.assign_add(tf.ones((8, 1), tf.float64) * tf.reduce_sum(x, 0))[0] for w in variables]
+    gs.set_variable_layout(variables[1], layout, devices=3)
+    assert_close(found(gs.parallelize(steps[1], devices=3), variables[1]), found(steps[0], variables[0]))
+
+
+@pytest.mark.parametrize("before", ["home", "mirrored", "sharded"])
+@pytest.mark.parametrize("after", ["home", "mirrored", "sharded"])
+def test_a_layout_may_change_between_forward_and_backward(before: str, after: str):
+    w = tf.Variable(rows(4, 3))
+
+    def f(x):
+        return tf.tanh(x @ w) @ tf.transpose(w)
+
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(f(rows(7, 4)) ** 2)
+    expected = tape.gradient(loss, w)
+    gs.set_variable_layout(w, before, devices=3)
+    parallel = gs.parallelize(f, devices=3)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(parallel(rows(7, 4)) ** 2)
+    gs.set_variable_layout(w, after, devices=3)
+    assert_close(tape.gradient(loss, w), expected)
+    assert_close(parallel(rows(7, 4)), f(rows(7, 4)))

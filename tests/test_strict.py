@@ -116,3 +116,20 @@ def test_which_ids_a_batch_has_is_found_at_home():
         gs.parallelize(lambda x: tf.unique(x)[1], devices=3, strict=True).plan(rows(13, 1)[:, 0])
     with pytest.raises(gs.StrictError, match="which entries are new depends on all rows"):  # no variable needs these
         gs.parallelize(lambda x, ids: (2 * x, tf.unique(ids).y), devices=3, strict=True).plan(rows(13, 3), ids[:, 0])
+
+
+def test_options_reach_what_is_planned_for_gradients():
+    """Of a forward function alone, everything is sharded; its gradient has to see all rows."""
+
+    @tf.custom_gradient
+    def counted(x):
+        return 2 * x, lambda g: g + tf.cast(tf.size(tf.unique(tf.reshape(g, [-1])).y), g.dtype)
+
+    parallel = gs.parallelize(counted, devices=3, strict=True, bucket_bytes=600, random="independent")
+    x = tf.ones((7, 3))
+    assert parallel.plan(x).asked.bucket_bytes == 600
+    with tf.GradientTape() as tape, pytest.raises(gs.StrictError, match="Unique"):
+        tape.watch(x)
+        parallel(x)
+    loose = gs.parallelize(counted, devices=3, strict=0.9, bucket_bytes=600, random="independent")
+    assert loose.gradient_plan(x).asked == loose.plan(x).asked

@@ -19,6 +19,7 @@ from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.symbolic_sizes import Size
+from graphsplit.planning.asked import Asked
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
@@ -113,17 +114,15 @@ def plan_for(
         splitting = splitting.whole()
     stages = stages_asked(options, devices)
     heads = devices if stages is None else stages.heads
+    asked = Asked(
+        options.strict, options.random, options.schedule or "", stages, options.jit_compile, options.bucket_bytes
+    )
     return plan_program(
         program,
         mesh=mesh_of(heads, splitting.batch, options.weights, options.micro_batches),
         home=home,
         input_layouts=splitting.layouts,
         state=state,
-        strict=options.strict,
-        random=options.random,
-        schedule=options.schedule or "",
-        stages=stages,
-        jit_compile=options.jit_compile,
-        bucket_bytes=options.bucket_bytes,
+        asked=asked,
         notes=splitting.notes,
     )

@@ -1,7 +1,8 @@
 """Nested arguments and results: taken apart into leaves with paths, and put together again. Plain Python but leaves.
 
 A leaf is a tensor (or array), a TensorFlow composite (ragged, sparse, an `ExtensionType`), or anything else that is no
-container, which is part of the structure: a Python number, a string, a model.
+container, which is part of the structure: a Python number, a string, a model, a variable (which is captured then, as if
+it came from outside).
 """
 
 from __future__ import annotations
@@ -102,6 +103,8 @@ def _flatten(value: Any, tensors: list[tf.Tensor], specs: bool) -> Tree:
         return _tensor_leaf(tensor)
     kind = value.__class__  # not type(): TensorFlow's modules wrap dicts that are assigned to them into proxies
     parts = _parts(value)
+    if parts and parts[0] is value:  # no composite: a Keras variable, of which `tf.function` sees what it is worth
+        return _flatten(tf.convert_to_tensor(value), tensors, specs)
     if parts is not None:
         tensors.extend(parts)
         return CompositeLeaf(tf.type_spec_from_value(value), tuple([_tensor_leaf(part) for part in parts]))
@@ -131,7 +134,9 @@ def _parts(value: Any) -> list[tf.Tensor] | None:
 
     Variables, datasets and iterators are composites to TensorFlow, but their parts are handles, which are captured.
     """
-    if value.__class__ in _PLAIN or not (isinstance(value, tf.experimental.ExtensionType) or tf.is_tensor(value)):
+    if value.__class__ in _PLAIN or isinstance(value, tf.Variable):
+        return None
+    if not (isinstance(value, tf.experimental.ExtensionType) or tf.is_tensor(value)):
         return None
     parts = tf.nest.flatten(value, expand_composites=True)
     handles = [part for part in parts if not tf.is_tensor(part) or part.dtype in (tf.resource, tf.variant)]

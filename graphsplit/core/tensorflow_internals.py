@@ -171,9 +171,12 @@ def in_save_context() -> bool:
 def captures_of_graph(graph: Any) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     """Return the placeholders of what a function's graph captured, and what they stand for now.
 
-    Those of `value_at_call` come last, as among the inputs of the function.
+    Those of `value_at_call` come last, as among the inputs of the function. In a graph, the function asks for them that
+    is traced, and not the body of a branch in it, which nobody calls with anything.
     """
-    late = tf.nest.flatten([value() for value in graph.deferred_external_captures])
+    around = function_graph()
+    with contextlib.nullcontext() if around is None else around.as_default():
+        late = tf.nest.flatten([value() for value in graph.deferred_external_captures])
     known = [*graph.internal_captures, *tf.nest.flatten(graph.deferred_internal_captures)]
     return known, [*graph.external_captures, *late]
 

@@ -9,6 +9,7 @@ from graphsplit.core.layouts import Layout, Shard, is_whole
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
+from graphsplit.planning.asked import Asked
 from graphsplit.planning.automatic_stages import StageCuts
 from graphsplit.planning.flow import Flow
 from graphsplit.planning.gateways import MoveGateways
@@ -41,10 +42,9 @@ class Decisions:
       turns: in which order.
       schedules: by which shards go through stages, for each number of shards that a device has; empty for none.
       notes: one sentence for each thing a user would not expect.
-      random: `"exact"`: shards draw the numbers of one device; `"independent"`: numbers of their own.
+      asked: what the user asks of it.
       state: where variables, tables and large constants live.
       stage_cuts: the stages into which the program was cut, if that was asked for.
-      jit_compile: whether XLA compiles what a shard, or home, computes between two moves; `"auto"`: what it can.
       refused: operations, by position, that XLA refuses although it has kernels for them, with its reasons; None if it
         was not asked.
     """
@@ -63,11 +63,20 @@ class Decisions:
     turns: tuple[Turn, ...] = field(default=(), repr=False)
     schedules: Mapping[int, Schedule] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
-    random: str = "exact"
+    asked: Asked = field(default_factory=Asked, repr=False)
     state: State = field(default_factory=State, repr=False)
     stage_cuts: StageCuts | None = field(default=None, repr=False)
-    jit_compile: bool | str = False
     refused: Mapping[int, str] | None = None
+
+    @property
+    def random(self) -> str:
+        """Which numbers shards draw: `"exact"`, those of one device, or `"independent"` ones."""
+        return self.asked.random
+
+    @property
+    def jit_compile(self) -> bool | str:
+        """Whether XLA compiles what a shard, or home, computes between two moves; `"auto"`: what it can."""
+        return self.asked.jit_compile
 
     @property
     def devices(self) -> tuple[str, ...]:

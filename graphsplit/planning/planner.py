@@ -18,7 +18,8 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
-from graphsplit.planning.automatic_stages import StagesAsked, cut_into_stages
+from graphsplit.planning.asked import Asked
+from graphsplit.planning.automatic_stages import cut_into_stages
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
 from graphsplit.planning.bucketing import find_buckets, leading_to_shards
 from graphsplit.planning.control_flow import ControlFlowAnswers
@@ -48,12 +49,7 @@ def plan_program(
     home: str,
     input_layouts: Sequence[Layout],
     state: State = State(),  # noqa: B008  # frozen
-    strict: bool | float = False,
-    random: str = "exact",
-    schedule: str = "",
-    stages: StagesAsked | None = None,
-    jit_compile: bool | str = False,
-    bucket_bytes: int | None = None,
+    asked: Asked = Asked(),  # noqa: B008  # frozen
     notes: Sequence[str] = (),
 ) -> Plan:
     """Decide where every operation runs.
@@ -64,18 +60,14 @@ def plan_program(
       home: the device of whole values that belong to nobody.
       input_layouts: `Shard` or `SingleDevice` for each argument.
       state: where variables, tables and large constants live.
-      strict: raise `StrictError` if work on the batch would run at home; or a number, the largest share of the
-        floating-point operations that may.
-      random: `"exact"` or `"independent"`.
-      schedule: the kind of schedule by which shards go through stages; "" for none.
-      stages: into which the program is to be cut, if any.
-      jit_compile: whether XLA compiles what a shard, or home, computes between two moves; `"auto"`: what it can.
-      bucket_bytes: see `find_buckets`.
+      asked: what the user asks of the plan.
+      notes: for the plan.
 
     Raises:
-      StrictError: see `strict`.
+      StrictError: see `Asked.strict`.
       ArgumentError: for a schedule without the stages that it needs, or stages into which it cannot be cut.
     """
+    random, stages, schedule = asked.random, asked.stages, asked.schedule
 
     def plan_bodies(op: Op, layouts: Sequence[Layout]) -> dict[str, Plan]:
         return _plan_bodies(program, op, layouts, mesh=mesh, home=home, state=state, random=random)
@@ -111,7 +103,7 @@ def plan_program(
     split = mesh.shards > 1
     leading = leading_to_shards(program, steps) if split else set()
     order = find_order(program, steps, leading) if split else {}
-    buckets = find_buckets(program, steps, moves, leading, {home, *mesh.devices}, bucket_bytes) if split else ()
+    buckets = find_buckets(program, steps, moves, leading, {home, *mesh.devices}, asked.bucket_bytes) if split else ()
     flow = Flow(program, steps, state, order)
     phases = find_phases(flow, moves, buckets, schedule) if mesh.has_turns else ()
     schedules = make_schedules(schedule, program, mesh) if schedule else {}
@@ -131,11 +123,10 @@ def plan_program(
         turns=find_turns(program, phases, mesh, schedules),
         schedules=schedules,
         notes=(*notes, *_notes_on_stages(program, steps)),
-        random=random,
+        asked=asked,
         stage_cuts=stage_cuts,
-        jit_compile=jit_compile,
     )
-    check_strict(plan, strict)
+    check_strict(plan, asked.strict)
     return plan
 
 
@@ -164,7 +155,8 @@ def _plan_bodies(
         arguments = [body.ops[i].name for i in body.inputs]
         devices = {a: device for a, device in zip(arguments, handles, strict=True) if device}
         own = State(devices, largest_constant=state.largest_constant)
-        plans[name] = plan_program(body, mesh=mesh, home=home, input_layouts=given, state=own, random=random)
+        asked = Asked(random=random)
+        plans[name] = plan_program(body, mesh=mesh, home=home, input_layouts=given, state=own, asked=asked)
     return plans
 
 

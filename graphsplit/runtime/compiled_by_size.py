@@ -72,7 +72,8 @@ class CompiledBySize(Differentiable):
     def _made(self, sizes: Sizes | None) -> Differentiable:
         plan = replace(self.plan, refused=None)
         if sizes is None:
-            return Differentiable(self.trace, replace(plan, jit_compile=False), self.name, self.trials)
+            plan = replace(plan, asked=replace(plan.asked, jit_compile=False))
+            return Differentiable(self.trace, plan, self.name, self.trials)
         made = Differentiable(self.trace, plan, self.name, self.trials, dict(sizes))
         self.plan = replace(plan, refused={**(self.plan.refused or {}), **(made.plan.refused or {})})
         return made

@@ -182,12 +182,13 @@ class ForwardAndBackward:
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run forward and tell the tapes how to run backward."""
         given = [*tensors, *self._joint.trace.captures]
-        outputs, residuals = self._run_forward(given)
+        planned = self._as_planned(given)
+        outputs, residuals = self._run_forward(given, planned)
         for g, group in enumerate(self._joint.groups):
             sources = self._joint.sources(g)
 
             def backward(*gradients: Any, g: int = g, sources: Sequence[int] = sources) -> list[Any]:
-                found = self._run_backward(g, given, outputs, gradients, residuals)
+                found = self._run_backward(g, given, outputs, gradients, residuals, planned)
                 return [found[i] for i in sources]
 
             if sources:
@@ -197,7 +198,7 @@ class ForwardAndBackward:
     def gradients(self, sources: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[Any]:
         """Return the gradients by the sources, arguments and captures, given those of all outputs (None if none)."""
         given = [*sources, *self._joint.trace.captures[len(sources) - len(self.single.trace.inputs) :]]
-        outputs, residuals = self._run_forward(given)
+        outputs, residuals = self._run_forward(given, self._as_planned(given))
         return self._gradients(given, [*outputs, *residuals], gradients)[: len(sources)]
 
     def _gradients(
@@ -215,9 +216,11 @@ class ForwardAndBackward:
                     totals[i] = total if gradient is None else gradient if total is None else total + gradient
         return totals
 
-    def _run_forward(self, given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+    def _run_forward(
+        self, given: Sequence[tf.Tensor], planned: Sequence[tf.Tensor]
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         with no_recording(), Located(self.plan, given):
-            outputs, residuals = self._cut.run_forward(self._as_planned(given))
+            outputs, residuals = self._cut.run_forward(planned)
         if not tf.executing_eagerly():
             set_graph_gradient([*outputs, *residuals], self._gradients)
         return outputs, residuals
@@ -229,15 +232,18 @@ class ForwardAndBackward:
         outputs: Sequence[tf.Tensor],
         gradients: Sequence[Any],
         residuals: Sequence[tf.Tensor],
+        planned: Sequence[tf.Tensor] = (),
     ) -> list[Any]:
-        """Return the gradient by each argument and capture."""
+        """Return the gradient by each argument and capture; `planned` is what the forward part was given."""
         seeds = [_seed(outputs[k], gradient) for k, gradient in zip(self._joint.groups[g], gradients, strict=True)]
         single = self.single.trace
         if watches([*given, *seeds], single.variables):
             flat = self._again(g)([*given[: len(single.inputs)], *seeds])
         elif tf.executing_eagerly():
             with no_recording(), Located(self.plan, given):
-                flat = self._cut.run_backward(g, self._as_planned(given), seeds, residuals)
+                # (variables that were laid out otherwise meanwhile: it goes back on what the forward part had)
+                planned = planned if planned and not self.single.is_current else self._as_planned(given)
+                flat = self._cut.run_backward(g, planned, seeds, residuals)
         else:
             flat = self._run_backward_in_graph(g, given, seeds, residuals)
         return list(structures.unflatten(self._joint.gradients[g], flat))
@@ -330,10 +336,7 @@ def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
         home=plan.home,
         input_layouts=layouts if split else [SINGLE_DEVICE] * len(layouts),
         state=state,
-        random=plan.random,
-        schedule=plan.schedule.kind if plan.schedule else "",
-        stages=plan.stage_cuts.asked if plan.stage_cuts else None,
-        jit_compile=plan.jit_compile,
+        asked=plan.asked,
         notes=plan.notes,
     )
 

@@ -56,8 +56,7 @@ def replanned(plan: gs.Plan, names: Mapping[str, str], **options: Any) -> gs.Pla
         home=names[plan.home],
         input_layouts=plan.input_layouts,
         state=state,
-        random=plan.random,
-        **options,
+        asked=dataclasses.replace(plan.asked, **options),
     )
 
 
