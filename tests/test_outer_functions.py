@@ -16,7 +16,6 @@ import tensorflow as tf
 
 import graphsplit as gs
 from tests.helpers.law import assert_close
-from tests.test_parallelize import rows
 
 DOUBLE = tf.float64
 

@@ -18,7 +18,6 @@ from graphsplit.core.symbolic_sizes import OWN, ROWS
 from graphsplit.emission import random_numbers
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
-from graphsplit.emission.local_operands import resized
 from graphsplit.emission.loop_inputs import bring_loop_inputs
 from graphsplit.emission.row_counts import BEGIN, RowCounts
 from graphsplit.planning.local_plan import LocalPlan
@@ -26,6 +25,7 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.program.program import Op
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import LIST, Place, Shift
+from graphsplit.rules.local_operands import resized
 
 _PART = "part"
 EmitLocal = Callable[[LocalPlan, str, int, bool], tuple[str, dict[str, Any]]]

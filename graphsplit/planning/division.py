@@ -25,12 +25,14 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import constant_value
-from graphsplit.core.layouts import Copied, Cut, Division, Partial, Shard
+from graphsplit.core.layouts import Copied, Cut, Division, EvenCut, Partial, Shard
 from graphsplit.planning.gathering import Gather, find_gathers
 from graphsplit.planning.part_by_part import JOINS, PartByPart
 from graphsplit.planning.whole_writing import WholeWriter, part_shape
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Sharded
+from graphsplit.rules.factors import Place
+from graphsplit.rules.local_operands import resized
 
 
 @dataclass(frozen=True)
@@ -166,17 +168,16 @@ class _Writer(WholeWriter):
           want: how the operand is divided; None if it is read whole.
         """
         tensor, base = op.inputs[i], self._finder.base[op.index]
-        resize = next((resize for resize in how.resize if resize.operand == i), None)
         if tensor.op in self._handles:
             return self._handles[tensor.op][k], None
-        if resize is not None and isinstance(base, Cut):
-            own = self._finder.cut[Tensor(op.index, 0)]
-            assert isinstance(own, Cut)
-            value = resize.value.copy()
-            value[resize.position] = own.lengths[k]
-            return self._constant(f"{op.name}/size_{i}_{k}", value, self._dtype(tensor)), value
+        has_size = any(resize.operand == i for resize in how.resize)
+        if has_size and isinstance(base, Cut):
+            rows, dtype = EvenCut(base.length).counts(base.parts), self._dtype(tensor)
+            made = resized(op, how, lambda extent: _own(extent, rows, k))[i]
+            own = made.astype(dtype.as_numpy_dtype)
+            return self._constant(f"{op.name}/size_{i}_{k}", own, dtype), own
         value = op.constants.get(i)
-        if resize is None and isinstance(how.wants[i], Shard):
+        if not has_size and isinstance(how.wants[i], Shard):
             assert want is not None
             if value is not None and isinstance(want, Cut):
                 value = np.take(value, _entries(want, k), want.axis)
@@ -222,9 +223,10 @@ class _Writer(WholeWriter):
         shape, dtype = self._program.shape(tensor), self._dtype(tensor)
         if op.is_constant:
             return [whole] * copied.parts
-        if len(copied.sums) == 1 or shape is None or None in shape:
+        sizes = [int(size or 0) for size in shape or () if size is not None]
+        cut, held = copied.cut(sizes) if sizes and len(sizes) == len(shape or ()) else None, []
+        if cut is None or cut.parts == 1:
             return [self._held(f"{op.name}/sum", whole, shape, dtype, copied.sums[0])] * copied.parts
-        cut, held = copied.cut([int(size or 0) for size in shape]), []
         for j, part in enumerate(self._taken_apart(whole, op.name, cut, shape, dtype)):
             own = part_shape(shape, cut, j)
             held.append(self._held(f"{op.name}/sum_{j}", part, own, dtype, copied.sums[j]))
@@ -269,6 +271,13 @@ class _Writer(WholeWriter):
 
     def _name(self, op: Op, part: int) -> str:
         return self._unused(f"{op.name}/part_{part}")
+
+
+def _own(extent: Shard | Place, rows: Sequence[int], part: int) -> int:
+    """Return how many entries a part has of an axis that lies so, or where they are."""
+    if isinstance(extent, Shard):
+        return extent.own(rows, part)
+    return sum(extent.layout.own(rows, before) for before in range(part + extent.end))
 
 
 def _entries(cut: Cut, part: int) -> range:

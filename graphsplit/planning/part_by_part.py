@@ -65,7 +65,9 @@ class PartByPart:
             self._touch(op, touched)
             return
         in_parts = [i for i, tensor in enumerate(op.inputs) if tensor in self.cut]
-        table = self.cut[op.inputs[0]] if in_parts == [0] else None
+        # (what is only taken apart for others is whole, too: its rows are there)
+        is_made_in_parts = in_parts == [0] and (op.inputs[0].op in self.how or op.inputs[0].op in self.rows)
+        table = self.cut[op.inputs[0]] if is_made_in_parts else None
         if isinstance(table, Cut) and finds_rows(self._program, op, table):
             self.rows[op.index] = table
             return
@@ -79,7 +81,10 @@ class PartByPart:
 
     def _rule(self, op: Op) -> Rule | None:
         unknown = op.symbols or any(shape is None or has_sizes(shape) or None in shape for shape in op.out_shapes)
-        return None if op.stateful or op.bodies or op.controls or unknown else rule_of(op.type)
+        # (a list is one thing, whatever is written into it)
+        opaque = any(self._dtype(tensor) == tf.variant for tensor in op.inputs) or tf.variant in op.out_dtypes
+        cannot = op.stateful or op.bodies or op.controls or unknown or opaque
+        return None if cannot else rule_of(op.type)
 
     def _touch(self, op: Op, touched: Sequence[int]) -> None:
         cut = self.handles[op.inputs[touched[0]].op]
@@ -124,6 +129,7 @@ class PartByPart:
         joined = [layout for layout in found.gives if isinstance(layout, Partial)]
         cannot = (
             found.draw is not None
+            or bool(found.shift)
             or found.weighted
             or any(not isinstance(resize.position, int) for resize in found.resize)
             or any(isinstance(want, Partial) for _, want in operands)

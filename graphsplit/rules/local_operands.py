@@ -1,4 +1,4 @@
-"""What each shard makes for itself: operands that hold sizes."""
+"""What each shard, or each part of a variable, makes for itself: operands that hold sizes."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from graphsplit.core.layouts import Shard
 from graphsplit.core.polynomials import Polynomial
 from graphsplit.core.symbolic_sizes import as_exact
 from graphsplit.program.program import Op
-from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Place
+from graphsplit.rules.registry import Sharded
 
 
-def resized(op: Op, sharded: Sharded, own: Callable[[Shard | Place], Polynomial]) -> dict[int, np.ndarray]:
+def resized(op: Op, sharded: Sharded, own: Callable[[Shard | Place], Polynomial | int]) -> dict[int, np.ndarray]:
     """Return the operands that hold the size of a sharded axis, or a place on it, as polynomials of sizes.
 
     Args:
