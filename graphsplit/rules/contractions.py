@@ -57,18 +57,25 @@ def einsum(op: Op) -> Factors | Declined:
     letters = {letter: i for i, letter in enumerate(string.ascii_letters)}
     result_rank = len(op.out_shapes[0])
 
-    def dims(term: str, shape: tuple[int | None, ...], full: tuple[int | None, ...] | None) -> Dims:
+    def broadcast_sizes(term: str, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         head, dots, tail = term.partition("...")
-        count = len(shape) - len(head) - len(tail) if dots else 0
-        middle = []
-        for i in range(count):
+        return shape[len(head) : len(shape) - len(tail)] if dots else ()
+
+    def dims(term: str, shape: tuple[int | None, ...], full: tuple[int | None, ...] | None) -> Dims:
+        head, _, tail = term.partition("...")
+        sizes = broadcast_sizes(term, shape)
+        count, middle = len(sizes), []
+        for i, size in enumerate(sizes):
             from_right = count - i  # ellipses align at their right end
-            broadcast = full is not None and not is_same(shape[len(head) + i], full[len(full) - from_right])
-            middle.append(None if broadcast else 100 + from_right)
+            broadcast = full is not None and not is_same(size, full[len(full) - from_right])
+            middle.append(None if broadcast or from_right in undecided else 100 + from_right)
         return (*[letters[c] for c in head], *middle, *[letters[c] for c in tail])
 
     head, dots, tail = result.partition("...")
     shared = op.out_shapes[0][len(head) : result_rank - len(tail)] if dots else None
+    stands_for = [broadcast_sizes(t, shape) for t, shape in zip(terms, op.in_shapes, strict=True) if shape is not None]
+    # (of a size that is only known when it runs, nobody knows whether it is broadcast)
+    undecided = {len(sizes) - i for sizes in stands_for for i, size in enumerate(sizes) if size is None}
     inputs = tuple(
         [dims(term, shape, shared) for term, shape in zip(terms, op.in_shapes, strict=True) if shape is not None]
     )
