@@ -7,7 +7,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers.law import assert_law
+import graphsplit as gs
+from tests.helpers.law import assert_close, assert_law
 from tests.test_parallelize import rows
 
 DEVICES = [1, 2, 3, 5]
@@ -118,3 +119,82 @@ def test_a_branch_with_nothing_but_effects():
         return step, (count,)
 
     assert_law(make, [(rows(7, 3),), (-rows(7, 3),)], devices=3, at_home=None)
+
+
+# Branches that are not taken, and do not fit what they are given
+
+
+def open_rows(function):
+    return tf.function(function, input_signature=[tf.TensorSpec([None, 3], tf.float64)])
+
+
+@open_rows
+def only_of_four(x):
+    return tf.cond(tf.shape(x)[0] == 4, lambda: tf.reduce_sum(tf.reshape(x, [2, 6]) * 2), lambda: tf.reduce_sum(x))
+
+
+@open_rows
+def of_some(x):
+    return tf.case(
+        [
+            (tf.shape(x)[0] == 4, lambda: tf.reduce_sum(tf.reshape(x, [2, 6]))),
+            (tf.shape(x)[0] == 6, lambda: tf.reduce_sum(tf.reshape(x, [9, 2]) * 2)),
+        ],
+        default=lambda: tf.reduce_sum(x),
+    )
+
+
+@open_rows
+def one_in_another(x):
+    def inner():
+        return tf.cond(tf.reduce_sum(x) > 0, lambda: tf.reduce_sum(tf.reshape(x, [2, 6])), lambda: DOUBLE_ZERO)
+
+    return tf.cond(tf.shape(x)[0] == 4, inner, lambda: tf.reduce_sum(tf.tanh(x)))
+
+
+@open_rows
+def never_turns(x):
+    count = tf.shape(x)[0] - 6
+    _, total = tf.while_loop(
+        lambda i, a: i < count, lambda i, a: (i + 1, a + tf.reduce_sum(tf.reshape(x, [2, 6]))), (0, DOUBLE_ZERO)
+    )
+    return total + tf.reduce_sum(x)
+
+
+DOUBLE_ZERO = tf.constant(0.0, tf.float64)
+
+
+@pytest.mark.parametrize("function", [only_of_four, of_some, one_in_another, never_turns])
+def test_a_branch_that_does_not_fit(function):
+    def f(x):
+        return function(x), tf.tanh(x)
+
+    x = rows(6, 3)
+    parallel = gs.parallelize(f, devices=3)
+    assert_close(parallel(x), tf.function(f)(x))
+    assert "Tanh" in {op.type for op in parallel.plan(x).sharded_ops}
+
+    def twice(x):
+        return function(x) + function(x[:4])
+
+    assert_close(gs.parallelize(twice, devices=3)(x), tf.function(twice)(x))
+
+
+INNER = [((3,), (3,)), ((4, 3), (3,)), ((3,), (4, 3)), ((1,), (1,)), ((1, 1), (1, 1)), ((7, 1), (1,))]
+
+
+@pytest.mark.parametrize(("left", "right"), INNER)
+def test_a_branch_that_the_shapes_rule_out(left: tuple[int, ...], right: tuple[int, ...]):
+    """`keras.ops.inner` branches on the rank, and the branch of numbers does not fit vectors; nor does its gradient."""
+
+    def f(x, y):
+        with tf.GradientTape() as tape:
+            tape.watch([x, y])
+            found = keras.ops.inner(x, y)
+            total = tf.reduce_sum(
+                tf.sin(found) * tf.cast(tf.reshape(tf.range(tf.size(found)), tf.shape(found)), x.dtype)
+            )
+        return found, tape.gradient(total, [x, y])
+
+    x, y = tf.reshape(rows(*left, 1), left), tf.reshape(rows(*right, 1), right)
+    assert_close(gs.parallelize(f, devices=3)(x, y), tf.function(f)(x, y))

@@ -144,7 +144,13 @@ def _plan_bodies(
     if flow.compiled:
         return {}  # by XLA, for one device
     passed = range(flow.chooses, len(op.inputs))
-    given = [layouts[i] if isinstance(layouts[i], Shard) else SINGLE_DEVICE for i in passed]
+    arguments = [[body.ops[i].out_shapes[0] for i in body.inputs] for body in op.bodies.values()]
+    # (a branch that does not fit what it is given was read for arguments of any shape)
+    known = [all(shape is not None for shape in shapes) for shapes in zip(*arguments, strict=True)]
+    given = [
+        layouts[i] if isinstance(layouts[i], Shard) and is_known else SINGLE_DEVICE
+        for i, is_known in zip(passed, known, strict=True)
+    ]
     handles = [state.devices.get(program.ops[op.inputs[i].op].name) for i in passed]
     stage = program.stages.of(op.name)
     if stage:
@@ -152,8 +158,8 @@ def _plan_bodies(
         home = stage.home
     plans = {}
     for name, body in op.bodies.items():
-        arguments = [body.ops[i].name for i in body.inputs]
-        devices = {a: device for a, device in zip(arguments, handles, strict=True) if device}
+        names = [body.ops[i].name for i in body.inputs]
+        devices = {name: device for name, device in zip(names, handles, strict=True) if device}
         own = State(devices, largest_constant=state.largest_constant)
         asked = Asked(random=random)
         plans[name] = plan_program(body, mesh=mesh, home=home, input_layouts=given, state=own, asked=asked)

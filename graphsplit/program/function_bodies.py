@@ -71,9 +71,19 @@ class Bodies:
 
     def of_branches(self, node: Any, given: Given) -> tuple[dict[str, Program], list[Shape | None]]:
         """Return the programs that a branch or call chooses among, and the shapes in which their results agree."""
-        bodies = {name: self._read(name, given) for name in function_names(node)}
+        bodies = {name: self._of_branch(name, given) for name in function_names(node)}
         results = [[body.shape(tensor) for tensor in body.outputs] for body in bodies.values()]
         return bodies, [agreed(shapes) for shapes in zip(*results, strict=True)]
+
+    def _of_branch(self, name: str, given: Given) -> Program:
+        """Return the program of a branch; of one that does not fit what it is given, for arguments of any shape.
+
+        Such a branch is not taken: which one is may follow from the shapes. TensorFlow says so when it infers its.
+        """
+        try:
+            return self._read(name, given)
+        except ValueError:
+            return self._read(name, Given([None] * len(given.shapes), given.elements))
 
     def of_loop(self, node: Any, given: Given, out_shapes: Sequence[Shape | None]) -> tuple[dict[str, Program], Given]:
         """Return the programs of a loop's condition and body, and what is known of what it carries from turn to turn.

@@ -114,7 +114,8 @@ def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded
     if isinstance(factors, Declined):
         return None
     dims = factors.outputs[output]
-    found = _factor_at(dims[layout.axis], layout) if dims is not None else None
+    # (what is joined of branches of several ranks has none that is known, and what is made of it may have none)
+    found = _factor_at(dims[layout.axis], layout) if dims is not None and layout.axis < len(dims) else None
     if found is None:
         return None
     sharded = _along(factors, found)
