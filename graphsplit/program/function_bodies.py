@@ -36,12 +36,14 @@ class Given:
       elements: of those that are lists, by number: the dtype and shape of what they hold.
       held: of lists that hold the same integers over and over: those.
       kept: lists that a loop leaves as long as they are.
+      empty: lists that hold nothing yet: all their elements are what a loop puts into them.
     """
 
     shapes: Sequence[Shape | None]
     elements: Mapping[int, Elements] = field(default_factory=dict)
     held: Mapping[int, np.ndarray] = field(default_factory=dict)
     kept: frozenset[int] = frozenset()
+    empty: frozenset[int] = frozenset()
 
 
 class Bodies:
@@ -93,15 +95,15 @@ class Bodies:
         """
         condition, body_name = function_names(node)
         shapes = [with_sizes(shape, hint) for shape, hint in zip(out_shapes, given.shapes, strict=True)]
-        carried = Given(shapes, given.elements, given.held if self._symbols else {})
+        carried = Given(shapes, given.elements, given.held if self._symbols else {}, empty=given.empty)
         while True:
             body = self._read(body_name, carried)
             after = [body.shape(tensor) for tensor in body.outputs]
             same = [agreed([s, a]) if has_sizes(s) else s for s, a in zip(carried.shapes, after, strict=True)]
-            put = {i: (dtype, with_sizes(shape, _put_into(body, i))) for i, (dtype, shape) in carried.elements.items()}
+            put = {i: (dtype, _elements(body, i, carried)) for i, (dtype, _) in carried.elements.items()}
             if all(map(are_same, same, carried.shapes)) and _are_elements_same(put, carried.elements):
                 break
-            carried = Given(same, put, carried.held)
+            carried = Given(same, put, carried.held, empty=given.empty)
         pushed = {i: value for i in carried.elements if (value := _pushed(body, i)) is not None}
         kept = frozenset(i for i in carried.elements if _is_as_long(body, i))
         programs = {condition: self._read(condition, carried), body_name: body}
@@ -151,6 +153,14 @@ class Bodies:
 def _are_elements_same(before: Mapping[int, Elements], after: Mapping[int, Elements]) -> bool:
     """Return whether lists hold the same (those of the same numbers, of which nothing but shapes can differ)."""
     return all(are_same(shape, after[i][1]) for i, (_, shape) in before.items())
+
+
+def _elements(body: Program, i: int, carried: Given) -> Shape | None:
+    """Return the shape of the elements of the list that a loop carries as number `i`, after a turn."""
+    shape, put = carried.elements[i][1], _put_into(body, i)
+    if shape is None and i in carried.empty and has_sizes(put):
+        return put
+    return with_sizes(shape, put)
 
 
 def _put_into(body: Program, i: int) -> Shape | None:

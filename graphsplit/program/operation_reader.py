@@ -197,7 +197,7 @@ class OperationReader:
     def _bodies(self, node: Any, inputs: Sequence[Tensor], out_shapes: Sequence[Shape | None]) -> Mapping[str, Program]:
         """Return the programs of the functions that a loop or branch calls, and note what they say of its results."""
         passed = inputs[CONTROL_FLOW[node.op].chooses :]
-        given = self._lists.given(passed, [self.ops[t.op].out_shapes[t.index] for t in passed])
+        given = self._lists.given(passed, [self.ops[t.op].out_shapes[t.index] for t in passed], self.ops)
         if not CONTROL_FLOW[node.op].loops:
             programs, shapes = self._read_bodies.of_branches(node, replace(given, held={}))
             if "output_shapes" in node.attr:

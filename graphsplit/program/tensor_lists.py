@@ -54,12 +54,13 @@ class Lists:
             return None
         return np.array([-1 if size is None else as_exact(size) for size in held[1]], object)
 
-    def given(self, passed: Sequence[Tensor], shapes: Sequence[Shape | None]) -> Given:
-        """Return what is known of the arguments of a function."""
+    def given(self, passed: Sequence[Tensor], shapes: Sequence[Shape | None], ops: Sequence[Op]) -> Given:
+        """Return what is known of the arguments of a function, made by `ops`."""
         return Given(
             shapes,
             {i: self._elements[t] for i, t in enumerate(passed) if t in self._elements},
             {i: self.held[t] for i, t in enumerate(passed) if t in self.held},
+            empty=frozenset(i for i, t in enumerate(passed) if ops[t.op].type in ("EmptyTensorList", "TensorListReserve")),
         )
 
     def carry(self, carried: Given, inputs: Sequence[Tensor], ops: Sequence[Op]) -> None:

@@ -84,8 +84,9 @@ def _answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int],
 
 
 def _cuts_unknown(op: Op, sharded: Sharded) -> bool:
-    """Return whether an operand would be cut along an axis of unknown size that is no batch: it has other rows."""
-    for layout, shape in zip(sharded.wants, op.in_shapes, strict=True):
+    """Return whether something would be cut along an axis of unknown size that is no batch: it has other rows."""
+    wanted = zip(sharded.wants, op.in_shapes, strict=True)
+    for layout, shape in (*wanted, *zip(sharded.gives, op.out_shapes, strict=True)):
         if not isinstance(layout, Shard) or shape is None or layout.axis >= len(shape):
             continue
         if type(shape[layout.axis]) is not int and not _has_rows(shape, layout):
