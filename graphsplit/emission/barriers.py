@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
+from typing import Any
 
 import tensorflow as tf
 
@@ -16,6 +18,21 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.turns import followed
 
 ORDER_ROLE = "order"
+
+
+def ended_nodes(name: str, controls: Sequence[str], present: str, device: str) -> list[Any]:
+    """Return nodes that run when all that they wait for has ended or, for want of rows, is dead; `name` is the last.
+
+    TensorFlow takes a `ControlTrigger`, which does not mind the dead, for a constant: it folds constants that wait for
+    one, and lets them wait for what that waits for instead, so they are dead as well, and a loop among whose arguments
+    they are never ends. So others wait for a `Merge` of a truth value that is there in any case. (What stands between
+    has to be something that TensorFlow's graph optimizer does not reduce to control edges, as it does an `Identity`.)
+
+    Args:
+      present: of any shard.
+    """
+    trigger = make_node(f"{name}/all", "ControlTrigger", controls, device)
+    return [trigger, make_node(name, "Merge", [present, f"^{name}/all"], host_of(device), N=1, T=tf.bool)]
 
 
 class Barriers:
@@ -59,10 +76,8 @@ class Barriers:
         if not self._counts.may_be_absent(after):
             self._draft.add(make_node(name, "NoOp", controls, device), origin)
             return
-        # as where an effect ends (see `emitter`): what has no rows is dead, and whoever comes next does not mind
-        self._draft.add(make_node(f"{name}/all", "ControlTrigger", controls, device), origin)
-        inputs = [self._counts.present(after), f"^{name}/all"]
-        self._draft.add(make_node(name, "Identity", inputs, host_of(device), T=tf.bool), origin)
+        for node in ended_nodes(name, controls, self._counts.present(after), device):
+            self._draft.add(node, origin)
 
     def _name(self, number: int, d: int) -> str:
         return f"{self._draft.scope}/ended_{number}/shard_{d}"

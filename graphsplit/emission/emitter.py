@@ -16,7 +16,7 @@ from graphsplit.core.layouts import SINGLE_DEVICE, SingleDevice
 from graphsplit.core.node_writer import Writer, host_of
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS
-from graphsplit.emission.barriers import Barriers
+from graphsplit.emission.barriers import Barriers, ended_nodes
 from graphsplit.emission.draft import Draft, prefix_of_shard
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin
 from graphsplit.emission.host_relays import relay_within_hosts
@@ -153,12 +153,8 @@ class _Emitter:
             self._ended.add(ended)
             home, origin = self._plan.home, Origin(position, None, "part")
             controls = [f"^{name}" for name in names]
-            trigger = make_node(f"{ended}/all", "ControlTrigger", controls, home)  # does not mind the dead
-            self._draft.add(trigger, origin)
-            # TensorFlow's runtime folds constants that wait for such a node, and lets them wait for the dead instead:
-            # it does not take for a constant what reads a number of rows
-            inputs = [self._counts.present(absent[0]), f"^{ended}/all"]
-            self._draft.add(make_node(ended, "Identity", inputs, home, T=tf.bool), origin)
+            for node in ended_nodes(ended, controls, self._counts.present(absent[0]), home):
+                self._draft.add(node, origin)
         return [ended]
 
     def _emit_once(self, op: Op) -> None:

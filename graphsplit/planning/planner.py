@@ -127,6 +127,8 @@ def plan_program(
         stage_cuts=stage_cuts,
     )
     check_strict(plan, asked.strict)
+    if program.symbols and mesh.has_turns:
+        plan.check()  # where shards without rows take turns, a mistake could wait for ever (a twentieth of planning)
     return plan
 
 

@@ -14,6 +14,7 @@ from graphsplit.program.function_bodies import ITEM, Elements, Given
 from graphsplit.program.program import Op, Tensor
 from graphsplit.program.shape_inference import ELEMENT_SHAPE, Findings, known_shape
 
+_EMPTY = frozenset({"EmptyTensorList", "TensorListReserve"})
 _ON_LISTS = frozenset({*ELEMENT_SHAPE, *ITEM, "Identity"})
 
 
@@ -60,7 +61,7 @@ class Lists:
             shapes,
             {i: self._elements[t] for i, t in enumerate(passed) if t in self._elements},
             {i: self.held[t] for i, t in enumerate(passed) if t in self.held},
-            empty=frozenset(i for i, t in enumerate(passed) if ops[t.op].type in ("EmptyTensorList", "TensorListReserve")),
+            empty=frozenset(i for i, t in enumerate(passed) if ops[t.op].type in _EMPTY),
         )
 
     def carry(self, carried: Given, inputs: Sequence[Tensor], ops: Sequence[Op]) -> None:
