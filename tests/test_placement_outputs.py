@@ -15,6 +15,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.placement import PlacedOp, Placement, placement_of_graph
 from graphsplit.placement.page_data import page_data
+from graphsplit.placement.pages import page_html
 from graphsplit.placement.questions import reading_order
 from graphsplit.placement.summaries import summarize
 from tests.helpers.placements import synthetic, two_device_graph
@@ -197,3 +198,15 @@ def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path, width, scheme):
     assert "MatMul" in report["details"]
     assert "GPU:2" in report["details"]
     assert 0 < report["drawn"] < 2000
+
+
+@pytest.mark.parametrize("name", ["<!--<script>", "</script><script>alert(1)</script>"])
+def test_names_cannot_end_the_script_that_holds_them(name: str):
+    def step(x):
+        return tf.tanh(x) * 2
+
+    step.__name__ = name
+    page = page_html(gs.parallelize(step, devices=2).placement(tf.ones((4, 3))))
+    data = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1]
+    assert "<" not in data
+    assert name in json.dumps(json.loads(data), ensure_ascii=False)

@@ -298,3 +298,39 @@ for turn in range(10**6):
     written = contents(target)
     assert set(written) == {"a", "b"}
     assert written["a"] == written["b"]
+
+
+@pytest.mark.parametrize("how", ["a name that leads out", "an absolute name", "a link", "a link among the extra files"])
+def test_assets_from_outside_of_the_model_are_refused(tmp_path: Path, how: str):
+    words, secret = tmp_path / "vocab.txt", tmp_path / "secret.txt"
+    words.write_text("a\nb\n")
+    secret.write_text("not part of the model\n")
+    module = tf.Module()
+    module.asset = tf.saved_model.Asset(str(words))
+    values = tf.lookup.TextFileInitializer(
+        module.asset.asset_path,
+        tf.string,
+        tf.lookup.TextFileIndex.WHOLE_LINE,
+        tf.int64,
+        tf.lookup.TextFileIndex.LINE_NUMBER,
+    )
+    module.table = tf.lookup.StaticHashTable(values, -1)
+    module.find = tf.function(
+        lambda s: {"i": module.table.lookup(s)}, input_signature=[tf.TensorSpec([None], tf.string, "s")]
+    )
+    model = tmp_path / "model"
+    tf.saved_model.save(module, str(model), signatures=module.find)
+    if how == "a link":
+        (model / "assets" / "vocab.txt").unlink()
+        (model / "assets" / "vocab.txt").symlink_to(secret)
+    elif how == "a link among the extra files":
+        (model / "assets.extra").mkdir()
+        (model / "assets.extra" / "more.txt").symlink_to(secret)
+    else:
+        stored = read_saved_model(str(model))
+        stored.meta_graphs[0].asset_file_def[0].filename = str(secret) if "absolute" in how else "../../secret.txt"
+        (model / "saved_model.pb").write_bytes(stored.SerializeToString())
+        (model / "fingerprint.pb").unlink(missing_ok=True)
+    with pytest.raises(gs.ArgumentError, match="has assets that lie outside of it, by their names or as links"):
+        gs.transpile_saved_model(model, tmp_path / "out", ["CPU:0", "CPU:1"])
+    assert not (tmp_path / "out").exists()

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import itertools
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -11,6 +14,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.api import traces
+from graphsplit.api.instances import PerInstance
 from tests.helpers.law import assert_close
 
 DOUBLE = tf.float64
@@ -158,3 +163,35 @@ def test_everything_that_is_asked_of_a_function():
     fresh = parallel = gs.parallelize(forward(w), devices=2)
     assert at_once(lambda i: ask[i](), len(ask)) == one_after_the_other
     assert len(fresh._traces.compiled) == 1
+
+
+def test_instances_that_take_each_others_place():
+    """The identity of an object that is gone may be that of the next one; each has a value of its own."""
+
+    class Held:
+        pass
+
+    made = itertools.count()
+    values = PerInstance(lambda: next(made))
+    seen = set()
+    for _ in range(50):
+        held = Held()
+        value = values.of(held, "method")
+        assert values.of(held, "method") == value
+        assert value not in seen
+        seen.add(value)
+        # as if another thread had found the entry of an object that was there before
+        values._found[id(held)] = weakref.ref(Held()), -1
+        assert values.of(held, "method") != -1
+        del held
+    gc.collect()
+    assert not values._found
+
+
+def test_sizes_of_calls_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(traces, "MOST_COVERED", 5)
+    double = gs.parallelize(lambda x: 2 * x, devices=2, reduce_retracing=True)
+    for count in range(1, 40):
+        assert double(tf.ones(count)).shape == (count,)
+    assert len(double._traces.covered) <= 5
+    assert len(double._traces.compiled) <= 2

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
+import signal
 
 import keras
 import numpy as np
@@ -10,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core import copied_variables, parted_variables
 from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.parted_variables import parts_of_variable
 from tests.helpers.law import assert_close
@@ -187,7 +190,7 @@ def test_errors():
         "No variable's name fits 'tabel*'. The variables are:\n  - table\nNear 'tabel*': 'table'."
     )
     with pytest.raises(gs.ArgumentError, match="found no variables in"):
-        gs.set_variable_layout([], "sharded")
+        gs.set_variable_layout(tf.Module(), "sharded")
     with pytest.raises(gs.ArgumentError, match="are for variables, modules, models and optimizers, got 3"):
         gs.set_variable_layout(3, "sharded")
     with pytest.raises(gs.DeviceError):
@@ -206,3 +209,37 @@ def test_variables_are_in_the_order_of_their_captures():
     step = gs.parallelize(lambda x: tf.add_n([x @ variable for variable in used]), devices=2)
     found = step.variables(tf.ones([4, 64]))
     assert [variable.name for variable in found] == [variable.name for variable in used]
+
+
+@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("moves", [1, 2, 3, 4, 5, 6])
+@pytest.mark.parametrize("what", ["a read", "a call", "an assignment"])
+def test_an_interrupt_leaves_one_value_whole(monkeypatch: pytest.MonkeyPatch, layout: str, moves: int, what: str):
+    """As if Ctrl-C came right after any of the moves between a variable and its parts."""
+    variable = tf.Variable(tf.ones((600, 8)))
+    gs.set_variable_layout(variable, layout, devices=3)
+    parallel, x = gs.parallelize(lambda x: x @ variable, devices=3), tf.ones((6, 600))
+    parallel(x)
+    if what == "a call":
+        variable.assign(variable * 1.0)
+    actions = {
+        "a read": variable.numpy,
+        "a call": lambda: parallel(x),
+        "an assignment": lambda: variable.assign(tf.fill((600, 8), 7.0)),
+    }
+    assign, left = parted_variables.assign, [moves]
+
+    def interrupted(*args):
+        assign(*args)
+        left[0] -= 1
+        if left[0] == 0:
+            signal.raise_signal(signal.SIGINT)
+
+    with monkeypatch.context() as patched:
+        for module in (parted_variables, copied_variables):
+            patched.setattr(module, "assign", interrupted)
+        with contextlib.suppress(KeyboardInterrupt):
+            actions[what]()
+    values = np.unique(variable.numpy()).tolist()
+    assert values in ([[1.0], [7.0]] if what == "an assignment" else [[1.0]])
+    np.testing.assert_array_equal(parallel(x), np.full((6, 8), 600 * values[0]))

@@ -36,14 +36,20 @@ class PerInstance(Generic[Value]):
         found = self._found.get(id(instance))
         if found is None or found[0]() is not instance:
             with self._lock:  # two threads must not make two values
-                found = self._found.get(id(instance)) or (self._reference(instance, name), self._make())
-                self._found[id(instance)] = found
+                found = self._found.get(id(instance))
+                if found is None or found[0]() is not instance:  # (an identity may be that of one that is gone)
+                    found = self._found[id(instance)] = self._reference(instance, name), self._make()
         return found[1]
 
     def _reference(self, instance: Any, name: str) -> weakref.ref[Any]:
         found, key = self._found, id(instance)
+
+        def forget(gone: weakref.ref[Any]) -> None:
+            if key in found and found[key][0] is gone:  # else another instance has taken its place
+                del found[key]
+
         try:
-            return weakref.ref(instance, lambda _: found.pop(key, None))
+            return weakref.ref(instance, forget)
         except TypeError as error:
             kind = type(instance).__qualname__
             raise UnsupportedError(

@@ -349,7 +349,7 @@ class ParallelFunction(Generic[P, R]):
             wider += [generalized(known.arguments, arguments) for known in self._traces.compiled]
         for found in wider:
             if isinstance(found, structures.Branch) and found != arguments and self._is_one_batch(found, arguments):
-                self._traces.covered[arguments] = found
+                self._traces.remember_covered(arguments, found)
                 return found
         return arguments
 

@@ -77,7 +77,7 @@ class Resilient(Generic[P, R]):
         if self._latest() != self._counts:
             self._since, self._counts = [], self._latest()
         result = self._until_it_happens(call)
-        if self._checkpoint is not None and result is not END:
+        if self._counts is not None and result is not END:  # (without a checkpoint, no call can be made again)
             self._since.append(call)
         return result
 

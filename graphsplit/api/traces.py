@@ -12,6 +12,8 @@ from graphsplit.core import structures
 from graphsplit.runtime.differentiable import Differentiable
 from graphsplit.runtime.trial_compilations import Trials
 
+MOST_COVERED = 1000
+
 
 class Signature(NamedTuple):
     """What a trace is valid for.
@@ -46,6 +48,12 @@ class Traces:
     told_of_graph: bool = False
     told_of_scope: bool = False
     bound: weakref.ref[Any] | None = None
+
+    def remember_covered(self, arguments: structures.Branch, wider: structures.Branch) -> None:
+        """Note under which wider arguments a call runs, for the last so many sizes: there may be any number of them."""
+        if len(self.covered) >= MOST_COVERED:
+            self.covered.pop(next(iter(self.covered)), None)
+        self.covered[arguments] = wider
 
     def trials_of(self, name: str) -> Trials:
         """Return what XLA is asked with, for all signatures; `name` is the function's."""

@@ -74,6 +74,7 @@ class VariableCopies(VariableParts):
             if not isinstance(part, _Itself):
                 with tf.device(part.handle.device):
                     assign(part.handle, tf.identity(value))
+        self.in_parts = True
 
     def value_without(self, is_lost: Callable[[str], bool]) -> tf.Tensor | None:
         """Return the value as a device has it that is not lost; None if there is none."""

@@ -54,8 +54,22 @@ def check_fingerprint(directory: str, model: Any) -> None:
 
 
 def check_assets(directory: str, meta_graph: Any) -> None:
-    """Raise `ArgumentError` if files that the graph reads are not there."""
-    missing = [name for name in asset_names(meta_graph) if not (Path(directory) / "assets" / name).is_file()]
+    """Raise `ArgumentError` if files that the graph reads are not there, or would be taken from elsewhere.
+
+    Whoever writes the model again copies them, and a name that leads out of it, or a link, would copy any file.
+    """
+    model, folder = Path(directory).resolve(), Path(directory) / "assets"
+    files = {f"assets/{name}": folder / name for name in asset_names(meta_graph)}
+    more = [path for kind in ("assets", "assets.extra") for path in sorted((Path(directory) / kind).rglob("*"))]
+    files |= {str(path.relative_to(directory)): path for path in more}
+    outside = [name for name, path in files.items() if not path.resolve().is_relative_to(model)]
+    if outside:
+        raise ArgumentError(
+            f"The SavedModel {directory!r} has assets that lie outside of it, by their names or as links:\n"
+            f"{bullet_list(outside)}\n"
+            "Copy what the model needs into it, as files."
+        )
+    missing = [name for name in asset_names(meta_graph) if not (folder / name).is_file()]
     if missing:
         raise ArgumentError(f"The SavedModel {directory!r} lacks assets that its graph reads:\n{bullet_list(missing)}")
 

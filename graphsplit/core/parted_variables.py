@@ -174,21 +174,26 @@ class VariableParts:
                 return False
             with tf.init_scope():
                 self._take_apart()
-            self.in_parts = True
             return True
 
+    # A value may be interrupted on its way, by a signal or for want of memory. So the side to which it goes has all of
+    # it before that side counts, and only then is the other one emptied.
+
     def _take_apart(self) -> None:
-        self._hold(read_handle(self._own, self._dtype))
+        for part, piece in zip(self._parts, self._pieces(read_handle(self._own, self._dtype)), strict=True):
+            assign(part.handle, piece)
+        self.in_parts = True
         self._empty(self._own)
 
-    def _hold(self, value: tf.Tensor) -> None:
-        """Give each part its own of a value."""
-        first = 0
-        for part, (device, length) in enumerate(zip(self.devices, self.cut.lengths, strict=True)):
+    def _pieces(self, value: tf.Tensor) -> list[tf.Tensor]:
+        """Return what each part has of a value, on its device."""
+        first, found = 0, []
+        for device, length in zip(self.devices, self.cut.lengths, strict=True):
             own = value if len(self.devices) == 1 else _piece(value, self.cut.axis, first, length)
             with tf.device(device):
-                assign(self._parts[part].handle, tf.identity(own))
+                found.append(tf.identity(own))
             first += length
+        return found
 
     def take(self, value: Any) -> bool:
         """Let the parts hold a value that somebody gives the variable, if it is they who hold the present one.
@@ -208,7 +213,10 @@ class VariableParts:
                     value = tf.convert_to_tensor(value, self._dtype)
             if value.dtype != self._dtype or value.shape != self._shape:
                 return False
-            self._hold(value)
+            parts = [self._new_part(part) for part in range(len(self.devices))]  # the old ones hold all until then
+            for part, piece in zip(parts, self._pieces(value), strict=True):
+                assign(part.handle, piece)
+            self._parts = parts
             return True
 
     def put_together(self) -> None:
@@ -219,9 +227,9 @@ class VariableParts:
             with tf.device(self._own.device):
                 found = [read_handle(part.handle, self._dtype) for part in self._parts]
                 assign(self._own, tf.concat(found, self.cut.axis) if len(found) > 1 else tf.identity(found[0]))
+            self.in_parts = False
             for part in self._parts:
                 self._empty(part.handle)
-            self.in_parts = False
 
     def _empty(self, handle: tf.Tensor) -> None:
         with tf.device(handle.device):

@@ -18,6 +18,11 @@ def page_html(placement: PlacementGraph) -> str:
     return fill_page("page", ("model.js", "view.js", "arrows.js", "panel.js"), title, page_data(placement))
 
 
+def _script_data(data: Mapping[str, Any]) -> str:
+    """Return data as JSON that stands in a script element, which a `</script>` or a `<!--` in a name would change."""
+    return json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+
+
 def fill_page(
     folder: str, scripts: tuple[str, ...], title: str, data: Mapping[str, Any], texts: Mapping[str, str] | None = None
 ) -> str:
@@ -36,7 +41,7 @@ def fill_page(
         **{name: html.escape(text) for name, text in (texts or {}).items()},
         "style": (files / "page.css").read_text("utf-8"),
         "script": "\n".join((files / name).read_text("utf-8") for name in scripts),
-        "data": json.dumps(data, separators=(",", ":")).replace("</", "<\\/"),
+        "data": _script_data(data),
     }
     page = (files / "page.html").read_text("utf-8")
     for name, text in parts.items():

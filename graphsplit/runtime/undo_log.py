@@ -102,11 +102,12 @@ class UndoLog:
 
     def counter(self, device: str) -> tf.Tensor:
         """Return the handle of a device's counter."""
-        if device not in self._counters:
-            with tf.init_scope(), tf.device(name_for_runtime(device)):
-                self._counters[device] = tf.Variable(np.int64(0), trainable=False, name="graphsplit_count")
-            self._counts[device] = 0
-        return self._counters[device].handle
+        with self._lock:
+            if device not in self._counters:
+                with tf.init_scope(), tf.device(name_for_runtime(device)):
+                    self._counters[device] = tf.Variable(np.int64(0), trainable=False, name="graphsplit_count")
+                self._counts[device] = 0
+            return self._counters[device].handle
 
     def read(self, name: str, tasks: tuple[int, ...], run: Callable[[], R]) -> R:
         """Run what writes nothing, and watch the workers that it runs on.
@@ -199,13 +200,15 @@ class UndoLog:
 
 
 _logs: weakref.WeakKeyDictionary[Cluster, UndoLog] = weakref.WeakKeyDictionary()
+_making = threading.Lock()
 
 
 def log_of(cluster: Cluster) -> UndoLog:
     """Return the undo log of the calls that run on a cluster's workers."""
-    if cluster not in _logs:
-        _logs[cluster] = UndoLog(cluster)
-    return _logs[cluster]
+    with _making:  # two logs would count by themselves
+        if cluster not in _logs:
+            _logs[cluster] = UndoLog(cluster)
+        return _logs[cluster]
 
 
 class ClusterFunction:
