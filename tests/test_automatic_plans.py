@@ -120,6 +120,8 @@ def test_sharded_where_only_that_fits():
     [chosen] = [note for note in step.plan(tf.ones([64, 256])).notes if note.startswith("chosen automatically: ")]
     assert chosen.startswith("chosen automatically: 4 devices, variables sharded: ")
     assert chosen.endswith("; the only one of 9 that fits into 4.5 MB")
+    assert all(parts_of_variable(kernel) is None for kernel in model.kernels), "nothing ran"
+    step(tf.ones([64, 256]))
     lying = [parts for kernel in model.kernels if (parts := parts_of_variable(kernel)) is not None]
     assert {parts.layout for parts in lying} == {"sharded"}  # (the first device owns what is left, whole)
 
@@ -239,3 +241,45 @@ def test_a_batch_of_unknown_size():
         "known shapes, without an input_signature or reduce_retracing.",
     ):
         gs.parallelize(step, devices=2, plan="auto").plan(X)
+
+
+def large_step():
+    """Return a training step whose weights are worth laying out, and what it takes."""
+    weights = [tf.Variable(tf.random.stateless_normal((256, 256), [1, k]) / 16) for k in range(3)]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = x
+            for weight in weights:
+                y = tf.tanh(y @ weight)
+            loss = tf.reduce_mean(y**2)
+        for weight, gradient in zip(weights, tape.gradient(loss, weights), strict=True):
+            weight.assign_sub(0.1 * gradient)
+        return loss
+
+    return step, weights, tf.random.stateless_normal((70, 256), [7, 7])
+
+
+def test_a_plan_that_is_looked_at_moves_nothing():
+    step, weights, x = large_step()
+    parallel = gs.parallelize(step, devices=4, plan="auto", memory=1_200_000)
+    looked_at = str(parallel.plan(x)).splitlines()[0]
+    assert parallel.placement(x).select("MatMul")
+    assert len(parallel.variables(x)) == 3
+    assert all(parts_of_variable(weight) is None for weight in weights)
+    expected = tf.function(step)(x)
+    for weight, before in zip(weights, large_step()[1], strict=True):
+        weight.assign(before)
+    np.testing.assert_allclose(parallel(x), expected, rtol=1e-5)
+    assert any(parts_of_variable(weight) is not None for weight in weights)
+    assert str(parallel.plan(x)).splitlines()[0] == looked_at
+
+
+def test_devices_that_are_not_here_are_planned_for():
+    step, _, x = large_step()
+    gpus = [f"GPU:{d}" for d in range(8)]
+    parallel = gs.parallelize(step, devices=gpus, plan="auto", machine="8xA100-SXM4-80GB")
+    assert "8xA100-SXM4-80GB" in parallel.plan(x).explain()
+    unnamed = gs.parallelize(step, devices=gpus, plan="auto")
+    with pytest.raises(gs.ArgumentError, match=r"that the function is to run on are not here\. Name the"):
+        unnamed.plan(x)

@@ -378,3 +378,29 @@ def test_what_converts_to_a_tensor_is_returned_as_one():
 
 def test_no_variables_are_nothing_to_lay_out():
     gs.set_variable_layout([], "sharded", devices=2)
+
+
+NARROW = {
+    "qint8": lambda x: tf.quantization.quantize(x, 0.0, 8.0, tf.qint8).output,
+    "int4": lambda x: tf.cast(tf.cast(x, tf.int32), tf.dtypes.experimental.int4),
+    "uint4": lambda x: tf.cast(tf.cast(x, tf.int32), tf.dtypes.experimental.uint4),
+}
+
+
+@pytest.mark.parametrize("name", NARROW)
+def test_types_that_tensorflow_cannot_cut_stay_whole(name: str):
+    x = tf.reshape(tf.range(14.0) % 7, (7, 2))
+    narrow = NARROW[name](x)
+
+    def plain(q):
+        return tf.cast(tf.bitcast(q, tf.int8) if name == "qint8" else tf.cast(q, tf.int32), tf.float32)
+
+    def f(x, q):
+        return plain(NARROW[name](x)), plain(q) * tf.tanh(x), tf.identity(q)
+
+    parallel = gs.parallelize(f, devices=3)
+    found, expected = parallel(x, narrow), tf.function(f)(x, narrow)
+    assert_close(found[:2], expected[:2])
+    assert found[2].dtype == narrow.dtype
+    assert_close(plain(found[2]), plain(narrow))
+    assert "Tanh" in sharded_types(parallel, x, narrow)

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.core.kernel_devices import can_be_cut
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.polynomials import Polynomial
 from graphsplit.core.structures import Branch, CompositeLeaf, StaticLeaf, TensorLeaf, Tree, paths, step_path
@@ -186,7 +187,8 @@ def _collect(spec: Split, explicit: bool, tree: Tree, path: str, found: list[_Ar
 def _axis(argument: _Argument) -> int | None:
     """Return the axis counted from the front, or None if the argument has no such axis or cannot be cut."""
     shape, axis = argument.leaf.shape, argument.axis
-    if shape is None or axis is None or argument.leaf.dtype in (tf.resource, tf.variant):
+    dtype = argument.leaf.dtype
+    if shape is None or axis is None or dtype in (tf.resource, tf.variant) or not can_be_cut(dtype):
         return None
     return axis % len(shape) if -len(shape) <= axis < len(shape) else None
 

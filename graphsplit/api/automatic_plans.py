@@ -56,7 +56,13 @@ def machine_like(automatic: Automatic, devices: Sequence[str]) -> Machine:
 
 
 def _gpu_machine() -> Machine:
-    details = tf.config.experimental.get_device_details(tf.config.list_physical_devices("GPU")[0])
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        raise ArgumentError(
+            "plan='auto' predicts speed, and the GPUs that the function is to run on are not here. Name the machine "
+            "that has them: machine='8xA100-SXM4-80GB'; `graphsplit machines` lists all."
+        )
+    details = tf.config.experimental.get_device_details(gpus[0])
     model = str(details.get("device_name", "GPU"))
     found = machine_of_gpu(model)
     if found is not None:

@@ -41,6 +41,7 @@ def trace_and_plan(
     home: str,
     find_state: Callable[[Trace], State] = state_of,
     notes: Sequence[str] = (),
+    runs: bool = True,
 ) -> tuple[Trace, Plan]:
     """Trace `fn` for one structure of arguments, and decide what runs where.
 
@@ -52,6 +53,7 @@ def trace_and_plan(
       devices, home: full names. They need not exist here. Where the options give no home, see `default_home`.
       find_state: says where variables and tables of a trace live.
       notes: for the plan.
+      runs: whether the plan is to run: then an automatic one lays the variables out.
     """
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in argument_paths(arguments)]
@@ -60,7 +62,7 @@ def trace_and_plan(
     check_stages(traced.program.all_stages(), len(devices))
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes))
     if options.automatic is not None:
-        return traced, _automatic_plan(traced, splitting, options, options.automatic, devices)
+        return traced, _automatic_plan(traced, splitting, options, options.automatic, devices, runs)
     # (shards that take turns on a device would all have to wait for each other before each gather)
     program, state = program_of(traced, find_state, options.micro_batches == 1)
     if options.home is None:
@@ -70,9 +72,14 @@ def trace_and_plan(
 
 
 def _automatic_plan(
-    traced: Trace, splitting: Splitting, options: Options, automatic: Automatic, devices: Sequence[str]
+    traced: Trace,
+    splitting: Splitting,
+    options: Options,
+    automatic: Automatic,
+    devices: Sequence[str],
+    runs: bool,
 ) -> Plan:
-    """Lay the variables out as the fastest plan that fits has them, and return that plan."""
+    """Return the fastest plan that fits; if it is to run, lay the variables out as it has them."""
     if isinstance(splitting.batch, Size):
         raise UnsupportedError(
             "plan='auto' predicts the time of a step, and the size of the batch is not known. Call it with tensors of "
@@ -91,6 +98,10 @@ def _automatic_plan(
     layouts = (_AS_IS,) if is_laid_out else LAYOUTS
     choice = choose("The function", traced, len(devices), machine, automatic.memory, make_plan, layouts, fewest)
     chosen, used = choice.chosen, devices[: choice.chosen.devices]
+    if not runs:
+        own = replace(options, **chosen.options, automatic=None)
+        plan = plan_as_if(traced, splitting, own, used, None if is_laid_out else chosen.layouts)
+        return replace(plan, notes=(*plan.notes, *choice.notes))
     if traced.variables and not is_laid_out and chosen.devices > 1:
         set_variable_layout(list(traced.variables), chosen.layouts, list(map(short_name, used)))
     options = replace(options, **chosen.options, automatic=None)

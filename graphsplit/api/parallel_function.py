@@ -209,25 +209,34 @@ class ParallelFunction(Generic[P, R]):
         """
         from graphsplit.placement.builders import placement_of_plan
 
-        return placement_of_plan(self._planned(*args, **kwargs), actual)
+        return placement_of_plan(self._looked_at(args, kwargs, actual), actual)
 
     def _planned(self, *args: Any, **kwargs: Any) -> Planned:
-        """Return what a call with these arguments runs, for those who look at it."""
+        """Return what a call with these arguments runs, for those who run it by themselves."""
+        return self._looked_at(args, kwargs, runs=True)
+
+    def _looked_at(self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool) -> Planned:
         from graphsplit.placement.sources import Planned
 
-        compiled, tensors = self._planning(args, kwargs)
+        compiled, tensors = self._planning(args, kwargs, runs)
         return Planned(compiled.trace, compiled.plan, tensors, self._name())
 
-    def _planning(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Differentiable, list[Any]]:
+    def _planning(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], runs: bool = False
+    ) -> tuple[Differentiable, list[Any]]:
         """Return the compiled form for these arguments, and the tensors among them, or what stands for tensors.
 
-        Without arguments it is the one that ran most, if any has.
+        Without arguments it is the one that ran most, if any has. An automatic plan moves variables when it runs, so
+        one that is only looked at is planned as if they lay as it wants them, unless they do.
         """
         if not args and not kwargs:
             if (most := self._traces.ran_most()) is not None:
                 return most, [tf.TensorSpec.from_tensor(tensor) for tensor in most.trace.inputs]
             self._check_takes_nothing()
         tensors, arguments = self._flatten(args, kwargs, specs=True)
+        if self._options.automatic is not None and not runs and self._find(arguments) is None:
+            with self._traces.lock:
+                return self._compile(self._cover(arguments), runs=False), tensors
         return self._get(arguments), tensors
 
     def _check_takes_nothing(self) -> None:
@@ -240,11 +249,15 @@ class ParallelFunction(Generic[P, R]):
                 "yet. Give arguments; tf.TensorSpecs will do where nothing is to run."
             ) from error
 
-    def __getattr__(self, name: str) -> Any:
-        """Say what has the methods of a model that was parallelized as a function."""
-        fn = self.__dict__.get("_fn")
-        instead = f"; multi_gpu_model({type(fn).__name__.lower()}, gpus=...) has" if hasattr(fn, "fit") else ""
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=self)
+    if not TYPE_CHECKING:  # (for type checkers, what is not there stays an error)
+
+        def __getattr__(self, name: str) -> Any:
+            """Say what has the methods of a model that was parallelized as a function."""
+            fn = self.__dict__.get("_fn")
+            instead = f"; multi_gpu_model({type(fn).__name__.lower()}, gpus=...) has" if hasattr(fn, "fit") else ""
+            raise AttributeError(
+                f"{type(self).__name__!r} object has no attribute {name!r}{instead}", name=name, obj=self
+            )
 
     def __set_name__(self, owner: type, name: str) -> None:
         self._attribute = name
@@ -358,12 +371,12 @@ class ParallelFunction(Generic[P, R]):
         return same_batch(splitting, spread(arguments, self._signature))
 
     @collection_paused()
-    def _compile(self, arguments: structures.Branch) -> Differentiable:
+    def _compile(self, arguments: structures.Branch, runs: bool = True) -> Differentiable:
         named = spread(arguments, self._signature)
         check_no_spread_values(self._name(), named)
         check_no_specs(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
-        traced, plan = trace_and_plan(fn, as_call(arguments), named, self._options, *self._where())
+        traced, plan = trace_and_plan(fn, as_call(arguments), named, self._options, *self._where(), runs)
         return differentiable(traced, plan, self._name(), self._traces.trials_of(self._name()))
 
     def _where(self) -> tuple[tuple[str, ...], str, Callable[[Trace], State], tuple[str, ...]]:

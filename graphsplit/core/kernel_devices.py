@@ -5,6 +5,9 @@ from __future__ import annotations
 import functools
 from typing import Any, NamedTuple
 
+import tensorflow as tf
+
+from graphsplit.core.graphdefs import make_node
 from graphsplit.core.tensorflow_internals import op_definition, registered_kernels
 
 _DEFAULT = "DEFAULT"  # kernels for every kind of device that has none of its own: TensorFlow's `DEVICE_DEFAULT`
@@ -24,6 +27,19 @@ def kernel_devices(node: Any) -> frozenset[str]:
     op_type = str(node.op)
     label = node.attr["_kernel"].s.decode() if "_kernel" in node.attr else ""
     return _devices(op_type, label, tuple([_types(node, name) for name in _constrained(op_type)]))
+
+
+@functools.cache
+def can_be_cut(dtype: tf.DType) -> bool:
+    """Return whether TensorFlow has kernels that cut tensors of a type along an axis, and join them again.
+
+    >>> can_be_cut(tf.float32), can_be_cut(tf.qint8)
+    (True, False)
+    """
+    if dtype in (tf.resource, tf.variant):
+        return True  # (handles and lists are never cut: each shard has its own)
+    nodes = make_node("cut", "SplitV", [], T=dtype, Tlen=tf.int64), make_node("joined", "ConcatV2", [], T=dtype)
+    return all(map(kernel_devices, nodes))
 
 
 class Kernel(NamedTuple):

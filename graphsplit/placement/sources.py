@@ -15,7 +15,6 @@ from graphsplit.core.devices import canonical_name, missing_devices
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.integrity import check_whole
-from graphsplit.core.layouts import Cut
 from graphsplit.core.model_files import model_file
 from graphsplit.core.parted_variables import parts_of
 from graphsplit.core.stored_models import load_saved_model, read_saved_model, signatures_of
@@ -25,6 +24,7 @@ from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.whole_writing import part_shape
 from graphsplit.runtime.executable import Executable
 from graphsplit.runtime.handles import captured
 from graphsplit.tracing.trace import Trace, source_locator
@@ -136,16 +136,23 @@ def _where_planned(plan: Plan, resources: dict[str, Any]) -> dict[str, Any]:
 
 
 def _captures(emitted: EmittedGraph, trace: Trace, plan: Plan) -> dict[str, Any]:
-    """Return what is known of captures: a variable that lies in parts is a capture for each of them."""
+    """Return what is known of captures: a variable that lies in parts is a capture for each of them.
+
+    (Of a plan that was only looked at, variables may lie otherwise; then they are where it would have them.)
+    """
     origins = plan.state.parts or [(k, 0) for k in range(len(trace.captures))]
     symbols = trace.function.inputs[len(emitted.inputs) :]
     original = [trace.captures[k] for k, _ in origins]
-    handles = captured(trace, plan) if plan.state.parts else trace.captures
+    lie_so = any(parts_of(handle) is not None for handle in trace.captures)
+    handles = captured(trace, plan) if plan.state.parts and lie_so else original
     found = _resources(emitted.captures, [symbols[k] for k, _ in origins], handles)
-    for name, handle, (_, part) in zip(emitted.captures, original, origins, strict=True):
-        parts = parts_of(handle) if plan.state.parts else None
-        if name in found["held"] and parts is not None and isinstance(parts.division, Cut):
-            found["held"][name] = (found["held"][name][0], tf.TensorShape(parts.shape_of(part)))
+    for name, (k, part) in zip(emitted.captures, origins, strict=True):
+        division = plan.state.divisions.get(trace.program.ops[trace.program.captures[k]].name)
+        if name in found["held"] and division is not None and plan.state.parts:
+            dtype, shape = found["held"][name]
+            found["held"][name] = dtype, tf.TensorShape(part_shape(shape.as_list(), division, part))
+            if not lie_so:
+                found["resource_devices"][name] = plan.state.devices[name]
     return {"variables": _variable_names(emitted.captures, original, trace.variables), **found}
 
 

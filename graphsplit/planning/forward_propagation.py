@@ -8,6 +8,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from graphsplit.core.function_calls import CONTROL_FLOW
+from graphsplit.core.kernel_devices import can_be_cut
 from graphsplit.core.layouts import (
     PARTIAL_MEAN,
     PARTIAL_SUM,
@@ -173,7 +174,18 @@ class ForwardPropagation:
         rule = rule_of(op.type)
         if rule is None:
             return Declined(f"no rule for {op.type}")
-        return answer(rule, op, layouts, [self.program.bytes(t) for t in op.inputs], self.may_grow)
+        found = answer(rule, op, layouts, [self.program.bytes(t) for t in op.inputs], self.may_grow)
+        return self._if_it_can_be_cut(op, found)
+
+    def _if_it_can_be_cut(self, op: Op, found: Answer) -> Answer:
+        """Decline what would cut or join tensors of a type for which TensorFlow has no kernels: `int4`, `qint8`."""
+        if not isinstance(found, Sharded):
+            return found
+        types = [self.program.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
+        for layout, dtype in zip((*found.wants, *found.gives), (*types, *op.out_dtypes), strict=True):
+            if isinstance(layout, Shard) and not can_be_cut(dtype):
+                return Declined(f"TensorFlow has no kernels that cut and join {dtype.name}")
+        return found
 
     def _as_seen(self, op: Op, output: int, layout: Layout) -> Layout:
         """A partial sum stays partial only while every reader is linear in it: it is reduced once, not twice."""

@@ -95,7 +95,7 @@ def no_rows_pass_between_hosts(workers, cluster) -> None:
     zero, one = (host_name(cluster.devices_of(task)[0]) for task in range(2))
     results = {(one, zero): ["shard_2/Identity_1", "shard_3/Identity_1"]}
     assert sent["workers"] == results, sent
-    rows_of = [f"graphsplit/scatter_{k}/tensors_{k}:{d}" for k in range(2) for d in (2, 3)]
+    rows_of = [f"graphsplit/scatter_{k}/{name}:{d}" for k, name in enumerate("xy") for d in (2, 3)]
     assert sent["client"][zero, one] == rows_of, sent
     assert set(sent["client"]) - {(zero, one), (one, zero)} == {("/job:client/replica:0/task:0", zero)}, sent
 
