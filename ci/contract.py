@@ -8,11 +8,14 @@ written by another version, without graphsplit.
 from __future__ import annotations
 
 import argparse
+import importlib
+import importlib.util
 import os
 import sys
 import tempfile
 import time
 import traceback
+import types
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -210,6 +213,34 @@ def keras_2() -> None:
     model = gs.multi_gpu_model(net, DEVICES)
     model.compile("sgd", "mse")
     assert np.isfinite(model.fit(np.ones((7, 4)), np.ones((7, 1)), verbose=0).history["loss"][0])
+
+
+@check
+def scopes_of_keras() -> None:
+    """What is traced while Keras builds or trains serves there only; its scopes are read from its private state."""
+    kinds = [keras]
+    if importlib.util.find_spec("tf_keras") is not None:
+        kinds.append(importlib.import_module("tf_keras"))
+    for kind in kinds:
+        model, x = noisy_model(kind), tf.ones((ROWS, 4))
+        model(x)
+        model.encoder.set_weights([np.full((4, 3), 2.0)])
+        noisy, quiet = model(x, training=True).numpy(), model(x, training=False).numpy()
+        assert np.all(quiet == 8.0), quiet
+        assert np.any(noisy == 0.0), noisy
+
+
+def noisy_model(kind: types.ModuleType) -> tf.Module:
+    class Noisy(kind.Model):
+        def __init__(self) -> None:
+            super().__init__()
+            self.encoder, self.drop = kind.layers.Dense(3, use_bias=False), kind.layers.Dropout(0.5)
+            self.encode, self.noise = (gs.parallelize(part, devices=2) for part in (self.encoder, self.drop))
+
+        def call(self, x: tf.Tensor) -> tf.Tensor:
+            return self.noise(self.encode(x))
+
+    return Noisy()
 
 
 @check
