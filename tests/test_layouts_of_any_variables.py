@@ -90,3 +90,20 @@ def test_any_variables(seed: int):
             held = [tf.raw_ops.ReadVariableOp(resource=handle, dtype=variable.dtype).numpy() for handle in handles]
             for other in held[1:]:
                 np.testing.assert_array_equal(other, held[0])
+
+
+@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+def test_variables_of_types_that_cannot_be_cut(layout: str):
+    """TensorFlow cuts no numbers of four bits: such a variable stays whole, and can be copied."""
+    dtype = tf.dtypes.experimental.int4
+    v = tf.Variable(tf.cast(tf.reshape(tf.range(512) % 7, (64, 8)), dtype))
+
+    def f(x):
+        return tf.cast(tf.cast(v, tf.int32), tf.float32) + 1.0, tf.tanh(x)
+
+    x = tf.ones((7, 3))
+    expected = tf.function(f)(x)
+    gs.set_variable_layout([v], layout, devices=3)
+    for found, wanted in zip(gs.parallelize(f, devices=3)(x), expected, strict=True):
+        tf.debugging.assert_near(found, wanted)
+    assert (parts_of_variable(v) is None) == (layout == "sharded")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from graphsplit.api.layout_targets import name_of
-from graphsplit.api.variable_layouts import can_move, is_copied, slots_by_name, wanted_layouts
+from graphsplit.api.variable_layouts import can_be_parted, can_move, is_copied, slots_by_name, wanted_layouts
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.layouts import REPLICATE, Copied, Division, Shard
 from graphsplit.core.parted_variables import parts_of_variable
@@ -57,7 +57,7 @@ def _held(variables: Sequence[tf.Variable]) -> list[Held]:
 
 
 def _sharded(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, Division]:
-    movable = [variable for variable in variables if can_move(variable)]
+    movable = [variable for variable in variables if can_be_parted(variable)]
     found: dict[int, Division] = {}
     for variable, share in zip(movable, shares(_held(movable), len(devices)), strict=True):
         on = [devices[d] for d in share.devices] if share is not None else []

@@ -14,6 +14,7 @@ from graphsplit.api.layout_targets import name_of, slots_of, variables_of
 from graphsplit.core.copied_variables import VariableCopies
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.kernel_devices import can_be_cut
 from graphsplit.core.layouts import Cut, copied
 from graphsplit.core.parted_variables import VariableParts, parts_of_variable
 from graphsplit.core.patterns import fits, near, scopes_and_names
@@ -171,7 +172,7 @@ def _shard(
       loads: the bytes that each device owns already; theirs are added.
       slots: the variables of slots.
     """
-    chosen = [variable for variable in variables if can_move(variable)]
+    chosen = [variable for variable in variables if can_be_parted(variable)]
     owned = [loads[device] for device in devices]
     for variable, share in zip(chosen, shares(_held(chosen, slots), len(devices), owned), strict=True):
         head = slots.get(id(variable))
@@ -243,6 +244,11 @@ def is_copied(variable: tf.Variable) -> bool:
 def can_move(variable: tf.Variable) -> bool:
     """Return whether a variable's value can lie elsewhere: numbers of known shape."""
     return bool(variable.shape.is_fully_defined() and variable.dtype.size and variable.dtype != tf.string)
+
+
+def can_be_parted(variable: tf.Variable) -> bool:
+    """Return whether a variable can lie in parts: also of a type that TensorFlow cuts and joins."""
+    return can_move(variable) and can_be_cut(variable.dtype)
 
 
 def check_layout(layout: Any) -> None:

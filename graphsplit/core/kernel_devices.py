@@ -38,8 +38,8 @@ def can_be_cut(dtype: tf.DType) -> bool:
     """
     if dtype in (tf.resource, tf.variant):
         return True  # (handles and lists are never cut: each shard has its own)
-    nodes = make_node("cut", "SplitV", [], T=dtype, Tlen=tf.int64), make_node("joined", "ConcatV2", [], T=dtype)
-    return all(map(kernel_devices, nodes))
+    types = {"SplitV": {"Tlen": tf.int64}, "ConcatV2": {}, "Slice": {"Index": tf.int32}}
+    return all(kernel_devices(make_node("node", op_type, [], T=dtype, **more)) for op_type, more in types.items())
 
 
 class Kernel(NamedTuple):

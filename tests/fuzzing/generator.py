@@ -12,8 +12,10 @@ from tests.fuzzing.program import ROWS, Program, Setting, names_in
 from tests.fuzzing.scope import Scope, UnfitError
 from tests.fuzzing.templates import Filling
 
-MODES = ("forward", "inside", "outside", "second", "unknown", "weights", "axes")
+MODES = ("forward", "inside", "outside", "second", "unknown", "weights", "axes", "layouts")
+LAYOUTS = ("sharded", "sharded", "mirrored", "mirrored", "home", "")
 _SHARES = {"ruled": 0.42, "api": 0.32, "unruled": 0.17, "control": 0.09}
+_OF_VARIABLES = 0.5  # how many lines do something to a variable where these are laid out
 _TAPES = {"forward": [(0, 0)], "inside": [(1, 0)], "outside": [(0, 1)], "second": [(2, 0), (1, 1), (0, 2)]}
 _MOST_LINES = {"second": 4, "unknown": 4}  # 6 otherwise; twice as many programs a minute find more
 _MOST_TRIES = 60
@@ -35,7 +37,7 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
     mode = mode or mode_of(seed)
     setting = _setting(rng, mode)
     rows = sorted(set(setting.rows), reverse=True) if setting.sizes != "known" else setting.rows[:1]
-    scope = Scope(rng, rows, setting.by_default)
+    scope = Scope(rng, rows, setting.by_default, mode == "layouts")
     wanted = [t for templates in CATALOG.values() for t in templates if any(op in t for op in ops)]
     if ops and not wanted:
         raise ValueError(f"No template mentions {', '.join(ops)}; tests/fuzzing/catalog has those that there are.")
@@ -43,8 +45,16 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
     for _ in range(_MOST_TRIES):
         if len(scope.lines) >= length:
             break
-        grow(scope, wanted if wanted and rng.random() < 0.6 else None)
-    return _program(scope, setting)
+        most = CATALOG["variables"] if mode == "layouts" and rng.random() < _OF_VARIABLES else None
+        grow(scope, wanted if wanted and rng.random() < 0.6 else most)
+    program = _program(scope, setting)
+    return _laid_out(program, rng) if mode == "layouts" else program
+
+
+def _laid_out(program: Program, rng: np.random.Generator) -> Program:
+    """Return a program whose variables lie on the devices in ways of their own."""
+    variables = [dataclasses.replace(w, layout=str(rng.choice(LAYOUTS))) for w in program.variables]
+    return dataclasses.replace(program, variables=tuple(variables))
 
 
 def grow(scope: Scope, wanted: Sequence[str] | None = None) -> bool:
@@ -62,13 +72,15 @@ def grow(scope: Scope, wanted: Sequence[str] | None = None) -> bool:
 def _setting(rng: np.random.Generator, mode: str) -> Setting:
     tapes = _TAPES.get(mode) or [(0, 0), (1, 0), (0, 1), (0, 0), (1, 0), (0, 1), *_TAPES["second"]]
     inside, outside = tapes[rng.integers(len(tapes))]
-    devices = int(rng.choice([1, 2, 2, 3, 3, 4, 5]))
+    devices = max(int(rng.choice([1, 2, 2, 3, 3, 4, 5])), 2 if mode == "layouts" else 1)
     rows = int(rng.choice([0, 1, 1, 2, 2, 3, 4, 5, 5, 6, 7, 8], p=[0.02, *[0.98 / 11] * 11]))
     setting = Setting(devices, inside, outside, rows=(rows,) * int(rng.choice([1, 1, 2])))
     if mode == "weights" or rng.random() < 0.15:
         weights = rng.integers(0, 4, devices)
         setting = dataclasses.replace(setting, weights=tuple(int(n) for n in weights) if weights.any() else None)
-    if mode == "unknown":
+    if mode == "layouts":
+        setting = dataclasses.replace(setting, rows=setting.rows * 2)  # what a call leaves, the next one finds
+    if mode == "unknown" or (mode == "layouts" and rng.random() < 0.2):
         calls = tuple(int(n) for n in rng.choice([1, 2, 3, 4, 5, 7, 8], 3, replace=False))
         setting = dataclasses.replace(setting, rows=calls, sizes="retrace" if rng.random() < 0.4 else "signature")
     home = f"CPU:{rng.integers(5)}" if rng.random() < 0.15 else None

@@ -29,6 +29,7 @@ class Input:
       values: an expression in `random(3)`, with a `{}` for the shape.
       dims: its shape, in which `rows` is the size of the batch.
       axis: that along which it is split; None for one that stays whole.
+      layout: how a variable lies on the devices; "" for where it was made.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Input:
     dims: tuple[Dim, ...]
     dtype: str
     axis: int | None = None
+    layout: str = ""
 
     @property
     def source(self) -> str:
@@ -126,7 +128,7 @@ class Program:
             make=_make(self),
             arguments="".join(f"        {x.source},\n" for x in self.arguments),
             helpers=_GRAD * any("grad(" in line.expression for line in self.lines) + _GRADIENTS * self.has_tapes,
-            results=_results(self),
+            results=_layouts(self) + _results(self),
         )
 
     def load(self, **names: Any) -> dict[str, Any]:
@@ -186,6 +188,19 @@ def _make(program: Program) -> str:
     return "\n".join(lines)
 
 
+def _layouts(program: Program) -> str:
+    """Return what lays variables out, however small they are: all but single numbers."""
+    if not any(w.layout for w in program.variables):
+        return ""
+    names = ", ".join(f'"{w.layout or "home"}"' for w in program.variables)
+    comma = "," if len(program.variables) == 1 else ""
+    return f"""\
+    partitioning._STAYS = 8
+    for variable, layout in zip(variables, ({names}{comma})) if parallel else ():
+        gs.set_variable_layout(variable, layout, devices={program.setting.devices})
+"""
+
+
 def _results(program: Program) -> str:
     setting = program.setting
     options = [f"devices={setting.devices}"]
@@ -219,6 +234,7 @@ import numpy as np
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.planning import partitioning
 
 
 def random(number):

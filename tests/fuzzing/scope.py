@@ -15,6 +15,7 @@ from tests.fuzzing.shapes import Bound, Dims, make, match
 
 MOST_ENTRIES = 4000
 MOST_INPUTS = 7
+_OFTEN = 0.8  # how often an input is a variable where these are what is looked at
 LARGEST = 1e4  # beyond, the sine of a rounding error is no small number any more
 _FLOATS = {"bfloat16", "float16", "float32", "float64", "complex64", "complex128"}
 _DTYPES = {"int8", "uint8", "int32", "uint32", "int64", "uint64", "bool", "string", *_FLOATS}
@@ -75,10 +76,13 @@ class UnfitError(Exception):
 class Scope:
     """Inputs, lines and values so far; grows by `operand` and `add`."""
 
-    def __init__(self, rng: np.random.Generator, rows: Sequence[int], split_axis_zero: bool):
+    def __init__(
+        self, rng: np.random.Generator, rows: Sequence[int], split_axis_zero: bool, many_variables: bool = False
+    ):
         self.rng = rng
         self.rows = tuple(rows)
         self.split_axis_zero = split_axis_zero
+        self.many_variables = many_variables
         self.environments = [helper_names() for _ in rows]
         for environment in self.environments:
             environment["numbers"] = tf.random.Generator.from_seed(1)
@@ -121,7 +125,9 @@ class Scope:
     def _new_input(self, kind: Kind, dims: Dims) -> str:
         number = len(self.arguments) + len(self.variables)
         always = kind.variable == 1
-        if always or (self.arguments and ROWS not in dims and self.rng.random() < kind.variable):
+        often = max(kind.variable, _OFTEN) if self.many_variables and kind.variable else kind.variable
+        may_be = ROWS not in dims or (self.many_variables and len(self.rows) == 1)
+        if always or (self.arguments and may_be and self.rng.random() < often):
             if ROWS in dims and len(self.rows) > 1:
                 raise UnfitError("a variable is no batch")
             numbers = tuple([int_of(dim, self.rows) for dim in dims])

@@ -46,7 +46,7 @@ def _fewer_outputs(program: Program) -> Iterator[Program]:
         for output in program.outputs:
             rest = tuple(o for o in program.outputs if o != output)
             yield dataclasses.replace(program, outputs=rest).tidied()
-    elif program.outputs[0] != program.lines[-1].target:
+    elif not program.lines or program.outputs[0] != program.lines[-1].target:
         return
     else:
         for name in sorted(program.lines[-1].reads):
@@ -97,6 +97,10 @@ def _simpler_settings(program: Program) -> Iterator[Program]:
         dataclasses.replace(setting, by_default=True),
     ]
     yield from (dataclasses.replace(program, setting=s) for s in simpler)
+    for i, w in enumerate(program.variables):
+        if w.layout:
+            rest = dataclasses.replace(w, layout="")
+            yield dataclasses.replace(program, variables=(*program.variables[:i], rest, *program.variables[i + 1 :]))
     for x in (*program.arguments, *program.variables):
         for i in range(len(x.dims)):
             yield _reshaped(program, x, (*x.dims[:i], *x.dims[i + 1 :]))

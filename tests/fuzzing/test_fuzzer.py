@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from graphsplit.core.tensorflow_internals import registered_kernels
+from graphsplit.planning import division, partitioning
 from graphsplit.program.program import Op
 from graphsplit.rules import registry, ruled_types
 from graphsplit.rules.factors import Factors
@@ -56,6 +57,16 @@ def test_a_broken_rule_is_found_and_made_small(broken_cumsum: None) -> None:
     assert judge(small).kind == DIFFERENT
     assert len(small.lines) == 1
     assert "umsum" in small.lines[0].expression
+
+
+def test_a_wrong_slice_of_a_part_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A planted defect: each part of a variable takes the bounds of a slice as the whole has them."""
+    monkeypatch.setattr(partitioning, "_STAYS", partitioning._STAYS)  # which programs set
+    monkeypatch.setattr(division, "resized", lambda op, how, own: {r.operand: r.value for r in how.resize})
+    programs = (generate(seed, "layouts", ["w:ab}[-", "w:ab}[:"]) for seed in range(ENOUGH))
+    failing, verdict = next((p, v) for p in programs if (v := judge(p)).failed)
+    small = shrink(failing, lambda candidate: judge(candidate).is_like(verdict), 20.0)
+    assert any(w.layout == "sharded" for w in small.variables)
 
 
 def test_the_shrinker_keeps_what_fails_and_little_else() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from graphsplit.planning import partitioning
 from tests.fuzzing.generator import MODES, generate
 from tests.fuzzing.oracle import judge
 from tests.fuzzing.worker import explain
@@ -24,6 +25,40 @@ def test_seed(seed: int, request: pytest.FixtureRequest) -> None:
     if verdict.failed:
         seconds = 0.0 if seed in NOT_MENDED else SHRINK_SECONDS
         pytest.fail(explain(program, verdict, seconds), pytrace=False)
+
+
+LAID_OUT = 1000  # programs over variables that lie in parts or in copies; the first hundred by default
+NOT_MENDED_LAID_OUT = {110: "elements of other rows in one list, of a batch of unknown size: an error"}
+
+
+@pytest.mark.usefixtures("plain_oracle", "small_variables_are_cut")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "first", [pytest.param(i, marks=pytest.mark.long if i >= LAID_OUT // 10 else ()) for i in range(0, LAID_OUT, 10)]
+)
+def test_laid_out_variables(first: int) -> None:
+    """Ten programs at a time: what is wrong is said of the first that fails."""
+    for seed in range(first, first + 10):
+        program = generate(seed, "layouts")
+        verdict = judge(program)
+        assert verdict.failed == (seed in NOT_MENDED_LAID_OUT), (
+            f"seed {seed}: {explain(program, verdict, SHRINK_SECONDS)}"
+        )
+
+
+@pytest.fixture
+def small_variables_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give back what a program sets (see `program._layouts`) to whoever runs next in this process."""
+    monkeypatch.setattr(partitioning, "_STAYS", partitioning._STAYS)
+
+
+def test_variables_are_really_laid_out() -> None:
+    programs = [generate(seed, "layouts") for seed in range(60)]
+    laid_out = [w.layout for program in programs for w in program.variables]
+    assert {layout: laid_out.count(layout) >= 10 for layout in ("sharded", "mirrored", "home")} == dict.fromkeys(
+        ("sharded", "mirrored", "home"), True
+    )
+    assert all("gs.set_variable_layout(" in p.source for p in programs if any(w.layout for w in p.variables))
 
 
 def test_seeds_are_of_all_modes() -> None:

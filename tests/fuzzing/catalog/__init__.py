@@ -1,6 +1,6 @@
-"""The templates: ops with a rule, ops without, and the public API in all its forms."""
+"""The templates: ops with a rule, ops without, the public API in all its forms, and what is done to variables."""
 
-from tests.fuzzing.catalog import api, control, ruled, unruled, unruled_data
+from tests.fuzzing.catalog import api, control, ruled, unruled, unruled_data, variables
 from tests.fuzzing.templates import templates_in
 
 SOURCES = {
@@ -8,6 +8,7 @@ SOURCES = {
     "unruled": unruled.TABLE + unruled_data.TABLE,
     "api": api.TABLE,
     "control": control.TABLE,
+    "variables": variables.TABLE,
 }
 CATALOG = {name: templates_in(table) for name, table in SOURCES.items()}
 
