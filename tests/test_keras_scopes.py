@@ -114,6 +114,42 @@ def test_stateless_calls_use_the_values_that_they_are_given():
     np.testing.assert_allclose(split(X), plain(X), atol=1e-6)
 
 
+@pytest.mark.parametrize("ask", ["plan", "gradient_plan", "graph_def", "variables", "placement", "map"])
+def test_no_trace_of_a_stateless_scope_is_kept(ask: str):
+    layer = keras.layers.Dense(4)
+    layer.build((None, 5))
+    split = gs.parallelize(layer, devices=3)
+    ones = [(variable, tf.ones(variable.shape)) for variable in layer.variables]
+
+    def asked():
+        with keras.StatelessScope(ones):
+            return list(split.map([X])) if ask == "map" else getattr(split, ask)(X)
+
+    for _ in range(2):  # before and after there is a trace of other values
+        with pytest.raises(gs.UnsupportedError, match=r"StatelessScope.*outside of the scope"):
+            asked()
+        np.testing.assert_allclose(split(X), layer(X), atol=1e-6)
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_sum(split(X))
+    assert all(gradient is not None for gradient in tape.gradient(loss, layer.trainable_variables))
+
+
+def test_each_value_that_layers_hand_on_has_a_trace_of_its_own():
+    class Scaling(keras.layers.Layer):
+        def __init__(self, inner=None):
+            super().__init__()
+            self._register_call_context_args("scale")
+            self.inner = inner and gs.parallelize(inner, devices=2)
+
+        def call(self, x, scale=None):
+            return self.inner(x) if self.inner else x * tf.cast(scale, tf.float32)
+
+    layer = Scaling(Scaling())
+    scales = [2.0, 3.0, tf.constant(2.5), tf.constant(3.5), np.float32(4.5), np.array(5), 1, tf.fill((1,), 6.0)]
+    found = [float(layer(tf.ones((4, 2)), scale=scale)[0, 0]) for scale in scales]
+    assert found == [2.0, 3.0, 2.5, 3.5, 4.5, 5.0, 1.0, 6.0]
+
+
 def test_a_function_around_stateless_calls_is_split():
     split, plain = staged(WAYS["parallelize"])
     values = [tf.ones_like(variable.value) for variable in plain.trainable_variables]

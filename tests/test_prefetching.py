@@ -65,6 +65,42 @@ def test_pieces_lie_on_their_devices_and_nothing_is_cut_afterwards():
     assert products == {("shard_0", "CPU:1"), ("shard_1", "CPU:2"), ("shard_2", "CPU:3")}
 
 
+@pytest.mark.parametrize("first", ["home", "mirrored", "sharded"])
+@pytest.mark.parametrize("then", ["home", "mirrored", "sharded"])
+def test_layouts_may_change_between_batches_that_were_sent(first, then):
+    w = tf.Variable(rows(4, 6))
+    parallel = gs.parallelize(lambda x: x @ w, devices=3)
+    batches = [rows(5 + i % 2, seed=i) for i in range(8)]
+    expected = [batch @ w for batch in batches]
+    gs.set_variable_layout(w, first, devices=3)
+    found = []
+    for result in parallel.map(batches, prefetch=2):
+        found.append(result)
+        if len(found) in (3, 6):
+            gs.set_variable_layout(w, then if len(found) == 3 else first, devices=3)
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("prefetch", [0, 2])
+def test_batches_in_a_scope_of_keras_are_sent_to_the_trace_of_that_scope(prefetch):
+    class Chooses(keras.layers.Layer):
+        def call(self, a, b, training=None):
+            return b * 10 if training else a
+
+    class Maps(keras.layers.Layer):
+        def __init__(self):
+            super().__init__()
+            self.split = gs.parallelize(Chooses(), devices=DEVICES)
+
+        def call(self, a, b):
+            return list(self.split.map([(a, b)] * 3, prefetch=prefetch))
+
+    layer, a, b = Maps(), tf.ones((4, 2)), 2 * tf.ones((4, 2))
+    list(layer.split.map([(a, b)] * 3))  # a trace outside of all scopes, to which a thread may send
+    for training in (True, False, True):
+        assert_close(layer(a, b, training=training), [b * 10 if training else a] * 3)
+
+
 def test_what_is_read_whole_is_sent_whole_to_those_who_read_it():
     def fn(x, table):
         return x @ table, tf.cumsum(x, axis=0), table

@@ -343,6 +343,12 @@ class ParallelFunction(Generic[P, R]):
 
         What it captured is at hand, and variables lie as they did. (In a graph they are whole: it may use them itself.)
         """
+        if variables_have_other_values():  # (a call does not come here)
+            raise UnsupportedError(
+                f"A plan of {self._name()} is asked for in a keras.StatelessScope, as stateless_call and the building "
+                "of a model open one. Variables have other values there, and a plan reads what they hold. Ask for "
+                "plans, and use map, outside of the scope."
+            )
         outer = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         signature = Signature(self._traces.covered.get(arguments, arguments), open_scopes())
         for compiled in self._traces.compiled.get(signature, ()):

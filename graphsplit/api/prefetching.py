@@ -73,14 +73,15 @@ def _read(pipeline: HostPipeline, hosts: tuple[str, ...]) -> Iterator[list[Any]]
 def _results(function: Any, batches: Iterator[list[Any]], count: int, readers: tuple[str, ...]) -> Iterator[Any]:
     """Yield results for batches as each of the readers has them; without readers, as this process has them."""
 
-    def prepare(found: list[Any]) -> tuple[Any, Any, Any]:
+    def prepare(found: list[Any]) -> tuple[Any, Any, Any, Any]:
         tensors, tree = _flatten(function, found)
         compiled = function._find(tree)  # new signatures are traced by the user's own thread
         sends = compiled is not None and compiled.sends(readers)
-        return tensors, tree, compiled.send(tensors, readers) if sends else None
+        return tensors, tree, compiled, compiled.send(tensors, readers) if sends else None
 
-    for tensors, tree, pieces in ahead(batches, prepare, count):
-        yield _run(function, tensors, tree, pieces, readers)
+    for tensors, tree, sender, pieces in ahead(batches, prepare, count):
+        compiled = function._get(tree)  # another one, if layouts changed meanwhile, or scopes are open here
+        yield _run(compiled, tensors, pieces if compiled is sender else None, readers)
 
 
 class ReadCall:
@@ -106,11 +107,11 @@ class ReadCall:
             self._found.update(zip(hosts, self._pipeline.read(self._number, hosts), strict=False))
         if not self._found:
             return END
-        return _run(function, *_flatten(function, [self._found[host] for host in hosts]), None, hosts)
+        tensors, tree = _flatten(function, [self._found[host] for host in hosts])
+        return _run(function._get(tree), tensors, None, hosts)
 
 
-def _run(function: Any, tensors: Any, tree: Any, pieces: Any, readers: tuple[str, ...]) -> Any:
-    compiled = function._get(tree)
+def _run(compiled: Any, tensors: Any, pieces: Any, readers: tuple[str, ...]) -> Any:
     result = structures.unflatten(compiled.trace.result, compiled.run_sent(tensors, pieces, readers))
     compiled.runs += 1
     return result

@@ -10,7 +10,10 @@ import sys
 from collections.abc import Hashable, Iterator
 from typing import Any
 
+import numpy as np
 import tensorflow as tf
+
+from graphsplit.core import structures
 
 
 def open_scopes() -> Hashable:
@@ -48,9 +51,14 @@ def _of_keras_2() -> Iterator[Hashable]:
 
 
 def _hashable(value: Any) -> Hashable:
-    if isinstance(value, tf.Tensor):  # an eager one stands for its value, one of a graph for itself
-        return bool(value) if hasattr(value, "numpy") and value.shape.rank == 0 else value.ref()
-    return value if isinstance(value, Hashable) else repr(value)
+    tensors, tree = structures.flatten(value)
+    return tree, tuple(map(_tensor_key, tensors))
+
+
+def _tensor_key(tensor: tf.Tensor) -> Hashable:
+    """Return what tells a tensor from others of its type: of an eager number its value, else which tensor it is."""
+    is_number = hasattr(tensor, "numpy") and tensor.shape.rank == 0
+    return structures.StaticLeaf(np.asarray(tensor).item()) if is_number else tensor.ref()
 
 
 def variables_have_other_values() -> bool:
