@@ -40,7 +40,8 @@ def _of_keras_2() -> Iterator[Hashable]:
     layers = sys.modules.get("tf_keras.src.engine.base_layer_utils")
     if layers is not None:
         context, backend = layers.call_context(), sys.modules["tf_keras.src.backend"]
-        for name, value in sorted(context._state["call_context_args"].items()):
+        handed_on = {"training": context._state.get("training"), **context._state.get("call_context_args", {})}
+        for name, value in sorted(handed_on.items()):  # (up to tf_keras 2.16, training alone)
             if value is not None:
                 yield name, _hashable(value)
         if backend.global_learning_phase_is_set():
