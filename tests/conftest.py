@@ -91,7 +91,7 @@ LONG = {
     "test_keras_models_use.py::test_steps_per_execution": 2,
     "test_keras_stages.py::test_stages_begin_at_layers": 2,
     "test_layout_slots.py::test_slots_lie_with_their_variables": 6,
-    "test_layouts_of_any_variables.py": 20,
+    "test_layouts_of_any_variables.py::test_any_variables": 20,
     "test_micro_batches.py::test_keras_models": 2,
     "test_mirrored_variables.py::test_elementwise_optimizers_give_the_same_bits": 11,
     "test_mirrored_variables.py::test_what_couples_a_variable_is_exact": 8,

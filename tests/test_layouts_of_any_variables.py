@@ -107,3 +107,21 @@ def test_variables_of_types_that_cannot_be_cut(layout: str):
     for found, wanted in zip(gs.parallelize(f, devices=3)(x), expected, strict=True):
         tf.debugging.assert_near(found, wanted)
     assert (parts_of_variable(v) is None) == (layout == "sharded")
+
+
+@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("dtype", [tf.dtypes.experimental.float8_e5m2, tf.dtypes.experimental.float8_e4m3fn])
+def test_variables_of_eight_bit_floats(dtype: tf.DType, layout: str):
+    plain, v = (tf.Variable(tf.cast(tf.reshape(tf.range(512.0) % 7, (64, 8)), dtype)) for _ in range(2))
+
+    def step(v, x):
+        v.assign(tf.cast(tf.cast(v, tf.float32) * 2.0, dtype))
+        return tf.cast(v, tf.float32) + 1.0, tf.tanh(x)
+
+    x = tf.ones((7, 3))
+    expected = step(plain, x)
+    gs.set_variable_layout([v], layout, devices=3)
+    assert parts_of_variable(v) is not None
+    for found, wanted in zip(gs.parallelize(lambda x: step(v, x), devices=3)(x), expected, strict=True):
+        tf.debugging.assert_near(found, wanted)
+    np.testing.assert_array_equal(tf.cast(v, tf.float32), tf.cast(plain, tf.float32))

@@ -33,7 +33,6 @@ from graphsplit.core.tensorflow_internals import function_graph, give_handle, in
 OWN_TRACE = "_graphsplit_own_trace"
 """The attribute of the graphs of parallelized functions: these find the parts themselves, and are never saved."""
 
-_EMPTY = (0,)  # the shape of what does not hold the value
 _by_handle: weakref.WeakValueDictionary[int, VariableParts] = weakref.WeakValueDictionary()
 _changes = [0]  # how often a layout was changed
 _MANY = 10  # calls in a row each of which had to move a variable's value: a loop does it every time
@@ -75,7 +74,7 @@ class VariableParts:
 
     def _new_part(self, part: int) -> tf.Variable:
         with tf.init_scope(), tf.device(self.devices[part]):
-            nothing = tf.zeros(_EMPTY, self._dtype)
+            nothing = tf.constant([], self._dtype)  # (`tf.zeros` has no 8-bit floats)
             name = f"{self.name}/part_{part}"
             return tf.Variable(nothing, trainable=False, name=name, shape=tf.TensorShape(None))
 
@@ -233,7 +232,7 @@ class VariableParts:
 
     def _empty(self, handle: tf.Tensor) -> None:
         with tf.device(handle.device):
-            assign(handle, tf.zeros(_EMPTY, self._dtype))
+            assign(handle, tf.constant([], self._dtype))
 
     def _handles(self) -> Sequence[tf.Tensor]:
         return [self._own, *[part.handle for part in self._parts]]

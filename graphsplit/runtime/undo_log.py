@@ -36,7 +36,7 @@ class Kept:
         self._dtype = dtype
         self.device = canonical_name(handle.device)
         with tf.init_scope(), tf.device(handle.device):
-            nothing = tf.zeros((0,), dtype)
+            nothing = tf.constant([], dtype)
             self._variable = tf.Variable(nothing, trainable=False, shape=tf.TensorShape(None), name="graphsplit_kept")
 
     @property
