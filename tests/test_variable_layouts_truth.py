@@ -5,6 +5,9 @@ from __future__ import annotations
 import contextlib
 import copy
 import signal
+import sys
+from collections.abc import Callable
+from types import FrameType
 
 import keras
 import numpy as np
@@ -243,3 +246,53 @@ def test_an_interrupt_leaves_one_value_whole(monkeypatch: pytest.MonkeyPatch, la
     values = np.unique(variable.numpy()).tolist()
     assert values in ([[1.0], [7.0]] if what == "an assignment" else [[1.0]])
     np.testing.assert_array_equal(parallel(x), np.full((6, 8), 600 * values[0]))
+
+
+@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("what", ["home", "mirrored", "sharded"])
+def test_an_interrupt_while_a_layout_changes(layout: str, what: str):
+    """As if Ctrl-C came at any line that makes a variable one with parts, or an ordinary one again."""
+    x = tf.ones((6, 60))
+    for line in range(1, 100):
+        variable = tf.Variable(tf.ones((60, 8)))
+        parallel = gs.parallelize(lambda x, variable=variable: x @ variable, devices=3)
+        if what != layout:
+            gs.set_variable_layout(variable, layout, devices=3)
+            parallel(x)
+        if not interrupted_at(line, ("__init__", "forget"), lambda v=variable: gs.set_variable_layout(v, what, 3)):
+            assert line > 5
+            return
+        for value in (1.0, 3.0):  # asked by others, by a call, and by others again
+            variable.assign(tf.fill((60, 8), value))
+            np.testing.assert_array_equal(variable, np.full((60, 8), value))
+            np.testing.assert_array_equal(parallel(x), np.full((6, 8), 60 * value))
+            np.testing.assert_array_equal(variable, np.full((60, 8), value))
+        gs.set_variable_layout(variable, what, devices=3)
+        np.testing.assert_array_equal(parallel(x), np.full((6, 8), 180.0))
+        assert getattr(parts_of_variable(variable), "layout", "home") == what
+    raise AssertionError("it never ended")
+
+
+def interrupted_at(line: int, functions: tuple[str, ...], action: Callable[[], object]) -> bool:
+    """Return whether an action came to the n-th line of functions about parts, where it was interrupted."""
+    files, left = (parted_variables.__file__, copied_variables.__file__), [line]
+
+    def at_line(frame: FrameType, event: str, arg: object) -> object:  # noqa: ARG001
+        left[0] -= event == "line"
+        if left[0] == 0:
+            raise KeyboardInterrupt
+        return at_line
+
+    def at_call(frame: FrameType, event: str, arg: object) -> object:  # noqa: ARG001
+        code = frame.f_code
+        return at_line if code.co_filename in files and code.co_name in functions else None
+
+    before = sys.gettrace()
+    sys.settrace(at_call)
+    try:
+        action()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(before)
+    return False

@@ -33,7 +33,9 @@ def are_raw() -> bool:
 
 
 def parted_class(kind: type) -> type:
-    """Return the class of variables of this class that lie in parts."""
+    """Return the class of variables of this class that lie in parts: itself, if it is one (of an interrupted layout)."""
+    if kind in _classes.values():
+        return kind
     if kind not in _classes:
         # TensorFlow's own `handle` is this attribute, which its eager runtime reads past all methods.
         def handle(variable: Any) -> tf.Tensor:

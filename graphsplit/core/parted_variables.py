@@ -66,10 +66,10 @@ class VariableParts:
         self._own = variable.handle
         self._dtype, self._shape = variable.dtype, variable.shape
         self._parts = [self._new_part(part) for part in range(len(self.devices))]
-        _by_handle[id(self._own)] = self
         variable._graphsplit_parts = self
         self._variable = weakref.ref(variable)
         variable.__class__ = parted_class(type(variable))
+        _by_handle[id(self._own)] = self  # last: from now on calls move the value, and the class has to know
         _changes[0] += 1
 
     def _new_part(self, part: int) -> tf.Variable:
@@ -271,10 +271,11 @@ class VariableParts:
 
     def forget(self, variable: tf.Variable) -> None:
         """Make the variable an ordinary one again, whatever it holds."""
+        _changes[0] += 1  # (and again below: an interrupt may come in between, and so may a plan of another thread)
+        del _by_handle[id(self._own)]  # first: no call moves the value from now on
+        _changes[0] += 1
         variable.__class__ = type(variable).__mro__[1]
         del variable._graphsplit_parts
-        del _by_handle[id(self._own)]
-        _changes[0] += 1
 
 
 def parts_of(handle: tf.Tensor) -> VariableParts | None:
@@ -288,8 +289,9 @@ def are_any_parts() -> bool:
 
 
 def parts_of_variable(variable: Any) -> VariableParts | None:
-    """Return the parts of a variable; None if it is an ordinary one."""
-    return getattr(variable, "_graphsplit_parts", None)
+    """Return the parts of a variable; None if it is an ordinary one, or was interrupted while it became so."""
+    parts = getattr(variable, "_graphsplit_parts", None)
+    return None if parts is None else parts_of(parts.raw_handle)
 
 
 def layout_changes() -> int:
@@ -304,8 +306,10 @@ def move_variable(variable: tf.Variable, device: str, value: tf.Tensor) -> None:
     """
     with tf.init_scope(), tf.device(device):
         there = tf.Variable(value, trainable=False, shape=variable.shape, name=variable.name.partition(":")[0])
+    before = getattr(variable, "_graphsplit_there", None)
+    variable._graphsplit_there = there, before  # a resource lives as long as these: both do until it has changed
     give_handle(variable, there.handle)
-    variable._graphsplit_there = there  # it lives as long as that
+    variable._graphsplit_there = there
     _changes[0] += 1
 
 
