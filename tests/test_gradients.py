@@ -299,3 +299,113 @@ def test_a_second_derivative_never_reads_what_was_changed_since():
             loss = tf.reduce_sum(parallel(x) ** 2)
         with pytest.raises(gs.UnsupportedError, match="its value depends on variables that it changes while it runs"):
             inner.gradient(loss, x)
+
+
+# Variables that are changed between a call and its gradients
+
+
+LAYOUTS = ["home", "mirrored", "sharded"]
+
+
+def laid_out(layout: str) -> tuple[Callable[[tf.Tensor], tf.Tensor], tf.Variable]:
+    w = tf.Variable(rows(6, 6) / 3)
+    gs.set_variable_layout(w, layout, devices=3)
+    return lambda q: tf.tanh(q @ w) @ tf.transpose(w) + tf.gather(w, [1, 2, 3])[0], w
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "in tf.function"])
+def test_three_derivatives_where_the_function_was_called(layout: str, graph: bool):
+    forward, w = laid_out(layout)
+    x, start = rows(7, 6), tf.convert_to_tensor(w)
+
+    def derivatives(fn):
+        with tf.GradientTape() as outermost:
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    loss = tf.reduce_sum(fn(x) ** 2)
+                w.assign(w * 2 + 1)
+                first = tf.convert_to_tensor(inner.gradient(loss, w))
+                penalty = tf.reduce_sum(first**2)
+            w.assign(w - 3)
+            second = tf.convert_to_tensor(outer.gradient(penalty, w))
+            total = tf.reduce_sum(second**2)
+        return loss, first, second, tf.convert_to_tensor(outermost.gradient(total, w))
+
+    found = []
+    for fn in (forward, parallel(forward)):
+        w.assign(start)
+        found.append((tf.function(derivatives) if graph else derivatives)(fn))
+    assert_close(found[1], found[0], tolerance=1e-11)
+
+
+@pytest.mark.parametrize("then", LAYOUTS)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_second_derivatives_across_a_change_of_layout(layout: str, then: str):
+    forward, w = laid_out(layout)
+    x, found = rows(7, 6), []
+    for fn in (forward, parallel(forward)):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = tf.reduce_sum(fn(x) ** 2)
+            gs.set_variable_layout(w, then, devices=3)
+            penalty = tf.reduce_sum(tf.convert_to_tensor(inner.gradient(loss, w)) ** 2)
+        found.append((penalty, tf.convert_to_tensor(outer.gradient(penalty, w))))
+        gs.set_variable_layout(w, layout, devices=3)
+    assert_close(found[1], found[0], tolerance=1e-11)
+
+
+def test_derivatives_from_outside_of_a_function_that_changes_its_variable():
+    forward, w = laid_out("home")
+    x, start, found = rows(7, 6), tf.convert_to_tensor(w), []
+    for fn in (forward, parallel(forward)):
+
+        @tf.function
+        def changing(fn=fn):
+            loss = tf.reduce_sum(fn(x) ** 2)
+            w.assign(w * 2 + 1)
+            return loss
+
+        w.assign(start)
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                loss = changing()
+            first = tf.convert_to_tensor(inner.gradient(loss, w))
+            penalty = tf.reduce_sum(first**2)
+        found.append((loss, first, tf.convert_to_tensor(outer.gradient(penalty, w))))
+    assert_close(found[1], found[0], tolerance=1e-11)
+
+
+def test_graph_gradients_of_a_variable_that_was_changed_since():
+    forward, w = laid_out("home")
+    x, start, found = rows(7, 6), tf.convert_to_tensor(w), []
+    for fn in (forward, parallel(forward)):
+
+        @tf.function
+        def slope(fn=fn):
+            loss = tf.reduce_sum(fn(x) ** 2)
+            w.assign(w * 2 + 1)
+            return tf.convert_to_tensor(tf.gradients(loss, [w.handle])[0])
+
+        w.assign(start)
+        found.append(slope())
+    assert_close(found[1], found[0], tolerance=1e-11)
+
+
+def test_a_tape_that_begins_after_the_call_gets_no_second_derivative_of_other_values():
+    forward, w = laid_out("home")
+    sharded, x, start, found = parallel(forward), rows(7, 6), tf.convert_to_tensor(w), []
+    for fn in (forward, sharded):
+        w.assign(start)
+        with tf.GradientTape() as inner:
+            inner.watch(x)
+            loss = tf.reduce_sum(fn(x) ** 2)
+        w.assign(w * 2 + 1)
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            found.append(inner.gradient(loss, x))
+            penalty = tf.reduce_sum(found[-1] ** 2)
+        if fn is sharded:
+            with pytest.raises(gs.UnsupportedError, match="Begin the outer tape before the call"):
+                outer.gradient(penalty, x)
+    assert_close(found[1], found[0], tolerance=1e-11)

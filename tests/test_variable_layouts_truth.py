@@ -277,13 +277,13 @@ def interrupted_at(line: int, functions: tuple[str, ...], action: Callable[[], o
     """Return whether an action came to the n-th line of functions about parts, where it was interrupted."""
     files, left = (parted_variables.__file__, copied_variables.__file__), [line]
 
-    def at_line(frame: FrameType, event: str, arg: object) -> object:  # noqa: ARG001
+    def at_line(frame: FrameType, event: str, arg: object) -> object:
         left[0] -= event == "line"
         if left[0] == 0:
             raise KeyboardInterrupt
         return at_line
 
-    def at_call(frame: FrameType, event: str, arg: object) -> object:  # noqa: ARG001
+    def at_call(frame: FrameType, event: str, arg: object) -> object:
         code = frame.f_code
         return at_line if code.co_filename in files and code.co_name in functions else None
 

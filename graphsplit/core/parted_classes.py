@@ -33,7 +33,7 @@ def are_raw() -> bool:
 
 
 def parted_class(kind: type) -> type:
-    """Return the class of variables of this class that lie in parts: itself, if it is one (of an interrupted layout)."""
+    """Return the class of variables of this class that lie in parts; itself, after a layout that was interrupted."""
     if kind in _classes.values():
         return kind
     if kind not in _classes:

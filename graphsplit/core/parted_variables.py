@@ -318,9 +318,9 @@ def read_handle(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
 
 
-def assign(handle: tf.Tensor, value: tf.Tensor) -> None:
-    """Let a handle hold a value."""
-    tf.raw_ops.AssignVariableOp(resource=handle, value=value)
+def assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation | None:
+    """Let a handle hold a value; in a graph, return the operation that does."""
+    return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
 
 
 def _piece(value: tf.Tensor, axis: int, first: int, length: int) -> tf.Tensor:

@@ -23,7 +23,7 @@ from tensorflow.core.function.trace_type import default_types
 # The stored form of a SavedModel, which comes with TensorFlow under no public name.
 from tensorflow.core.protobuf import saved_model_pb2
 
-# Whether forward-mode differentiation is active, which asks no public function.
+# Whether forward-mode differentiation is active, and whether several tapes are, which no public function says.
 from tensorflow.python import pywrap_tfe
 
 # `tf.function` rewrites what it is given, and what that calls; nothing public rewrites one function that is called from
@@ -51,6 +51,7 @@ from tensorflow.python.framework import auto_control_deps_utils, c_api_util, ker
 from tensorflow.python.ops import (
     control_flow_util,
     control_flow_v2_func_graphs,
+    gradients_util,
     handle_data_util,
     resource_variable_ops,
 )
@@ -214,6 +215,14 @@ def tape_watches(tensors: Sequence[tf.Tensor], variables: Sequence[tf.Variable] 
     for variable in variables:
         resource_variable_ops.variable_accessed(variable)
     return bool(record.should_record_backprop(list(tensors)))
+
+
+def tapes_watch_twice(tensors: Sequence[tf.Tensor]) -> bool:
+    """Return whether several active tapes watch one of these tensors, or one that may record its own gradients."""
+    return bool(
+        pywrap_tfe.TFE_Py_TapeSetPossibleGradientTypes(list(tensors))
+        == gradients_util.POSSIBLE_GRADIENT_TYPES_HIGHER_ORDER
+    )
 
 
 def accumulator_watches(tensors: Sequence[tf.Tensor]) -> bool:

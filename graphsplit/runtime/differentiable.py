@@ -8,7 +8,9 @@ also returns the residuals, which stay where they are, and a backward part that 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from typing import Any
+from dataclasses import replace
+from functools import partial
+from typing import Any, NoReturn
 
 import tensorflow as tf
 
@@ -22,6 +24,7 @@ from graphsplit.core.tensorflow_internals import (
     no_recording,
     record_on_tapes,
     set_graph_gradient,
+    tapes_watch_twice,
 )
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.mesh import Mesh
@@ -35,6 +38,7 @@ from graphsplit.runtime.failures import Located
 from graphsplit.runtime.feeding import FedExecutable
 from graphsplit.runtime.handles import captured, layouts_of, watches
 from graphsplit.runtime.joint_trace import differentiable_outputs, gradients_only, joint_trace
+from graphsplit.runtime.kept_values import KeptValues
 from graphsplit.runtime.trial_compilations import Trials
 from graphsplit.tracing.trace import Trace
 
@@ -119,9 +123,7 @@ class Differentiable:
         sources = [*tensors, *self.trace.captures]
         if watches(sources, self.trace.variables):
             if self._has_gradients:
-                # a graph is differentiated once more by those who call it, and by anything
-                eager = tf.executing_eagerly()
-                return self.pair(tuple([watches([source]) for source in sources]) if eager else None)(tensors)
+                return self.watched(tensors)
             with no_recording(), Located(self.plan, tensors):
                 return self.executable(tensors)
         if self._has_gradients and accumulator_watches(sources):
@@ -129,21 +131,36 @@ class Differentiable:
                 f"{self.name} is called under tf.autodiff.ForwardAccumulator. Forward-mode differentiation around a "
                 "parallelized function is not supported: use tf.GradientTape, or put the accumulator inside."
             )
+        if tf.executing_eagerly() or not self._has_gradients:
+            with Located(self.plan, tensors):
+                return self.executable(tensors)
+        kept = KeptValues.now(self.trace, self.plan, captured(self.trace, self.plan))
         with Located(self.plan, tensors):
             outputs = self.executable(tensors)
-        if self._has_gradients and not tf.executing_eagerly():
-            set_graph_gradient(outputs, self._gradients_in_graph)
+        set_graph_gradient(outputs, partial(self._gradients_in_graph, kept))
         return outputs
 
+    def watched(self, tensors: Sequence[tf.Tensor], kept: KeptValues | None = None) -> list[tf.Tensor]:
+        """Run on the flat arguments, and tell the tapes that are watching how to go back.
+
+        Args:
+          tensors: the arguments.
+          kept: what captured variables count as; None if as what they are now.
+        """
+        sources = [*tensors, *self.trace.captures]
+        # a graph is differentiated once more by those who call it, and by anything
+        watched = tuple([watches([source]) for source in sources]) if tf.executing_eagerly() else None
+        return self.pair(watched)(tensors, kept)
+
     def _gradients_in_graph(
-        self, inputs: Sequence[tf.Tensor], _: Sequence[tf.Tensor], gradients: Sequence[Any]
+        self, kept: KeptValues, inputs: Sequence[tf.Tensor], _: Sequence[tf.Tensor], gradients: Sequence[Any]
     ) -> list[Any]:
         """Answer `tf.gradients`, which asks when the forward ops are already there: by running forward again."""
         if self.trace.program.writes:
             raise UnsupportedError(
                 f"tf.gradients through {self.name}, which changes variables, would run it twice. Use tf.GradientTape."
             )
-        return self.pair().gradients(inputs, gradients)
+        return self.pair().gradients(inputs, gradients, kept)
 
     def pair(self, watched: tuple[bool, ...] | None = None) -> ForwardAndBackward:
         """Return the function with its gradients by the arguments and captures that are `watched` (None: by all)."""
@@ -179,30 +196,38 @@ class ForwardAndBackward:
         self._again_functions: dict[int, Differentiable] = {}
         self._whole_backward: dict[int, Any] = {}
 
-    def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def __call__(self, tensors: Sequence[tf.Tensor], kept: KeptValues | None = None) -> list[tf.Tensor]:
         """Run forward and tell the tapes how to run backward."""
         given = [*tensors, *self._joint.trace.captures]
-        planned = self._as_planned(given)
-        outputs, residuals = self._run_forward(given, planned)
+        planned = self._as_planned(given, kept)
+        may_go_on = not tf.executing_eagerly() or tapes_watch_twice(given)  # (in a graph what nobody reads is not read)
+        values = kept or (self._kept(planned) if may_go_on else None)
+        outputs, residuals = self._run_forward(given, planned, None if kept else values)
         for g, group in enumerate(self._joint.groups):
             sources = self._joint.sources(g)
 
             def backward(*gradients: Any, g: int = g, sources: Sequence[int] = sources) -> list[Any]:
-                found = self._run_backward(g, given, outputs, gradients, residuals, planned)
+                found = self._run_backward(g, given, outputs, gradients, residuals, values, planned)
                 return [found[i] for i in sources]
 
             if sources:
                 record_on_tapes(self.single.name, [outputs[k] for k in group], [given[i] for i in sources], backward)
         return outputs
 
-    def gradients(self, sources: Sequence[tf.Tensor], gradients: Sequence[Any]) -> list[Any]:
-        """Return the gradients by the sources, arguments and captures, given those of all outputs (None if none)."""
+    def gradients(self, sources: Sequence[tf.Tensor], gradients: Sequence[Any], kept: KeptValues) -> list[Any]:
+        """Return the gradients by the sources, arguments and captures, given those of all outputs (None if none).
+
+        Args:
+          sources: the arguments, and captures.
+          gradients: those of the outputs.
+          kept: the values of the captures.
+        """
         given = [*sources, *self._joint.trace.captures[len(sources) - len(self.single.trace.inputs) :]]
-        outputs, residuals = self._run_forward(given, self._as_planned(given))
-        return self._gradients(given, [*outputs, *residuals], gradients)[: len(sources)]
+        outputs, residuals = self._run_forward(given, self._as_planned(given, kept), None)
+        return self._gradients(kept, given, [*outputs, *residuals], gradients)[: len(sources)]
 
     def _gradients(
-        self, given: Sequence[tf.Tensor], results: Sequence[tf.Tensor], gradients: Sequence[Any]
+        self, kept: KeptValues, given: Sequence[tf.Tensor], results: Sequence[tf.Tensor], gradients: Sequence[Any]
     ) -> list[Any]:
         """Return the gradients by all that was given, by what came of it, outputs and residuals."""
         count = len(self.single.trace.outputs)
@@ -211,19 +236,34 @@ class ForwardAndBackward:
         for g, group in enumerate(self._joint.groups):
             own = [gradients[k] for k in group]
             if any(gradient is not None for gradient in own):
-                for i, gradient in enumerate(self._run_backward(g, given, outputs, own, residuals)):
+                for i, gradient in enumerate(self._run_backward(g, given, outputs, own, residuals, kept)):
                     total = totals[i]
                     totals[i] = total if gradient is None else gradient if total is None else total + gradient
         return totals
 
     def _run_forward(
-        self, given: Sequence[tf.Tensor], planned: Sequence[tf.Tensor]
+        self, given: Sequence[tf.Tensor], planned: Sequence[tf.Tensor], kept: KeptValues | None
     ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Return outputs and residuals.
+
+        Args:
+          given: arguments and captures.
+          planned: the same as the plan takes them.
+          kept: the values of the captures, None if those that are planned keep them.
+        """
         with no_recording(), Located(self.plan, given):
             outputs, residuals = self._cut.run_forward(planned)
+
+        def backward(inputs: list[tf.Tensor], results: list[tf.Tensor], gradients: Sequence[Any]) -> list[Any]:
+            return self._gradients(kept or self._kept(inputs), inputs, results, gradients)
+
         if not tf.executing_eagerly():
-            set_graph_gradient([*outputs, *residuals], self._gradients)
+            set_graph_gradient([*outputs, *residuals], backward)
         return outputs, residuals
+
+    def _kept(self, planned: Sequence[tf.Tensor]) -> KeptValues:
+        """Return the values that captures have now, by arguments and captures as the plan takes them."""
+        return KeptValues.now(self._joint.trace, self.plan, planned[len(self.single.trace.inputs) :])
 
     def _run_backward(
         self,
@@ -232,28 +272,45 @@ class ForwardAndBackward:
         outputs: Sequence[tf.Tensor],
         gradients: Sequence[Any],
         residuals: Sequence[tf.Tensor],
+        kept: KeptValues | None,
         planned: Sequence[tf.Tensor] = (),
     ) -> list[Any]:
         """Return the gradient by each argument and capture; `planned` is what the forward part was given."""
         seeds = [_seed(outputs[k], gradient) for k, gradient in zip(self._joint.groups[g], gradients, strict=True)]
-        single = self.single.trace
-        if watches([*given, *seeds], single.variables):
-            flat = self._again(g)([*given[: len(single.inputs)], *seeds])
+        single, sources = self.single.trace, [*given, *seeds]
+        is_watched = watches(sources, single.variables if kept else ())
+        if is_watched and kept:
+            flat = self._again(g).watched([*given[: len(single.inputs)], *seeds], kept)
         elif tf.executing_eagerly():
             with no_recording(), Located(self.plan, given):
                 # (variables that were laid out otherwise meanwhile: it goes back on what the forward part had)
                 planned = planned if planned and not self.single.is_current else self._as_planned(given)
                 flat = self._cut.run_backward(g, planned, seeds, residuals)
         else:
-            flat = self._run_backward_in_graph(g, given, seeds, residuals)
+            flat = self._run_backward_in_graph(g, given, seeds, residuals, kept)
+        if is_watched and not kept:
+            record_on_tapes(f"{self.single.name}_gradient", flat, sources, self._refuse)
         return list(structures.unflatten(self._joint.gradients[g], flat))
 
-    def _as_planned(self, given: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return arguments and captures as the plan takes them."""
-        return [*given[: len(self.single.trace.inputs)], *captured(self._joint.trace, self.plan)]
+    def _refuse(self, *_: Any) -> NoReturn:
+        raise UnsupportedError(
+            f"A second derivative of {self.single.name} was asked for, but only one tape watched its arguments and "
+            "variables when it was called, so what the variables held then was not kept. Begin the outer tape before "
+            "the call, and let it watch them."
+        )
+
+    def _as_planned(self, given: Sequence[tf.Tensor], kept: KeptValues | None = None) -> list[tf.Tensor]:
+        """Return arguments and captures as the plan takes them: captures that hold what was kept, or as they are."""
+        find = kept.handles if kept else captured
+        return [*given[: len(self.single.trace.inputs)], *find(self._joint.trace, self.plan)]
 
     def _run_backward_in_graph(
-        self, g: int, given: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]
+        self,
+        g: int,
+        given: Sequence[tf.Tensor],
+        seeds: Sequence[tf.Tensor],
+        residuals: Sequence[tf.Tensor],
+        kept: KeptValues | None,
     ) -> list[tf.Tensor]:
         """Return the flat gradients from an operation that has a gradient of its own, by what was given and the seeds.
 
@@ -262,25 +319,28 @@ class ForwardAndBackward:
         """
         arguments, first, last = len(self.single.trace.inputs), len(given), len(given) + len(seeds)
         held, planned = last + len(residuals), self._as_planned(given) if self.plan.state.parts else []
+        end = held + len(planned)
         with no_recording(), self.single.trace.lock:
             if g not in self._whole_backward:
 
                 def run(*flat: tf.Tensor) -> list[tf.Tensor]:
-                    return self._cut.run_backward(g, flat[held:] or flat[:first], flat[first:last], flat[last:held])
+                    return self._cut.run_backward(g, flat[held:end] or flat[:first], flat[first:last], flat[last:held])
 
                 self._whole_backward[g] = tf.function(run, autograph=False)
             # known shapes stay known: TensorFlow refuses a MatrixDiagV3 of known rows whose diagonal it does not know
-            given_here = (*given, *seeds, *residuals, *planned)
+            given_here = (*given, *seeds, *residuals, *planned, *(kept.tensors if kept else ()))
             specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given_here]
             with tf.init_scope():
                 whole = self._whole_backward[g].get_concrete_function(*specs)
             flat = list(whole(*given_here))
 
         def backward(inputs: list[tf.Tensor], _: Any, gradients: Sequence[Any]) -> list[Any]:
+            if kept is None:
+                self._refuse()
             sources = [*inputs[:arguments], *inputs[first:last], *inputs[arguments:first]]
-            found = self._again(g).pair().gradients(sources, gradients)
+            found = self._again(g).pair().gradients(sources, gradients, replace(kept, tensors=tuple(inputs[end:])))
             by_arguments, by_seeds = found[:arguments], found[arguments : arguments + len(seeds)]
-            nothing = [None] * (len(residuals) + len(planned))
+            nothing = [None] * (len(inputs) - last)
             return [*by_arguments, *found[arguments + len(seeds) :], *by_seeds, *nothing]
 
         set_graph_gradient(flat, backward)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import TypeVar
 
 import tensorflow as tf
 
@@ -15,6 +16,8 @@ from graphsplit.planning.plan import Plan
 from graphsplit.runtime.undo_log import log_of
 from graphsplit.tracing.trace import Trace
 
+Found = TypeVar("Found")
+
 
 def captured(trace: Trace, plan: Plan) -> list[tf.Tensor]:
     """Return the tensors for the captures of a plan's program, in its order, each variable's value where it is read.
@@ -25,12 +28,30 @@ def captured(trace: Trace, plan: Plan) -> list[tf.Tensor]:
     """
     if not are_any_parts():
         return list(trace.captures)
-    cluster = current_cluster() if tf.executing_eagerly() else None
-    tasks = {task[1] for parts in layouts_of(trace) if parts for d in parts.devices if (task := task_of(d))}
-    if cluster is None or not tasks:
-        return _arrived(trace, plan)
     # values may have to move first, and from a worker that does not answer they never arrive
-    return log_of(cluster).read("values of variables", tuple(sorted(tasks)), lambda: _arrived(trace, plan))
+    return asked_of_workers(trace, lambda: _arrived(trace, plan))
+
+
+def asked_of_workers(trace: Trace, ask: Callable[[], Found]) -> Found:
+    """Return what somebody asks of a function's variables, some of which may be on worker processes.
+
+    Raises:
+      WorkerError: if one of these does not answer.
+    """
+    cluster = current_cluster() if tf.executing_eagerly() else None
+    if cluster is None:
+        return ask()
+    pairs = zip(trace.captures, layouts_of(trace), strict=True)
+    devices = [device for handle, parts in pairs for device in (parts.devices if parts else [handle.device])]
+    tasks = {task[1] for device in devices if (task := task_of(device))}
+    return log_of(cluster).read("values of variables", tuple(sorted(tasks)), ask) if tasks else ask()
+
+
+def origins_of(trace: Trace, plan: Plan) -> list[tuple[str, int]]:
+    """Return, for each capture of a plan's program, the placeholder of the captured variable, and which part it is."""
+    program = trace.program
+    origins = plan.state.parts or [(k, 0) for k in range(len(trace.captures))]
+    return [(program.ops[program.captures[k]].name, part) for k, part in origins]
 
 
 def _arrived(trace: Trace, plan: Plan) -> list[tf.Tensor]:

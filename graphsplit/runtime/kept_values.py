@@ -1,0 +1,124 @@
+"""Values that variables had when a function was called: what is differentiated later is differentiated there.
+
+A gradient of a gradient runs the function forward again. In between somebody may have changed the variables, so they
+are read when the function runs, and what runs again is given variables of its own that hold what was read. A value that
+is read is not copied: TensorFlow copies it once somebody adds to the variable in place.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import tensorflow as tf
+
+from graphsplit.core.layouts import Cut, Division
+from graphsplit.core.parted_variables import assign, read_handle
+from graphsplit.core.tensorflow_internals import no_recording, resource_value, set_graph_gradient
+from graphsplit.planning.plan import Plan
+from graphsplit.runtime.handles import asked_of_workers, captured, origins_of
+from graphsplit.tracing.trace import Trace
+
+_ANONYMOUS = "cd2c89b7-88b7-44c8-ad83-06c2a9158347"
+"""The name under which `VarHandleOp` makes a variable that lives as long as its handle (`ResourceHandle` in C++)."""
+
+
+@dataclass(frozen=True)
+class _Capture:
+    """Where the values of one capture are among all: a variable's own, or those of its parts; a table is itself."""
+
+    values: slice
+    devices: tuple[str, ...]
+    division: Division | None
+    is_variable: bool
+
+
+@dataclass(frozen=True)
+class KeptValues:
+    """The values that the captured variables of a function had.
+
+    Attributes:
+      tensors: the values, and what else was captured.
+      captures: what these are, by the names of the captures' placeholders.
+    """
+
+    tensors: tuple[tf.Tensor, ...]
+    captures: Mapping[str, _Capture]
+
+    @classmethod
+    def now(cls, trace: Trace, plan: Plan, handles: Sequence[tf.Tensor]) -> KeptValues:
+        """Return the values that the variables have now.
+
+        Args:
+          trace: what was captured.
+          plan: of the trace's program, or of that in parts.
+          handles: for the captures of the plan's program.
+        """
+        held = [resource_value(handle) if handle.dtype == tf.resource else None for handle in handles]
+
+        def read() -> tuple[tf.Tensor, ...]:
+            with no_recording():
+                pairs = zip(handles, held, strict=True)
+                return tuple([handle if value is None else read_handle(handle, value[0]) for handle, value in pairs])
+
+        positions: dict[str, list[int]] = {}
+        for position, (name, _) in enumerate(origins_of(trace, plan)):
+            positions.setdefault(name, []).append(position)
+        captures = {}
+        for name, own in positions.items():
+            values, devices = slice(own[0], own[-1] + 1), tuple([handles[i].device for i in own])
+            captures[name] = _Capture(values, devices, plan.state.divisions.get(name), held[own[0]] is not None)
+        return cls(asked_of_workers(trace, read), captures)
+
+    def handles(self, trace: Trace, plan: Plan) -> list[tf.Tensor]:
+        """Return what a plan takes for its captures: variables of its own that hold these values."""
+        made: dict[str, list[tf.Tensor]] = {}
+        found = []
+        for position, (name, part) in enumerate(origins_of(trace, plan)):
+            if name not in self.captures:  # what only a derivative takes
+                found.append(captured(trace, plan)[position])
+                continue
+            if name not in made:
+                made[name] = self._made(self.captures[name], plan.state.divisions.get(name))
+            found.append(made[name][part])
+        return found
+
+    def _made(self, capture: _Capture, division: Division | None) -> list[tf.Tensor]:
+        values: Sequence[tf.Tensor] = self.tensors[capture.values]
+        devices = capture.devices
+        if not capture.is_variable:
+            return list(values)
+        if division != capture.division:  # the layout was changed since, or a plan needs all of it in one place
+            values = _pieces(_whole(values, capture.division), division)
+            devices = devices[:1] if division is None else division.devices
+        return [_variable(value, device) for value, device in zip(values, devices, strict=True)]
+
+
+def _whole(values: Sequence[tf.Tensor], division: Division | None) -> tf.Tensor:
+    return tf.concat(values, division.axis) if isinstance(division, Cut) and len(values) > 1 else values[0]
+
+
+def _pieces(value: tf.Tensor, division: Division | None) -> Sequence[tf.Tensor]:
+    if division is None:
+        return [value]
+    return tf.split(value, division.lengths, division.axis) if isinstance(division, Cut) else [value] * division.parts
+
+
+def _variable(value: tf.Tensor, device: str) -> tf.Tensor:
+    """Return the handle of a variable that lives as long as it. (`tf.Variable` makes none in a `tf.function`.)
+
+    In a graph it is the result of an operation on the value, so what is differentiated by the variable is by the value.
+    """
+
+    def make(value: tf.Tensor) -> tf.Tensor:
+        with tf.device(device):
+            handle = tf.raw_ops.VarHandleOp(dtype=value.dtype, shape=value.shape, shared_name=_ANONYMOUS)
+            with tf.control_dependencies([assign(handle, value)]):
+                return handle if tf.executing_eagerly() else tf.identity(handle)
+
+    if tf.executing_eagerly():
+        return make(value)
+    with no_recording():
+        handle = tf.function(make, autograph=False)(value)
+    set_graph_gradient([handle], lambda _inputs, _results, gradients: list(gradients))
+    return handle
