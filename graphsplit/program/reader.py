@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -63,23 +64,27 @@ def build_program(
     given = {name: shape for name, shape in (given_shapes or {}).items() if has_sizes(shape)}
     symbols = symbols or symbols_in(list(given.values()))
     by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
+    doubted: dict[str, tuple[Shape | None, ...]] = {}
     known = Findings()
     bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo)
     while True:
         try:
             cases = [import_for_shapes(nodes, versions, resources, given, known, point) for point in witnesses(symbols)]
         except ValueError:
-            doubted = _claims_of_branches(nodes)
-            if known != Findings() or not doubted:
+            if doubted or known != Findings():
+                raise
+            doubted = _claims(nodes)
+            if not doubted:
                 raise
             known = Findings(doubted)
             continue
         reader = OperationReader(by_name, hints, resources, held or {}, bodies, symbols)
         for operations in zip(*cases, strict=True):
             reader.read(operations)
-        if reader.found == known:
+        found = replace(reader.found, outputs={**doubted, **reader.found.outputs})
+        if found == known:
             break
-        known = reader.found  # what is behind a loop or branch is only known when that is
+        known = found  # what is behind a loop or branch is only known when that is
     return Program(
         ops=tuple(reader.ops),
         inputs=tuple(reader.positions[name] for name in inputs),
@@ -97,14 +102,14 @@ def build_program(
     )
 
 
-def _claims_of_branches(nodes: Sequence[Any]) -> dict[str, tuple[Shape | None, ...]]:
-    """Return the branches that name shapes of their results, with nothing said of these.
+def _claims(nodes: Sequence[Any]) -> dict[str, tuple[Shape | None, ...]]:
+    """Return the branches and loops that name shapes of their results, with nothing said of these.
 
-    (TensorFlow names the shapes of the first body's results where a branch is differentiated.)
+    Where one is differentiated, TensorFlow names what the first branch's results would have, and what a turn would:
+    which another branch does not, nor a loop that never turns.
     """
-    named = [node for node in nodes if node.op in CONTROL_FLOW and not CONTROL_FLOW[node.op].loops]
-    counts = {node.name: len(node.attr["output_shapes"].list.shape) for node in named if "output_shapes" in node.attr}
-    return {name: (None,) * count for name, count in counts.items()}
+    counts = {n.name: len(n.attr["output_shapes"].list.shape) for n in nodes if n.op in CONTROL_FLOW}
+    return {name: (None,) * count for name, count in counts.items() if count}
 
 
 def _known_outputs(graph: tf.Graph | None) -> dict[str, list[tf.Tensor]]:
