@@ -116,8 +116,10 @@ class RowCounts:
         return self.operand(f"{name}/sizes", d, np.array([*blocks, None], object)[:-1], tf.int64)
 
     def _sizes_known(self, name: str, layout: Shard, rows: Sequence[int], d: int | None = None) -> str:
-        sizes = [count for block in layout.pieces(rows) for count in block]
-        return self.operand(f"{name}/sizes", d, np.array(sizes, np.int64), tf.int64)
+        sizes = [
+            Polynomial.of(count) for block in layout.pieces(rows) for count in block
+        ]  # (of lengths, where blocks are)
+        return self.operand(f"{name}/sizes", d, np.array([*sizes, None], object)[:-1], tf.int64)
 
     def own(self, layout: Shard, d: int) -> Polynomial:
         """Return how many entries shard `d` has of an axis that lies so."""

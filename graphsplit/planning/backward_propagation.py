@@ -148,7 +148,7 @@ class BackwardPropagation:
         """Return whether an op may run on every shard instead of once: nobody could tell the difference."""
         if op.type in STATEFUL_RANDOM:
             return self._independent
-        return not (op.stateful or op.controls or op.index in self._inputs)
+        return not (op.stateful or op.controls or op.index in self._inputs or op.index in self.natural.kept_home)
 
     def _is_remade_whole(self, op: Op, depth: int = 0) -> bool:
         """Return whether each shard makes a whole value by itself.

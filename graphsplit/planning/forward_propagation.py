@@ -49,7 +49,7 @@ class ForwardPropagation:
       exchanging: how many shards can send each other parts of what they have; 0 if they cannot.
 
     Attributes:
-      wanted_whole: see there.
+      kept_home, wanted_whole: see there.
       answers: for each op how it runs on the shards, or None if it is naturally run whole.
       reasons: why an op that carries rows is at home.
       seen: for each op, the layouts of its outputs.
@@ -79,7 +79,7 @@ class ForwardPropagation:
         self.reasons: list[str] = []
         self.seen: list[tuple[Layout, ...]] = []
         self._control_flow = control_flow
-        self._kept_home = kept_home or {}
+        self.kept_home = kept_home or {}
         self._batch = batch
         self._cuts = cuts or {}
         self._settled = settled
@@ -160,8 +160,8 @@ class ForwardPropagation:
             self._append(None, reason or why, (layout,))
 
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
-        if op.index in self._kept_home:
-            return Declined(self._kept_home[op.index])
+        if op.index in self.kept_home:
+            return Declined(self.kept_home[op.index])
         if op.type == "LookupTableFindV2":
             return Declined("its table lives on one device")
         if op.stateful:

@@ -18,6 +18,7 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
+from graphsplit.core.symbolic_sizes import Shape, is_same
 from graphsplit.planning.asked import Asked
 from graphsplit.planning.automatic_stages import cut_into_stages
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
@@ -88,7 +89,7 @@ def plan_program(
         steps = tuple(backward.steps)
         owners = find_owners(program, steps, home, state)
         moves = find_moves(program, mesh, steps, owners, state)
-        impossible = _impossible(program, steps, moves)
+        impossible = {**_impossible(program, steps, moves), **_ill_fitting(program, steps, mesh.batch)}
         if not impossible:
             break
         if impossible.keys() <= kept_home.keys():
@@ -193,6 +194,28 @@ def _impossible(program: Program, steps: Sequence[Step], moves: Sequence[Move]) 
             if step.shards and (tensor, move.target) in zip(op.inputs, step.shards.wants, strict=True):
                 found[op.index] = "its list is made whole"
     return found
+
+
+def _ill_fitting(program: Program, steps: Sequence[Step], batch: int) -> dict[int, str]:
+    """Return the ops that write to a list, or read of it, what has other rows than the list's other elements."""
+    found = {}
+    for op, step in zip(program.ops, steps, strict=True):
+        types = [program.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
+        if not step.shards or not batch or tf.variant not in (*types, *op.out_dtypes):
+            continue
+        layouts, shapes = (*step.shards.wants, *step.shards.gives), (*op.in_shapes, *op.out_shapes)
+        for layout, shape, dtype in zip(layouts, shapes, (*types, *op.out_dtypes), strict=True):
+            if isinstance(layout, Shard) and dtype != tf.variant and not _fits(shape, layout, batch):
+                found[op.index] = f"the list is read whole: not all of its elements are {layout}"
+    return found
+
+
+def _fits(shape: Shape | None, layout: Shard, batch: int) -> bool:
+    """Return whether a tensor of a shape can be cut as a layout says, as far as its shape is known."""
+    if shape is None:
+        return True
+    known = layout.axis < len(shape)
+    return known and (shape[layout.axis] is None or is_same(shape[layout.axis], layout.size(batch)))
 
 
 def _by_whom(program: Program, steps: Sequence[Step], move: Move) -> str:

@@ -71,7 +71,8 @@ def _answer(rule: Rule, op: Op, layouts: Sequence[Layout], sizes: Sequence[int],
         return factors
     votes: dict[Shard, int] = {}
     for layout, dims, size in zip(layouts, factors.inputs, sizes, strict=True):
-        if isinstance(layout, Shard) and dims is not None:
+        # (an element of a list has other axes than the list's others where its list is going to be read whole)
+        if isinstance(layout, Shard) and dims is not None and layout.axis < len(dims):
             found = _factor_at(dims[layout.axis], layout)
             if found is not None:
                 votes[found] = votes.get(found, 0) + size + 1
