@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import platform
+import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,17 +14,18 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.graphdefs import function_definition, split_reference
+from graphsplit.core.stored_models import read_saved_model
 from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.emitter import emit
 from graphsplit.runtime import executable
-from tests.helpers.emitted_programs import GRAPHS, PROGRAMS, Program
+from tests.helpers.emitted_programs import GRAPHS, PROGRAMS, SAVED_MODELS, Program
 from tests.helpers.graph_digests import digest_of, reached
 from tests.helpers.hosts import on_hosts, replanned
 from tests.helpers.layout_cases import numbers
 
 FILE = Path(__file__).parent.parent / "emitted_graphs.txt"
 VERSIONS = f"TensorFlow {tf.__version__}, Keras {keras.__version__}, {platform.system()} {platform.machine()}"
-NAMES = (*PROGRAMS, *GRAPHS)
+NAMES = (*PROGRAMS, *GRAPHS, *SAVED_MODELS)
 
 
 class Function(NamedTuple):
@@ -75,6 +77,10 @@ def functions_of(name: str) -> list[Function]:
     if name in GRAPHS:
         write, outputs = GRAPHS[name]
         return [_of_graph(write(), outputs)]
+    if name in SAVED_MODELS:
+        with tempfile.TemporaryDirectory() as folder:
+            SAVED_MODELS[name](folder)
+            return [_of_signature(folder)]
     program = PROGRAMS[name]
     function, variables = program.make()
     devices = sum(program.hosts) or program.devices
@@ -110,6 +116,16 @@ def _of_graph(graph: Any, names: Sequence[str]) -> Function:
     run = [node.name for node in graph.node if node.name in names and node.op == "NoOp"]
     outputs = [name for name in names if split_reference(name)[0] not in run]
     return Function(function_definition("whole", graph.node, inputs, outputs, run), graph.library.function)
+
+
+def _of_signature(folder: str) -> Function:
+    """Return the function that the signature of a SavedModel calls."""
+    [graph] = read_saved_model(f"{folder}/several").meta_graphs
+    library = graph.graph_def.library.function
+    [output, *_] = graph.signature_def["serving_default"].outputs.values()
+    [call] = [node for node in graph.graph_def.node if node.name == split_reference(output.name)[0]]
+    [function] = [one for one in library if one.signature.name == call.attr["f"].func.name]
+    return Function(function, library)
 
 
 def _run(program: Program, parallel: Any) -> Iterator[Function]:

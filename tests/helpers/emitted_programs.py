@@ -359,7 +359,7 @@ def staged(*devices: Any, forward_only: bool = False) -> Callable[[], Made]:
     return make
 
 
-# Graphs of TensorFlow 1
+# Graphs and SavedModels
 
 
 def training_graph() -> Any:
@@ -379,9 +379,32 @@ def frozen_graph() -> Any:
         return gs.transpile_graph_def(graph.as_graph_def(), ["x", "kept"], ["top:0"], 3, split={"kept": None})
 
 
+def saved_model(counts: bool, **options: Any) -> Callable[[str], None]:
+    """Return what writes a SavedModel, transpiled, into `several` in a folder."""
+
+    def write(folder: str) -> None:
+        model = tf.Module()
+        model.weight, model.count = variable(6, 3), tf.Variable(0)
+
+        def scores(x: tf.Tensor) -> dict[str, tf.Tensor]:
+            if counts:
+                model.count.assign_add(1)
+            return {"scores": tf.nn.softmax(tf.tanh(x) @ model.weight), "largest": tf.reduce_max(x)}
+
+        model.scores = tf.function(scores, input_signature=[tf.TensorSpec([None, 6])])
+        tf.saved_model.save(model, f"{folder}/single", model.scores)
+        gs.transpile_saved_model(f"{folder}/single", f"{folder}/several", 3, **options)
+
+    return write
+
+
 GRAPHS: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "graph_def frozen": (frozen_graph, ["top"]),
     "graph_def training": (training_graph, ["loss", "train"]),
+}
+SAVED_MODELS: dict[str, Callable[[str], None]] = {
+    "saved model": saved_model(counts=True),
+    "saved model with a weight on each device": saved_model(counts=False, replicate_weights=True),
 }
 
 XY = (11, 7), (11, 5)
