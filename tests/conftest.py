@@ -23,6 +23,7 @@ QUICK = {
     "test_control_flow.py": 6,
     "test_decompositions.py": 3,
     "test_effects_and_plans.py": 1,
+    "test_emitted_graphs.py": 4,
     "test_errors.py": 2,
     "test_gradients.py": 8,
     "test_keras_models.py::test_equals_the_template_in_float64": 20,
