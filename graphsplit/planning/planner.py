@@ -203,19 +203,25 @@ def _ill_fitting(program: Program, steps: Sequence[Step], batch: int) -> dict[in
         types = [program.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
         if not step.shards or not batch or tf.variant not in (*types, *op.out_dtypes):
             continue
+        are_cut = [_gives(steps[t.op], t.index) != want for t, want in zip(op.inputs, step.shards.wants, strict=True)]
         layouts, shapes = (*step.shards.wants, *step.shards.gives), (*op.in_shapes, *op.out_shapes)
-        for layout, shape, dtype in zip(layouts, shapes, (*types, *op.out_dtypes), strict=True):
-            if isinstance(layout, Shard) and dtype != tf.variant and not _fits(shape, layout, batch):
+        all_types, all_cut = (*types, *op.out_dtypes), (*are_cut, *[False] * len(op.out_dtypes))
+        for layout, shape, dtype, is_cut in zip(layouts, shapes, all_types, all_cut, strict=True):
+            if isinstance(layout, Shard) and dtype != tf.variant and not _fits(shape, layout, batch, is_cut):
                 found[op.index] = f"the list is read whole: not all of its elements are {layout}"
     return found
 
 
-def _fits(shape: Shape | None, layout: Shard, batch: int) -> bool:
-    """Return whether a tensor of a shape can be cut as a layout says, as far as its shape is known."""
-    if shape is None:
-        return True
-    known = layout.axis < len(shape)
-    return known and (shape[layout.axis] is None or is_same(shape[layout.axis], layout.size(batch)))
+def _gives(step: Step, output: int) -> Layout | None:
+    return step.shards.gives[output] if step.shards else None
+
+
+def _fits(shape: Shape | None, layout: Shard, batch: int, is_cut: bool) -> bool:
+    """Return whether a tensor has the rows that a layout says, as far as its shape is known; if not, it is not cut."""
+    if shape is not None and layout.axis >= len(shape):
+        return False
+    size = None if shape is None else shape[layout.axis]
+    return not is_cut if size is None else is_same(size, layout.size(batch))
 
 
 def _by_whom(program: Program, steps: Sequence[Step], move: Move) -> str:
