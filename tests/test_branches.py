@@ -198,3 +198,25 @@ def test_a_branch_that_the_shapes_rule_out(left: tuple[int, ...], right: tuple[i
 
     x, y = tf.reshape(rows(*left, 1), left), tf.reshape(rows(*right, 1), right)
     assert_close(gs.parallelize(f, devices=3)(x, y), tf.function(f)(x, y))
+
+
+@tf.function(input_signature=[tf.TensorSpec([None, 3])])
+def summed_in_a_loop_for_three_rows(x):
+    turns = tf.where(tf.shape(x)[0] == 3, 1, 0)
+    body = lambda i, total: (i + 1, total + tf.reduce_sum(tf.reshape(x, [3, 3]) ** 2))  # noqa: E731
+    _, total = tf.while_loop(lambda i, _: i < turns, body, (0, 0.0))
+    return total + tf.reduce_sum(x**2)
+
+
+@pytest.mark.parametrize("retracing", [False, True], ids=["known rows", "any rows"])
+def test_gradient_of_a_loop_that_never_turns_and_whose_body_does_not_fit(retracing: bool):
+    def f(x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            total = summed_in_a_loop_for_three_rows(x)
+        return total, tape.gradient(total, x)
+
+    parallel = gs.parallelize(f, devices=3, reduce_retracing=retracing)
+    for count in (6, 3, 1):
+        x = tf.random.stateless_normal((count, 3), [1, count])
+        assert_close(parallel(x), tf.function(f)(x))

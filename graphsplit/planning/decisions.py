@@ -108,6 +108,15 @@ class Decisions:
         for position, layout in zip(self.program.inputs[:arguments], self.input_layouts, strict=False):
             if isinstance(layout, Shard):
                 found.append((position, layout.axis, sum(layout.blocks)))
+        return found or self._rows_of_whole_arguments()[:1]
+
+    def _rows_of_whole_arguments(self) -> list[tuple[int, int, int]]:
+        found = []
+        for position in self.program.inputs:
+            for axis, size in enumerate(self.program.ops[position].out_shapes[0] or ()):
+                terms = size.polynomial.terms if isinstance(size, Size) else {}
+                if set(terms) == {(ROWS,)}:
+                    found.append((position, axis, terms[ROWS,]))
         return found
 
     def length_sources(self) -> dict[Symbol, tuple[int, int]]:

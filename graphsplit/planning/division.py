@@ -184,7 +184,7 @@ class _Writer(WholeWriter):
             return self._as_parts(tensor, want)[k], value
         number = self._finder.cut.get(tensor)
         if isinstance(number, Copied) and isinstance(base, Copied) and number.devices == base.devices:
-            return self._parts[tensor, number][k], value
+            return self._as_parts(tensor, number)[k], value
         return self._as_whole(tensor), value
 
     def _place(self, tensors: Sequence[Tensor], division: Division) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphsplit.core.symbolic_sizes import Shape, is_same
+from graphsplit.core.symbolic_sizes import Shape, is_one, is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dims, Factors, Resize
 from graphsplit.rules.own_rows import own_images
@@ -34,7 +34,13 @@ def projective_transform(op: Op) -> Factors | Declined:
     images, transforms = op.in_shapes[:2]
     if not images or not transforms or transforms[0] is None:
         return Declined("it is not known whether each image has a transform of its own")
-    return _by_rows(op, operands=2 if is_same(transforms[0], images[0]) else 1)
+    if is_same(transforms[0], images[0]):
+        return _by_rows(op, operands=2)
+    return (
+        _by_rows(op, operands=1)
+        if is_one(transforms[0])
+        else Declined("it is not known whether each image has a transform of its own")
+    )
 
 
 @register("ScaleAndTranslate", linear=(0,))

@@ -275,6 +275,63 @@ def a_loop_has_whole_on_every_shard_what_is_read_in_rows(x, y):
     return tf.nn.in_top_k(tf.zeros(2, tf.int32), tf.cast(x, tf.float32), 1), powers, tf.experimental.numpy.rot90(powers)
 
 
+def list_of(*values: tf.Tensor) -> tf.TensorArray:
+    array = tf.TensorArray(DOUBLE, len(values), infer_shape=False)
+    for i, value in enumerate(values):
+        array = array.write(i, value)
+    return array
+
+
+@found((6,), inside=1)
+def a_list_of_a_vector_and_of_rows(x):
+    return list_of(tf.fill((2,), NUMBER), tf.sigmoid(x)).read(0)
+
+
+@found((3,), devices=2)
+def a_list_of_a_number_and_of_rows(x):
+    return list_of(tf.identity(NUMBER), x).read(0)
+
+
+@found(calls=(((1,),), ((5,),)), signature=((None,),), inside=1)
+def a_list_of_a_vector_and_of_rows_of_unknown_number(x):
+    both = list_of(tf.fill((2,), NUMBER), x)
+    return both.read(0), both.read(1)
+
+
+@found((4, 3), inside=1)
+def a_list_of_rows_and_of_shorter_rows(x):
+    both = list_of(x, x[:, 0] * NUMBER)
+    return both.read(0), both.read(1)
+
+
+@found(calls=(((2, 2, 3),), ((2, 5, 3),)), signature=((2, None, 3),), inside=1)
+def blocks_as_long_as_an_unknown_length(x):
+    return tf.raw_ops.TopKV2(input=x, k=1).values
+
+
+@found(
+    calls=(((7, 1, 3, 3), (7, 1, 3, 4)), ((2, 1, 3, 3), (2, 1, 3, 4))),
+    signature=((None, 1, None, 3), (None, 1, 3, 4)),
+    tapes=1,
+    devices=2,
+    split={"x": 2, "y": None},
+)
+def gradient_of_what_needs_all_rows_beside_lengths(x, y):
+    real = tf.raw_ops.IRFFT2D(input=tf.complex(x, x), fft_length=[3, 4], Treal=DOUBLE)
+    return tf.raw_ops.TanhGrad(y=real, dy=y)
+
+
+@found(
+    calls=(((4, 4, 5, 4), (4, 8)), ((2, 4, 5, 2), (2, 8)), ((5, 4, 5, 2), (1, 8))),
+    reduce_retracing=True,
+    split={"x": 0, "transforms": None},
+)
+def a_whole_argument_with_a_transform_for_each_image(x, transforms):
+    transforms = tf.cast(transforms, tf.float32)
+    options = {"output_shape": [3, 4], "fill_value": 0.5, "interpolation": "NEAREST"}
+    return tf.raw_ops.ImageProjectiveTransformV3(images=x, transforms=transforms, **options)
+
+
 @pytest.mark.parametrize("name", FOUND)
 def test_found(name: str) -> None:
     case = FOUND[name]
@@ -343,3 +400,22 @@ def test_effects_of_a_called_function_happen_once_under_two_tapes() -> None:
     assert_close(outer.gradient(slope, x), 6 * x, tolerance=TOLERANCE)
     assert float(NUMBER) == 1.7
     NUMBER.assign(0.7)
+
+
+@pytest.mark.parametrize("layout", ["mirrored", "sharded"])
+def test_a_variable_that_is_broadcast_beside_others(layout: str) -> None:
+    """What every copy makes of a value of one row is made of a copy of that."""
+    shapes = (4, 3), (1, 5), (2, 2, 3, 1)
+    variables = [tf.Variable(np.random.default_rng(i).standard_normal(shape)) for i, shape in enumerate(shapes)]
+
+    def function(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            gradient_of_reciprocal = tf.raw_ops.ReciprocalGrad(y=x, dy=variables[2])
+            numbers = [tf.reduce_sum(tf.sin(value)) for value in (*variables, gradient_of_reciprocal)]
+        return tape.gradient(tf.add_n(numbers), [x, *variables]), gradient_of_reciprocal
+
+    x = tf.constant(np.random.default_rng(9).standard_normal((2, 2, 3, 1)))
+    expected = tf.function(function, autograph=False)(x)
+    gs.set_variable_layout(variables, layout, devices=3)
+    assert_close(gs.parallelize(function, devices=3)(x), expected, tolerance=TOLERANCE)

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import faulthandler
+from collections.abc import Iterator
+
 import pytest
 
 from graphsplit.planning import partitioning
@@ -28,10 +31,19 @@ def test_seed(seed: int, request: pytest.FixtureRequest) -> None:
 
 
 LAID_OUT = 1000  # programs over variables that lie in parts or in copies; the first hundred by default
-NOT_MENDED_LAID_OUT = {110: "elements of other rows in one list, of a batch of unknown size: an error"}
+NOT_MENDED_LAID_OUT: dict[int, str] = {}
+MOST_SECONDS = 120  # for ten of them, which take three on an idle core
 
 
-@pytest.mark.usefixtures("plain_oracle", "small_variables_are_cut")
+@pytest.fixture
+def bounded() -> Iterator[None]:
+    """End the process of a program that does not end: pytest-xdist names the test and goes on with another one."""
+    faulthandler.dump_traceback_later(MOST_SECONDS, exit=True)
+    yield
+    faulthandler.cancel_dump_traceback_later()
+
+
+@pytest.mark.usefixtures("plain_oracle", "small_variables_are_cut", "bounded")
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize(
     "first", [pytest.param(i, marks=pytest.mark.long if i >= LAID_OUT // 10 else ()) for i in range(0, LAID_OUT, 10)]
