@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import itertools
 import threading
+import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -16,6 +17,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.api import traces
 from graphsplit.api.instances import PerInstance
+from graphsplit.runtime import undo_log
 from tests.helpers.law import assert_close
 
 DOUBLE = tf.float64
@@ -195,3 +197,29 @@ def test_sizes_of_calls_are_not_kept_for_ever(monkeypatch: pytest.MonkeyPatch):
         assert double(tf.ones(count)).shape == (count,)
     assert len(double._traces.covered) <= 5
     assert len(double._traces.compiled) <= 2
+
+
+class NoCluster:
+    """What an undo log asks of a cluster before anything runs on it."""
+
+    connections = 0
+
+
+def test_a_cluster_has_one_log_and_a_device_one_counter(monkeypatch: pytest.MonkeyPatch):
+    """Two logs would take back what the other one counts; so would two counters."""
+    make, variable = undo_log.UndoLog, tf.Variable
+
+    def slowly(made: Callable[..., Any]) -> Callable[..., Any]:
+        def wait(*args: Any, **options: Any) -> Any:
+            time.sleep(0.01)
+            return made(*args, **options)
+
+        return wait
+
+    monkeypatch.setattr(undo_log, "UndoLog", slowly(make))
+    cluster = NoCluster()
+    log, *others = at_once(lambda _: undo_log.log_of(cluster))
+    assert all(other is log for other in others)
+    monkeypatch.setattr(undo_log.tf, "Variable", slowly(variable))
+    counter, *more = at_once(lambda _: log.counter("/device:CPU:0"))
+    assert all(other is counter for other in more)

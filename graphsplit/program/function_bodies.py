@@ -20,6 +20,7 @@ from graphsplit.core.graphdefs import constant_value, function_graph
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import Shape, agreed, are_same, has_sizes, with_sizes, without_sizes
 from graphsplit.program.program import Op, Program
+from graphsplit.program.shape_inference import InferenceError
 from graphsplit.program.stages import stages_of
 
 Elements = tuple[tf.DType, Shape | None]
@@ -84,7 +85,7 @@ class Bodies:
         """
         try:
             return self._read(name, given)
-        except ValueError:
+        except InferenceError:
             return self._read(name, Given([None] * len(given.shapes), given.elements))
 
     def of_loop(self, node: Any, given: Given, out_shapes: Sequence[Shape | None]) -> tuple[dict[str, Program], Given]:

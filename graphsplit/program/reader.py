@@ -16,7 +16,7 @@ from graphsplit.core.symbolic_sizes import Shape, has_sizes, symbols_in, witness
 from graphsplit.program.function_bodies import Bodies, Elements
 from graphsplit.program.operation_reader import OperationReader
 from graphsplit.program.program import Program
-from graphsplit.program.shape_inference import Findings, import_for_shapes
+from graphsplit.program.shape_inference import Findings, InferenceError, import_for_shapes
 from graphsplit.program.stages import Stages
 
 
@@ -59,7 +59,7 @@ def build_program(
       stages: the stages among the calls that were inlined.
 
     Raises:
-      ValueError: if shapes cannot be inferred for all sizes.
+      InferenceError: if shapes cannot be inferred for all sizes.
     """
     given = {name: shape for name, shape in (given_shapes or {}).items() if has_sizes(shape)}
     symbols = symbols or symbols_in(list(given.values()))
@@ -70,7 +70,7 @@ def build_program(
     while True:
         try:
             cases = [import_for_shapes(nodes, versions, resources, given, known, point) for point in witnesses(symbols)]
-        except ValueError:
+        except InferenceError:
             if doubted or known != Findings():
                 raise
             doubted = _claims(nodes)

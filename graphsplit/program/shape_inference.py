@@ -28,6 +28,10 @@ ELEMENT_SHAPE = {
 """Ops that make or read lists, and the operand that says what shape the elements have."""
 
 
+class InferenceError(ValueError):
+    """Shapes that do not follow: TensorFlow refuses them."""
+
+
 class Value(NamedTuple):
     """Integers that follow from unknown sizes."""
 
@@ -75,6 +79,9 @@ def import_for_shapes(
       given_shapes: of other placeholders, where sizes follow from unknown ones.
       findings: what is known besides.
       point: what the unknown sizes are.
+
+    Raises:
+      InferenceError: if TensorFlow cannot infer shapes.
     """
     graph_def = tf.compat.v1.GraphDef(versions=versions)
     for node in nodes:
@@ -112,7 +119,10 @@ def import_for_shapes(
                 _replace_input(copy, i, _value_name(reference))
     for reference, value in findings.values.items():
         graph_def.node.append(constant_node(_value_name(reference), value.at(point), value.dtype))
-    return import_operations(graph_def)
+    try:
+        return import_operations(graph_def)
+    except ValueError as error:
+        raise InferenceError(str(error)) from None
 
 
 def _replace_input(node: Any, i: int, reference: str) -> None:
