@@ -16,11 +16,12 @@ from typing import Any
 
 import tensorflow as tf
 
-# Attributes that are names, or numbers that TensorFlow counts up in a process.
+# Attributes that are names, numbers that TensorFlow counts up in a process, or options of that.
 NAMES = (
     "_class",
     "_gradient_op_type",
     "_user_specified_name",
+    "config_proto",  # options of the process, set by whoever ran before
     "container",
     "debug_name",
     "shared_name",
