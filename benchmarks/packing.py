@@ -91,7 +91,7 @@ def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], 
     from graphsplit.api.options import Options
     from graphsplit.core import structures
     from graphsplit.core.devices import canonical_name
-    from graphsplit.planning.steps import Bucket
+    from graphsplit.planning.collectives import bucketed, find_collectives
     from graphsplit.runtime.executable import Executable
 
     devices = [canonical_name(name) for name in devices]
@@ -112,10 +112,11 @@ def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], 
     arguments = structures.Branch(dict, ("x",), (leaf,))
     traced, plan = trace_and_plan(step, call, arguments, Options(), devices, devices[0])
     vectors_moved = [move for move in plan.moves if plan.program.shape(move.tensor) == (entries,)]
-    buckets = tuple(  # whatever their size
-        Bucket(tuple(move for move in vectors_moved if move.kind == kind)) for kind in ("broadcast", "reduce")
-    )
-    made = [Executable(traced, replace(plan, buckets=own), "step") for own in (buckets, ())]
+    kinds = ("broadcast", "reduce")
+    buckets = [[move for move in vectors_moved if move.kind == kind] for kind in kinds]  # whatever their size
+    apart = find_collectives(plan.program, plan.mesh, plan.home, plan.moves)
+    ways = [tuple(bucketed(apart, own)) for own in (buckets, [])]
+    made = [Executable(traced, replace(plan, collectives=way), "step") for way in ways]
     return (lambda: made[0]([x])), (lambda: made[1]([x]))
 
 

@@ -41,9 +41,13 @@ def deep(layout: str) -> tuple[list[tf.Variable], Callable[[tf.Tensor], tf.Tenso
 
 def sums_of(plan: gs.Plan) -> list[tuple[str, list[int]]]:
     """Return for each bucket of gradients the node that adds them up, and the operations that made them."""
-    scope = emit(plan).scope
-    buckets = [(k, bucket) for k, bucket in enumerate(plan.buckets) if bucket.kind == "reduce"]
-    return [(f"{scope}/bucket_{k}/reduce", [move.tensor.op for move in bucket.moves]) for k, bucket in buckets]
+    graph, found = emit(plan), []
+    sums = [n.name for n in graph.nodes if n.op == "AddN" and graph.origins[n.name] == (None, None, "reduce")]
+    for k, bucket in enumerate(plan.collectives):
+        if bucket.is_bucket and bucket.kind == "reduce":
+            [name] = [name for name in sums if name.startswith(f"{graph.scope}/reduce_{k}/")]
+            found.append((name, [move.tensor.op for move in bucket.moves]))
+    return found
 
 
 def products(plan: gs.Plan, shard: int) -> set[str]:

@@ -14,7 +14,7 @@ from graphsplit.core.layouts import REPLICATE, Partial, Shard, SingleDevice
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
-from graphsplit.planning.steps import Bucket, Move, Step
+from graphsplit.planning.steps import Move, Step
 from graphsplit.program.program import Program, Tensor
 from graphsplit.rules import Sharded
 
@@ -63,6 +63,15 @@ def scattered(plan: gs.Plan) -> Move:
     return next(move for move in plan.moves if move.kind == "scatter")
 
 
+def in_a_bucket(plan: gs.Plan, *kinds: str) -> gs.Plan:
+    """Make a move of each kind as one."""
+    of_kinds = [[m for m in plan.moves if m.kind == kind] for kind in kinds]
+    moves = list(dict.fromkeys([moves[min(k, len(moves) - 1)] for k, moves in enumerate(of_kinds)]))
+    first = next(c for c in plan.collectives if c.moves[0] == moves[0])
+    others = tuple([c for c in plan.collectives if c.moves[0] not in moves])
+    return dataclasses.replace(plan, collectives=(dataclasses.replace(first, moves=tuple(moves)), *others))
+
+
 def sharded(**changes: Any) -> Callable[[Step], Step]:
     return lambda step: dataclasses.replace(step, shards=dataclasses.replace(step.shards, **changes))
 
@@ -99,8 +108,10 @@ def test_broken_programs(plan: gs.Plan, broken: Callable[[Program], Program], me
         (lambda p: dataclasses.replace(p, moves=()), "is missing"),
         (lambda p: dataclasses.replace(p, moves=(*p.moves, p.moves[0])), "A move is made twice"),
         (lambda p: dataclasses.replace(p, moves=(*p.moves, idle(p))), "serves nobody"),
-        (lambda p: dataclasses.replace(p, buckets=(Bucket((idle(p),)),)), "moves that are not made"),
-        (lambda p: dataclasses.replace(p, buckets=(Bucket((scattered(p),)),)), "cannot be made as one"),
+        (lambda p: dataclasses.replace(p, collectives=p.collectives[1:]), "is carried out by nobody"),
+        (lambda p: dataclasses.replace(p, collectives=(*p.collectives, p.collectives[0])), "is carried out 2 times"),
+        (lambda p: in_a_bucket(p, "broadcast", "gather"), "between different places"),
+        (lambda p: in_a_bucket(p, "scatter", "gather"), "between different places"),
         (lambda p: with_step(p, "Tanh", sharded(wants=(Shard(1),))), "cannot be shard"),
         (lambda p: with_step(p, "Tanh", sharded(wants=())), "wants"),
         (lambda p: with_step(p, "Tanh", sharded(wants=(Partial("sum"),))), "is missing"),

@@ -23,12 +23,15 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.state import state_of
 from graphsplit.planning.traffic import traffic
+from graphsplit.planning.transfers import Collective, Relay, Slice, Sum, Value
 from tests.helpers.hosts import (
     assert_counted,
     assert_law_on_hosts,
+    by_gateways,
     crossing_bytes,
     on_hosts,
     replanned,
+    straight,
     worker_device,
 )
 from tests.helpers.layout_cases import Optimizer, adam, deep_step, numbers
@@ -113,7 +116,9 @@ def test_reductions(is_known: bool, micro_batches: int):
     plan = assert_law_on_hosts(
         lambda: (function, []), [(x[:count],) for count in sizes], (2, 3), micro_batches=micro_batches
     )
-    reductions = {move.source.reduction for move in plan.gateways if move.kind == "reduce"}  # type: ignore[union-attr]
+    reductions = {
+        value.reduction for c in plan.collectives for value in c.values if isinstance(value, Sum) and value.host
+    }
     assert reductions == {"sum", "max", "min", "prod", "any", "all", *(["mean"] if is_known else [])}
     if is_known:
         assert_counted(plan)
@@ -128,7 +133,7 @@ def test_shards_that_may_have_no_rows(layout: str):
         return tf.function(step, input_signature=[tf.TensorSpec((None, WIDTH))]), weights
 
     plan = assert_law_on_hosts(make, [(X[:count],) for count in (10, 4, 3, 2, 1)], (2, 3))
-    assert plan.gateways
+    assert by_gateways(plan)
 
 
 def test_what_shards_without_rows_take_crosses_once():
@@ -158,11 +163,11 @@ def test_shards_that_take_turns(micro_batches: int):
 def test_exchanges():
     """What a shard gives to all passes once to each host; what it gives to sums is added up within each."""
     plan = assert_law_on_hosts(lambda: (trained, []), [(rows(41, 64),)], (2, 3))
-    kinds = {move.kind for move in plan.gateways}
+    kinds = {collective.kind for collective in by_gateways(plan)}
     assert {"all-gather", "reduce-scatter"} <= kinds
     sums = [plan.program.bytes(move.tensor) for move in plan.moves if move.kind == "reduce-scatter"]
     assert crossing_bytes(plan)["reduce-scatter"] == sum(sums)
-    assert assert_counted(plan) < 0.6 * assert_counted(dataclasses.replace(plan, gateways={}))
+    assert assert_counted(plan) < 0.6 * assert_counted(straight(plan))
 
 
 def test_loops_at_home():
@@ -176,7 +181,7 @@ def test_loops_at_home():
         return total
 
     plan = assert_law_on_hosts(lambda: (tf.function(step), []), [(numbers(11, 6, seed=3),)], (2, 3))
-    assert any(body.gateways for found in plan.steps for body in found.bodies.values())
+    assert any(by_gateways(body) for found in plan.steps for body in found.bodies.values())
 
 
 def test_stages_on_another_host():
@@ -194,8 +199,8 @@ def test_stages_on_another_host():
     plan = gs.parallelize(step, devices=EIGHT[:4]).plan(X[:8])
     plan.check()
     check_emitted(plan, emit(plan))
-    assert [move.kind for move in plan.gateways] == ["broadcast"], str(plan)
-    saved = crossing_bytes(dataclasses.replace(plan, gateways={})).total() - crossing_bytes(plan).total()
+    assert [collective.kind for collective in by_gateways(plan)] == ["broadcast"], str(plan)
+    saved = crossing_bytes(straight(plan)).total() - crossing_bytes(plan).total()
     assert saved == 3 * WIDTH * WIDTH * 4
 
 
@@ -212,10 +217,10 @@ def test_work_is_spread_over_the_devices_of_a_host():
     plan = gs.parallelize(step, devices=EIGHT).plan(X[:8])
     assert traffic(plan).between_hosts == 2 * SIZE + 4 + 4 * WIDTH * 4
     passed: Counter[str] = Counter()
-    for move, [gateways] in plan.gateways.items():
-        away = {host: device for host, device in gateways.items() if host != host_name(plan.home)}
+    for collective in by_gateways(plan):
+        away = {host: device for host, device in collective.gateways.items() if host != host_name(plan.home)}
         assert set(away) == {host_name(EIGHT[4])}
-        passed.update({device: plan.program.bytes(move.tensor) for device in away.values()})
+        passed.update({device: plan.program.bytes(collective.moves[0].tensor) for device in away.values()})
     assert set(passed) == set(EIGHT[4:])
     assert max(passed.values()) == 2 * WIDTH * WIDTH * 4  # of six of these, and the loss, on four devices
 
@@ -224,7 +229,7 @@ def test_one_host_has_no_gateways():
     step, _ = deep("home", 1)
     for devices in (EIGHT[:4], [f"CPU:{i}" for i in range(4)]):
         plan = gs.parallelize(step, devices=devices).plan(X)
-        assert not plan.gateways
+        assert not by_gateways(plan)
         assert not traffic(plan).between_hosts
         assert "host" not in str(plan)
 
@@ -302,41 +307,64 @@ def plan() -> gs.Plan:
     return gs.parallelize(step, devices=EIGHT).plan(X)
 
 
-def with_gateway(plan: gs.Plan, kind: str, change: Callable[[dict[str, str]], Any]) -> gs.Plan:
-    move = next(move for move in plan.gateways if move.kind == kind)
-    [own] = plan.gateways[move]
-    gateways = dict(own)
-    change(gateways)
-    return dataclasses.replace(plan, gateways={**plan.gateways, move: (gateways,)})
-
-
 HOST = host_name(EIGHT[4])
 
 
+def with_gateway(plan: gs.Plan, kind: str, device: str) -> gs.Plan:
+    """Let what passes through a device of another host pass through a given one."""
+
+    def moved(value: Value) -> Value:
+        is_gateway = isinstance(value, Relay) or (isinstance(value, Sum) and value.host == HOST)
+        return dataclasses.replace(value, device=device) if is_gateway else value
+
+    first = next(collective for collective in by_gateways(plan) if collective.kind == kind)
+    return with_collective(plan, first, tuple(map(moved, first.values)))
+
+
+def with_collective(plan: gs.Plan, collective: Collective, values: tuple[Value, ...]) -> gs.Plan:
+    made = dataclasses.replace(collective, values=values)
+    return dataclasses.replace(plan, collectives=tuple(made if c is collective else c for c in plan.collectives))
+
+
 @pytest.mark.parametrize(
-    ("kind", "change", "message"),
+    ("kind", "device", "message"),
     [
-        ("broadcast", lambda own: own.clear(), f"passes through no device on host {HOST!r}."),
-        ("broadcast", lambda own: own.update({HOST: EIGHT[1]}), f"passes through {EIGHT[1]} on host {HOST!r}."),
-        ("reduce", lambda own: own.update({HOST: EIGHT[0]}), f"passes through {EIGHT[0]} on host {HOST!r}."),
-        ("reduce", lambda own: own.update({"": "/device:CPU:0"}), "passes through /device:CPU:0 on host ''."),
+        ("broadcast", EIGHT[1], f"passes through no device on host {HOST!r}."),
+        ("broadcast", "/device:CPU:0", "passes through /device:CPU:0, which has no part in it."),
+        ("reduce", EIGHT[0], f"passes through {EIGHT[0]} on host {HOST!r}."),
+        ("reduce", "/device:CPU:0", "passes through /device:CPU:0, which has no part in it."),
     ],
 )
-def test_wrong_gateways(plan: gs.Plan, kind: str, change: Callable[[dict[str, str]], Any], message: str):
+def test_wrong_gateways(plan: gs.Plan, kind: str, device: str, message: str):
     plan.check()
     with pytest.raises(gs.CheckError) as found:
-        with_gateway(plan, kind, change).check()
+        with_gateway(plan, kind, device).check()
     assert str(found.value).startswith(f"The {kind} of '")
     assert str(found.value).endswith(message)
 
 
+def test_ways_past_gateways(plan: gs.Plan):
+    with pytest.raises(gs.CheckError, match=f"passes through no device on host {HOST!r}"):
+        straight(plan).check()
+
+
 def test_gateways_of_what_needs_none(plan: gs.Plan):
-    scatter = next(move for move in plan.moves if move.kind == "scatter")
-    with pytest.raises(gs.CheckError, match=r"^The scatter of 'x' has gateways for 1 of 0 values\.$"):
-        dataclasses.replace(plan, gateways={**plan.gateways, scatter: ({HOST: EIGHT[4]},)}).check()
-    absent = dataclasses.replace(scatter, target=scatter.source)
-    with pytest.raises(gs.CheckError, match=r"^The send of 'x' needs no gateways, and has some\.$"):
-        dataclasses.replace(plan, gateways={**plan.gateways, absent: ({},)}).check()
+    scatter = next(collective for collective in plan.collectives if collective.kind == "scatter")
+    piece = next(k for k, value in enumerate(scatter.values) if isinstance(value, Slice) and value.piece == 5)
+    relay = Relay((piece,), EIGHT[4], scatter.values[piece].bytes)
+    reads = [r._replace(value=len(scatter.values)) if r.value == piece else r for r in scatter.reads[0]]
+    made = dataclasses.replace(scatter, values=(*scatter.values, relay), reads=(tuple(reads),))
+    changed = tuple(made if c is scatter else c for c in plan.collectives)
+    with pytest.raises(gs.CheckError, match=f"^The scatter of 'x' passes through {EIGHT[4]} on host"):
+        dataclasses.replace(plan, collectives=changed).check()
+
+
+def is_sum_of_host(node: Any) -> bool:
+    """Return whether a node adds up what the devices of the other host give."""
+    return node.op == "AddN" and node.device in EIGHT[4:] and all(name.split("/")[0] in AWAY for name in node.input)
+
+
+AWAY = {f"shard_{d}" for d in range(4, 8)}
 
 
 def past_relay(graph: EmittedGraph) -> None:
@@ -348,13 +376,13 @@ def past_relay(graph: EmittedGraph) -> None:
 
 def past_sum(graph: EmittedGraph) -> None:
     """Let a sum of a host take one part less, and the sum of all take it by itself."""
-    inner = next(n for n in graph.nodes if n.op == "AddN" and n.name.endswith("/host_1"))
+    inner = next(n for n in graph.nodes if is_sum_of_host(n))
     outer = next(n for n in graph.nodes if inner.name in n.input)
     outer.input.append(inner.input.pop())
 
 
 def another_device(graph: EmittedGraph) -> None:
-    inner = next(n for n in graph.nodes if n.op == "AddN" and n.name.endswith("/host_1"))
+    inner = next(n for n in graph.nodes if is_sum_of_host(n))
     inner.device = EIGHT[0]
 
 
@@ -369,8 +397,7 @@ def test_the_checker_sees_what_goes_past_a_gateway(plan: gs.Plan, change: Callab
 
 def test_counts_of_straight_ways(plan: gs.Plan):
     """What gateways save, of P bytes of weights and as many of gradients, on two hosts of four devices."""
-    straight = dataclasses.replace(plan, gateways={})
-    found = {"straight": crossing_bytes(straight), "by gateways": crossing_bytes(plan)}
+    found = {"straight": crossing_bytes(straight(plan)), "by gateways": crossing_bytes(plan)}
     assert found["straight"].total() == 4 * (2 * SIZE + 4) + 4 * WIDTH * 4
     assert found["by gateways"].total() == 2 * SIZE + 4 + 4 * WIDTH * 4
 

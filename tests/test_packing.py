@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
+from collections.abc import Sequence
 
 import keras
 import numpy as np
@@ -17,7 +18,9 @@ from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.emitter import emit
 from graphsplit.emission.loop_inputs import bring_loop_inputs
 from graphsplit.planning.bucketing import check_buckets
-from graphsplit.planning.steps import Bucket, Move
+from graphsplit.planning.collectives import bucketed, find_collectives
+from graphsplit.planning.steps import Move
+from graphsplit.planning.transfers import Collective
 from graphsplit.program.program import Tensor
 from graphsplit.runtime.grappler import optimizer_config
 from tests.helpers.law import assert_close, assert_law
@@ -71,7 +74,7 @@ def transfers(plan: gs.Plan) -> int:
 def test_a_pack_is_one_transfer_to_and_from_each_device():
     x, y = (tf.cast(rows(6, width), tf.float32) for width in (6, 2))
     plan = gs.parallelize(dense_training()[0], devices=3).plan(x, y)
-    apart = dataclasses.replace(plan, buckets=())
+    apart = with_buckets(plan, [])
     assert [len(bucket.moves) for bucket in plan.buckets] == [5, 5]
     assert transfers(apart) - transfers(plan) == 2 * (10 - 2)  # two devices are not home
 
@@ -118,6 +121,12 @@ def test_large_tensors_and_other_dtypes_travel_alone():
     assert parallel.plan(x).buckets == ()
 
 
+def with_buckets(plan: gs.Plan, buckets: Sequence[Sequence[Move]]) -> gs.Plan:
+    """Return a plan in which other moves are made as one."""
+    made = bucketed(find_collectives(plan.program, plan.mesh, plan.home, plan.moves), buckets)
+    return dataclasses.replace(plan, collectives=tuple(made))
+
+
 def test_a_broken_pack_is_seen():
     w = tf.Variable(tf.ones(3, tf.float64))
 
@@ -132,11 +141,11 @@ def test_a_broken_pack_is_seen():
     later = tuple(Move(Tensor(op.index, 0), m.source, m.target) for m in sent for op in plan.program.ops[-1:])
     assert len(sums) == 2
     assert [move.tensor.op for move in sent] == [product]
-    for bucket in (Bucket(sums), Bucket((*sent, *later))):
+    for moves in (sums, (*sent, *later)):
         with pytest.raises(gs.CheckError, match="wait for each other"):
-            check_buckets(plan.program, plan.steps, [bucket])
+            check_buckets(plan.program, plan.steps, [Collective(moves, (), ())])
     with pytest.raises(gs.CheckError, match="wait for each other"):
-        dataclasses.replace(plan, buckets=(Bucket(sums),)).check()
+        with_buckets(plan, [sums]).check()
 
 
 # Means

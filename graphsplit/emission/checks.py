@@ -14,17 +14,19 @@ from typing import Any
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.graphdefs import split_reference
-from graphsplit.core.layouts import MOVES, REPLICATE, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import MOVES, Layout, Shard, SingleDevice, is_whole
 from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
-from graphsplit.emission.forms import Form, reduced, sent
-from graphsplit.emission.reductions import turns
 from graphsplit.emission.turn_checks import check_turns
-from graphsplit.planning.gateways import gateways_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Move
+from graphsplit.planning.transfers import Collective, Concatenation, Own, Slice, Sum, Zeros
 from graphsplit.program.program import COPIES, Op, Tensor
 
+Form = tuple[Any, ...]
+"""How a value came about: `("made", tensor, shard)`, `("SplitV", device, form, number)`, `("AddN", device, forms)`."""
+
+_REDUCTIONS = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
 _MOVED = frozenset(MOVES.values())
 _PASSED_ON = {"Identity": 0, "Switch": 0, "Merge": 0}  # of what they read; a `Merge` takes what is there before nothing
 
@@ -133,7 +135,7 @@ class _Found:
         if node.op in _PASSED_ON:
             return data[_PASSED_ON[node.op]]
         if node.op == "SplitV":
-            return self._part(data[0], index) if origin.op is None else _cut(node, data[0], index)
+            return ("SplitV", node.device, data[0], index)
         if node.op == "ConcatV2":
             return ("ConcatV2", node.device, tuple(data[:-1]))
         if node.op == "RealDiv":
@@ -142,25 +144,15 @@ class _Found:
             return ("zeros",)
         return (node.op, node.device, tuple(data))
 
-    def _part(self, joined: Form, index: int) -> Form:
-        """Return one of the tensors of a bucket: what was joined is taken apart again."""
-        kind, device, forms = joined
-        if kind == "ConcatV2":
-            return forms[index]  # type: ignore[no-any-return]
-        return (kind, device, tuple([self._part(form, index) for form in forms]))
-
-
-def _cut(node: Any, form: Form, index: int) -> Form:
-    return ("SplitV", node.device, form, index)
-
 
 class _Planned:
     """What the plan says."""
 
     def __init__(self, plan: Plan):
         self._plan = plan
-        self._shards = range(plan.mesh.shards)
         self._moves = {(move.tensor, move.target): move for move in plan.moves}
+        self._collectives = {move: collective for collective in plan.collectives for move in collective.moves}
+        self._forms: dict[tuple[int, int], Form] = {}
 
     def whole(self, tensor: Tensor, layout: SingleDevice) -> Form:
         """Return how a whole value on a device comes about; wherever it is made, if the layout names none."""
@@ -191,77 +183,40 @@ class _Planned:
 
     def _moved(self, move: Move, d: int | None) -> Form:
         """Return what a move makes, for shard `d` if it makes something for each."""
-        if isinstance(move.source, (Shard, Partial)) and isinstance(move.target, (Shard, Replicate)):
-            return self._exchanged(move, move.source, move.target, d or 0)
-        if isinstance(move.source, (Shard, Partial)):
-            return self._put_together(move)
-        if move.source == REPLICATE and not isinstance(move.target, SingleDevice):
-            return self._taken_apart(move, d or 0)
-        if move.source == REPLICATE:
-            assert isinstance(move.target, SingleDevice)
-            return ("made", move.tensor, self._plan.mesh.copy_for(move.target.device))
-        assert isinstance(move.source, SingleDevice)
-        whole = self.whole(move.tensor, move.source)
-        if isinstance(move.target, Partial):
-            return whole if d == 0 else ("zeros",)
-        if is_whole(move.target):
-            at = move.target.device or self._plan.home if isinstance(move.target, SingleDevice) else ""
-            at = at or self._device_of(move.tensor, d or 0)
-            return sent(whole, at, gateways_of(self._plan.gateways, move))
-        if len(self._shards) == 1:
-            return whole
-        assert isinstance(move.target, Shard)
-        assert d is not None
-        return self._piece(whole, move.target, move.source.device or self._plan.home, d)
+        collective = self._collectives[move]
+        return self._form(collective, collective.reads[collective.moves.index(move)][d or 0].value)
 
-    def _taken_apart(self, move: Move, d: int) -> Form:
-        """Return what shard `d` takes of what every shard has."""
-        if isinstance(move.target, Partial):
-            return ("made", move.tensor, 0) if d == 0 else ("zeros",)
-        own: Form = ("made", move.tensor, d)
-        if len(self._shards) == 1:
-            return own
-        assert isinstance(move.target, Shard)
-        return self._piece(own, move.target, self._plan.shard_device(self._plan.program.ops[move.tensor.op], d), d)
+    def _form(self, collective: Collective, i: int) -> Form:
+        """Return how a value of a collective comes about."""
+        key = id(collective), i
+        if key not in self._forms:
+            self._forms[key] = self._made(collective, i)
+        return self._forms[key]
 
-    def _exchanged(self, move: Move, source: Shard | Partial, target: Shard | Replicate, d: int) -> Form:
-        """Return what shard `d` puts together of what all shards send it."""
-        op, device = self._plan.program.ops[move.tensor.op], self._plan.devices[d]
-        pieces: list[Form] = [("made", move.tensor, e) for e in self._shards]
-        if isinstance(target, Shard):
-            pieces = [self._piece(part, target, self._plan.shard_device(op, e), d) for e, part in enumerate(pieces)]
-        made_on = [self._device_of(move.tensor, e) for e in self._shards]
-        if isinstance(source, Partial):
-            by_turns = [(own, [piece]) for own, piece in zip(made_on, pieces, strict=True)]
-            return reduced(source.reduction, by_turns, device, gateways_of(self._plan.gateways, move, d))
-        if isinstance(target, Replicate):
-            pieces = [sent(piece, device, gateways_of(self._plan.gateways, move, e)) for e, piece in enumerate(pieces)]
-        return ("ConcatV2", device, tuple(pieces))
+    def _made(self, collective: Collective, i: int) -> Form:
+        value = collective.values[i]
+        if isinstance(value, Own):
+            if isinstance(value.layout, SingleDevice):
+                return self.whole(value.tensor, value.layout)
+            return ("made", value.tensor, value.by)
+        if isinstance(value, Zeros):
+            return ("zeros",)
+        forms = tuple([self._form(collective, k) for k in value.of])
+        if isinstance(value, Slice):
+            return ("SplitV", value.device, forms[0], value.piece)
+        if isinstance(value, Concatenation):
+            return ("ConcatV2", value.device, forms)
+        return _reduced(value, forms) if isinstance(value, Sum) else ("Identity", value.device, forms)
 
-    def _device_of(self, tensor: Tensor, d: int) -> str:
-        return self._plan.shard_device(self._plan.program.ops[tensor.op], d)
 
-    def _piece(self, whole: Form, target: Shard, device: str, d: int) -> Form:
-        """Return what shard `d` gets of a value that is cut on a device."""
-        blocks = len(target.blocks)
-        pieces = [("SplitV", device, whole, b * len(self._shards) + d) for b in range(blocks)]
-        return pieces[0] if blocks == 1 else ("ConcatV2", self._plan.devices[d], tuple(pieces))
-
-    def _put_together(self, move: Move) -> Form:
-        assert isinstance(move.target, SingleDevice)
-        parts: Sequence[Form] = [("made", move.tensor, d) for d in self._shards]
-        device = move.target.device or self._plan.home
-        if len(parts) == 1:
-            return parts[0]
-        op = self._plan.program.ops[move.tensor.op]
-        own = [self._plan.shard_device(op, d) for d in self._shards]
-        if isinstance(move.source, Partial):
-            by_turns = [(own[shards[0]], [parts[d] for d in shards]) for shards in turns(self._plan.mesh.positions)]
-            return reduced(move.source.reduction, by_turns, device, gateways_of(self._plan.gateways, move))
-        assert isinstance(move.source, Shard)
-        if (blocks := len(move.source.blocks)) > 1:
-            parts = [("SplitV", own[d], parts[d], b) for b in range(blocks) for d in self._shards]
-        return ("ConcatV2", device, tuple(parts))
+def _reduced(value: Sum, forms: Sequence[Form]) -> Form:
+    """Return what values amount to: added up at once, or taken two by two."""
+    kind, form = _REDUCTIONS.get(value.reduction, "AddN"), forms[0]
+    if kind == "AddN" and len(forms) > 1:
+        form = (kind, value.device, tuple(forms))
+    for other in forms[1:] if kind != "AddN" else ():
+        form = (kind, value.device, (form, other))
+    return ("RealDiv", value.device, form) if value.entries else form
 
 
 def _everywhere(op: Op, tensor: Tensor) -> Form:

@@ -1,4 +1,4 @@
-"""Collectives as ordinary graph nodes: cutting, gathering and joining tensors between a device and the shards.
+"""Collectives as ordinary graph nodes: each value of one is written as its primitive, where the plan says.
 
 TensorFlow's runtime inserts the copies between devices wherever an input comes from another device; these nodes only
 say what is computed where.
@@ -6,199 +6,220 @@ say what is computed where.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import constant_node, make_node
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import BATCH, Shard
-from graphsplit.core.symbolic_sizes import has_sizes
+from graphsplit.emission import primitives
+from graphsplit.emission.draft import Draft
+from graphsplit.emission.emitted_graph import Origin
+from graphsplit.emission.primitives import Nodes
 from graphsplit.emission.row_counts import RowCounts
+from graphsplit.planning.transfers import Collective, Concatenation, Own, Relay, Slice, Split, Sum, Value, Zeros
 
-Nodes = list[Any]
 
-
-def scatter(
-    name: str,
-    source: str,
-    layout: Shard,
-    counts: RowCounts,
-    dtype: tf.DType,
-    device: str,
-    devices: Sequence[str],
-    shard: int | None = None,
-) -> tuple[Nodes, list[str]]:
-    """Return the nodes that cut `source` on a device, and the reference of each shard's piece.
+class CollectiveWriter:
+    """Writes the values of a collective.
 
     Args:
+      collective: which.
+      own: returns the reference of what a move begins with.
       name: a prefix of the nodes' names that nobody else has.
-      source: the reference of the whole.
-      layout: how to cut.
+      draft: takes the nodes.
       counts: how many rows each shard has.
-      device: where the whole is.
-      devices: those of the shards.
-      shard: which of them has what is cut, if one has.
+
+    Attributes:
+      references: of the values that have been written.
+      taken_in: by shard, the node that takes in its part of a sum behind those of the shards before it on its device.
     """
-    shards = len(devices)
-    if shards == 1:
-        return [], [source]
-    pieces = len(layout.blocks) * shards
-    nodes, references = _cut(name, source, counts.split_sizes(name, layout, shard), pieces, layout.axis, dtype, device)
-    for k, reference in enumerate(references):
-        if _may_be_absent(counts, layout, k % shards):
-            switch = f"{name}/piece_{k}"
-            nodes.append(make_node(switch, "Switch", [reference, counts.present(k % shards)], device, T=dtype))
-            references[k] = f"{switch}:1"
-    if len(layout.blocks) == 1:
-        return nodes, references
-    joined = []
-    for d, own in enumerate(devices):
-        nodes += join(f"{name}/shard_{d}", references[d::shards], layout.axis, dtype, own, counts.waits_for(d))
-        joined.append(f"{name}/shard_{d}")
-    return nodes, joined
 
+    def __init__(self, collective: Collective, own: Callable[[Own], str], name: str, draft: Draft, counts: RowCounts):
+        first = collective.moves[0].tensor
+        self.references: list[str] = []
+        self.taken_in: dict[int, str] = {}
+        self._values = collective.values
+        self._own = own
+        self._name = name
+        self._draft = draft
+        self._counts = counts
+        self._dtype: tf.DType = draft.dtype(first)
+        self._shape = draft.program.shape(first)
+        self._origin = Origin(None if collective.is_bucket else first.op, None, collective.kind)
+        self._by_hosts = any(isinstance(value, Sum) and value.host for value in self._values)
+        self._splits: dict[tuple[int, Split, str], list[str]] = {}
+        self._made: dict[object, str] = {}
 
-def gather(
-    name: str,
-    shards: Sequence[str],
-    layout: Shard,
-    counts: RowCounts,
-    dtype: tf.DType,
-    device: str,
-    devices: Sequence[str],
-) -> tuple[Nodes, str]:
-    """Return the nodes that join the shards on a device in the order of the whole, and the reference of the whole."""
-    if len(shards) == 1:
-        return [], shards[0]
-    nodes: Nodes = []
-    cut: list[list[str]] = [[shard] for shard in shards]
-    if len(layout.blocks) > 1:
-        for d, own_device in enumerate(devices):
-            own_name = f"{name}/shard_{d}"
-            sizes, wait = counts.own_sizes(own_name, layout, d), counts.waits_for(d)
-            own, cut[d] = _cut(own_name, shards[d], sizes, len(layout.blocks), layout.axis, dtype, own_device, wait)
-            nodes += own
-    in_order = [(d, cut[d][b]) for b in range(len(layout.blocks)) for d in range(len(shards))]
-    if any(_may_be_absent(counts, layout, d) for d in range(len(shards))):
-        nothing, own = _no_rows(f"{name}/nothing", cut[0][0], layout.axis, dtype, device)
-        nodes += own
-        for k, (d, piece) in enumerate(in_order):
-            if counts.may_be_absent(d):
-                nodes += unless_absent(f"{name}/piece_{k}", piece, nothing, counts.present(d), dtype, device)
-                in_order[k] = d, f"{name}/piece_{k}"
-    return nodes + join(name, [piece for _, piece in in_order], layout.axis, dtype, device), name
+    def write(self, i: int) -> None:
+        """Write a value; those that it is made of are there."""
+        value, name = self._values[i], f"{self._name}/{i}"
+        self.references.append(self._write(name, value, [self.references[k] for k in value.of]))
 
+    def _write(self, name: str, value: Value, of: list[str]) -> str:
+        if isinstance(value, Own):
+            return self._own(value)
+        if isinstance(value, Slice):
+            return self._slice(name, value, of[0])
+        if isinstance(value, Concatenation):
+            self._concatenate(name, value, of)
+        elif isinstance(value, Sum):
+            return self._sum(name, value, of)
+        elif isinstance(value, Zeros):
+            return self._zeros(name, value, of)
+        elif isinstance(value, Relay):
+            self._add(primitives.send_on(name, of[0], self._dtype, value.device))
+        return name
 
-def _may_be_absent(counts: RowCounts, layout: Shard, d: int) -> bool:
-    """Return whether a shard may have nothing of what is cut: slices that are no rows it has in any case."""
-    return layout.partition == BATCH and counts.may_be_absent(d)
+    def _add(self, nodes: Iterable[object]) -> None:
+        self._draft.add_all(nodes, self._origin)
 
+    def _is_absent(self, value: Value) -> bool:
+        """Return whether a value may turn out not to be there."""
+        return value.shard is not None and self._counts.may_be_absent(value.shard)
 
-def relays(name: str, source: str, dtype: tf.DType, gateways: Mapping[str, str]) -> tuple[Nodes, dict[str, str]]:
-    """Return the nodes that bring a value to the gateways of hosts, and what devices of these hosts read, by host."""
-    found = {host: f"{name}/relay_{k}" for k, host in enumerate(gateways)}
-    return [make_node(relay, "Identity", [source], gateways[host], T=dtype) for host, relay in found.items()], found
+    def _present(self, value: Value) -> str:
+        assert value.shard is not None
+        return self._counts.present(value.shard)
 
+    def _wait(self, value: Value) -> str:
+        """Return what keeps a constant beside a value from being made if the shard has no rows."""
+        return "" if value.shard is None else self._counts.waits_for(value.shard)
 
-def broadcast_bucket(
-    name: str,
-    sources: Sequence[str],
-    sizes: Sequence[int],
-    dtype: tf.DType,
-    home: str,
-    devices: Sequence[str],
-    gateways: Mapping[str, str],
-) -> tuple[Nodes, list[list[str]]]:
-    """Return the nodes that join vectors at home and take them apart on each device, and each shard's references."""
-    nodes, apart = join(name, sources, 0, dtype, home), {}
-    relaying, relayed = relays(name, name, dtype, gateways)
-    nodes += relaying
-    for d, device in enumerate(devices):
-        if device not in apart:
-            source = relayed.get(host_name(device), name)
-            own, apart[device] = taken_apart(f"{name}/shard_{d}", source, sizes, dtype, device)
-            nodes += own
-    return nodes, [apart[device] for device in devices]
+    def _slice(self, name: str, value: Slice, source: str) -> str:
+        key = value.of[0], value.split, value.device
+        if key not in self._splits:
+            self._splits[key] = self._split(name, value, source)
+        piece = self._splits[key][value.piece]
+        if value.split.block_of is not None or not self._is_absent(value):
+            return piece
+        self._add([make_node(f"{name}/piece", "Switch", [piece, self._present(value)], value.device, T=self._dtype)])
+        return f"{name}/piece:1"
 
+    def _split(self, name: str, value: Slice, source: str) -> list[str]:
+        axis, layout, block_of, holder, sizes = value.split
+        wait = ""
+        if layout is None:
+            entries = np.array([size // self._dtype.size for size in sizes], np.int64)
+            self._add([constant_node(f"{name}/sizes", entries, tf.int64, value.device)])
+            counted, pieces = f"{name}/sizes", len(sizes)
+        elif block_of is not None:
+            counted, pieces = self._counts.own_sizes(name, layout, block_of), len(layout.blocks)
+            wait = self._counts.waits_for(block_of)
+        else:
+            counted = self._counts.split_sizes(name, layout, holder)
+            pieces = len(layout.blocks) * len(self._draft.shards)
+        nodes, references = primitives.split(name, source, counted, pieces, axis, self._dtype, value.device, wait)
+        self._add(nodes)
+        return references
 
-def taken_apart(name: str, source: str, sizes: Sequence[int], dtype: tf.DType, device: str) -> tuple[Nodes, list[str]]:
-    """Return the nodes that take joined vectors apart on a device, and their references."""
-    count = constant_node(f"{name}/sizes", np.array(sizes, np.int64), tf.int64, device)
-    nodes, references = _cut(name, source, count.name, len(sizes), 0, dtype, device)
-    return [count, *nodes], references
+    def _concatenate(self, name: str, value: Concatenation, parts: list[str]) -> None:
+        nodes: Nodes = []
+        if value.shard is None:
+            nodes, parts = self._with_no_rows(name, value, parts)
+        wait = self._wait(value)
+        self._add(nodes + primitives.concatenate(name, parts, value.axis, self._dtype, value.device, wait))
 
+    def _with_no_rows(self, name: str, value: Concatenation, parts: list[str]) -> tuple[Nodes, list[str]]:
+        """Return what stands in for what shards without rows give to the whole, and what is concatenated then."""
+        absent = {k: self._values[i] for k, i in enumerate(value.of) if self._is_absent(self._values[i])}
+        if not absent:
+            return [], parts
+        nothing, found = f"{name}/nothing", list(parts)
+        nodes = primitives.no_rows(nothing, parts[0], value.axis, self._dtype, value.device)
+        for k, own in absent.items():
+            found[k] = f"{name}/piece_{k}"
+            args = parts[k], nothing, self._present(own), self._dtype, value.device, ""
+            nodes += primitives.unless_absent(found[k], *args)
+        return nodes, found
 
-def zero_fill(
-    name: str,
-    source: str,
-    shape: tuple[int | None, ...] | None,
-    counts: RowCounts,
-    dtype: tf.DType,
-    home: str,
-    devices: Sequence[str],
-) -> tuple[Nodes, list[str]]:
-    """Return a whole value as a partial sum: itself on the first device, zeros on the others.
+    def _sum(self, name: str, value: Sum, parts: list[str]) -> str:
+        dtype, device = self._dtype, value.device
+        if value.turn is not None:
+            self.taken_in[value.turn] = name
+        begins = [
+            k for k, i in enumerate(value.of) if self._is_absent(self._values[i]) and (k == 0 or value.turn is None)
+        ]
+        parts = [self._or_neutral(name, value, k, part) if k in begins else part for k, part in enumerate(parts)]
+        if value.turn is not None and self._counts.may_be_absent(value.turn):
+            present = self._counts.present(value.turn)
+            self._add([make_node(f"{name}/before", "Switch", [parts[0], present], device, T=dtype)])
+            taken = primitives.add(f"{name}/taken", [f"{name}/before:1", parts[1]], value.reduction, dtype, device)
+            merged = make_node(name, "Merge", [f"{name}/taken", f"{name}/before"], device, N=2, T=dtype)
+            self._add([*taken, merged])
+            return name
+        total = f"{name}/total" if value.entries else name
+        if len(parts) > 1:
+            self._add(primitives.add(total, parts, value.reduction, dtype, device))
+        else:
+            total = parts[0]
+        if value.entries:
+            self._add(primitives.divide(name, total, value.entries, dtype, device))
+        return name
 
-    Zeros of known shape are constants of each device; others are made at home and sent.
-    """
-    nodes, references = [], [source]
-    known = shape is not None and None not in shape and not has_sizes(shape)
-    if not known:
-        nodes.append(make_node(f"{name}/zeros", "ZerosLike", [source], home, T=dtype))
-    for d, device in enumerate(devices[1:], 1):
-        own = f"{name}/shard_{d}"
-        if known:
-            zeros = np.broadcast_to(np.zeros((), dtype.as_numpy_dtype), [size or 0 for size in shape or ()])
-            nodes.append(constant_node(own, zeros, dtype, device, counts.waits_for(d)))
-        elif counts.may_be_absent(d):
-            nodes.append(make_node(own, "Switch", [f"{name}/zeros", counts.present(d)], home, T=dtype))
-            own = f"{own}:1"
-        references.append(own if known or counts.may_be_absent(d) else f"{name}/zeros")
-    return nodes, references
+    def _begins(self, value: Sum) -> dict[int, Value]:
+        """Return the parts of a sum, by place, that come before all others and may turn out not to be there."""
+        parts = {k: self._values[i] for k, i in enumerate(value.of) if k == 0 or value.turn is None}
+        return {k: part for k, part in parts.items() if self._is_absent(part)}
 
+    def _or_neutral(self, name: str, value: Sum, k: int, part: str) -> str:
+        """Return a part of a sum or, if its shard has no rows, what changes nothing, made of the first shard's."""
+        own, first = self._values[value.of[k]], self._values[self._first()]
+        single, here = value.turn is None, value.device if value.turn is None else own.device
+        instead = self._stand_in(host_name(own.device))
+        has_first = single and (not self._by_hosts or host_name(here) == host_name(first.device))
+        source = "" if instead or has_first else first.device
+        found, present = f"{name}/part_{own.shard}", self._present(own)
+        stands = instead or self.references[self._first()]
+        nodes = primitives.unless_absent(found, part, stands, present, self._dtype, here, value.reduction, source)
+        self._add(nodes)
+        return found
 
-def unless_absent(
-    name: str, part: str, instead: str, present: str, dtype: tf.DType, home: str, neutral: str = "", source: str = ""
-) -> Nodes:
-    """Return the nodes that yield `part` if its shard has rows, else something else (passed through op `neutral`).
+    def _first(self) -> int:
+        """Return the number of what the first shard gives to a sum."""
+        i = max(k for k, value in enumerate(self._values) if isinstance(value, Sum))
+        while isinstance(self._values[i], Sum):
+            i = self._values[i].of[0]
+        return i
 
-    What stands in for it is dead where it is not needed: given the device on which it is, as `source`, it is not sent.
-    """
-    nodes = [make_node(f"{name}/instead", "Switch", [instead, present], source or home, T=dtype)]
-    if neutral:
-        nodes.append(make_node(f"{name}/neutral", neutral, [f"{name}/instead"], home, T=dtype))
-    absent = f"{name}/neutral" if neutral else f"{name}/instead"
-    return [*nodes, make_node(name, "Merge", [part, absent], home, N=2, T=dtype)]
+    def _stand_in(self, host: str) -> str:
+        """Return what stands in, on another host than the first shard's, for parts of shards without rows.
 
+        It is what the first shard has, sent to a gateway if any shard of that host is absent, and dead otherwise.
+        """
+        first = self._values[self._first()]
+        sums = [value for value in self._values if isinstance(value, Sum)]
+        gateway = next((value.device for value in sums if value.host == host), "")
+        if not gateway or host == host_name(first.device):
+            return ""
+        if host not in self._made:
+            begins = [self._values[i] for value in sums for k, i in enumerate(value.of) if k == 0 or value.turn is None]
+            own = [
+                v.shard for v in begins if v.shard is not None and self._is_absent(v) and host_name(v.device) == host
+            ]
+            name, inputs = (
+                f"{self._name}/instead_{own[0]}",
+                [self.references[self._first()], self._counts.all_present(own)],
+            )
+            needed = make_node(f"{name}/needed", "Switch", inputs, first.device, T=self._dtype)
+            self._add([needed, *primitives.send_on(name, needed.name, self._dtype, gateway)])
+            self._made[host] = name
+        return self._made[host]
 
-def _no_rows(name: str, source: str, axis: int, dtype: tf.DType, device: str) -> tuple[str, Nodes]:
-    """Return the reference of what `source` is without any rows, and the nodes that make it."""
-    types = {"Tparams": dtype, "Tindices": tf.int32, "Taxis": tf.int32}
-    nodes = [
-        constant_node(f"{name}/indices", np.zeros(0, np.int32), tf.int32, device),
-        constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device),
-        make_node(name, "GatherV2", [source, f"{name}/indices", f"{name}/axis"], device, **types),
-    ]
-    return name, nodes
-
-
-def _cut(
-    name: str, source: str, sizes: str, pieces: int, axis: int, dtype: tf.DType, device: str, wait: str = ""
-) -> tuple[Nodes, list[str]]:
-    types = {"T": dtype, "Tlen": tf.int64}
-    nodes = [
-        constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device, wait),
-        make_node(name, "SplitV", [source, sizes, f"{name}/axis"], device, num_split=pieces, **types),
-    ]
-    return nodes, [f"{name}:{i}" for i in range(pieces)]
-
-
-def join(name: str, parts: Sequence[str], axis: int, dtype: tf.DType, device: str, wait: str = "") -> Nodes:
-    """Return the nodes that join parts on a device; the last one has the name."""
-    return [
-        constant_node(f"{name}/axis", np.array(axis, np.int32), tf.int32, device, wait),
-        make_node(name, "ConcatV2", [*parts, f"{name}/axis"], device, N=len(parts), T=dtype, Tidx=tf.int32),
-    ]
+    def _zeros(self, name: str, value: Zeros, of: list[str]) -> str:
+        """Write zeros for a shard: a constant, or made where the value is of which they have the shape."""
+        if not of:
+            numbers = np.broadcast_to(
+                np.zeros((), self._dtype.as_numpy_dtype), [size or 0 for size in self._shape or ()]
+            )
+            self._add([constant_node(name, numbers, self._dtype, value.device, self._wait(value))])
+            return name
+        zeros = f"{self._name}/zeros"
+        if zeros not in self._made:
+            self._made[zeros] = zeros
+            self._add([make_node(zeros, "ZerosLike", of, value.device, T=self._dtype)])
+        if not self._is_absent(value):
+            return zeros
+        self._add([make_node(name, "Switch", [zeros, self._present(value)], value.device, T=self._dtype)])
+        return f"{name}:1"

@@ -17,7 +17,8 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import PARTIAL_SUM, Layout, Partial, SingleDevice
 from graphsplit.costs.break_even import BUCKET_BYTES, BUCKET_BYTES_BETWEEN_HOSTS, FEWEST_IN_BUCKET, SMALL_BYTES
-from graphsplit.planning.steps import Bucket, Move, Step
+from graphsplit.planning.steps import Move, Step
+from graphsplit.planning.transfers import Collective
 from graphsplit.program.program import Op, Program, Tensor
 
 
@@ -28,7 +29,7 @@ def find_buckets(
     leading: Collection[Tensor],
     devices: Collection[str],
     most: int | None = None,
-) -> tuple[Bucket, ...]:
+) -> tuple[tuple[Move, ...], ...]:
     """Return which moves are made as one: of tensors of one axis, one dtype, known sizes, between the same places.
 
     Args:
@@ -45,7 +46,7 @@ def find_buckets(
     first, last = _sent_first(program, steps, moves), _reduced_last(moves, leading)
     ready = sorted(last, key=lambda move: move.tensor.op)  # (moves are in the order in which they are read)
     full = [part for alike in _alike(program, ready) for part in _filled(program, alike, most)]
-    return tuple([Bucket(tuple(moves)) for moves in (*_alike(program, first), *full) if len(moves) >= FEWEST_IN_BUCKET])
+    return tuple([tuple(moves) for moves in (*_alike(program, first), *full) if len(moves) >= FEWEST_IN_BUCKET])
 
 
 def _filled(program: Program, moves: Iterable[Move], most: int) -> list[list[Move]]:
@@ -62,7 +63,7 @@ def _filled(program: Program, moves: Iterable[Move], most: int) -> list[list[Mov
     return found
 
 
-def check_buckets(program: Program, steps: Sequence[Step], buckets: Iterable[Bucket]) -> None:
+def check_buckets(program: Program, steps: Sequence[Step], buckets: Iterable[Collective]) -> None:
     """Raise `CheckError` if a move of a bucket waits for another one of it, through what runs on the shards."""
     readers: dict[int, list[int]] = {}
     for op in program.ops:

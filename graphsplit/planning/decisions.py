@@ -12,13 +12,13 @@ from graphsplit.planning.amounts import size_text
 from graphsplit.planning.asked import Asked
 from graphsplit.planning.automatic_stages import StageCuts
 from graphsplit.planning.flow import Flow
-from graphsplit.planning.gateways import MoveGateways
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.owners import Owners
 from graphsplit.planning.phases import Phase
 from graphsplit.planning.schedules import Schedule
 from graphsplit.planning.state import State
-from graphsplit.planning.steps import Bucket, Move, Step
+from graphsplit.planning.steps import Move, Step
+from graphsplit.planning.transfers import Collective
 from graphsplit.planning.turns import Turn
 from graphsplit.program.program import Op, Program, Tensor
 
@@ -35,8 +35,7 @@ class Decisions:
       steps: one per operation.
       owners: the devices of whole values.
       moves: every change of layout that the live operations need, each once.
-      buckets: which of them are made as one.
-      gateways: the devices through which moves pass from host to host; see `find_gateways`.
+      collectives: what carries them out; several moves together where they are made as one.
       order: operations on the shards that wait, each for another one that other devices wait for.
       phases: what shards of one device do one after the other; empty if no device has several.
       turns: in which order.
@@ -56,8 +55,7 @@ class Decisions:
     steps: tuple[Step, ...] = field(repr=False)
     owners: Owners = field(repr=False)
     moves: tuple[Move, ...] = field(repr=False)
-    buckets: tuple[Bucket, ...] = field(default=(), repr=False)
-    gateways: MoveGateways = field(default_factory=dict, repr=False)
+    collectives: tuple[Collective, ...] = field(default=(), repr=False)
     order: Mapping[int, int] = field(default_factory=dict, repr=False)
     phases: tuple[Phase, ...] = field(default=(), repr=False)
     turns: tuple[Turn, ...] = field(default=(), repr=False)
@@ -67,6 +65,11 @@ class Decisions:
     state: State = field(default_factory=State, repr=False)
     stage_cuts: StageCuts | None = field(default=None, repr=False)
     refused: Mapping[int, str] | None = None
+
+    @property
+    def buckets(self) -> tuple[Collective, ...]:
+        """What moves several small tensors as one."""
+        return tuple([collective for collective in self.collectives if collective.is_bucket])
 
     @property
     def random(self) -> str:

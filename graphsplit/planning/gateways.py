@@ -11,164 +11,95 @@ On one host nothing has a gateway.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import by_host, host_name
-from graphsplit.core.layouts import Layout, Partial, Replicate, Shard, SingleDevice
-from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.steps import Bucket, Move
-from graphsplit.program.program import Program, Tensor
+from graphsplit.planning.transfers import Collective, Read, Relay, Rewrite, Sum, Value, rewritten
 
-Gateways = Mapping[str, str]
-"""By host, the device that adds up what its devices give, or from which they get what comes; without those that need
-none."""
+Passed = Counter[str]
+"""The bytes that have passed through each device."""
 
 
-MoveGateways = Mapping[Move, tuple[Gateways, ...]]
-"""The gateways of moves that have any: of a sum, or of what is sent; for each shard's, if shards exchange."""
+def through_gateways(collectives: Iterable[Collective]) -> list[Collective]:
+    """Return collectives in which what passes from host to host passes once."""
+    passed: Passed = Counter()
+    return [_relayed(_summed_by_host(c, passed), passed) if _crosses(c) else c for c in collectives]
 
 
-def gateways_of(found: MoveGateways, move: Move, piece: int = 0) -> Gateways:
-    """Return the gateways of a move: of what it adds up or sends, or of what that is for, or of, one shard."""
-    return found[move][piece] if move in found else {}
+def _crosses(collective: Collective) -> bool:
+    """Return whether anything passes from host to host."""
+    devices = {value.device for value in collective.values} | {read.device for own in collective.reads for read in own}
+    return len({host_name(device) for device in devices}) > 1
 
 
-@dataclass(frozen=True)
-class _Passage:
-    """A value that devices give to others: a sum of what several have for one, or what one has for several."""
+def _summed_by_host(collective: Collective, passed: Passed) -> Collective:
+    """Add up, on one of them, what several devices of a host give to a sum.
 
-    sources: tuple[str, ...]
-    targets: tuple[str, ...]
-    bytes: int
-
-    def candidates(self) -> dict[str, list[str]]:
-        """Return for each host that needs a gateway the devices that may be it.
-
-        A sum of several hosts is added up host by host in the target's, too: so it has the same bits whichever device
-        it is wanted on, and all layouts of variables train alike.
-        """
-        if len(self.sources) > 1:
-            [target] = self.targets
-            there, found = host_name(target), by_host(self.sources)
-            several = {host: devices for host, devices in found.items() if len(devices) > 1}
-            if list(found) == [there]:
-                return {}
-            return {host: [target] if host == there else devices for host, devices in several.items()}
-        [source] = self.sources
-        found = by_host(self.targets)
-        return {h: devices for h, devices in found.items() if h != host_name(source) and len(devices) > 1}
-
-
-def find_gateways(
-    program: Program, mesh: Mesh, home: str, moves: Sequence[Move], buckets: Sequence[Bucket]
-) -> MoveGateways:
-    """Return the gateways of moves.
-
-    Args:
-      program: whose tensors move.
-      mesh: the shards.
-      home: the device of whole values that belong to nobody.
-      moves: all moves.
-      buckets: which of them are made as one.
+    A sum of several hosts is added up host by host in the target's, too: so it has the same bits whichever device it is
+    wanted on, and all layouts of variables train alike.
     """
-    passed: Counter[str] = Counter()  # bytes
-    found: dict[Move, tuple[Gateways, ...]] = {}
-    for together, passages in _passages(program, mesh, home, moves, buckets):
-        chosen: list[Gateways] = []
-        for passage in passages:
-            own = {host: min(devices, key=lambda d: passed[d]) for host, devices in passage.candidates().items()}
-            for device in own.values():
-                passed[device] += max(passage.bytes, 1)
-            chosen.append(own)
-        if any(chosen):
-            found.update(dict.fromkeys(together, tuple(chosen)))
-    return found
+
+    def write(rewrite: Rewrite, value: Value) -> int:
+        if not isinstance(value, Sum) or value.turn is not None:
+            return rewrite.add(value)
+        there, hosts = host_name(value.device), by_host(rewrite.values[i].device for i in value.of)
+        if list(hosts) == [there]:
+            return rewrite.add(value)
+        together: dict[str | int, list[int]] = {}
+        for i in value.of:
+            own_host = host_name(rewrite.values[i].device)
+            together.setdefault(own_host if len(hosts[own_host]) > 1 else i, []).append(i)
+        totals = []
+        for host, parts in together.items():
+            if isinstance(host, str):
+                gateway = value.device if host == there else _least(hosts[host], passed, value.bytes)
+                passed[gateway] += max(value.bytes, 1) if host == there else 0
+                own = replace(value, of=tuple(parts), device=gateway, entries=0, host=host)
+                totals.append(rewrite.add(own))
+            else:
+                totals += parts
+        return rewrite.add_sum(replace(value, of=tuple(totals)))
+
+    return rewritten(collective, write)
 
 
-def check_gateways(
-    program: Program,
-    mesh: Mesh,
-    home: str,
-    moves: Sequence[Move],
-    buckets: Sequence[Bucket],
-    gateways: MoveGateways,
-) -> None:
-    """Raise `CheckError` if a value passes twice between two hosts, or through a device that has no part in it."""
-    needed: set[Move] = set()
-    for together, passages in _passages(program, mesh, home, moves, buckets):
-        for move in together:
-            name, given = program.ops[move.tensor.op].name, gateways.get(move, ({},) * len(passages))
-            if len(given) != len(passages):
-                counts = f"{len(given)} of {len(passages)} values"
-                raise CheckError(f"The {move.kind} of {name!r} has gateways for {counts}.")
-            for passage, own in zip(passages, given, strict=True):
-                candidates = passage.candidates()
-                needed.update([move] if candidates else [])
-                wrong = [host for host in {*candidates, *own} if own.get(host) not in candidates.get(host, ())]
-                if wrong:
-                    has = own.get(wrong[0], "no device")
-                    raise CheckError(f"The {move.kind} of {name!r} passes through {has} on host {wrong[0]!r}.")
-    idle = [move for move in gateways if move not in needed]
-    if idle:
-        name = program.ops[idle[0].tensor.op].name
-        raise CheckError(f"The {idle[0].kind} of {name!r} needs no gateways, and has some.")
+def _relayed(collective: Collective, passed: Passed) -> Collective:
+    """Send what several devices of another host read to one of them, and from there to the others."""
+    users = _users(collective)
+    relays: dict[tuple[int, str], int] = {}  # by value and host
+    values: list[Value] = []
+    renamed: list[int] = []
+    for i, value in enumerate(collective.values):
+        of = [relays.get((k, host_name(value.device)), renamed[k]) for k in value.of]
+        values.append(replace(value, of=tuple(of)))
+        renamed.append(len(values) - 1)
+        for host, devices in by_host(users[i]).items():
+            if host != host_name(value.device) and len(devices) > 1:
+                gateway = _least(devices, passed, value.bytes)
+                relays[i, host] = len(values)
+                values.append(Relay((renamed[i],), gateway, value.bytes, value.shard))
+    reads = [
+        tuple([Read(relays.get((i, host_name(device)), renamed[i]), device) for i, device in own])
+        for own in collective.reads
+    ]
+    return replace(collective, values=tuple(values), reads=tuple(reads))
 
 
-def _passages(
-    program: Program, mesh: Mesh, home: str, moves: Sequence[Move], buckets: Sequence[Bucket]
-) -> Iterator[tuple[Sequence[Move], Sequence[_Passage]]]:
-    """Yield moves that are made together, in order, and what they pass on; what stays where it is, too."""
-    bucket_of = {move: number for number, bucket in enumerate(buckets) for move in bucket.moves}
-    together: dict[object, list[Move]] = {}
-    for move in moves:
-        is_sent = isinstance(move.source, SingleDevice) and isinstance(move.target, (SingleDevice, Replicate))
-        key: object = bucket_of.get(move, (move.tensor, move.source) if is_sent else move)
-        together.setdefault(key, []).append(move)
-    for alike in together.values():
-        if isinstance(alike[0].source, SingleDevice):
-            yield alike, _sent(program, mesh, home, alike)
-        else:
-            yield alike, _of_shards(program, mesh, home, alike)
+def _users(collective: Collective) -> list[list[str]]:
+    """Return for each value the devices that get it; of what is added up elsewhere, none."""
+    users: list[list[str]] = [[] for _ in collective.values]
+    for value in collective.values:
+        for i in () if isinstance(value, Sum) else value.of:
+            users[i].append(value.device)
+    for reads in collective.reads:
+        for i, device in reads:
+            users[i].append(device)
+    return users
 
 
-def _sent(program: Program, mesh: Mesh, home: str, alike: Sequence[Move]) -> list[_Passage]:
-    """Return what is sent of whole values: each of the moves begins on the same device."""
-    found: list[str] = []
-    for move in alike:
-        if isinstance(move.target, SingleDevice):
-            found.append(move.target.device or home)
-        elif isinstance(move.target, Replicate):
-            found += _devices_of_shards(program, mesh, move.tensor)
-        else:
-            return []  # each shard gets its own
-    return [_Passage((_device(alike[0].source, home),), tuple(dict.fromkeys(found)), _bytes(program, alike))]
-
-
-def _of_shards(program: Program, mesh: Mesh, home: str, alike: Sequence[Move]) -> list[_Passage]:
-    """Return what the shards give to sums, or to all others."""
-    move, size = alike[0], _bytes(program, alike)
-    own = _devices_of_shards(program, mesh, move.tensor)
-    sources = tuple(dict.fromkeys(own))
-    if isinstance(move.source, Partial) and isinstance(move.target, SingleDevice):
-        return [_Passage(sources, (move.target.device or home,), size)]
-    if isinstance(move.source, Partial) and isinstance(move.target, Shard):
-        return [_Passage(sources, (device,), size // mesh.shards) for device in mesh.devices]
-    if isinstance(move.source, Shard) and isinstance(move.target, Replicate):
-        targets = tuple(dict.fromkeys(mesh.devices))
-        return [_Passage((device,), targets, round(size * mesh.share(d))) for d, device in enumerate(own)]
-    return []
-
-
-def _devices_of_shards(program: Program, mesh: Mesh, tensor: Tensor) -> list[str]:
-    stage = program.stages.of(program.ops[tensor.op].name)
-    return [mesh.device_of(d, stage) for d in range(mesh.shards)]
-
-
-def _device(layout: Layout, home: str) -> str:
-    return (layout.device if isinstance(layout, SingleDevice) else "") or home
-
-
-def _bytes(program: Program, moves: Sequence[Move]) -> int:
-    return sum([program.bytes(tensor) for tensor in dict.fromkeys([move.tensor for move in moves])])
+def _least(devices: Sequence[str], passed: Passed, size: int) -> str:
+    """Return the device through which least has gone, and let a value of this size go through it."""
+    device = min(devices, key=lambda d: passed[d])
+    passed[device] += max(size, 1)
+    return device

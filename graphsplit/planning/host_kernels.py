@@ -9,9 +9,8 @@ import tensorflow as tf
 
 from graphsplit.core.graphdefs import make_node
 from graphsplit.core.kernel_devices import kernel_devices
-from graphsplit.core.layouts import Partial, SingleDevice
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.steps import Move
+from graphsplit.planning.transfers import Concatenation, Slice, Sum, Value
 from graphsplit.program.program import COPIES, SIZES, Op
 
 _REDUCTIONS = {
@@ -29,10 +28,12 @@ def host_kernels_text(plan: Decisions) -> str:
     """Return how many operations of which types that are, those that move tensors included; "" if there are none."""
     asked = [op for op in plan.program.ops if op.type not in ("Placeholder", SIZES, COPIES) and _on_gpu(plan, op)]
     found = Counter(op.type for op in asked if "GPU" not in kernel_devices(op.node))
-    for move in plan.moves if plan.mesh.shards > 1 else ():
-        dtype = plan.program.ops[move.tensor.op].out_dtypes[move.tensor.index]
-        if _moved_on_gpu(plan, move) and any("GPU" not in kernel_devices(node) for node in _nodes(move, dtype)):
-            found[f"{move.kind} of {dtype.name}"] += 1
+    for collective in plan.collectives:
+        tensor = collective.moves[0].tensor
+        dtype = plan.program.ops[tensor.op].out_dtypes[tensor.index]
+        nodes = [node for value in collective.values if "GPU" in value.device for node in _nodes(value, dtype)]
+        if any("GPU" not in kernel_devices(node) for node in nodes):
+            found[f"{collective.kind} of {dtype.name}"] += len(collective.moves)
     return ", ".join(f"{count} {what}" for what, count in found.most_common())
 
 
@@ -44,16 +45,10 @@ def _on_gpu(plan: Decisions, op: Op) -> bool:
     return any("GPU" in device for device in devices)
 
 
-def _moved_on_gpu(plan: Decisions, move: Move) -> bool:
-    """Return whether a GPU cuts, joins or adds up for a move: whoever has or gets the whole, or all that exchange."""
-    whole = [layout for layout in (move.source, move.target) if isinstance(layout, SingleDevice)]
-    return any("GPU" in (layout.device or plan.home) for layout in whole) if whole else "GPU" in "".join(plan.devices)
-
-
-def _nodes(move: Move, dtype: tf.DType) -> list[Any]:
-    """Return what carries out a move, in the form in which kernels are chosen; copies need no kernel."""
-    cut = make_node("cut", "SplitV", [], T=dtype, Tlen=tf.int64)
-    join = make_node("join", "ConcatV2", [], T=dtype, Tidx=tf.int32)
-    if isinstance(move.source, Partial):
-        return [make_node("reduce", _REDUCTIONS[move.source.reduction], [], T=dtype)]
-    return {"scatter": [cut], "gather": [join], "all-to-all": [cut, join]}.get(move.kind, [])
+def _nodes(value: Value, dtype: tf.DType) -> list[Any]:
+    """Return what makes a value, in the form in which kernels are chosen; copies need no kernel."""
+    if isinstance(value, Slice):
+        return [make_node("split", "SplitV", [], T=dtype, Tlen=tf.int64)]
+    if isinstance(value, Concatenation):
+        return [make_node("join", "ConcatV2", [], T=dtype, Tidx=tf.int32)]
+    return [make_node("reduce", _REDUCTIONS[value.reduction], [], T=dtype)] if isinstance(value, Sum) else []

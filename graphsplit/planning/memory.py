@@ -110,7 +110,7 @@ class _Replay:
         plan = self._plan
         flow, phases, turns = flow_of(plan), plan.phases, plan.turns
         if not phases:
-            phases = find_phases(flow, plan.moves, plan.buckets)
+            phases = find_phases(flow, plan.collectives)
             turns = find_turns(plan.program, phases, plan.mesh, {})
         level = {i: phase.level for phase in phases for i in phase.ops}
         after, once = [-1] * len(self._ops), list[tuple[int, int]]()

@@ -21,7 +21,8 @@ from graphsplit.planning.flow import Flow, Source
 from graphsplit.planning.levels import Levels
 from graphsplit.planning.pipelines import Task, find_tasks
 from graphsplit.planning.scheduling import seeds_of
-from graphsplit.planning.steps import Bucket, Move
+from graphsplit.planning.steps import Move
+from graphsplit.planning.transfers import Collective
 from graphsplit.program.program import Op
 
 
@@ -47,13 +48,12 @@ class Phase:
     task: Task | None = None
 
 
-def find_phases(flow: Flow, moves: Sequence[Move], buckets: Sequence[Bucket], schedule: str = "") -> tuple[Phase, ...]:
+def find_phases(flow: Flow, collectives: Sequence[Collective], schedule: str = "") -> tuple[Phase, ...]:
     """Return the phases, none of which depends on a later one.
 
     Args:
       flow: what depends on what.
-      moves: all moves.
-      buckets: which of them are made as one.
+      collectives: what carries out all moves.
       schedule: the kind of schedule by which shards go through stages; "" for none.
     """
     program, levels, seeds = flow.program, Levels(flow).shards, seeds_of(flow.program)
@@ -68,18 +68,17 @@ def find_phases(flow: Flow, moves: Sequence[Move], buckets: Sequence[Bucket], sc
         return level, len(given), sorted(given), task.place if task else (), members[key][0]
 
     ordered = sorted(members, key=place)
-    sums = _sums({i: p for p, key in enumerate(ordered) for i in members[key]}, moves, buckets)
+    sums = _sums({i: p for p, key in enumerate(ordered) for i in members[key]}, collectives)
     return tuple([_phase(flow, members[key], key[0], sums.get(p, ()), key[2]) for p, key in enumerate(ordered)])
 
 
-def _sums(number: Mapping[int, int], moves: Sequence[Move], buckets: Sequence[Bucket]) -> dict[int, list[Move]]:
+def _sums(number: Mapping[int, int], collectives: Sequence[Collective]) -> dict[int, list[Move]]:
     """Return by phase the moves that add up what shards give, given the phase of each operation."""
-    bucket_of = {move: bucket for bucket in buckets for move in bucket.moves}
     found: dict[int, list[Move]] = {}
-    for move in moves:
-        together = bucket_of[move].moves if move in bucket_of else (move,)
-        if isinstance(move.source, Partial) and move == together[0]:
-            found.setdefault(max([number[m.tensor.op] for m in together]), []).append(move)
+    for collective in collectives:
+        if isinstance(collective.moves[0].source, Partial):
+            last = max([number[move.tensor.op] for move in collective.moves])
+            found.setdefault(last, []).append(collective.moves[0])
     return found
 
 
@@ -94,7 +93,7 @@ def _phase(flow: Flow, ops: Sequence[int], level: int, sums: Sequence[Move], tas
     return Phase(tuple(ops), tuple(starts), tuple(ends), level, tuple(sums), task)
 
 
-def check_phases(flow: Flow, moves: Sequence[Move], buckets: Sequence[Bucket], phases: Sequence[Phase]) -> None:
+def check_phases(flow: Flow, collectives: Sequence[Collective], phases: Sequence[Phase]) -> None:
     """Raise `CheckError` if a shard would wait for what waits for it, or would not wait for what it should."""
     program, steps, number = flow.program, flow.steps, {i: p for p, phase in enumerate(phases) for i in phase.ops}
     missing = [op.name for op in program.ops if steps[op.index].shards and op.index not in number]
@@ -108,7 +107,7 @@ def check_phases(flow: Flow, moves: Sequence[Move], buckets: Sequence[Bucket], p
         if steps[op.index].home:
             found = [phases[number[s.op]].level if s.on_shards else whole[s.op] for s in flow.of_whole(op.index)]
             whole[op.index] = max(found, default=-1)
-    sums = _sums(number, moves, buckets)
+    sums = _sums(number, collectives)
     for p, phase in enumerate(phases):
         if phase != _phase(flow, sorted(phase.ops), phase.level, sums.get(p, ()), phase.task):
             raise CheckError(f"The phase of {program.ops[phase.ops[0]].name!r} begins or ends with other operations.")

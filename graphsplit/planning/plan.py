@@ -8,7 +8,6 @@ from graphsplit.core.notebooks import text_html
 from graphsplit.planning.automatic_stages import check_stage_cuts
 from graphsplit.planning.bucketing import check_buckets
 from graphsplit.planning.decisions import Decisions, flow_of
-from graphsplit.planning.gateways import check_gateways
 from graphsplit.planning.moves import find_moves
 from graphsplit.planning.phases import check_phases
 from graphsplit.planning.plan_comparison import compare
@@ -16,6 +15,7 @@ from graphsplit.planning.plan_text import describe
 from graphsplit.planning.scheduling import check_order
 from graphsplit.planning.sharding_checks import check_size, check_step
 from graphsplit.planning.steps import Step
+from graphsplit.planning.transfer_checks import check_transfers
 from graphsplit.planning.turns import check_turns_taken
 from graphsplit.program.program import Op, Tensor
 
@@ -32,12 +32,12 @@ class Plan(Decisions):
         self._check_made()
         self._check_moves()
         check_buckets(self.program, self.steps, self.buckets)
-        check_gateways(self.program, self.mesh, self.home, self.moves, self.buckets, self.gateways)
+        check_transfers(self.program, self.mesh, self.home, self.moves, self.collectives)
         check_order(self.program, self.steps, self.order)
         if self.stage_cuts is not None:
             check_stage_cuts(self.program, self.steps, self.stage_cuts)
         if self.mesh.has_turns:
-            check_phases(flow_of(self), self.moves, self.buckets, self.phases)
+            check_phases(flow_of(self), self.collectives, self.phases)
             check_turns_taken(self.phases, self.mesh, self.turns)
         for schedule in self.schedules.values():
             schedule.check()
@@ -60,8 +60,6 @@ class Plan(Decisions):
         if len(set(self.moves)) < len(self.moves):
             raise CheckError("A move is made twice.")
         bucketed = [move for bucket in self.buckets for move in bucket.moves]
-        if len(set(bucketed)) < len(bucketed) or not set(bucketed) <= set(self.moves):
-            raise CheckError("The buckets hold moves twice, or moves that are not made.")
         if any(len({(m.source, m.target) for m in bucket.moves}) > 1 for bucket in self.buckets):
             raise CheckError("A bucket holds moves between different places.")
         if any(move.kind != "broadcast" and move.source != PARTIAL_SUM for move in bucketed):

@@ -9,7 +9,6 @@ from fractions import Fraction
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import Partial
 from graphsplit.planning.advice import advice_on
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.compiled_text import compiled_text
@@ -22,6 +21,7 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.shares import Cause, Shares, shares_of
 from graphsplit.planning.stage_texts import stages_text
 from graphsplit.planning.traffic import COPY, sent_by_kind, traffic
+from graphsplit.planning.transfers import Sum
 from graphsplit.program.program import Op
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
@@ -176,11 +176,11 @@ def _communication(plan: Decisions) -> list[str]:
 
 def _by_hosts(plan: Decisions, kind: str) -> str:
     """Say in which order moves of a kind pass between devices of one host and between hosts, where that matters."""
-    moves = [move for move in plan.gateways if move.kind == kind]
-    if not moves:
+    found = [collective for collective in plan.collectives if collective.kind == kind and collective.gateways]
+    if not found:
         return ""
     count = f"{len(_hosts(plan))} hosts"
-    adds_up = isinstance(moves[0].source, Partial)
+    adds_up = any(isinstance(value, Sum) for value in found[0].values)
     return f", within each host, then between {count}" if adds_up else f", once to each of {count}"
 
 

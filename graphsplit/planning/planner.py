@@ -23,11 +23,12 @@ from graphsplit.planning.asked import Asked
 from graphsplit.planning.automatic_stages import cut_into_stages
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
 from graphsplit.planning.bucketing import find_buckets, leading_to_shards
+from graphsplit.planning.collectives import bucketed, find_collectives, in_turns
 from graphsplit.planning.control_flow import ControlFlowAnswers
 from graphsplit.planning.cuts import with_cuts
 from graphsplit.planning.flow import Flow
 from graphsplit.planning.forward_propagation import ForwardPropagation
-from graphsplit.planning.gateways import find_gateways
+from graphsplit.planning.gateways import through_gateways
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.moves import exchanging, find_moves
 from graphsplit.planning.owners import find_owners
@@ -105,8 +106,12 @@ def plan_program(
     leading = leading_to_shards(program, steps) if split else set()
     order = find_order(program, steps, leading) if split else {}
     buckets = find_buckets(program, steps, moves, leading, {home, *mesh.devices}, asked.bucket_bytes) if split else ()
+    collectives = find_collectives(program, mesh, home, moves)
+    collectives = bucketed(collectives, buckets)
+    collectives = in_turns(collectives, mesh)
+    collectives = through_gateways(collectives)
     flow = Flow(program, steps, state, order)
-    phases = find_phases(flow, moves, buckets, schedule) if mesh.has_turns else ()
+    phases = find_phases(flow, collectives, schedule) if mesh.has_turns else ()
     schedules = make_schedules(schedule, program, mesh) if schedule else {}
     plan = Plan(
         program=program,
@@ -117,8 +122,7 @@ def plan_program(
         steps=steps,
         owners=owners,
         moves=moves,
-        buckets=buckets,
-        gateways=find_gateways(program, mesh, home, moves, buckets),
+        collectives=tuple(collectives),
         order=order,
         phases=phases,
         turns=find_turns(program, phases, mesh, schedules),

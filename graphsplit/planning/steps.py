@@ -41,15 +41,3 @@ class Move:
     def kind(self) -> str:
         """Return the field's name for it."""
         return MOVES[type(self.source), type(self.target)]
-
-
-@dataclass(frozen=True)
-class Bucket:
-    """Moves that are made as one: of small tensors that each have one axis, all of one dtype and one kind."""
-
-    moves: tuple[Move, ...]
-
-    @property
-    def kind(self) -> str:
-        """Return the kind that its moves have."""
-        return self.moves[0].kind

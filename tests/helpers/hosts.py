@@ -17,8 +17,11 @@ from graphsplit.core.layouts import Copied, Division
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
+from graphsplit.planning.collectives import bucketed, find_collectives, in_turns
+from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.traffic import traffic
+from graphsplit.planning.transfers import Collective
 from graphsplit.program.program import Tensor
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.handles import captured
@@ -58,6 +61,18 @@ def replanned(plan: gs.Plan, names: Mapping[str, str], **options: Any) -> gs.Pla
         state=state,
         asked=dataclasses.replace(plan.asked, **options),
     )
+
+
+def by_gateways(plan: Decisions) -> list[Collective]:
+    """Return the collectives in which something passes from host to host through one device of several."""
+    return [collective for collective in plan.collectives if collective.gateways]
+
+
+def straight(plan: gs.Plan) -> gs.Plan:
+    """Return a plan without gateways."""
+    made = find_collectives(plan.program, plan.mesh, plan.home, plan.moves)
+    made = in_turns(bucketed(made, [bucket.moves for bucket in plan.buckets]), plan.mesh)
+    return dataclasses.replace(plan, collectives=tuple(made))
 
 
 def on_local_devices(graph: EmittedGraph, names: Mapping[str, str]) -> EmittedGraph:

@@ -1,0 +1,321 @@
+"""Collectives: what carries out each move, by a table from layouts to values and who reads them.
+
+A kind of move is a row of the table, and known nowhere else. What comes after works on values alone: moves of small
+tensors are made as one (`bucketed`), what shards of one device give to a sum is added as it comes (`in_turns`), and
+what goes from host to host goes once (`gateways`).
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from graphsplit.core.layouts import BATCH, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
+from graphsplit.core.symbolic_sizes import has_sizes
+from graphsplit.planning.averages import entries_averaged
+from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.steps import Move
+from graphsplit.planning.transfers import (
+    Collective,
+    Concatenation,
+    Own,
+    Read,
+    Rewrite,
+    Slice,
+    Split,
+    Sum,
+    Value,
+    Zeros,
+    rewritten,
+)
+from graphsplit.program.program import Program, Tensor
+
+
+def find_collectives(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> list[Collective]:
+    """Return what carries out moves, each by itself, in the order of the first of each.
+
+    Args:
+      program: whose tensors move.
+      mesh: the shards.
+      home: the device of whole values that belong to nobody.
+      moves: all moves.
+    """
+    return [_made(program, mesh, home, alike) for alike in _together(moves)]
+
+
+def _together(moves: Iterable[Move]) -> list[list[Move]]:
+    """Return moves, those together that send one whole value on."""
+    found: dict[object, list[Move]] = {}
+    for move in moves:
+        is_sent = isinstance(move.source, SingleDevice) and is_whole(move.target)
+        found.setdefault((move.tensor, move.source) if is_sent else move, []).append(move)
+    return list(found.values())
+
+
+def _made(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> Collective:
+    first = moves[0]
+    writer = _Writer(program, mesh, home, first.tensor)
+    if is_whole(first.source) and is_whole(first.target):
+        own = writer.whole(first.source, first.target)
+        reads = [writer.sent(own, move.target) for move in moves]
+    else:
+        reads = [_TABLE[type(first.source), type(first.target)](writer, first)]
+    return Collective(tuple(moves), tuple(writer.values), tuple(map(tuple, reads)))
+
+
+class _Writer:
+    """Writes the values of one tensor's moves."""
+
+    def __init__(self, program: Program, mesh: Mesh, home: str, tensor: Tensor):
+        self.values: list[Value] = []
+        self._tensor = tensor
+        self._mesh = mesh
+        self._home = home
+        self._shards = range(mesh.shards)
+        self._op = program.ops[tensor.op]
+        self._size = program.bytes(tensor)
+        self._shape = program.shape(tensor)
+        stage = program.stages.of(self._op.name)
+        self._made_on = [mesh.device_of(d, stage) for d in self._shards]
+
+    def _add(self, value: Value) -> int:
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def whole(self, layout: Layout, target: Layout | None = None) -> int:
+        """Return a whole value: where it is, or what the shard has that is nearest to who wants it."""
+        if isinstance(layout, SingleDevice):
+            return self._add(Own((), self._device(layout), self._size, tensor=self._tensor, layout=layout))
+        by = self._mesh.copy_for(target.device) if isinstance(target, SingleDevice) else 0
+        return self._own(by, layout)
+
+    def _own(self, d: int, layout: Layout) -> int:
+        """Return what shard `d` has."""
+        is_cut = isinstance(layout, Shard)
+        size = round(self._size * self._mesh.share(d)) if is_cut else self._size
+        of_rows = isinstance(layout, Partial) or (isinstance(layout, Shard) and layout.partition == BATCH)
+        return self._add(
+            Own((), self._made_on[d], size, d if of_rows else None, tensor=self._tensor, layout=layout, by=d)
+        )
+
+    def _owns(self, layout: Layout) -> list[int]:
+        return [self._own(d, layout) for d in self._shards]
+
+    def sent(self, own: int, target: Layout) -> list[Read]:
+        """Return who reads a whole value: a device, or all shards."""
+        devices = [self._device(target)] if isinstance(target, SingleDevice) else self._made_on
+        return [Read(own, device) for device in devices]
+
+    def scattered(self, move: Move) -> list[Read]:
+        """One device slices, and each shard gets its piece."""
+        own, target = self.whole(move.source), _shard(move.target)
+        return self._read(self._pieces(own, target, self._shards))
+
+    def sliced(self, move: Move) -> list[Read]:
+        """Each shard slices what it has, and takes its own piece."""
+        target = _shard(move.target)
+        return self._read([self._pieces(self._own(d, move.source), target, [d], d)[0] for d in self._shards])
+
+    def gathered(self, move: Move) -> list[Read]:
+        """One device concatenates what the shards have, in the order of the whole."""
+        source, device = _shard(move.source), self._device(move.target)
+        return [Read(self._in_order(self._owns(source), source, device), device)]
+
+    def all_gathered(self, move: Move) -> list[Read]:
+        """Each shard concatenates what all have."""
+        source = _shard(move.source)
+        owns = self._owns(source)
+        return self._read([self._in_order(owns, source, device) for device in self._mesh.devices])
+
+    def exchanged(self, move: Move) -> list[Read]:
+        """Each shard slices what it has for all others, and concatenates what it gets."""
+        source, target = _shard(move.source), _shard(move.target)
+        sent = self._sent_to_each(source, target)
+        pairs = zip(self._mesh.devices, zip(*sent, strict=True), strict=True)
+        return self._read([self._in_order(own, source, device) for device, own in pairs])
+
+    def reduced(self, move: Move) -> list[Read]:
+        """One device adds up what the shards have."""
+        device, source = self._device(move.target), _partial(move.source)
+        return [Read(self._sum(self._owns(source), source, device), device)]
+
+    def reduce_scattered(self, move: Move) -> list[Read]:
+        """Each shard slices what it has for all others, and adds up what it gets."""
+        source = _partial(move.source)
+        sent = self._sent_to_each(source, _shard(move.target))
+        pairs = zip(self._mesh.devices, zip(*sent, strict=True), strict=True)
+        return self._read([self._sum(own, source, device) for device, own in pairs])
+
+    def all_reduced(self, move: Move) -> list[Read]:
+        """Each shard adds up what all have."""
+        source = _partial(move.source)
+        owns = self._owns(source)
+        return self._read([self._sum(owns, source, device) for device in self._mesh.devices])
+
+    def filled(self, move: Move) -> list[Read]:
+        """The first shard has all, the others zeros: of known shape constants of their own, else sent to them."""
+        own = self.whole(move.source)
+        known = self._shape is not None and None not in self._shape and not has_sizes(self._shape)
+        found = [own]
+        for d in self._shards[1:]:
+            of, device = ((), self._mesh.devices[d]) if known else ((own,), self.values[own].device)
+            found.append(self._add(Zeros(of, device, self._size, d)))
+        return self._read(found)
+
+    def _read(self, values: Sequence[int]) -> list[Read]:
+        return [Read(value, device) for value, device in zip(values, self._mesh.devices, strict=True)]
+
+    def _sent_to_each(self, source: Layout, target: Shard) -> list[list[int]]:
+        """Return what each shard has for each: sliced where it is."""
+        return [self._pieces(self._own(d, source), target, self._shards, d) for d in self._shards]
+
+    def _pieces(self, whole: int, layout: Shard, wanted: Sequence[int], holder: int | None = None) -> list[int]:
+        """Return the pieces of a value that some shards get: sliced where it is, concatenated where they are."""
+        if len(self._shards) == 1:
+            return [whole]
+        made, blocks, found = self.values[whole], len(layout.blocks), []
+        split = Split(layout.axis, layout, None, holder)
+        numbers: dict[tuple[int, int], int] = {}
+        for b, d in itertools.product(range(blocks), wanted):
+            size = _shared_out(round(made.bytes * self._mesh.share(d)), layout.blocks)[b]
+            shard, piece = d if layout.partition == BATCH else None, b * len(self._shards) + d
+            numbers[b, d] = self._add(Slice((whole,), made.device, size, shard, split=split, piece=piece))
+        for d in wanted:
+            own = tuple([numbers[b, d] for b in range(blocks)])
+            size = sum(self.values[i].bytes for i in own)
+            joined = Concatenation(own, self._mesh.devices[d], size, d, axis=layout.axis)
+            found.append(own[0] if blocks == 1 else self._add(joined))
+        return found
+
+    def _in_order(self, owns: Sequence[int], layout: Shard, device: str) -> int:
+        """Return the whole that consists of what shards have: block by block."""
+        if len(owns) == 1:
+            return owns[0]
+        pieces = [[own] for own in owns]
+        if len(layout.blocks) > 1:
+            for d, i in enumerate(owns):
+                own, split = self.values[i], Split(layout.axis, layout, d)
+                sizes = enumerate(_shared_out(own.bytes, layout.blocks))
+                pieces[d] = [
+                    self._add(Slice((i,), own.device, size, own.shard, split=split, piece=b)) for b, size in sizes
+                ]
+        in_order = [pieces[d][b] for b in range(len(layout.blocks)) for d in range(len(owns))]
+        size = sum(self.values[i].bytes for i in in_order)
+        return self._add(Concatenation(tuple(in_order), device, size, axis=layout.axis))
+
+    def _sum(self, parts: Sequence[int], source: Partial, device: str) -> int:
+        if len(parts) == 1:
+            return parts[0]
+        entries = entries_averaged(self._op) if source.reduction == "mean" else 0
+        return self._add(
+            Sum(tuple(parts), device, self.values[parts[0]].bytes, reduction=source.reduction, entries=entries)
+        )
+
+    def _device(self, layout: Layout) -> str:
+        """Return the device of a whole value; what moves it is at home where that is wherever a loader puts it."""
+        return (layout.device if isinstance(layout, SingleDevice) else "") or self._home
+
+
+_TABLE: dict[tuple[type, type], Callable[[_Writer, Move], list[Read]]] = {
+    (SingleDevice, Shard): _Writer.scattered,
+    (SingleDevice, Partial): _Writer.filled,
+    (Replicate, Shard): _Writer.sliced,
+    (Replicate, Partial): _Writer.filled,
+    (Shard, SingleDevice): _Writer.gathered,
+    (Shard, Replicate): _Writer.all_gathered,
+    (Shard, Shard): _Writer.exchanged,
+    (Partial, SingleDevice): _Writer.reduced,
+    (Partial, Replicate): _Writer.all_reduced,
+    (Partial, Shard): _Writer.reduce_scattered,
+}
+"""What carries out a move, by its layouts; whole values are sent as they are."""
+
+
+def _shard(layout: Layout) -> Shard:
+    assert isinstance(layout, Shard)
+    return layout
+
+
+def _partial(layout: Layout) -> Partial:
+    assert isinstance(layout, Partial)
+    return layout
+
+
+def _shared_out(size: int, blocks: Sequence[int]) -> list[int]:
+    """Return the bytes of each block, as integers that add up."""
+    ends = [size * end // (sum(blocks) or 1) for end in itertools.accumulate(blocks)]
+    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
+
+
+def bucketed(collectives: Sequence[Collective], buckets: Sequence[Sequence[Move]]) -> list[Collective]:
+    """Return collectives, those of each bucket as one: vectors are concatenated where they are, and split where read.
+
+    Args:
+      collectives: of all moves, each of one tensor.
+      buckets: the moves of vectors between the same places.
+    """
+    bucket_of = {move: number for number, moves in enumerate(buckets) for move in moves}
+    found: list[Collective] = []
+    place: dict[int, int] = {}
+    for collective in collectives:
+        number = bucket_of.get(collective.moves[0])
+        if number is None or number not in place:
+            place.update({} if number is None else {number: len(found)})
+            found.append(collective)
+    for number, moves in enumerate(buckets):
+        alike = {c.moves[0]: c for c in collectives if bucket_of.get(c.moves[0]) == number}
+        found[place[number]] = _as_one([alike[move] for move in moves])
+    return found
+
+
+def _as_one(alike: Sequence[Collective]) -> Collective:
+    """Return one collective for several that differ in their tensors only."""
+    first = alike[0]
+    values: list[Value] = []
+    renamed: dict[int, int] = {}
+    for i, value in enumerate(first.values):
+        if isinstance(value, Own):
+            owns = [c.values[i] for c in alike]
+            values += owns
+            of = tuple(range(len(values) - len(owns), len(values)))
+            values.append(Concatenation(of, value.device, sum(own.bytes for own in owns), value.shard))
+        else:
+            size = sum(c.values[i].bytes for c in alike)
+            values.append(replace(value, of=tuple([renamed[k] for k in value.of]), bytes=size))
+        renamed[i] = len(values) - 1
+    slices: dict[tuple[int, str], list[int]] = {}
+    sizes = tuple([c.values[0].bytes for c in alike])
+    for read in first.reads[0]:
+        joined = renamed[read.value]
+        if read not in slices:
+            slices[read] = [len(values) + k for k in range(len(alike))]
+            split = Split(0, sizes=sizes)
+            values += [Slice((joined,), read.device, size, split=split, piece=k) for k, size in enumerate(sizes)]
+    reads = [tuple([Read(slices[read][k], read.device) for read in first.reads[0]]) for k in range(len(alike))]
+    return Collective(tuple([c.moves[0] for c in alike]), tuple(values), tuple(reads))
+
+
+def in_turns(collectives: Iterable[Collective], mesh: Mesh) -> list[Collective]:
+    """Return collectives in which each shard's part of a sum is taken in as it comes, if others follow on its device.
+
+    So none of them waits, with what it made, for the last.
+    """
+    if len(set(mesh.positions)) == mesh.shards:
+        return list(collectives)
+    return [rewritten(c, functools.partial(_taken_in, mesh=mesh)) for c in collectives]
+
+
+def _taken_in(rewrite: Rewrite, value: Value, mesh: Mesh) -> int:
+    """Write a value; the parts of a sum one after the other, where shards take turns."""
+    if not isinstance(value, Sum):
+        return rewrite.add(value)
+    totals = []
+    for _, alike in itertools.groupby(value.of, lambda i: mesh.positions[rewrite.giver(i)]):
+        total, *others = alike
+        for part in others:
+            device, turn = rewrite.values[part].device, rewrite.giver(part)
+            total = rewrite.add(Sum((total, part), device, value.bytes, reduction=value.reduction, turn=turn))
+        totals.append(total)
+    return rewrite.add_sum(replace(value, of=tuple(totals)))

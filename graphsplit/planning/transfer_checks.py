@@ -1,0 +1,298 @@
+"""Whether transfers do what their moves say: what each value consists of is derived from the values alone.
+
+A value consists of entries of a tensor along its axes, named by block and shard, and is whole or the sum of what some
+shards have. Slices pick entries, concatenations put them one after the other, sums unite what shards have. What is read
+in the end is held against the layout in which the move says that it is read. No table of moves is asked.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from graphsplit.core.errors import CheckError
+from graphsplit.core.hosts import by_host, host_name
+from graphsplit.core.layouts import Layout, Partial, Replicate, Shard, SingleDevice
+from graphsplit.planning.averages import entries_averaged
+from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.steps import Move
+from graphsplit.planning.transfers import (
+    Collective,
+    Concatenation,
+    Own,
+    Relay,
+    Slice,
+    Sum,
+    Value,
+    Zeros,
+)
+from graphsplit.program.program import Program, Tensor
+
+Entries = tuple[tuple[int, int], ...]
+"""Of an axis that lies in pieces, some: each the block, and the shard that has it."""
+
+
+@dataclass(frozen=True)
+class _Content:
+    """What a value consists of.
+
+    Attributes:
+      tensor: whose entries.
+      along: for each axis of which it has not all, the layout of that axis, and which entries, in order.
+      of: the shards whose parts have been added up; None if that is all of them.
+      divided: whether the sum of a mean has been divided.
+    """
+
+    tensor: Tensor
+    along: frozenset[tuple[int, Shard, Entries]] = frozenset()
+    of: frozenset[int] | None = None
+    divided: bool = False
+
+
+_Contents = tuple[_Content, ...]
+"""Of one tensor, or of vectors one after the other."""
+
+
+def check_transfers(
+    program: Program, mesh: Mesh, home: str, moves: Sequence[Move], collectives: Sequence[Collective]
+) -> None:
+    """Raise `CheckError` unless every move is carried out, once, and what passes from host to host passes once."""
+    carried = Counter(move for collective in collectives for move in collective.moves)
+    for move in {*moves, *carried}:
+        if carried[move] != 1 or move not in moves:
+            name, times = program.ops[move.tensor.op].name, f"{carried[move]} times" if carried[move] else "by nobody"
+            raise CheckError(f"The {move.kind} of {name!r} is carried out {times}.")
+    for collective in collectives:
+        try:
+            _Check(program, mesh, home, collective).check()
+        except CheckError as error:
+            name = program.ops[collective.moves[0].tensor.op].name
+            raise CheckError(f"The {collective.kind} of {name!r} {error}") from None
+
+
+class _Check:
+    """One collective. Errors are the ends of sentences that begin with the move."""
+
+    def __init__(self, program: Program, mesh: Mesh, home: str, collective: Collective):
+        self._program = program
+        self._mesh = mesh
+        self._home = home
+        self._collective = collective
+        self._values = collective.values
+        self._contents: list[_Contents] = []
+        self._first: list[int | None] = []  # the shard with whose part each begins
+
+    def check(self) -> None:
+        for value in self._values:
+            if any(not 0 <= i < len(self._contents) for i in value.of):
+                raise CheckError("is made of what does not come before it.")
+            self._first.append(value.by if isinstance(value, Own) else self._first[value.of[0]] if value.of else None)
+            self._contents.append(self._content(value))
+            self._check_bytes(value)
+        for move, reads in zip(self._collective.moves, self._collective.reads, strict=True):
+            expected = list(self._expected(move))
+            if [read.device for read in reads] != [device for device, _ in expected]:
+                where = ", ".join(read.device for read in reads) or "no device"
+                raise CheckError(f"is read on {where}.")
+            for read, (device, content) in zip(reads, expected, strict=True):
+                if self._contents[read.value] != (content,):
+                    raise CheckError(f"gives {device} something else than {move.target}.")
+        self._check_places()
+        self._check_hosts()
+
+    def _check_bytes(self, value: Value) -> None:
+        of = [self._values[i].bytes for i in value.of]
+        if isinstance(value, Own):
+            size = self._program.bytes(value.tensor)
+            is_cut = isinstance(value.layout, Shard) and value.by is not None
+            expected = {round(size * self._mesh.share(value.by or 0)) if is_cut else size}
+        elif isinstance(value, Concatenation):
+            expected = {sum(of)}
+        else:
+            expected = {value.bytes} if isinstance(value, (Slice, Zeros)) else set(of)
+        if {value.bytes} != expected:
+            raise CheckError(f"counts {value.bytes} bytes, and has {expected}.")
+
+    def _check_places(self) -> None:
+        """Raise `CheckError` if a device takes part that neither gives nor gets, or what is put together is sent on."""
+        reads = [read for reads in self._collective.reads for read in reads]
+        taking_part = {v.device for v in self._values if isinstance(v, Own)} | {read.device for read in reads}
+        for value in self._values:
+            if value.device not in taking_part:
+                raise CheckError(f"passes through {value.device}, which has no part in it.")
+        for read in reads:
+            value = self._values[read.value]
+            is_total = isinstance(value, Sum) and value.turn is None and not value.host
+            is_apart = isinstance(value, Slice) and bool(value.split.sizes)
+            if (is_total or is_apart or isinstance(value, Concatenation)) and value.device != read.device:
+                raise CheckError(f"is put together on {value.device}, and read on {read.device}.")
+
+    def _whole(self, content: _Content) -> _Content:
+        """Return what a value consists of, without naming an axis of which it has all entries in order."""
+        shards = range(self._mesh.shards)
+        along = [
+            (axis, layout, entries)
+            for axis, layout, entries in content.along
+            if entries != tuple([(b, d) for b in range(len(layout.blocks)) for d in shards])
+        ]
+        of = None if content.of == frozenset(shards) else content.of
+        return replace(content, along=frozenset(along), of=of)
+
+    def _made(self, tensor: Tensor, layout: Layout | None, d: int | None) -> _Content:
+        """Return what a shard has of a tensor in a layout, or (None) what is whole."""
+        if isinstance(layout, Shard) and d is not None:
+            entries = tuple([(b, d) for b in range(len(layout.blocks))])
+            return self._whole(_Content(tensor, frozenset([(layout.axis, layout, entries)])))
+        of = frozenset([d]) if isinstance(layout, Partial) and d is not None else None
+        return self._whole(_Content(tensor, of=of))
+
+    def _expected(self, move: Move) -> Iterator[tuple[str, _Content]]:
+        """Yield where what a move makes is read, and what it has to be there."""
+        if isinstance(move.target, SingleDevice):
+            yield move.target.device or self._home, self._given(move, None)
+            return
+        stage = self._program.stages.of(self._program.ops[move.tensor.op].name)
+        for d in range(self._mesh.shards):
+            is_sent = isinstance(move.target, Replicate) and isinstance(move.source, SingleDevice)
+            device = self._mesh.device_of(d, stage if is_sent else None)
+            yield device, self._given(move, d)
+
+    def _given(self, move: Move, d: int | None) -> _Content:
+        if isinstance(move.target, Partial) and d is not None:  # all of it, added to nothing
+            return _Content(move.tensor, of=frozenset() if d else None)
+        is_mean = isinstance(move.source, Partial) and move.source.reduction == "mean" and self._mesh.shards > 1
+        return replace(self._made(move.tensor, move.target, d), divided=is_mean)
+
+    def _content(self, value: Value) -> _Contents:
+        of = [self._contents[i] for i in value.of]
+        if isinstance(value, Own):
+            return (self._own(value),)
+        if isinstance(value, Zeros):
+            return (_Content(self._collective.moves[0].tensor, of=frozenset()),)
+        if isinstance(value, Slice):
+            return self._slice(value, of[0])
+        if isinstance(value, Concatenation):
+            return self._concatenation(value, of)
+        if isinstance(value, Sum):
+            return self._sum(value, of)
+        return of[0]
+
+    def _own(self, own: Own) -> _Content:
+        sources = {(move.tensor, move.source) for move in self._collective.moves}
+        if (own.tensor, own.layout) not in sources:
+            raise CheckError("begins with something else than what is made.")
+        stage = self._program.stages.of(self._program.ops[own.tensor.op].name)
+        device = own.layout.device if isinstance(own.layout, SingleDevice) else ""
+        made_on = (device or self._home) if own.by is None else self._mesh.device_of(own.by, stage)
+        if own.device != made_on:
+            raise CheckError(f"begins on {own.device}, and is made on {made_on}.")
+        return self._made(own.tensor, own.layout, own.by)
+
+    def _slice(self, value: Slice, of: _Contents) -> _Contents:
+        axis, layout, block_of, _, sizes = value.split
+        if layout is None:
+            if sizes != tuple(self._program.bytes(content.tensor) for content in of):
+                raise CheckError("is split into other sizes than were joined.")
+            return (of[value.piece],)
+        [content] = of
+        own = [entry for entry in content.along if entry[0] == axis]
+        if block_of is None:
+            if own or layout.axis != axis:
+                raise CheckError(f"is split along axis {axis}, of which not all is there.")
+            piece = divmod(value.piece, self._mesh.shards)
+        else:
+            if own != [(axis, layout, tuple([(b, block_of) for b in range(len(layout.blocks))]))]:
+                raise CheckError(f"is split into blocks that shard {block_of} does not have.")
+            piece = value.piece, block_of
+        return (self._whole(replace(content, along=content.along - {*own} | {(axis, layout, (piece,))})),)
+
+    def _concatenation(self, value: Concatenation, of: Sequence[_Contents]) -> _Contents:
+        if len({content.tensor for contents in of for content in contents}) > 1:  # vectors
+            if value.axis:
+                raise CheckError("concatenates vectors along another axis than theirs.")
+            return tuple([content for contents in of for content in contents])
+        entries: list[tuple[int, int]] = []
+        rest = set()
+        for content in [content for contents in of for content in contents]:
+            for axis, layout, own in content.along:
+                if axis == value.axis:
+                    entries += own
+                    rest.add((replace(content, along=content.along - {(axis, layout, own)}), layout))
+        if len(rest) != 1 or len(entries) < len(of):
+            raise CheckError("concatenates what does not belong together.")
+        [(content, layout)] = rest
+        return (self._whole(replace(content, along=content.along | {(value.axis, layout, tuple(entries))})),)
+
+    def _sum(self, value: Sum, of: Sequence[_Contents]) -> _Contents:
+        self._check_turn(value)
+        found = []
+        for contents in zip(*of, strict=True):
+            parts = [d for content in contents for d in ([-1] if content.of is None else sorted(content.of))]
+            if len({replace(content, of=None) for content in contents}) > 1:
+                raise CheckError("adds up what does not belong together.")
+            if len(set(parts)) < len(parts) or (-1 in parts and len(parts) > 1):
+                raise CheckError("adds up what a shard has twice.")
+            if parts != sorted(parts):
+                raise CheckError("adds up what shards have in another order than theirs.")
+            whole = self._whole(replace(contents[0], of=None if parts == [-1] else frozenset(parts)))
+            source = next(m.source for m in self._collective.moves if m.tensor == whole.tensor)
+            if not isinstance(source, Partial) or value.reduction != source.reduction:
+                raise CheckError(f"is reduced by {value.reduction!r}.")
+            if value.entries:
+                op = self._program.ops[whole.tensor.op]
+                if source.reduction != "mean" or whole.of is not None or value.entries != entries_averaged(op):
+                    raise CheckError(f"is divided by {value.entries}.")
+                whole = replace(whole, divided=True)
+            found.append(whole)
+        return tuple(found)
+
+    def _check_turn(self, value: Sum) -> None:
+        """Raise `CheckError` unless what shards of one device have is taken in one by one, as it comes."""
+        if value.turn not in (None, *[self._first[i] for i in value.of[1:]]):
+            raise CheckError(f"does not take in what shard {value.turn} has.")
+        for place, i in enumerate(value.of):
+            d = self._first[i]
+            follows = not isinstance(self._values[i], Sum) and d is not None and self._mesh.before(d) is not None
+            is_turn = place > 0 and value.turn == d and value.turn is not None and not value.host
+            if follows != is_turn:
+                raise CheckError(f"does not take in what shard {d} has where and when it comes.")
+
+    def _check_hosts(self) -> None:
+        """Raise `CheckError` if a value passes twice between two hosts, or through a device that has no part in it."""
+        readers: list[list[str]] = [[] for _ in self._values]
+        for i, value in enumerate(self._values):
+            for k in value.of:
+                readers[k].append(value.device)
+            if isinstance(value, Sum) and value.turn is None:
+                self._check_sum(i, value)
+        for reads in self._collective.reads:
+            for i, device in reads:
+                readers[i].append(device)
+        for value, devices in zip(self._values, readers, strict=True):
+            for host, there in by_host(devices).items():
+                if host != host_name(value.device) and len(there) > 1:
+                    raise CheckError(f"passes through no device on host {host!r}.")
+            is_relay, away = isinstance(value, Relay), any(host_name(d) != host_name(value.device) for d in devices)
+            if is_relay and (away or len(set(devices)) < 2 or value.device not in devices):
+                raise CheckError(f"passes through {value.device} on host {host_name(value.device)!r}.")
+
+    def _check_sum(self, i: int, value: Sum) -> None:
+        """Raise `CheckError` if a sum takes several values of one host, although others have some as well."""
+        hosts = by_host(self._values[k].device for k in value.of)
+        there = {host: devices for host, devices in hosts.items() if len(devices) > 1}
+        if value.host:
+            total = next((v for v in self._values[i + 1 :] if isinstance(v, Sum) and i in v.of), None)
+            target = total.device if total else ""
+            known = hosts.get(value.host, []) if value.host != host_name(target) else [target]
+            if list(hosts) != [value.host] or value.device not in known:
+                raise CheckError(f"passes through {value.device} on host {value.host!r}.")
+            if total is None and host_name(self._target(i)) == value.host:
+                raise CheckError(f"needs no gateway on host {value.host!r}, and has one.")
+        elif there and list(hosts) != [host_name(value.device)]:
+            raise CheckError(f"passes through no device on host {next(iter(there))!r}.")
+
+    def _target(self, i: int) -> str:
+        """Return where a value is read in the end."""
+        reads = [read.device for reads in self._collective.reads for read in reads if read.value == i]
+        return [*reads, ""][0]

@@ -1,0 +1,196 @@
+"""Transfers: what a move consists of: values on devices, and what is sent from one device to another.
+
+A move says that a tensor changes its layout. What carries it out is a small graph of values, each on one device, each
+made of others by one of five primitives: a value is sliced, several are concatenated or added, zeros are filled in for
+one, or it is sent on. A value that is read on another device than its own is sent there, once: that is a transfer.
+
+Everything else follows from these. Buckets, turns and gateways rewrite them, emission writes one node or two for each,
+traffic adds up their bytes, and `transfer_checks` derives from them what every reader gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+from graphsplit.core.hosts import host_name
+from graphsplit.core.layouts import Layout, Shard
+from graphsplit.planning.steps import Move
+from graphsplit.program.program import Tensor
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a device has while tensors move.
+
+    Attributes:
+      of: what it is made of, by number among the values of its collective.
+      device: where it is.
+      bytes: its size.
+      shard: without whose rows it is not there; None for what is always there.
+    """
+
+    of: tuple[int, ...]
+    device: str
+    bytes: int
+    shard: int | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Own(Value):
+    """What a move starts from: what a shard has of a tensor, or (`by` is None) all of it where it is whole."""
+
+    tensor: Tensor
+    layout: Layout
+    by: int | None = None
+
+
+class Split(NamedTuple):
+    """How a value is split.
+
+    Attributes:
+      axis: along which axis.
+      layout: into the pieces of this layout: block by block, of each block one for each shard. None: see `sizes`.
+      block_of: the shard that has all of the value in this layout, if it is split into its blocks only.
+      holder: the shard on whose device a whole value is split, if that is not where it is whole for everybody.
+      sizes: the bytes of vectors that were joined.
+    """
+
+    axis: int
+    layout: Shard | None = None
+    block_of: int | None = None
+    holder: int | None = None
+    sizes: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Slice(Value):
+    """One piece of a value, which is split where it is."""
+
+    split: Split
+    piece: int
+
+
+@dataclass(frozen=True, kw_only=True)
+class Concatenation(Value):
+    """Values one after the other along an axis."""
+
+    axis: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sum(Value):
+    """What values amount to, added up or reduced in another way, in this order.
+
+    Attributes:
+      reduction: `"sum"`, `"mean"` (a sum, divided at the end), `"max"`, ...
+      entries: by how many the sum of a mean is divided, where it is complete; else 0.
+      turn: the shard whose own part is taken in on its device, behind those of the shards before it.
+      host: the host whose devices' parts it adds up; "" for any other sum.
+    """
+
+    reduction: str
+    entries: int = 0
+    turn: int | None = None
+    host: str = ""
+
+
+@dataclass(frozen=True)
+class Zeros(Value):
+    """Zeros of the shape of a value. Those of known shape are made of nothing."""
+
+
+@dataclass(frozen=True)
+class Relay(Value):
+    """The same again, on a device from which others of its host get it."""
+
+
+class Read(NamedTuple):
+    """What somebody gets: a value, by number, and the device on which it is read."""
+
+    value: int
+    device: str
+
+
+class Transfer(NamedTuple):
+    """A value, by number, that one device sends to another one."""
+
+    value: int
+    source: str
+    target: str
+    bytes: int
+
+
+@dataclass(frozen=True)
+class Collective:
+    """What carries out moves that are made together: of one tensor from one device, or in a bucket.
+
+    Attributes:
+      moves: which.
+      values: each after those that it is made of.
+      reads: for each move what it makes: one value for each shard, or a single one.
+    """
+
+    moves: tuple[Move, ...]
+    values: tuple[Value, ...]
+    reads: tuple[tuple[Read, ...], ...]
+
+    @property
+    def kind(self) -> str:
+        """The field's name for it."""
+        return self.moves[0].kind
+
+    @property
+    def is_bucket(self) -> bool:
+        """Whether it makes the moves of several tensors as one."""
+        return len({move.tensor for move in self.moves}) > 1
+
+    @property
+    def gateways(self) -> dict[str, str]:
+        """The devices, by host, through which passes what comes from other hosts or leaves for them, if one does."""
+        relays = {host_name(v.device): v.device for v in self.values if isinstance(v, Relay)}
+        return {v.host: v.device for v in self.values if isinstance(v, Sum) and v.host} | relays
+
+    def transfers(self) -> Iterator[tuple[Move, Transfer]]:
+        """Yield what is sent from device to device, each value to each device once, and for which move."""
+        seen: set[tuple[int, str]] = set()
+        inner = [(self.moves[0], Read(i, value.device)) for value in self.values for i in value.of]
+        last = [(move, read) for move, reads in zip(self.moves, self.reads, strict=True) for read in reads]
+        for move, (i, device) in [*inner, *last]:
+            value = self.values[i]
+            if value.device != device and (i, device) not in seen:
+                seen.add((i, device))
+                yield move, Transfer(i, value.device, device, value.bytes)
+
+
+@dataclass
+class Rewrite:
+    """The values of a collective while they are written again, in order."""
+
+    values: list[Value] = field(default_factory=list)
+
+    def add(self, value: Value) -> int:
+        """Write a value, and return its number."""
+        self.values.append(value)
+        return len(self.values) - 1
+
+    def add_sum(self, value: Sum) -> int:
+        """Write a sum; of one value, of which nothing is to be divided, it is that value."""
+        return value.of[0] if len(value.of) == 1 and not value.entries else self.add(value)
+
+    def giver(self, i: int) -> int:
+        """Return the shard that has what a value is made of."""
+        value = self.values[i]
+        while not isinstance(value, Own):
+            value = self.values[value.of[0]]
+        return value.by or 0
+
+
+def rewritten(collective: Collective, write: Callable[[Rewrite, Value], int]) -> Collective:
+    """Return a collective whose values are written again, each by a function that returns which one stands for it."""
+    rewrite, renamed = Rewrite(), list[int]()
+    for value in collective.values:
+        renamed.append(write(rewrite, replace(value, of=tuple([renamed[i] for i in value.of]))))
+    reads = [tuple([Read(renamed[i], device) for i, device in reads]) for reads in collective.reads]
+    return replace(collective, values=tuple(rewrite.values), reads=tuple(reads))

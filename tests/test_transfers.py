@@ -1,0 +1,175 @@
+"""Transfers: what carries out each kind of move; every change of one is found, and bytes are those of the graph."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.layouts import MOVES
+from graphsplit.planning.transfers import Collective, Concatenation, Own, Read, Slice, Sum, Value, Zeros
+from tests.helpers.layout_cases import deep_step, numbers
+from tests.test_exchanges import trained
+from tests.test_parallelize import rows
+
+
+def planned(function: Callable[..., Any], *arguments: Any, **options: Any) -> gs.Plan:
+    return gs.parallelize(function, **{"devices": 3, **options}).plan(*arguments)
+
+
+def trains() -> gs.Plan:
+    weight, biases = tf.Variable(numbers(6, 6)), [tf.Variable(numbers(6)) for _ in range(8)]
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            h = x
+            for bias in biases:
+                h = tf.tanh(h @ weight + bias)
+            loss = tf.reduce_mean(h**2)
+        variables = [weight, *biases]
+        for variable, gradient in zip(variables, tape.gradient(loss, variables), strict=True):
+            variable.assign_sub(gradient)
+        return loss
+
+    return planned(step, numbers(7, 6))
+
+
+def in_turns() -> gs.Plan:
+    return planned(lambda x: (tf.reduce_sum(tf.tanh(x), 0), tf.reduce_max(tf.tanh(x))), rows(13, 6), micro_batches=2)
+
+
+def blocks() -> gs.Plan:
+    def function(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        both = tf.concat([tf.tanh(x), tf.sin(x)], 0)
+        return both, tf.concat([x, x], 0)[:, ::-1] * both
+
+    return planned(function, numbers(7, 4))
+
+
+def filled() -> gs.Plan:
+    w = tf.Variable(numbers(4))
+
+    def function(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(tf.tanh(x), 0) + tf.sin(w.read_value())
+
+    return planned(function, numbers(7, 4))
+
+
+def exchanged() -> gs.Plan:
+    return planned(trained, rows(41, 64))
+
+
+def mirrored() -> gs.Plan:
+    weights = [tf.Variable(numbers(8, 8, seed=k)) for k in range(2)]
+    gs.set_variable_layout(weights, "mirrored", 3)
+    return planned(deep_step(weights), numbers(7, 8))
+
+
+PLANS = {made.__name__: made for made in (trains, in_turns, blocks, filled, exchanged, mirrored)}
+
+
+@pytest.fixture(scope="module")
+def plans() -> dict[str, gs.Plan]:
+    return {name: made() for name, made in PLANS.items()}
+
+
+def test_all_kinds_of_moves_and_primitives_are_here(plans: dict[str, gs.Plan]):
+    """So each of them is changed below."""
+    collectives = [collective for plan in plans.values() for collective in plan.collectives]
+    kinds = {collective.kind for collective in collectives}
+    assert {type(value) for c in collectives for value in c.values} >= {Own, Slice, Concatenation, Sum}
+    assert kinds >= {"send", "broadcast", "scatter", "gather", "reduce", "all-to-all", "all-gather", "reduce-scatter"}
+    assert kinds <= {*MOVES.values()}
+    assert any(collective.is_bucket for collective in collectives)
+    assert any(isinstance(value, Sum) and value.turn is not None for c in collectives for value in c.values)
+    assert any(isinstance(value, Slice) and value.split.block_of is not None for c in collectives for value in c.values)
+
+
+def changes(value: Value, before: int) -> Iterator[Value]:
+    """Yield other values than a given one, none of which would do."""
+    yield dataclasses.replace(value, device="/device:CPU:4")
+    if not isinstance(value, Zeros | Slice):
+        yield dataclasses.replace(value, bytes=value.bytes + 4)
+    if len(value.of) > 1:
+        yield dataclasses.replace(value, of=value.of[1:])
+        yield dataclasses.replace(value, of=(*value.of[1:], value.of[0]))
+        yield dataclasses.replace(value, of=(*value.of, value.of[0]))
+    if value.of:
+        yield dataclasses.replace(value, of=(before, *value.of[1:]))
+    if isinstance(value, Own):
+        yield dataclasses.replace(value, tensor=value.tensor._replace(index=value.tensor.index + 1))
+        if value.by is not None:
+            yield dataclasses.replace(value, by=(value.by + 1) % 3)
+    if isinstance(value, Slice):
+        yield dataclasses.replace(value, piece=value.piece + (-1 if value.piece else 1))
+        yield dataclasses.replace(value, split=value.split._replace(axis=value.split.axis + 1, sizes=(1,)))
+    if isinstance(value, Concatenation) and len({*value.of}) > 1:
+        yield dataclasses.replace(value, axis=value.axis + 1)
+    if isinstance(value, Sum):
+        yield dataclasses.replace(value, reduction="prod")
+        yield dataclasses.replace(value, entries=value.entries + 1)
+        yield dataclasses.replace(value, turn=1 if value.turn is None else None)
+        yield dataclasses.replace(value, host="elsewhere")
+
+
+def changed(plan: gs.Plan, k: int, collective: Collective) -> gs.Plan:
+    collectives = list(plan.collectives)
+    collectives[k] = collective
+    return dataclasses.replace(plan, collectives=tuple(collectives))
+
+
+def is_refused(plan: gs.Plan) -> bool:
+    try:
+        plan.check()
+    except gs.CheckError:
+        return True
+    return False
+
+
+def with_value(collective: Collective, i: int, value: Value) -> Collective:
+    values = list(collective.values)
+    values[i] = value
+    return dataclasses.replace(collective, values=tuple(values))
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_change_of_any_value_is_found(plans: dict[str, gs.Plan], name: str):
+    plan, found = plans[name], 0
+    plan.check()
+    for k, collective in enumerate(plan.collectives):
+        for i, value in enumerate(collective.values):
+            for other in changes(value, i):
+                broken = changed(plan, k, with_value(collective, i, other))
+                assert is_refused(broken), f"{collective.kind}: {value} became {other}"
+                found += 1
+    assert found > 20
+
+
+@pytest.mark.parametrize("name", PLANS)
+def test_every_other_reader_is_found(plans: dict[str, gs.Plan], name: str):
+    plan = plans[name]
+    for k, collective in enumerate(plan.collectives):
+        for m, reads in enumerate(collective.reads):
+            others = [reads[1:], (reads[0]._replace(device="/device:CPU:4"), *reads[1:])]
+            if len({read.value for read in reads}) > 1:
+                swapped = [Read(reads[1].value, reads[0].device), Read(reads[0].value, reads[1].device), *reads[2:]]
+                others.append(tuple(swapped))
+            for other in others:
+                made = list(collective.reads)
+                made[m] = other
+                broken = changed(plan, k, dataclasses.replace(collective, reads=tuple(made)))
+                assert is_refused(broken), f"{collective.kind}: {reads} became {other}"
+
+
+def test_zeros_stand_for_parts_of_a_sum():
+    """A whole value that is added to sums of the shards is added once: the first shard has it, the others zeros."""
+    plan = filled()
+    found = [c for c in plan.collectives if any(isinstance(value, Zeros) for value in c.values)]
+    for collective in found:
+        [own, *zeros] = collective.values
+        assert isinstance(own, Own)
+        assert len(zeros) == 2
