@@ -73,8 +73,8 @@ def stages_of_layers(plan: gs.Plan) -> list[set[str]]:
     """Return which products and sums each stage runs forward."""
     found: list[set[str]] = [set() for _ in plan.stage_cuts.stages]
     for op in plan.sharded_ops:
-        stage = plan.program.stages.of(op.name)
-        if op.type in ("MatMul", "AddV2") and not plan.program.stages.is_backward(op.name):
+        stage = op.stage
+        if op.type in ("MatMul", "AddV2") and not op.provenance.backward:
             found[int(stage.name)].add(op.name.split("/")[1])
     return found
 

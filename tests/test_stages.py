@@ -175,7 +175,7 @@ def test_a_variable_of_two_stages():
 
     given = rows(9, 8), rows(9, 8)
     plan = assert_law(lambda: training(weights, forward), [given, given], devices=2, stages=2, micro_batches=3)
-    products = [op for op in plan.sharded_ops if op.type == "MatMul" and not plan.program.stages.is_backward(op.name)]
+    products = [op for op in plan.sharded_ops if op.type == "MatMul" and not op.provenance.backward]
     table = products[0].inputs[1]
     assert [plan.shard_device(op, 0) for op in products if table in op.inputs] == ["/device:CPU:0", "/device:CPU:1"]
 
@@ -298,7 +298,7 @@ def test_a_keras_network_with_normalization_and_skips():
 
 def assert_together(plan: gs.Plan) -> None:
     """Check by TensorFlow's names of gradients that convolutions' are where these are."""
-    stage_of = {op.name: plan.program.stages.of(op.name) for op in plan.sharded_ops}
+    stage_of = {op.name: op.stage for op in plan.sharded_ops}
     pairs = [(n, n.removeprefix("gradient_tape/").rpartition("/")[0]) for n in stage_of if "Conv2DBackprop" in n]
     assert pairs
     assert [name for name, forward in pairs if stage_of[name] != stage_of[forward]] == []

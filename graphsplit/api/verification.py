@@ -163,7 +163,7 @@ _JUMPS = frozenset({"ArgMax", "ArgMin", "Bucketize", "Ceil", "Floor", "Rint", "R
 
 def _causes(plan: Plan) -> tuple[str, ...]:
     """Return what of a function can make more of a rounding error, or gives other numbers each time."""
-    jumps = dict.fromkeys((op.type, plan.program.locate(op.name)) for op in plan.program.ops if op.type in _JUMPS)
+    jumps = dict.fromkeys((op.type, plan.program.line_of(op)) for op in plan.program.ops if op.type in _JUMPS)
     found = [
         f"{kind}{f' at {where}' if where else ''}: between equal candidates, or at an edge, a rounding error decides"
         for kind, where in list(jumps)[:_SHOWN]

@@ -10,15 +10,17 @@ from typing import Any
 
 _WRITTEN = "_graphsplit"  # the number of the shard, or that it belongs to none
 _AT_HOME = "_graphsplit_at_home"
+_ROLE = "_graphsplit_role"
 
 
-def mark(node: Any, shard: int | None = None, home_reason: str = "") -> Any:
+def mark(node: Any, shard: int | None = None, home_reason: str = "", role: str = "") -> Any:
     """Note on a node that a transpilation wrote it, and return it.
 
     Args:
       node: a `NodeDef`.
       shard: the one that it belongs to, if it does.
       home_reason: why it runs at home, if it carries rows of the batch and does.
+      role: what it is there for, if it is no operation of the model: the kind of a move, `"scatter"`, or `"sizes"`.
 
     >>> from graphsplit.core.graphdefs import NodeDef
     >>> shard_of(mark(NodeDef(name="AddV2"), 0)), shard_of(mark(NodeDef(name="AddN")))
@@ -30,6 +32,8 @@ def mark(node: Any, shard: int | None = None, home_reason: str = "") -> Any:
         node.attr[_WRITTEN].i = shard
     if home_reason:
         node.attr[_AT_HOME].s = home_reason.encode()
+    if role:
+        node.attr[_ROLE].s = role.encode()
     return node
 
 
@@ -46,3 +50,8 @@ def shard_of(node: Any) -> int | None:
 def home_reason_of(node: Any) -> str:
     """Return why a node that carries rows of the batch runs at home, as it is noted on it; "" for others."""
     return str(node.attr[_AT_HOME].s.decode()) if _AT_HOME in node.attr else ""
+
+
+def role_of(node: Any) -> str:
+    """Return what a node that is no operation of the model is there for, as it is noted on it; "" for others."""
+    return str(node.attr[_ROLE].s.decode()) if _ROLE in node.attr else ""

@@ -20,6 +20,8 @@ from graphsplit.emission.primitives import Nodes
 from graphsplit.emission.row_counts import RowCounts
 from graphsplit.planning.transfers import Collective, Concatenation, Own, Relay, Slice, Split, Sum, Value, Zeros
 
+_WORDS = {Own: "own", Slice: "slice", Concatenation: "join", Sum: "sum", Zeros: "zeros", Relay: "relay"}
+
 
 class CollectiveWriter:
     """Writes the values of a collective.
@@ -54,8 +56,16 @@ class CollectiveWriter:
 
     def write(self, i: int) -> None:
         """Write a value; those that it is made of are there."""
-        value, name = self._values[i], f"{self._name}/{i}"
-        self.references.append(self._write(name, value, [self.references[k] for k in value.of]))
+        value = self._values[i]
+        self.references.append(self._write(self._name_of(i), value, [self.references[k] for k in value.of]))
+
+    def _name_of(self, i: int) -> str:
+        """Return the name of the node that makes a value: the collective's own, if it is all that is made."""
+        value, last = self._values[i], len(self._values) - 1
+        if i == last and not isinstance(value, Slice):
+            return self._name
+        turn = value.turn if isinstance(value, Sum) else None
+        return f"{self._name}/{_WORDS[type(value)]}_{i}" if turn is None else f"{self._name}/shard_{turn}"
 
     def _write(self, name: str, value: Value, of: list[str]) -> str:
         if isinstance(value, Own):
@@ -71,6 +81,10 @@ class CollectiveWriter:
         elif isinstance(value, Relay):
             self._add(primitives.send_on(name, of[0], self._dtype, value.device))
         return name
+
+    def _is_last_made(self) -> bool:
+        """Return whether the last value has the collective's own name."""
+        return not isinstance(self._values[-1], Slice)
 
     def _add(self, nodes: Iterable[object]) -> None:
         self._draft.add_all(nodes, self._origin)
@@ -90,15 +104,16 @@ class CollectiveWriter:
     def _slice(self, name: str, value: Slice, source: str) -> str:
         key = value.of[0], value.split, value.device
         if key not in self._splits:
-            self._splits[key] = self._split(name, value, source)
+            self._splits[key] = self._split(value, source)
         piece = self._splits[key][value.piece]
         if value.split.block_of is not None or not self._is_absent(value):
             return piece
         self._add([make_node(f"{name}/piece", "Switch", [piece, self._present(value)], value.device, T=self._dtype)])
         return f"{name}/piece:1"
 
-    def _split(self, name: str, value: Slice, source: str) -> list[str]:
+    def _split(self, value: Slice, source: str) -> list[str]:
         axis, layout, block_of, holder, sizes = value.split
+        name = f"{self._name}/split_{len(self._splits)}" if self._splits or self._is_last_made() else self._name
         wait = ""
         if layout is None:
             entries = np.array([size // self._dtype.size for size in sizes], np.int64)

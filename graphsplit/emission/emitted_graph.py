@@ -10,6 +10,7 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.graphdefs import GraphDef, split_reference
 
 RELAY_ROLE = "relay"
+_OF_OPERATIONS = frozenset({"op", "part", "shift", "constant"})
 
 
 class Origin(NamedTuple):
@@ -66,6 +67,11 @@ class EmittedGraph:
     def shard_of(self, name: str) -> int | None:
         """Return the shard that a node belongs to, or None."""
         return self.origins[name].shard
+
+    def serves(self, name: str) -> str:
+        """Return what a node is there for that is no operation of the program, nor beside one on a shard; "" else."""
+        role = self.origins[name].role if name in self.origins else ""
+        return "" if role in _OF_OPERATIONS else role
 
     def graph_def(self) -> Any:
         """Return the graph as a `GraphDef`."""

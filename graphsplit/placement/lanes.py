@@ -84,4 +84,4 @@ def _lane(op: PlacedOp, lanes: Mapping[tuple[str, str], Lane]) -> Lane:
 
 def _serves(op: PlacedOp) -> bool:
     """Return whether an operation is no work on rows, but a constant, a wait or something sent."""
-    return op.type in ("Const", "NoOp") or op.own_name.startswith("graphsplit/")
+    return op.type in ("Const", "NoOp") or bool(op.role)

@@ -62,7 +62,7 @@ def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], critical
     on_path = Counter(lane_of[name] for name in critical if name in placement.ops)
     for op in placement.ops.values():
         lane = lane_of[op.name]
-        if op.shard is not None and not op.own_name.startswith("graphsplit/") and lane.shards:
+        if op.shard is not None and not op.role and lane.shards:
             turn = lane.shards.index(op.shard)
             work[lane].add((turn, tuple(op.own_name.split("/")[1:]), op.type, op.ran))
     together: dict[object, list[Lane]] = defaultdict(list)
@@ -93,7 +93,7 @@ def _label(op: PlacedOp, called: Mapping[str, str]) -> str:
     if op.variable or op.argument:
         return op.variable or op.argument
     parts = op.own_name.split("/")
-    if parts[0] == "graphsplit" and parts[1].startswith("scatter") and parts[-1] in called:
+    if op.role == "scatter" and parts[-1] in called:
         return f"rows of {called[parts[-1]]}"
     return scope_path(op)[-1]
 

@@ -143,7 +143,7 @@ def _largest(placement: PlacementGraph, number: Mapping[str, int], paths: Mappin
     kinds, together = Kinds(placement), dict[tuple[str, int, int], list[Transfer]]()
     for transfer in placement.transfers:
         path = "/".join(paths[transfer.source])
-        if placement.ops[transfer.source].own_name.startswith("graphsplit/"):
+        if placement.ops[transfer.source].role:
             path = re.sub(r"_\d+ \(", " (", path)  # what is packed on each device has its number
         together.setdefault((path, transfer.output, transfer.bytes), []).append(transfer)
     return [

@@ -13,7 +13,7 @@ from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.graphdefs import make_node, split_reference
 from graphsplit.core.kernel_devices import kernel_devices
-from graphsplit.core.marks import home_reason_of
+from graphsplit.core.marks import home_reason_of, role_of
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape
 from graphsplit.placement.sources import Source
@@ -49,6 +49,7 @@ def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mappin
         requested=requested,
         default=default,
         shard=source.shard_of.get(node.root, node.shard),
+        role=source.role_of.get(node.root, role_of(node.node)),
         stage=source.stage_of.get(node.root, ""),
         shapes=shapes,
         dtypes=tuple(dtype for _, dtype, _ in outputs[node.name]),

@@ -29,6 +29,8 @@ class PlacedOp:
       variable: for the handle of a variable, the variable's name.
       parameter_bytes: for the handle of a variable, the size of its value.
       argument: for the placeholder of an argument, how users call that, `x`.
+      role: what it is there for, if it is no operation of the function: the kind of a move, `"scatter"`; `"sizes"` for
+        numbers of rows, `"order"` and `"relay"` for what waits or is sent on; "" for operations.
       source: the user's source line, `model.py:31`, or "".
       ran: False if it was looked for in the graphs that ran and has no part in them.
       reason: why `actual` differs from `requested`, or why it is missing.
@@ -64,6 +66,7 @@ class PlacedOp:
     stage: str = ""
     argument: str = ""
     prefix: str = ""
+    role: str = ""
 
     @property
     def own_name(self) -> str:

@@ -22,6 +22,7 @@ _SAME_VALUES = frozenset(
     }
 )
 _SUMMING = frozenset({"AddN", "AddV2", "Sum", "AccumulateNV2"})
+_SUMS = frozenset({"reduce", "reduce-scatter", "all-reduce"})  # roles
 _HANDLES = frozenset({"VarHandleOp", "VariableV2", "VarIsInitializedOp"})
 _DEPTH = 12  # how far back an operation is looked for that is more than a copy, a cut or a cast
 
@@ -152,8 +153,7 @@ class Kinds:
 
     def _packs(self, name: str) -> bool:
         """Return whether an operation of graphsplit sums, or takes apart or puts together what is summed."""
-        name = self._ops[name].own_name
-        return name.startswith("graphsplit/") and "/reduce" in name
+        return self._ops[name].role in _SUMS
 
     def _find_origins(self, name: str, depth: int) -> tuple[PlacedOp, ...]:
         op = self._ops[name]

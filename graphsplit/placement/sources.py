@@ -64,6 +64,7 @@ class Source:
       resource_devices: where captured variables and tables live, by the name of their placeholder.
       locate: operation name -> the user's source line.
       shard_of: the shard of the nodes that run on shards.
+      role_of: what nodes are there for that are no operations of the function: a move of which kind, ...
       stage_of: the name of the stage of those of them that are in one.
       at_home: for nodes that carry the batch and run at home: the reason and the bytes gathered for it.
       rows: rows of the batch on each shard; empty if not known.
@@ -82,6 +83,7 @@ class Source:
     resource_devices: Mapping[str, str] = field(default_factory=dict)
     locate: Callable[[str], str] = lambda _: ""
     shard_of: Mapping[str, int] = field(default_factory=dict)
+    role_of: Mapping[str, str] = field(default_factory=dict)
     stage_of: Mapping[str, str] = field(default_factory=dict)
     at_home: Mapping[str, tuple[str, int]] = field(default_factory=dict)
     rows: Sequence[int] = ()
@@ -96,7 +98,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
 
     @functools.cache
     def locate_op(position: int) -> str:
-        return plan.program.locate(plan.program.ops[position].name)  # once for all shards
+        return plan.program.line_of(plan.program.ops[position])  # once for all shards
 
     def locate(node: str) -> str:
         while node and node not in emitted.origins:  # inside of a function: the node that calls it
@@ -112,6 +114,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         inputs=(*emitted.inputs, *emitted.captures),
         arguments=dict(zip(emitted.inputs, plan.program.input_names, strict=True)),
         locate=locate,
+        role_of={name: role for name in emitted.origins if (role := emitted.serves(name))},
         stage_of=_stages(emitted, plan),
         shard_of={name: origin.shard for name, origin in emitted.origins.items() if origin.shard is not None},
         at_home={op.name: (reason, plan.gathered_bytes(op) if known else 0) for op, reason in plan.stayed_home},
@@ -159,9 +162,9 @@ def _captures(emitted: EmittedGraph, trace: Trace, plan: Plan) -> dict[str, Any]
 def _stages(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:
     """Return the names of the stages of nodes that work on the rows of a shard in one."""
     program, found = plan.program, {}
-    for name, origin in emitted.origins.items() if program.stages else ():
+    for name, origin in emitted.origins.items():
         if origin.shard is not None and origin.op is not None:
-            stage = program.stages.of(program.ops[origin.op].name)
+            stage = program.ops[origin.op].stage
             found.update({name: stage.name} if stage else {})
     return found
 

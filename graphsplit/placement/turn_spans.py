@@ -43,7 +43,7 @@ def find_turns(events: Sequence[OpEvent], ops: Mapping[str, PlacedOp]) -> list[T
     found: list[TurnSpan] = []
     for event in events:
         op = ops.get(event.name)
-        if op is None or op.shard is None or event.copied or op.own_name.startswith("graphsplit/"):
+        if op is None or op.shard is None or event.copied or op.role:
             continue
         kind = ("B" if op.backward else "F") if op.stage else ""
         span = TurnSpan(event.device, kind, op.shard, op.stage, event.start_s, event.start_s + event.duration_s)

@@ -20,7 +20,7 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.stage_units import StageUnits
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Program, Tensor
-from graphsplit.program.stages import Stage, Stages
+from graphsplit.program.stages import Stage
 
 
 @dataclass(frozen=True)
@@ -130,9 +130,11 @@ def cut_into_stages(
         starts = _equal_starts(units, len(devices), asked, mesh, schedule)
     stages = [Stage(str(number), own) for number, own in enumerate(devices)]
     number = {i: sum(k >= start for start in starts) - 1 for i, k in units.of.items()}
-    names = {program.ops[i].name: stages[s] for i, s in number.items()}
-    backward = frozenset([program.ops[i].name for i in units.backward])
-    staged = replace(program, stages=Stages(backward=backward, ops=names, order=tuple(stages)))
+    ops = list(program.ops)
+    for i, s in number.items():
+        own = replace(ops[i].provenance, stage=stages[s], backward=i in units.backward)
+        ops[i] = replace(ops[i], provenance=own)
+    staged = replace(program, ops=tuple(ops), stages=tuple(stages))
     return staged, StageCuts(asked, tuple(_described(units, number, starts, stages)))
 
 
@@ -220,12 +222,12 @@ def check_stage_cuts(program: Program, steps: Sequence[Step], cuts: StageCuts) -
     place: dict[int, int] = {}
     for op in program.ops:
         before = max([place[i] for i in sources_of(op, sharded) if i in place], default=-1)
-        stage = stages.of(op.name)
+        stage = op.stage
         if steps[op.index].shards and cuts.stages:
-            if stage not in stages.order:
+            if stage not in stages:
                 raise CheckError(f"{op.name!r} runs on the shards and is of no stage.")
-            number = stages.order.index(stage)
-            place[op.index] = 2 * len(stages.order) - 1 - number if stages.is_backward(op.name) else number
+            number = stages.index(stage)
+            place[op.index] = 2 * len(stages) - 1 - number if op.provenance.backward else number
         if before > place.get(op.index, before):
             raise CheckError(f"{op.name!r} of stage {stage} follows from a later stage.")
         if before >= 0:

@@ -77,8 +77,7 @@ class _Writer:
         self._op = program.ops[tensor.op]
         self._size = program.bytes(tensor)
         self._shape = program.shape(tensor)
-        stage = program.stages.of(self._op.name)
-        self._made_on = [mesh.device_of(d, stage) for d in self._shards]
+        self._made_on = [mesh.device_of(d, self._op.stage) for d in self._shards]
 
     def _add(self, value: Value) -> int:
         self.values.append(value)

@@ -38,5 +38,5 @@ def compiled_text(plan: Decisions) -> list[str]:
 
 
 def _with_line(plan: Decisions, op: Op) -> str:
-    line = plan.program.locate(op.name)
+    line = plan.program.line_of(op)
     return f"{op.type} ({line})" if line else op.type

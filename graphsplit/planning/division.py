@@ -76,14 +76,8 @@ class _Writer(WholeWriter):
     def divided(self) -> Divided:
         program = self._program
         for op in program.ops:
-            if op.index in self._finder.handles:
-                self._write_handles(op)
-            elif op.index in self._finder.how:
-                self._write_parts(op, self._finder.how[op.index])
-            elif op.index in self._finder.rows:
-                self._write_by_rows(op, self._finder.rows[op.index])
-            else:
-                self._write_whole(op)
+            with self._serving(op):
+                self._write(op)
         captures: list[int] = []
         origins: list[tuple[int, int]] = []
         for k, position in enumerate(program.captures):
@@ -102,6 +96,16 @@ class _Writer(WholeWriter):
             places=self._places,
         )
         return Divided(made, tuple(origins))
+
+    def _write(self, op: Op) -> None:
+        if op.index in self._finder.handles:
+            self._write_handles(op)
+        elif op.index in self._finder.how:
+            self._write_parts(op, self._finder.how[op.index])
+        elif op.index in self._finder.rows:
+            self._write_by_rows(op, self._finder.rows[op.index])
+        else:
+            self._write_whole(op)
 
     def _write_handles(self, op: Op) -> None:
         division = self._finder.handles[op.index]
@@ -203,19 +207,19 @@ class _Writer(WholeWriter):
     def _as_parts(self, tensor: Tensor, cut: Division) -> list[Tensor]:
         """Return the parts of a value: taken apart, once, where it is whole; or what each copy reads."""
         if (tensor, cut) not in self._parts:
-            op, dtype = self._program.ops[tensor.op], self._dtype(tensor)
-            if isinstance(cut, Copied):
-                found = self._for_copies(tensor, cut)
-            elif op.type == "Const":
-                value = constant_value(op.node)
-                found = [
-                    self._constant(f"{op.name}/part_{k}", np.take(value, _entries(cut, k), cut.axis), dtype)
-                    for k in range(cut.parts)
-                ]
-            else:
-                found = self._taken_apart(self._as_whole(tensor), op.name, cut, self._program.shape(tensor), dtype)
-            self._parts[tensor, cut] = found
+            with self._serving(self._program.ops[tensor.op]):
+                self._parts[tensor, cut] = self._made_in_parts(tensor, cut)
         return self._parts[tensor, cut]
+
+    def _made_in_parts(self, tensor: Tensor, cut: Division) -> list[Tensor]:
+        op, dtype = self._program.ops[tensor.op], self._dtype(tensor)
+        if isinstance(cut, Copied):
+            return self._for_copies(tensor, cut)
+        if op.type != "Const":
+            return self._taken_apart(self._as_whole(tensor), op.name, cut, self._program.shape(tensor), dtype)
+        value = constant_value(op.node)
+        pieces = [np.take(value, _entries(cut, k), cut.axis) for k in range(cut.parts)]
+        return [self._constant(f"{op.name}/part_{k}", piece, dtype) for k, piece in enumerate(pieces)]
 
     def _for_copies(self, tensor: Tensor, copied: Copied) -> list[Tensor]:
         """Return a value on the device of each copy: added up in parts, if it is a sum, and put together there."""

@@ -20,8 +20,6 @@ from graphsplit.costs.work import flops_of
 from graphsplit.planning.scheduling import seeds_of
 from graphsplit.program.program import Op, Program, Tensor
 
-_SCOPES = frozenset({"gradient_tape", "gradients"})  # how TensorFlow's tapes, and `tf.gradients`, name what they make
-
 
 def sources_of(op: Op, sharded: Container[int]) -> list[int]:
     """Return what an operation follows from on its own shard.
@@ -42,7 +40,7 @@ def backward_ops(program: Program, sharded: Collection[int]) -> set[int]:
     readers: list[list[int]] = [[] for _ in program.ops]
     found: set[int] = set()
     for op, own in zip(program.ops, sources, strict=True):
-        named = not _SCOPES.isdisjoint(op.name.split("/")) and not op.is_constant
+        named = op.provenance.is_gradient and not op.is_constant
         if named or seeds[op.index] or not found.isdisjoint(own):
             found.add(op.index)
         for i in own:

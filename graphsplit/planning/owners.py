@@ -122,7 +122,7 @@ class _Finder:
         if op.index in self._pinned:
             return self._pinned[op.index]
         touches = any(self._dtype(tensor) == tf.resource for tensor in op.inputs) or tf.resource in op.out_dtypes
-        stage = None if touches else self._program.stages.of(op.name)
+        stage = None if touches else op.stage
         return stage.home if stage else None
 
     def _dtype(self, tensor: Tensor) -> tf.DType:
@@ -144,7 +144,7 @@ class _Finder:
 
     def _where_gathered(self, op: Op, tensor: Tensor, layout: Layout) -> str:
         """Return where a tensor is put together: a stage's sums in the stage, others where most of them are owned."""
-        stage = self._program.stages.of(op.name)
+        stage = op.stage
         if stage and isinstance(layout, Partial):
             return stage.home
         votes: dict[str, int] = {}

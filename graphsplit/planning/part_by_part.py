@@ -103,7 +103,7 @@ class PartByPart:
         elif touched == [0] and writes_rows(op, cut):
             self.rows[op.index] = cut
         else:
-            where = self._program.locate(op.name)
+            where = self._program.line_of(op)
             for i in touched:
                 name = self._program.ops[op.inputs[i].op].name
                 self.obstacles[name] = f"{op.type} {op.name!r}{f' at {where}' if where else ''} takes it whole"

@@ -34,11 +34,9 @@ class Task(NamedTuple):
 
 
 def stages_in_order(program: Program) -> list[Stage]:
-    """Return the stages in the order in which they were cut, or are first called."""
-    if program.stages.order:
-        return list(program.stages.order)
-    found = (program.stages.of(op.name) for op in program.ops if not program.stages.is_backward(op.name))
-    return list(dict.fromkeys(stage for stage in found if stage is not None))
+    """Return the stages that do something forward, in the order in which they were cut, or are first called."""
+    forward = {op.stage for op in program.ops if not op.provenance.backward}
+    return [stage for stage in program.stages if stage in forward]
 
 
 def make_schedules(kind: str, program: Program, mesh: Mesh) -> dict[int, Schedule]:
@@ -96,18 +94,19 @@ def _tasks_in_order(program: Program, own: Sequence[Sequence[int]], sharded: Seq
     stages = stages_in_order(program)
     found: list[Task | None] = [None] * len(program.ops)
     for position in sharded:
-        name = program.ops[position].name
-        stage, before = program.stages.of(name), max([t for i in own[position] if (t := found[i])], default=None)
-        if stage not in stages:
+        op = program.ops[position]
+        stage, before = op.stage, max([t for i in own[position] if (t := found[i])], default=None)
+        if stage is None or stage not in stages:
             found[position] = before
             continue
-        number, is_backward = stages.index(stage), program.stages.is_backward(name)
+        number, is_backward = stages.index(stage), op.provenance.backward
         place = 2 * len(stages) - 1 - number if is_backward else number
         found[position] = task = Task((place, 0), number, "B" if is_backward else "F")
         if before is not None and before > task:
             raise ArgumentError(
-                f"A schedule lets shards go through the stages once, and {stage} reads at {name!r} what follows from "
-                f"{stages[before.stage]}, a later stage. Give the second call a stage of its own, or drop schedule."
+                f"A schedule lets shards go through the stages once, and {stage} reads at {op.name!r} what "
+                f"follows from {stages[before.stage]}, a later stage. Give the second call a stage of its own, or drop "
+                "schedule."
             )
     return found
 

@@ -51,7 +51,7 @@ def describe(plan: Decisions) -> str:
 
 def cause_text(plan: Decisions, cause: Cause, shares: Shares) -> str:
     """Return what keeps work on the batch at home, and how much, for people."""
-    where = plan.program.locate(cause.op.name)
+    where = plan.program.line_of(cause.op)
     text = f"{cause.op.type} {cause.op.name!r} at home"
     if cause.followers:
         text += f" takes {_kinds(cause.followers, 3)} with it"
@@ -74,8 +74,8 @@ def _header(plan: Decisions, shares: Shares) -> list[str]:
     for name, position, layout in zip(program.input_names, program.inputs, plan.input_layouts, strict=True):
         shape, dtype = program.ops[position].out_shapes[0], program.ops[position].out_dtypes[0].name
         lines.append(f"  argument {name}: {dtype}{list(shape) if shape is not None else ''} {layout}")
-    live = [op.name for op, step in zip(program.ops, steps, strict=True) if step.home or step.shards]
-    found = Counter(stage for name in live if (stage := program.stages.of(name)))
+    live = [op for op, step in zip(program.ops, steps, strict=True) if step.home or step.shards]
+    found = Counter(op.stage for op in live if op.stage)
     lines += [f"  stage {stage}: {count_text(count, 'operation')}" for stage, count in found.items()]
     lines += [*stages_text(plan), *_in_parts(plan)]
     lines.append(f"  on every shard: {_count(plan.sharded_ops)}")
@@ -152,7 +152,7 @@ def _communication(plan: Decisions) -> list[str]:
     for kind in _SENT:
         tensors = [move.tensor for move in plan.moves if move.kind == kind]
         if tensors:
-            sending = f", {format_bytes(by_kind[kind])} sent" if by_kind else ""
+            sending = f", {format_bytes(by_kind.get(kind, 0))} sent" if by_kind else ""
             size = size_text(plan.program, tensors)
             lines.append(f"  {kind}: {count_text(len(tensors), 'tensor')}, {size}{sending}{_by_hosts(plan, kind)}")
     if by_kind.get(COPY):
@@ -203,7 +203,7 @@ def _at_home(plan: Decisions) -> list[str]:
         return ["  nothing that carries the batch runs at home"]
     lines = [f"  carry the batch and run at home: {len(stayed)}"]
     for op, reason in stayed[:_MOST_AT_HOME]:
-        where = plan.program.locate(op.name)
+        where = plan.program.line_of(op)
         gathered = plan.gathered_text(op)
         lines.append(f"    {op.type} {op.name!r}: {gathered} gathered; {reason}" + (f" ({where})" if where else ""))
         lines.append(f"      -> {advice_on(reason)}")

@@ -159,8 +159,7 @@ def _plan_bodies(
         for i, is_known in zip(passed, known, strict=True)
     ]
     handles = [state.devices.get(program.ops[op.inputs[i].op].name) for i in passed]
-    stage = program.stages.of(op.name)
-    if stage:
+    if stage := op.stage:
         mesh = Mesh(tuple([stage.device(p) for p in mesh.positions]), mesh.weights, mesh.rows, mesh.positions)
         home = stage.home
     plans = {}

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import constant_node, make_node
-from graphsplit.program.program import Op, Tensor, is_stateful
+from graphsplit.program.program import Op, Provenance, Tensor, is_stateful
 
 
 class ProgramWriter:
@@ -23,6 +24,14 @@ class ProgramWriter:
     def __init__(self, names: Iterable[str]):
         self._ops: list[Op] = []
         self._names = set(names)
+        self._provenance = Provenance()
+
+    @contextlib.contextmanager
+    def _serving(self, op: Op) -> Iterator[None]:
+        """Let new operations come from where an operation of the original does for which they are made."""
+        before, self._provenance = self._provenance, op.provenance
+        yield
+        self._provenance = before
 
     def _constant(self, name: str, value: np.ndarray, dtype: tf.DType) -> Tensor:
         return self._new(constant_node(self._unused(name), value, dtype), (), [(value.shape, dtype)], {})
@@ -60,6 +69,7 @@ class ProgramWriter:
             out_bytes=tuple([_bytes(*result) for result in results]),
             constants=constants,
             stateful=is_stateful(node.op),
+            provenance=self._provenance,
         )
         self._ops.append(made)
         return Tensor(made.index, 0)
@@ -92,6 +102,7 @@ class ProgramWriter:
             symbols=op.symbols,
             yields=op.yields,
             numbers=op.numbers,
+            provenance=op.provenance,
         )
         self._ops.append(made)
         return Tensor(made.index, 0)

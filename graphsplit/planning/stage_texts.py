@@ -32,7 +32,7 @@ def stages_text(plan: Decisions) -> list[str]:
 
 
 def _place(plan: Decisions, op: Op) -> str:
-    where = plan.program.locate(op.name)
+    where = plan.program.line_of(op)
     return f"{op.type} {op.name!r}" + (f" ({where})" if where else "")
 
 
@@ -41,7 +41,7 @@ def _reads(plan: Decisions, stage: Stage) -> str:
     program = plan.program
     found: dict[str, dict[Tensor, None]] = {}
     for op in plan.sharded_ops:
-        if program.stages.of(op.name) == stage:
+        if op.stage == stage:
             for tensor in op.inputs:
                 device = plan.owners.of_ops[tensor.op] or plan.home
                 if program.ops[tensor.op].type == "ReadVariableOp" and device not in stage.devices:

@@ -65,7 +65,7 @@ def _behind_results(program: Program) -> set[int]:
 def _stayed_message(plan: Decisions, stayed: Sequence[tuple[Op, str]], finished: bool) -> str:
     lines = []
     for op, reason in stayed:
-        where = plan.program.locate(op.name)
+        where = plan.program.line_of(op)
         where = f" at {where}" if where else ""
         text = f"{op.type} {op.name!r}{where}: {plan.gathered_text(op)} gathered; {reason}"
         lines.append(_with_advice(text, reason, finished))

@@ -152,7 +152,7 @@ class _Check:
         if isinstance(move.target, SingleDevice):
             yield move.target.device or self._home, self._given(move, None)
             return
-        stage = self._program.stages.of(self._program.ops[move.tensor.op].name)
+        stage = self._program.ops[move.tensor.op].stage
         for d in range(self._mesh.shards):
             is_sent = isinstance(move.target, Replicate) and isinstance(move.source, SingleDevice)
             device = self._mesh.device_of(d, stage if is_sent else None)
@@ -182,7 +182,7 @@ class _Check:
         sources = {(move.tensor, move.source) for move in self._collective.moves}
         if (own.tensor, own.layout) not in sources:
             raise CheckError("begins with something else than what is made.")
-        stage = self._program.stages.of(self._program.ops[own.tensor.op].name)
+        stage = self._program.ops[own.tensor.op].stage
         device = own.layout.device if isinstance(own.layout, SingleDevice) else ""
         made_on = (device or self._home) if own.by is None else self._mesh.device_of(own.by, stage)
         if own.device != made_on:

@@ -40,15 +40,21 @@ class WholeWriter(RowWriter):
     def _as_whole(self, tensor: Tensor) -> Tensor:
         """Return the whole value: put together, once, where it is in parts; the nearest one where it is copied."""
         if tensor not in self._whole:
-            division, op, dtype = self._finder.cut[tensor], self._program.ops[tensor.op], self._dtype(tensor)
-            parts, name = self._parts[tensor, division], f"{op.name}/whole_{tensor.index}"
-            if isinstance(division, Cut):
-                self._whole[tensor] = self._concatenated(name, parts, division.axis, self._program.shape(tensor), dtype)
-            else:
-                found = [(self._program.shape(tensor), dtype)]
-                self._whole[tensor] = self._made(COPIES, self._unused(name), parts, found, {}, T=dtype)
+            with self._serving(self._program.ops[tensor.op]):
+                self._whole[tensor] = self._put_together(tensor)
             self._divides.add(self._whole[tensor].op)
         return self._whole[tensor]
+
+    def _put_together(self, tensor: Tensor) -> Tensor:
+        division, op, dtype = self._finder.cut[tensor], self._program.ops[tensor.op], self._dtype(tensor)
+        parts, name, shape = (
+            self._parts[tensor, division],
+            f"{op.name}/whole_{tensor.index}",
+            self._program.shape(tensor),
+        )
+        if isinstance(division, Cut):
+            return self._concatenated(name, parts, division.axis, shape, dtype)
+        return self._made(COPIES, self._unused(name), parts, [(shape, dtype)], {}, T=dtype)
 
     def _as_read(self, op: Op, tensor: Tensor) -> Tensor:
         """Return the whole value for an operation: put together when that is its turn, if it is one of the large."""
@@ -58,7 +64,8 @@ class WholeWriter(RowWriter):
         if id(gather) not in self._gathered:
             if gather.waits:
                 self._gate = self._write_gate(gather)
-            self._gathered[id(gather)] = self._gather(tensor)
+            with self._serving(self._program.ops[tensor.op]):
+                self._gathered[id(gather)] = self._gather(tensor)
         return self._gathered[id(gather)]
 
     def _write_gate(self, gather: Gather) -> int:

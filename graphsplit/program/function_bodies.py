@@ -21,7 +21,7 @@ from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import Shape, agreed, are_same, has_sizes, with_sizes, without_sizes
 from graphsplit.program.program import Op, Program
 from graphsplit.program.shape_inference import InferenceError
-from graphsplit.program.stages import stages_of
+from graphsplit.program.stages import stage_calls
 
 Elements = tuple[tf.DType, Shape | None]
 ITEM = {"TensorListFromTensor": 0, "TensorListPushBack": 1, "TensorListSetItem": 2}
@@ -129,7 +129,7 @@ class Bodies:
     def _program(self, function: Any, given: Given) -> Program:
         known = [without_sizes(shape) for shape in given.shapes]
         graph, outputs = function_graph(function, self._library.values(), self._versions, known)
-        stages = stages_of(graph)
+        calls = stage_calls(graph)
         effects = [f"^{name}" for name in function.control_ret.values()]
         nodes, references = inline_calls(graph, [*outputs, *effects])
         names = [argument.name for argument in function.signature.input_arg]
@@ -147,7 +147,7 @@ class Bodies:
             symbols=self._symbols,
             held={names[i]: value for i, value in given.held.items()},
             memo=self._memo,
-            stages=stages,
+            calls=calls,
         )
 
 

@@ -17,13 +17,17 @@ from graphsplit.core.symbolic_sizes import Shape, are_same, confirmed, has_sizes
 from graphsplit.program.constant_folding import FOLDABLE, fold
 from graphsplit.program.function_bodies import Bodies, Elements
 from graphsplit.program.node_simplification import SIMPLIFIED, is_known, simplified
-from graphsplit.program.program import SIZES, Op, Program, Tensor, is_repeatable, is_stateful
+from graphsplit.program.program import SIZES, Op, Program, Provenance, Tensor, is_repeatable, is_stateful
 from graphsplit.program.row_numbers import NUMBERED, Numbers, RowNumbers
 from graphsplit.program.shape_inference import HELPER, Findings, Value, known_shape
+from graphsplit.program.stages import StageCalls
 from graphsplit.program.tensor_lists import Lists
 from graphsplit.program.tile_simplification import untile
 from graphsplit.program.trip_counts import pushed_counters, turns_of
 
+_GRADIENTS = frozenset(
+    {"gradient_tape", "gradients"}
+)  # how TensorFlow's tapes, and `tf.gradients`, name what they make
 _NO_BODIES: dict[str, Any] = {}
 _ITEM_BYTES: dict[tf.DType, int] = {}
 
@@ -46,7 +50,9 @@ class OperationReader:
         held: Mapping[str, np.ndarray],
         bodies: Bodies,
         symbols: tuple[Symbol, ...],
+        calls: StageCalls,
     ):
+        self._calls = calls
         self._known_outputs = known_outputs
         self._resources = resources
         self._read_bodies = bodies
@@ -97,6 +103,7 @@ class OperationReader:
             symbols={i: self._symbols[t] for i, t in enumerate(inputs) if t in self._symbols},
             stateful=is_stateful(node.op) and not is_repeatable(node),
             bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
+            provenance=self._provenance(operation.name),
         )
         self._row_numbers.note(op)
         if op.type in NUMBERED:
@@ -110,6 +117,11 @@ class OperationReader:
             self._lists.held[Tensor(op.index, 0)] = self._held_by_inputs[op.name]
         self._lists.refine(op)
         self._append(op)
+
+    def _provenance(self, name: str) -> Provenance:
+        """Return what the name says that TensorFlow, or inlining, gave an operation."""
+        is_gradient = not _GRADIENTS.isdisjoint(name.split("/"))
+        return Provenance(name, self._calls.of(name), self._calls.is_backward(name), is_gradient)
 
     def _inferred(self, cases: Sequence[tf.Operation]) -> list[Shape | None]:
         """Return the shapes of an operation's outputs, and note what lists hold."""
@@ -240,7 +252,12 @@ class OperationReader:
         node.op = kind
         shape = value.shape
         self.ops.append(
-            Op(position, name, kind, (), (), node, (), (shape,), (dtype,), (size,), {}, stateful=False, yields=yields)
+            Op(
+                *(position, name, kind, (), (), node, (), (shape,), (dtype,), (size,), {}),
+                stateful=False,
+                yields=yields,
+                provenance=op.provenance,
+            )
         )
         self._known[tensor] = value
         return tensor

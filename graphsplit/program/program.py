@@ -15,7 +15,7 @@ from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.program.row_numbers import Numbers
-from graphsplit.program.stages import Stage, Stages
+from graphsplit.program.stages import Stage
 from graphsplit.program.undefined_outputs import undefined_outputs
 
 SIZES = "Sizes"
@@ -56,6 +56,23 @@ class Tensor(NamedTuple):
     index: int  # type: ignore[assignment]  # hides tuple.index, which nobody calls on these
 
 
+@dataclass(frozen=True)
+class Provenance:
+    """Where an operation comes from. It is read off names once, where tracing made them, and handed on from then on.
+
+    Attributes:
+      origin: the name of the operation of the traced function that it is, or was made for.
+      stage: the stage that this one belongs to.
+      backward: whether it runs in a stage's backward pass.
+      is_gradient: whether TensorFlow made it for a tape, or for `tf.gradients`.
+    """
+
+    origin: str = ""
+    stage: Stage | None = None
+    backward: bool = False
+    is_gradient: bool = False
+
+
 @dataclass(frozen=True, eq=False, slots=True)
 class Op:
     """One operation with everything a rule may look at.
@@ -72,6 +89,7 @@ class Op:
         `constants` are those for the stand-ins.
       yields: of an op of type `SIZES`, the polynomials.
       numbers: what is known of operands that may number rows.
+      provenance: where it comes from.
       stateful: whether running it twice differs from running it once.
       bodies: for loops and branches, the functions that they call, by the functions' names.
     """
@@ -92,9 +110,15 @@ class Op:
     symbols: Mapping[int, np.ndarray] = field(default_factory=dict)
     yields: np.ndarray | None = None
     numbers: Mapping[int, Numbers] = field(default_factory=dict)
+    provenance: Provenance = Provenance()
 
     def __repr__(self) -> str:
         return f"<{self.type} {self.name!r}>"
+
+    @property
+    def stage(self) -> Stage | None:
+        """The stage that it belongs to, with devices of its own."""
+        return self.provenance.stage
 
     @property
     def is_constant(self) -> bool:
@@ -136,7 +160,7 @@ class Program:
       symbols: the unknown sizes for all of which it was read.
       notes: one sentence for each thing that tracing changed.
       locate: operation name -> the user's source line, or "" where it is not known.
-      stages: which operations were given devices of their own.
+      stages: those that operations belong to, in the order in which shards go through them.
       divides: positions of operations that put together or take apart what lies in parts because a variable does.
       places: the devices of operations that run once and there: what is done for a part or copy of a variable.
     """
@@ -153,7 +177,7 @@ class Program:
     symbols: tuple[Symbol, ...] = ()
     notes: tuple[str, ...] = ()
     locate: Callable[[str], str] = field(default=lambda _: "", repr=False)
-    stages: Stages = field(default=Stages(), repr=False)
+    stages: tuple[Stage, ...] = field(default=(), repr=False)
     divides: frozenset[int] = frozenset()
     places: Mapping[int, str] = field(default_factory=dict, repr=False)
 
@@ -173,9 +197,12 @@ class Program:
 
     def all_stages(self) -> tuple[Stage, ...]:
         """Return every stage, those in loops and branches too."""
-        own = self.stages.order or self.stages.calls.values()
         inside = (stage for op in self.ops for body in op.bodies.values() for stage in body.all_stages())
-        return tuple(dict.fromkeys([*own, *inside]))
+        return tuple(dict.fromkeys([*self.stages, *inside]))
+
+    def line_of(self, op: Op) -> str:
+        """Return the line of the user's code that made an operation, `model.py:31`, or ""."""
+        return self.locate(op.provenance.origin or op.name)
 
     @property
     def batch_is_unknown(self) -> bool:

@@ -15,9 +15,9 @@ from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import Shape, has_sizes, symbols_in, witnesses
 from graphsplit.program.function_bodies import Bodies, Elements
 from graphsplit.program.operation_reader import OperationReader
-from graphsplit.program.program import Program
+from graphsplit.program.program import Op, Program
 from graphsplit.program.shape_inference import Findings, InferenceError, import_for_shapes
-from graphsplit.program.stages import Stages
+from graphsplit.program.stages import Stage, StageCalls
 
 
 @collection_paused()
@@ -40,7 +40,7 @@ def build_program(
     memo: dict[Any, Program] | None = None,
     notes: Sequence[str] = (),
     locate: Callable[[str], str] = lambda _: "",
-    stages: Stages = Stages(),  # noqa: B008  # frozen
+    calls: StageCalls = StageCalls(),  # noqa: B008  # frozen
 ) -> Program:
     """Return the program of a flat graph: shapes inferred, integer arithmetic on shapes folded to constants.
 
@@ -56,7 +56,7 @@ def build_program(
       symbols: the unknown sizes of the program that this is a part of.
       held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
       memo: functions that were read before, with what was known of their arguments; those read now are added.
-      stages: the stages among the calls that were inlined.
+      calls: those of stages among the calls that were inlined.
 
     Raises:
       InferenceError: if shapes cannot be inferred for all sizes.
@@ -78,7 +78,7 @@ def build_program(
                 raise
             known = Findings(doubted)
             continue
-        reader = OperationReader(by_name, hints, resources, held or {}, bodies, symbols)
+        reader = OperationReader(by_name, hints, resources, held or {}, bodies, symbols, calls)
         for operations in zip(*cases, strict=True):
             reader.read(operations)
         found = replace(reader.found, outputs={**doubted, **reader.found.outputs})
@@ -98,8 +98,14 @@ def build_program(
         symbols=symbols,
         notes=tuple(notes),
         locate=locate,
-        stages=stages,
+        stages=_in_order(reader.ops, calls),
     )
+
+
+def _in_order(ops: Sequence[Op], calls: StageCalls) -> tuple[Stage, ...]:
+    """Return stages as they are first called forward; last those of which nothing forward is left."""
+    forward = [op.stage for op in ops if op.stage is not None and not op.provenance.backward]
+    return tuple(dict.fromkeys([*forward, *calls.stages.values()]))
 
 
 def _claims(nodes: Sequence[Any]) -> dict[str, tuple[Shape | None, ...]]:

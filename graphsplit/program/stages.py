@@ -9,7 +9,7 @@ graph tell, before they are inlined, which operations belong to which stage, for
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -51,48 +51,36 @@ class Stage:
 
 
 @dataclass(frozen=True)
-class Stages:
-    """The stages of a program, by the calls that they were: an operation inlined from `call` is named `call/...`.
+class StageCalls:
+    """The calls of stages in a graph: an operation that is inlined from `call` is named `call/...`.
 
     Attributes:
-      calls: the stage of each call.
-      backward: those calls, or operations, that run backward.
-      ops: the stages of single operations, where stages were cut automatically; all others are beside the stages.
-      order: of stages that were cut, in which shards go through them; empty for the order of first calls.
+      stages: the stage of each call.
+      backward: those calls that run backward.
     """
 
-    calls: Mapping[str, Stage] = field(default_factory=dict)
+    stages: Mapping[str, Stage] = field(default_factory=dict)
     backward: frozenset[str] = frozenset()
-    ops: Mapping[str, Stage] = field(default_factory=dict)
-    order: tuple[Stage, ...] = ()
-
-    def __bool__(self) -> bool:
-        return bool(self.calls or self.ops)
 
     def of(self, name: str) -> Stage | None:
         """Return the innermost stage that the operation of this name belongs to."""
-        if self.ops:
-            return self.ops.get(name)
-        while self.calls and name:
-            if name in self.calls:
-                return self.calls[name]
-            name = name.rpartition("/")[0]
-        return None
+        return next((self.stages[call] for call in _around(name) if call in self.stages), None) if self.stages else None
 
     def is_backward(self, name: str) -> bool:
         """Return whether the operation of this name belongs to a call that runs backward."""
-        if self.ops:
-            return name in self.backward
-        while self.backward and name:
-            if name in self.backward:
-                return True
-            name = name.rpartition("/")[0]
-        return False
+        return bool(self.backward) and any(call in self.backward for call in _around(name))
 
     def asked(self, node: Any) -> bool:
         """Return whether a node names its own stage's device: so does what was traced for a stage."""
         stage = self.of(node.name)
         return stage is not None and node.device == stage.home
+
+
+def _around(name: str) -> Iterator[str]:
+    """Yield a name and the calls that it is inside of, the innermost first."""
+    while name:
+        yield name
+        name = name.rpartition("/")[0]
 
 
 def check_stages(stages: Iterable[Stage], count: int) -> None:
@@ -135,14 +123,14 @@ def _take_apart(result: Any, results: list[structures.Tree]) -> list[tf.Tensor]:
     return tensors
 
 
-def stages_of(graph: Any) -> Stages:
-    """Return the stages of a `GraphDef` whose calls are not inlined yet."""
+def stage_calls(graph: Any) -> StageCalls:
+    """Return the calls of stages in a `GraphDef` that is not inlined yet."""
     library = {function.signature.name: function for function in graph.library.function}
     calls: dict[str, Stage] = {}
     backward: set[str] = set()
     if any(_MARKED.search(name) for name in library):
         _collect(graph.node, "", library, calls, backward)
-    return Stages(calls, frozenset(backward))
+    return StageCalls(calls, frozenset(backward))
 
 
 def _collect(

@@ -89,7 +89,7 @@ def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]
         shard = graph.shard_of(found[0].name)
         places = [short_name(found[0].device), *([] if shard is None else _rows(plan, shard, tensors))]
     op = graph.origins[found[0].name].op if found else None
-    line = plan.program.locate(name if op is None else plan.program.ops[op].name)
+    line = plan.program.locate(name) if op is None else plan.program.line_of(plan.program.ops[op])
     return [*places, line] if line else places
 
 

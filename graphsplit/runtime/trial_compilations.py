@@ -99,7 +99,7 @@ class Trials:
             op = plan.program.ops[position]
             if op.type in NO_WORK:
                 continue
-            found.setdefault((plan.program.locate(op.name), why), {})[op.type] = None
+            found.setdefault((plan.program.line_of(op), why), {})[op.type] = None
         lines = [f"{where}{where and ', '}{', '.join(types)}: {why}" for (where, why), types in found.items()]
         new = [line for line in lines if line not in self._told]
         self._told.update(new)

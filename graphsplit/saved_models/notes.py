@@ -13,4 +13,4 @@ from graphsplit.planning.plan import Plan
 def noting(plan: Plan, graph: EmittedGraph) -> Callable[[Any], Any]:
     """Return what notes on a node of an emitted graph, wherever it is put, what the plan says of it; see `mark`."""
     reasons = {op.name: reason for op, reason in plan.stayed_home}
-    return lambda node: mark(node, graph.shard_of(node.name), reasons.get(node.name, ""))
+    return lambda node: mark(node, graph.shard_of(node.name), reasons.get(node.name, ""), graph.serves(node.name))

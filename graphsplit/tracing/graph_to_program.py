@@ -19,7 +19,7 @@ from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.program.program import Program
 from graphsplit.program.reader import build_program
 from graphsplit.program.shape_inference import known_shape
-from graphsplit.program.stages import Stages, stages_of
+from graphsplit.program.stages import StageCalls, stage_calls
 from graphsplit.program.symbolic_reading import build_for_any_batch
 from graphsplit.tracing.branch_effects import ShapeOf
 from graphsplit.tracing.common_subexpressions import drop_idle_waits, merge
@@ -81,7 +81,7 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
     Raises:
       ValueError: if TensorFlow cannot infer shapes.
     """
-    stages = stages_of(graph)
+    calls = stage_calls(graph)
     nodes, references = inline_calls(
         graph, [*reading.outputs, *(f"^{name}" for name in reading.effects)], reading.compiled
     )
@@ -96,8 +96,8 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
     drop_idle_waits(nodes)
     wait_instead_of_adding(nodes)
     named = {*reading.captures, *(split_reference(r.lstrip("^"))[0] for r in references if reading.names_stay)}
-    notes = [*reading.notes, *_replaced_devices(nodes, stages)]
-    nodes, references = merge(nodes, references, named, stages.of)
+    notes = [*reading.notes, *_replaced_devices(nodes, calls)]
+    nodes, references = merge(nodes, references, named, calls.of)
     count = len(reading.outputs)
     build = functools.partial(
         build_program,
@@ -113,15 +113,15 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
         inlined_from=reading.known,
         locate=reading.locate,
         seeds=reading.seeds,
-        stages=stages,
+        calls=calls,
         memo=reading.bodies,
     )
     given = dict(zip(reading.inputs, reading.shapes, strict=bool(reading.shapes)))
     return build_for_any_batch(build, given, notes)
 
 
-def _replaced_devices(nodes: Sequence[Any], stages: Stages) -> list[str]:
+def _replaced_devices(nodes: Sequence[Any], calls: StageCalls) -> list[str]:
     """Say which devices were asked for inside of the graph, which the plan does not follow."""
-    asked = {n.device for n in nodes if n.device and n.op != "Placeholder" and not stages.asked(n)}
+    asked = {n.device for n in nodes if n.device and n.op != "Placeholder" and not calls.asked(n)}
     names = ", ".join(sorted(filter(names_device, asked)))
     return [f"tf.device requests inside the function are replaced by the plan's: {names}"] * bool(names)

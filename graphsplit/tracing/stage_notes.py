@@ -18,8 +18,8 @@ def variables_elsewhere(traced: Trace) -> list[str]:
         if handle.dtype == tf.resource and handle.device
     }
     found: dict[Stage, set[str]] = {}
-    for op in program.ops if program.stages else ():
-        stage = program.stages.of(op.name)
+    for op in program.ops:
+        stage = op.stage
         away = {lives[t.op] for t in op.inputs if t.op in lives} - {stage.home if stage else ""}
         if stage and away:
             found.setdefault(stage, set()).update(away)
