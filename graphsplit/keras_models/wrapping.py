@@ -15,7 +15,7 @@ from graphsplit.core.keywords import suggesting_options
 from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
 from graphsplit.keras_models.layer_stages import check_devices_of_stages, stages_of_model
-from graphsplit.keras_models.models import ModelDevices, is_wrapped, parallel_class
+from graphsplit.keras_models.models import ModelDevices, is_wrapped, wrapped
 
 Model = TypeVar("Model")  # of either Keras, neither of which is imported here
 
@@ -100,8 +100,7 @@ def multi_gpu_model(
             f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."
         )
     where = ModelDevices(devices, home, _CPU if cpu_merge else home, variables, micro_batches, schedule, asked, strict)
-    wrapped: Any = parallel_class(type(model), flavor)._wrap(model, where)  # says itself that it is a `Model`
-    return wrapped  # type: ignore[no-any-return]
+    return wrapped(model, flavor, where)  # type: ignore[no-any-return]
 
 
 def _check_model(model: Any) -> Flavor:
