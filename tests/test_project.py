@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import doctest
 import graphlib
 import importlib
@@ -17,6 +18,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.api.automatic_plans import Automatic
+from graphsplit.api.options import Options
 from graphsplit.core.requirements import NEWEST, OLDEST
 from tests.conftest import LONG, QUICK
 
@@ -243,6 +246,30 @@ def test_the_readme_has_all_options():
     table = (ROOT / "README.md").read_text().partition("\n## Options\n")[2].partition("\n## ")[0]
     options = list(inspect.signature(gs.parallelize).parameters)[1:]
     assert [name for name in options if f"`{name}`" not in table] == []
+
+
+def test_options_are_handed_on_as_they_are_given():
+    """One that `parallelize` has and `Options` lacks, or that is not passed to it, would be lost without a word."""
+    given = {
+        "devices": 3,
+        "split": 1,
+        "home": "CPU:1",
+        "weights": (3.0, 1.0),
+        "strict": 0.5,
+        "random": "independent",
+        "reduce_retracing": True,
+        "micro_batches": 2,
+        "schedule": "gpipe",
+        "stages": 3,
+        "jit_compile": True,
+        "bucket_bytes": 7,
+        "automatic": Automatic(1e9, "dgx-a100"),
+    }
+    assert {field.name for field in dataclasses.fields(Options)} == {*given, "devices_argument"}
+    for name, value in given.items():
+        called = {"plan": "auto", "memory": 1e9, "machine": "dgx-a100"} if name == "automatic" else {name: value}
+        waiting = gs.parallelize(**called)  # for a function
+        assert waiting.keywords["options"] == Options(**{name: value}) != Options()
 
 
 def test_the_code_of_the_readme_runs():

@@ -6,7 +6,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -24,7 +24,6 @@ from graphsplit.keras_models.flavors import KERAS_3, Flavor
 from graphsplit.keras_models.saving import save_whole
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.sources import Planned
-from graphsplit.planning.automatic_stages import Beginnings
 from graphsplit.planning.plan import Plan
 
 
@@ -34,28 +33,20 @@ class ModelDevices:
 
     Attributes:
       devices: the device of each shard.
-      home: where whole operations run in training and evaluation.
-      predict_home: where predictions are merged.
+      options: of its steps in training and evaluation.
+      predict_home: where predictions are merged; None for the first device.
       variables: the layout of the model's and its optimizer's variables, or layouts by patterns of names.
-      micro_batches: how many shards each device has.
-      schedule: the order in which these go through stages, if it has any.
-      stages: into which the model is cut.
-      strict: whether what carries the batch and would run at home is an error, or how much of it may.
     """
 
     devices: tuple[str, ...]
-    home: str
-    predict_home: str
+    options: Options
+    predict_home: str | None
     variables: str | Mapping[str, str] = "home"
-    micro_batches: int = 1
-    schedule: str | None = None
-    stages: int | Beginnings | None = None
-    strict: bool | float = False
 
     def __str__(self) -> str:
-        count = len(self.devices)
+        count, parts = len(self.devices), self.options.micro_batches
         text = f"{count} device{'s' if count != 1 else ''}"
-        return f"{text}, {self.micro_batches} micro-batches each" if self.micro_batches > 1 else text
+        return f"{text}, {parts} micro-batches each" if parts > 1 else text
 
 
 class ParallelModel(SharedState):
@@ -180,19 +171,9 @@ class ParallelModel(SharedState):
 
     def _step(self, kind: str) -> ParallelFunction[[Any, bool], Any]:
         step = with_open_rows(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
-        home = self.model_devices.predict_home if kind == "predict" else self.model_devices.home
         where = self.model_devices
-        options = Options(
-            devices=where.devices,
-            home=None if home == where.devices[0] else home,
-            micro_batches=where.micro_batches,
-            schedule=where.schedule,
-            stages=where.stages,
-            jit_compile=self._compiled_by_xla,
-            strict=where.strict,
-            devices_argument="gpus",
-        )
-        return ParallelFunction(step, options)
+        home = where.predict_home if kind == "predict" else where.options.home
+        return ParallelFunction(step, replace(where.options, home=home, jit_compile=self._compiled_by_xla))
 
     def _batch_function(self, kind: str) -> Any:
         raise NotImplementedError

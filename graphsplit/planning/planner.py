@@ -19,8 +19,7 @@ from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
 from graphsplit.core.symbolic_sizes import Shape, is_same
-from graphsplit.planning.asked import Asked
-from graphsplit.planning.automatic_stages import cut_into_stages
+from graphsplit.planning.automatic_stages import StagesAsked, cut_into_stages
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
 from graphsplit.planning.bucketing import find_buckets, leading_to_shards
 from graphsplit.planning.control_flow import ControlFlowAnswers
@@ -30,6 +29,7 @@ from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.gateways import find_gateways
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.moves import exchanging, find_moves
+from graphsplit.planning.options import PlanOptions
 from graphsplit.planning.owners import find_owners
 from graphsplit.planning.phases import find_phases
 from graphsplit.planning.pipelines import make_schedules
@@ -50,7 +50,8 @@ def plan_program(
     home: str,
     input_layouts: Sequence[Layout],
     state: State = State(),  # noqa: B008  # frozen
-    asked: Asked = Asked(),  # noqa: B008  # frozen
+    asked: PlanOptions = PlanOptions(),  # noqa: B008  # frozen
+    stages: StagesAsked | None = None,
     notes: Sequence[str] = (),
 ) -> Plan:
     """Decide where every operation runs.
@@ -62,13 +63,14 @@ def plan_program(
       input_layouts: `Shard` or `SingleDevice` for each argument.
       state: where variables, tables and large constants live.
       asked: what the user asks of the plan.
+      stages: the devices of the stages into which the program is to be cut, if any.
       notes: for the plan.
 
     Raises:
-      StrictError: see `Asked.strict`.
+      StrictError: see `strict` of `parallelize`.
       ArgumentError: for a schedule without the stages that it needs, or stages into which it cannot be cut.
     """
-    random, stages, schedule = asked.random, asked.stages, asked.schedule
+    random, schedule = asked.random, asked.schedule or ""
 
     def plan_bodies(op: Op, layouts: Sequence[Layout]) -> dict[str, Plan]:
         return _plan_bodies(program, op, layouts, mesh=mesh, home=home, state=state, random=random)
@@ -164,7 +166,7 @@ def _plan_bodies(
         names = [body.ops[i].name for i in body.inputs]
         devices = {name: device for name, device in zip(names, handles, strict=True) if device}
         own = State(devices, largest_constant=state.largest_constant)
-        asked = Asked(random=random)
+        asked = PlanOptions(random=random)
         plans[name] = plan_program(body, mesh=mesh, home=home, input_layouts=given, state=own, asked=asked)
     return plans
 
