@@ -85,10 +85,9 @@ def plan_program(
             random == "independent",
             functools.partial(_propagate, program, given, exchanging=exchanging(mesh)),
         )
-        backward = WholeBackwardPropagation(
+        steps = WholeBackwardPropagation(
             program, natural, plan_bodies, independent=random == "independent", state=state
-        )
-        steps = tuple(backward.steps)
+        ).run()
         owners = find_owners(program, steps, home, state)
         moves = find_moves(program, mesh, steps, owners, state)
         impossible = {**_impossible(program, steps, moves), **_ill_fitting(program, steps, mesh.batch)}
