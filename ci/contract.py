@@ -37,6 +37,12 @@ def check(function: Callable[[], None]) -> Callable[[], None]:
     return function
 
 
+def relies_on(*names: str) -> Callable[[Callable[[], None]], Callable[[], None]]:
+    """Say which private attributes of TensorFlow or Keras a check is about; a test compares them with all in use."""
+    del names
+    return lambda function: function
+
+
 def numbers(*shape: int) -> tf.Tensor:
     return tf.constant(np.random.default_rng(0).normal(size=shape))
 
@@ -216,18 +222,33 @@ def keras_2() -> None:
 
 
 @check
+@relies_on("_state", "_GRAPH_LEARNING_PHASES", "_DUMMY_EAGER_GRAPH", "_autocast_dtype")
 def scopes_of_keras() -> None:
     """What is traced while Keras builds or trains serves there only; its scopes are read from its private state."""
-    kinds = [keras]
-    if importlib.util.find_spec("tf_keras") is not None:
-        kinds.append(importlib.import_module("tf_keras"))
-    for kind in kinds:
+    for kind in kinds_of_keras():
         model, x = noisy_model(kind), tf.ones((ROWS, 4))
         model(x)
         model.encoder.set_weights([np.full((4, 3), 2.0)])
         noisy, quiet = model(x, training=True).numpy(), model(x, training=False).numpy()
         assert np.all(quiet == 8.0), quiet
         assert np.any(noisy == 0.0), noisy
+        seen = []
+
+        class Looking(kind.layers.Layer):
+            def call(self, x: tf.Tensor) -> tf.Tensor:
+                seen.append(dict(keras_internals.open_scopes()))  # noqa: B023
+                return x
+
+        layer = Looking(dtype="mixed_bfloat16")
+        layer(x, training=True)
+        assert seen[-1]["cast to"] == "bfloat16", seen
+        if kind is not keras:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # (that nobody should do so)
+                kind.backend.set_learning_phase(1)
+            layer(x)
+            kind.backend.clear_session()
+            assert "learning phase" in seen[-1], seen
 
 
 def noisy_model(kind: types.ModuleType) -> tf.Module:
@@ -321,6 +342,113 @@ def load(folder: Path) -> None:
     np.testing.assert_allclose(found, np.load(folder / "y.npy"), rtol=1e-5)
 
 
+@check
+@relies_on("_handle", "_read_variable_op", "_restore_from_tensors", "_export_to_saved_model_graph", "__class__")
+def classes_of_laid_out_variables() -> None:
+    """Whoever reads, restores or saves a laid out variable finds its parts; and it gets its own class back."""
+    w = tf.Variable(numbers(300, 16), name="w")
+    kind, module = type(w), tf.Module()
+    spec = tf.TensorSpec([None, 300], w.dtype)
+    module.w, module.serve = w, tf.function(lambda x: x @ module.w, input_signature=[spec])
+    parallel = gs.parallelize(lambda x: x @ w, devices=DEVICES)
+    x, expected = numbers(ROWS, 300), numbers(ROWS, 300) @ numbers(300, 16)
+    with tempfile.TemporaryDirectory() as folder:
+        path = tf.train.Checkpoint(w=w).write(f"{folder}/weights")
+        gs.set_variable_layout(w, "sharded", devices=DEVICES)
+        parts = parted_variables.parts_of_variable(w)
+        assert type(w) is not kind
+        np.testing.assert_allclose(parallel(x), expected)
+        tf.train.Checkpoint(w=w).read(path).assert_consumed()
+        assert parts.in_parts  # what is restored goes to them
+        np.testing.assert_allclose(module.serve(x), expected)
+        assert not parts.in_parts
+        np.testing.assert_allclose(parallel(x), expected)
+        np.testing.assert_allclose(w, numbers(300, 16))
+        assert not parts.in_parts
+        said = ""
+        try:
+            tf.saved_model.save(module, f"{folder}/model")
+        except gs.UnsupportedError as error:
+            said = str(error)
+        assert "ask for its value" in said, said
+    gs.set_variable_layout(w, "home")
+    assert type(w) is kind
+    gs.set_variable_layout(w, "mirrored", devices=DEVICES)
+    np.testing.assert_allclose(parallel(x), expected)
+    np.testing.assert_allclose(tf.function(lambda x: x @ w)(x), expected)
+    assert parted_variables.parts_of_variable(w).in_parts  # whoever only reads leaves the copies alone
+
+
+@check
+@relies_on("_handle", "_handle_data", "_jit_compile", "_c_graph", "_from_c_op", "_initialized", "_server_def")
+def what_tensorflow_does_not_tell() -> None:
+    internals = tensorflow_internals
+    w, other = tf.Variable(numbers(4, 5)), tf.Variable(2 * numbers(4, 5))
+    assert internals.has_handle(w)
+    assert internals.resource_value(w.handle) == (tf.float64, tf.TensorShape([4, 5]))
+    internals.give_handle(w, other.handle)
+    np.testing.assert_array_equal(w, other)
+    for compiled in (True, False):
+        assert internals.is_compiled_function(tf.function(lambda x: x, jit_compile=compiled)) == compiled
+    with tf.Graph().as_default() as graph:
+        tf.transpose(tf.compat.v1.placeholder(tf.float32, [None, 2]), name="y")
+    [*_, last] = internals.import_operations(graph.as_graph_def())
+    assert (last.name, last.outputs[0].shape.as_list()) == ("y", [2, None])
+    assert internals.eager_context_started()
+    assert internals.own_task() is None
+
+
+@check
+@relies_on("_gradient_function", "_add_function_recursive", "_set_attr")
+def calls_in_graphs() -> None:
+    """A call in somebody's graph has a gradient of its own there, and says which variables it only reads."""
+    w = tf.Variable(numbers(4, 5))
+    parallel, found = gs.parallelize(lambda x: tf.tanh(x @ w), devices=DEVICES), []
+    for fn in (lambda x: tf.tanh(x @ w), parallel):
+        outer = tf.function(lambda x, fn=fn: tf.gradients(tf.gradients(fn(x) ** 2, x)[0] ** 2, x)[0])
+        found.append(outer(numbers(ROWS, 4)))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-9)
+    graph = tf.function(lambda x: parallel(x) + parallel(x)).get_concrete_function(numbers(ROWS, 4)).graph
+    calls = [op for op in graph.get_operations() if "_read_only_resource_inputs" in op.node_def.attr]
+    assert [list(op.node_def.attr["_read_only_resource_inputs"].list.i) for op in calls] == [[1], [1]]
+
+
+def kinds_of_keras() -> list[types.ModuleType]:
+    """Return the modules that are installed."""
+    return [importlib.import_module(name) for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]
+
+
+@check
+@relies_on("_trainable_variables", "_index_dict", "_unique_id", "_create_all_weights")
+def slots_of_optimizers() -> None:
+    makers = [kind.optimizers.Adam for kind in kinds_of_keras()]
+    makers += [kind.optimizers.legacy.Adam for kind in kinds_of_keras()[1:]]
+    for make in makers:
+        own = [tf.Variable(tf.ones(shape), name="same") for shape in ((3,), (3,), (2, 3))]
+        optimizer = make()
+        keras_internals.make_slots(optimizer, own)
+        slots = list(keras_internals.slots_of(optimizer, own))
+        assert [sum(v is variable for _, v in slots) for variable in own] == [2, 2, 2], (make, slots)
+        assert all(slot.shape == v.shape for slot, v in slots), (make, slots)
+
+
+@check
+@relies_on("__dict__", "__class__", "_compile_config", "_*_counter")
+def models_seen_again() -> None:
+    """A wrapped model has the template's state and class, makes its step anew when compiled, and counts its steps."""
+    x, y = np.ones((ROWS, 4), "float32"), np.ones((ROWS, 1), "float32")
+    for kind in kinds_of_keras():
+        template = kind.Sequential([kind.layers.Input((4,)), kind.layers.Dense(1, kernel_initializer="zeros")])
+        model = gs.multi_gpu_model(template, DEVICES)
+        assert isinstance(model, kind.Sequential)
+        assert vars(model) is vars(template)
+        for loss, expected in {"mse": 1.0, "mean_squared_logarithmic_error": np.log(2) ** 2}.items():
+            model.compile(kind.optimizers.SGD(0.0), loss)
+            np.testing.assert_allclose(model.train_on_batch(x, y), expected, rtol=1e-6)
+        if kind is not keras:
+            assert int(keras_internals.step_counter(template, "train")) == 2
+
+
 def run_all() -> int:
     failed = 0
     for function in CHECKS:
@@ -349,6 +477,7 @@ if __name__ == "__main__":
         print("loaded")
         sys.exit()
     import graphsplit as gs
+    from graphsplit.core import keras_internals, parted_variables, tensorflow_internals
 
     gs.use_logical_devices(DEVICES)
     if asked.write:

@@ -43,7 +43,7 @@ def both(fn, count: int, machine: Machine, layout: str, rows: int = 32):
     """Return the prediction in which some devices stand for all, and that of all."""
     x = tf.TensorSpec([rows * count, 64])
     call = predicted_call(fn, [x], {})
-    some = ManyDevices(fn, [x], {}, call, None, {}).predict(machine, count, rows * count, layout)
+    some = ManyDevices(fn, [x], {}, call, None).predict(machine, count, rows * count, layout)
     return some, predict_call(call, machine, count, layout)
 
 

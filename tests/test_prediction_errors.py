@@ -36,7 +36,11 @@ ROOT = Path(__file__).parent.parent
             "micro_batches=0: it is the number of parts, at least 1, that each device computes one after the other; 1 "
             "computes the rows of a device at once.",
         ),
-        ({"stages": 0}, "stages=0: it is the number of parts, at least 1, into which the function is cut."),
+        (
+            {"stages": 0},
+            "stages=0: it is the number of parts, at least 1, into which the function is cut, each with devices of its "
+            "own; None leaves it whole.",
+        ),
     ],
 )
 def test_bad_options(options, message: str):

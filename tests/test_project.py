@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import doctest
 import graphlib
 import importlib
@@ -10,12 +11,15 @@ import inspect
 import re
 import subprocess
 import sys
+from collections.abc import Set
 from pathlib import Path
 
 import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.api.automatic_plans import Automatic
+from graphsplit.api.options import Options
 from graphsplit.core.requirements import NEWEST, OLDEST
 from tests.conftest import LONG, QUICK
 
@@ -42,6 +46,12 @@ FLOORS = [  # from the ground up; a file may import from lower floors and from i
 ]
 NEED_FRESH_PROCESS = {"DeviceError", "WorkerLostError", "use_logical_devices"}  # `test_docs` runs their examples
 MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
+FENCED = ["core/keras_internals.py", "core/parted_classes.py", "core/tensorflow_internals.py"]
+PUBLIC_IN_PYTHON = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"}  # the underscore is in its manual
+FRIENDS = {  # of a `ParallelFunction`, which other files of its floor and the next one share
+    *("_find", "_flatten", "_get", "_name", "_options", "_planned", "_run", "_traced", "_variables_so_far"),
+    "_parallel_step",
+}
 
 
 def imports_of(module: str) -> set[str]:
@@ -85,6 +95,108 @@ def test_private_tensorflow_in_one_file_only():
     pattern = re.compile(r"tensorflow\.(python|core)\b")
     found = [m for m in MODULES if pattern.search((PACKAGE / m).read_text())]
     assert found == ["core/tensorflow_internals.py"]
+
+
+def own_private_names(tree: ast.AST) -> set[str]:
+    """Return the private names that the classes of a file define: methods, fields, slots, what they give `self`."""
+    found = set()
+    for kind in [node for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]:
+        for node in ast.walk(kind):
+            match node:
+                case ast.FunctionDef(name=name) | ast.AnnAssign(target=ast.Name(id=name)):
+                    found.add(name)
+                case ast.Attribute(value=ast.Name(id="self" | "cls"), attr=name, ctx=ast.Store()):
+                    found.add(name)
+                case ast.Assign(targets=[ast.Name(id="__slots__")], value=ast.Tuple(elts=names)):
+                    found |= {name.value for name in names}
+                case ast.Assign(targets=[ast.Name(id=name)]):
+                    found.add(name)
+    return found
+
+
+def foreign_private_names(source: str, own: Set[str] = frozenset()) -> set[str]:
+    """Return the private attributes that a file uses of objects that are not ours, also by a name that stands there.
+
+    Of `self` that is what no class of ours has (`own`). Of other objects it is what no class of this file has: another
+    file's may have a name that TensorFlow has as well. And the class and the `__dict__` that something is given.
+    """
+    tree = ast.parse(source)
+    here = own_private_names(tree)
+    found = set()
+
+    def note(name: str, ours: Set[str] = here, is_given: bool = False) -> None:
+        is_private = re.match(r"_(?!graphsplit_)[a-zA-Z*]", name) and name not in PUBLIC_IN_PYTHON | FRIENDS | ours
+        if is_private or (is_given and name in ("__class__", "__dict__")):
+            found.add(name)
+
+    for node in ast.walk(tree):
+        match node:
+            case ast.Attribute(value=ast.Name(id="self" | "cls") | ast.Call(func=ast.Name(id="super")), attr=name):
+                note(name, here | own, not isinstance(node.ctx, ast.Load))
+            case ast.Attribute(attr=name):
+                note(name, is_given=not isinstance(node.ctx, ast.Load))
+            case ast.FunctionDef(name=name):
+                note(name, {name} - {"__class__"}, is_given=True)
+            case ast.Call(func=ast.Name(id="getattr" | "hasattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                note(name)
+            case ast.Call(func=ast.Name(id="setattr" | "delattr"), args=[_, ast.Constant(value=str(name)), *_]):
+                note(name, is_given=True)
+            case ast.Call(func=ast.Attribute(attr="__setattr__"), args=[_, ast.Constant(value=str(name)), *_]):
+                note(name, is_given=True)
+            case ast.Call(args=[_, ast.JoinedStr(values=[ast.Constant(value=str(name)), *_] as parts), *_]):
+                if getattr(node.func, "id", None) in ("getattr", "hasattr", "setattr", "delattr"):
+                    note("".join(part.value if isinstance(part, ast.Constant) else "*" for part in parts))
+            case ast.Dict(keys=keys):  # of which a class is made
+                for key in keys:
+                    if isinstance(key, ast.Constant) and isinstance(key.value, str):
+                        note(key.value)
+    return found
+
+
+def foreign_private_names_by_file() -> dict[str, set[str]]:
+    sources = {m: (PACKAGE / m).read_text() for m in MODULES}
+    own = set().union(*[own_private_names(ast.parse(source)) for source in sources.values()])
+    return {m: names for m, source in sources.items() if (names := foreign_private_names(source, own))}
+
+
+def test_private_attributes_in_few_files_only():
+    found = foreign_private_names_by_file()
+    assert sorted(found) == FENCED, {m: names for m, names in found.items() if m not in FENCED}
+    sources = {m: (PACKAGE / m).read_text() for m in MODULES}
+    assert [m for m, source in sources.items() if re.search(r"keras\.src\b", source)] == ["core/keras_internals.py"]
+
+
+@pytest.mark.parametrize(
+    ("planted", "found"),
+    {
+        "v._handle": "_handle",
+        "v._graphsplit_parts": "",
+        "v._handle = h": "_handle",
+        "point._replace(x=1)": "",
+        "getattr(optimizer, '_index_dict', ())": "_index_dict",
+        "getattr(model, f'_{kind}_counter')": "_*_counter",
+        "v.__class__ = kind": "__class__",
+        "v.__class__": "",
+        "object.__setattr__(m, '__dict__', template.__dict__)": "__dict__",
+        "type('Parted', (tf.Variable,), {'_handle': handle})": "_handle",
+        "class Ours(keras.Model):\n    def f(self): return self._trainable_variables": "_trainable_variables",
+        "class Ours:\n    _own = ()\n    def f(self, other): return self._own + other._own": "",
+        "class Ours:\n    def __class__(self): return keras.Model": "__class__",
+    }.items(),
+)
+def test_the_fence_finds_what_is_planted(planted: str, found: str):
+    assert foreign_private_names(planted) == ({found} - {""})
+
+
+def test_the_contract_checks_what_is_private():
+    """Each private attribute is named by a check of `ci/contract.py`, which runs on other versions."""
+    tree = ast.parse((ROOT / "ci" / "contract.py").read_text())
+    checked = set()
+    for node in ast.walk(tree):
+        match node:
+            case ast.FunctionDef(decorator_list=[_, ast.Call(func=ast.Name(id="relies_on"), args=names)]):
+                checked |= {name.value for name in names}
+    assert checked == set().union(*foreign_private_names_by_file().values())
 
 
 def test_quick_names_tests_that_exist():
@@ -134,6 +246,30 @@ def test_the_readme_has_all_options():
     table = (ROOT / "README.md").read_text().partition("\n## Options\n")[2].partition("\n## ")[0]
     options = list(inspect.signature(gs.parallelize).parameters)[1:]
     assert [name for name in options if f"`{name}`" not in table] == []
+
+
+def test_options_are_handed_on_as_they_are_given():
+    """One that `parallelize` has and `Options` lacks, or that is not passed to it, would be lost without a word."""
+    given = {
+        "devices": 3,
+        "split": 1,
+        "home": "CPU:1",
+        "weights": (3.0, 1.0),
+        "strict": 0.5,
+        "random": "independent",
+        "reduce_retracing": True,
+        "micro_batches": 2,
+        "schedule": "gpipe",
+        "stages": 3,
+        "jit_compile": True,
+        "bucket_bytes": 7,
+        "automatic": Automatic(1e9, "dgx-a100"),
+    }
+    assert {field.name for field in dataclasses.fields(Options)} == {*given, "devices_argument"}
+    for name, value in given.items():
+        called = {"plan": "auto", "memory": 1e9, "machine": "dgx-a100"} if name == "automatic" else {name: value}
+        waiting = gs.parallelize(**called)  # for a function
+        assert waiting.keywords["options"] == Options(**{name: value}) != Options()
 
 
 def test_the_code_of_the_readme_runs():

@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core import copied_variables, parted_variables
+from graphsplit.core import copied_variables, parted_classes, parted_variables
 from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.parted_variables import parts_of_variable
 from tests.helpers.law import assert_close
@@ -259,7 +259,7 @@ def test_an_interrupt_while_a_layout_changes(layout: str, what: str):
         if what != layout:
             gs.set_variable_layout(variable, layout, devices=3)
             parallel(x)
-        if not interrupted_at(line, ("__init__", "forget"), lambda v=variable: gs.set_variable_layout(v, what, 3)):
+        if not interrupted_at(line, lambda v=variable: gs.set_variable_layout(v, what, 3)):
             assert line > 5
             return
         for value in (1.0, 3.0):  # asked by others, by a call, and by others again
@@ -273,9 +273,10 @@ def test_an_interrupt_while_a_layout_changes(layout: str, what: str):
     raise AssertionError("it never ended")
 
 
-def interrupted_at(line: int, functions: tuple[str, ...], action: Callable[[], object]) -> bool:
+def interrupted_at(line: int, action: Callable[[], object]) -> bool:
     """Return whether an action came to the n-th line of functions about parts, where it was interrupted."""
-    files, left = (parted_variables.__file__, copied_variables.__file__), [line]
+    files, left = {module.__file__ for module in (parted_classes, parted_variables, copied_variables)}, [line]
+    functions = ("__init__", "forget", "give_parts", "take_parts")
 
     def at_line(frame: FrameType, event: str, arg: object) -> object:
         left[0] -= event == "line"

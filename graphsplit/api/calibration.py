@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from graphsplit.api.contention import Copies, contended, copies_at_once
 from graphsplit.api.fitting import MeasuredStep, fitted, pooled, threads_of_process
-from graphsplit.api.options import check_micro_batches
+from graphsplit.api.options import Options
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_calls import predicted_call
 from graphsplit.core.devices import available_devices
@@ -108,7 +108,7 @@ def measure_function(
             "the function without jit_compile; predictions of the compiled one are made of the same operations."
         )
     for count in micro_batches:
-        check_micro_batches(count)
+        Options(micro_batches=count)  # (checks it)
     call = predicted_call(function, args, kwargs)
     rows = int(call.splitting.batch)
     counts = [count for count in dict.fromkeys(micro_batches) if count == 1 or count <= rows] or [1]

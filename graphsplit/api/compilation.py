@@ -19,7 +19,6 @@ from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.symbolic_sizes import Size
-from graphsplit.planning.asked import Asked
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
@@ -91,7 +90,7 @@ def _automatic_plan(
     machine = machine_like(automatic, devices)
 
     def make_plan(names: Sequence[str], candidate: Candidate) -> Plan:
-        own = replace(options, **candidate.options)
+        own = replace(options, **candidate.options, automatic=None)
         check_no_others(traced.program, own)
         return plan_as_if(traced, splitting, own, names, None if is_laid_out else candidate.layouts)
 
@@ -125,15 +124,13 @@ def plan_for(
         splitting = splitting.whole()
     stages = stages_asked(options, devices)
     heads = devices if stages is None else stages.heads
-    asked = Asked(
-        options.strict, options.random, options.schedule or "", stages, options.jit_compile, options.bucket_bytes
-    )
     return plan_program(
         program,
         mesh=mesh_of(heads, splitting.batch, options.weights, options.micro_batches),
         home=home,
         input_layouts=splitting.layouts,
         state=state,
-        asked=asked,
+        asked=options,
+        stages=stages,
         notes=splitting.notes,
     )

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from graphsplit.api.argument_splitting import Split
 from graphsplit.api.automatic_plans import checked_automatic
-from graphsplit.api.options import DevicesLike, Options, check_leaves_open, checked_options
+from graphsplit.api.options import DevicesLike, Options
 from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.keywords import suggesting_options
@@ -158,23 +158,21 @@ def parallelize(
     >>> double(tf.constant([1, 2, 3])).numpy().tolist()
     [2, 4, 6]
     """
-    options = checked_options(
-        devices,
-        split,
-        home,
-        weights,
-        strict,
-        random,
-        reduce_retracing,
-        micro_batches,
-        schedule,
-        stages,
-        jit_compile,
-        bucket_bytes,
+    options = Options(
+        devices=devices,
+        split=split,
+        home=home,
+        weights=weights,
+        strict=strict,
+        random=random,
+        reduce_retracing=reduce_retracing,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        stages=stages,
+        jit_compile=jit_compile,
+        bucket_bytes=bucket_bytes,
+        automatic=checked_automatic(plan, memory, machine),
     )
-    automatic = checked_automatic(plan, memory, machine)
-    check_leaves_open(options, automatic)
-    options = replace(options, automatic=automatic)
     if fn is None:
         return functools.partial(_with_options, options=options)
     return _with_options(fn, options)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.core import keras_internals
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.parted_classes import raw_handles
+from graphsplit.core.tensorflow_internals import has_handle
 
 
 def name_of(variable: Any) -> str:
@@ -29,15 +30,15 @@ def variables_of(target: Any) -> list[tf.Variable]:
         value = _plain(variable)
         if value is not variable and isinstance(value, tf.Variable):
             value._graphsplit_path = variable.path
-        if not isinstance(value, tf.Variable) or not _has_handle(value):
+        if not isinstance(value, tf.Variable) or not _has_own_handle(value):
             raise UnsupportedError(f"{variable!r} is no variable that can be laid out: it has no handle of its own.")
         found.setdefault(id(value), value)
     return list(found.values())
 
 
-def _has_handle(variable: tf.Variable) -> bool:
+def _has_own_handle(variable: tf.Variable) -> bool:
     with raw_handles():  # what lies in parts stays there
-        return hasattr(variable, "_handle")
+        return has_handle(variable)
 
 
 def slots_of(target: Any, variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:
@@ -49,30 +50,9 @@ def slots_of(target: Any, variables: Sequence[tf.Variable]) -> dict[int, tf.Vari
     """
     found = {}
     for optimizer in _optimizers(target):
-        for slot, variable in _slots(optimizer, variables):
+        for slot, variable in keras_internals.slots_of(optimizer, variables):
             found[id(_plain(slot))] = _plain(variable)
     return found
-
-
-def _slots(optimizer: Any, variables: Sequence[tf.Variable]) -> Iterator[tuple[Any, Any]]:
-    """Yield the slots of an optimizer, each with its variable.
-
-    Those of Keras 3 and tf_keras have lists of slots in the order of the variables; old ones of tf_keras a mapping.
-    """
-    if hasattr(optimizer, "get_slot_names"):
-        for variable in variables:
-            for name in optimizer.get_slot_names():
-                with contextlib.suppress(KeyError):  # it does not train that one
-                    yield optimizer.get_slot(variable, name), variable
-        return
-    trained = list(getattr(optimizer, "_trainable_variables", ()))
-    if not trained:
-        by_key = {getattr(variable, "_unique_id", None): variable for variable in variables}
-        trained = [by_key.get(key) for key in getattr(optimizer, "_index_dict", ())]
-    for slots in vars(optimizer).values():
-        if trained and isinstance(slots, (list, tuple)) and len(slots) == len(trained):
-            pairs = zip(slots, trained, strict=True)
-            yield from [(slot, v) for slot, v in pairs if v is not None and slot is not v and hasattr(slot, "assign")]
 
 
 def _optimizers(target: Any) -> Iterable[Any]:

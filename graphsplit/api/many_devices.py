@@ -32,7 +32,6 @@ class ManyDevices:
       fn, args, kwargs: what is called.
       call: that.
       unknown_size: what sizes count as that follow from data; of two numbers the least.
-      options: instead of those that the function has.
     """
 
     def __init__(
@@ -42,14 +41,12 @@ class ManyDevices:
         kwargs: Mapping[str, Any],
         call: PredictedCall,
         unknown_size: UnknownSize,
-        options: Mapping[str, Any],
     ):
         self._fn = fn
         self._args = args
         self._kwargs = kwargs
         self._call = call
         self._unknown_size = unknown_size[0] if isinstance(unknown_size, tuple) else unknown_size
-        self._options = options
         self._calls = {int(call.splitting.batch): call}
         self._planned: dict[tuple[object, ...], Planned] = {}
 
@@ -85,7 +82,7 @@ class ManyDevices:
         key = (machine.hosts > 1, count, rows, str(layout))
         if key not in self._planned:
             call = self.with_rows(rows)
-            plan = call.plan(machine.names(count), layout, **self._options)
+            plan = call.plan(machine.names(count), layout)
             state = state_bytes(call.trace, plan.program, plan.state, plan.home)
             self._planned[key] = planned_tasks(plan, machine, state, self._unknown_size)
         return self._planned[key]
@@ -105,7 +102,7 @@ def counts_of(machine: Machine, count: int) -> Counts:
     return Counts(few, more, count, (_FEW_HOSTS, _MORE_HOSTS, hosts))
 
 
-def are_many(call: PredictedCall, machine: Machine, count: int, layout: Layout, options: Mapping[str, Any]) -> bool:
+def are_many(call: PredictedCall, machine: Machine, count: int, layout: Layout) -> bool:
     """Return whether some devices are to stand for all: if the whole graph is large, and all devices do the same.
 
     Raises:
@@ -114,10 +111,9 @@ def are_many(call: PredictedCall, machine: Machine, count: int, layout: Layout, 
     nodes = _nodes(call, count, layout)
     if nodes <= ENOUGH_NODES:
         return False
-    chosen = dataclasses.replace(call.options, **options)
     reasons = {
-        "stages": bool(chosen.stages or call.trace.program.all_stages()),
-        "unequal shares": chosen.weights is not None,
+        "stages": bool(call.options.stages or call.trace.program.all_stages()),
+        "unequal shares": call.options.weights is not None,
         "logical CPU devices, which share threads": machine.device.kind == "CPU",
         "no rows that are split": not call.splitting.batch,
         "so few devices": count <= counts_of(machine, count).more,
@@ -157,4 +153,4 @@ def _with_rows(
         return tf.TensorSpec(shape, spec.dtype)
 
     wide = tf.nest.map_structure(widen, (tuple(args), dict(kwargs)))
-    return predicted_call(fn, wide[0], wide[1])
+    return dataclasses.replace(predicted_call(fn, wide[0], wide[1]), options=call.options)

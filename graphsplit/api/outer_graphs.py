@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from graphsplit.api.traces import Traces
 from graphsplit.core.devices import task_of
-from graphsplit.core.keras_scopes import only_shapes_count
+from graphsplit.core.keras_internals import only_shapes_count
 from graphsplit.core.tensorflow_internals import in_save_context
 from graphsplit.core.user_code import user_stack_level
 

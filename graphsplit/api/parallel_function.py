@@ -33,7 +33,7 @@ from graphsplit.api.traces import Signature, Traces
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.keras_scopes import open_scopes, variables_have_other_values
+from graphsplit.core.keras_internals import open_scopes, variables_have_other_values
 from graphsplit.core.tensorflow_internals import eager_context_started, in_xla_context, rewritten_by_autograph
 from graphsplit.core.user_code import shortened, with_users_traceback
 from graphsplit.emission.compiled_calls import graph_def_that_runs

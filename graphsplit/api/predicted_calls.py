@@ -74,16 +74,23 @@ class PredictedCall:
         return plan_as_if(self.trace, replace(self.splitting, notes=notes), chosen, devices, layout)
 
 
-def predicted_call(fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> PredictedCall:
+def predicted_call(
+    fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any], **given: Any
+) -> PredictedCall:
     """Return a call of a function. Arguments may be `tf.TensorSpec`s, whose sizes are all known.
 
+    Args:
+      fn, args, kwargs: see `predict`.
+      **given: options instead of those that the function has; None: as it has them.
+
     Raises:
-      ArgumentError: if it is no function, or sizes of arguments are not known.
+      ArgumentError: if it is no function, sizes of arguments are not known, or an option cannot be meant.
     """
     function = fn.function if isinstance(fn, ParallelFunction) else fn
     options = fn._options if isinstance(fn, ParallelFunction) else Options(jit_compile=is_compiled_function(function))
     if not callable(function):
         raise ArgumentError(f"predict takes a function and its arguments, got {fn!r} for the function.")
+    options = replace(options, **{name: value for name, value in given.items() if value is not None}, automatic=None)
     signature = signature_of(function)
     check_split(options.split, parameters_of(signature))
     bound = signature.bind(*args, **kwargs)

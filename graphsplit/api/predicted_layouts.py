@@ -47,7 +47,7 @@ def divisions_for(trace: Trace, layout: Layout, devices: Sequence[str]) -> dict[
 
 def _by_placeholder(trace: Trace) -> dict[str, tf.Variable]:
     """Return the variables by the names of the placeholders of their handles."""
-    by_handle = {id(v._handle): v for v in trace.variables}
+    by_handle = {id(v.handle): v for v in trace.variables}
     pairs = zip(trace.program.captures, trace.captures, strict=True)
     return {trace.program.ops[i].name: by_handle[id(h)] for i, h in pairs if id(h) in by_handle}
 

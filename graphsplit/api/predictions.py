@@ -7,7 +7,6 @@ from collections.abc import Callable
 from typing import Any
 
 from graphsplit.api.many_devices import ManyDevices, are_many
-from graphsplit.api.options import check_micro_batches, check_schedule
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predicted_layouts import Layout, layout_name
@@ -64,14 +63,13 @@ def predict(
     """
     found, unknown_size = machine_of(machine), checked_unknown_size(unknown_size)
     fn, args, kwargs = step_of(fn, args, kwargs)
-    call = predicted_call(fn, args, kwargs)
+    call = predicted_call(fn, args, kwargs, micro_batches=micro_batches, schedule=schedule, stages=stages)
     count = _count(fn, devices, found)
-    options = options_of(micro_batches, schedule, stages)
     found.names(count)  # checks that it has so many
-    if are_many(call, found, count, layout, options):
-        many = ManyDevices(fn, args, kwargs, call, unknown_size, options)
+    if are_many(call, found, count, layout):
+        many = ManyDevices(fn, args, kwargs, call, unknown_size)
         return many.predict(found, count, int(call.splitting.batch), layout)
-    return predict_call(call, found, count, layout, unknown_size, **options)
+    return predict_call(call, found, count, layout, unknown_size)
 
 
 def predict_call(
@@ -80,10 +78,9 @@ def predict_call(
     devices: int,
     layout: Layout = None,
     unknown_size: UnknownSize = None,
-    **options: Any,
 ) -> Prediction:
     """Return the prediction of a call that was traced; see `predict`."""
-    plan = call.plan(machine.names(devices), layout, **options)
+    plan = call.plan(machine.names(devices), layout)
     state = state_bytes(call.trace, plan.program, plan.state, plan.home)
 
     def at(size: int | None) -> Prediction:
@@ -97,19 +94,6 @@ def predict_call(
     if most is None or (unknown_size is None and not found.unknown):
         return found
     return between(found, at(most), unknown_size or (1, most))
-
-
-def options_of(micro_batches: int | None, schedule: str | None, stages: int | None) -> dict[str, Any]:
-    """Return the options of a plan that were given, checked."""
-    if micro_batches is not None:
-        check_micro_batches(micro_batches)
-    check_schedule(schedule)
-    if stages is not None and (isinstance(stages, bool) or not isinstance(stages, int) or stages < 1):
-        raise ArgumentError(
-            f"stages={stages!r}: it is the number of parts, at least 1, into which the function is cut."
-        )
-    given = {"micro_batches": micro_batches, "schedule": schedule, "stages": stages}
-    return {name: value for name, value in given.items() if value is not None}
 
 
 def _count(fn: Any, devices: int | None, machine: Machine) -> int:

@@ -146,9 +146,9 @@ class Resilient(Generic[P, R]):
         devices = self.devices
         if devices not in self._functions:
             kept = [k for k, device in enumerate(self._all) if device in devices]
-            options = replace(self._step._options, devices=devices)
-            if options.weights is not None:
-                options = replace(options, weights=tuple([options.weights[k] for k in kept]))
+            options = self._step._options
+            weights = None if options.weights is None else tuple([options.weights[k] for k in kept])
+            options = replace(options, devices=devices, weights=weights)
             if options.home is not None and not self._alive([canonical_name(options.home)]):
                 options = replace(options, home=None)
             self._functions[devices] = ParallelFunction(self._step.function, options)

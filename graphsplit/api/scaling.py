@@ -9,7 +9,7 @@ from typing import Any
 
 from graphsplit.api.many_devices import ManyDevices, are_many
 from graphsplit.api.predicted_calls import predicted_call
-from graphsplit.api.predictions import options_of, predict_call
+from graphsplit.api.predictions import predict_call
 from graphsplit.api.stepping import step_of
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.user_code import with_users_traceback
@@ -58,10 +58,9 @@ def scaling(
     wrong = [kind for kind in kinds if kind not in KINDS]
     if wrong or not kinds:
         raise ArgumentError(f"kinds={list(kinds)!r}: there are {', '.join(map(repr, KINDS))}.")
-    options = options_of(micro_batches, None, None)
     fn, args, kwargs = step_of(fn, args, kwargs)
-    call = predicted_call(fn, args, kwargs)
-    many = ManyDevices(fn, args, kwargs, call, unknown_size, options)
+    call = predicted_call(fn, args, kwargs, micro_batches=micro_batches)
+    many = ManyDevices(fn, args, kwargs, call, unknown_size)
     points, skipped, assumptions = list[Point](), list[str](), tuple[str, ...]()
     for kind, count in itertools.product(kinds, counts):
         rows = int(call.splitting.batch) * (1 if kind == "strong" else count)
@@ -71,11 +70,11 @@ def scaling(
         larger = found.covering(count)
         for layout in layouts or (None,):
             asked = call if kind == "strong" else many.any_call(larger, count, rows)
-            if are_many(asked, larger, count, layout, options):
+            if are_many(asked, larger, count, layout):
                 one = many.predict(larger, count, rows, layout)
             else:
                 own = call if kind == "strong" or count == 1 else many.with_rows(rows)
-                one = predict_call(own, larger, count, layout, unknown_size, **options)
+                one = predict_call(own, larger, count, layout, unknown_size)
             points.append(_point(kind, one, rows, count))
             assumptions = one.assumptions
     points.sort(key=lambda p: (kinds.index(p.kind), list(layouts or ("",)).index(p.layout), p.devices))

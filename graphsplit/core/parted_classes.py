@@ -1,6 +1,8 @@
 """Classes of variables that lie in parts: those of TensorFlow, and each one's handle knows of the parts.
 
-A variable that is laid out is given such a class (and its own one again). TensorFlow's classes stay as they are.
+A variable that is laid out is given such a class (and its own one again): layers, optimizers and checkpoints hold the
+object, and no public method is asked for whatever reads, restores or saves it. The classes override private methods,
+each for the reason beside it, and call those of TensorFlow's own classes, which stay as they are.
 """
 
 from __future__ import annotations
@@ -32,7 +34,19 @@ def are_raw() -> bool:
     return bool(getattr(_inside, "depth", 0))
 
 
-def parted_class(kind: type) -> type:
+def give_parts(variable: Any, parts: Any) -> None:
+    """Let a variable's handle know of its parts, a `VariableParts`."""
+    variable._graphsplit_parts = parts
+    variable.__class__ = _parted_class(type(variable))
+
+
+def take_parts(variable: Any) -> None:
+    """Make a variable an ordinary one again."""
+    variable.__class__ = type(variable).__mro__[1]
+    del variable._graphsplit_parts
+
+
+def _parted_class(kind: type) -> type:
     """Return the class of variables of this class that lie in parts; itself, after a layout that was interrupted."""
     if kind in _classes.values():
         return kind

@@ -27,7 +27,7 @@ import tensorflow as tf
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import Cut, Division
-from graphsplit.core.parted_classes import are_raw, parted_class
+from graphsplit.core.parted_classes import are_raw, give_parts, take_parts
 from graphsplit.core.tensorflow_internals import function_graph, give_handle, in_save_context, value_at_call
 
 OWN_TRACE = "_graphsplit_own_trace"
@@ -66,9 +66,8 @@ class VariableParts:
         self._own = variable.handle
         self._dtype, self._shape = variable.dtype, variable.shape
         self._parts = [self._new_part(part) for part in range(len(self.devices))]
-        variable._graphsplit_parts = self
         self._variable = weakref.ref(variable)
-        variable.__class__ = parted_class(type(variable))
+        give_parts(variable, self)
         _by_handle[id(self._own)] = self  # last: from now on calls move the value, and the class has to know
         _changes[0] += 1
 
@@ -274,8 +273,7 @@ class VariableParts:
         _changes[0] += 1  # (and again below: an interrupt may come in between, and so may a plan of another thread)
         del _by_handle[id(self._own)]  # first: no call moves the value from now on
         _changes[0] += 1
-        variable.__class__ = type(variable).__mro__[1]
-        del variable._graphsplit_parts
+        take_parts(variable)
 
 
 def parts_of(handle: tf.Tensor) -> VariableParts | None:

@@ -1,4 +1,6 @@
-"""The only file that imports private TensorFlow modules. Each import says why no public name serves.
+"""The only file that imports private TensorFlow modules, or uses private attributes of its objects.
+
+Each says why no public name serves. (Those of its variables' classes that are overridden: `parted_classes`.)
 
 Everything here is a thin function with a plain meaning, so that a change in TensorFlow is mended in one place.
 """
@@ -280,6 +282,11 @@ def own_task() -> tuple[str, int] | None:
 def device_attributes_file() -> Any:
     """Return the description of the proto file that has `tensorflow.DeviceAttributes`."""
     return device_attributes_pb2.DESCRIPTOR
+
+
+def has_handle(variable: tf.Variable) -> bool:
+    """Return whether a variable has a handle of its own; public `handle` of one with several raises `ValueError`."""
+    return hasattr(variable, "_handle")
 
 
 def give_handle(variable: tf.Variable, handle: tf.Tensor) -> None:

@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from graphsplit.api.options import Options, check_stages_asked
-from graphsplit.api.pipeline_devices import stages_asked
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
 from graphsplit.planning.automatic_stages import Beginnings
@@ -24,7 +22,7 @@ def stages_of_model(model: Any, stages: object, flavor: Flavor) -> int | Beginni
 
     Args:
       model: a built model.
-      stages: how many, or patterns of names of layers at which stages begin.
+      stages: how many, which the options check, or patterns of names of layers at which stages begin.
       flavor: the Keras of the model. Keras 3 enters each layer's scope twice, to build and to call it, so that
         TensorFlow gives the second one a number; Keras 2 enters it once.
 
@@ -32,7 +30,6 @@ def stages_of_model(model: Any, stages: object, flavor: Flavor) -> int | Beginni
       ArgumentError: for neither of these, or a pattern that no layer's name fits.
     """
     if stages is None or (isinstance(stages, int) and not isinstance(stages, bool)):
-        check_stages_asked(stages)
         return stages
     if not isinstance(stages, (list, tuple)) or not stages or not all(isinstance(name, str) for name in stages):
         raise ArgumentError(
@@ -57,11 +54,6 @@ def stages_of_model(model: Any, stages: object, flavor: Flavor) -> int | Beginni
         groups = [fitting[pattern], *others]
         operations.append(tuple([f"(^|/)({'|'.join(map(re.escape, group))}){suffix}/" for group in groups]))
     return Beginnings(tuple(in_order), tuple(operations))
-
-
-def check_devices_of_stages(stages: int | Beginnings | None, schedule: str | None, devices: tuple[str, ...]) -> None:
-    """Raise `ArgumentError` unless so many devices make whole pipelines."""
-    stages_asked(Options(devices=devices, stages=stages, schedule=schedule), devices)
 
 
 def _layer_names(model: Any) -> Iterator[str]:

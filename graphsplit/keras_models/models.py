@@ -1,10 +1,4 @@
-"""Wrapped models: a second object that shares the template's whole state and only runs batches differently.
-
-The wrapper and its template have one `__dict__`. So layers, optimizer, metrics, compile state and checkpoint
-dependencies cannot differ, and whatever Keras does to one it does to both. The wrapper's own few attributes lie in
-slots, beside that dictionary. It says that its `__class__` is the template's, so that Keras writes the template's own
-name into files and makes the template's own class from them.
-"""
+"""Wrapped models: a second object that shares the template's whole state and only runs batches differently."""
 
 from __future__ import annotations
 
@@ -12,7 +6,7 @@ import inspect
 import types
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
@@ -22,6 +16,7 @@ from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.keras_internals import SharedState, compilation_of, make_slots, sharing_state, step_counter
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.keras_models.answers import STEPS, arguments_of, busiest, kind_of_step
 from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, with_open_rows
@@ -29,7 +24,6 @@ from graphsplit.keras_models.flavors import KERAS_3, Flavor
 from graphsplit.keras_models.saving import save_whole
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.sources import Planned
-from graphsplit.planning.automatic_stages import Beginnings
 from graphsplit.planning.plan import Plan
 
 
@@ -39,64 +33,38 @@ class ModelDevices:
 
     Attributes:
       devices: the device of each shard.
-      home: where whole operations run in training and evaluation.
-      predict_home: where predictions are merged.
+      options: of its steps in training and evaluation.
+      predict_home: where predictions are merged; None for the first device.
       variables: the layout of the model's and its optimizer's variables, or layouts by patterns of names.
-      micro_batches: how many shards each device has.
-      schedule: the order in which these go through stages, if it has any.
-      stages: into which the model is cut.
-      strict: whether what carries the batch and would run at home is an error, or how much of it may.
     """
 
     devices: tuple[str, ...]
-    home: str
-    predict_home: str
+    options: Options
+    predict_home: str | None
     variables: str | Mapping[str, str] = "home"
-    micro_batches: int = 1
-    schedule: str | None = None
-    stages: int | Beginnings | None = None
-    strict: bool | float = False
 
     def __str__(self) -> str:
-        count = len(self.devices)
+        count, parts = len(self.devices), self.options.micro_batches
         text = f"{count} device{'s' if count != 1 else ''}"
-        return f"{text}, {self.micro_batches} micro-batches each" if self.micro_batches > 1 else text
+        return f"{text}, {parts} micro-batches each" if parts > 1 else text
 
 
-class ParallelModel:
+class ParallelModel(SharedState):
     """What both kinds of wrapped models have in common; stands before the template's class among the bases.
 
     Attributes:
-      template: the model that was wrapped.
       model_devices: where this one runs.
     """
 
-    __slots__ = ("_compiled_by_xla", "_functions", "model_devices", "template")
+    __slots__ = ("_compiled_by_xla", "_functions", "model_devices")
 
-    template: Any
     model_devices: ModelDevices
     _functions: dict[str, tuple[Any, Any]]
     _compiled_by_xla: bool | str
 
-    @classmethod
-    def _wrap(cls, template: Any, model_devices: ModelDevices) -> ParallelModel:
-        model: ParallelModel = object.__new__(cls)  # Keras' own constructors would make new state
-        object.__setattr__(model, "__dict__", template.__dict__)
-        own = {"template": template, "model_devices": model_devices, "_functions": {}, "_compiled_by_xla": False}
-        for name, value in own.items():
-            object.__setattr__(model, name, value)
-        return model
-
-    @property  # type: ignore[misc]
-    def __class__(self) -> type:  # type: ignore[override]
-        return type(self.template)
-
     def __repr__(self) -> str:
         names = ", ".join(map(short_name, self.model_devices.devices))
         return f"<{type(self.template).__name__} name={self.template.name} on {names}>"
-
-    def __reduce__(self) -> Any:
-        return self.template.__reduce__()  # a copy, or what is unpickled, is a template
 
     def compile(self, *args: Any, **kwargs: Any) -> Any:
         """Compile the template, which compiles this model too: they share what it makes."""
@@ -172,10 +140,10 @@ class ParallelModel:
     def _function(self, kind: str) -> Any:
         """Return the function made for `kind` since the last `compile`, or None."""
         compiled, function = self._functions.get(kind, (None, None))
-        return function if compiled is _compilation(self.template) else None
+        return function if compiled is compilation_of(self.template) else None
 
     def _set_function(self, kind: str, function: Any) -> None:
-        self._functions[kind] = (_compilation(self.template), function)
+        self._functions[kind] = (compilation_of(self.template), function)
 
     def _make(self, kind: str, force: bool) -> Any:
         if force or self._function(kind) is None:
@@ -187,11 +155,7 @@ class ParallelModel:
         """Lay out what the model has by now; an optimizer makes its slots first."""
         if self.model_devices.variables == "home":
             return
-        optimizer: Any = getattr(self.template, "optimizer", None)
-        if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
-            optimizer.build(self.template.trainable_variables)
-        elif hasattr(optimizer, "_create_all_weights"):  # tf_keras' legacy ones, which have no public name for it
-            optimizer._create_all_weights(self.template.trainable_variables)
+        make_slots(getattr(self.template, "optimizer", None), self.template.trainable_variables)
         set_variable_layout(self.template, self.model_devices.variables, self.model_devices.devices)
 
     def _eager(self, kind: str) -> Any:
@@ -207,19 +171,9 @@ class ParallelModel:
 
     def _step(self, kind: str) -> ParallelFunction[[Any, bool], Any]:
         step = with_open_rows(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
-        home = self.model_devices.predict_home if kind == "predict" else self.model_devices.home
         where = self.model_devices
-        options = Options(
-            devices=where.devices,
-            home=None if home == where.devices[0] else home,
-            micro_batches=where.micro_batches,
-            schedule=where.schedule,
-            stages=where.stages,
-            jit_compile=self._compiled_by_xla,
-            strict=where.strict,
-            devices_argument="gpus",
-        )
-        return ParallelFunction(step, options)
+        home = where.predict_home if kind == "predict" else where.options.home
+        return ParallelFunction(step, replace(where.options, home=home, jit_compile=self._compiled_by_xla))
 
     def _batch_function(self, kind: str) -> Any:
         raise NotImplementedError
@@ -276,7 +230,7 @@ class ParallelKeras2Model(ParallelModel):
         finish = joined_predictions if kind == "predict" else last
 
         def finish_and_count(outputs: list[Any]) -> Any:
-            getattr(self.template, f"_{kind}_counter").assign_add(len(outputs))
+            step_counter(self.template, kind).assign_add(len(outputs))
             return finish(outputs)
 
         def steps() -> int:
@@ -291,7 +245,13 @@ def is_wrapped(model: Any) -> bool:
     return issubclass(type(model), ParallelModel)
 
 
-def parallel_class(template_class: type, flavor: Flavor) -> type[ParallelModel]:
+def wrapped(template: Any, flavor: Flavor, model_devices: ModelDevices) -> Any:
+    """Return a model that runs on several devices, which says itself that it is of the template's class."""
+    own = {"model_devices": model_devices, "_functions": {}, "_compiled_by_xla": False}
+    return sharing_state(_parallel_class(type(template), flavor), template, **own)
+
+
+def _parallel_class(template_class: type, flavor: Flavor) -> type[ParallelModel]:
     """Return the class of wrapped models of a template's class."""
     base = ParallelKeras3Model if flavor is KERAS_3 else ParallelKeras2Model
     namespace = {"__slots__": (), "__module__": template_class.__module__, "__doc__": template_class.__doc__}
@@ -301,11 +261,6 @@ def parallel_class(template_class: type, flavor: Flavor) -> type[ParallelModel]:
         f"Parallel{template_class.__name__}", (base, template_class), exec_body=lambda ns: ns.update(namespace)
     )
     return made
-
-
-def _compilation(template: Any) -> Any:
-    """Return an object that is another one after each `compile`; Keras keeps its arguments in it."""
-    return getattr(template, "_compile_config", None)
 
 
 def _bind(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -7,15 +7,16 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from graphsplit.api.options import check_micro_batches, check_schedule, check_strict
+from graphsplit.api.options import Options
+from graphsplit.api.pipeline_devices import stages_asked
 from graphsplit.api.variable_layouts import check_layout
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.keywords import suggesting_options
 from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
-from graphsplit.keras_models.layer_stages import check_devices_of_stages, stages_of_model
-from graphsplit.keras_models.models import ModelDevices, is_wrapped, parallel_class
+from graphsplit.keras_models.layer_stages import stages_of_model
+from graphsplit.keras_models.models import ModelDevices, is_wrapped, wrapped
 
 Model = TypeVar("Model")  # of either Keras, neither of which is imported here
 
@@ -82,26 +83,30 @@ def multi_gpu_model(
     (5, 1)
     """
     flavor = _check_model(model)
-    check_micro_batches(micro_batches)
-    check_schedule(schedule)
-    check_strict(strict)
-    asked = stages_of_model(model, stages, flavor)
     devices = _devices(gpus)
-    check_devices_of_stages(asked, schedule, devices)
+    cpu = None if devices[0] == _CPU else _CPU  # (None is the first device)
+    options = Options(
+        devices=devices,
+        home=cpu if cpu_relocation else None,
+        micro_batches=micro_batches,
+        schedule=schedule,
+        stages=stages_of_model(model, stages, flavor),
+        strict=strict,
+        devices_argument="gpus",
+    )
+    stages_asked(options, devices)  # (checks that they make whole pipelines)
     if len(devices) == 1 and micro_batches == 1 and schedule is None:
         return model
     _check_strategy(model)
     if cpu_relocation:
         _check_on_cpu(model)
-    home = _CPU if cpu_relocation else devices[0]
     check_layout(variables)
     if cpu_relocation and variables != "home":
         raise ArgumentError(
             f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."
         )
-    where = ModelDevices(devices, home, _CPU if cpu_merge else home, variables, micro_batches, schedule, asked, strict)
-    wrapped: Any = parallel_class(type(model), flavor)._wrap(model, where)  # says itself that it is a `Model`
-    return wrapped  # type: ignore[no-any-return]
+    where = ModelDevices(devices, options, cpu if cpu_merge else options.home, variables)
+    return wrapped(model, flavor, where)  # type: ignore[no-any-return]
 
 
 def _check_model(model: Any) -> Flavor:

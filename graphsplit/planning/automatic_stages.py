@@ -17,7 +17,7 @@ from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.chains import Room, cut
 from graphsplit.planning.gradient_pairs import sources_of
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.stage_units import StageUnits
+from graphsplit.planning.stage_units import StageUnits, stage_units
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Program, Tensor
 from graphsplit.program.stages import Stage
@@ -115,7 +115,7 @@ def cut_into_stages(
     """
     if not mesh.shards:
         return program, StageCuts(asked)
-    units = StageUnits(program, steps, mesh.batch)
+    units = stage_units(program, steps, mesh.batch)
     may_be_fewer = program.seeds or len(units.work) >= len(asked.devices)
     devices = asked.devices[: units.most_stages] if may_be_fewer else asked.devices
     if not devices:
@@ -126,7 +126,7 @@ def cut_into_stages(
         called = ["", *asked.begins.names]
         devices = tuple([own for own, name in zip(asked.devices, called, strict=True) if name not in idle])
     else:
-        units.put_in_order(len(devices))
+        units = units.in_order(len(devices))
         starts = _equal_starts(units, len(devices), asked, mesh, schedule)
     stages = [Stage(str(number), own) for number, own in enumerate(devices)]
     number = {i: sum(k >= start for start in starts) - 1 for i, k in units.of.items()}

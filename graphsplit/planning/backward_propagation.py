@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
 from graphsplit.planning.averages import as_planned
-from graphsplit.planning.forward_propagation import ForwardPropagation
+from graphsplit.planning.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import COPIES, Op, Program, Tensor
@@ -24,23 +24,20 @@ BodyPlanner = Callable[[Op, Sequence[Layout]], Mapping[str, object]]
 
 
 class BackwardPropagation:
-    """From what is read to what must run.
+    """From what is read to what must run: `run` returns the steps.
 
     Args:
       program: what is planned.
-      natural: its forward pass.
+      natural: the natural forms of its operations.
       output_layouts: the layouts in which the outputs are wanted.
       independent: whether shards may draw random numbers of their own.
       state: where lives what the program does not compute.
-
-    Attributes:
-      steps: what becomes of each op.
     """
 
     def __init__(
         self,
         program: Program,
-        natural: ForwardPropagation,
+        natural: NaturalForms,
         output_layouts: Sequence[Layout],
         *,
         independent: bool = False,
@@ -48,7 +45,7 @@ class BackwardPropagation:
     ):
         self.program = program
         self.natural = natural
-        self.steps: list[Step] = [Step()] * len(program.ops)
+        self._output_layouts = output_layouts
         self._independent = independent
         self._state = state
         self._demands: list[dict[tuple[int, Layout], None]] = [{} for _ in program.ops]
@@ -56,12 +53,17 @@ class BackwardPropagation:
         self._costs: dict[tuple[Tensor, Layout], int] = {}
         self._inputs = set(program.inputs)
         self._remade_whole: dict[int, bool] = {}
-        for tensor, layout in zip(program.outputs, output_layouts, strict=True):
+
+    def run(self) -> tuple[Step, ...]:
+        """Return what becomes of each op."""
+        steps = [Step()] * len(self.program.ops)
+        for tensor, layout in zip(self.program.outputs, self._output_layouts, strict=True):
             self._demand(tensor, layout)
-        for op in reversed(program.ops):
+        for op in reversed(self.program.ops):
             if self._demands[op.index] or op.index in self._required:
-                self.steps[op.index] = self._visit(op)
+                steps[op.index] = self._visit(op)
                 self._required.update(op.controls)
+        return tuple(steps)
 
     def _demand(self, tensor: Tensor, layout: Layout) -> None:
         self._demands[tensor.op][tensor.index, layout] = None
@@ -202,7 +204,7 @@ class WholeBackwardPropagation(BackwardPropagation):
       plan_bodies: plans the functions of a loop or branch that stays at home, given the layouts of its inputs.
     """
 
-    def __init__(self, program: Program, natural: ForwardPropagation, plan_bodies: BodyPlanner, **others: object):
+    def __init__(self, program: Program, natural: NaturalForms, plan_bodies: BodyPlanner, **others: object):
         self._plan_bodies = plan_bodies
         outputs = (SINGLE_DEVICE,) * len(program.outputs)
         super().__init__(program, natural, outputs, **others)  # type: ignore[arg-type]
@@ -224,7 +226,7 @@ class LocalBackwardPropagation(BackwardPropagation):
       wishes: the layouts in which arguments would have to be given that are given whole, by number.
     """
 
-    def __init__(self, program: Program, natural: ForwardPropagation, outputs: Sequence[Layout], independent: bool):
+    def __init__(self, program: Program, natural: NaturalForms, outputs: Sequence[Layout], independent: bool):
         self.obstacles: list[str] = []
         self.wishes: dict[int, Shard] = {}
         super().__init__(program, natural, outputs, independent=independent)

@@ -10,7 +10,7 @@ import tensorflow as tf
 from graphsplit.core.function_calls import CONTROL_FLOW, function_names
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard, is_whole
 from graphsplit.planning.backward_propagation import LocalBackwardPropagation
-from graphsplit.planning.forward_propagation import LocalForwardPropagation
+from graphsplit.planning.forward_propagation import LocalForwardPropagation, NaturalForms
 from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.row_loops import answer_row_loop, is_row_list
@@ -52,21 +52,20 @@ class ControlFlowAnswers:
             for number, layout in wishes.items():
                 given[chooses + number] = layout
 
-    def _forward(
-        self, program: Program, layouts: Sequence[Layout], outputs: Sequence[Layout] = ()
-    ) -> LocalForwardPropagation:
+    def _forward(self, program: Program, layouts: Sequence[Layout], outputs: Sequence[Layout] = ()) -> NaturalForms:
         whole = {t for t, layout in zip(program.outputs, outputs, strict=False) if is_whole(layout)}
-        return LocalForwardPropagation(program, layouts, self.answer, whole)
+        return LocalForwardPropagation(program, layouts, self.answer, whole).run()
 
     def _plan(
         self, program: Program, inputs: Sequence[Layout], outputs: Sequence[Layout], wishes: dict[int, Shard]
     ) -> LocalPlan | Declined:
         natural = self._forward(program, inputs, outputs)
         backward = LocalBackwardPropagation(program, natural, outputs, self.random == "independent")
+        steps = backward.run()
         if backward.obstacles:
             wishes.update(backward.wishes)
             return Declined(backward.obstacles[0])
-        return LocalPlan(program, self.mesh, tuple(inputs), tuple(outputs), tuple(backward.steps), self.random)
+        return LocalPlan(program, self.mesh, tuple(inputs), tuple(outputs), steps, self.random)
 
     def _answer_loop(self, op: Op, layouts: Sequence[Layout], wishes: dict[int, Shard]) -> Answer:
         condition_name, body_name = function_names(op.node)
@@ -134,7 +133,7 @@ def _sharded(op: Op, wants: Sequence[Layout], gives: Sequence[Layout], plans: Ma
     return Sharded(tuple(wants), tuple(gives), bodies=plans)
 
 
-def _joined(carried: Layout, forward: LocalForwardPropagation, body: Program, i: int) -> Layout | None:
+def _joined(carried: Layout, forward: NaturalForms, body: Program, i: int) -> Layout | None:
     """Return the layout of a carried tensor after a turn, joined with that before; None if they cannot be joined."""
     after = forward.layout(body.outputs[i])
     if isinstance(carried, Shard):
@@ -146,7 +145,7 @@ def _joined(carried: Layout, forward: LocalForwardPropagation, body: Program, i:
     return carried
 
 
-def _accumulates_partial(forward: LocalForwardPropagation, body: Program, i: int) -> bool:
+def _accumulates_partial(forward: NaturalForms, body: Program, i: int) -> bool:
     """Return whether carried tensor `i` becomes itself plus partial sums: then it may stay partial through the loop.
 
     So does the weight gradient of a recurrent layer. What it starts from is partial too: on the first device, with

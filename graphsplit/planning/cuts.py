@@ -9,7 +9,7 @@ kept if it spreads more work than its moves cost.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
@@ -18,7 +18,7 @@ from graphsplit.core.layouts import Layout, OtherRows, Shard, is_whole
 from graphsplit.core.symbolic_sizes import Shape, is_same, quotient
 from graphsplit.costs.break_even import COPY_BYTES, FLOPS_PER_BYTE, LEAST_OTHER_BYTES, LEAST_OTHER_FLOPS, LEAST_SHARE
 from graphsplit.costs.work import flops_of
-from graphsplit.planning.forward_propagation import ForwardPropagation
+from graphsplit.planning.forward_propagation import ForwardPropagation, NaturalForms
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.work import is_data
 from graphsplit.program.program import Op, Program, Tensor
@@ -30,8 +30,8 @@ Pass = Callable[..., ForwardPropagation]
 """Makes a forward pass of a class over the program, given the class and its further arguments."""
 
 
-def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> ForwardPropagation:
-    """Return the forward pass in which whole values are cut where that pays.
+def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> NaturalForms:
+    """Return the natural forms in which whole values are cut where that pays.
 
     Args:
       program: what is planned.
@@ -39,20 +39,20 @@ def with_cuts(program: Program, mesh: Mesh, independent: bool, make: Pass) -> Fo
       independent: whether shards may draw random numbers of their own.
       make: see `Pass`.
     """
-    natural = make(ForwardPropagation)
+    natural = make(ForwardPropagation).run()
     if mesh.shards < 2 or _share_at_home(program, natural) < LEAST_SHARE:
         return natural
     known = natural.wanted_whole
-    hopeful = make(_Hopeful, settled=natural.answers, wanted_whole=known, mesh=mesh)
-    assert isinstance(hopeful, _Hopeful)
-    answers, cuts = _Components(program, natural, hopeful, mesh, independent).that_pay()
+    hope = make(_Hopeful, settled=natural.answers, wanted_whole=known, mesh=mesh)
+    assert isinstance(hope, _Hopeful)
+    answers, cuts = _Components(program, natural, hope.run(), hope.lengths, mesh, independent).that_pay()
     if not answers:
         return natural
     settled = [answers.get(op.index, natural.answers[op.index]) for op in program.ops]
-    return make(ForwardPropagation, settled=settled, wanted_whole=known, cuts=cuts)
+    return make(ForwardPropagation, settled=settled, wanted_whole=known, cuts=cuts).run()
 
 
-def _share_at_home(program: Program, natural: ForwardPropagation) -> float:
+def _share_at_home(program: Program, natural: NaturalForms) -> float:
     """Return the share of all floating-point operations that is naturally done whole: an optimizer's, mostly."""
     work = [flops_of(op) for op in program.ops]
     whole = [flops for flops, given in zip(work, natural.answers, strict=True) if given is None]
@@ -154,10 +154,19 @@ class _Component:
 
 
 class _Components:
-    def __init__(self, program: Program, natural: ForwardPropagation, hopeful: _Hopeful, mesh: Mesh, independent: bool):
+    def __init__(
+        self,
+        program: Program,
+        natural: NaturalForms,
+        hopeful: NaturalForms,
+        lengths: Collection[int],
+        mesh: Mesh,
+        independent: bool,
+    ):
         self._program = program
         self._natural = natural
         self._hopeful = hopeful
+        self._lengths = lengths
         self._mesh = mesh
         self._independent = independent
         given = zip(program.ops, natural.answers, hopeful.answers, strict=True)
@@ -231,7 +240,7 @@ class _Components:
                 component.bytes -= size * bool(was_gathered)
 
     def _is_ordinary(self, cut: Shard) -> bool:
-        return all(not isinstance(part, OtherRows) or part.length in self._hopeful.lengths for part in cut.parts)
+        return all(not isinstance(part, OtherRows) or part.length in self._lengths for part in cut.parts)
 
     def _bytes_to_cut(self, tensor: Tensor, layout: Shard) -> int:
         """Return what moves when a whole value is cut: nothing of what each shard makes for itself."""

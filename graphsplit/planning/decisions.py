@@ -9,10 +9,10 @@ from graphsplit.core.layouts import Layout, Shard, is_whole
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
-from graphsplit.planning.asked import Asked
 from graphsplit.planning.automatic_stages import StageCuts
 from graphsplit.planning.flow import Flow
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.options import PlanOptions
 from graphsplit.planning.owners import Owners
 from graphsplit.planning.phases import Phase
 from graphsplit.planning.schedules import Schedule
@@ -61,7 +61,7 @@ class Decisions:
     turns: tuple[Turn, ...] = field(default=(), repr=False)
     schedules: Mapping[int, Schedule] = field(default_factory=dict, repr=False)
     notes: tuple[str, ...] = ()
-    asked: Asked = field(default_factory=Asked, repr=False)
+    asked: PlanOptions = field(default_factory=PlanOptions, repr=False)
     state: State = field(default_factory=State, repr=False)
     stage_cuts: StageCuts | None = field(default=None, repr=False)
     refused: Mapping[int, str] | None = None

@@ -27,7 +27,7 @@ import tensorflow as tf
 from graphsplit.core.graphdefs import constant_value
 from graphsplit.core.layouts import Copied, Cut, Division, EvenCut, Partial, Shard
 from graphsplit.planning.gathering import Gather, find_gathers
-from graphsplit.planning.part_by_part import JOINS, PartByPart
+from graphsplit.planning.part_by_part import JOINS, PartByPart, part_by_part
 from graphsplit.planning.whole_writing import WholeWriter, part_shape
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Sharded
@@ -60,7 +60,7 @@ def divide(program: Program, cuts: Mapping[str, Division], reshard: bool = True)
       reshard: whether what is put together is dropped and put together again, where its variable asks for that.
     """
     handles = {i: cuts[name] for i in program.captures if (name := program.ops[i].name) in cuts}
-    finder = PartByPart(program, handles)
+    finder = part_by_part(program, handles)
     if finder.obstacles:
         return Divided(program, tuple([(k, 0) for k in range(len(program.captures))]), finder.obstacles)
     return _Writer(program, finder, find_gathers(program, handles) if reshard else ()).divided()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
@@ -33,8 +33,33 @@ ControlFlowRule = Callable[[Op, Sequence[Layout]], Answer]
 """How loops and branches are answered: they need plans of their bodies, which rules know nothing of."""
 
 
-class ForwardPropagation:
+@dataclass(frozen=True, eq=False)
+class NaturalForms:
     """The natural form of every op, and the layout in which its readers meet each of its outputs.
+
+    Attributes:
+      answers: for each op how it runs on the shards, or None if it is naturally run whole.
+      reasons: why an op that carries rows is at home.
+      seen: for each op, the layouts of its outputs.
+      kept_home: ops that must run at home, with the reason.
+      wanted_whole: the outputs that somebody reads whole.
+      whole: what whole values are, of ops that run on whole tensors.
+    """
+
+    answers: Sequence[Sharded | None]
+    reasons: Sequence[str]
+    seen: Sequence[tuple[Layout, ...]]
+    kept_home: Mapping[int, str]
+    wanted_whole: Collection[Tensor]
+    whole: Layout
+
+    def layout(self, tensor: Tensor) -> Layout:
+        """Return the layout in which readers meet a tensor."""
+        return self.seen[tensor.op][tensor.index]
+
+
+class ForwardPropagation:
+    """The pass that finds the natural forms; `run` does.
 
     Args:
       program: what is planned.
@@ -47,16 +72,10 @@ class ForwardPropagation:
       settled: how operations run on the shards that have been decided upon, by position; None where nothing has.
       wanted_whole: the outputs that somebody reads whole, if that is known from an earlier pass.
       exchanging: how many shards can send each other parts of what they have; 0 if they cannot.
-
-    Attributes:
-      kept_home, wanted_whole: see there.
-      answers: for each op how it runs on the shards, or None if it is naturally run whole.
-      reasons: why an op that carries rows is at home.
-      seen: for each op, the layouts of its outputs.
     """
 
     whole: Layout = SINGLE_DEVICE
-    """What whole values are, of ops that run on whole tensors."""
+    """See `NaturalForms`."""
 
     may_grow = False
     """Whether partial sums stay partial even where it would pay to reduce them: where nothing can be reduced."""
@@ -71,38 +90,44 @@ class ForwardPropagation:
         batch: int = 0,
         cuts: Mapping[Tensor, Shard] | None = None,
         settled: Sequence[Sharded | None] = (),
-        wanted_whole: set[Tensor] | None = None,
+        wanted_whole: Collection[Tensor] | None = None,
         exchanging: int = 0,
     ):
         self.program = program
-        self.answers: list[Sharded | None] = []
-        self.reasons: list[str] = []
-        self.seen: list[tuple[Layout, ...]] = []
+        self._input_layouts = input_layouts
+        self._whole_outputs = whole_outputs
+        self._wanted_whole = wanted_whole
+        self._answers: list[Sharded | None] = []
+        self._reasons: list[str] = []
+        self._seen: list[tuple[Layout, ...]] = []
         self._control_flow = control_flow
-        self.kept_home = kept_home or {}
+        self._kept_home = kept_home or {}
         self._batch = batch
         self._cuts = cuts or {}
         self._settled = settled
         self._exchanging = exchanging
-        if wanted_whole is None:
-            wanted_whole = self._tensors_wanted_whole(whole_outputs)
-        self.wanted_whole = wanted_whole
-        arguments = dict(zip(program.inputs, input_layouts, strict=True))
-        for op in program.ops:
+
+    def run(self) -> NaturalForms:
+        """Return the natural forms."""
+        if self._wanted_whole is None:
+            self._wanted_whole = self._tensors_wanted_whole(self._whole_outputs)
+        arguments = dict(zip(self.program.inputs, self._input_layouts, strict=True))
+        for op in self.program.ops:
             given = arguments.get(op.index)
             if given is not None:
                 self._append(None, "", (self._seen_whole(op, 0) if given == self.whole else given,))
             else:
                 self._visit(op)
+        return NaturalForms(self._answers, self._reasons, self._seen, self._kept_home, self._wanted_whole, self.whole)
 
     def layout(self, tensor: Tensor) -> Layout:
         """Return the layout in which readers meet a tensor."""
-        return self.seen[tensor.op][tensor.index]
+        return self._seen[tensor.op][tensor.index]
 
     def _append(self, given: Sharded | None, reason: str, seen: tuple[Layout, ...]) -> None:
-        self.answers.append(given)
-        self.reasons.append(reason)
-        self.seen.append(seen)
+        self._answers.append(given)
+        self._reasons.append(reason)
+        self._seen.append(seen)
 
     def _seen_whole(self, op: Op, output: int) -> Layout:
         """Return how readers meet what is whole."""
@@ -160,8 +185,8 @@ class ForwardPropagation:
             self._append(None, reason or why, (layout,))
 
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
-        if op.index in self.kept_home:
-            return Declined(self.kept_home[op.index])
+        if op.index in self._kept_home:
+            return Declined(self._kept_home[op.index])
         if op.type == "LookupTableFindV2":
             return Declined("its table lives on one device")
         if op.stateful:
@@ -191,7 +216,7 @@ class ForwardPropagation:
         """A partial sum stays partial only while every reader is linear in it: it is reduced once, not twice."""
         if not isinstance(layout, Partial):
             return layout
-        stays = layout in _LINEAR and Tensor(op.index, output) not in self.wanted_whole
+        stays = layout in _LINEAR and Tensor(op.index, output) not in (self._wanted_whole or ())
         return PARTIAL_SUM if stays else self._seen_whole(op, output)
 
     def _tensors_wanted_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:

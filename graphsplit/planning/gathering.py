@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from graphsplit.core.layouts import Cut, Division, Shard
-from graphsplit.planning.part_by_part import PartByPart
+from graphsplit.planning.part_by_part import PartByPart, part_by_part
 from graphsplit.program.program import Op, Program, Tensor
 
 _SMALL = 16_384  # bytes: such are put together once, and kept (biases travel as one, see `bucketing`)
@@ -46,7 +46,7 @@ def find_gathers(program: Program, handles: Mapping[int, Division]) -> list[Gath
     divided = {i: replace(cut, parts=max(cut.parts, 2)) for i, cut in sharded.items()}
     if not divided:
         return []
-    finder = PartByPart(program, divided)
+    finder = part_by_part(program, divided)
     needed = _needed(program)
     reads = [(op, tensor) for op in program.ops if op.index in needed for tensor in _reads(program, finder, op)]
     largest = max([program.bytes(tensor) for _, tensor in reads], default=0)

@@ -11,6 +11,7 @@ gradient has.
 
 from __future__ import annotations
 
+import functools
 import re
 from collections.abc import Collection, Container, Mapping, Sequence
 
@@ -56,36 +57,50 @@ def _without_version(kind: str) -> str:
     return re.sub(r"V\d+$", "", kind)
 
 
-class Pairing:
-    """The forward operation of each backward one, by position in the order of forward operations.
+def pair(program: Program, forward: Sequence[int], backward: set[int]) -> Mapping[int, int]:
+    """Return for each backward operation the position of its forward one in the order of forward operations.
+
+    None follows from one with a smaller position.
 
     Args:
       program: what is planned.
       forward: the positions in the program of the forward operations that count, in order.
       backward: those of the backward operations that count.
-
-    Attributes:
-      of: for each backward operation that counts, the position of its forward operation among `forward`. None follows
-        from one with a smaller position.
     """
+    return _Pairing(program, forward, backward).find()
 
+
+class _Pairing:
     def __init__(self, program: Program, forward: Sequence[int], backward: set[int]):
         self._program = program
         self._number = {i: k for k, i in enumerate(forward)}
         self._forward = [program.ops[i] for i in forward]
         self._backward = backward
         self._sources = [sources_of(op, backward.union(forward)) for op in program.ops]
-        self._readers: list[list[int]] = [[] for _ in program.ops]
-        for op in program.ops:
-            for i in self._sources[op.index]:
-                self._readers[i].append(op.index)
-        self._concerned = self._find_concerned()
         self._flops = [flops_of(op) for op in self._forward]
-        self._candidates = {i: self._find_candidates(program.ops[i]) for i in backward}
-        self._least = self._find_least()
-        self.of: Mapping[int, int] = self._find()
 
-    def _find_concerned(self) -> dict[Tensor, set[int]]:
+    def find(self) -> dict[int, int]:
+        found: dict[int, int] = {}
+        most: dict[int, int] = {}  # of all operations: what a follower cannot be behind
+        for op in self._program.ops:
+            before = [most[i] for i in self._sources[op.index] if i in most]
+            behind = min(before, default=len(self._forward) - 1)
+            if op.index in self._backward:
+                found[op.index] = behind = self._choose(op, behind)
+            if op.index in self._backward or before:
+                most[op.index] = behind
+        return self._with_readers(found)
+
+    @functools.cached_property
+    def _readers(self) -> list[list[int]]:
+        readers: list[list[int]] = [[] for _ in self._program.ops]
+        for op in self._program.ops:
+            for i in self._sources[op.index]:
+                readers[i].append(op.index)
+        return readers
+
+    @functools.cached_property
+    def _concerned(self) -> dict[Tensor, set[int]]:
         """Return for each tensor that is not made backward which forward operations made it or read it."""
         found: dict[Tensor, set[int]] = {}
         for k, op in enumerate(self._forward):
@@ -93,6 +108,10 @@ class Pairing:
                 if not self._program.ops[tensor.op].is_constant:  # anybody may read the same
                     found.setdefault(tensor, set()).add(k)
         return found
+
+    @functools.cached_property
+    def _candidates(self) -> dict[int, list[int]]:
+        return {i: self._find_candidates(self._program.ops[i]) for i in self._backward}
 
     def _find_candidates(self, op: Op) -> list[int]:
         """Return the forward operations that have to do with all that a backward one reads of forward, in order."""
@@ -108,7 +127,8 @@ class Pairing:
         of_operands = [k for k in alike if op.out_shapes[0] in self._forward[k].in_shapes]
         return sorted(of_operands or alike)
 
-    def _find_least(self) -> dict[int, int]:
+    @functools.cached_property
+    def _least(self) -> dict[int, int]:
         """Return for operations the position that they cannot be before: that of what follows from them."""
         least: dict[int, int] = {}
         updated = self._updated_variables()
@@ -148,18 +168,6 @@ class Pairing:
         while op.inputs and len(op.inputs) == 1 and op.index not in self._number:
             op = self._program.ops[op.inputs[0].op]
         return op.index if op.out_dtypes[:1] == (tf.resource,) and not op.inputs else None
-
-    def _find(self) -> dict[int, int]:
-        found: dict[int, int] = {}
-        most: dict[int, int] = {}  # of all operations: what a follower cannot be behind
-        for op in self._program.ops:
-            before = [most[i] for i in self._sources[op.index] if i in most]
-            behind = min(before, default=len(self._forward) - 1)
-            if op.index in self._backward:
-                found[op.index] = behind = self._choose(op, behind)
-            if op.index in self._backward or before:
-                most[op.index] = behind
-        return self._with_readers(found)
 
     def _choose(self, op: Op, behind: int) -> int:
         """Return the position of a backward operation, given that which it cannot be behind."""

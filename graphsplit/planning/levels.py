@@ -14,27 +14,29 @@ from graphsplit.planning.scheduling import seeds_of
 from graphsplit.program.program import Op
 
 
-class Levels:
-    """The number of waits before each operation.
+def levels_on_shards(flow: Flow) -> list[int]:
+    """Return the number of waits before what runs on the shards, by position; 0 for others.
 
     Args:
       flow: what depends on what.
-
-    Attributes:
-      whole: before what runs once, by position; 0 for others.
-      shards: before what runs on the shards, by position; 0 for others.
     """
+    return _Levels(flow).find()
 
+
+class _Levels:
     def __init__(self, flow: Flow):
         self._flow = flow
         self._ops = flow.program.ops
         self._seeds = seeds_of(flow.program)
         self._wanted: dict[tuple[int, bool], int] = {}
-        self.whole, self.shards = [0] * len(self._ops), [0] * len(self._ops)
+        self._whole, self._shards = [0] * len(self._ops), [0] * len(self._ops)
+
+    def find(self) -> list[int]:
         self._count()
-        if any(self.shards):
+        if any(self._shards):
             self._look_back()
             self._count()
+        return self._shards
 
     def _copies(self, op: Op) -> Iterator[tuple[bool, list[Source]]]:
         """Return how an operation runs, on the shards or once, and what it then depends on."""
@@ -45,7 +47,7 @@ class Levels:
             yield True, list(self._flow.of_shard(op.index))
 
     def _level(self, position: int, on_shards: bool) -> int:
-        return (self.shards if on_shards else self.whole)[position]
+        return (self._shards if on_shards else self._whole)[position]
 
     def _count(self) -> None:
         """Count the waits: as few as can be, or as many as are wanted."""
@@ -55,7 +57,7 @@ class Levels:
             for on_shards, sources in self._copies(op):
                 least = self._wanted.get((op.index, on_shards), first if op.index in given else 0)
                 before = [self._level(s.op, s.on_shards) + s.of_all for s in sources]
-                (self.shards if on_shards else self.whole)[op.index] = max([least, *before])
+                (self._shards if on_shards else self._whole)[op.index] = max([least, *before])
 
     def _look_back(self) -> None:
         """Find which operations can wait with what reads them."""

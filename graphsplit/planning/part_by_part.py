@@ -11,7 +11,7 @@ over it and products with what has other axes are done once, for all copies.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
@@ -30,8 +30,9 @@ JOINS = {"sum": "AddN", "max": "Maximum", "min": "Minimum", "prod": "Mul"}
 """How the parts of a result are joined whose entries were reduced over the axis that is cut."""
 
 
+@dataclass(frozen=True, eq=False)
 class PartByPart:
-    """Finds which operations are done part by part.
+    """Which operations are done part by part.
 
     Attributes:
       handles: how the captured variables are cut or copied, by position.
@@ -42,42 +43,59 @@ class PartByPart:
       obstacles: why variables must be whole, by placeholder name.
     """
 
+    handles: Mapping[int, Division]
+    how: Mapping[int, Sharded]
+    base: Mapping[int, Division]
+    cut: Mapping[Tensor, Division]
+    rows: Mapping[int, Division]
+    obstacles: Mapping[str, str]
+
+
+def part_by_part(program: Program, handles: Mapping[int, Division]) -> PartByPart:
+    """Return which operations of a program are done part by part; `handles` as in `PartByPart`."""
+    return _Finder(program, handles).find()
+
+
+class _Finder:
     def __init__(self, program: Program, handles: Mapping[int, Division]):
         self._program = program
-        self.handles = {i: cut for i, cut in handles.items() if cut.parts > 1}
-        self.how: dict[int, Sharded] = {}
-        self.base: dict[int, Division] = {}
-        self.cut: dict[Tensor, Division] = {}
-        self.rows: dict[int, Division] = {}
-        self.obstacles: dict[str, str] = {}
+        self._handles = {i: cut for i, cut in handles.items() if cut.parts > 1}
+        self._how: dict[int, Sharded] = {}
+        self._base: dict[int, Division] = {}
+        self._cut: dict[Tensor, Division] = {}
+        self._rows: dict[int, Division] = {}
+        self._obstacles: dict[str, str] = {}
+
+    def find(self) -> PartByPart:
         before = -1
-        while len(self.how) + len(self.cut) != before:  # a gradient that is taken apart has other readers, and so on
-            before = len(self.how) + len(self.cut)
-            for op in program.ops:
+        while len(self._how) + len(self._cut) != before:  # a gradient that is taken apart has other readers, and so on
+            before = len(self._how) + len(self._cut)
+            for op in self._program.ops:
                 self._follow(op)
-            for op in reversed(program.ops):
+            for op in reversed(self._program.ops):
                 self._lead(op)
+        return PartByPart(self._handles, self._how, self._base, self._cut, self._rows, self._obstacles)
 
     def _follow(self, op: Op) -> None:
         """Do an operation part by part if what it reads is in parts."""
-        touched = [i for i, tensor in enumerate(op.inputs) if tensor.op in self.handles]
+        touched = [i for i, tensor in enumerate(op.inputs) if tensor.op in self._handles]
         if touched:
             self._touch(op, touched)
             return
-        in_parts = [i for i, tensor in enumerate(op.inputs) if tensor in self.cut]
+        in_parts = [i for i, tensor in enumerate(op.inputs) if tensor in self._cut]
         # (what is only taken apart for others is whole, too: its rows are there)
-        is_made_in_parts = in_parts == [0] and (op.inputs[0].op in self.how or op.inputs[0].op in self.rows)
-        table = self.cut[op.inputs[0]] if is_made_in_parts else None
+        is_made_in_parts = in_parts == [0] and (op.inputs[0].op in self._how or op.inputs[0].op in self._rows)
+        table = self._cut[op.inputs[0]] if is_made_in_parts else None
         if isinstance(table, Cut) and finds_rows(self._program, op, table):
-            self.rows[op.index] = table
+            self._rows[op.index] = table
             return
-        rule = self._rule(op) if in_parts and op.index not in self.how else None
+        rule = self._rule(op) if in_parts and op.index not in self._how else None
         factors = rule.factors(op) if rule else Declined("")
         if rule and isinstance(factors, Factors) and _adds_no_axis(factors, [factors.inputs[i] for i in in_parts]):
-            layouts: list[Layout] = [self.cut[t].layout if t in self.cut else REPLICATE for t in op.inputs]
+            layouts: list[Layout] = [self._cut[t].layout if t in self._cut else REPLICATE for t in op.inputs]
             found = answer(rule, op, layouts, [self._program.bytes(tensor) for tensor in op.inputs])
             if isinstance(found, Sharded):
-                self._accept(op, found, self.cut[op.inputs[in_parts[0]]])
+                self._accept(op, found, self._cut[op.inputs[in_parts[0]]])
 
     def _rule(self, op: Op) -> Rule | None:
         unknown = op.symbols or any(shape is None or has_sizes(shape) or None in shape for shape in op.out_shapes)
@@ -87,30 +105,30 @@ class PartByPart:
         return None if cannot else rule_of(op.type)
 
     def _touch(self, op: Op, touched: Sequence[int]) -> None:
-        cut = self.handles[op.inputs[touched[0]].op]
-        self.base[op.index] = cut
+        cut = self._handles[op.inputs[touched[0]].op]
+        self._base[op.index] = cut
         if op.type in _READS:
-            self.how[op.index] = Sharded((REPLICATE,), (cut.layout,))
-            self.cut[Tensor(op.index, 0)] = cut
+            self._how[op.index] = Sharded((REPLICATE,), (cut.layout,))
+            self._cut[Tensor(op.index, 0)] = cut
         elif op.type == "VariableShape" and isinstance(cut, Copied):
-            self.how[op.index] = Sharded((REPLICATE,), (REPLICATE,))
-            self.cut[Tensor(op.index, 0)] = replace(cut, layout=REPLICATE)
+            self._how[op.index] = Sharded((REPLICATE,), (REPLICATE,))
+            self._cut[Tensor(op.index, 0)] = replace(cut, layout=REPLICATE)
         elif op.type in _WRITES:
-            self.how[op.index] = Sharded((REPLICATE, cut.layout), ())
+            self._how[op.index] = Sharded((REPLICATE, cut.layout), ())
         elif op.type.startswith("ResourceApply") and self._is_dense_update(op, cut):
             wants = [self._operand_of_update(tensor, cut) for tensor in op.inputs]
-            self.how[op.index] = Sharded(tuple(wants), ())
+            self._how[op.index] = Sharded(tuple(wants), ())
         elif touched == [0] and writes_rows(op, cut):
-            self.rows[op.index] = cut
+            self._rows[op.index] = cut
         else:
             where = self._program.line_of(op)
             for i in touched:
                 name = self._program.ops[op.inputs[i].op].name
-                self.obstacles[name] = f"{op.type} {op.name!r}{f' at {where}' if where else ''} takes it whole"
+                self._obstacles[name] = f"{op.type} {op.name!r}{f' at {where}' if where else ''} takes it whole"
 
     def _is_dense_update(self, op: Op, cut: Division) -> bool:
         """Return whether an update is elementwise: variables that are all cut alike, numbers, and one gradient."""
-        alike = all(self.handles.get(t.op) == cut for t in op.inputs if self._dtype(t) == tf.resource)
+        alike = all(self._handles.get(t.op) == cut for t in op.inputs if self._dtype(t) == tf.resource)
         others = [self._program.shape(t) for t in op.inputs if self._dtype(t) != tf.resource]
         return alike and sum(shape != () for shape in others) == (cut.layout != REPLICATE)
 
@@ -136,29 +154,29 @@ class PartByPart:
             or any(layout.reduction not in JOINS or isinstance(base, Copied) for layout in joined)
             or len(given) + len(joined) < len(found.gives)
             or None in given.values()
-            or any(own is None or self.cut.get(tensor, own) != own for tensor, own in wanted)
+            or any(own is None or self._cut.get(tensor, own) != own for tensor, own in wanted)
             or any(self._is_divided(tensor) or self._program.bytes(tensor) > _SMALL for tensor in whole)
         )
         if not cannot:
-            self.how[op.index], self.base[op.index] = found, base
-            self.cut.update({Tensor(op.index, k): own for k, own in given.items() if own is not None})
+            self._how[op.index], self._base[op.index] = found, base
+            self._cut.update({Tensor(op.index, k): own for k, own in given.items() if own is not None})
         return not cannot
 
     def _is_divided(self, tensor: Tensor) -> bool:
-        return tensor in self.cut and self.cut[tensor].layout != REPLICATE  # (copies of a number are numbers)
+        return tensor in self._cut and self._cut[tensor].layout != REPLICATE  # (copies of a number are numbers)
 
     def _lead(self, op: Op) -> None:
         """Cut what an operation that is done part by part reads: made in parts, or taken apart, as early as it pays."""
-        how = self.how.get(op.index)
+        how = self._how.get(op.index)
         for i, (tensor, want) in enumerate(zip(op.inputs, how.wants, strict=True) if how else ()):
-            cut = self.base[op.index].like(want)
-            if how and cut is not None and i not in how.makes and tensor not in self.cut:
+            cut = self._base[op.index].like(want)
+            if how and cut is not None and i not in how.makes and tensor not in self._cut:
                 self._want(tensor, cut)
 
     def _want(self, tensor: Tensor, cut: Division) -> None:
         op = self._program.ops[tensor.op]
         if isinstance(cut, Cut) and adds_up_rows(self._program, op, cut):
-            self.rows[op.index], self.cut[tensor] = cut, cut
+            self._rows[op.index], self._cut[tensor] = cut, cut
             return
         rule = self._rule(op) if len(op.out_shapes) == 1 and op.type != "Const" else None
         factors = rule.factors(op) if rule and not self._stays_a_sum(op) else Declined("")
@@ -166,7 +184,7 @@ class PartByPart:
             found = answer_for_output(rule, op, tensor.index, cut.layout) if isinstance(cut.layout, Shard) else None
             if found is not None and self._accept(op, found, cut):
                 return
-        self.cut[tensor] = cut
+        self._cut[tensor] = cut
 
     def _stays_a_sum(self, op: Op) -> bool:
         """Return whether a partial sum would go through an operation: then it is taken apart behind it, once."""

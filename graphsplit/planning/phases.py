@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import Partial
 from graphsplit.planning.flow import Flow, Source
-from graphsplit.planning.levels import Levels
+from graphsplit.planning.levels import levels_on_shards
 from graphsplit.planning.pipelines import Task, find_tasks
 from graphsplit.planning.scheduling import seeds_of
 from graphsplit.planning.steps import Move
@@ -56,7 +56,7 @@ def find_phases(flow: Flow, collectives: Sequence[Collective], schedule: str = "
       collectives: what carries out all moves.
       schedule: the kind of schedule by which shards go through stages; "" for none.
     """
-    program, levels, seeds = flow.program, Levels(flow).shards, seeds_of(flow.program)
+    program, levels, seeds = flow.program, levels_on_shards(flow), seeds_of(flow.program)
     tasks = find_tasks(flow, schedule) if schedule else [None] * len(program.ops)
     members: dict[tuple[int, frozenset[int], Task | None], list[int]] = {}
     for op in program.ops:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 
 from graphsplit.costs.seconds import seconds_of
 from graphsplit.planning.chains import Chain, Sent
-from graphsplit.planning.gradient_pairs import Pairing, backward_ops, sources_of
+from graphsplit.planning.gradient_pairs import backward_ops, pair, sources_of
 from graphsplit.planning.scheduling import COSTLY
 from graphsplit.planning.steps import Step
 from graphsplit.planning.unit_orders import better_order
@@ -14,49 +15,42 @@ from graphsplit.planning.work import data_in
 from graphsplit.program.program import Program, Tensor
 
 
+@dataclass(frozen=True, eq=False)
 class StageUnits:
     """The units of a program.
 
-    Args:
-      program, steps: what runs where.
-      batch: the number of rows.
-
     Attributes:
+      program: see there.
       work: positions of what takes time forward and depends on data, on the shards or not.
       forward, backward: positions of the operations on the shards.
       of: the number of the unit of each of them.
       seconds: of each unit.
     """
 
-    def __init__(self, program: Program, steps: Sequence[Step], batch: int):
-        self.program = program
-        sharded = [op.index for op in program.ops if steps[op.index].shards]
-        found = backward_ops(program, set(sharded))
-        self.backward = {i for i in sharded if i in found}
-        live = [op for op, step in zip(program.ops, steps, strict=True) if step.shards or step.home]
-        data = data_in(program, batch)
-        self.work = [o.index for o in live if data[o.index] and o.index not in found and seconds_of(program, o) > 0]
-        self.forward = [i for i in sharded if i not in found]
-        self.of = {i: k for k, i in enumerate(self.forward)} | dict(
-            Pairing(program, self.forward, self.backward).of if self.forward else {}
-        )
-        self.seconds = [0.0] * len(self.forward)
-        for i, k in self.of.items():
-            self.seconds[k] += seconds_of(program, program.ops[i])
+    program: Program
+    work: Sequence[int]
+    forward: Sequence[int]
+    backward: Set[int]
+    of: Mapping[int, int]
+    seconds: Sequence[float]
 
     @property
     def most_stages(self) -> int:
         """Into how many stages they can be cut."""
         return sum(second > 0 for second in self.seconds)
 
-    def put_in_order(self, count: int) -> None:
-        """Put the units in an order from which so many parts of equal time can be cut."""
+    def in_order(self, count: int) -> StageUnits:
+        """Return the units in an order from which so many parts of equal time can be cut."""
         order = better_order(self.seconds, self._needs(), count)
-        if order is not None:
-            place = {k: number for number, k in enumerate(order)}
-            self.forward = [self.forward[k] for k in order]
-            self.seconds = [self.seconds[k] for k in order]
-            self.of = {i: place[k] for i, k in self.of.items()}
+        if order is None:
+            return self
+        place = {k: number for number, k in enumerate(order)}
+        return replace(
+            self,
+            forward=[self.forward[k] for k in order],
+            seconds=[self.seconds[k] for k in order],
+            of={i: place[k] for i, k in self.of.items()},
+        )
 
     def _needs(self) -> list[set[int]]:
         """Return for each unit those that may not be of a later stage: backward, those that follow from it."""
@@ -106,3 +100,24 @@ class StageUnits:
         op, before = self.program.ops[self.forward[k]], self.program.ops[self.forward[k - 1]]
         same = op.name.rpartition("/")[0] == before.name.rpartition("/")[0]
         return same + (op.type not in COSTLY)
+
+
+def stage_units(program: Program, steps: Sequence[Step], batch: int) -> StageUnits:
+    """Return the units of a program.
+
+    Args:
+      program, steps: what runs where.
+      batch: the number of rows.
+    """
+    sharded = [op.index for op in program.ops if steps[op.index].shards]
+    found = backward_ops(program, set(sharded))
+    backward = {i for i in sharded if i in found}
+    live = [op for op, step in zip(program.ops, steps, strict=True) if step.shards or step.home]
+    data = data_in(program, batch)
+    work = [op.index for op in live if data[op.index] and op.index not in found and seconds_of(program, op) > 0]
+    forward = [i for i in sharded if i not in found]
+    of = {i: k for k, i in enumerate(forward)} | dict(pair(program, forward, backward) if forward else {})
+    seconds = [0.0] * len(forward)
+    for i, k in of.items():
+        seconds[k] += seconds_of(program, program.ops[i])
+    return StageUnits(program, work, forward, backward, of, seconds)

@@ -397,6 +397,7 @@ def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
         input_layouts=layouts if split else [SINGLE_DEVICE] * len(layouts),
         state=state,
         asked=plan.asked,
+        stages=plan.stage_cuts.asked if plan.stage_cuts else None,
         notes=plan.notes,
     )
 

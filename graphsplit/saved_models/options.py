@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphsplit.api.argument_splitting import Split
-from graphsplit.api.options import DevicesLike, Options, check_flag, check_strict
+from graphsplit.api.options import DevicesLike, Options, check_flag
 from graphsplit.core.devices import names_of_devices, short_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.logical_gpus import count_gpus
@@ -46,7 +46,7 @@ class TranspileOptions:
     names: tuple[str, ...] = field(init=False)
 
     def __post_init__(self) -> None:
-        check_strict(self.strict)
+        Options(strict=self.strict)  # (checks it)
         for name in ("overwrite", "replicate_weights"):
             check_flag(name, getattr(self, name))
         if not isinstance(self.split, Mapping) and (

@@ -60,6 +60,7 @@ def replanned(plan: gs.Plan, names: Mapping[str, str], **options: Any) -> gs.Pla
         input_layouts=plan.input_layouts,
         state=state,
         asked=dataclasses.replace(plan.asked, **options),
+        stages=plan.stage_cuts.asked if plan.stage_cuts else None,
     )
 
 

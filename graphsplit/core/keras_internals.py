@@ -1,0 +1,166 @@
+"""The only file that uses what is private in Keras: modules, if they are imported already, and attributes of objects.
+
+Each function says why no public name serves.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Hashable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core import structures
+
+
+def open_scopes() -> Hashable:
+    """Return what the scopes that are open now say, which no public name does; () outside of all.
+
+    What is traced there (whether it trains, the dtype and the values of variables) must not serve elsewhere. Keras 3:
+    the context of the layer that is being called, above all `training`, and the dtype to which variables are cast.
+    tf_keras: the same, and the learning phase.
+    """
+    return tuple(_of_keras_3()) + tuple(_of_keras_2())
+
+
+def _of_keras_3() -> Iterator[Hashable]:
+    state = sys.modules.get("keras.src.backend.common.global_state")
+    if state is not None:
+        cast, call = (state.get_global_attribute(name) for name in ("autocast_scope", "current_call_ctx"))
+        if cast is not None:
+            yield "cast to", cast.dtype
+        for name, value in sorted(vars(call).items()) if call is not None else ():
+            if name != "entry_layer" and value is not None:
+                yield name, _hashable(value)
+
+
+def _of_keras_2() -> Iterator[Hashable]:
+    layers = sys.modules.get("tf_keras.src.engine.base_layer_utils")
+    if layers is not None:
+        context, backend = layers.call_context(), sys.modules["tf_keras.src.backend"]
+        handed_on = {"training": context._state.get("training"), **context._state.get("call_context_args", {})}
+        for name, value in sorted(handed_on.items()):  # (up to tf_keras 2.16, training alone)
+            if value is not None:
+                yield name, _hashable(value)
+        if backend.global_learning_phase_is_set():
+            yield "learning phase", _hashable(backend._GRAPH_LEARNING_PHASES.get(backend._DUMMY_EAGER_GRAPH.key))
+        cast = sys.modules["tf_keras.src.mixed_precision.autocast_variable"]._autocast_dtype
+        if getattr(cast, "dtype", None) is not None:
+            yield "cast to", cast.dtype
+
+
+def _hashable(value: Any) -> Hashable:
+    tensors, tree = structures.flatten(value)
+    return tree, tuple(map(_tensor_key, tensors))
+
+
+def _tensor_key(tensor: tf.Tensor) -> Hashable:
+    """Return what tells a tensor from others of its type: of an eager number its value, else which tensor it is."""
+    is_number = hasattr(tensor, "numpy") and tensor.shape.rank == 0
+    return structures.StaticLeaf(np.asarray(tensor).item()) if is_number else tensor.ref()
+
+
+def variables_have_other_values() -> bool:
+    """Return whether Keras' variables are worth something else than they hold: in `stateless_call`, while it builds."""
+    state = sys.modules.get("keras.src.backend.common.global_state")
+    return state is not None and state.get_global_attribute("stateless_scope") is not None
+
+
+def only_shapes_count() -> bool:
+    """Return whether Keras 3 wants to know shapes only: while it builds layers and functional models."""
+    state = sys.modules.get("keras.src.backend.common.global_state")
+    return state is not None and state.get_global_attribute("symbolic_scope") is not None
+
+
+def slots_of(optimizer: Any, variables: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
+    """Yield the slots of an optimizer, each with its variable, which only old ones of tf_keras have a method for.
+
+    Those of Keras 3 and tf_keras have lists of slots in the order of the variables that they train.
+
+    Args:
+      optimizer: of either Keras.
+      variables: those that it may train.
+    """
+    if hasattr(optimizer, "get_slot_names"):
+        for variable in variables:
+            for name in optimizer.get_slot_names():
+                with contextlib.suppress(KeyError):  # it does not train that one
+                    yield optimizer.get_slot(variable, name), variable
+        return
+    trained = list(getattr(optimizer, "_trainable_variables", ()))
+    if not trained:
+        by_key = {getattr(variable, "_unique_id", None): variable for variable in variables}
+        trained = [by_key.get(key) for key in getattr(optimizer, "_index_dict", ())]
+    for slots in vars(optimizer).values():
+        if trained and isinstance(slots, (list, tuple)) and len(slots) == len(trained):
+            pairs = zip(slots, trained, strict=True)
+            yield from [(slot, v) for slot, v in pairs if v is not None and slot is not v and hasattr(slot, "assign")]
+
+
+def make_slots(optimizer: Any, variables: Sequence[Any]) -> None:
+    """Let an optimizer make its slots for variables now, if it has not; old ones of tf_keras have no public way."""
+    if hasattr(optimizer, "build") and not getattr(optimizer, "built", False):
+        optimizer.build(variables)
+    elif hasattr(optimizer, "_create_all_weights"):
+        optimizer._create_all_weights(variables)
+
+
+def compilation_of(model: Any) -> Any:
+    """Return an object that is another one after each `compile` of a model: Keras keeps its arguments in it.
+
+    No public name says that a model was compiled anew, after which its functions have to be made anew.
+    """
+    return getattr(model, "_compile_config", None)
+
+
+def step_counter(model: Any, kind: str) -> tf.Variable:
+    """Return the variable in which tf_keras counts the steps of a kind: its callbacks read it, its functions write it.
+
+    Args:
+      model: of tf_keras.
+      kind: "train", "test" or "predict".
+    """
+    counter: tf.Variable = getattr(model, f"_{kind}_counter")
+    return counter
+
+
+class SharedState:
+    """A model seen a second time: an object of a class of its own that has the template's whole state.
+
+    The two have one `__dict__`. So layers, optimizer, metrics, compile state and checkpoint dependencies cannot differ,
+    and whatever Keras does to one it does to both. Its own few attributes lie in slots, beside that dictionary. It
+    says that its `__class__` is the template's, so that Keras writes the template's own name into files and makes the
+    template's own class from them. Keras' own ways to a second model, constructors and clones, make new state.
+
+    Attributes:
+      template: the model.
+    """
+
+    __slots__ = ("template",)
+
+    template: Any
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # type: ignore[override]
+        return type(self.template)
+
+    def __reduce__(self) -> Any:
+        return self.template.__reduce__()  # a copy, or what is unpickled, is a template
+
+
+def sharing_state(kind: type[SharedState], template: Any, **own: Any) -> Any:
+    """Return a model as an object of another class, which calls no constructor.
+
+    Args:
+      kind: the class.
+      template: the model.
+      **own: values of the object's own attributes.
+    """
+    model = object.__new__(kind)
+    object.__setattr__(model, "__dict__", template.__dict__)
+    for name, value in {"template": template, **own}.items():
+        object.__setattr__(model, name, value)
+    return model

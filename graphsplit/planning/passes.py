@@ -1,0 +1,149 @@
+"""The passes of planning, in order: a plan -> the plan with what the pass decides. `planner` lists them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+from graphsplit.core.errors import CheckError
+from graphsplit.planning import automatic_stages, collectives, strictness
+from graphsplit.planning.backward_propagation import BodyPlanner, WholeBackwardPropagation
+from graphsplit.planning.bucketing import find_buckets, leading_to_shards
+from graphsplit.planning.control_flow import ControlFlowAnswers
+from graphsplit.planning.cuts import with_cuts
+from graphsplit.planning.decisions import flow_of
+from graphsplit.planning.forward_propagation import ForwardPropagation
+from graphsplit.planning.gateways import through_gateways
+from graphsplit.planning.list_places import misplaced_lists
+from graphsplit.planning.moves import exchanging, find_moves
+from graphsplit.planning.owners import find_owners
+from graphsplit.planning.phases import find_phases
+from graphsplit.planning.pipelines import make_schedules
+from graphsplit.planning.plan import Plan
+from graphsplit.planning.scheduling import find_order
+from graphsplit.planning.steps import Step
+from graphsplit.planning.transfers import Collective
+from graphsplit.planning.turns import find_turns
+
+
+def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
+    """Decide in which layouts every operation runs and is read, who owns whole values, and what moves.
+
+    Forward, every op gets its natural layout: rows flow from the sharded arguments through the rules. Backward, from
+    what the function returns and changes, every op learns in which layouts it is read. What nobody reads is dropped;
+    what is whole and is read in pieces is made in pieces where that moves fewer bytes. Then whole values get the device
+    that they belong to, and every other change of layout becomes one move. Lists cannot move: those that would have to
+    are kept at home, and all is decided again.
+
+    Args:
+      plan: nothing is decided yet.
+      plan_bodies: plans what a loop or branch at home does in each turn.
+    """
+    program, mesh, independent = plan.program, plan.mesh, plan.random == "independent"
+    answers, kept_home = ControlFlowAnswers(mesh, plan.random), dict[int, str]()
+
+    def make(kind: type[ForwardPropagation], **others: Any) -> ForwardPropagation:
+        given = (plan.input_layouts, answers.answer, program.outputs, kept_home, mesh.batch)
+        return kind(program, *given, exchanging=exchanging(mesh), **others)
+
+    while True:
+        natural = with_cuts(program, mesh, independent, make)
+        backward = WholeBackwardPropagation(program, natural, plan_bodies, independent=independent, state=plan.state)
+        found = _owned_and_moved(plan, backward.run())
+        misplaced = misplaced_lists(program, found.steps, found.moves, mesh.batch)
+        if not misplaced:
+            return found
+        if misplaced.keys() <= kept_home.keys():
+            raise CheckError(f"Lists cannot be placed: {sorted(program.ops[i].name for i in misplaced)}.")
+        kept_home.update(misplaced)
+
+
+def _owned_and_moved(plan: Plan, steps: Sequence[Step]) -> Plan:
+    owners = find_owners(plan.program, steps, plan.home, plan.state)
+    moves = find_moves(plan.program, plan.mesh, steps, owners, plan.state)
+    return replace(plan, steps=tuple(steps), owners=owners, moves=moves)
+
+
+def cut_into_stages(plan: Plan) -> Plan:
+    """Decide where the stages begin that are asked for. What belongs to a stage then belongs to its devices."""
+    if plan.stage_cuts is None:
+        return plan
+    asked, schedule = plan.stage_cuts.asked, plan.asked.schedule or ""
+    program, cuts = automatic_stages.cut_into_stages(plan.program, plan.steps, plan.mesh, asked, schedule)
+    return _owned_and_moved(replace(plan, program=program, stage_cuts=cuts), plan.steps)
+
+
+def put_in_order(plan: Plan) -> Plan:
+    """Decide what runs before what it need not wait for."""
+    if plan.mesh.shards < 2:
+        return plan
+    leading = leading_to_shards(plan.program, plan.steps)
+    return replace(plan, order=find_order(plan.program, plan.steps, leading))
+
+
+def carry_out_moves(plan: Plan) -> Plan:
+    """Decide what carries out each move."""
+    return _with(plan, collectives.find_collectives(plan.program, plan.mesh, plan.home, plan.moves))
+
+
+def fill_buckets(plan: Plan) -> Plan:
+    """Decide which moves of small tensors are made as one."""
+    if plan.mesh.shards < 2:
+        return plan
+    leading, devices = leading_to_shards(plan.program, plan.steps), {plan.home, *plan.devices}
+    buckets = find_buckets(plan.program, plan.steps, plan.moves, leading, devices, plan.asked.bucket_bytes)
+    return _with(plan, collectives.bucketed(plan.collectives, buckets))
+
+
+def add_in_turns(plan: Plan) -> Plan:
+    """Let what shards of one device give to a sum be added there, as it comes."""
+    return _with(plan, collectives.in_turns(plan.collectives, plan.mesh))
+
+
+def go_through_gateways(plan: Plan) -> Plan:
+    """Decide through which device of a host passes what others of it give or read as well."""
+    return _with(plan, through_gateways(plan.collectives))
+
+
+def _with(plan: Plan, found: Sequence[Collective]) -> Plan:
+    return replace(plan, collectives=tuple(found))
+
+
+def divide_into_phases(plan: Plan) -> Plan:
+    """Decide what each shard does in one go, where shards take turns on a device."""
+    if not plan.mesh.has_turns:
+        return plan
+    return replace(plan, phases=find_phases(flow_of(plan), plan.collectives, _schedule(plan)))
+
+
+def take_turns(plan: Plan) -> Plan:
+    """Decide in which order the shards of a device do what they do in one go."""
+    schedule = _schedule(plan)
+    schedules = make_schedules(schedule, plan.program, plan.mesh) if schedule else {}
+    return replace(plan, schedules=schedules, turns=find_turns(plan.program, plan.phases, plan.mesh, schedules))
+
+
+def _schedule(plan: Plan) -> str:
+    """Return the kind of schedule by which shards go through stages; "" for none, or fewer stages than it is for."""
+    cuts = plan.stage_cuts
+    is_fewer = cuts is not None and len(cuts.stages) != len(cuts.asked.devices)
+    return "" if is_fewer else plan.asked.schedule or ""
+
+
+def note_stages(plan: Plan) -> Plan:
+    """Say which stages cannot have their devices: those inside loops and branches that every shard runs by itself."""
+    notes = []
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        bodies = step.shards.bodies if step.shards else {}
+        for stage in dict.fromkeys(stage for body in bodies.values() for stage in body.program.all_stages()):
+            notes.append(f"{stage} is called inside {op.type} {op.name!r}, which every shard runs on its own device")
+    return replace(plan, notes=(*plan.notes, *notes))
+
+
+def check(plan: Plan) -> Plan:
+    """Raise `StrictError` if more runs at home than the user allows; and check what could wait for ever."""
+    strictness.check_strict(plan, plan.asked.strict)
+    if plan.program.symbols and plan.mesh.has_turns:
+        plan.check()  # shards without rows take turns (a twentieth of planning)
+    return plan
