@@ -13,11 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.call_inlining import CALL_TYPES, XLA_ATTRIBUTE
 from graphsplit.core.errors import UnsupportedError
-from graphsplit.core.function_calls import CONTROL_FLOW
-from graphsplit.core.graphdefs import make_node, output_names, split_reference
+from graphsplit.core.graphdefs import make_node, output_names, source_of
 from graphsplit.core.marks import is_marked, shard_of
+from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.graph.inlining import CALL_TYPES, XLA_ATTRIBUTE
+from graphsplit.graph.walks import reached
 
 _LOOPS = frozenset(op_type for op_type, flow in CONTROL_FLOW.items() if flow.loops)
 _BRANCHES = frozenset({"If", "StatelessIf"})
@@ -181,7 +182,7 @@ class _Flattener:
         self.read(function.node_def, inside)
         results = [inside.reference(function.ret[argument.name]) for argument in function.signature.output_arg]
         ends = [prefix + end for end in function.control_ret.values()]
-        return results, ends + [split_reference(reference)[0] for reference in results]
+        return results, ends + [source_of(reference) for reference in results]
 
     def _output_names(self, node: Any) -> list[str]:
         try:
@@ -229,11 +230,4 @@ class _Flattener:
         return reference
 
     def _end(self, name: str) -> list[str]:
-        pending, ends = [name], []
-        while pending:
-            current = pending.pop()
-            if current in self._ends:
-                pending += self._ends[current]
-            else:
-                ends.append(current)
-        return ends
+        return [end for end in reached([name], lambda call: self._ends.get(call, ())) if end not in self._ends]

@@ -17,6 +17,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 import tensorflow as tf
 
 from graphsplit.costs.work import flops_of
+from graphsplit.graph.walks import readers_of
 from graphsplit.planning.scheduling import seeds_of
 from graphsplit.program.program import Op, Program, Tensor
 
@@ -77,10 +78,7 @@ class Pairing:
         self._forward = [program.ops[i] for i in forward]
         self._backward = backward
         self._sources = [sources_of(op, backward.union(forward)) for op in program.ops]
-        self._readers: list[list[int]] = [[] for _ in program.ops]
-        for op in program.ops:
-            for i in self._sources[op.index]:
-                self._readers[i].append(op.index)
+        self._readers = readers_of(self._sources)
         self._concerned = self._find_concerned()
         self._flops = [flops_of(op) for op in self._forward]
         self._candidates = {i: self._find_candidates(program.ops[i]) for i in backward}

@@ -15,10 +15,10 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
 from graphsplit.core.symbolic_sizes import Shape, is_same
+from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.asked import Asked
 from graphsplit.planning.automatic_stages import cut_into_stages
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
