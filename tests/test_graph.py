@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import networkx as nx
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.graphdefs import (
+    GraphDef,
     make_node,
     prefixed,
     set_inputs,
@@ -18,6 +21,7 @@ from graphsplit.core.graphdefs import (
 )
 from graphsplit.graph.function_calls import functions_called, functions_named
 from graphsplit.graph.graph import Graph
+from graphsplit.graph.inlining import inline_calls
 from graphsplit.graph.walks import in_order, reached, readers_of
 
 HUGE = 200_000
@@ -148,3 +152,50 @@ def test_a_huge_chain_backwards_needs_no_deep_stack():
     graph = Graph(nodes)
     assert graph.order == [node.name for node in reversed(nodes)]
     assert len(graph.before(["n0"])) == len(graph.after([f"n{HUGE - 1}"])) == HUGE
+
+
+def nested_calls() -> Any:
+    """Return a graph that calls a function, which calls another one with an effect, for which something waits."""
+    counter = tf.Variable(0.0)
+
+    @tf.function
+    def inner(x):
+        counter.assign_add(1.0)
+        return x, x * 2.0
+
+    @tf.function
+    def outer(x):
+        same, twice = inner(x)
+        return same, twice + 1.0
+
+    @tf.function(input_signature=[tf.TensorSpec([2], name="x")], autograph=False)
+    def function(x):
+        before = tf.no_op(name="before")
+        with tf.control_dependencies([before]):
+            same, more = outer(x)
+        with tf.control_dependencies([same.op]):
+            return tf.add(more, same, name="total")
+
+    return function.get_concrete_function().graph.as_graph_def()
+
+
+def test_calls_inside_of_calls_are_inlined_and_effects_keep_their_order():
+    graph_def = nested_calls()
+    [call] = [node.name for node in graph_def.node if node.op.endswith("PartitionedCall")]
+    nodes, results = inline_calls(graph_def, ["total:0", f"^{call}"])
+    graph = Graph(nodes)
+    graph.check()
+    assert not any(node.op.endswith("PartitionedCall") for node in nodes)
+    [write] = [node.name for node in nodes if node.op == "AssignAddVariableOp"]
+    assert write in graph.before(["total"]), "what waited for the call waits for its effects"
+    assert {"before", f"{call}/begin"} <= graph.before([write]), "which wait for what the call waited for"
+    assert results[0] == "total:0"
+    assert f"^{write}" in results[1:]
+    assert graph.order[-1] == "total"
+
+
+def test_a_call_of_a_function_that_is_not_there_stays():
+    node = make_node("call", "PartitionedCall", ["x"])
+    node.attr["f"].func.name = "nobody"
+    nodes, results = inline_calls(GraphDef(node=[make_node("x", "Placeholder", []), node]), ["call:0"])
+    assert ([n.name for n in nodes], results) == (["x", "call"], ["call:0"])

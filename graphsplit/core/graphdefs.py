@@ -154,37 +154,6 @@ def _single_value(proto: Any) -> np.ndarray | None:
     return np.asarray(tf.make_ndarray(scalar))
 
 
-def function_graph(
-    function: Any, library: Iterable[Any], versions: Any, shapes: Sequence[Any]
-) -> tuple[Any, list[str]]:
-    """Return the body of a function as a `GraphDef`, and the references of its outputs.
-
-    The arguments become placeholders of their names, with the given shapes (tuples, None where unknown).
-    """
-    graph = GraphDef(versions=versions)
-    graph.library.function.extend(library)
-    arguments = [argument.name for argument in function.signature.input_arg]
-    for argument, shape in zip(function.signature.input_arg, shapes, strict=True):
-        value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
-        dtype = tf.as_dtype(argument.type)
-        graph.node.append(make_node(argument.name, "Placeholder", [], dtype=dtype, shape=value))
-    functions = {other.signature.name: other for other in graph.library.function}
-    flat = {node.name: output_names(node, functions) for node in function.node_def}
-
-    def translate(reference: str) -> str:
-        if reference[0] == "^" or reference in arguments:
-            return reference
-        name, _, output = reference.partition(":")
-        return f"{name}:{flat[name].index(output)}"
-
-    for original in function.node_def:
-        node = graph.node.add()
-        node.CopyFrom(original)
-        del node.input[:]
-        node.input.extend(translate(i) for i in original.input)
-    return graph, [translate(function.ret[output.name]) for output in function.signature.output_arg]
-
-
 def function_definition(
     name: str, nodes: Sequence[Any], inputs: Sequence[str], outputs: Sequence[str], effects: Sequence[str]
 ) -> Any:

@@ -1,11 +1,22 @@
-"""Inlining calls of functions: a flat graph, whose effects keep their order."""
+"""Calls of functions replaced by what is called: a flat graph, whose effects keep their order."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
-from graphsplit.core.graphdefs import NodeDef, make_node, output_names, split_reference
+import tensorflow as tf
+
+from graphsplit.core.graphdefs import (
+    GraphDef,
+    inputs_of,
+    make_node,
+    output_names,
+    prefixed,
+    source_of,
+    split_reference,
+    with_inputs,
+)
 
 CALL_TYPES = frozenset({"PartitionedCall", "StatefulPartitionedCall"})
 XLA_ATTRIBUTE = "_XlaMustCompile"
@@ -14,6 +25,80 @@ XLA_ATTRIBUTE = "_XlaMustCompile"
 def is_compiled(node: Any) -> bool:
     """Return whether a call is compiled by XLA as a whole (`jit_compile=True`)."""
     return XLA_ATTRIBUTE in node.attr and bool(node.attr[XLA_ATTRIBUTE].b)
+
+
+def function_called(node: Any, library: Mapping[str, Any]) -> Any:
+    """Return the function of a library that a node does nothing but call; None if it is no call, or of no such one."""
+    return library.get(node.attr["f"].func.name if node.op in CALL_TYPES else node.op)
+
+
+class Body:
+    """The body of a function, read in a place of a flat graph.
+
+    Args:
+      function: its `FunctionDef`.
+      prefix: what comes before the names of its nodes there.
+      given: what stands for its arguments there.
+      library: the functions that its nodes may have as their types, by name.
+    """
+
+    def __init__(self, function: Any, prefix: str, given: Sequence[str], library: Mapping[str, Any]):
+        self.nodes, self.prefix = function.node_def, prefix
+        self.arguments = {a.name: given[k] for k, a in enumerate(function.signature.input_arg)}
+        self._function, self._library = function, library
+        self._outputs: dict[str, list[str]] = {}
+        self._by_name = {node.name: node for node in function.node_def}
+
+    def reference(self, text: str) -> str:
+        """Return what a node of the body calls `text` (`node:output_name:0`) as the flat graph does (`node:2`)."""
+        name = source_of(text)
+        if name in self.arguments:
+            return f"^{source_of(self.arguments[name])}" if text[0] == "^" else self.arguments[name]
+        if text[0] == "^":
+            return prefixed(self.prefix, text)
+        if name not in self._outputs:
+            self._outputs[name] = output_names(self._by_name[name], self._library)
+        return f"{self.prefix}{name}:{self._outputs[name].index(text.partition(':')[2])}"
+
+    @property
+    def results(self) -> list[str]:
+        """The references of what the function returns."""
+        return [self.reference(self._function.ret[output.name]) for output in self._function.signature.output_arg]
+
+    @property
+    def effects(self) -> list[str]:
+        """The names of the nodes that must run."""
+        return [self.prefix + name for name in self._function.control_ret.values()]
+
+
+class Replaced:
+    """Calls in whose place there are bodies now, and what stands for what others read of them, or wait for."""
+
+    def __init__(self) -> None:
+        self._results: dict[str, str] = {}  # "call:2" -> the reference inside of the body
+        self._ends: dict[str, list[str]] = {}  # "call" -> the nodes that have run when the call has
+
+    def add(self, name: str, body: Body, more_ends: Iterable[str]) -> None:
+        """Note that a body is in the place of a call, which has ended when its effects and others have run."""
+        self._results.update({f"{name}:{k}": reference for k, reference in enumerate(body.results)})
+        self._ends[name] = [*body.effects, *more_ends]
+
+    def now(self, references: Iterable[str]) -> list[str]:
+        """Return what stands for references: tensors first, and each wait once."""
+        references = list(references)
+        waits = [f"^{end}" for r in references if r[0] == "^" for end in self._finished(r[1:])]
+        return [*[self._tensor(r) for r in references if r[0] != "^"], *dict.fromkeys(waits)]
+
+    def _tensor(self, reference: str) -> str:
+        while source_of(reference) in self._ends:
+            reference = self._results["{}:{}".format(*split_reference(reference))]
+        return reference
+
+    def _finished(self, name: str) -> Iterator[str]:
+        if name not in self._ends:
+            yield name
+        for end in self._ends.get(name, ()):
+            yield from self._finished(end)
 
 
 def inline_calls(graph: Any, results: Sequence[str], compiled: bool = False) -> tuple[list[Any], list[str]]:
@@ -30,96 +115,52 @@ def inline_calls(graph: Any, results: Sequence[str], compiled: bool = False) -> 
     Returns:
       The nodes, and `results` as they are named now.
     """
-    library = {function.signature.name: function for function in graph.library.function}
-    sink = NodeDef(name="", op="")
-    sink.input.extend(results)
-    nodes: list[Any] = [*graph.node, sink]
-    while any(_called_function(node, library, compiled) for node in nodes):
-        nodes = _inline_one_level(nodes, library, compiled)
-    return nodes[:-1], list(sink.input)
+    library, replaced = {function.signature.name: function for function in graph.library.function}, Replaced()
+
+    def inlined(nodes: Iterable[Any]) -> Iterator[Any]:
+        for node in nodes:
+            stays = node.op in CALL_TYPES and is_compiled(node) and not compiled
+            function = None if stays else function_called(node, library)
+            if function is None:
+                yield node
+                continue
+            data, controls = inputs_of(node)
+            body, begin = Body(function, f"{node.name}/", data, library), f"{node.name}/begin"
+            yield from [make_node(begin, "NoOp", controls)] if controls else []
+            yield from inlined(_written(body, node.device, begin if controls else ""))
+            inside = [name for name in map(source_of, body.results) if name.startswith(body.prefix)]
+            replaced.add(node.name, body, [*inside, *([begin] if controls else [])])
+
+    found = list(inlined(graph.node))
+    for node in found:
+        node.input[:] = replaced.now(node.input)
+    names = [replaced.now([reference]) for reference in results]
+    return found, [name for own in names for name in own]
 
 
-def _inline_one_level(nodes: list[Any], library: Mapping[str, Any], compiled: bool) -> list[Any]:
-    result: list[Any] = []
-    tensors: dict[str, str] = {}  # "call:2" -> the reference inside the inlined body
-    effects: dict[str, list[str]] = {}  # "call" -> the nodes that finish when the call has finished
-    for node in nodes:
-        name = _called_function(node, library, compiled)
-        if not name:
-            result.append(node)
-            continue
-        body, outputs, effects[node.name] = _body_of_call(node, library[name], library)
-        tensors.update({f"{node.name}:{i}": reference for i, reference in enumerate(outputs)})
-        result += body
-    for node in result:
-        _redirect(node, tensors, effects)
-    return result
+def _written(body: Body, device: str, begin: str) -> Iterator[Any]:
+    """Yield the nodes of a body as they are in the flat graph; those that read nothing of it wait for `begin`."""
+    for original in body.nodes:
+        waits = [f"^{begin}"] if begin and all(source_of(r) in body.arguments for r in original.input) else []
+        node = with_inputs(original, [*map(body.reference, original.input), *waits])
+        node.name, node.device = body.prefix + original.name, original.device or device
+        yield node
 
 
-def _called_function(node: Any, library: Mapping[str, Any], compiled: bool) -> str:
-    if node.op in CALL_TYPES:
-        return "" if is_compiled(node) and not compiled else str(node.attr["f"].func.name)
-    return str(node.op) if node.op in library else ""
+def function_graph(
+    function: Any, library: Iterable[Any], versions: Any, shapes: Sequence[Any]
+) -> tuple[Any, list[str]]:
+    """Return the body of a function as a `GraphDef`, and the references of its outputs.
 
-
-def _redirect(node: Any, tensors: Mapping[str, str], effects: Mapping[str, list[str]]) -> None:
-    """Point the inputs of `node` that name an inlined call at the body that replaced it."""
-    data: list[str] = []
-    controls: list[str] = []
-    pending = list(reversed(node.input))
-    changed = False
-    while pending:
-        reference = pending.pop()
-        name, index = split_reference(reference.lstrip("^"))
-        if name not in effects:
-            (controls if reference[0] == "^" else data).append(reference)
-        elif reference[0] == "^":
-            pending += [f"^{finish}" for finish in reversed(effects[name])]
-            changed = True
-        else:
-            pending.append(tensors[f"{name}:{index}"])
-            changed = True
-    if changed:
-        del node.input[:]
-        node.input.extend(data + list(dict.fromkeys(controls)))
-
-
-def _body_of_call(call: Any, function: Any, library: Mapping[str, Any]) -> tuple[list[Any], list[str], list[str]]:
-    """Return the nodes of the called body, the references of its outputs, and the nodes that end its effects."""
-    data = [i for i in call.input if not i.startswith("^")]
-    controls = [i for i in call.input if i.startswith("^")]
-    arguments = {argument.name: data[i] for i, argument in enumerate(function.signature.input_arg)}
-    prefix = call.name + "/"
-    flat = {node.name: output_names(node, library) for node in function.node_def}
-
-    def translate(reference: str) -> str:
-        if reference.startswith("^"):
-            name = reference[1:]
-            return f"^{split_reference(arguments[name])[0]}" if name in arguments else f"^{prefix}{name}"
-        if reference in arguments:
-            return str(arguments[reference])
-        name, _, output = reference.partition(":")
-        return f"{prefix}{name}:{flat[name].index(output)}"
-
-    body = []
-    begin = f"{prefix}begin"
-    if controls:
-        body.append(make_node(begin, "NoOp", controls))
-    for original in function.node_def:
-        node = NodeDef()
-        node.CopyFrom(original)
-        node.name = prefix + original.name
-        node.device = node.device or call.device
-        inside = [i for i in original.input if i.lstrip("^").split(":")[0] not in arguments]
-        inputs = [translate(i) for i in original.input]
-        if controls and not inside:
-            inputs.append(f"^{begin}")
-        del node.input[:]
-        node.input.extend(inputs)
-        body.append(node)
-    outputs = [translate(function.ret[argument.name]) for argument in function.signature.output_arg]
-    finish = [prefix + name for name in function.control_ret.values()]
-    finish += [name for reference in outputs if (name := split_reference(reference)[0]).startswith(prefix)]
-    if controls:
-        finish.append(begin)
-    return body, outputs, list(dict.fromkeys(finish))
+    The arguments become placeholders of their names, with the given shapes (tuples, None where unknown).
+    """
+    graph = GraphDef(versions=versions)
+    graph.library.function.extend(library)
+    for argument, shape in zip(function.signature.input_arg, shapes, strict=True):
+        value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
+        dtype = tf.as_dtype(argument.type)
+        graph.node.append(make_node(argument.name, "Placeholder", [], dtype=dtype, shape=value))
+    functions = {other.signature.name: other for other in graph.library.function}
+    body = Body(function, "", [node.name for node in graph.node], functions)
+    graph.node.extend(_written(body, "", ""))
+    return graph, body.results

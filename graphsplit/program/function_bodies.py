@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_value, function_graph
+from graphsplit.core.graphdefs import constant_value
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import Shape, agreed, are_same, has_sizes, with_sizes, without_sizes
 from graphsplit.graph.function_calls import function_names, functions_named
-from graphsplit.graph.inlining import inline_calls
+from graphsplit.graph.inlining import function_graph, inline_calls
 from graphsplit.program.program import Op, Program
 from graphsplit.program.shape_inference import InferenceError
 from graphsplit.program.stages import stages_of
