@@ -195,7 +195,7 @@ def without_device(nodes: list[Any]) -> None:
     ("broken", "message"),
     [
         (lambda g: with_nodes(g, without_device), "has no device"),
-        (lambda g: with_nodes(g, lambda nodes: nodes.append(nodes[0])), "Two emitted nodes have the same name"),
+        (lambda g: with_nodes(g, lambda nodes: nodes.append(nodes[0])), "Two nodes have the same name"),
         (
             lambda g: with_nodes(g, lambda nodes: nodes[-1].input.append("nobody")),
             "reads 'nobody', which does not exist",

@@ -13,8 +13,6 @@ from typer.testing import CliRunner
 
 import graphsplit as gs
 from graphsplit.cli import app
-from graphsplit.core.errors import CheckError
-from graphsplit.core.graphdefs import positions_in_order
 from graphsplit.saved_models import files
 from graphsplit.saved_models.graphs import transpile_and_plan
 from graphsplit.saved_models.options import TranspileOptions
@@ -251,9 +249,3 @@ def test_saved_models_on_the_command_line(tmp_path: Path):
     assert code == 0
     assert command(target, tmp_path / "plain", "--strip-devices", "--devices", "2")[0] == 2
     assert command(source, tmp_path / "plain", "--inputs", "x")[0] == 2
-
-
-def test_nodes_that_wait_for_each_other_have_no_order():
-    assert positions_in_order([[], [2], [0], [1, 2]]) == [0, 2, 1, 3]
-    with pytest.raises(CheckError, match="wait for each other"):
-        positions_in_order([[], [2], [1]])

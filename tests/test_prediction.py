@@ -100,8 +100,7 @@ def test_sizes_are_those_that_tensorflow_infers():
             planned = split._planned(x)
             graph = emit(planned.plan)
             order = [node.name for node in graph.nodes]
-            nodes = {node.name: node for node in graph.nodes}
-            sizes = Sizes(planned.plan, graph, nodes, _sorted(order, nodes))
+            sizes = Sizes(planned.plan, graph)
             placement = placement_of_plan(planned, False)
             for name in order:
                 expected = list(zip(placement.ops[name].shapes, placement.ops[name].dtypes, strict=True))
@@ -111,20 +110,6 @@ def test_sizes_are_those_that_tensorflow_infers():
                     assert sum(map(bytes_of, sizes[name])) == placement.ops[name].output_bytes
         finally:
             gs.set_variable_layout([WEIGHTS, BIAS], "home", devices=3)
-
-
-def _sorted(order, nodes):
-    found: dict[str, None] = {}
-
-    def visit(name: str) -> None:
-        if name not in found:
-            for reference in nodes[name].input:
-                visit(reference.lstrip("^").partition(":")[0])
-            found[name] = None
-
-    for name in order:
-        visit(name)
-    return list(found)
 
 
 def test_arguments_may_be_tensors_and_nothing_runs():

@@ -27,6 +27,7 @@ ROOT = Path(__file__).parent.parent
 PACKAGE = ROOT / "graphsplit"
 FLOORS = [  # from the ground up; a file may import from lower floors and from its own, without circles
     "core",
+    "graph",
     "clusters",
     "program",
     "costs",

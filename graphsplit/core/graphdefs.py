@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.errors import CheckError, UnsupportedError
+from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.tensorflow_internals import op_definition
 
 NodeDef = tf.compat.v1.NodeDef
@@ -54,44 +54,50 @@ def split_reference(reference: str) -> tuple[str, int]:
     return name, int(index or 0)
 
 
-def in_order(nodes: Sequence[Any]) -> list[str]:
-    """Return the names of a graph's nodes as they are listed, but each behind those that it reads or waits for.
+def source_of(reference: str) -> str:
+    """Return the name of the node that is read or waited for, in either spelling.
 
-    Raises:
-      CheckError: if nodes wait for each other.
+    >>> source_of("dense/MatMul:1"), source_of("^init"), source_of("dense/MatMul:product:0")
+    ('dense/MatMul', 'init', 'dense/MatMul')
     """
-    place = {node.name: k for k, node in enumerate(nodes)}
-    sources = [[place[split_reference(r.lstrip("^"))[0]] for r in node.input] for node in nodes]
-    return [nodes[k].name for k in positions_in_order(sources)]
+    return reference.lstrip("^").partition(":")[0]
 
 
-def positions_in_order(sources: Sequence[Sequence[int]]) -> list[int]:
-    """Return the positions of nodes, each behind those that it waits for, otherwise as they are given.
+def prefixed(prefix: str, reference: str) -> str:
+    """Return a reference to a node whose name got a prefix.
 
-    Raises:
-      CheckError: if nodes wait for each other.
-
-    >>> positions_in_order([[2], [], [1]])
-    [1, 2, 0]
+    >>> prefixed("copy/", "^init")
+    '^copy/init'
     """
-    is_done, is_begun = [False] * len(sources), [False] * len(sources)
-    order: list[int] = []
-    for first in range(len(sources)):
-        stack = [first]
-        while stack:
-            k = stack[-1]
-            waiting = [] if is_done[k] else [source for source in sources[k] if not is_done[source]]
-            if waiting:
-                if is_begun[k]:
-                    raise CheckError(f"Nodes of a graph wait for each other, number {k} among them.")
-                is_begun[k] = True
-                stack += reversed(waiting)
-                continue
-            stack.pop()
-            if not is_done[k]:
-                is_done[k] = True
-                order.append(k)
-    return order
+    return f"^{prefix}{reference[1:]}" if reference[0] == "^" else prefix + reference
+
+
+def inputs_of(node: Any) -> tuple[list[str], list[str]]:
+    """Return what a node reads, and what it waits for (`^node`)."""
+    inputs = list(node.input)
+    return [r for r in inputs if r[0] != "^"], [r for r in inputs if r[0] == "^"]
+
+
+def set_inputs(node: Any, inputs: Iterable[str]) -> None:
+    """Let a node read something else: tensors first, and each wait once."""
+    inputs = list(inputs)
+    node.input[:] = [r for r in inputs if r[0] != "^"]
+    node.input.extend(dict.fromkeys([r for r in inputs if r[0] == "^"]))
+
+
+def with_inputs(node: Any, inputs: Iterable[str]) -> Any:
+    """Return a copy of a node that reads something else; see `set_inputs`."""
+    copy = NodeDef()
+    copy.CopyFrom(node)
+    set_inputs(copy, inputs)
+    return copy
+
+
+def with_prefix(node: Any, prefix: str) -> Any:
+    """Return a copy of a node with a prefix before its name and before the names of those that it reads."""
+    copy = with_inputs(node, [prefixed(prefix, reference) for reference in node.input])
+    copy.name = prefixed(prefix, node.name)
+    return copy
 
 
 def make_node(name: str, op_type: str, inputs: Iterable[str], device: str = "", **attributes: Any) -> Any:
@@ -146,37 +152,6 @@ def _single_value(proto: Any) -> np.ndarray | None:
     scalar.CopyFrom(proto)
     del scalar.tensor_shape.dim[:]
     return np.asarray(tf.make_ndarray(scalar))
-
-
-def function_graph(
-    function: Any, library: Iterable[Any], versions: Any, shapes: Sequence[Any]
-) -> tuple[Any, list[str]]:
-    """Return the body of a function as a `GraphDef`, and the references of its outputs.
-
-    The arguments become placeholders of their names, with the given shapes (tuples, None where unknown).
-    """
-    graph = GraphDef(versions=versions)
-    graph.library.function.extend(library)
-    arguments = [argument.name for argument in function.signature.input_arg]
-    for argument, shape in zip(function.signature.input_arg, shapes, strict=True):
-        value = tf.compat.v1.AttrValue(shape=tf.TensorShape(shape).as_proto())
-        dtype = tf.as_dtype(argument.type)
-        graph.node.append(make_node(argument.name, "Placeholder", [], dtype=dtype, shape=value))
-    functions = {other.signature.name: other for other in graph.library.function}
-    flat = {node.name: output_names(node, functions) for node in function.node_def}
-
-    def translate(reference: str) -> str:
-        if reference[0] == "^" or reference in arguments:
-            return reference
-        name, _, output = reference.partition(":")
-        return f"{name}:{flat[name].index(output)}"
-
-    for original in function.node_def:
-        node = graph.node.add()
-        node.CopyFrom(original)
-        del node.input[:]
-        node.input.extend(translate(i) for i in original.input)
-    return graph, [translate(function.ret[output.name]) for output in function.signature.output_arg]
 
 
 def function_definition(

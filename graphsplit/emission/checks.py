@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.graphdefs import split_reference
+from graphsplit.core.graphdefs import source_of, split_reference
 from graphsplit.core.layouts import MOVES, Layout, Shard, SingleDevice, is_whole
 from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
@@ -93,10 +93,9 @@ class _Found:
     def __init__(self, plan: Plan, graph: EmittedGraph):
         self._plan = plan
         self._graph = graph
-        self._nodes = {node.name: node for node in graph.nodes}
         self._forms: dict[str, Form] = {}
         self._node_of = {
-            (origin.op, origin.shard): self._nodes[name]
+            (origin.op, origin.shard): graph.by_name[name]
             for name, origin in graph.origins.items()
             if origin.role == "op"
         }
@@ -110,7 +109,7 @@ class _Found:
 
     def reader(self, weighted: Any) -> Any:
         """Return the node whose result a node weights."""
-        return self._nodes[split_reference(weighted.input[0])[0]]
+        return self._graph.by_name[source_of(weighted.input[0])]
 
     def form(self, reference: str) -> Form:
         """Return how what a reference names came about."""
@@ -120,7 +119,7 @@ class _Found:
 
     def _follow(self, reference: str) -> Form:
         name, index = split_reference(reference)
-        node, origin = self._nodes[name], self._graph.origins[name]
+        node, origin = self._graph.by_name[name], self._graph.origins[name]
         if origin.role == "op":
             return ("made", Tensor(origin.op or 0, index), origin.shard)
         if origin.role == SIZES_ROLE:

@@ -13,10 +13,11 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from graphsplit.core.call_inlining import is_compiled
-from graphsplit.core.compilability import holds_variants, why_not_compiled
-from graphsplit.core.graphdefs import positions_in_order, split_reference
+from graphsplit.core.graphdefs import source_of
 from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.graph.compilability import holds_variants, why_not_compiled
+from graphsplit.graph.graph import Graph
+from graphsplit.graph.inlining import is_compiled
 
 _COMPUTING = frozenset({"op", "part", "shift", "constant"})  # roles; all others move, count rows or keep an order
 # they compute nothing that XLA could do better
@@ -67,14 +68,14 @@ def find_clusters(
       outputs: references of what they return.
       functions: all functions that they may call, by name.
     """
-    web = _web(nodes, outputs)
-    keys = _keys(graph, nodes, functions)
-    _leave_out_reads_for_others(web, keys)
+    web, keys = Graph(nodes), _keys(graph, nodes, functions)
+    returned = {web.place[source_of(reference)] for reference in outputs}
+    _leave_out_reads_for_others(web, returned, keys)
     holding = {k for k, node in enumerate(nodes) if holds_variants(node)}
     while True:
         levels = _levels(web, keys)
-        _sink(web, keys, levels)
-        torn = _torn_variants(web, holding, keys, levels)
+        _sink(web, returned, keys, levels)
+        torn = _torn_variants(web, returned, holding, keys, levels)
         if not torn:
             break
         for k in torn:
@@ -90,43 +91,6 @@ def find_clusters(
         for (key, level), members in groups.items()
         if sum(node.op not in _TRIVIAL for node in members) >= _FEWEST
     ]
-
-
-class _Web(NamedTuple):
-    """Which nodes wait for which, by their positions: of thousands of nodes, names would be compared all the time.
-
-    Attributes:
-      nodes: the nodes.
-      order: positions, each behind those that it waits for.
-      sources: of each node, those that it reads or waits for.
-      readers: of each node, those that read it or wait for it.
-      returned: those that are returned.
-    """
-
-    nodes: Sequence[Any]
-    order: Sequence[int]
-    sources: Sequence[Sequence[int]]
-    readers: Sequence[Sequence[int]]
-    returned: Set[int]
-
-
-def _web(nodes: Sequence[Any], outputs: Sequence[str]) -> _Web:
-    place = {node.name: k for k, node in enumerate(nodes)}
-    known: dict[str, int] = dict(place)  # of references; most are read several times
-    sources: list[list[int]] = []
-    readers: list[list[int]] = [[] for _ in nodes]
-    for k, node in enumerate(nodes):
-        own: dict[int, None] = {}
-        for reference in node.input:
-            source = known.get(reference)
-            if source is None:
-                source = known[reference] = place[split_reference(reference.lstrip("^"))[0]]
-            own[source] = None
-        sources.append(list(own))
-        for source in own:
-            readers[source].append(k)
-    returned = {place[split_reference(reference)[0]] for reference in outputs}
-    return _Web(nodes, positions_in_order(sources), sources, readers, returned)
 
 
 def reasons_not_compiled(graph: EmittedGraph, functions: Mapping[str, Any]) -> dict[str, str]:
@@ -169,9 +133,9 @@ def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any
     return keys
 
 
-def _levels(web: _Web, keys: Sequence[Key | None]) -> list[int]:
+def _levels(web: Graph, keys: Sequence[Key | None]) -> list[int]:
     levels = [0] * len(keys)
-    for k in web.order:
+    for k in web.positions_in_order:
         key, level = keys[k], 0
         for source in web.sources[k]:
             other = keys[source]
@@ -181,10 +145,10 @@ def _levels(web: _Web, keys: Sequence[Key | None]) -> list[int]:
     return levels
 
 
-def _leave_out_reads_for_others(web: _Web, keys: list[Key | None]) -> None:
+def _leave_out_reads_for_others(web: Graph, returned: Set[int], keys: list[Key | None]) -> None:
     """Leave out what reads variables for others: they get the value as it is, where XLA would copy it for them."""
     values = {n.name: k for k, n in enumerate(web.nodes) if n.op == "ReadVariableOp" and keys[k] is not None}
-    for_others = {k for k in values.values() if k in web.returned}
+    for_others = {k for k in values.values() if k in returned}
     for node, key in zip(web.nodes, keys, strict=True):
         for reference in node.input:
             k = values.get(reference.removesuffix(":0"))  # (none for what only waits)
@@ -194,17 +158,19 @@ def _leave_out_reads_for_others(web: _Web, keys: list[Key | None]) -> None:
         keys[k] = None
 
 
-def _sink(web: _Web, keys: Sequence[Key | None], levels: list[int]) -> None:
+def _sink(web: Graph, returned: Set[int], keys: Sequence[Key | None], levels: list[int]) -> None:
     """Put what only nodes of the same shard wait for where the first of them is: nobody else waits longer for it."""
-    for k in reversed(web.order):
+    for k in reversed(web.positions_in_order):
         key, readers = keys[k], web.readers[k]
-        if key is not None and readers and k not in web.returned and all(keys[reader] is key for reader in readers):
+        if key is not None and readers and k not in returned and all(keys[reader] is key for reader in readers):
             levels[k] = min([levels[reader] for reader in readers])
 
 
-def _torn_variants(web: _Web, holding: Set[int], keys: Sequence[Key | None], levels: Sequence[int]) -> set[int]:
+def _torn_variants(
+    web: Graph, returned: Set[int], holding: Set[int], keys: Sequence[Key | None], levels: Sequence[int]
+) -> set[int]:
     """Return the nodes that hand lists of tensors to others, or get them, across the border of a cluster."""
-    torn = {k for k in holding & web.returned if keys[k] is not None}
+    torn = {k for k in holding & returned if keys[k] is not None}
     for k in holding:
         for source in web.sources[k]:
             together = keys[source] is not None and keys[source] is keys[k] and levels[source] == levels[k]

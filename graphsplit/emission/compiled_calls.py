@@ -9,12 +9,21 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from graphsplit.core.call_inlining import XLA_ATTRIBUTE
-from graphsplit.core.function_calls import named_by_content
-from graphsplit.core.graphdefs import NodeDef, function_definition, make_node, output_type, split_reference
+from graphsplit.core.graphdefs import (
+    NodeDef,
+    function_definition,
+    make_node,
+    output_type,
+    source_of,
+    split_reference,
+    with_inputs,
+)
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.emission.clusters import Cluster, find_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.graph.function_calls import named_by_content
+from graphsplit.graph.graph import Graph
+from graphsplit.graph.inlining import XLA_ATTRIBUTE
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +94,7 @@ class _Writer:
         self._graph = graph
         self._nodes = nodes
         self._clusters = clusters
-        self._by_name = {node.name: node for node in nodes}
+        self._by_name = Graph(nodes)
         self._cluster_of = {node.name: c for c, cluster in enumerate(clusters) for node in cluster.nodes}
         self._calls = [self._call_name(cluster) for cluster in clusters]
         self._references: dict[str, str] = {}  # of what a cluster returns, as it was and as it is
@@ -139,7 +148,7 @@ class _Writer:
                 if c is not None and c != reader:
                     found[c].add(f"{name}:{index}")
         places = {node.name: k for cluster in self._clusters for k, node in enumerate(cluster.nodes)}
-        return [sorted(references, key=lambda r: (places[split_reference(r)[0]], r)) for references in found]
+        return [sorted(references, key=lambda r: (places[source_of(r)], r)) for references in found]
 
     def _given(self, cluster: Cluster) -> tuple[list[str], list[str]]:
         """Return the references that a cluster reads and what it waits for, as they were called."""
@@ -202,8 +211,8 @@ class _Writer:
         return named_by_content(function)
 
     def _constants(self, cluster: Cluster) -> list[Any]:
-        read = dict.fromkeys(split_reference(r)[0] for node in cluster.nodes for r in node.input if r[0] != "^")
-        return [_alone(self._by_name[name]) for name in read if self._by_name[name].op == "Const"]
+        read = dict.fromkeys(source_of(r) for node in cluster.nodes for r in node.input if r[0] != "^")
+        return [with_inputs(self._by_name[name], ()) for name in read if self._by_name[name].op == "Const"]
 
     def _type(self, reference: str) -> int:
         name, index = split_reference(reference)
@@ -222,14 +231,7 @@ class _Writer:
     def _renamed(self, node: Any) -> Any:
         """Return a node that reads calls instead of what is in them, and waits once for each."""
         found = list(map(self._reference, node.input))
-        if found == list(node.input):
-            return node
-        copy = NodeDef()
-        copy.CopyFrom(node)
-        del copy.input[:]
-        copy.input.extend([r for r in found if r[0] != "^"])
-        copy.input.extend(dict.fromkeys(r for r in found if r[0] == "^"))
-        return copy
+        return node if found == list(node.input) else with_inputs(node, found)
 
 
 def _attributes(node: Any) -> bytes:
@@ -240,10 +242,3 @@ def _attributes(node: Any) -> bytes:
     copy.ClearField("device")
     copy.ClearField("input")
     return bytes(copy.SerializeToString(deterministic=True))
-
-
-def _alone(constant: Any) -> Any:
-    copy = NodeDef()
-    copy.CopyFrom(constant)
-    del copy.input[:]
-    return copy

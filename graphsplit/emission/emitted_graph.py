@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.graphdefs import GraphDef, split_reference
+from graphsplit.core.graphdefs import GraphDef, source_of
+from graphsplit.graph.graph import Graph
+from graphsplit.graph.walks import reached
 
 RELAY_ROLE = "relay"
 _OF_OPERATIONS = frozenset({"op", "part", "shift", "constant"})
@@ -64,6 +67,11 @@ class EmittedGraph:
     compiled: bool = False
     uncompiled: frozenset[int] = frozenset()
 
+    @cached_property
+    def by_name(self) -> Graph:
+        """The nodes by name, and who reads whom."""
+        return Graph(self.nodes)
+
     def shard_of(self, name: str) -> int | None:
         """Return the shard that a node belongs to, or None."""
         return self.origins[name].shard
@@ -92,32 +100,22 @@ class EmittedGraph:
         relayed = self.relayed()
         switches = {f"{n.name}:1": relayed.get(n.input[1], n.input[1]) for n in self.nodes if n.op == "Switch"}
         readers: dict[str, list[str]] = {}
-        lasting = {node.name for node in self.nodes if node.op in ("Merge", "ControlTrigger")}
         for node in self.nodes:
-            for reference in node.input:
-                source = reference if reference in switches else split_reference(reference.lstrip("^"))[0]
-                readers.setdefault(source, []).append(node.name)
-        pending = [(reader, present) for switch, present in switches.items() for reader in readers.get(switch, ())]
-        while pending:
-            name, present = pending.pop()
-            if name not in lasting and name not in found:
-                found[name] = present
-                pending += [(reader, present) for reader in readers.get(name, ())]
+            for reference in node.input if node.op not in ("Merge", "ControlTrigger") else ():
+                readers.setdefault(reference if reference in switches else source_of(reference), []).append(node.name)
+        for switch, present in reversed(switches.items()):
+            new = reached(readers.get(switch, ()), lambda name: [r for r in readers.get(name, ()) if r not in found])
+            found.update({name: found.get(name, present) for name in new})
         return found
 
     def check(self) -> None:
         """Raise `CheckError` unless names are unique, references exist and every node has a device and an origin."""
-        names = {node.name for node in self.nodes}
-        if len(names) != len(self.nodes):
-            raise CheckError("Two emitted nodes have the same name.")
         for node in self.nodes:
             if not node.device and node.name not in self.beside_variables:
                 raise CheckError(f"Emitted node {node.name!r} has no device.")
             if node.name not in self.origins:
                 raise CheckError(f"Nobody knows where the emitted node {node.name!r} comes from.")
-            for reference in node.input:
-                if split_reference(reference.lstrip("^"))[0] not in names:
-                    raise CheckError(f"Emitted node {node.name!r} reads {reference!r}, which does not exist.")
         for reference in (*self.outputs, *self.effects, *self.inputs, *self.captures, *self.present):
-            if split_reference(reference)[0] not in names:
+            if source_of(reference) not in self.by_name:
                 raise CheckError(f"The emitted graph names {reference!r}, which does not exist.")
+        self.by_name.check()

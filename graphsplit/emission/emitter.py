@@ -9,7 +9,6 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.apportionment import whole_weights
-from graphsplit.core.function_calls import CONTROL_FLOW, hand_over, named_by_content, rename_functions
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.graphdefs import GraphDef, function_definition, make_node
 from graphsplit.core.layouts import SINGLE_DEVICE, SingleDevice
@@ -33,6 +32,7 @@ from graphsplit.emission.row_counts import (
     measured,
 )
 from graphsplit.emission.shard_copies import ShardCopies, carries, told_sizes
+from graphsplit.graph.function_calls import CONTROL_FLOW, hand_over, named_by_content, rename_functions
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import COPIES, SIZES, Op
 

@@ -6,12 +6,11 @@ hosts a message takes 0.15 to 0.2 ms whatever it carries. (What a plan moves has
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node, output_type, split_reference
+from graphsplit.core.graphdefs import make_node, output_type, set_inputs, source_of, split_reference
 from graphsplit.core.hosts import host_name
 from graphsplit.core.node_writer import host_of
 from graphsplit.emission.draft import SIZES_ROLE, Draft
@@ -43,7 +42,7 @@ def relay_within_hosts(draft: Draft) -> None:
             dtype = tf.as_dtype(output_type(by_name[name], index))
             node, instead = make_node(relay, "Identity", [reference], host_of(device), T=dtype), relay
         for reader in readers:
-            _read_instead(reader, {reference: instead})
+            set_inputs(reader, [instead if r == reference else r for r in reader.input])
         draft.add(node, Origin(None, None, RELAY_ROLE))
 
 
@@ -62,15 +61,7 @@ def _join_signals(draft: Draft) -> None:
                     joined[key] = f"{draft.scope}/relay_{len(draft.nodes)}"
                     own = make_node(joined[key], "NoOp", key, draft.device_of(key[0][1:]))
                     draft.add(own, Origin(None, None, RELAY_ROLE))
-                _read_instead(node, dict.fromkeys(signals, f"^{joined[key]}"))
-
-
-def _read_instead(node: Any, instead: Mapping[str, str]) -> None:
-    """Let a node read other references instead of some, each signal once."""
-    inputs = [instead.get(reference, reference) for reference in node.input]
-    data, signals = [r for r in inputs if r[0] != "^"], [r for r in inputs if r[0] == "^"]
-    del node.input[:]
-    node.input.extend([*data, *dict.fromkeys(signals)])
+                set_inputs(node, [f"^{joined[key]}" if r in signals else r for r in node.input])
 
 
 def _wanted(draft: Draft) -> dict[tuple[str, str], list[Any]]:
@@ -81,8 +72,7 @@ def _wanted(draft: Draft) -> dict[tuple[str, str], list[Any]]:
     for node in draft.nodes:
         host = hosts[node.name]
         for reference in dict.fromkeys(node.input) if node.device else ():
-            is_signal = reference[0] == "^"
-            source = reference[1:] if is_signal else split_reference(reference)[0]
-            if (is_signal or source in small) and hosts[source] != host:
+            source = source_of(reference)
+            if (reference[0] == "^" or source in small) and hosts[source] != host:
                 found.setdefault((reference, host), []).append(node)
     return found

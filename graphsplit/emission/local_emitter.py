@@ -6,8 +6,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.call_inlining import XLA_ATTRIBUTE
-from graphsplit.core.function_calls import named_by_content
 from graphsplit.core.graphdefs import function_definition, make_node
 from graphsplit.core.layouts import REPLICATE, Layout, Shard
 from graphsplit.core.symbolic_sizes import ROWS
@@ -16,6 +14,8 @@ from graphsplit.emission.draft import Draft, prefix_of_any
 from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.row_counts import FixedRows, RowCounts, Site, ToldRows, length_sizes
 from graphsplit.emission.shard_copies import ShardCopies, told_sizes
+from graphsplit.graph.function_calls import named_by_content
+from graphsplit.graph.inlining import XLA_ATTRIBUTE
 from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.program.program import SIZES, Op, Tensor
 

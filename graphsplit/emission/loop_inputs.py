@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.graphdefs import make_node
 from graphsplit.emission.draft import Draft
+from graphsplit.graph.function_calls import CONTROL_FLOW
 
 _RESOURCE = tf.resource.as_datatype_enum
 

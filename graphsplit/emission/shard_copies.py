@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.function_calls import CONTROL_FLOW, function_names, hand_over, rename_functions
 from graphsplit.core.graphdefs import make_node
 from graphsplit.core.layouts import PARTIAL_MEAN, Shard
 from graphsplit.core.polynomials import Polynomial, Symbol
@@ -20,6 +19,7 @@ from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.loop_inputs import bring_loop_inputs
 from graphsplit.emission.row_counts import BEGIN, RowCounts
+from graphsplit.graph.function_calls import CONTROL_FLOW, function_names, hand_over, rename_functions
 from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.planning.mesh import Mesh
 from graphsplit.program.program import Op

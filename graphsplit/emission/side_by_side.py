@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
-from graphsplit.core.graphdefs import NodeDef
+from graphsplit.core.graphdefs import prefixed, with_prefix
 from graphsplit.emission.emitted_graph import EmittedGraph
 
 
@@ -18,11 +17,13 @@ def side_by_side(graphs: Sequence[EmittedGraph]) -> EmittedGraph:
     """
     nodes, origins = [], {}
     for k, graph in enumerate(graphs):
-        nodes += [_renamed(node, k) for node in graph.nodes]
-        origins.update({_name(name, k): origin for name, origin in graph.origins.items()})
+        nodes += [with_prefix(node, f"copy_{k}/") for node in graph.nodes]
+        origins.update({prefixed(f"copy_{k}/", name): origin for name, origin in graph.origins.items()})
 
     def of_all(attribute: str) -> tuple[str, ...]:
-        return tuple([_name(name, k) for k, graph in enumerate(graphs) for name in getattr(graph, attribute)])
+        return tuple(
+            [prefixed(f"copy_{k}/", name) for k, graph in enumerate(graphs) for name in getattr(graph, attribute)]
+        )
 
     library = type(graphs[0].library)()
     library.CopyFrom(graphs[0].library)
@@ -42,17 +43,3 @@ def side_by_side(graphs: Sequence[EmittedGraph]) -> EmittedGraph:
         present=of_all("present"),
         beside_variables=frozenset(of_all("beside_variables")),
     )
-
-
-def _name(reference: str, number: int) -> str:
-    is_control = reference.startswith("^")
-    return f"^copy_{number}/{reference[1:]}" if is_control else f"copy_{number}/{reference}"
-
-
-def _renamed(node: Any, number: int) -> Any:
-    copy = NodeDef()
-    copy.CopyFrom(node)
-    copy.name = _name(node.name, number)
-    del copy.input[:]
-    copy.input.extend([_name(reference, number) for reference in node.input])
-    return copy

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import functools
-import graphlib
 import operator
 from collections.abc import Iterator
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.graphdefs import split_reference
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.planning.phases import Phase
 from graphsplit.planning.plan import Plan
@@ -42,26 +40,16 @@ class _Waits:
     """
 
     def __init__(self, graph: EmittedGraph):
-        self._graph = graph
-        self._reads = {n.name: {split_reference(r.lstrip("^"))[0] for r in n.input} for n in graph.nodes}
-        try:
-            order = list(graphlib.TopologicalSorter(self._reads).static_order())
-        except graphlib.CycleError as error:
-            raise CheckError(f"Nodes wait for each other: {', '.join(error.args[1])}.") from error
-        self._place = {name: 1 << place for place, name in enumerate(order)}
-        self._before: dict[str, int] = {}  # a bit for each node
-        for name in order:
-            masks = [self._before[source] | self._place[source] for source in self._reads[name]]
-            self._before[name] = functools.reduce(operator.or_, masks, 0)
+        self._origins, self._graph = graph.origins, graph.by_name
+        self._before = [0] * len(graph.nodes)  # a bit for each node
+        for k in self._graph.positions_in_order:
+            masks = [self._before[source] | 1 << source for source in self._graph.sources[k]]
+            self._before[k] = functools.reduce(operator.or_, masks, 0)
         self.nodes = {(o.op, o.shard): name for name, o in graph.origins.items() if o.role == "op"}
-        self._readers: dict[str, list[str]] = {}
-        for name, sources in self._reads.items():
-            for source in sources:
-                self._readers.setdefault(source, []).append(name)
 
     def waits(self, later: str, first: str) -> bool:
         """Return whether a node has run whenever another one does."""
-        return bool(self._before[later] & self._place[first])
+        return bool(self._before[self._graph.place[later]] >> self._graph.place[first] & 1)
 
     def ended(self, phase: Phase, d: int, *, first: bool) -> Iterator[str]:
         """Return the nodes that have run when shard `d` has ended a phase.
@@ -77,7 +65,6 @@ class _Waits:
             yield from self._added(self.nodes[move.tensor.op, d])
 
     def _added(self, part: str) -> Iterator[str]:
-        for reader in self._readers.get(part, ()):
-            if self._graph.origins[reader].role == "reduce":
-                is_joined = next(n.op for n in self._graph.nodes if n.name == reader) == "ConcatV2"
-                yield from self._added(reader) if is_joined else [reader]
+        for reader in [self._graph.nodes[k] for k in self._graph.readers[self._graph.place[part]]]:
+            if self._origins[reader.name].role == "reduce":
+                yield from self._added(reader.name) if reader.op == "ConcatV2" else [reader.name]

@@ -11,9 +11,10 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, GraphsplitError
-from graphsplit.core.graphdefs import split_reference
+from graphsplit.core.graphdefs import source_of
 from graphsplit.core.kernel_devices import kernel_devices
 from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.graph.walks import reached
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.reading import full_name
 from graphsplit.placement.reasons import Facts, RanNode, explain_absence, explain_move, fused_by_onednn
@@ -85,7 +86,7 @@ def ran_nodes(graphs: Iterable[Any], inputs: Sequence[str] = ()) -> dict[str, Ra
             if node.op in _ARGUMENTS and node.attr["index"].i < len(inputs):
                 name = inputs[node.attr["index"].i]
             fused = (*(f.decode() for f in node.attr["fused_ops"].list.s), *fused_by_onednn(node.op))
-            reads = tuple(plain_name(split_reference(i.lstrip("^"))[0]) for i in node.input)
+            reads = tuple(plain_name(source_of(i)) for i in node.input)
             found[name] = RanNode(name, node.op, full_name(node.device), fused, reads)
     return found
 
@@ -135,11 +136,11 @@ def gather_facts(
 ) -> Facts:
     """Return what the reasons are found from."""
     readers, producers = defaultdict(list), defaultdict(list)
-    stand_ins = {node.name: split_reference(node.data[0])[0] for node in flat if node.argument}
+    stand_ins = {node.name: source_of(node.data[0]) for node in flat if node.argument}
     twins: dict[Any, list[str]] = defaultdict(list)
     touching = _touching(flat, ops)
     for node in flat:
-        for name in {split_reference(reference)[0] for reference in (*node.data, *node.results)}:
+        for name in {source_of(reference) for reference in (*node.data, *node.results)}:
             while name in stand_ins:
                 name = stand_ins[name]
             readers[name].append(node.name)
@@ -166,29 +167,18 @@ def _meaning(node: FlatNode) -> Any:
 
 def _touching(flat: Sequence[FlatNode], ops: Sequence[PlacedOp]) -> set[str]:
     handles = {op.name for op in ops if "resource" in op.dtypes} | {node.name for node in flat if node.argument}
-    return {node.name for node in flat if any(split_reference(r)[0] in handles for r in node.data)} | handles
+    return {node.name for node in flat if any(source_of(r) in handles for r in node.data)} | handles
 
 
 def _needed(flat: Sequence[FlatNode], source: Source) -> set[str] | None:
     if source.outputs is None:
         return None
-    by_name = {node.name: node for node in flat}
-    by_root: dict[str, list[str]] = defaultdict(list)
+    following: dict[str, list[str]] = defaultdict(list)  # of a call that was inlined, what is in it
     for node in flat:
-        by_root[node.root].append(node.name)
-    needed: set[str] = set()
-    pending = [split_reference(r)[0] for r in (*source.outputs, *source.effects)]
-    while pending:
-        name = pending.pop()
-        if name in needed:
-            continue
-        needed.add(name)
-        if name not in by_name:  # a call that was inlined
-            pending += by_root.get(name, ())
-            continue
-        node = by_name[name]
-        pending += [split_reference(r)[0] for r in (*node.data, *node.results)] + list(node.controls)
-    return needed
+        following[node.root].append(node.name)
+    for node in flat:
+        following[node.name] = [*map(source_of, (*node.data, *node.results)), *node.controls]
+    return set(reached(map(source_of, (*source.outputs, *source.effects)), lambda name: following.get(name, ())))
 
 
 def _constant(flat: Sequence[FlatNode], producers: Mapping[str, Sequence[str]]) -> set[str]:

@@ -8,16 +8,15 @@ are matched.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.call_inlining import CALL_TYPES, XLA_ATTRIBUTE
-from graphsplit.core.errors import UnsupportedError
-from graphsplit.core.function_calls import CONTROL_FLOW
-from graphsplit.core.graphdefs import make_node, output_names, split_reference
+from graphsplit.core.graphdefs import inputs_of, make_node, source_of, split_reference
 from graphsplit.core.marks import is_marked, shard_of
+from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.graph.inlining import Body, Replaced, function_called, is_compiled
 
 _LOOPS = frozenset(op_type for op_type, flow in CONTROL_FLOW.items() if flow.loops)
 _BRANCHES = frozenset({"If", "StatelessIf"})
@@ -67,17 +66,15 @@ class _Scope:
     body_of: str = ""
     shard: int | None = None
     outside: str = ""
-    arguments: Mapping[str, str] = field(default_factory=dict)
-    outputs: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    body: Body | None = None
 
-    def reference(self, text: str) -> str:
-        """Return the flat name of what a node of this body calls `text`."""
-        if text in self.arguments:
-            return self.arguments[text]
-        name, _, output = text.partition(":")
-        if name not in self.outputs:  # a graph, which counts outputs: `node:1`
-            return f"{self.prefix}{name}:{int(output or 0)}"
-        return f"{self.prefix}{name}:{list(self.outputs[name]).index(output)}"
+    def inputs(self, node: Any) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return the flat names of what a node of this body reads, and of what it waits for."""
+        data, waits = inputs_of(node)
+        if self.body is None:
+            return tuple(["{}:{}".format(*split_reference(r)) for r in data]), tuple([r[1:] for r in waits])
+        waits = [r for r in waits if source_of(r) not in self.body.arguments]
+        return tuple(map(self.body.reference, data)), tuple([self.body.reference(r)[1:] for r in waits])
 
 
 def flatten(graph: Any) -> list[FlatNode]:
@@ -95,8 +92,7 @@ class _Flattener:
     def __init__(self, library: Mapping[str, Any]):
         self._library = library
         self._found: list[FlatNode] = []
-        self._results: dict[str, str] = {}  # "call:1" -> the reference inside the called body
-        self._ends: dict[str, list[str]] = {}  # "call" -> what finishes when the call does
+        self._replaced = Replaced()
 
     def read(self, nodes: Sequence[Any], scope: _Scope) -> None:
         """Append the nodes of one body and, after each, what is inside of it."""
@@ -111,27 +107,24 @@ class _Flattener:
                 shard=shard_of(node) if is_marked(node) else scope.shard,
                 outside=scope.prefix if is_marked(node) else scope.outside,
             )
-            data = tuple(scope.reference(i) for i in node.input if i[0] != "^")
-            controls = tuple(
-                f"{scope.prefix}{i[1:]}" for i in node.input if i[0] == "^" and i[1:] not in scope.arguments
-            )
-            called = self._called(node)
+            data, controls = scope.inputs(node)
+            called = function_called(node, self._library)
             if called is not None:
                 self._read_call(node, name, called, data, inner)
                 continue
             results: list[str] = []
             for part, function, operands in self._bodies(node, data):
                 arguments = self._add_arguments(f"{name}/{part}", node, function, operands, inner)
-                results += self._read_body(f"{name}/{part}/", name, function, arguments, inner)[0]
+                results += self._read_body(f"{name}/{part}/", name, function, arguments, inner).results
             self._add(name, node, data, controls, inner, tuple(results))
 
     def finish(self) -> list[FlatNode]:
         """Return the nodes with references to calls replaced by references into the called bodies."""
         finished = []
         for flat in self._found:
-            controls = list(dict.fromkeys(end for control in flat.controls for end in self._end(control)))
-            data, results = tuple(map(self._resolve, flat.data)), tuple(map(self._resolve, flat.results))
-            finished.append(replace(flat, data=data, results=results, controls=tuple(controls)))
+            data, results = tuple(self._replaced.now(flat.data)), tuple(self._replaced.now(flat.results))
+            waits = self._replaced.now([f"^{control}" for control in flat.controls])
+            finished.append(replace(flat, data=data, results=results, controls=tuple([r[1:] for r in waits])))
         return finished
 
     def _add(
@@ -154,40 +147,17 @@ class _Flattener:
             )
         )
 
-    def _called(self, node: Any) -> Any:
-        if node.op in CALL_TYPES:
-            return self._library.get(node.attr["f"].func.name)
-        return self._library.get(node.op)
-
     def _read_call(self, node: Any, name: str, function: Any, data: Sequence[str], scope: _Scope) -> None:
-        compiled = scope.compiled or (name if XLA_ATTRIBUTE in node.attr and node.attr[XLA_ATTRIBUTE].b else "")
+        compiled = scope.compiled or (name if is_compiled(node) else "")
         backward = scope.backward or "__backward_" in function.signature.name
         inner = replace(scope, compiled=compiled, backward=backward)
-        arguments = {argument.name: data[k] for k, argument in enumerate(function.signature.input_arg)}
-        results, ends = self._read_body(f"{name}/", scope.body_of, function, arguments, inner)
-        self._results.update({f"{name}:{k}": reference for k, reference in enumerate(results)})
-        self._ends[name] = ends
+        body = self._read_body(f"{name}/", scope.body_of, function, data, inner)
+        self._replaced.add(name, body, map(source_of, body.results))
 
-    def _read_body(
-        self, prefix: str, body_of: str, function: Any, arguments: Mapping[str, str], scope: _Scope
-    ) -> tuple[list[str], list[str]]:
-        inside = replace(
-            scope,
-            prefix=prefix,
-            body_of=body_of,
-            arguments=arguments,
-            outputs={node.name: self._output_names(node) for node in function.node_def},
-        )
-        self.read(function.node_def, inside)
-        results = [inside.reference(function.ret[argument.name]) for argument in function.signature.output_arg]
-        ends = [prefix + end for end in function.control_ret.values()]
-        return results, ends + [split_reference(reference)[0] for reference in results]
-
-    def _output_names(self, node: Any) -> list[str]:
-        try:
-            return output_names(node, self._library)
-        except UnsupportedError:
-            return []
+    def _read_body(self, prefix: str, body_of: str, function: Any, given: Sequence[str], scope: _Scope) -> Body:
+        body = Body(function, prefix, given, self._library)
+        self.read(body.nodes, replace(scope, prefix=prefix, body_of=body_of, body=body))
+        return body
 
     def _bodies(self, node: Any, data: Sequence[str]) -> Iterator[tuple[str, Any, Sequence[str]]]:
         """Yield the bodies of a loop or branch: what TensorFlow calls it, the function, its operands."""
@@ -208,10 +178,10 @@ class _Flattener:
 
     def _add_arguments(
         self, prefix: str, node: Any, function: Any, operands: Sequence[str], scope: _Scope
-    ) -> dict[str, str]:
+    ) -> list[str]:
         """Add a stand-in for each argument of a body, so that what is read inside has the loop's shapes."""
         shapes = node.attr["output_shapes"].list.shape if node.op in _LOOPS and "output_shapes" in node.attr else []
-        arguments = {}
+        arguments = []
         for k, argument in enumerate(function.signature.input_arg):
             name = f"{prefix}/argument_{k}"
             stand_in = make_node(name, "Identity", [], T=tf.as_dtype(argument.type))
@@ -220,20 +190,5 @@ class _Flattener:
             self._found.append(
                 FlatNode(name, stand_in, (operands[k],), (), scope.device, scope.root, argument=True, body_of=name)
             )
-            arguments[argument.name] = f"{name}:0"
+            arguments.append(f"{name}:0")
         return arguments
-
-    def _resolve(self, reference: str) -> str:
-        while reference in self._results:
-            reference = self._results[reference]
-        return reference
-
-    def _end(self, name: str) -> list[str]:
-        pending, ends = [name], []
-        while pending:
-            current = pending.pop()
-            if current in self._ends:
-                pending += self._ends[current]
-            else:
-                ends.append(current)
-        return ends

@@ -11,13 +11,15 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.graphdefs import make_node, split_reference
+from graphsplit.core.graphdefs import make_node, source_of, split_reference, with_inputs
 from graphsplit.core.kernel_devices import kernel_devices
 from graphsplit.core.marks import home_reason_of, role_of
+from graphsplit.core.tensorflow_internals import import_operations
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape
 from graphsplit.placement.sources import Source
 from graphsplit.program.flops import count_flops
+from graphsplit.program.shape_inference import known_shape
 
 Outputs = Mapping[str, Sequence[tuple[Shape | None, str, int]]]
 _NO_KERNELS = frozenset({"Placeholder"})  # of an argument: it is where the caller put it
@@ -26,7 +28,7 @@ _READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableV2", "VarHandle
 
 def read_ops(source: Source, flat: Sequence[FlatNode]) -> tuple[list[PlacedOp], list[Edge]]:
     """Return the operations of a flattened graph and the edges between them."""
-    outputs = _outputs(_infer_shapes(source, flat))
+    outputs = _outputs(source, flat)
     stand_ins = {node.name: node.data[0] for node in flat if node.argument}
     resources = _resource_devices(source, flat)
     default = default_device()
@@ -68,14 +70,22 @@ def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mappin
     )
 
 
-def _outputs(graph: tf.Graph) -> Outputs:
-    """Return shape, dtype and bytes of every output of every operation."""
+def _outputs(source: Source, flat: Iterable[FlatNode]) -> Outputs:
+    """Return shape, dtype and bytes of every output of every operation.
+
+    TensorFlow infers the shapes: all nodes, bodies included, stand side by side in one graph for that.
+    """
+    graph_def = tf.compat.v1.GraphDef(versions=source.graph.versions, library=source.graph.library)
+    for node in flat:
+        made = _importable(node, source)
+        reads_nothing = made.op == "Placeholder" or node.name in source.held
+        copy = with_inputs(made, () if reads_nothing else (*node.data, *[f"^{control}" for control in node.controls]))
+        copy.name = node.name
+        graph_def.node.append(copy)
     known: dict[str, list[tuple[Shape | None, str, int]]] = {}
-    for operation in graph.get_operations():
-        known[operation.name] = []
-        for tensor in operation.outputs:
-            shape, dtype = _shape(tensor.shape), tensor.dtype.name
-            known[operation.name].append((shape, dtype, bytes_of(shape, dtype)))
+    for operation in import_operations(graph_def):
+        described = [(known_shape(tensor.shape), tensor.dtype.name) for tensor in operation.outputs]
+        known[operation.name] = [(shape, dtype, bytes_of(shape, dtype)) for shape, dtype in described]
     return known
 
 
@@ -106,25 +116,6 @@ def bytes_of(shape: Shape | None, dtype: str) -> int:
     return math.prod(d or 0 for d in shape) * (16 if dtype == "string" else int(tf.as_dtype(dtype).size))
 
 
-def _infer_shapes(source: Source, flat: Iterable[FlatNode]) -> tf.Graph:
-    """Import all nodes, bodies included, side by side into one graph, where TensorFlow infers the shapes."""
-    graph_def = tf.compat.v1.GraphDef(versions=source.graph.versions, library=source.graph.library)
-    for node in flat:
-        copy = graph_def.node.add()
-        copy.CopyFrom(_importable(node, source))
-        copy.name = node.name
-        copy.device = ""
-        if "_class" in copy.attr:
-            del copy.attr["_class"]
-        del copy.input[:]
-        if copy.op != "Placeholder" and node.name not in source.held:
-            copy.input.extend([*node.data, *(f"^{control}" for control in node.controls)])
-    graph = tf.Graph()
-    with graph.as_default():
-        tf.graph_util.import_graph_def(graph_def, name="")
-    return graph
-
-
 def _importable(node: FlatNode, source: Source) -> Any:
     """Return the node in a form from which shapes can be inferred."""
     if node.name in source.held:
@@ -146,10 +137,6 @@ def _stand_in(node: FlatNode) -> Any:
     return make_node(node.name, "Placeholder", [], dtype=dtype, shape=tf.compat.v1.AttrValue(shape=shape))
 
 
-def _shape(shape: tf.TensorShape) -> Shape | None:
-    return None if shape.rank is None else tuple(shape.as_list())
-
-
 def _attribute(node: Any) -> Any:
     empty = tf.compat.v1.AttrValue()
     return lambda name: node.attr.get(name, empty)
@@ -168,7 +155,7 @@ def _owner(node: FlatNode, stand_ins: Mapping[str, str]) -> str:
 def _edges(node: FlatNode, outputs: Outputs, stand_ins: Mapping[str, str]) -> list[Edge]:
     edges = []
     for operand, reference in enumerate((*node.data, *node.results)):
-        while (name := split_reference(reference)[0]) in stand_ins:
+        while (name := source_of(reference)) in stand_ins:
             reference = stand_ins[name]
         name, index = split_reference(reference)
         _, dtype, size = outputs[name][index]
@@ -185,7 +172,7 @@ def _resource_devices(source: Source, flat: Sequence[FlatNode]) -> dict[str, str
     devices = dict(source.resource_devices)
     for node in flat:
         for reference in node.data:
-            name = split_reference(reference)[0]
+            name = source_of(reference)
             if name in devices and (node.argument or node.node.op in _READS or _touches_resource(node)):
                 devices.setdefault(node.name, devices[name])
     return devices

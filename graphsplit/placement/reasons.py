@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
-from graphsplit.core.function_calls import CONTROL_FLOW
+from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.placement.records import PlacedOp
 
 _LOWERED = {op_type for op_type, flow in CONTROL_FLOW.items() if not flow.compiled}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
+from graphsplit.graph.walks import reached
 from graphsplit.planning.averages import as_planned
 from graphsplit.planning.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
@@ -173,13 +174,9 @@ class BackwardPropagation:
 
     def _has_copies(self, op: Op) -> bool:
         """Return whether something of which every shard has a copy leads to an op."""
-        pending = [tensor.op for tensor in op.inputs] if self.program.places else []
-        while pending:
-            i = pending.pop()
-            if self.program.ops[i].type == COPIES:
-                return True
-            pending += [tensor.op for tensor in self.program.ops[i].inputs]
-        return False
+        ops = self.program.ops
+        start = [tensor.op for tensor in op.inputs] if self.program.places else []
+        return any(ops[i].type == COPIES for i in reached(start, lambda i: [tensor.op for tensor in ops[i].inputs]))
 
     def _size(self, tensor: Tensor, layout: Layout) -> int:
         """Return the bytes that travel when a tensor is cut. Lists cannot be: nothing is dearer."""

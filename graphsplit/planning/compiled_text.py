@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 
-from graphsplit.core.call_inlining import is_compiled
-from graphsplit.core.compilability import why_not_compiled
+from graphsplit.graph.compilability import why_not_compiled
+from graphsplit.graph.inlining import is_compiled
 from graphsplit.planning.decisions import Decisions
 from graphsplit.program.program import COPIES, SIZES, Op
 

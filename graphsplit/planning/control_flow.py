@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
-from graphsplit.core.function_calls import CONTROL_FLOW, function_names
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard, is_whole
+from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.planning.backward_propagation import LocalBackwardPropagation
 from graphsplit.planning.forward_propagation import LocalForwardPropagation, NaturalForms
 from graphsplit.planning.local_plan import LocalPlan

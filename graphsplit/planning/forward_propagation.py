@@ -7,7 +7,6 @@ from dataclasses import dataclass, replace
 
 import tensorflow as tf
 
-from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.kernel_devices import can_be_cut
 from graphsplit.core.layouts import (
     PARTIAL_MEAN,
@@ -21,6 +20,7 @@ from graphsplit.core.layouts import (
     is_whole,
 )
 from graphsplit.core.symbolic_sizes import has_sizes
+from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.home_rows import rows_at_home
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of, stays_partial

@@ -18,6 +18,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 import tensorflow as tf
 
 from graphsplit.costs.work import flops_of
+from graphsplit.graph.walks import readers_of
 from graphsplit.planning.scheduling import seeds_of
 from graphsplit.program.program import Op, Program, Tensor
 
@@ -93,11 +94,7 @@ class _Pairing:
 
     @functools.cached_property
     def _readers(self) -> list[list[int]]:
-        readers: list[list[int]] = [[] for _ in self._program.ops]
-        for op in self._program.ops:
-            for i in self._sources[op.index]:
-                readers[i].append(op.index)
-        return readers
+        return readers_of(self._sources)
 
     @functools.cached_property
     def _concerned(self) -> dict[Tensor, set[int]]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
+from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning import passes
 from graphsplit.planning.automatic_stages import StageCuts, StagesAsked
 from graphsplit.planning.mesh import Mesh

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.function_calls import function_names
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard
+from graphsplit.graph.function_calls import function_names
 from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.steps import Step

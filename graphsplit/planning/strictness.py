@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 from graphsplit.core.errors import StrictError, bullet_list
+from graphsplit.graph.walks import reached
 from graphsplit.planning.advice import advice_on
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.plan_text import cause_text
@@ -50,16 +51,10 @@ def _finds_ids(op: Op, program: Program) -> bool:
     return op.type in _OF_IDS and op.out_dtypes[0].is_integer and op.index not in _behind_results(program)
 
 
-def _behind_results(program: Program) -> set[int]:
+def _behind_results(program: Program) -> Set[int]:
     """Return the operations from which something flows to what the function returns."""
-    found: set[int] = set()
-    pending = [tensor.op for tensor in program.outputs]
-    while pending:
-        position = pending.pop()
-        if position not in found:
-            found.add(position)
-            pending += [tensor.op for tensor in program.ops[position].inputs]
-    return found
+    made_from = [[tensor.op for tensor in op.inputs] for op in program.ops]
+    return reached([tensor.op for tensor in program.outputs], made_from.__getitem__)
 
 
 def _stayed_message(plan: Decisions, stayed: Sequence[tuple[Op, str]], finished: bool) -> str:

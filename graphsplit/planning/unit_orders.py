@@ -10,6 +10,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 
+from graphsplit.graph.walks import readers_of
 from graphsplit.planning.chains import Chain, slowest
 
 _GOOD = 1.02  # of the mean: what better order there may be gains less
@@ -41,10 +42,7 @@ def better_order(seconds: Sequence[float], needs: Sequence[set[int]], count: int
 
 def _drawn(needs: Sequence[set[int]], draw: random.Random) -> list[int]:
     """Return an order at random: now and then what was made ready last goes first, so that ways are followed."""
-    missing, readers = [len(own) for own in needs], [list[int]() for _ in needs]
-    for k, own in enumerate(needs):
-        for i in own:
-            readers[i].append(k)
+    missing, readers = [len(own) for own in needs], readers_of(needs)
     ready, order = [k for k, count in enumerate(missing) if not count], list[int]()
     while ready:
         k = ready.pop() if draw.random() < 0.5 else ready.pop(draw.randrange(len(ready)))

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.costs.seconds import Costs, sample_key
 from graphsplit.costs.work import Described, work_of
+from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.prediction.sizes import described, shapes_on
 from graphsplit.program.program import Op, Program
 from graphsplit.program.trip_counts import turns_of

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from graphsplit.core.graphdefs import split_reference
+from graphsplit.core.graphdefs import inputs_of, source_of, split_reference
 from graphsplit.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.costs.work import Work
 from graphsplit.emission.compiled_calls import compile_clusters
@@ -118,7 +118,7 @@ class _CallWork:
         self._is_fused = [family_of(node.op) in _FUSED for node in call.members]
         self._made: list[list[str]] = [[] for _ in call.members]  # what others read of each, or is returned
         for reference in dict.fromkeys([*self._readers, *sorted(self._returned)]):
-            place = self._place.get(split_reference(reference)[0])
+            place = self._place.get(source_of(reference))
             if place is not None:
                 self._made[place].append(reference)
 
@@ -143,7 +143,7 @@ class _CallWork:
     def _read_by(self, node: Any) -> list[str]:
         if self._pricing.is_same(node.op):
             return []
-        return list(dict.fromkeys([self._source(reference) for reference in node.input if reference[0] != "^"]))
+        return list(dict.fromkeys([self._source(reference) for reference in inputs_of(node)[0]]))
 
     def _source(self, reference: str) -> str:
         """Return the reference of the tensor that is passed on under another name."""
@@ -155,7 +155,7 @@ class _CallWork:
             reference = self._nodes[place].input[0]
 
     def _comes_from_fused(self, reference: str) -> bool:
-        place = self._place.get(split_reference(reference)[0])
+        place = self._place.get(source_of(reference))
         return place is not None and self._is_fused[place]
 
     def _written(self, k: int) -> list[str]:

@@ -6,8 +6,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.function_calls import CONTROL_FLOW, function_names
 from graphsplit.costs.work import bytes_of
+from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.prediction.buffers import SAME_BUFFER
 from graphsplit.prediction.sizes import described, shapes_on
 from graphsplit.program.program import Op, Program, Tensor

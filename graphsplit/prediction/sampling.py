@@ -6,13 +6,12 @@ import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from graphsplit.core.function_calls import CONTROL_FLOW, function_names
-from graphsplit.core.graphdefs import in_order
 from graphsplit.costs.families import FREE, PASSED_ON
 from graphsplit.costs.machine import Sample
 from graphsplit.costs.seconds import sample_key
 from graphsplit.costs.work import Described, Work, work_of
 from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.placement.recorded_steps import RecordedStep
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.bodies import body_operations
@@ -68,8 +67,7 @@ def kinds_of(plan: Plan, graph: EmittedGraph) -> dict[str, Kind]:
     Operations of loops and branches are named by where they are, `shard_0/while/body/MatMul`. What they read and make
     is what the plan says: TensorFlow knows few sizes there.
     """
-    nodes = {node.name: node for node in graph.nodes}
-    sizes = Sizes(plan, graph, nodes, in_order(graph.nodes))
+    sizes = Sizes(plan, graph)
     found: dict[str, Kind] = {}
     for node in graph.nodes:
         origin = graph.origins[node.name]

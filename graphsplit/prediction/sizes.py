@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_value, output_names, output_type, split_reference
+from graphsplit.core.graphdefs import constant_value, inputs_of, output_names, output_type, source_of, split_reference
 from graphsplit.core.layouts import Layout, Shard
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.costs.work import Described
@@ -29,17 +29,15 @@ class Sizes:
     Args:
       plan: what was emitted.
       graph: the result.
-      order: the names of its nodes, each behind those it reads.
     """
 
-    def __init__(self, plan: Plan, graph: EmittedGraph, nodes: Mapping[str, Any], order: Sequence[str]):
+    def __init__(self, plan: Plan, graph: EmittedGraph):
         self._plan = plan
         self._graph = graph
-        self._nodes = nodes
         self._found: dict[str, Outputs] = {}
         self._of_ops: dict[tuple[int, int | None], Outputs] = {}
-        for name in order:
-            self._found[name] = self._outputs(nodes[name])
+        for name in graph.by_name.order:
+            self._found[name] = self._outputs(graph.by_name[name])
 
     def __getitem__(self, name: str) -> Outputs:
         """Return what a node makes."""
@@ -56,7 +54,7 @@ class Sizes:
 
     def inputs_of(self, node: Any) -> list[Described]:
         """Return what a node reads."""
-        return [self.of(reference) for reference in node.input if reference[0] != "^"]
+        return [self.of(reference) for reference in inputs_of(node)[0]]
 
     def _outputs(self, node: Any) -> Outputs:
         origin = self._graph.origins[node.name]
@@ -70,8 +68,7 @@ class Sizes:
 
     def constant(self, node: Any, index: int) -> Any:
         """Return the value of an operand that is a constant; None of others."""
-        name, _ = split_reference(node.input[index])
-        source = self._nodes[name]
+        source = self._graph.by_name[source_of(node.input[index])]
         return constant_value(source) if source.op == "Const" else None
 
     def _of_op(self, position: int, shard: int | None) -> Outputs:

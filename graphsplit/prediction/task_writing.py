@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.graphdefs import in_order, split_reference
+from graphsplit.core.graphdefs import inputs_of, source_of
 from graphsplit.core.kernel_devices import kernel_devices
 from graphsplit.costs.families import FREE
 from graphsplit.costs.machine import Machine
@@ -16,6 +16,7 @@ from graphsplit.costs.seconds import Costs
 from graphsplit.costs.work import bytes_of, is_known
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
+from graphsplit.graph.graph import Graph
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import SAME_BUFFER, Buffer, allocated
 from graphsplit.prediction.compiled_work import run_graph
@@ -61,10 +62,8 @@ class _Writer:
         self._machine = machine
         self._costs = costs
         self._run = run_graph(graph)
-        self._nodes = {node.name: node for node in self._run.nodes}
-        self._order = in_order(self._run.nodes)
-        emitted = {node.name: node for node in graph.nodes} if self._run.calls else self._nodes
-        self._sizes = Sizes(plan, graph, emitted, in_order(graph.nodes) if self._run.calls else self._order)
+        self._nodes = Graph(self._run.nodes) if self._run.calls else graph.by_name
+        self._sizes = Sizes(plan, graph)
         for name, call in self._run.calls.items():
             self._sizes.add(name, call.returned)
         self._unknown: dict[str, None] = {}
@@ -80,13 +79,13 @@ class _Writer:
         self._buffer_of: dict[tuple[str, str], int] = {}  # what a reference is read from on a device
         self._numbers: dict[tuple[tuple[object, ...], str], int] = {}
         self._devices = {node.name: str(node.device) or plan.home for node in self._run.nodes}
-        self._rank = {node.name: k for k, node in enumerate(self._run.nodes)}
+        self._rank = self._nodes.place
 
     def write(self) -> GraphTasks:
-        for name in self._order:
+        for name in self._nodes.order:
             self._write_node(self._nodes[name])
         for reference in self._run.outputs:
-            k = self._buffer(reference, self._device(split_reference(reference)[0]))
+            k = self._buffer(reference, self._device(source_of(reference)))
             if k is not None:
                 self._buffers[k]["kept"] = True
         arguments: dict[str, int] = {}
@@ -101,7 +100,7 @@ class _Writer:
             self._routes.resources(),
             arguments,
             sum(placed.bytes for placed in self._placed if placed.kind == "send"),
-            len(self._nodes),
+            len(self._run.nodes),
             tuple(self._unknown),
             sum(node.op == _GIVEN for node in self._run.nodes),
         )
@@ -110,11 +109,9 @@ class _Writer:
         return self._devices[name]
 
     def _write_node(self, node: Any) -> None:
-        device, references = self._device(node.name), tuple(node.input)
-        data = [reference for reference in references if reference[0] != "^"]
+        device, (data, waits) = self._device(node.name), inputs_of(node)
         after = [self._arrival(reference, device) for reference in data]
-        if len(data) < len(references):
-            after += [self._signal(reference[1:], device) for reference in references if reference[0] == "^"]
+        after += [self._signal(reference[1:], device) for reference in waits]
         time = self._times.of(node)
         kind = "wait" if time.family == FREE or not time.seconds else "compute"
         uses: tuple[str, ...] = ()
@@ -176,7 +173,7 @@ class _Writer:
 
     def _arrival(self, reference: str, device: str) -> int:
         """Return the task after which a tensor can be read on a device: its maker, or what sends it there, once."""
-        name, _ = split_reference(reference)
+        name = source_of(reference)
         source = self._device(name)
         if source == device or self._sizes.of(reference)[1] in (tf.resource, tf.variant):
             return self._at[name]
@@ -206,7 +203,7 @@ class _Writer:
         return own
 
     def _rank_of_send(self, name: str, source: str, device: str) -> int:
-        return self._routes.rank(source, device) * len(self._nodes) + self._rank[name]
+        return self._routes.rank(source, device) * len(self._run.nodes) + self._rank[name]
 
     def _signal(self, name: str, device: str) -> int:
         """Return the task after which a node may run that waits for another one: elsewhere, a signal is sent."""

@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.call_inlining import inline_calls
-from graphsplit.core.function_calls import called_functions, function_names
-from graphsplit.core.graphdefs import constant_value, function_graph
+from graphsplit.core.graphdefs import constant_value
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import Shape, agreed, are_same, has_sizes, with_sizes, without_sizes
+from graphsplit.graph.function_calls import function_names, functions_named
+from graphsplit.graph.inlining import function_graph, inline_calls
 from graphsplit.program.program import Op, Program
 from graphsplit.program.shape_inference import InferenceError
 from graphsplit.program.stages import stage_calls
@@ -121,7 +121,7 @@ class Bodies:
         if name not in self._digests:
             function = self._library[name]
             digest = hashlib.sha256(function.SerializeToString(deterministic=True))
-            for called in called_functions(function, self._library):
+            for called in functions_named(function.node_def, self._library):
                 digest.update(self._digest(called))
             self._digests[name] = digest.digest()
         return self._digests[name]

@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.graphdefs import constant_node, constant_value, split_reference
 from graphsplit.core.polynomials import Polynomial, Symbol, is_symbolic, values_planned
 from graphsplit.core.symbolic_sizes import Shape, are_same, confirmed, has_sizes, joined_shapes, with_sizes
+from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.constant_folding import FOLDABLE, fold
 from graphsplit.program.function_bodies import Bodies, Elements
 from graphsplit.program.node_simplification import SIMPLIFIED, is_known, simplified

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.function_calls import CONTROL_FLOW
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import Shape, has_sizes, symbols_in, witnesses
+from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.function_bodies import Bodies, Elements
 from graphsplit.program.operation_reader import OperationReader
 from graphsplit.program.program import Op, Program

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_node, make_node, split_reference
+from graphsplit.core.graphdefs import constant_node, make_node, source_of, split_reference
 from graphsplit.core.polynomials import Point, Polynomial
 from graphsplit.core.symbolic_sizes import Shape, Size, shape_at
 from graphsplit.core.tensorflow_internals import import_operations
@@ -99,9 +99,6 @@ def import_for_shapes(
             graph_def.node.append(_element_shape(node.name, shape_at(findings.elements[node.name], point)))
         copy = graph_def.node.add()
         copy.CopyFrom(node)
-        copy.device = ""
-        if "_class" in copy.attr:
-            del copy.attr["_class"]
         if node.name in given_shapes:
             shape = tf.TensorShape(shape_at(given_shapes[node.name], point))
             copy.attr["shape"].CopyFrom(tf.compat.v1.AttrValue(shape=shape.as_proto()))
@@ -127,7 +124,7 @@ def import_for_shapes(
 
 def _replace_input(node: Any, i: int, reference: str) -> None:
     """Let a node read something else and wait for what it read: it comes after that when operations are read."""
-    node.input.append(f"^{split_reference(node.input[i])[0]}")
+    node.input.append(f"^{source_of(node.input[i])}")
     node.input[i] = reference
 
 

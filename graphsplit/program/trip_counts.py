@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphsplit.core.function_calls import CONTROL_FLOW, function_names
+from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 
 _PASSES = frozenset({"Identity"})
 

@@ -18,8 +18,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import NodeDef, constant_node, make_node, split_reference
+from graphsplit.core.graphdefs import constant_node, inputs_of, make_node, source_of, with_inputs
 from graphsplit.core.tensorflow_internals import is_read
+from graphsplit.graph.graph import Graph
 
 _SCOPE = "graphsplit_before"
 
@@ -55,7 +56,7 @@ class Recorded(NamedTuple):
 
 def written_variables(nodes: Sequence[Any], inputs: Sequence[str]) -> list[Written]:
     """Return the variables that a graph may write: whose handles something takes that does not only read."""
-    by_name = {node.name: node for node in nodes}
+    by_name = Graph(nodes)
     handles = {name for name in inputs if by_name[name].attr["dtype"].type == tf.resource.as_datatype_enum}
     written = {source for node in nodes for source in _sources(node) if source in handles and not is_read(node.op)}
     return [Written(k, name, by_name[name].device) for k, name in enumerate(inputs) if name in written]
@@ -100,16 +101,11 @@ def record(nodes: Sequence[Any], written: Sequence[Written], dtypes: Sequence[tf
 def _waiting(node: Any, waits: dict[str, str]) -> Any:
     """Return a node that waits before it writes, if it does."""
     controls = dict.fromkeys(waits[source] for source in _sources(node) if source in waits and not is_read(node.op))
-    if not controls:
-        return node
-    copy = NodeDef()
-    copy.CopyFrom(node)
-    copy.input.extend(controls)
-    return copy
+    return with_inputs(node, [*node.input, *controls]) if controls else node
 
 
 def _sources(node: Any) -> list[str]:
-    return [split_reference(reference)[0] for reference in node.input if reference[0] != "^"]
+    return list(map(source_of, inputs_of(node)[0]))
 
 
 def _handle(name: str, device: str) -> Any:

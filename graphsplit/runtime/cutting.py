@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import NodeDef, make_node, output_type, split_reference
+from graphsplit.core.graphdefs import make_node, output_type, source_of, split_reference, with_inputs
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.runtime.empty_shards import DeadTensors, waiting_for
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.trial_compilations import Asking
-
-Node = TypeVar("Node", bound=Hashable)
 
 
 class Cut:
@@ -43,20 +41,19 @@ class Cut:
     ):
         self._outputs = outputs
         self._given = (*graph.inputs[:arguments], *graph.captures)
-        readers = _readers(graph.nodes)
         parts = []
         first_seed, first_result = arguments, outputs
         for seeds, results in groups:
             own_seeds = graph.inputs[first_seed : first_seed + seeds]
             own_results = graph.outputs[first_result : first_result + results]
-            parts.append((own_seeds, own_results, descendants(readers, own_seeds)))
+            parts.append((own_seeds, own_results, graph.by_name.after(own_seeds)))
             first_seed, first_result = first_seed + seeds, first_result + results
-        constant = _constant_only(graph.nodes, readers) | {n.name for n in graph.nodes if n.op == "Const"}
-        forward = {node.name for node in graph.nodes}.difference(*[after for _, _, after in parts])
+        constant = _constant_only(graph) | {n.name for n in graph.nodes if n.op == "Const"}
+        forward = set(graph.by_name).difference(*[after for _, _, after in parts])
         crossing = [_crossing(graph, after, results, constant) for _, results, after in parts]
         dead = DeadTensors(graph)
         read = [*[r for c in crossing for r in c], *graph.present]
-        self._residuals = [r for r in dict.fromkeys(read) if split_reference(r)[0] not in self._given]
+        self._residuals = [r for r in dict.fromkeys(read) if source_of(r) not in self._given]
         kept, returned = dead.replaced(self._residuals)
         self._forward = runtime_function(
             f"{name}_forward",
@@ -100,10 +97,9 @@ class _Backward:
         asking: Asking | None,
     ):
         seeds, results, after = part
-        by_name = {node.name: node for node in graph.nodes}
         self._read = list(dict.fromkeys([*crossing, *graph.present]))
         inputs = {r: f"{graph.scope}/residual_{i}" for i, r in enumerate(self._read)}
-        nodes = [_placeholder(stand_in, by_name, r) for r, stand_in in inputs.items()]
+        nodes = [_placeholder(stand_in, graph, r) for r, stand_in in inputs.items()]
         own, stand_ins, tokens = dead.again(inputs)
         nodes += own
         own_constants = constant - after  # (one that waits for a gradient stands with what follows from that)
@@ -130,44 +126,20 @@ class _Backward:
 def _crossing(graph: EmittedGraph, after: set[str], results: Sequence[str], constant: set[str]) -> list[str]:
     """Return the references that a backward part (or its results) reads from outside of it, constants apart."""
     read = [r for n in graph.nodes if n.name in after for r in n.input if r[0] != "^"]
-    return [r for r in dict.fromkeys([*read, *results]) if split_reference(r)[0] not in after | constant]
+    return [r for r in dict.fromkeys([*read, *results]) if source_of(r) not in after | constant]
 
 
-def _placeholder(name: str, nodes: Mapping[str, Any], reference: str) -> Any:
+def _placeholder(name: str, graph: EmittedGraph, reference: str) -> Any:
     node, index = split_reference(reference)
-    return make_node(name, "Placeholder", [], dtype=tf.as_dtype(output_type(nodes[node], index)))
+    return make_node(name, "Placeholder", [], dtype=tf.as_dtype(output_type(graph.by_name[node], index)))
 
 
 def _with_stand_ins(node: Any, stand_ins: Mapping[str, str], kept: set[str]) -> Any:
     """Return `node` reading stand-ins for residuals, and waiting only for nodes that run in the same part."""
-    copy = NodeDef()
-    copy.CopyFrom(node)
-    del copy.input[:]
-    copy.input.extend(stand_ins.get(r, r) for r in node.input if r[0] != "^" or r[1:] in kept)
-    return copy
+    return with_inputs(node, [stand_ins.get(r, r) for r in node.input if r[0] != "^" or r[1:] in kept])
 
 
-def _readers(nodes: Sequence[Any]) -> dict[str, list[str]]:
-    readers: dict[str, list[str]] = {}
-    for node in nodes:
-        for reference in node.input:
-            readers.setdefault(split_reference(reference.lstrip("^"))[0], []).append(node.name)
-    return readers
-
-
-def descendants(readers: Mapping[Any, Sequence[Any]], roots: Iterable[Node]) -> set[Node]:
-    """Return all nodes that depend on `roots`, themselves included."""
-    found = set(roots)
-    pending = list(found)
-    while pending:
-        for reader in readers.get(pending.pop(), ()):
-            if reader not in found:
-                found.add(reader)
-                pending.append(reader)
-    return found
-
-
-def _constant_only(nodes: Sequence[Any], readers: Mapping[str, Sequence[str]]) -> set[str]:
+def _constant_only(graph: EmittedGraph) -> set[str]:
     """Return the names of nodes that follow from constants alone."""
-    variable = [n.name for n in nodes if n.op == "Placeholder" or op_definition(n.op).is_stateful]
-    return {node.name for node in nodes} - descendants(readers, variable)
+    variable = [n.name for n in graph.nodes if n.op == "Placeholder" or op_definition(n.op).is_stateful]
+    return set(graph.by_name) - graph.by_name.after(variable)

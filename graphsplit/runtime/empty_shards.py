@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import NodeDef, constant_node, make_node, output_type, split_reference
+from graphsplit.core.graphdefs import constant_node, inputs_of, make_node, output_type, split_reference, with_inputs
 from graphsplit.emission.emitted_graph import EmittedGraph
 
 
@@ -20,7 +20,7 @@ class DeadTensors:
 
     def __init__(self, graph: EmittedGraph):
         self._graph = graph
-        self._by_name = {node.name: node for node in graph.nodes}
+        self._by_name = graph.by_name
         self.without = graph.dead_without()
         self._relayed = graph.relayed()
 
@@ -85,8 +85,4 @@ def waiting_for(node: Any, token: str | None) -> Any:
     """Return what follows from constants, waiting for `token`, if any, instead of what it waits for in forward."""
     if not any(reference[0] == "^" for reference in node.input):
         return node
-    copy = NodeDef()
-    copy.CopyFrom(node)
-    del copy.input[:]
-    copy.input.extend([*[r for r in node.input if r[0] != "^"], *([f"^{token}"] if token else [])])
-    return copy
+    return with_inputs(node, [*inputs_of(node)[0], *([f"^{token}"] if token else [])])

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.devices import short_name
-from graphsplit.core.function_calls import CONTROL_FLOW, called_functions, function_names
 from graphsplit.emission.emitter import emit
+from graphsplit.graph.function_calls import CONTROL_FLOW, functions_called
 from graphsplit.planning.plan import Plan
 
 _COUNT = re.compile(r"^\d+ root error\(s\) found\.\s*\(0\) [A-Z_]+: ")
@@ -101,10 +101,8 @@ def callers(nodes: Iterable[Any], library: Mapping[str, Any], function: str) -> 
       library: the functions that they may call, by name.
       function: its name.
     """
-    calling = {function}
-    while more := {n for n, f in library.items() if calling & set(called_functions(f, library))} - calling:
-        calling |= more
-    return [node for node in nodes if node.op in CONTROL_FLOW and calling & set(function_names(node))]
+    named = {node.name: functions_called([node], library) for node in nodes if node.op in CONTROL_FLOW}
+    return [node for node in nodes if any(f.signature.name == function for f in named.get(node.name, ()))]
 
 
 def _rows(plan: Plan, shard: int, tensors: Sequence[tf.Tensor]) -> list[str]:

@@ -13,11 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import NodeDef, make_node, output_type, split_reference
+from graphsplit.core.graphdefs import make_node, output_type, source_of, split_reference, with_inputs
 from graphsplit.core.polynomials import Point
 from graphsplit.core.symbolic_sizes import without_sizes
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.emission.emitter import emit
+from graphsplit.graph.graph import Graph
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.empty_shards import DeadTensors
 from graphsplit.runtime.executable import runtime_function
@@ -60,8 +61,7 @@ def cut_ahead(graph: EmittedGraph, home: str, readers: Sequence[str] = ()) -> Cu
       home: the device of what it returns.
       readers: the hosts that have the arguments, each all of them; none if these are where the caller has them.
     """
-    by_name = {node.name: node for node in graph.nodes}
-    cutting = _cutting(graph, by_name)
+    by_name, cutting = graph.by_name, _cutting(graph)
     pieces = _pieces(graph, cutting, home)
     dead = DeadTensors(graph)
     references = list(dict.fromkeys(reference for reference, _ in pieces))
@@ -118,10 +118,9 @@ class FedExecutable:
 
 def _arguments(graph: EmittedGraph, ahead: CutAhead, home: str) -> tuple[list[Any], Pieces]:
     """Return the nodes that stand for the pieces where the rest of a graph takes them, and what it reads of these."""
-    by_name = {node.name: node for node in graph.nodes}
     nodes, taken = [], dict(ahead.pieces)
     for (reference, device), piece in ahead.pieces.items():
-        dtype, present = tf.as_dtype(_type(reference, by_name)), ahead.dead.present(reference)
+        dtype, present = tf.as_dtype(_type(reference, graph.by_name)), ahead.dead.present(reference)
         nodes.append(make_node(piece, "Placeholder", [], device, dtype=dtype))
         if present is not None:  # a shard without rows: its piece is only there to be sent
             inputs = [piece, ahead.pieces[present, home]]
@@ -130,55 +129,51 @@ def _arguments(graph: EmittedGraph, ahead: CutAhead, home: str) -> tuple[list[An
     return nodes, taken
 
 
-def _cutting(graph: EmittedGraph, by_name: dict[str, Any]) -> set[str]:
+def _cutting(graph: EmittedGraph) -> set[str]:
     """Return the names of the arguments and of the nodes that do nothing but cut them."""
     found = set(graph.inputs)
     for node in graph.nodes:
         origin = graph.origins[node.name]
-        if origin.role in _AHEAD and origin.shard is None and node.op != "Const":
-            sources = _sources(node)
-            if all(source in found or by_name[source].op == "Const" for source in sources):
-                found.add(node.name)
+        cuts = origin.role in _AHEAD and origin.shard is None and node.op != "Const"
+        if cuts and all(source in found or graph.by_name[source].op == "Const" for source in _sources(node)):
+            found.add(node.name)
     return found
 
 
 def _sources(node: Any) -> set[str]:
     """Return the names of the nodes that a node reads, or waits for."""
-    return {split_reference(reference.lstrip("^"))[0] for reference in node.input}
+    return set(map(source_of, node.input))
 
 
 def _pieces(graph: EmittedGraph, cutting: set[str], home: str) -> Pieces:
     """Return a piece for everything that the rest of the graph reads of the cut arguments, and each reader's device."""
     reads = [(r, node.device) for node in graph.nodes if node.name not in cutting for r in node.input if r[0] != "^"]
     reads += [(reference, home) for reference in (*graph.outputs, *graph.present)]
-    wanted = dict.fromkeys((r, device) for r, device in reads if split_reference(r)[0] in cutting)
+    wanted = dict.fromkeys((r, device) for r, device in reads if source_of(r) in cutting)
     return {key: f"{graph.scope}/piece_{i}" for i, key in enumerate(wanted)}
 
 
-def _feeding_nodes(graph: EmittedGraph, by_name: dict[str, Any], cutting: set[str]) -> list[Any]:
+def _feeding_nodes(graph: EmittedGraph, by_name: Graph, cutting: set[str]) -> list[Any]:
     constants = {source for name in cutting for source in _sources(by_name[name])} - cutting
     return [node for node in graph.nodes if node.name in cutting or node.name in constants]
 
 
-def _sent(pieces: Pieces, by_name: dict[str, Any], alive: Mapping[str, str]) -> list[Any]:
+def _sent(pieces: Pieces, by_name: Graph, alive: Mapping[str, str]) -> list[Any]:
     """Return the nodes that take each piece (by `alive`, what can be returned of it) to its device. Handles stay."""
     nodes = []
     for (reference, device), piece in pieces.items():
         dtype = _type(reference, by_name)
-        where = by_name[split_reference(reference)[0]].device if dtype in _STAYS else device
+        where = by_name[source_of(reference)].device if dtype in _STAYS else device
         nodes.append(make_node(piece, "Identity", [alive[reference]], where, T=tf.as_dtype(dtype)))
     return nodes
 
 
-def _type(reference: str, by_name: dict[str, Any]) -> int:
+def _type(reference: str, by_name: Graph) -> int:
     name, index = split_reference(reference)
     return output_type(by_name[name], index)
 
 
 def _reading(node: Any, pieces: Pieces, cutting: set[str]) -> Any:
     """Return `node` reading pieces instead of cut arguments."""
-    copy = NodeDef()
-    copy.CopyFrom(node)
-    del copy.input[:]
-    copy.input.extend(pieces.get((r, node.device), r) for r in node.input if r[0] != "^" or r[1:] not in cutting)
-    return copy
+    inputs = [pieces.get((r, node.device), r) for r in node.input if r[0] != "^" or r[1:] not in cutting]
+    return with_inputs(node, inputs)

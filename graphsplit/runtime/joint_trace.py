@@ -12,8 +12,8 @@ from graphsplit.core import structures
 from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value
+from graphsplit.graph.walks import reached, readers_of
 from graphsplit.program.program import Program
-from graphsplit.runtime.cutting import descendants
 from graphsplit.tracing.trace import Trace, read_graph
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -135,10 +135,10 @@ def _grouped(program: Program, chosen: Sequence[int]) -> list[_Group]:
       chosen: the sources that count.
     """
     readers, sources = _readers(program), (*program.inputs, *program.captures)
-    reached = [(i, descendants(readers, [sources[i]])) for i in chosen]
+    behind = [(i, reached([sources[i]], readers.__getitem__)) for i in chosen]
     found: dict[tuple[int, ...], list[int]] = {}
     for k in differentiable_outputs(program):
-        found.setdefault(tuple([i for i, r in reached if program.outputs[k].op in r]), []).append(k)
+        found.setdefault(tuple([i for i, r in behind if program.outputs[k].op in r]), []).append(k)
     return [_Group(outputs, list(own)) for own, outputs in found.items()]
 
 
@@ -156,21 +156,17 @@ def _grouped_by_seeds(joint: JointTrace) -> list[_Group]:
     for g, (_, results) in enumerate(sizes):
         found: dict[tuple[int, ...], list[int]] = {}
         for k in joint.groups[g]:
-            reached = descendants(readers, [program.inputs[seed]])
+            behind = reached([program.inputs[seed]], readers.__getitem__)
             gradients = enumerate(program.outputs[first : first + results])
-            found.setdefault(tuple([i for i, t in gradients if t.op in reached]), []).append(k)
+            found.setdefault(tuple([i for i, t in gradients if t.op in behind]), []).append(k)
             seed += 1
         first += results
         result += [_Group(outputs, joint.sources(g)) for outputs in found.values()]
     return result
 
 
-def _readers(program: Program) -> dict[int, list[int]]:
-    readers: dict[int, list[int]] = {}
-    for op in program.ops:
-        for tensor in op.inputs:
-            readers.setdefault(tensor.op, []).append(op.index)
-    return readers
+def _readers(program: Program) -> list[list[int]]:
+    return readers_of([[tensor.op for tensor in op.inputs] for op in program.ops])
 
 
 def gradients_only(single: Trace, joint: JointTrace, g: int) -> Trace:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from graphsplit.core.graphdefs import NodeDef
+from graphsplit.core.graphdefs import with_prefix
 from graphsplit.core.hosts import host_device, host_name
 
 
@@ -25,21 +25,17 @@ def on_readers(
     """
     copies: list[Any] = []
     for k, host in enumerate(readers):
-        copies += [_copy(node, f"{scope}/reader_{k}", host_device(host), named=True) for node in nodes]
+        copies += [_copy(node, f"{scope}/reader_{k}/", host_device(host), named=True) for node in nodes]
     for node in sent:
         host = host_name(node.device)
         reader = readers.index(host) if host in readers else 0
-        copies.append(_copy(node, f"{scope}/reader_{reader}", node.device, named=False))
+        copies.append(_copy(node, f"{scope}/reader_{reader}/", node.device, named=False))
     return copies, [f"{scope}/reader_{k}/{name}" for k in range(len(readers)) for name in inputs]
 
 
 def _copy(node: Any, prefix: str, device: str, named: bool) -> Any:
     """Return a node on a device that reads what has a prefix; itself has it, too, if it is `named` so."""
-    copy = NodeDef()
-    copy.CopyFrom(node)
+    copy = with_prefix(node, prefix)
     copy.device = device
-    if named:
-        copy.name = f"{prefix}/{node.name}"
-    del copy.input[:]
-    copy.input.extend([f"^{prefix}/{r[1:]}" if r[0] == "^" else f"{prefix}/{r}" for r in node.input])
+    copy.name = copy.name if named else node.name
     return copy

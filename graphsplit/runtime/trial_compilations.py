@@ -17,10 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.compilability import holds_variants, why_not_compiled
 from graphsplit.core.devices import missing_devices, name_for_runtime, task_of
 from graphsplit.core.errors import bullet_list
-from graphsplit.core.function_calls import named_by_content
 from graphsplit.core.graphdefs import constant_node, split_reference
 from graphsplit.core.layouts import Cut
 from graphsplit.core.parted_variables import parts_of
@@ -32,6 +30,8 @@ from graphsplit.emission.clusters import kind_of_device
 from graphsplit.emission.compiled_calls import CompiledNodes, compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
+from graphsplit.graph.compilability import holds_variants, why_not_compiled
+from graphsplit.graph.function_calls import named_by_content
 from graphsplit.planning.compiled_text import NO_WORK
 from graphsplit.planning.plan import Plan
 from graphsplit.program.shape_inference import Findings, import_for_shapes, known_shape

@@ -20,6 +20,7 @@ from graphsplit.core.graphdefs import GraphDef, make_node, output_type, split_re
 from graphsplit.core.stored_models import check_registered
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
+from graphsplit.graph.graph import Graph
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.planning.strictness import check_strict
@@ -102,7 +103,7 @@ def _join(part: Part, plan: Plan) -> Any:
     result = GraphDef(versions=part.graph.versions, library=part.graph.library)
     known = {function.signature.name for function in result.library.function}
     result.library.function.extend(f for f in emitted.library.function if f.signature.name not in known)
-    by_name, given = {node.name: node for node in part.graph.node}, {**part.inputs, **part.captures}
+    by_name, given = Graph(part.graph.node), {**part.inputs, **part.captures}
     note = noting(plan, emitted)
     for node in emitted.nodes:
         if node.name not in given:
@@ -122,7 +123,7 @@ def _join(part: Part, plan: Plan) -> Any:
         if node.name not in there and (node.name not in members or node.op in PLACEHOLDERS):
             result.node.append(node)
     _drop_lost_colocations(result)
-    _check(result)
+    Graph(result.node).check()
     return result
 
 
@@ -193,14 +194,3 @@ def _by_argument(split: Split, names: Sequence[str]) -> Split:
             f"split names {', '.join(map(repr, unknown))}, which are no inputs; inputs are {', '.join(names)}."
         )
     return by_name
-
-
-def _check(graph: Any) -> None:
-    """Raise `CheckError` unless names are unique and every reference exists."""
-    names = {node.name for node in graph.node}
-    if len(names) != len(graph.node):
-        raise CheckError("Two nodes of the transpiled graph have the same name.")
-    for node in graph.node:
-        for reference in node.input:
-            if split_reference(reference.lstrip("^"))[0] not in names:
-                raise CheckError(f"The node {node.name!r} reads {reference!r}, which does not exist.")

@@ -10,10 +10,13 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.graphdefs import GraphDef, NodeDef, make_node, output_names, split_reference
+from graphsplit.core.graphdefs import GraphDef, make_node, output_names, source_of, split_reference, with_inputs
 from graphsplit.core.marks import is_marked
 from graphsplit.core.structures import Branch, TensorLeaf
 from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.graph.function_calls import functions_called
+from graphsplit.graph.graph import Graph
+from graphsplit.graph.walks import reached
 from graphsplit.program.program import Program
 from graphsplit.program.shape_inference import known_shape
 from graphsplit.tracing.graph_to_program import Reading, graph_to_program
@@ -61,7 +64,7 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
       alone: whether the part is to stand alone: then it also ends at variables and tables, and nothing of the rest of
         the graph reads it. It always ends at large constants, of which the graph is to keep one copy.
     """
-    by_name = {node.name: node for node in graph_def.node}
+    by_name = Graph(graph_def.node)
     _check_names(by_name, inputs, outputs)
     cuts = {plain_reference(reference): reference for reference in inputs}
     tensors: list[str] = []
@@ -81,14 +84,14 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
     if not alone:
         for node in graph_def.node:
             for reference in node.input if node.name not in members else ():
-                name = split_reference(reference.lstrip("^"))[0]
+                name = source_of(reference)
                 if name in members and by_name[name].op not in PLACEHOLDERS:
                     (effects if reference[0] == "^" else tensors).append(
                         name if reference[0] == "^" else plain_reference(reference)
                     )
         tensors = _with_siblings([tensor for tensor in tensors if tensor not in ends], by_name, graph_def)
     placeholders = {reference: _placeholder_name(reference, by_name) for reference in ends}
-    nodes = [_placeholder(placeholders[r], r, imported, by_name[split_reference(r)[0]]) for r in ends]
+    nodes = [_placeholder(placeholders[r], r, imported, by_name[source_of(r)]) for r in ends]
     made = {node.name for node in nodes}
     for node in graph_def.node:
         if node.name in members and node.name not in made:
@@ -106,7 +109,8 @@ class CannotBeSplitError(UnsupportedError):
 def check_can_be_split(nodes: Iterable[Any], library: Any) -> None:
     """Raise `CannotBeSplitError` if nodes, or functions that they call, are what no plan can be made of."""
     found = list(nodes)
-    everything = [*found, *(node for function in called_functions(found, library) for node in function.node_def)]
+    by_name = {function.signature.name: function for function in library.function}
+    everything = [*found, *(node for function in functions_called(found, by_name) for node in function.node_def)]
     if any(map(is_marked, everything)):
         raise CannotBeSplitError("The graph was transpiled before; transpile the original.")
     old = sorted(f"{node.op} {node.name!r}" for node in everything if node.op in V1_CONTROL_FLOW)
@@ -158,26 +162,9 @@ def read_part(part: Part, names: Sequence[str], shapes: Sequence[Shape | None]) 
     return graph_to_program(graph, reading)
 
 
-def called_functions(nodes: Iterable[Any], library: Any) -> list[Any]:
-    """Return the functions of a library that nodes name, and those that these name."""
-    by_name = {function.signature.name: function for function in library.function}
-    found: dict[str, Any] = {}
-    pending = list(nodes)
-    while pending:
-        node = pending.pop()
-        names = [node.op]
-        for value in node.attr.values():
-            names += [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
-        for name in names:
-            if name in by_name and name not in found:
-                found[name] = by_name[name]
-                pending += by_name[name].node_def
-    return list(found.values())
-
-
 def ends_of(graph_def: Any) -> tuple[list[str], list[str]]:
     """Return the placeholders of a graph, and the tensors and operations that nothing in it reads or waits for."""
-    read = {split_reference(reference.lstrip("^"))[0] for node in graph_def.node for reference in node.input}
+    read = {source_of(reference) for node in graph_def.node for reference in node.input}
     placeholders = [node.name for node in graph_def.node if node.op in PLACEHOLDERS]
     last = [node.name for node in graph_def.node if node.name not in read and node.op not in (*PLACEHOLDERS, "NoOp")]
     return placeholders, last
@@ -239,36 +226,32 @@ def _large_constants(graph_def: Any) -> list[str]:
 
 def _variables(part: Part) -> dict[str, Any]:
     """Return the nodes of resource variables by the names that they have in the part."""
-    whole = {node.name: node for node in part.graph.node}
-    held = {name: whole[split_reference(reference)[0]] for name, reference in part.captures.items()}
+    whole = Graph(part.graph.node)
+    held = {name: whole[source_of(reference)] for name, reference in part.captures.items()}
     return {name: node for name, node in ({n.name: n for n in part.nodes} | held).items() if node.op == "VarHandleOp"}
 
 
-def _ancestors(by_name: Mapping[str, Any], outputs: Iterable[str], cuts: set[str]) -> set[str]:
-    found: set[str] = set()
-    pending = list(outputs)
-    while pending:
-        reference = pending.pop()
-        name = split_reference(reference.lstrip("^"))[0]
-        if reference in cuts or name in found:
-            continue
-        found.add(name)
-        for given in by_name[name].input:
-            pending.append(given if given[0] == "^" else plain_reference(given))
-    return found
+def _ancestors(by_name: Graph, outputs: Iterable[str], cuts: set[str]) -> set[str]:
+    """Return the names of the nodes that outputs depend on, up to tensors that are cut."""
+
+    def read_by(reference: str) -> list[str]:
+        given = [r if r[0] == "^" else plain_reference(r) for r in by_name[source_of(reference)].input]
+        return [r for r in given if r not in cuts]
+
+    return set(map(source_of, reached([r for r in outputs if r not in cuts], read_by)))
 
 
-def _with_siblings(tensors: Sequence[str], by_name: Mapping[str, Any], graph: Any) -> list[str]:
+def _with_siblings(tensors: Sequence[str], by_name: Graph, graph: Any) -> list[str]:
     """Return the tensors with all outputs of their operations, so that one node can stand for each operation."""
     result: dict[str, None] = {}
     for reference in tensors:
-        name = split_reference(reference)[0]
+        name = source_of(reference)
         count = len(output_names_of(by_name[name], graph))
         result.update(dict.fromkeys(f"{name}:{i}" for i in range(count)))
     return list(result)
 
 
-def _placeholder_name(reference: str, by_name: Mapping[str, Any]) -> str:
+def _placeholder_name(reference: str, by_name: Graph) -> str:
     name, index = split_reference(reference)
     return name if by_name[name].op in PLACEHOLDERS else f"graphsplit/input/{name}_{index}"
 
@@ -284,17 +267,13 @@ def _placeholder(name: str, reference: str, imported: tf.Graph, original: Any) -
 
 
 def _redirected(node: Any, placeholders: Mapping[str, str]) -> Any:
-    copy = NodeDef()
-    copy.CopyFrom(node)
+    copy = with_inputs(node, [r if r[0] == "^" else placeholders.get(plain_reference(r), r) for r in node.input])
     if _DECLARED in copy.attr:
         del copy.attr[_DECLARED]
-    for i, reference in enumerate(copy.input):
-        if reference[0] != "^" and plain_reference(reference) in placeholders:
-            copy.input[i] = placeholders[plain_reference(reference)]
     return copy
 
 
-def _check_names(by_name: Mapping[str, Any], inputs: Sequence[str], outputs: Sequence[str]) -> None:
+def _check_names(by_name: Graph, inputs: Sequence[str], outputs: Sequence[str]) -> None:
     if not outputs:
         raise ArgumentError("outputs is empty; name the tensors to compute or the operations to run.")
     odd = [repr(reference) for reference in (*inputs, *outputs) if not _REFERENCE.fullmatch(reference)]
@@ -304,8 +283,8 @@ def _check_names(by_name: Mapping[str, Any], inputs: Sequence[str], outputs: Seq
         f"{kind} {reference!r}"
         for kind, references in (("inputs", inputs), ("outputs", outputs))
         for reference in references
-        if split_reference(reference)[0] not in by_name
+        if source_of(reference) not in by_name
     ]
     if missing:
-        there = ", ".join(name for name, node in by_name.items() if node.op in PLACEHOLDERS) or "none"
+        there = ", ".join(name for name in by_name if by_name[name].op in PLACEHOLDERS) or "none"
         raise ArgumentError(f"The graph has no node for:\n{bullet_list(missing)}\nIts placeholders are: {there}.")

@@ -12,14 +12,15 @@ from graphsplit.api.compilation import trace_and_plan
 from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
-from graphsplit.core.graphdefs import GraphDef, output_type, split_reference
+from graphsplit.core.graphdefs import GraphDef, output_type, source_of, split_reference, with_inputs
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
+from graphsplit.graph.function_calls import functions_called
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.shape_inference import known_shape
 from graphsplit.saved_models.notes import noting
-from graphsplit.saved_models.parts import LARGE_BYTES, called_functions
+from graphsplit.saved_models.parts import LARGE_BYTES
 from graphsplit.saved_models.weights import (
     Mirror,
     Mirrors,
@@ -122,7 +123,7 @@ def _with_copies(planned: PlannedSignature, graph: EmittedGraph, mirrors: Mirror
     """
     trace, plan = planned.trace, planned.plan
     variables, original = captured_variables(trace), where_variables_live(plan.devices)
-    read = {split_reference(reference)[0] for node in graph.nodes for reference in node.input}
+    read = {source_of(reference) for node in graph.nodes for reference in node.input}
     handles: list[tf.Tensor | Mirror] = []
     for (k, _), name in zip(plan.state.parts, graph.captures, strict=True):
         device = plan.state.devices.get(name, "")
@@ -154,8 +155,8 @@ def _run(graph: EmittedGraph, graph_def: Any, tensors: Sequence[tf.Tensor]) -> l
     """
     placeholders = [*graph.inputs, *graph.captures]
     here = tf.compat.v1.get_default_graph()
-    read = {split_reference(reference)[0] for node in graph_def.node for reference in node.input}
-    read.update(split_reference(reference)[0] for reference in graph.outputs)
+    read = {source_of(reference) for node in graph_def.node for reference in node.input}
+    read.update(map(source_of, graph.outputs))
     pairs = [(name, tensor) for name, tensor in zip(placeholders, tensors, strict=True) if name in read]
     given = {f"{name}:0": here.capture(tensor) for name, tensor in pairs}
     wanted = [f"{name}:{index}" for name, index in map(split_reference, graph.outputs)]
@@ -173,13 +174,11 @@ def _importable(graph: EmittedGraph, note: Callable[[Any], Any]) -> Any:
     held = {n.name for n in graph.nodes if n.name in placeholders and output_type(n, 0) == tf.resource.as_datatype_enum}
     for node in graph.nodes:
         if node.name not in placeholders:
-            copy = result.node.add()
-            copy.CopyFrom(node)
-            note(copy)
             inputs = [r for r in node.input if r[0] != "^" or r[1:] not in placeholders]
-            del copy.input[:]
-            copy.input.extend(inputs)
+            copy = note(with_inputs(node, inputs))
             if not held.isdisjoint(inputs):
                 copy.device = ""
-    result.library.function.extend(called_functions(result.node, graph.library))
+            result.node.append(copy)
+    library = {function.signature.name: function for function in graph.library.function}
+    result.library.function.extend(functions_called(result.node, library))
     return result

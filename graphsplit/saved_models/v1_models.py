@@ -15,15 +15,15 @@ import tensorflow as tf
 from graphsplit.api.argument_splitting import resolve_split
 from graphsplit.api.compilation import plan_for
 from graphsplit.api.options import Options
-from graphsplit.core.graphdefs import NodeDef, function_definition, make_node, output_type, split_reference
+from graphsplit.core.graphdefs import function_definition, make_node, output_type, split_reference, with_inputs
 from graphsplit.core.marks import mark
 from graphsplit.emission.emitter import emit
+from graphsplit.graph.function_calls import functions_called
 from graphsplit.planning.state import State
 from graphsplit.saved_models.notes import noting
 from graphsplit.saved_models.parts import (
     CannotBeSplitError,
     arguments_of,
-    called_functions,
     plain_reference,
     read_part,
     take_part,
@@ -75,7 +75,7 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
         return SignatureReport(key, plan, why_whole(plan))
     emitted = emit(plan)
     name = f"graphsplit_{re.sub(r'[^a-zA-Z0-9]', '_', key)}"
-    nodes = list(map(noting(plan, emitted), map(_copy, emitted.nodes)))
+    nodes = list(map(noting(plan, emitted), [with_inputs(node, node.input) for node in emitted.nodes]))
     function = function_definition(name, nodes, (*emitted.inputs, *emitted.captures), emitted.outputs, emitted.effects)
     given = {**part.inputs, **part.captures}
     sources = [given[placeholder] for placeholder in (*emitted.inputs, *emitted.captures)]
@@ -83,23 +83,18 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
     call.attr["f"].func.name = name
     # A session that was not told to place softly would refuse devices that it does not have.
     call.attr["config_proto"].s = tf.compat.v1.ConfigProto(allow_soft_placement=True).SerializeToString()
-    by_name = {node.name: node for node in emitted.nodes}
-    call.attr["Tin"].list.type.extend(output_type(by_name[p], 0) for p in (*emitted.inputs, *emitted.captures))
-    call.attr["Tout"].list.type.extend(output_type(by_name[n], i) for n, i in map(split_reference, emitted.outputs))
+    call.attr["Tin"].list.type.extend(output_type(emitted.by_name[p], 0) for p in (*emitted.inputs, *emitted.captures))
+    call.attr["Tout"].list.type.extend(
+        output_type(emitted.by_name[n], i) for n, i in map(split_reference, emitted.outputs)
+    )
     call.attr["_output_shapes"].list.shape.extend(_declared(outputs, reference) for reference in part.outputs)
     graph.node.append(call)
     known = {f.signature.name for f in graph.library.function}
-    used = called_functions(emitted.nodes, emitted.library)
+    used = functions_called(emitted.nodes, {f.signature.name: f for f in emitted.library.function})
     graph.library.function.extend(f for f in [function, *used] if f.signature.name not in known)
     for info in outputs:
         info.name = f"{call.name}:{part.outputs.index(plain_reference(info.name))}"
     return SignatureReport(key, plan, "", sent_bytes(plan))
-
-
-def _copy(node: Any) -> Any:
-    result = NodeDef()
-    result.CopyFrom(node)
-    return result
 
 
 def _declared(outputs: Sequence[Any], reference: str) -> Any:

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.function_calls import CONTROL_FLOW, function_names, named_by_content, rename_functions
-from graphsplit.core.graphdefs import NodeDef, constant_node, constant_value
+from graphsplit.core.graphdefs import constant_node, constant_value, inputs_of, source_of, with_inputs
 from graphsplit.core.tensorflow_internals import op_definition
+from graphsplit.graph.function_calls import CONTROL_FLOW, function_names, named_by_content, rename_functions
+from graphsplit.graph.graph import Graph
 
 _RESOURCE = tf.resource.as_datatype_enum
 _RANDOM = frozenset({"RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"})
@@ -52,8 +53,7 @@ def split_effects(node: Any, library: dict[str, Any], spelling: str, shapes: Sha
         if found is None:
             return [node]
         crossings += found
-    effects = NodeDef()
-    effects.CopyFrom(node)
+    effects = with_inputs(node, node.input)
     effects.name = f"{node.name}/effects"
     effects.attr["Tout"].list.type[:] = [crossing.dtype for crossing in crossings]
     del effects.attr["output_shapes"].list.shape[:]
@@ -78,14 +78,12 @@ def _call(node: Any, functions: Mapping[str, Any], library: dict[str, Any], more
       more: references and types.
     """
     flow = CONTROL_FLOW[node.op]
-    data = [reference for reference in node.input if reference[0] != "^"]
-    controls = [reference for reference in node.input if reference[0] == "^"]
+    data, controls = inputs_of(node)
     types = node.attr[flow.types].list.type
     given = [*zip(data[flow.chooses :], types, strict=True), *more]
     unused = _unused(list(functions.values()))
     kept = [one for i, one in enumerate(given) if i not in unused]
-    del node.input[:]
-    node.input.extend([*data[: flow.chooses], *[reference for reference, _ in kept], *controls])
+    node.input[:] = [*data[: flow.chooses], *[reference for reference, _ in kept], *controls]
     types[:] = [dtype for _, dtype in kept]
     made = {name: named_by_content(_without(function, unused)) for name, function in functions.items()}
     library.update({function.signature.name: function for function in made.values()})
@@ -98,24 +96,20 @@ def _is_stateful(node: Any, library: Mapping[str, Any]) -> bool:
     return bool(op_definition(node.op).is_stateful)
 
 
-def _name_of(reference: str) -> str:
-    return reference.lstrip("^").split(":")[0]
-
-
 def _crossings(function: Any, library: Mapping[str, Any], shapes: ShapeOf) -> list[_Crossing] | None:
     """Return what the effects of a function hand to the rest of it; None if they depend on its data."""
     nodes = {node.name: node for node in function.node_def}
     stateful = [node for node in function.node_def if _is_stateful(node, library)]
     handles = {argument.name for argument in function.signature.input_arg if argument.type == _RESOURCE}
     for node in _slice(function, stateful):
-        if any(_name_of(r) not in nodes and _name_of(r) not in handles for r in node.input):
+        if any(source_of(r) not in nodes and source_of(r) not in handles for r in node.input):
             return None  # on rows, perhaps
     read = [r for node in function.node_def if node not in stateful for r in node.input if r[0] != "^"]
     effects = {node.name for node in stateful}
-    crossing = [r for r in dict.fromkeys([*read, *function.ret.values()]) if _name_of(r) in effects]
+    crossing = [r for r in dict.fromkeys([*read, *function.ret.values()]) if source_of(r) in effects]
     found = []
     for reference in crossing:
-        node = nodes[_name_of(reference)]
+        node = nodes[source_of(reference)]
         known = _type_and_shape(function, node, shapes)
         if known is None:
             return None
@@ -125,21 +119,14 @@ def _crossings(function: Any, library: Mapping[str, Any], shapes: ShapeOf) -> li
 
 def _slice(function: Any, ends: Sequence[Any]) -> list[Any]:
     """Return the nodes of a function from which some of them follow, and these."""
-    nodes = {node.name: node for node in function.node_def}
-    found, pending = {node.name for node in ends}, list(ends)
-    while pending:
-        for reference in pending.pop().input:
-            name = _name_of(reference)
-            if name in nodes and name not in found:
-                found.add(name)
-                pending.append(nodes[name])
+    found = Graph.of_function(function).before([node.name for node in ends])
     return [node for node in function.node_def if node.name in found]
 
 
 def _type_and_shape(function: Any, node: Any, shapes: ShapeOf) -> tuple[int, tuple[int, ...]] | None:
     """Return the type and the shape of what a node with effects yields, or None where these are not known."""
     if node.op in _RANDOM:
-        sizes = next(n for n in function.node_def if n.name == _name_of(node.input[0]))
+        sizes = next(n for n in function.node_def if n.name == source_of(node.input[0]))
         dtype = node.attr["Tout" if node.op == "RandomUniformInt" else "dtype"].type
         return (dtype, tuple(map(int, constant_value(sizes)))) if sizes.op == "Const" else None
     known = shapes(function.signature.name, node.name)
@@ -183,11 +170,8 @@ def _rest_of(function: Any, library: Mapping[str, Any], crossings: Sequence[_Cro
     del result.node_def[:]
     for node in function.node_def:
         if node.name not in effects:
-            copy = result.node_def.add()
-            copy.CopyFrom(node)
             kept = [given.get(r, r) for r in node.input if r[0] != "^" or r[1:] not in effects]
-            del copy.input[:]
-            copy.input.extend(kept)
+            result.node_def.append(with_inputs(node, kept))
     for output, reference in function.ret.items():
         result.ret[output] = given.get(reference, reference)
     _keep_control_results(result)
@@ -208,7 +192,7 @@ def _unused(functions: Sequence[Any]) -> set[int]:
     """Return the numbers of the arguments that none of some functions uses."""
     found = set(range(len(functions[0].signature.input_arg)))
     for function in functions:
-        read = {_name_of(r) for node in function.node_def for r in node.input} | set(function.ret.values())
+        read = {source_of(r) for node in function.node_def for r in node.input} | set(function.ret.values())
         found -= {i for i in found if function.signature.input_arg[i].name in read}
     return found
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
-from graphsplit.core.function_calls import CONTROL_FLOW
-from graphsplit.core.graphdefs import NodeDef
+from graphsplit.core.graphdefs import set_inputs, source_of, with_inputs
 from graphsplit.core.tensorflow_internals import op_definition
+from graphsplit.graph.function_calls import CONTROL_FLOW
 
 _MOST_BYTES = 1 << 16  # of a node that is compared; a larger constant is hardly there twice
 _MADE_IN_PIECES = frozenset({"BroadcastTo", "Fill", "Range"})  # each reader may want other pieces, for nothing
@@ -49,7 +49,7 @@ def merge(
         else:
             twins[node.name] = name
     for node in kept:  # again, for those that stand before their inputs
-        _set_inputs(node, [_renamed(reference, twins) for reference in node.input])
+        set_inputs(node, [_renamed(reference, twins) for reference in node.input])
     return kept, [_renamed(reference, twins) for reference in references]
 
 
@@ -63,10 +63,10 @@ def drop_idle_waits(nodes: Sequence[Any]) -> None:
     for node in nodes:
         pure = _is_pure(node.op)
         if pure:
-            _set_inputs(node, [r for r in node.input if r[0] != "^" or r[1:] not in idle])
+            set_inputs(node, [r for r in node.input if r[0] != "^" or r[1:] not in idle])
         # EnsureShape may be there for its error, and others wait for that
         silent = (pure and node.op != "EnsureShape") or node.op in ("Placeholder", _READ)
-        if silent and all(_name(reference) in idle for reference in node.input):
+        if silent and all(source_of(reference) in idle for reference in node.input):
             idle.add(node.name)
 
 
@@ -77,15 +77,12 @@ def _key(node: Any, twins: Mapping[str, str]) -> Hashable | None:
     if node.ByteSize() > _MOST_BYTES:
         return None
     inputs = [_renamed(reference, twins) for reference in node.input]
-    bare = NodeDef()
-    bare.CopyFrom(node)
+    bare = with_inputs(node, ())
     bare.name = bare.device = ""
-    del bare.input[:]
     if "_class" in bare.attr:  # colocation, which the plan replaces
         del bare.attr["_class"]
     data = tuple([reference for reference in inputs if reference[0] != "^"])
-    controls = frozenset([reference for reference in inputs if reference[0] == "^"])
-    return bare.SerializeToString(deterministic=True), data, controls
+    return bare.SerializeToString(deterministic=True), data, frozenset(inputs).difference(data)
 
 
 _PURE: dict[str, bool] = {}
@@ -98,21 +95,6 @@ def _is_pure(op_type: str) -> bool:
     return _PURE[op_type]
 
 
-def _name(reference: str) -> str:
-    return reference.lstrip("^").partition(":")[0]
-
-
 def _renamed(reference: str, twins: Mapping[str, str]) -> str:
-    if not twins:
-        return reference
-    control = "^" if reference[0] == "^" else ""
-    name, colon, index = reference[len(control) :].partition(":")
-    return f"{control}{twins.get(name, name)}{colon}{index}"
-
-
-def _set_inputs(node: Any, inputs: Sequence[str]) -> None:
-    if inputs != list(node.input):
-        data = [reference for reference in inputs if reference[0] != "^"]
-        controls = dict.fromkeys(reference for reference in inputs if reference[0] == "^")
-        del node.input[:]
-        node.input.extend([*data, *controls])
+    name = source_of(reference)
+    return reference.replace(name, twins[name], 1) if name in twins else reference

@@ -14,8 +14,16 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.call_inlining import inline_calls
-from graphsplit.core.graphdefs import GraphDef, constant_node, constant_value, make_node, split_reference
+from graphsplit.core.graphdefs import (
+    GraphDef,
+    constant_node,
+    constant_value,
+    make_node,
+    prefixed,
+    source_of,
+    split_reference,
+)
+from graphsplit.graph.inlining import inline_calls
 from graphsplit.program.shape_inference import known_shape
 
 _FORWARD = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
@@ -86,9 +94,9 @@ def _dense_shape(node: Any, given: Mapping[str, Any], traced: tf.Graph) -> np.nd
 
 def _origin(given: Mapping[str, Any], reference: str) -> str | None:
     """Return the name of the placeholder that a tensor is, or None if it is none."""
-    name = split_reference(reference)[0]
+    name = source_of(reference)
     while name in given and given[name].op == "Identity":
-        name = split_reference(given[name].input[0])[0]
+        name = source_of(given[name].input[0])
     return name if name in given and given[name].op == "Placeholder" else None
 
 
@@ -145,9 +153,7 @@ def _with_names_of_its_own(function: Any) -> Any:
     own = {node.name for node in function.node_def}
     for node in function.node_def:
         node.name = f"{_PREFIX}{node.name}"
-        inputs = [_renamed(reference, own) for reference in node.input]
-        del node.input[:]
-        node.input.extend(inputs)
+        node.input[:] = [_renamed(reference, own) for reference in node.input]
     for returned in (function.ret, function.control_ret):
         for name, reference in list(returned.items()):
             returned[name] = _renamed(reference, own)
@@ -155,8 +161,7 @@ def _with_names_of_its_own(function: Any) -> Any:
 
 
 def _renamed(reference: str, own: set[str]) -> str:
-    caret, name = reference[: reference.startswith("^")], reference.lstrip("^")
-    return f"{caret}{_PREFIX}{name}" if name.split(":")[0] in own else reference
+    return prefixed(_PREFIX, reference) if source_of(reference) in own else reference
 
 
 def _gather(node: Any) -> list[Any]:

@@ -12,10 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.call_inlining import inline_calls
 from graphsplit.core.devices import names_device
-from graphsplit.core.graphdefs import GraphDef, split_reference
+from graphsplit.core.graphdefs import GraphDef, source_of
 from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.graph.inlining import inline_calls
 from graphsplit.program.program import Program
 from graphsplit.program.reader import build_program
 from graphsplit.program.shape_inference import known_shape
@@ -95,7 +95,7 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
     whole.function.extend(library.values())
     drop_idle_waits(nodes)
     wait_instead_of_adding(nodes)
-    named = {*reading.captures, *(split_reference(r.lstrip("^"))[0] for r in references if reading.names_stay)}
+    named = {*reading.captures, *(source_of(r) for r in references if reading.names_stay)}
     notes = [*reading.notes, *_replaced_devices(nodes, calls)]
     nodes, references = merge(nodes, references, named, calls.of)
     count = len(reading.outputs)

@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node, split_reference
+from graphsplit.core.graphdefs import make_node, source_of, split_reference
 
 _FROM_ZERO_TO_GRADIENT = ("Equal", "Cast", "Max", "StridedSlice", "Reshape")  # tf.recompute_grad of TensorFlow 2.21
 
@@ -29,10 +29,10 @@ def wait_instead_of_adding(nodes: Sequence[Any]) -> None:
         if node.op == "SelectV2" and (gradient := _gradient(node, by_name)) is not None:
             gradients[node.name] = gradient
     for node in nodes if gradients else ():
-        if node.op == "Cast" and split_reference(node.input[0])[0] in gradients:
-            gradients[node.name] = gradients[split_reference(node.input[0])[0]]
+        if node.op == "Cast" and source_of(node.input[0]) in gradients:
+            gradients[node.name] = gradients[source_of(node.input[0])]
     for node in nodes if gradients else ():
-        added = split_reference(node.input[1])[0] if node.op == "AddV2" else ""
+        added = source_of(node.input[1]) if node.op == "AddV2" else ""
         if added in gradients:
             inputs = [node.input[0], f"^{gradients[added]}"]
             node.CopyFrom(make_node(node.name, "Identity", inputs, node.device, T=tf.as_dtype(node.attr["T"].type)))
@@ -42,7 +42,7 @@ def _gradient(select: Any, nodes: Mapping[str, Any]) -> str | None:
     """Return the node of the gradient from which a zero is made; None if it is something else that is selected."""
     reference = select.input[0]
     for kind in _FROM_ZERO_TO_GRADIENT:
-        node = nodes.get(split_reference(reference)[0])
+        node = nodes.get(source_of(reference))
         if node is None or node.op != kind:
             return None
         if kind == "Equal" and not (node.input[0] == node.input[1] and node.attr["T"].type == tf.bool.as_datatype_enum):

@@ -228,10 +228,7 @@ def _without_effects(nodes: Sequence[Any]) -> None:
     _forget_open_sizes(nodes)
     effects = {f"^{node.name}" for node in nodes if is_stateful(node.op)}
     for node in nodes:
-        kept = [reference for reference in node.input if reference not in effects]
-        if len(kept) < len(node.input):
-            del node.input[:]
-            node.input.extend(kept)
+        node.input[:] = [reference for reference in node.input if reference not in effects]
 
 
 def _order_writes_after_asserts(nodes: Sequence[Any]) -> None:

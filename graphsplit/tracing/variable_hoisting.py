@@ -11,9 +11,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.function_calls import CONTROL_FLOW, function_names, named_by_content, rename_functions
-from graphsplit.core.graphdefs import make_node, split_reference
+from graphsplit.core.graphdefs import inputs_of, make_node, source_of
 from graphsplit.core.tensorflow_internals import op_definition
+from graphsplit.graph.function_calls import CONTROL_FLOW, function_names, named_by_content, rename_functions
 from graphsplit.tracing.branch_effects import ShapeOf, split_effects
 
 _RESOURCE = tf.resource.as_datatype_enum
@@ -56,9 +56,7 @@ class _Hoister:
         handles: dict[str, str] = {}  # what a loop hands through -> what it was given
         for node in nodes:
             if handles:
-                inputs = [handles.get(reference, reference) for reference in node.input]
-                del node.input[:]
-                node.input.extend(inputs)
+                node.input[:] = [handles.get(reference, reference) for reference in node.input]
             if node.op not in CONTROL_FLOW:
                 result.append(node)
                 continue
@@ -74,9 +72,7 @@ class _Hoister:
                 continue
             result += [*reads, node]
         for node in result if moved else ():
-            inputs = [f"^{moved[r[1:]]}" if r[0] == "^" and r[1:] in moved else r for r in node.input]
-            del node.input[:]
-            node.input.extend(inputs)
+            node.input[:] = [f"^{moved[r[1:]]}" if r[0] == "^" and r[1:] in moved else r for r in node.input]
         return result, moved
 
     def _shape_inside(self, function: str, node: str) -> Sequence[Any]:
@@ -108,8 +104,7 @@ class _Hoister:
         flow = CONTROL_FLOW[node.op]
         types, before, loop = flow.types, int(flow.chooses), flow.loops
         names = function_names(node)
-        data = [r for r in node.input if r[0] != "^"]
-        controls = [r for r in node.input if r[0] == "^"]
+        data, controls = inputs_of(node)
         reads, chosen = [], {}
         for i, reference in enumerate(data[before:]):
             if node.attr[types].list.type[i] != _RESOURCE:
@@ -127,11 +122,10 @@ class _Hoister:
             data[before + i] = read.name if spelling == "{}:{}" else f"{read.name}:value:0"
             node.attr[types].list.type[i] = chosen[i]
             if loop and node.attr["output_shapes"].list.shape:
-                shape = self._shapes.get(split_reference(reference)[0], tf.TensorShape(None))
+                shape = self._shapes.get(source_of(reference), tf.TensorShape(None))
                 node.attr["output_shapes"].list.shape[i].CopyFrom(shape.as_proto())
         if chosen:
-            del node.input[:]
-            node.input.extend(data + controls)
+            node.input[:] = data + controls
             renamed = {}
             for name in dict.fromkeys(names):
                 function = _with_values(self.library[name], chosen)
@@ -186,9 +180,7 @@ def _with_values(function: Any, chosen: Mapping[int, int]) -> Any:
             identity = make_node(node.name, "Identity", inputs, T=dtype)
             node.CopyFrom(identity)
     for node in result.node_def:
-        inputs = [renamed.get(reference, reference) for reference in node.input]
-        del node.input[:]
-        node.input.extend(inputs)
+        node.input[:] = [renamed.get(reference, reference) for reference in node.input]
     for output, reference in function.ret.items():
         result.ret[output] = renamed.get(reference, reference)
     return named_by_content(result)

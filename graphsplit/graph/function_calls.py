@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
+
+from graphsplit.core.graphdefs import inputs_of
+from graphsplit.graph.walks import reached
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,20 @@ def function_names(node: Any) -> list[str]:
     return names
 
 
-def called_functions(function: Any, library: Mapping[str, Any]) -> list[str]:
-    """Return the functions of a library that the nodes of a `FunctionDef` name, by any attribute or as their type."""
-    found: list[str] = []
-    for node in function.node_def:
-        found.append(node.op)
+def functions_named(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[str]:
+    """Return the functions of a library that nodes name, by any attribute or as their type."""
+    found: dict[str, None] = {}
+    for node in nodes:
+        found[node.op] = None
         for value in node.attr.values():
-            found += [value.func.name] if value.HasField("func") else [f.name for f in value.list.func]
-    return [name for name in dict.fromkeys(found) if name in library]
+            found.update(dict.fromkeys([f.name for f in (value.func, *value.list.func)]))
+    return [name for name in found if name in library]
+
+
+def functions_called(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[Any]:
+    """Return the functions of a library that run where nodes do: those that they name, those that these name, ..."""
+    names = reached(functions_named(nodes, library), lambda name: functions_named(library[name].node_def, library))
+    return [library[name] for name in names]
 
 
 def rename_functions(node: Any, names: Mapping[str, str]) -> None:
@@ -77,10 +86,8 @@ def rename_functions(node: Any, names: Mapping[str, str]) -> None:
 def hand_over(node: Any, given: Sequence[str]) -> None:
     """Let a control-flow node hand more arguments to its functions, 64-bit integers."""
     if given:
-        inputs = [r for r in node.input if r[0] != "^"]
-        controls = [r for r in node.input if r[0] == "^"]
-        del node.input[:]
-        node.input.extend([*inputs, *given, *controls])
+        data, controls = inputs_of(node)
+        node.input[:] = [*data, *given, *controls]
         types = node.attr[CONTROL_FLOW[node.op].types].list.type
         types.extend([tf.int64.as_datatype_enum] * len(given))
         if CONTROL_FLOW[node.op].loops:

@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.function_calls import CONTROL_FLOW, called_functions
 from graphsplit.core.kernel_devices import Kernel, fits, kernel_of
 from graphsplit.core.tensorflow_internals import op_definition, registered_xla_kernels
+from graphsplit.graph.function_calls import CONTROL_FLOW, functions_called
 
 # XLA pads what they return to the most that there may be; how much of it there is follows from the data.
 _SIZES_FROM_DATA = frozenset({"Where", "Unique", "UniqueV2", "DynamicPartition", "ListDiff", "SetDiff1D"})
@@ -40,19 +40,12 @@ def why_not_compiled(node: Any, functions: Mapping[str, Any], kind: str) -> str:
 
 
 def _why_not_its_functions(node: Any, functions: Mapping[str, Any], kind: str) -> str:
-    pending = [value.func.name for value in node.attr.values() if value.HasField("func")]
-    pending += [f.name for value in node.attr.values() for f in value.list.func]
-    seen = set(pending)
-    while pending:
-        function = functions[pending.pop()]
+    for function in functions_called([node], functions):
         for inner in function.node_def:
             if inner.op in CONTROL_FLOW or inner.op in functions:
                 continue
             if why := why_not_compiled(inner, functions, kind):
                 return f"{inner.op} in it: {why}"
-        new = [name for name in called_functions(function, functions) if name not in seen]
-        seen.update(new)
-        pending += new
     return ""
 
 
