@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import math
 from dataclasses import dataclass
 
 from graphsplit.api.options import Options, weights_message
 from graphsplit.api.pipeline_devices import stages_asked
+from graphsplit.core.device_mesh import device_mesh
 from graphsplit.core.devices import (
     check_existing,
     in_session_graph,
@@ -71,9 +73,12 @@ def choose_devices(options: Options) -> ChosenDevices:
       DeviceError: if there are not as many as a number asks for.
     """
     asked = options.devices
+    if options.mesh and asked is None:
+        asked = math.prod(size for _, size in options.mesh)
     devices = names_of_devices(asked) if isinstance(asked, (str, tuple)) else resolve_devices(asked)
     weights, stages = options.weights, stages_asked(options, devices)
-    count = len(devices if stages is None else stages.heads)
+    heads = device_mesh(options.mesh, devices).columns[0] if options.mesh else devices
+    count = len(heads if stages is None else stages.heads)
     if weights is not None and len(weights) != count:
         raise ArgumentError(weights_message(weights, count, "device" if stages is None else "pipeline"))
     home = devices[0] if options.home is None else names_of_devices([options.home], "home")[0]

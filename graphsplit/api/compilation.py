@@ -14,7 +14,9 @@ from graphsplit.api.pipeline_devices import check_no_others, stages_asked
 from graphsplit.api.plan_search import LAYOUTS, Candidate, choose
 from graphsplit.api.predicted_layouts import Layout, divisions_for
 from graphsplit.api.variable_layouts import set_variable_layout
+from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
+from graphsplit.core.device_mesh import device_mesh
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.parted_variables import parts_of_variable
@@ -63,7 +65,7 @@ def trace_and_plan(
     if options.automatic is not None:
         return traced, _automatic_plan(traced, splitting, options, options.automatic, devices, runs)
     # (shards that take turns on a device would all have to wait for each other before each gather)
-    program, state = program_of(traced, find_state, options.micro_batches == 1)
+    program, state = program_on_mesh(traced, find_state, options.micro_batches == 1)
     if options.home is None:
         home, said = default_home(traced, program, state, devices)
         splitting = replace(splitting, notes=(*splitting.notes, *said))
@@ -124,9 +126,13 @@ def plan_for(
         splitting = splitting.whole()
     stages = stages_asked(options, devices)
     heads = devices if stages is None else stages.heads
+    columns: tuple[tuple[str, ...], ...] = ()
+    if options.mesh:
+        columns = device_mesh(options.mesh, devices).columns
+        heads = columns[0]
     return plan_program(
         program,
-        mesh=mesh_of(heads, splitting.batch, options.weights, options.micro_batches),
+        mesh=replace(mesh_of(heads, splitting.batch, options.weights, options.micro_batches), columns=columns),
         home=home,
         input_layouts=splitting.layouts,
         state=state,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol, overload
 
@@ -14,6 +14,7 @@ from graphsplit.api.argument_splitting import Split
 from graphsplit.api.automatic_plans import checked_automatic
 from graphsplit.api.options import DevicesLike, Options
 from graphsplit.api.parallel_function import P, ParallelFunction, R
+from graphsplit.core.device_mesh import mesh_sizes
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.keywords import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function
@@ -33,6 +34,7 @@ def parallelize(
     fn: Callable[P, R],
     *,
     devices: DevicesLike = None,
+    mesh: Mapping[str, int] | None = None,
     split: Split = 0,
     home: str | None = None,
     weights: Sequence[float] | None = None,
@@ -55,6 +57,7 @@ def parallelize(
     fn: None = None,
     *,
     devices: DevicesLike = None,
+    mesh: Mapping[str, int] | None = None,
     split: Split = 0,
     home: str | None = None,
     weights: Sequence[float] | None = None,
@@ -77,6 +80,7 @@ def parallelize(
     fn: Callable[P, R] | None = None,
     *,
     devices: DevicesLike = None,
+    mesh: Mapping[str, int] | None = None,
     split: Split = 0,
     home: str | None = None,
     weights: Sequence[float] | None = None,
@@ -106,6 +110,9 @@ def parallelize(
         step, optimizer included. It must be traceable by `tf.function`.
       devices: how many devices, or their names, `["GPU:0", "GPU:1"]`. None takes all GPUs, or, without any, all
         logical CPU devices.
+      mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`: `devices` are those of the first row, then
+        those of the next. The rows of the batch are shared out over the axis `"batch"`; variables that
+        `set_variable_layout` cut along the other axis are used where their parts are.
       split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None
         (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more whose size
         along the axis is that of the first such argument is split. A hint for speed: results never depend on it.
@@ -160,6 +167,7 @@ def parallelize(
     """
     options = Options(
         devices=devices,
+        mesh=mesh_sizes(mesh),
         split=split,
         home=home,
         weights=weights,

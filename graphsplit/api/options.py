@@ -27,6 +27,7 @@ class Options(PlanOptions):
     """
 
     devices: DevicesLike = None
+    mesh: tuple[tuple[str, int], ...] = ()
     split: Split = 0
     home: str | None = None
     reduce_retracing: bool = False

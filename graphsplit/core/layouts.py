@@ -158,6 +158,8 @@ class Cut:
       parts: how many pieces.
       reshard: whether the whole is put together again for the backward pass, and not kept in between.
       devices: of the pieces, full names, if they are known.
+      along: the axis of a mesh along which a variable is cut, and used where its pieces are; "" where it is put
+        together before it is used.
     """
 
     axis: int
@@ -166,6 +168,7 @@ class Cut:
     block: int = 1
     reshard: bool = True
     devices: tuple[str, ...] = ()
+    along: str = ""
 
     @property
     def is_of_rows(self) -> bool:

@@ -197,7 +197,7 @@ class _Planned:
         if isinstance(value, Own):
             if isinstance(value.layout, SingleDevice):
                 return self.whole(value.tensor, value.layout)
-            return ("made", value.tensor, value.by)
+            return self.on_shard(value.tensor, value.layout, value.by or 0)
         if isinstance(value, Zeros):
             return ("zeros",)
         forms = tuple([self._form(collective, k) for k in value.of])

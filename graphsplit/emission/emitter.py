@@ -23,6 +23,7 @@ from graphsplit.emission.local_emitter import emit_local
 from graphsplit.emission.loop_inputs import bring_loop_inputs
 from graphsplit.emission.resharding import Resharding
 from graphsplit.emission.row_counts import (
+    AxisRows,
     FixedRows,
     Measured,
     MeasuredRows,
@@ -75,6 +76,8 @@ def _argument(plan: Plan, position: int, axis: int, each: int = 1) -> Measured:
 def _count_rows(plan: Plan, draft: Draft, given: Mapping[Symbol, str]) -> RowCounts:
     """Return how many rows each shard has; those of an unknown batch are `given`, or counted on the arguments."""
     devices = dict(enumerate(plan.devices))
+    if plan.mesh.axis:  # the rows of the batch are none of its business
+        return AxisRows(Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, given))
     site = Site(plan.home, devices, f"{draft.scope}/rows", draft.add_sizes, length_sizes(given))
     if ROWS not in plan.program.symbols:
         return FixedRows(plan.rows, site)
@@ -118,7 +121,7 @@ class _Emitter:
         return EmittedGraph(
             nodes=tuple(self._draft.nodes),
             inputs=tuple(ops[i].name for i in self._program.inputs),
-            captures=tuple(ops[i].name for i in self._program.captures),
+            captures=tuple(self._capture_names()),
             outputs=outputs,
             effects=ends,
             origins=self._draft.origins,
@@ -131,6 +134,14 @@ class _Emitter:
             compiled=bool(self._plan.jit_compile),
             uncompiled=frozenset([*self._plan.turns_split, *(self._plan.refused or ())]),
         )
+
+    def _capture_names(self) -> list[str]:
+        """Return the names of the placeholders of captures: of one that lies along an axis, each shard has its own."""
+        found: list[str] = []
+        for i in self._program.captures:
+            prefixes = [self._draft.prefixes[d] for d in self._draft.shards] if self._plan.steps[i].shards else [""]
+            found += [prefix + self._program.ops[i].name for prefix in prefixes]
+        return found
 
     def _beside_variables(self) -> frozenset[str]:
         """Return the nodes that belong to operations beside variables that are wherever a loader puts them."""

@@ -101,7 +101,10 @@ class Resharding:
         if isinstance(own.layout, SingleDevice):
             return self.whole(own.tensor, own.layout)
         assert own.by is not None
-        return self._of_shard(own.tensor, own.by)
+        shards = self._plan.steps[own.tensor.op].shards
+        if shards is not None and shards.gives[own.tensor.index] == own.layout:
+            return self._of_shard(own.tensor, own.by)
+        return self._moved(own.tensor, own.layout)[own.by]
 
     def _name(self, number: int, collective: Collective) -> str:
         """Return a name for what carries out moves that no other node's begins with: it has a number."""

@@ -77,7 +77,8 @@ class _Writer:
         self._op = program.ops[tensor.op]
         self._size = program.bytes(tensor)
         self._shape = program.shape(tensor)
-        self._made_on = [mesh.device_of(d, self._op.stage) for d in self._shards]
+        self._made_on = [mesh.device_of(d, self._op) for d in self._shards]
+        self._near = [mesh.near(d, self._op) for d in self._shards]
 
     def _add(self, value: Value) -> int:
         self.values.append(value)
@@ -126,13 +127,13 @@ class _Writer:
         """Each shard concatenates what all have."""
         source = _shard(move.source)
         owns = self._owns(source)
-        return self._read([self._in_order(owns, source, device) for device in self._mesh.devices])
+        return self._read([self._in_order(owns, source, device) for device in self._near])
 
     def exchanged(self, move: Move) -> list[Read]:
         """Each shard slices what it has for all others, and concatenates what it gets."""
         source, target = _shard(move.source), _shard(move.target)
         sent = self._sent_to_each(source, target)
-        pairs = zip(self._mesh.devices, zip(*sent, strict=True), strict=True)
+        pairs = zip(self._near, zip(*sent, strict=True), strict=True)
         return self._read([self._in_order(own, source, device) for device, own in pairs])
 
     def reduced(self, move: Move) -> list[Read]:
@@ -144,14 +145,14 @@ class _Writer:
         """Each shard slices what it has for all others, and adds up what it gets."""
         source = _partial(move.source)
         sent = self._sent_to_each(source, _shard(move.target))
-        pairs = zip(self._mesh.devices, zip(*sent, strict=True), strict=True)
+        pairs = zip(self._near, zip(*sent, strict=True), strict=True)
         return self._read([self._sum(own, source, device) for device, own in pairs])
 
     def all_reduced(self, move: Move) -> list[Read]:
         """Each shard adds up what all have."""
         source = _partial(move.source)
         owns = self._owns(source)
-        return self._read([self._sum(owns, source, device) for device in self._mesh.devices])
+        return self._read([self._sum(owns, source, device) for device in self._near])
 
     def filled(self, move: Move) -> list[Read]:
         """The first shard has all, the others zeros: of known shape constants of their own, else sent to them."""
@@ -159,12 +160,12 @@ class _Writer:
         known = self._shape is not None and None not in self._shape and not has_sizes(self._shape)
         found = [own]
         for d in self._shards[1:]:
-            of, device = ((), self._mesh.devices[d]) if known else ((own,), self.values[own].device)
+            of, device = ((), self._near[d]) if known else ((own,), self.values[own].device)
             found.append(self._add(Zeros(of, device, self._size, d)))
         return self._read(found)
 
     def _read(self, values: Sequence[int]) -> list[Read]:
-        return [Read(value, device) for value, device in zip(values, self._mesh.devices, strict=True)]
+        return [Read(value, device) for value, device in zip(values, self._near, strict=True)]
 
     def _sent_to_each(self, source: Layout, target: Shard) -> list[list[int]]:
         """Return what each shard has for each: sliced where it is."""
@@ -184,7 +185,7 @@ class _Writer:
         for d in wanted:
             own = tuple([numbers[b, d] for b in range(blocks)])
             size = sum(self.values[i].bytes for i in own)
-            joined = Concatenation(own, self._mesh.devices[d], size, d, axis=layout.axis)
+            joined = Concatenation(own, self._near[d], size, d, axis=layout.axis)
             found.append(own[0] if blocks == 1 else self._add(joined))
         return found
 

@@ -188,7 +188,7 @@ class Decisions:
 
     def shard_device(self, op: Op, shard: int) -> str:
         """Return the device on which a shard runs an operation: the shard's, or the one that its stage has for it."""
-        return self.mesh.device_of(shard, op.stage)
+        return self.mesh.device_of(shard, op)
 
     def size_text(self, tensors: Iterable[Tensor]) -> str:
         """Return the size of some tensors, for people: of a batch of unknown size, by how much it grows per row."""

@@ -10,7 +10,7 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.symbolic_sizes import Size
 from graphsplit.core.symbolic_sizes import rows as rows_of_unknown_batch
-from graphsplit.program.stages import Stage
+from graphsplit.program.program import Op
 
 
 @dataclass(frozen=True)
@@ -23,12 +23,17 @@ class Mesh:
       rows: how many rows of the batch each has; empty if that is not known when planning.
       positions: which of the devices asked for each shard has (those without rows are left out); stages have devices of
         their own at the same positions.
+      columns: where the mesh has another axis, the devices of each column, by position: the first of them are those of
+        operations of no column.
+      axis: what the axis of the shards is called, if it is not the batch's: no shard has rows then.
     """
 
     devices: tuple[str, ...] = ()
     weights: tuple[float, ...] = ()
     rows: tuple[int, ...] = ()
     positions: tuple[int, ...] = ()
+    columns: tuple[tuple[str, ...], ...] = ()
+    axis: str = ""
 
     @property
     def shards(self) -> int:
@@ -51,9 +56,21 @@ class Mesh:
         """Return the shard that shard `d` follows on its device; None for the first there."""
         return d - 1 if d and self.positions[d - 1] == self.positions[d] else None
 
-    def device_of(self, d: int, stage: Stage | None) -> str:
-        """Return the device on which shard `d` runs what is of a stage, or of none."""
-        return stage.device(self.positions[d]) if stage else self.devices[d]
+    def device_of(self, d: int, op: Op) -> str:
+        """Return the device on which shard `d` runs an operation: that of its stage or column, or the shard's own."""
+        return op.stage.device(self.positions[d]) if op.stage else self.near(d, op)
+
+    def near(self, d: int, op: Op) -> str:
+        """Return the device of shard `d` in the column of an operation."""
+        column = op.provenance.column
+        return self.devices[d] if column is None or not self.columns else self.columns[column][self.positions[d]]
+
+    def home_of(self, op: Op) -> str | None:
+        """Return the device on which an operation of a stage or column runs that runs once; None for others."""
+        if op.stage:
+            return op.stage.home
+        column = op.provenance.column
+        return None if column is None or not self.columns else self.columns[column][0]
 
     def copy_for(self, device: str) -> int:
         """Return the shard whose copy a device reads of what all shards have: its own, or one of its host.

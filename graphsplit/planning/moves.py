@@ -13,6 +13,7 @@ from graphsplit.core.layouts import (
     PARTIAL_SUM,
     REPLICATE,
     SINGLE_DEVICE,
+    EvenCut,
     Layout,
     Partial,
     Shard,
@@ -24,6 +25,8 @@ from graphsplit.planning.owners import Owners
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
 from graphsplit.program.program import COPIES, Op, Program, Tensor
+
+_SMALL = 1024  # bytes: less than the copies between devices cost that parts of a sum take
 
 
 def find_moves(program: Program, mesh: Mesh, steps: Sequence[Step], owners: Owners, state: State) -> tuple[Move, ...]:
@@ -117,11 +120,29 @@ class _Finder:
         ):
             self._move(tensor, made[0], layout)
             return
+        if source is None and made and layout == REPLICATE and (between := self._added_up_in(tensor, made[0])):
+            self._move(tensor, made[0], between)
+            self._move(tensor, between, layout)
+            return
         if source is None and made:
             source = SingleDevice(self.owners.of(tensor))
             self._move(tensor, made[0], source)
         if source is not None and layout not in (source, SINGLE_DEVICE):
             self._move(tensor, source, layout)
+
+    def _added_up_in(self, tensor: Tensor, source: Layout) -> Shard | None:
+        """Return how a sum is cut that is added up in parts, which all devices of an axis then get.
+
+        It is cut along its longest known axis, and rather not along the first, which has the batch's rows.
+        """
+        shape = self.program.shape(tensor)
+        if not self.mesh.axis or source != PARTIAL_SUM or self.program.bytes(tensor) <= _SMALL:
+            return None
+        lengths = {k: size for k, size in enumerate(shape or ()) if type(size) is int and size >= self.mesh.shards}
+        if not lengths:
+            return None
+        axis = max(lengths, key=lambda k: (k > 0, lengths[k], k))
+        return Shard(axis, partition=EvenCut(lengths[axis]))
 
     def _is_for_a_part(self, tensor: Tensor, source: Layout, target: Layout) -> bool:
         """Return whether rows are put together where a part of a table is: each of several does, and none for all."""

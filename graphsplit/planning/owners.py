@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from graphsplit.core.devices import task_of
 from graphsplit.core.layouts import Layout, Partial, is_whole
+from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
@@ -41,12 +42,12 @@ class Owners:
         return self.of_tensors.get(tensor, self.home)
 
 
-def find_owners(program: Program, steps: Sequence[Step], home: str, state: State) -> Owners:
+def find_owners(program: Program, steps: Sequence[Step], mesh: Mesh, home: str, state: State) -> Owners:
     """Return where whole values are made."""
     pinned = _pinned(program, state, home)
-    if not program.stages and all(device in (home, "") for device in pinned.values()):
+    if not program.stages and not mesh.columns and all(device in (home, "") for device in pinned.values()):
         return Owners(tuple([pinned.get(op.index, home) for op in program.ops]), {}, home)
-    return _Finder(program, steps, home, pinned).owners()
+    return _Finder(program, steps, mesh, home, pinned).owners()
 
 
 def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
@@ -80,8 +81,9 @@ def _calls_back(op: Op) -> bool:
 
 
 class _Finder:
-    def __init__(self, program: Program, steps: Sequence[Step], home: str, pinned: Mapping[int, str]):
+    def __init__(self, program: Program, steps: Sequence[Step], mesh: Mesh, home: str, pinned: Mapping[int, str]):
         self._program = program
+        self._mesh = mesh
         self._steps = steps
         self._home = home
         self._pinned = pinned
@@ -122,8 +124,7 @@ class _Finder:
         if op.index in self._pinned:
             return self._pinned[op.index]
         touches = any(self._dtype(tensor) == tf.resource for tensor in op.inputs) or tf.resource in op.out_dtypes
-        stage = None if touches else op.stage
-        return stage.home if stage else None
+        return None if touches else self._mesh.home_of(op)
 
     def _dtype(self, tensor: Tensor) -> tf.DType:
         return self._program.ops[tensor.op].out_dtypes[tensor.index]
@@ -144,9 +145,9 @@ class _Finder:
 
     def _where_gathered(self, op: Op, tensor: Tensor, layout: Layout) -> str:
         """Return where a tensor is put together: a stage's sums in the stage, others where most of them are owned."""
-        stage = op.stage
-        if stage and isinstance(layout, Partial):
-            return stage.home
+        own = self._mesh.home_of(op)
+        if own and isinstance(layout, Partial):
+            return own
         votes: dict[str, int] = {}
         for reader in self._readers.get(tensor, ()):
             if len(self._served[reader]) == 1:

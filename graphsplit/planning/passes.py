@@ -50,7 +50,7 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
     while True:
         natural = with_cuts(program, mesh, independent, make)
         backward = WholeBackwardPropagation(program, natural, plan_bodies, independent=independent, state=plan.state)
-        found = _owned_and_moved(plan, backward.run())
+        found = owned_and_moved(plan, backward.run())
         misplaced = misplaced_lists(program, found.steps, found.moves, mesh.batch)
         if not misplaced:
             return found
@@ -59,8 +59,9 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
         kept_home.update(misplaced)
 
 
-def _owned_and_moved(plan: Plan, steps: Sequence[Step]) -> Plan:
-    owners = find_owners(plan.program, steps, plan.home, plan.state)
+def owned_and_moved(plan: Plan, steps: Sequence[Step]) -> Plan:
+    """Return the plan with what becomes of each operation, who owns whole values, and what moves."""
+    owners = find_owners(plan.program, steps, plan.mesh, plan.home, plan.state)
     moves = find_moves(plan.program, plan.mesh, steps, owners, plan.state)
     return replace(plan, steps=tuple(steps), owners=owners, moves=moves)
 
@@ -71,7 +72,7 @@ def cut_into_stages(plan: Plan) -> Plan:
         return plan
     asked, schedule = plan.stage_cuts.asked, plan.asked.schedule or ""
     program, cuts = automatic_stages.cut_into_stages(plan.program, plan.steps, plan.mesh, asked, schedule)
-    return _owned_and_moved(replace(plan, program=program, stage_cuts=cuts), plan.steps)
+    return owned_and_moved(replace(plan, program=program, stage_cuts=cuts), plan.steps)
 
 
 def put_in_order(plan: Plan) -> Plan:

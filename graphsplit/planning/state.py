@@ -30,6 +30,7 @@ class State:
         for, and which part of that; empty if no variable does.
       copied: those captures of the traced function of which each part is the whole.
       whole: variables that lie in parts and have to be put together for a call, by placeholder name, and why.
+      in_place: those of the divided variables that are used where their parts are, along another axis of the mesh.
     """
 
     devices: Mapping[str, str] = field(default_factory=dict)
@@ -38,6 +39,7 @@ class State:
     parts: tuple[tuple[int, int], ...] = ()
     copied: frozenset[int] = frozenset()
     whole: Mapping[str, str] = field(default_factory=dict)
+    in_place: frozenset[str] = frozenset()
 
     def is_everywhere(self, op: Op) -> bool:
         """Return whether every device has the value of an op, or makes it from nothing but sizes."""
@@ -57,7 +59,10 @@ def state_elsewhere(_: Trace) -> State:
 
 
 def program_of(
-    trace: Trace, find_state: Callable[[Trace], State] = state_of, reshard: bool = True
+    trace: Trace,
+    find_state: Callable[[Trace], State] = state_of,
+    reshard: bool = True,
+    given: tuple[Program, Sequence[tuple[int, int]]] | None = None,
 ) -> tuple[Program, State]:
     """Return what is planned for a traced function: its program, in parts where its variables are; and its state.
 
@@ -65,21 +70,26 @@ def program_of(
       trace: the function.
       find_state: says where variables and tables of a trace live, and how they are several.
       reshard: see `divide`.
+      given: its program, if some variables are in parts there already, and for each capture the original's, and part.
     """
     state = find_state(trace)
+    program, origins = given or (trace.program, [(k, 0) for k in range(len(trace.captures))])
     if not state.divisions:
         inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}
-        return trace.program, replace(state, whole=inside) if inside else state
-    names = [trace.program.ops[i].name for i in trace.program.captures]
+        return program, replace(state, whole=inside) if inside else state
+    names = [program.ops[i].name for i in program.captures]
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
-        cuts = {name: division for name, division in state.divisions.items() if name not in whole}
-        divided = divide(trace.program, cuts, reshard)
+        cuts = {n: division for n, division in state.divisions.items() if n not in whole and n not in state.in_place}
+        divided = divide(program, cuts, reshard)
         devices = _devices_of_parts(state.devices, divided, names, cuts)
         obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
         if not obstacles:
-            copied = frozenset([k for k, name in enumerate(names) if isinstance(cuts.get(name), Copied)])
-            found = replace(state, devices=devices, divisions=cuts, parts=divided.origins, copied=copied, whole=whole)
+            copied = frozenset([origins[k][0] for k, name in enumerate(names) if isinstance(cuts.get(name), Copied)])
+            parts = tuple([(origins[k][0], origins[k][1] + part) for k, part in divided.origins])
+            held = {**cuts, **{name: state.divisions[name] for name in state.in_place}}
+            all_whole = {**state.whole, **whole}
+            found = replace(state, devices=devices, divisions=held, parts=parts, copied=copied, whole=all_whole)
             return divided.program, found
         whole.update(obstacles)
 

@@ -152,10 +152,10 @@ class _Check:
         if isinstance(move.target, SingleDevice):
             yield move.target.device or self._home, self._given(move, None)
             return
-        stage = self._program.ops[move.tensor.op].stage
+        op = self._program.ops[move.tensor.op]
         for d in range(self._mesh.shards):
             is_sent = isinstance(move.target, Replicate) and isinstance(move.source, SingleDevice)
-            device = self._mesh.device_of(d, stage if is_sent else None)
+            device = self._mesh.device_of(d, op) if is_sent else self._mesh.near(d, op)
             yield device, self._given(move, d)
 
     def _given(self, move: Move, d: int | None) -> _Content:
@@ -182,9 +182,9 @@ class _Check:
         sources = {(move.tensor, move.source) for move in self._collective.moves}
         if (own.tensor, own.layout) not in sources:
             raise CheckError("begins with something else than what is made.")
-        stage = self._program.ops[own.tensor.op].stage
+        op = self._program.ops[own.tensor.op]
         device = own.layout.device if isinstance(own.layout, SingleDevice) else ""
-        made_on = (device or self._home) if own.by is None else self._mesh.device_of(own.by, stage)
+        made_on = (device or self._home) if own.by is None else self._mesh.device_of(own.by, op)
         if own.device != made_on:
             raise CheckError(f"begins on {own.device}, and is made on {made_on}.")
         return self._made(own.tensor, own.layout, own.by)

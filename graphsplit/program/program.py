@@ -65,12 +65,17 @@ class Provenance:
       stage: the stage that this one belongs to.
       backward: whether it runs in a stage's backward pass.
       is_gradient: whether TensorFlow made it for a tape, or for `tf.gradients`.
+      column: which device of another axis of the mesh than the batch's runs it, by number; None for what runs once
+        along that axis, wherever.
+      role: `"op"`, or what it carries out along that axis: the kind of a move, `"all-gather"`.
     """
 
     origin: str = ""
     stage: Stage | None = None
     backward: bool = False
     is_gradient: bool = False
+    column: int | None = None
+    role: str = "op"
 
 
 @dataclass(frozen=True, eq=False, slots=True)

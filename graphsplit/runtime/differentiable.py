@@ -14,6 +14,7 @@ from typing import Any, NoReturn
 
 import tensorflow as tf
 
+from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
@@ -30,7 +31,6 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
-from graphsplit.planning.state import program_of
 from graphsplit.program.program import Program
 from graphsplit.runtime.cutting import Cut
 from graphsplit.runtime.executable import Executable
@@ -388,7 +388,7 @@ def _layout_of(single: Differentiable, output: int) -> Layout:
 
 def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
     # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
-    program, state = program_of(trace, reshard=not plan.mesh.has_turns)
+    program, state = program_on_mesh(trace, reshard=not plan.mesh.has_turns)
     split = program.symbols == plan.program.symbols
     return plan_program(
         program,

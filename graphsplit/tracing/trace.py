@@ -210,6 +210,15 @@ def _as_name(path: str) -> str:
     return re.sub(r"[^A-Za-z0-9]+", "_", path).strip("_") or "argument"
 
 
+def held_by(trace: Trace) -> dict[str, tuple[tf.DType, tuple[int, ...]]]:
+    """Return what captured variables of known shape hold, dtype and shape, by the names of their placeholders."""
+    with raw_handles():
+        placeholders, _ = captures_of_graph(trace.graph)
+    found = {placeholder.op.name: _held(placeholder) for placeholder in placeholders}
+    known = {name: held for name, held in found.items() if held is not None and held[1].is_fully_defined()}
+    return {name: (dtype, tuple(shape.as_list())) for name, (dtype, shape) in known.items()}
+
+
 def _held(placeholder: tf.Tensor) -> tuple[tf.DType, tf.TensorShape] | None:
     """Return what the variable behind a captured handle holds, or None for captures of other kinds."""
     return resource_value(placeholder) if placeholder.dtype == tf.resource else None

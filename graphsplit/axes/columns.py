@@ -1,0 +1,185 @@
+"""Columns: a program whose variables lie along one axis of a mesh becomes one whose operations stand in columns.
+
+The axis is planned like any other, with one shard for each of its devices, and what the plan says is written as a
+program again: an operation for each column that runs it, and between columns the operations that carry out the moves.
+Each knows its column, and the operation that it came from. The rows of the batch are planned on that program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.graphdefs import source_of
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout, is_whole
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.emitter import emit
+from graphsplit.planning import passes
+from graphsplit.planning.axis_propagation import AxisBackward, AxisForward
+from graphsplit.planning.control_flow import ControlFlowAnswers
+from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.moves import exchanging
+from graphsplit.planning.options import PlanOptions
+from graphsplit.planning.owners import Owners
+from graphsplit.planning.plan import Plan
+from graphsplit.planning.state import State
+from graphsplit.program.program import Op, Program, Provenance
+from graphsplit.program.reader import build_program
+from graphsplit.program.shape_inference import HELPER
+
+_DEVICE = "/device:COLUMN:{}"  # of the axis, whichever row of the mesh it is in
+
+Held = Mapping[str, tuple[tf.DType, tuple[int, ...]]]
+
+
+@dataclass(frozen=True)
+class Columns:
+    """A program in columns.
+
+    Attributes:
+      program: see there.
+      origins: for each of its captures, which capture of the original it is, and which part: that of its column.
+      obstacles: captures that cannot lie along the axis, by placeholder name, and why; then there is no such program.
+      plan: of the axis, with one shard for each column.
+    """
+
+    program: Program
+    origins: tuple[tuple[int, int], ...]
+    obstacles: Mapping[str, str]
+    plan: Plan | None
+
+
+def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Layout], held: Held) -> Columns:
+    """Return a program in columns.
+
+    Args:
+      program: the function, for one device.
+      axis: what the axis is called.
+      columns: how many devices it has.
+      laid: how captured variables lie along it, by the names of their placeholders: `Shard` or `Replicate`.
+      held: what captured variables hold, by the same names: dtype and whole shape.
+    """
+    positions = {i: laid[name] for i in program.captures if (name := program.ops[i].name) in laid}
+    plan = _planned(program, axis, columns, positions)
+    obstacles = _obstacles(plan, positions)
+    if obstacles:
+        return Columns(program, tuple([(k, 0) for k in range(len(program.captures))]), obstacles, None)
+    graph = emit(plan)
+    origins = [
+        (k, d)
+        for k, position in enumerate(program.captures)
+        for d in (range(columns) if position in positions else [0])
+    ]
+    names = [program.ops[position].name for position in program.captures]
+    resources = {
+        capture: _part(held[names[k]], laid.get(names[k]), d, columns)
+        for capture, (k, d) in zip(graph.captures, origins, strict=True)
+        if names[k] in held
+    }
+    return Columns(_read(plan, graph, resources), tuple(origins), {}, plan)
+
+
+def _planned(program: Program, axis: str, columns: int, laid: Mapping[int, Layout]) -> Plan:
+    """Return the plan of the axis."""
+    devices = tuple([_DEVICE.format(m) for m in range(columns)])
+    mesh = Mesh(devices, (1,) * columns, (1,) * columns, tuple(range(columns)), axis=axis)
+    plan = Plan(
+        program=program,
+        mesh=mesh,
+        home=devices[0],
+        input_layouts=(SINGLE_DEVICE,) * len(program.inputs),
+        steps=(),
+        owners=Owners((), {}, devices[0]),
+        moves=(),
+        asked=PlanOptions(),
+        state=State(),
+    )
+    natural = AxisForward(
+        program,
+        laid,
+        input_layouts=plan.input_layouts,
+        control_flow=ControlFlowAnswers(mesh).answer,
+        whole_outputs=program.outputs,
+        exchanging=exchanging(mesh),
+    ).run()
+    steps = AxisBackward(program, natural, lambda *_: {}, state=plan.state).run()
+    return passes.carry_out_moves(passes.owned_and_moved(plan, steps))
+
+
+def _obstacles(plan: Plan, laid: Mapping[int, Layout]) -> dict[str, str]:
+    """Return the variables whose handles would have to move, and the operations that no rule does in parts."""
+    found: dict[str, str] = {}
+    for move in plan.moves:
+        position = move.tensor.op
+        if position in laid:
+            readers = [op for op in plan.program.ops if any(tensor.op == position for tensor in op.inputs)]
+            wrong = next(op for op in readers if plan.steps[op.index].home or not _reads_own(plan, op, position))
+            line = plan.program.line_of(wrong)
+            where = f" at {line}" if line else ""
+            found[plan.program.ops[position].name] = f"{wrong.type} {wrong.name!r}{where} takes it whole"
+    return found
+
+
+def _reads_own(plan: Plan, op: Op, position: int) -> bool:
+    shards, made = plan.steps[op.index].shards, plan.steps[position].shards
+    pairs = zip(op.inputs, shards.wants if shards else (), strict=False)
+    return made is not None and all(want == made.gives[0] for tensor, want in pairs if tensor.op == position)
+
+
+def _part(
+    held: tuple[tf.DType, tuple[int, ...]], layout: Layout | None, d: int, columns: int
+) -> tuple[tf.DType, tuple[int, ...]]:
+    """Return what a column's part of a variable holds."""
+    dtype, shape = held
+    if layout is None or is_whole(layout):
+        return dtype, shape
+    own = list(shape)
+    own[layout.axis] = layout.own((1,) * columns, d)  # type: ignore[union-attr]
+    return dtype, tuple(own)
+
+
+def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Program:
+    """Return what was written for the axis as a program."""
+    before = plan.program
+    origin_of = {_plain(name): origin for name, origin in graph.origins.items()}
+    columns = {device: number for number, device in enumerate(plan.devices)}
+    column_of = {_plain(node.name): columns.get(node.device) for node in graph.nodes}
+    for node in graph.nodes:  # the names of helpers are those of who reads next
+        node.name = _plain(node.name)
+        inputs = [_plain(reference) for reference in node.input]
+        del node.input[:]
+        node.input.extend(inputs)
+    shapes = {name: before.ops[i].out_shapes[0] for name, i in zip(graph.inputs, before.inputs, strict=True)}
+    made = build_program(
+        graph.nodes,
+        inputs=graph.inputs,
+        input_names=before.input_names,
+        captures=graph.captures,
+        outputs=list(map(_plain, graph.outputs)),
+        effects=list(map(_plain, graph.effects)),
+        library=graph.library,
+        versions=graph.versions,
+        resources=resources,
+        given_shapes=shapes,
+        seeds=before.seeds,
+        symbols=before.symbols,
+        notes=before.notes,
+        locate=before.locate,
+    )
+
+    def provenance(op: Op) -> Provenance:
+        name = op.provenance.origin
+        origin = origin_of[source_of(name)]
+        came_from = Provenance() if origin.op is None else before.ops[origin.op].provenance
+        is_one = origin.shard is not None or origin.role not in ("op", "constant")
+        return replace(came_from, column=column_of.get(name) if is_one else None, role=origin.role)
+
+    ops = tuple([replace(op, provenance=provenance(op)) for op in made.ops])
+    return replace(made, ops=ops, stages=before.stages)
+
+
+def _plain(text: str) -> str:
+    return text.replace(HELPER, "/of_")

@@ -1,0 +1,47 @@
+"""What is planned for a traced function whose variables lie along an axis of a mesh that is not the batch's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from graphsplit.axes.columns import in_columns
+from graphsplit.core.layouts import Cut, EvenCut, Shard
+from graphsplit.planning.state import State, program_of, state_of
+from graphsplit.program.program import Program
+from graphsplit.tracing.trace import Trace, held_by
+
+
+def program_on_mesh(
+    trace: Trace, find_state: Callable[[Trace], State] = state_of, reshard: bool = True
+) -> tuple[Program, State]:
+    """Return what is planned for a traced function: its program, in columns and parts as its variables; and its state.
+
+    Args:
+      trace: the function.
+      find_state, reshard: see `program_of`.
+    """
+    state = find_state(trace)
+    cuts = {name: own for name, own in state.divisions.items() if isinstance(own, Cut) and own.along}
+    if not cuts:
+        return program_of(trace, find_state, reshard)
+    [(axis, count)] = {(own.along, own.parts) for own in cuts.values()}
+    whole: dict[str, str] = {}
+    while True:  # until no operation takes a variable whole that lies along the axis
+        laid = {name: _layout(own) for name, own in cuts.items() if name not in whole}
+        found = in_columns(trace.program, axis, count, laid, held_by(trace))
+        if not found.obstacles:
+            break
+        whole.update(found.obstacles)
+    names = [trace.program.ops[i].name for i in trace.program.captures]
+    devices = dict(state.devices)
+    for position, (k, d) in zip(found.program.captures, found.origins, strict=True):
+        if names[k] in laid:
+            devices[found.program.ops[position].name] = cuts[names[k]].devices[d]
+    divisions = {name: own for name, own in state.divisions.items() if name not in whole}
+    left = replace(state, devices=devices, divisions=divisions, whole=whole, in_place=frozenset(laid))
+    return program_of(trace, lambda _: left, reshard, (found.program, found.origins))
+
+
+def _layout(cut: Cut) -> Shard:
+    return Shard(cut.axis, (cut.block,), EvenCut(cut.length))

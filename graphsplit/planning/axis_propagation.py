@@ -1,0 +1,147 @@
+"""Propagation along one axis of a mesh on which every device has all values, but for variables that lie along it.
+
+A captured handle has a layout like any tensor: `Shard` of an `EvenCut` where each device of the axis has a part of the
+variable, `Replicate` where each has all of it. What reads and writes such a variable runs on each device with its own
+part, and the rules say where that leads: a product with a part of a weight is computed where the part is. Where an
+operation has two operands that are cut along different factors, the factor counts for which fewer bytes move: the
+weight is gathered, or the activation moves.
+
+Whole values are made by every device of the axis that reads them, if they may be made more than once; else by the
+first, which sends them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Partial, Shard, SingleDevice, is_whole
+from graphsplit.planning.backward_propagation import WholeBackwardPropagation
+from graphsplit.planning.forward_propagation import ForwardPropagation
+from graphsplit.planning.steps import Step
+from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.rules import Answer, Sharded, answer, rule_of
+from graphsplit.rules.registry import Rule
+
+_READS = frozenset({"ReadVariableOp"})
+_WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+_ONLY_THIS = 1 << 50  # bytes: an operand of this size decides the factor
+
+
+class AxisForward(ForwardPropagation):
+    """The natural forms along an axis.
+
+    Args:
+      laid: the layouts of captured handles that lie along it, by position.
+    """
+
+    def __init__(self, program: Program, laid: Mapping[int, Layout], **others: Any):
+        super().__init__(program, **others)
+        self._laid = laid
+        self._moved: set[tuple[Tensor, Layout]] = set()  # what moves for an operation before
+
+    def _visit(self, op: Op) -> None:
+        if op.index in self._laid:
+            self._append(Sharded((), (self._laid[op.index],)), "", (self._laid[op.index],))
+            return
+        layouts = [self.layout(tensor) for tensor in op.inputs]
+        found = _of_variable(self.program, op, layouts)
+        if found is not None:
+            self._append_sharded(op, found)
+        elif all(map(is_whole, layouts)):
+            self._append_home(op, "")
+        else:
+            given = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
+            if isinstance(given, Sharded):
+                self._append_sharded(op, given)
+            else:
+                self._append_home(op, given.reason)
+
+    def _append_home(self, op: Op, reason: str) -> None:
+        self._append(None, reason, tuple([self._seen_whole(op, k) for k in range(len(op.out_shapes))]))
+
+    def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
+        """Answer with the factor for which fewest bytes move."""
+        rule = rule_of(op.type)
+        if len({layout for layout in layouts if isinstance(layout, Shard)}) < 2 or op.stateful or op.bodies or not rule:
+            return super()._answer(op, layouts)
+        found = self._by_factor(rule, op, layouts)
+        if not found:
+            return super()._answer(op, layouts)
+        given = min(found, key=lambda given: self._bytes_moved(op, layouts, given))
+        for tensor, layout, want in zip(op.inputs, layouts, given.wants, strict=True):
+            self._moved.update([(tensor, want)] if want != layout else [])
+        return given
+
+    def _by_factor(self, rule: Rule, op: Op, layouts: Sequence[Layout]) -> list[Sharded]:
+        """Return how an operation may run, with each of its operands where it is."""
+        found = []
+        for i, layout in enumerate(layouts):
+            if isinstance(layout, Shard):
+                sizes = [_ONLY_THIS if k == i else 0 for k in range(len(layouts))]
+                given = answer(rule, op, layouts, sizes)
+                found += [given] if isinstance(given, Sharded) else []
+        return found
+
+    def _bytes_moved(self, op: Op, layouts: Sequence[Layout], given: Sharded) -> float:
+        """Return the bytes that a device sends: of operands that move, and of sums that are added up in parts."""
+        shards, total = max(self._exchanging, 1), 0.0
+        for tensor, layout, want in zip(op.inputs, layouts, given.wants, strict=True):
+            if isinstance(layout, Shard) and want != layout and (tensor, want) not in self._moved:
+                share = 1.0 if want == REPLICATE else 1 / shards
+                total += self.program.bytes(tensor) * (shards - 1) / shards * share
+        sums = [k for k, layout in enumerate(given.gives) if isinstance(layout, Partial)]
+        return total + sum(self.program.bytes(Tensor(op.index, k)) * (shards - 1) / shards for k in sums)
+
+
+class AxisBackward(WholeBackwardPropagation):
+    """What must run along an axis."""
+
+    def _visit_whole(self, op: Op) -> Step:
+        """Visit an op whose natural form is whole: every device that reads it makes it, if it may."""
+        wanted = [layout for _, layout in self._demanded(op)]
+        elsewhere = any(not isinstance(layout, SingleDevice) for layout in wanted)
+        required = op.index in self._required
+        if op.type == "Placeholder" or not elsewhere or not self._may_repeat(op):
+            return self._once(op, required or bool(wanted))
+        if self._state.is_everywhere(op):
+            return self._step_at_home(op, required, None)
+        everywhere = Sharded((REPLICATE,) * len(op.inputs), (REPLICATE,) * len(op.out_shapes))
+        self._demand_inputs(op, everywhere)
+        return Step(False, everywhere, "")
+
+    def _once(self, op: Op, is_needed: bool) -> Step:
+        for tensor in op.inputs if is_needed else ():
+            self._demand(tensor, SINGLE_DEVICE)
+        return self._step_at_home(op, is_needed, None)
+
+
+def _of_variable(program: Program, op: Op, layouts: Sequence[Layout]) -> Sharded | None:
+    """Return how what reads or writes a variable that lies along the axis is done: by each device with its own part."""
+    is_handle = [program.ops[t.op].out_dtypes[t.index] == tf.resource for t in op.inputs]
+    lying = [layout for own, layout in zip(is_handle, layouts, strict=True) if own and layout != SINGLE_DEVICE]
+    if not lying:
+        return None
+    own = lying[0]
+    if op.type in _READS:
+        return Sharded((own,), (own,))
+    if op.type in _WRITES:
+        return Sharded((own, own), ())
+    if op.type == "VariableShape" and own == REPLICATE:
+        return Sharded((own,), (REPLICATE,))
+    if (
+        op.type.startswith("ResourceApply")
+        and lying == [own] * sum(is_handle)
+        and _is_elementwise(program, op, is_handle)
+    ):
+        wants = [own if h or program.shape(t) != () else REPLICATE for h, t in zip(is_handle, op.inputs, strict=True)]
+        return Sharded(tuple(wants), ())
+    return None
+
+
+def _is_elementwise(program: Program, op: Op, is_handle: Sequence[bool]) -> bool:
+    """Return whether an update has numbers and one gradient, so that each part is updated by itself."""
+    pairs = zip(is_handle, op.inputs, strict=True)
+    return sum(not handle and program.shape(tensor) != () for handle, tensor in pairs) == 1
