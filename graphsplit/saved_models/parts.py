@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -187,10 +188,8 @@ def plain_reference(reference: str) -> str:
 
 def _imported(graph_def: Any) -> tf.Graph:
     """Return the graph as TensorFlow reads it, or raise `ArgumentError` if it cannot."""
-    copy = GraphDef()
-    copy.CopyFrom(graph_def)
     try:
-        return import_operations(copy)[0].graph
+        return import_operations(deepcopy(graph_def))[0].graph
     except ValueError as error:
         raise ArgumentError(f"TensorFlow cannot import the graph: {type(error).__name__}: {error}") from error
 
