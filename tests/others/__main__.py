@@ -1,21 +1,27 @@
-"""`python -m tests.others keras --layers`: tests of the installed Keras, with their calls going through graphsplit."""
+"""`python -m tests.others keras --layers`: tests of the installed Keras, with their calls going through graphsplit.
+
+`python -m tests.others models`: training steps of models of other packages, in an environment of their own.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.others import page
+from tests.others import model_table, page
+from tests.others.environments import Environment
 from tests.others.not_ours import NOT_OURS
 from tests.others.processes import GROUPS, Options, chunks, files_of, keras_folder, run
 from tests.others.summary import by_file, by_folder, row, rows_by, table
 
-_TITLE = "Other people's tests"
+_TITLE, _MODELS = "Other people's tests", "Other people's models"
 _SHOWN = 25
 
 
@@ -37,7 +43,48 @@ def parse(words: list[str]) -> argparse.Namespace:
     keras.add_argument("--read", type=Path, nargs="+", help="run nothing; sum up such records")
     keras.add_argument("--log", type=Path, help="also write what pytest says")
     keras.add_argument("--page", action="store_true", help=f"also write {page.COVERAGE.name}")
+    models = commands.add_parser("models", help="models of other packages, in an environment of their own")
+    models.add_argument("names", nargs="*", metavar="NAME", help="models; all, if none is named")
+    models.add_argument("--package", choices=model_table.PACKAGES, action="append", help="all, if none is named")
+    models.add_argument("--environment", type=Path, help="a folder to keep the environment in; else a temporary one")
+    models.add_argument("--record", type=Path, help="also write what became of each model, a line of JSON each")
+    models.add_argument("--read", type=Path, nargs="+", help="run nothing; sum up such records")
+    models.add_argument("--page", action="store_true", help=f"also write {page.COVERAGE.name}")
     return parser.parse_args(words)
+
+
+def models(arguments: argparse.Namespace) -> int:
+    """Run models of other packages; return the exit code."""
+    lines: list[dict[str, Any]] = []
+    if arguments.read:
+        lines = read(arguments.read)
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            environment = Environment((arguments.environment or Path(temporary) / "environment").absolute())
+            for package in arguments.package or model_table.PACKAGES:
+                found = model_table.run(package, arguments.names, environment)
+                lines += found
+                write(arguments.record, found)
+    for line in lines:
+        said = (
+            model_table.verdict(line) or line.get("not_run") or f"equal, {100 * line['share']:.1f} % of FLOPs sharded"
+        )
+        print(f"{line['package']}, {line['name']}: {said}")
+    if arguments.page:
+        page.write_section(_MODELS, model_table.document(lines))
+    return any(map(model_table.verdict, lines)) or not any("difference" in line for line in lines)
+
+
+def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the lines of records."""
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def write(path: Path | None, lines: Iterable[dict[str, Any]]) -> None:
+    """Append lines to a record."""
+    if path is not None:
+        with path.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
 
 
 def keras(arguments: argparse.Namespace) -> int:
@@ -54,7 +101,7 @@ def keras(arguments: argparse.Namespace) -> int:
     )
     lines: list[dict[str, Any]] = []
     if arguments.read:
-        lines = [json.loads(line) for path in arguments.read for line in path.read_text().splitlines()]
+        lines = read(arguments.read)
     else:
         for files in chunks(files_of(chosen)):
             started = time.monotonic()
@@ -62,9 +109,7 @@ def keras(arguments: argparse.Namespace) -> int:
             lines += found
             where = files[0].parent.relative_to(keras_folder())
             print(f"{where}: {len(found)} tests, {time.monotonic() - started:.0f} s {row('', found).wrong}", flush=True)
-            if arguments.record:
-                with arguments.record.open("a") as file:
-                    file.writelines(json.dumps(line) + "\n" for line in found)
+            write(arguments.record, found)
     return report(lines, arguments)
 
 
@@ -118,4 +163,4 @@ What says nothing of graphsplit, and is left out:
 
 if __name__ == "__main__":
     given = parse(sys.argv[1:])
-    sys.exit({"keras": keras}[given.command](given))
+    sys.exit({"keras": keras, "models": models}[given.command](given))
