@@ -216,7 +216,7 @@ def test_many_shapes_are_warned_of_once():
     assert [str(warning.message).splitlines()[:2] for warning in caught] == [
         [
             "predict_step has been traced 8 times, once for each of these:",
-            "  - data[0]: float32[1, 6], float32[2, 6], float32[3, 6], float32[4, 6], ... (8 in all)",
+            "  - x: float32[1, 6], float32[2, 6], float32[3, 6], float32[4, 6], ... (8 in all)",
         ]
     ]
 
