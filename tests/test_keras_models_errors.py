@@ -228,3 +228,22 @@ def test_a_step_of_ones_own_names_its_data():
     text = message(ValueError, lambda: model.fit(tf.data.Dataset.from_tensors(batch), shuffle=False, verbose=0))
     assert "data_label)" in text
     assert text.endswith("\nThe batch has parts of different numbers of rows: data['image'] 8, data['label'] 7.")
+
+
+def test_stages_by_layers_of_a_layer_with_fit():
+    trainer = next(base for base in keras.Model.__mro__ if "fit" in vars(base))
+
+    class Trained(trainer, layers.Layer):
+        def __init__(self):
+            layers.Layer.__init__(self, name="trained")
+            trainer.__init__(self)
+
+        def call(self, x):
+            return x
+
+    model = Trained()
+    model(np.ones((2, 3)))
+    assert message(gs.ArgumentError, gs.multi_gpu_model, model, 2, stages=["dense*"]) == (
+        "stages=['dense*']: 'trained' is a layer with fit, no keras.Model, and does not say which layers it has. "
+        "Give a number of stages, or make it a keras.Model."
+    )

@@ -7,6 +7,7 @@ and the last, smaller batch is one more signature. (Inside a graph Keras' array 
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -16,8 +17,9 @@ from graphsplit.api.argument_splitting import argument_paths
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.core import structures
 from graphsplit.core.errors import CheckError
+from graphsplit.core.user_code import user_stack_level
 from graphsplit.planning.plan import Plan
-
+from graphsplit.rules.random import has_seeded_kernels
 
 _LEFT_OUT = object()  # stands for an argument of a step that a batch does not have
 
@@ -58,6 +60,8 @@ class BatchFunction:
         self._steps = steps
         self._finish = finish
         self._last: tuple[Any, ...] = ()
+        self._traced = 0  # how often the step was, when it was last looked at
+        self._told = False
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Return what the steps returned, joined; raise `StopIteration` if there is no batch left."""
@@ -72,6 +76,7 @@ class BatchFunction:
                 raise _HandedError(data)
             self._last = parts_of_batch(data, rows_open and _several_targets(data))
             outputs.append(self._run_step())
+            self._tell_of_kernels()
             self.batches += 1
         if not outputs:
             raise StopIteration
@@ -93,6 +98,23 @@ class BatchFunction:
             if told := self._rows_that_differ():
                 raise type(error)(error.node_def, error.op, f"{error.message}\n{told}") from error.__cause__
             raise
+
+    def _tell_of_kernels(self) -> None:
+        """Warn, once, if batches of several shapes draw from kernels: Keras has one trace for all of them."""
+        programs = self.step._programs_so_far()
+        if self._told or len(programs) in (1, self._traced):
+            return
+        self._traced = len(programs)
+        if sum(map(has_seeded_kernels, programs)) > 1:
+            self._told = True
+            warnings.warn(
+                f"{self.step._name()} draws seeded numbers by TensorFlow's kernels. Each remembers how many it drew, and "
+                "batches of another shape have kernels of their own. From this batch on, these numbers (the masks of "
+                "tf_keras' Dropout) are not those of one device. Call "
+                "tf_keras.backend.experimental.enable_tf_random_generator() before the model is made; in layers of "
+                "your own draw by a tf.random.Generator; or leave out the smaller last batch.",
+                stacklevel=user_stack_level(),
+            )
 
     def _rows_that_differ(self) -> str:
         """Return the number of rows of each part of the last batch, "" if they are the same."""
