@@ -251,7 +251,7 @@ def test_fit(flavor: Any, by_position: bool) -> None:
     for a, b in zip(tf.nest.flatten(found[1]), tf.nest.flatten(found[0]), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
     step = several.train_function.step
-    assert calls(step, (tf.constant(x[:4]), tf.constant(y[:4])))
+    assert calls(step, False, tf.constant(x[:4]), tf.constant(y[:4]))
 
 
 def network() -> keras.Model:

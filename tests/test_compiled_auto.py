@@ -217,7 +217,7 @@ def test_fit(flavor: Any) -> None:
         found.append((history.history["loss"], model.get_weights(), model.predict(x, verbose=0)))
     for a, b in zip(tf.nest.flatten(found[1]), tf.nest.flatten(found[0]), strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-6)
-    assert per_device(several.train_function.step, (tf.constant(x[:4]), tf.constant(y[:4])))
+    assert per_device(several.train_function.step, False, tf.constant(x[:4]), tf.constant(y[:4]))
 
 
 def test_other_words_are_refused() -> None:

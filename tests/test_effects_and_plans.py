@@ -234,8 +234,9 @@ def test_plan_prints_on_a_screen():
     assert lines[1] == "  7 operations: 3 on each of 2 shards, 3 once on CPU:0, 1 input"
     assert lines[2] == "  on the shards: 100 % of the FLOPs, 60 % of the bytes that are computed"
     assert lines[3:6] == ["  shard 0: CPU:0, 2 rows", "  shard 1: CPU:1, 1 row", "  argument x: float32[3] shard(0)"]
-    assert lines[-2].endswith(f"which entries are new depends on all rows (test_effects_and_plans.py:{here})")
-    assert lines[-1] == "      -> rewrite it row by row, or keep its argument whole by split={...: None}"
+    assert lines[-3].endswith(f"which entries are new depends on all rows (test_effects_and_plans.py:{here})")
+    assert lines[-2] == "      -> rewrite it row by row, or keep its argument whole by split={...: None}"
+    assert lines[-1] == "  alive at most: 12 B on CPU:0, 4 B on CPU:1"
 
 
 def test_what_was_lost_is_noted():

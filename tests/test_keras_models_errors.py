@@ -1,6 +1,9 @@
 """What cannot be wrapped, and what wrapped models refuse: whole messages."""
 
+import functools
+
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -103,7 +106,7 @@ def test_automatic_xla_stays_off():
     template.compile("sgd", "mse", jit_compile=True)  # what "auto" becomes where there is a GPU
     model = gs.multi_gpu_model(template, 2)
     model.fit(tf.ones((5, 3)), tf.ones((5, 2)), verbose=0)
-    definition = model.train_function.step.graph_def((tf.ones((5, 3)), tf.ones((5, 2))))
+    definition = model.train_function.step.graph_def(False, tf.ones((5, 3)), tf.ones((5, 2)))
     assert not any("_XlaMustCompile" in node.attr for node in definition.node)
 
 
@@ -162,3 +165,85 @@ def test_not_compiled_is_keras_own_error():
 def test_wrong_arguments_of_compile_are_keras_own_error():
     model = gs.multi_gpu_model(small(), 2)
     assert "unexpected keyword argument 'optimiser'" in message(TypeError, model.compile, optimiser="sgd")
+
+
+def batch_of(*rows: int) -> tf.data.Dataset:
+    return tf.data.Dataset.from_tensors(tuple(np.ones((count, 3), "float32") for count in rows))
+
+
+@pytest.mark.parametrize(
+    ("rows", "named", "told"),
+    [
+        ((8, 7), "(y, ", "x 8, y 7"),
+        ((8, 8, 7), "", "x 8, y 8, sample_weight 7"),
+    ],
+)
+def test_parts_of_a_batch_that_differ_in_rows(rows, named, told):
+    model = gs.multi_gpu_model(keras.Sequential([layers.Input((3,)), layers.Dense(3)]), gpus=2)
+    model.compile("sgd", "mse")
+    for call in (functools.partial(model.fit, shuffle=False), model.evaluate):
+        text = message(ValueError, lambda call=call: call(batch_of(*rows), verbose=0))
+        assert named in text
+        assert text.endswith(f"\nThe batch has parts of different numbers of rows: {told}.")
+    model.fit(batch_of(8, 8), shuffle=False, verbose=0)  # it can go on
+
+
+def test_inputs_that_differ_in_rows():
+    inputs = [layers.Input((3,), name="user"), layers.Input((3,), name="item")]
+    model = gs.multi_gpu_model(keras.Model(inputs, layers.Add()(inputs)), gpus=2)
+    user, item = np.ones((8, 3), "float32"), np.ones((7, 3), "float32")
+    text = message(ValueError, lambda: model.predict_on_batch({"user": user, "item": item}))
+    assert "(x_user, x_item)" in text
+    assert text.endswith("\nThe batch has parts of different numbers of rows: x['user'] 8, x['item'] 7.")
+
+
+def test_targets_that_differ_in_rows_from_what_keras_does_not_know_while_tracing():
+    x = layers.Input((3,))
+    model = gs.multi_gpu_model(keras.Model(x, {"a": layers.Dense(3)(x), "b": layers.Dense(3)(x)}), gpus=2)
+    model.compile("sgd", {"a": "mse", "b": "mse"})
+    spec = tf.TensorSpec((None, 3))
+    batches = [(np.ones((8, 3)), {"a": np.ones((8, 3)), "b": np.ones((7, 3))})]
+    data = tf.data.Dataset.from_generator(lambda: batches, output_signature=(spec, {"a": spec, "b": spec}))
+    text = message(ValueError, lambda: model.fit(data, shuffle=False, verbose=0))
+    assert text.endswith("\nThe batch has parts of different numbers of rows: x 8, y['a'] 8, y['b'] 7.")
+
+
+def test_a_step_of_ones_own_names_its_data():
+    class Own(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3)
+
+        def call(self, x):
+            return self.dense(x)
+
+        def train_step(self, data):
+            return {"loss": tf.reduce_mean((self(data["image"]) - data["label"]) ** 2)}
+
+    template = Own()
+    template(np.ones((8, 3), "float32"))
+    model = gs.multi_gpu_model(template, gpus=2)
+    model.compile("sgd")
+    batch = {"image": np.ones((8, 3), "float32"), "label": np.ones((7, 3), "float32")}
+    text = message(ValueError, lambda: model.fit(tf.data.Dataset.from_tensors(batch), shuffle=False, verbose=0))
+    assert "data_label)" in text
+    assert text.endswith("\nThe batch has parts of different numbers of rows: data['image'] 8, data['label'] 7.")
+
+
+def test_stages_by_layers_of_a_layer_with_fit():
+    trainer = next(base for base in keras.Model.__mro__ if "fit" in vars(base))
+
+    class Trained(trainer, layers.Layer):
+        def __init__(self):
+            layers.Layer.__init__(self, name="trained")
+            trainer.__init__(self)
+
+        def call(self, x):
+            return x
+
+    model = Trained()
+    model(np.ones((2, 3)))
+    assert message(gs.ArgumentError, gs.multi_gpu_model, model, 2, stages=["dense*"]) == (
+        "stages=['dense*']: 'trained' is a layer with fit, no keras.Model, and does not say which layers it has. "
+        "Give a number of stages, or make it a keras.Model."
+    )

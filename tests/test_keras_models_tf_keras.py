@@ -180,6 +180,21 @@ def test_dropout(generator, batch):
         random.disable_tf_random_generator()
 
 
+def test_dropout_of_a_smaller_last_batch_is_warned_of_once():
+    model = made(with_dropout, 3)
+    model.fit(numbers(6)[:18], classes(3)[:18], batch_size=6, epochs=2, verbose=0)  # batches of one size: nothing
+    with pytest.warns(UserWarning, match="seeded numbers") as told:
+        model.fit(numbers(6), classes(3), batch_size=7, epochs=2, verbose=0)
+    model.fit(numbers(6), classes(3), batch_size=8, verbose=0)
+    assert [str(warning.message) for warning in told] == [
+        "train_step draws seeded numbers by TensorFlow's kernels. Each remembers how many it drew, and batches of "
+        "another shape have kernels of their own. From this batch on, these numbers (the masks of tf_keras' Dropout) "
+        "are not those of one device. Call tf_keras.backend.experimental.enable_tf_random_generator() before the model "
+        "is made; in layers of your own draw by a tf.random.Generator; or leave out the smaller last batch."
+    ]
+    assert told[0].filename == __file__
+
+
 LOADER = """
 import sys
 import numpy as np, tensorflow as tf, tf_keras

@@ -216,7 +216,7 @@ def test_many_shapes_are_warned_of_once():
     assert [str(warning.message).splitlines()[:2] for warning in caught] == [
         [
             "predict_step has been traced 8 times, once for each of these:",
-            "  - data[0]: float32[1, 6], float32[2, 6], float32[3, 6], float32[4, 6], ... (8 in all)",
+            "  - x: float32[1, 6], float32[2, 6], float32[3, 6], float32[4, 6], ... (8 in all)",
         ]
     ]
 
@@ -377,3 +377,36 @@ def test_a_shared_layer_on_two_devices_goes_forward_and_backward_there():
         found["backward" if "while_grad" in node.name else "forward"].add((call, device))
     for calls in found.values():
         assert sorted(device for _, device in calls) == ["CPU:1", "CPU:2"], found
+
+
+TRAINER = next(base for base in keras.Model.__mro__ if "fit" in vars(base))
+
+
+class Trained(TRAINER, layers.Layer):
+    """A layer with `fit`, and no `keras.Model`."""
+
+    def __init__(self):
+        layers.Layer.__init__(self)
+        TRAINER.__init__(self)
+        self.dense, self.normalized, self.dropped = layers.Dense(3), layers.BatchNormalization(), layers.Dropout(0.5)
+
+    def call(self, x, training=False):
+        return self.dropped(self.normalized(self.dense(x), training=training), training=training)
+
+
+def test_a_layer_with_fit_that_is_no_model():
+    results, models = [], []
+    for gpus in (1, 3):
+        keras.utils.set_random_seed(1)
+        template = Trained()
+        template(numbers(6)[:1])
+        models.append(gs.multi_gpu_model(template, gpus))
+        models[-1].compile(keras.optimizers.SGD(0.1, momentum=0.9), "mse", metrics=["mae"])
+        history = models[-1].fit(numbers(6), numbers(3), batch_size=5, epochs=2, verbose=0, shuffle=False).history
+        scores = models[-1].evaluate(numbers(6), numbers(3), verbose=0)
+        found = [("loss", history["loss"]), ("scores", scores), ("y", models[-1].predict(numbers(6), verbose=0))]
+        results.append([*found, *state(models[-1])])
+    assert_same(results[1], results[0], EXACT)
+    assert isinstance(models[1], Trained)
+    assert_sharded(models[1], ("MatMul",), 3)
+    assert gs.verify(models[1], numbers(6), numbers(3)).passed

@@ -22,8 +22,8 @@ def step_by_hand(shards: int = 3) -> Placement:
         PlacedOp("w", "VarHandleOp", CPU[0], shapes=((),), dtypes=("resource",), variable="model/dense/kernel"),
         PlacedOp("model/dense/Read", "ReadVariableOp", CPU[0], output_bytes=400),
         PlacedOp("tensors_0", "Placeholder", CPU[0], argument="x"),
-        PlacedOp("graphsplit/scatter_0/tensors_0", "SplitV", CPU[0]),
-        PlacedOp("graphsplit/reduce_1/total", "AddN", CPU[0], backward=True),
+        PlacedOp("graphsplit/scatter_0/tensors_0", "SplitV", CPU[0], role="scatter"),
+        PlacedOp("graphsplit/reduce_1/total", "AddN", CPU[0], backward=True, role="reduce"),
         PlacedOp("adam/mul", "Mul", CPU[0]),
         PlacedOp("adam/AssignVariableOp", "AssignVariableOp", CPU[0]),
     ]
@@ -42,7 +42,7 @@ def step_by_hand(shards: int = 3) -> Placement:
         ops += [
             PlacedOp(work, "MatMul", CPU[d], shard=d, flops=2000),
             PlacedOp(back, "MatMul", CPU[d], shard=d, backward=True, flops=4000),
-            PlacedOp(pack, "ConcatV2", CPU[d], backward=True),
+            PlacedOp(pack, "ConcatV2", CPU[d], backward=True, role="reduce"),
         ]
         edges += [
             Edge("model/dense/Read", work, 0, 400, "float32"),

@@ -77,18 +77,35 @@ def test_on_the_command_line(tmp_path: Path):
     call = [f"{HERE}:product", "--spec", "float32[128,64]", "--machine", "8xH100-SXM5"]
     one = run(app, ["predict", *call, "--devices", "2", "-o", str(tmp_path / "p.html")])
     assert one.exit_code == 0, one.output
-    assert one.stdout.startswith("Prediction of product on 2 of 8xH100-SXM5\n  a step takes ")
+    assert one.stdout.startswith("Prediction of product on 2 of 8xH100-SXM5: ")
+    head, second = one.stdout.splitlines()[:2]
+    assert second.startswith(f"  a step takes {head.removesuffix(' a step').rpartition(': ')[2]}; ")
     assert (tmp_path / "p.html").exists()
     table = run(app, ["predict", *call, "--devices", "1,2", "--layout", "home,sharded"])
-    assert table.stdout.startswith("Predicted scaling of product on 8xH100-SXM5\n")
+    headline = r"Predicted scaling of product on 8xH100-SXM5: \S+ rows/s on \d devices?, \w+(, \S+ times those of 1)?\n"
+    assert re.match(headline, table.stdout), table.stdout
     assert len(re.findall(r"^  strong ", table.stdout, re.MULTILINE)) == 4
 
 
 def test_machines_on_the_command_line():
     shown = CliRunner().invoke(app, ["machines"])
     assert shown.exit_code == 0, shown.output
-    assert "dgx-h200: 8 H200-SXM" in shown.stdout
-    assert "data sheet" in shown.stdout
+    lines = shown.stdout.splitlines()
+    assert len(lines) == len(known_machines()) + 3  # what the columns are; how to see one; how to name a cluster
+    assert re.fullmatch(r"dgx-h200 +8 H200-SXM +141 GB +494 T +989 T +450 GB/s", lines[4]), shown.stdout
+    assert "no copies" in next(line for line in lines if line.startswith("cpu"))
+
+
+def test_one_machine_on_the_command_line():
+    shown = CliRunner().invoke(app, ["machines", "dgx-h200"])
+    assert shown.exit_code == 0, shown.output
+    lines = shown.stdout.splitlines()
+    assert lines[0] == "dgx-h200: 8 H200-SXM"
+    assert sum(line.startswith("    from: ") for line in lines) == 3  # of the device, the link and the network
+    assert "  between devices: NVLink 4 through NVSwitch: 450 GB/s each way" in lines
+    done = CliRunner().invoke(app, ["machines", "dgx-h2000"])
+    assert done.exit_code == 2
+    assert "There is no machine 'dgx-h2000'. Nearest are 'dgx-h200'" in done.stderr
 
 
 @pytest.mark.parametrize(

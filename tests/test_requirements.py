@@ -17,7 +17,10 @@ from graphsplit.planning.schedules import KINDS
 from tests.test_parallelize import rows
 
 ROOT = Path(__file__).parent.parent
-HOW = "pip install tensorflow, or tensorflow-cpu, or tensorflow[and-cuda]; docs/installing.md has the rest."
+HOW = (
+    "pip install tensorflow, or tensorflow[and-cuda] for GPUs of NVIDIA. Distributions of other names, such as "
+    "tensorflow-cpu, do as well; pip install --no-deps then installs graphsplit beside them."
+)
 
 
 def without_tensorflow(script: str) -> subprocess.CompletedProcess[str]:

@@ -102,11 +102,63 @@ def test_wherever_it_is_put_together_again(kind: str):
         assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b))
     plan = parallel.plan(X)
     check(plan)
-    gates = [op for op in plan.home_ops if op.name.startswith("gate_")]
-    assert bool(gates) == (kind != "micro-batches")  # whose shards would wait for each other before each weight
+    assert gates(plan)
 
 
-def test_a_tape_outside():
+def gates(plan: gs.Plan) -> list[str]:
+    """Return what puts weights together again, one after the other."""
+    return [op.name for op in plan.home_ops if op.name.startswith("gate_")]
+
+
+def alive(plan: gs.Plan) -> int:
+    return max(live_bytes(plan).values())
+
+
+@pytest.mark.parametrize("parts", [2, 3])
+def test_micro_batches_of_few_rows_meet_before_each_weight(parts: int):
+    plain, plain_step = deep("home", 3)
+    weights, step = deep("sharded", 3)
+    parallel = gs.parallelize(step, devices=3, micro_batches=parts)
+    for rows in (8, 5, 2, 1):
+        assert_close(parallel(X[:rows]), plain_step(X[:rows]))
+    for a, b in zip(weights, plain, strict=True):
+        assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b))
+    plan = parallel.plan(X)
+    check(plan)
+    assert plan.mesh.has_turns
+    assert gates(plan)
+    assert "MatMul" in {op.type for op in plan.sharded_ops}
+    _, keeping = deep("sharded", 3, reshard_after_forward=False)
+    assert alive(plan) < 0.6 * alive(gs.parallelize(keeping, devices=3, micro_batches=parts).plan(X))
+    told = [line for line in str(plan).splitlines() if "note: sharded variables" in line]
+    assert len(told) == 1
+    assert "put together again for each use, for which all micro-batches wait: " in told[0]
+
+
+def test_micro_batches_of_many_rows_keep_weights():
+    given = numbers(3001, WIDTH, seed=9)
+    plain, plain_step = deep("home", 3)
+    weights, step = deep("sharded", 3)
+    parallel = gs.parallelize(step, devices=3, micro_batches=4)
+    assert_close(parallel(given), plain_step(given))
+    for a, b in zip(weights, plain, strict=True):
+        assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b))
+    plan = parallel.plan(given)
+    check(plan)
+    assert not gates(plan)
+    assert alive(plan) < alive(gs.parallelize(step, devices=3).plan(given))
+    assert "put together once, and kept for all micro-batches: " in str(plan)
+
+
+def test_micro_batches_of_variables_that_are_to_be_kept():
+    _, step = deep("sharded", 3, reshard_after_forward=False)
+    plan = gs.parallelize(step, devices=3, micro_batches=2).plan(X)
+    assert not gates(plan)
+    assert "note: sharded variables" not in str(plan)
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+def test_a_tape_outside(parts: int):
     weights, _ = deep("sharded", 3)
     values = [tf.constant(weight.numpy()) for weight in weights]
 
@@ -115,7 +167,7 @@ def test_a_tape_outside():
             x = tf.nn.tanh(x @ weight)
         return x
 
-    apply = gs.parallelize(lambda x: forward(x, weights), devices=3)
+    apply = gs.parallelize(lambda x: forward(x, weights), devices=3, micro_batches=parts)
     with tf.GradientTape() as tape:
         loss = tf.reduce_sum(apply(X))
     found = tape.gradient(loss, weights)
@@ -123,3 +175,7 @@ def test_a_tape_outside():
         tape.watch(values)
         loss = tf.reduce_sum(forward(X, values))
     assert_close(found, tape.gradient(loss, values))
+    plan = apply.gradient_plan(X)
+    check(plan)
+    assert gates(plan)
+    assert str(plan).count("note: sharded variables") == parts - 1

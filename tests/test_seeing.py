@@ -140,6 +140,20 @@ def test_prompts_and_failed_assertions_show_what_print_shows():
     assert repr(ops["Square"]) == "<Square 'Square'>"
 
 
+def test_headlines_of_predictions_have_numbers():
+    square, x = gs.parallelize(lambda x: tf.square(x), devices=2), tf.TensorSpec((4096, 512))
+    one = gs.predict(square, x, machine="8xA100-SXM4-80GB")
+    shown = re.search(r">([^<]*)</div>", one._repr_html_())
+    assert shown is not None
+    assert re.search(r": [\d.]+ ms a step$", shown[1]), shown[1]
+    found = gs.scaling(
+        lambda x: x @ tf.ones((512, 4096)), x, machine="8xA100-SXM4-80GB", devices=[1, 2], kinds=["weak"]
+    )
+    shown = re.search(r">([^<]*)</div>", found._repr_html_())
+    assert shown is not None
+    assert re.search(r": \S+ rows/s on 2 devices, [\d.]+ times those of 1$", shown[1]), shown[1]
+
+
 def test_html_of_a_report_that_does_not_pass():
     report = gs.Report((gs.Difference("<loss>", 1.0, 1.0, 0.1),), ("CPU:0", "CPU:1"))
     assert "color:#9a6700" in report._repr_html_()

@@ -25,12 +25,17 @@ from graphsplit.emission.emitter import emit
 from graphsplit.placement.builders import source_of
 from graphsplit.placement.sources import StateKeeper
 from graphsplit.placement.timeline import timeline_of_source
+from graphsplit.planning.amounts import count_text
 from graphsplit.prediction import microbenchmarks, timing
 from graphsplit.prediction.microbenchmarks import Measured
 from graphsplit.prediction.sampling import kinds_of, samples_of
 
 _LEAST_RECORDED, _MOST_RECORDED, _RECORDED_S = 2, 50, 0.3  # steps, and how long they take
 _LOGICAL_DEVICES = 64
+
+
+def _say_nothing(_: str) -> None:
+    """Show no progress."""
 
 
 def calibrate(
@@ -63,10 +68,23 @@ def calibrate(
     >>> machine = gs.calibrate(name="laptop")  # doctest: +SKIP
     >>> gs.predict(fn, x, machine=machine, devices=2)  # doctest: +SKIP
     """
+    return calibrated(fn, args, kwargs, name, micro_batches)
+
+
+def calibrated(
+    fn: Callable[..., Any] | None,
+    args: Sequence[Any],
+    kwargs: Mapping[str, Any] = MappingProxyType({}),
+    name: str = "here",
+    micro_batches: Sequence[int] = (1,),
+    progress: Callable[[str], None] = _say_nothing,
+) -> Machine:
+    """Return what `calibrate` does; `progress` is called with what is being measured."""
     devices = available_devices()
     first = devices[0]
     is_gpu = "GPU" in first
     threads = 0 if is_gpu else threads_of_process()
+    progress("measuring products, convolutions, memory, copies and launching, for about two minutes")
     measured = microbenchmarks.measure(devices, threads)
     rates = measured.matrix_flops_per_s
     device = Device(
@@ -88,7 +106,7 @@ def calibrate(
         sources=dict.fromkeys(("device", "link", "host"), f"measured on {platform.node()} by graphsplit calibrate"),
         calibrated=True,
     )
-    return found if fn is None else measure_function(found, fn, args, kwargs, micro_batches)
+    return found if fn is None else measure_function(found, fn, args, kwargs, micro_batches, progress)
 
 
 def measure_function(
@@ -97,6 +115,7 @@ def measure_function(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     micro_batches: Sequence[int] = (1,),
+    progress: Callable[[str], None] = _say_nothing,
 ) -> Machine:
     """Return a machine with the operations of a function measured, and what its step takes besides: see `calibrate`."""
     from graphsplit.api.decorators import parallelize
@@ -119,6 +138,7 @@ def measure_function(
         *[functools.partial(step, *args, **kwargs) for step in alone],
         *[copies.run for copies in together],
     ]
+    progress("measuring the function as a whole")
     with StateKeeper([(variable.handle, variable.dtype) for variable in alone[0].variables(*args, **kwargs)]):
         seconds, reference_s = timing.usual_seconds_of_calls(calls, timing.reference(device))
     if machine.host.reference_s:  # (its figures were measured while it was as fast as that)
@@ -126,6 +146,7 @@ def measure_function(
     measured = []
     together_s = seconds[len(alone) :]
     for step, count, step_s in zip(alone, counts, seconds[: len(alone)], strict=True):
+        progress(f"measuring its operations, {count_text(count, 'part')} of the batch")
         plan = call.plan([device], micro_batches=count)
         graph = emit(plan)
         source, arguments, title = source_of(step, args, kwargs)

@@ -25,6 +25,7 @@ from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.state import State, program_as_if, program_of, state_of
+from graphsplit.planning.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
 from graphsplit.program.stages import check_stages
 from graphsplit.tracing.stage_notes import variables_elsewhere
@@ -64,12 +65,16 @@ def trace_and_plan(
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes))
     if options.automatic is not None:
         return traced, _automatic_plan(traced, splitting, options, options.automatic, devices, runs)
-    # (shards that take turns on a device would all have to wait for each other before each gather)
-    program, state = program_on_mesh(traced, find_state, options.micro_batches == 1)
-    if options.home is None:
-        home, said = default_home(traced, program, state, devices)
-        splitting = replace(splitting, notes=(*splitting.notes, *said))
-    return traced, plan_for(program, splitting, options, devices, home, state)
+
+    def make_plan(reshard: bool) -> Plan:
+        program, state = program_on_mesh(traced, find_state, reshard)
+        if options.home is not None:
+            return plan_for(program, splitting, options, devices, home, state)
+        near, said = default_home(traced, program, state, devices)
+        told = replace(splitting, notes=(*splitting.notes, *said))
+        return plan_for(program, told, options, devices, near, state)
+
+    return traced, plan_of_less_alive(make_plan, options.micro_batches > 1)
 
 
 def _automatic_plan(
@@ -106,16 +111,24 @@ def _automatic_plan(
     if traced.variables and not is_laid_out and chosen.devices > 1:
         set_variable_layout(list(traced.variables), chosen.layouts, list(map(short_name, used)))
     options = replace(options, **chosen.options, automatic=None)
-    program, state = program_of(traced, state_of, chosen.micro_batches == 1)
-    plan = plan_for(program, splitting, options, used, used[0], state)
+
+    def plan_here(reshard: bool) -> Plan:
+        program, state = program_of(traced, state_of, reshard)
+        return plan_for(program, splitting, options, used, used[0], state)
+
+    plan = plan_of_less_alive(plan_here, chosen.micro_batches > 1)
     return replace(plan, notes=(*plan.notes, *choice.notes))
 
 
 def plan_as_if(traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], layout: Layout) -> Plan:
     """Return the plan for devices that need not exist, with variables laid out otherwise; see `divisions_for`."""
     held = divisions_for(traced, layout, devices)
-    program, state = program_as_if(traced, held, devices[0], options.micro_batches == 1)
-    return plan_for(program, splitting, options, devices, devices[0], state)
+
+    def make_plan(reshard: bool) -> Plan:
+        program, state = program_as_if(traced, held, devices[0], reshard)
+        return plan_for(program, splitting, options, devices, devices[0], state)
+
+    return plan_of_less_alive(make_plan, options.micro_batches > 1)
 
 
 def plan_for(

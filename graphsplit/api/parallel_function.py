@@ -40,6 +40,7 @@ from graphsplit.emission.compiled_calls import graph_def_that_runs
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State, state_elsewhere, state_of
+from graphsplit.program.program import Program
 from graphsplit.runtime.compiled_by_size import differentiable
 from graphsplit.runtime.differentiable import Differentiable
 from graphsplit.tracing.trace import Trace, inside_trace
@@ -196,6 +197,10 @@ class ParallelFunction(Generic[P, R]):
         """Return the variables that the calls so far read or change."""
         traced = [compiled.trace for found in self._traces.compiled.values() for compiled in found]
         return tuple({id(variable): variable for trace in traced for variable in trace.variables}.values())
+
+    def _programs_so_far(self) -> list[Program]:
+        """Return what the calls so far were traced to."""
+        return [compiled.trace.program for found in self._traces.compiled.values() for compiled in found]
 
     # (Any: a ParamSpec leaves no room for another keyword)
     @with_users_traceback

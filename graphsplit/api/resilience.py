@@ -165,6 +165,11 @@ class Resilient(Generic[P, R]):
         for variable in function._variables_so_far():
             self._known[id(variable)] = variable
             parts = parts_of_variable(variable)
+            if parts is not None and not isinstance(parts.layout, str):
+                raise UnsupportedError(
+                    f"resilient: variable {parts.name!r} lies along an axis of a mesh, and a worker that is lost takes "
+                    "the only copy of its part along. Lay it out as 'home', 'mirrored' or 'sharded'."
+                )
             if parts is not None and not self._lost:
                 self._layouts[id(variable)] = _Layout(parts.layout, parts.devices, parts.reshards)
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from difflib import get_close_matches
 from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.api.layout_targets import name_of, slots_of, variables_of
 from graphsplit.core.copied_variables import VariableCopies
+from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, device_mesh, mesh_sizes
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.kernel_devices import can_be_cut
@@ -22,12 +25,16 @@ from graphsplit.planning.partitioning import Held, head_by_name, shares
 
 LAYOUTS = ("home", "mirrored", "sharded")
 
+VariableLayout = str | Sequence[str | None]
+"""One of `LAYOUTS`, or for each dimension the axis of a mesh along which it is cut, or None."""
+
 
 def set_variable_layout(
     target: Any,
-    layout: str | Mapping[str, str],
+    layout: VariableLayout | Mapping[str, VariableLayout],
     devices: int | Sequence[str] | None = None,
     *,
+    mesh: Mapping[str, int] | None = None,
     reshard_after_forward: bool = True,
 ) -> None:
     """Lay existing variables out: where their values live between calls of parallelized functions.
@@ -44,15 +51,19 @@ def set_variable_layout(
         all of it, reads that, and updates it as all others do theirs. Or a mapping of patterns of names to
         layouts, the first that fits a variable counts: `{"embedding*": "sharded", "*": "home"}`. A pattern fits a name
         from its beginning or from any `/` on: Keras 3 calls a table `sequential/embedding/embeddings`. A slot of an
-        optimizer fits what its variable fits, too.
-      devices: how many, or which; all by default.
+        optimizer fits what its variable fits, too. With a `mesh`, a layout may also name an axis of the mesh for a
+        dimension, `(None, "model")`: the variable is cut along that dimension, each device of the axis has a part,
+        and what is computed with it is computed where the parts are.
+      devices: how many, or which; all by default. Those of a mesh row by row.
+      mesh: the mesh of the functions that use the variables, `{"batch": 2, "model": 4}`; see `parallelize`.
       reshard_after_forward: whether a device that has computed with the whole of a sharded variable drops it, and gets
         it again for the backward pass: it has no more at a time than two of the largest take, and half as many bytes
         again travel. If not, each is put together once, and kept.
 
     Raises:
-      ArgumentError: for an unknown layout, a pattern that fits no variable, a target without variables, or a variable
-        that lies on other devices.
+      ArgumentError: for an unknown layout, a pattern that fits no variable, a target without variables, a variable
+        that lies on other devices, or one that cannot be cut so: it has fewer dimensions, or fewer entries along that
+        one than the axis has devices.
       DeviceError: if there are not that many devices.
       UnsupportedError: in a graph, and for variables that are no `tf.Variable` of eager code.
 
@@ -70,14 +81,17 @@ def set_variable_layout(
     variables = variables_of(target)
     if not variables and not (isinstance(target, (list, tuple)) and not target):
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
-    names = resolve_devices(devices)
+    sizes = mesh_sizes(mesh)
+    names = resolve_devices(math.prod(size for _, size in sizes) if sizes and devices is None else devices)
+    grid = device_mesh(sizes, names) if sizes else None
     slots = slots_of(target, variables)
-    wanted = wanted_layouts(variables, layout, slots)
+    wanted = wanted_layouts(variables, layout, slots, grid)
+    cuts = _cuts_along(variables, wanted, grid)
     _check_free(variables, wanted, names)
     _check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], names)
     for variable, own in zip(variables, wanted, strict=True):
         parts = parts_of_variable(variable)
-        if own is not None and parts is not None and parts.layout != own:
+        if own is not None and parts is not None and _lies_otherwise(parts, own, cuts.get(id(variable))):
             parts.release(variable)
         if own not in (None, "sharded"):
             variable._graphsplit_stays = False
@@ -85,6 +99,42 @@ def set_variable_layout(
     new = [variable for variable, own in free if own == "sharded" and _owners(variable) is None]
     _shard(new, names, reshard_after_forward, _loads(variables, names), slots)
     _mirror([variable for variable, own in free if own == "mirrored"], names, slots)
+    for variable, _ in free:
+        if id(variable) in cuts:
+            VariableParts(variable, cuts[id(variable)], cuts[id(variable)].devices).take_apart()
+
+
+def _lies_otherwise(parts: VariableParts, own: VariableLayout, cut: Cut | None) -> bool:
+    return parts.layout != own if cut is None else parts.division != cut
+
+
+def _cuts_along(
+    variables: Sequence[tf.Variable], wanted: Sequence[VariableLayout | None], grid: DeviceMesh | None
+) -> dict[int, Cut]:
+    """Return how variables are cut that lie along an axis of a mesh, by their ids.
+
+    Raises:
+      ArgumentError: for all that cannot be cut so.
+    """
+    found: dict[int, Cut] = {}
+    wrong = []
+    for variable, own in zip(variables, wanted, strict=True):
+        if grid is None or own is None or isinstance(own, str):
+            continue
+        shape, devices = variable.shape.as_list(), grid.rows[0]
+        axis = next(k for k, name in enumerate(own) if name)
+        if len(own) > len(shape):
+            wrong.append(f"{name_of(variable)}: {tuple(own)} has {len(own)} dimensions, the variable {len(shape)}")
+        elif shape[axis] < len(devices):
+            of_axis = f"{grid.axis!r} has {len(devices)} devices"
+            wrong.append(f"{name_of(variable)}: dimension {axis} has {shape[axis]} entries, and {of_axis}")
+        elif not can_be_parted(variable):
+            wrong.append(f"{name_of(variable)}: TensorFlow cannot cut {variable.dtype.name}")
+        else:
+            found[id(variable)] = Cut(axis, shape[axis], len(devices), devices=devices, along=grid.axis)
+    if wrong:
+        raise ArgumentError(f"These variables cannot lie so on mesh {grid}:\n{bullet_list(wrong)}")
+    return found
 
 
 @contextlib.contextmanager
@@ -257,32 +307,73 @@ def check_layout(layout: Any) -> None:
         _check_one(own)
 
 
-def _check_one(layout: Any) -> None:
-    if layout not in LAYOUTS:
-        raise ArgumentError(f"There is no variable layout {layout!r}; there are {', '.join(map(repr, LAYOUTS))}.")
+def _check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
+    known = ", ".join(map(repr, LAYOUTS))
+    if isinstance(layout, str) or not isinstance(layout, Sequence):
+        if layout not in LAYOUTS:
+            raise ArgumentError(f"There is no variable layout {layout!r}; there are {known}.")
+        return
+    if grid is None:
+        raise ArgumentError(
+            f"The variable layout {tuple(layout)!r} names axes of a mesh: say which, mesh={{'batch': 2, 'model': 4}}. "
+            f"Without a mesh there are {known}."
+        )
+    axes, text = dict(grid.sizes), f"The variable layout {tuple(layout)!r}"
+    for name in layout:
+        if name is not None and name not in axes:
+            near = get_close_matches(str(name), axes, 1)
+            meant = f" Did you mean {near[0]!r}?" if near else ""
+            raise ArgumentError(
+                f"{text}: mesh {grid} has no axis {name!r}; it has {', '.join(map(repr, axes))}.{meant}"
+            )
+    named = [name for name in layout if name is not None]
+    if BATCH_AXIS in named:
+        raise UnsupportedError(
+            f"{text} cuts a variable along the axis of the rows of the batch. Lay it out as 'sharded', which divides "
+            "it over the devices and puts it together before it is used."
+        )
+    if len(named) > 1:
+        raise UnsupportedError(f"{text} names an axis twice; a variable is cut along one of its dimensions.")
 
 
 def wanted_layouts(
-    variables: Sequence[tf.Variable], layout: str | Mapping[str, str], slots: Mapping[int, tf.Variable]
-) -> list[str | None]:
+    variables: Sequence[tf.Variable],
+    layout: VariableLayout | Mapping[str, VariableLayout],
+    slots: Mapping[int, tf.Variable],
+    grid: DeviceMesh | None = None,
+) -> list[VariableLayout | None]:
     """Return the layout of each variable; None where no pattern fits it: as it is.
 
     Args:
       variables, layout: see `set_variable_layout`.
       slots: the variables of slots, by the slots' ids; a pattern that fits a variable fits its slots.
+      grid: the mesh whose axes layouts may name.
     """
-    check_layout(layout)
+    for one in layout.values() if isinstance(layout, Mapping) else [layout]:
+        _check_one(one, grid)
     if not isinstance(layout, Mapping):
-        return [layout] * len(variables)
+        return [_plainly(layout)] * len(variables)
     names = [name_of(variable) for variable in variables]
     idle = [pattern for pattern in layout if not any(fits(name, pattern) for name in names)]
     if idle:
         raise ArgumentError(_idle_message(idle, names))
-    found = []
+    found: list[VariableLayout | None] = []
     for variable, name in zip(variables, names, strict=True):
         both = [name, *([name_of(slots[id(variable)])] if id(variable) in slots else [])]
-        found.append(next((own for p, own in layout.items() if any(fits(one, p) for one in both)), None))
+        fitting = [own for p, own in layout.items() if any(fits(one, p) for one in both)]
+        own: VariableLayout | None = fitting[0] if fitting else None
+        head = slots.get(id(variable))
+        if own is not None and not isinstance(own, str) and head is not None and head.shape != variable.shape:
+            own = "home"  # what an optimizer keeps of rows and columns is small
+        found.append(None if own is None else _plainly(own))
     return found
+
+
+def _plainly(layout: VariableLayout) -> VariableLayout:
+    """Return a layout in one spelling: one that names no axis is none of a mesh."""
+    if isinstance(layout, str):
+        return layout
+    return tuple(layout) if any(layout) else "home"
 
 
 def slots_by_name(variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:
@@ -301,7 +392,9 @@ def _idle_message(idle: Sequence[str], names: Sequence[str]) -> str:
     return "".join([first, *lines])
 
 
-def _check_free(variables: Sequence[tf.Variable], wanted: Sequence[str | None], devices: Sequence[str]) -> None:
+def _check_free(
+    variables: Sequence[tf.Variable], wanted: Sequence[VariableLayout | None], devices: Sequence[str]
+) -> None:
     wrong = []
     for variable, own in zip(variables, wanted, strict=True):
         parts = parts_of_variable(variable)

@@ -97,13 +97,18 @@ def _predict(run: Run) -> Callable[..., None]:
 
 
 def _machines(run: Run) -> Callable[..., None]:
-    def machines() -> None:
-        """List the machines that come along, each figure with its source."""
+    def machines(
+        name: Annotated[
+            str | None,
+            typer.Argument(metavar="[NAME]", autocompletion=machines_like, help="Of one, all figures and sources."),
+        ] = None,
+    ) -> None:
+        """List the machines that come along."""
 
         def act() -> None:
             from graphsplit.cli import predicting
 
-            predicting.machines()
+            predicting.machines(name)
 
         run(act)
 

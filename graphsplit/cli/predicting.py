@@ -7,20 +7,20 @@ from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
-from rich.console import Console
-from rich.table import Table
 
-from graphsplit.api.calibration import calibrate as calibrated
+from graphsplit.api.calibration import calibrated
 from graphsplit.api.decorators import parallelize
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predictions import predict as predicted
 from graphsplit.api.scaling import scaling
 from graphsplit.cli.checks import CALIBRATED, why_not_calibrated
+from graphsplit.cli.progress import shown_progress
 from graphsplit.cli.targets import check_specs, example, load_target, parse_spec
 from graphsplit.core import files
 from graphsplit.core.devices import available_devices, use_logical_devices
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.logical_gpus import has_gpus
+from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import known_machines, machine_text
 from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.placement.sources import StateKeeper
@@ -66,30 +66,54 @@ def predict(
         print(f"Written: {path}")
 
 
-def machines() -> None:
-    """Print the machines that come along, each figure with its source."""
-    console = Console()
+def machines(name: str | None) -> None:
+    """Print the machines that come along, a line for each; or one, each figure with its source."""
+    if name is not None:
+        print(_machine_text(machine_of(name)))
+        return
+    rows: list[tuple[str, ...]] = [
+        ("machine", "devices", "memory", "FLOP/s: float32", "bfloat16", "between devices"),
+    ]
     for found in known_machines().values():
-        device = found.device
-        table = Table(title=f"{found.name}: {found.devices} {device.name}", title_justify="left", show_header=False)
-        products = ", ".join(f"{name} {amount(rate)}" for name, rate in device.matrix_flops_per_s.items())
-        others = ", ".join(f"{name} {amount(rate)}" for name, rate in device.vector_flops_per_s.items())
-        memory = f"{amount(device.memory_bytes)}B, {amount(device.bytes_per_s)}B/s"
-        for name, text, source in (
-            ("products, FLOP/s", products, "device"),
-            ("all else, FLOP/s", others, "device"),
-            ("memory", memory, "device"),
-            ("between devices", _link_text(found.link), "link"),
-            *([("between hosts", _link_text(found.network), "network")] if found.network else []),
-        ):
-            table.add_row(name, text, found.sources[source])
-        console.print(table)
+        device, rates = found.device, found.device.matrix_flops_per_s
+        products = [amount(rates[kind]) if kind in rates else "" for kind in ("float32", "bfloat16")]
+        held = f"{amount(device.memory_bytes)}B"
+        rows.append((found.name, f"{found.devices} {device.name}", held, *products, _rate_text(found.link)))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    print("All figures of one, and where they come from: graphsplit machines dgx-a100.")
     print("So many devices of a box: 4xA100-SXM4-80GB. A cluster: 2x8xA100-SXM4-80GB, or 2xdgx-a100.")
 
 
+def _machine_text(found: Machine) -> str:
+    """Return what a machine file says, each figure with its source."""
+    device = found.device
+    products = ", ".join(f"{kind} {amount(rate)}" for kind, rate in device.matrix_flops_per_s.items())
+    others = ", ".join(f"{kind} {amount(rate)}" for kind, rate in device.vector_flops_per_s.items())
+    lines = [f"{found.name}: {found.devices} {device.name}"]
+    groups = {
+        "device": (
+            f"products, FLOP/s: {products}",
+            f"all else, FLOP/s: {others}",
+            f"memory: {amount(device.memory_bytes)}B, {amount(device.bytes_per_s)}B/s",
+        ),
+        "link": (f"between devices: {_link_text(found.link)}",),
+        "network": (f"between hosts: {_link_text(found.network)}",) if found.network else (),
+    }
+    for source, texts in groups.items():
+        lines += [f"  {text}" for text in texts]
+        lines += [f"    from: {found.sources[source]}"] if texts else []
+    return "\n".join(lines)
+
+
 def _link_text(link: Any) -> str:
-    rate = "no copies" if link.bytes_per_s == float("inf") else f"{amount(link.bytes_per_s)}B/s each way"
-    return f"{link.name}: {rate}"
+    rate = _rate_text(link)
+    return f"{link.name}: {rate}{' each way' if rate.endswith('/s') else ''}"
+
+
+def _rate_text(link: Any) -> str:
+    return "no copies" if link.bytes_per_s == float("inf") else f"{amount(link.bytes_per_s)}B/s"
 
 
 def calibrate(
@@ -97,11 +121,10 @@ def calibrate(
 ) -> None:
     """Measure this machine and write its file."""
     _start(devices)
-    if target is None:
-        found = calibrated()
-    else:
-        fn, arguments = _function(target, specs)
-        found = calibrated(fn, *[example(spec) for spec in arguments], micro_batches=micro_batches)
+    fn, arguments = (None, []) if target is None else _function(target, specs)
+    with shown_progress() as progress:
+        examples = [example(spec) for spec in arguments]
+        found = calibrated(fn, examples, micro_batches=micro_batches, progress=progress)
     files.write(output, f"# {CALIBRATED}\n{machine_text(found)}".encode(), why_not_calibrated)
     print(f"Written: {output}. Name it as the machine: graphsplit predict ... --machine {output}")
 

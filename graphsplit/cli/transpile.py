@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 
-import rich.console
-
+from graphsplit.cli.progress import shown_progress
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.files import write
 from graphsplit.core.model_files import is_graph_file
@@ -38,7 +36,7 @@ def transpile(
         raise ArgumentError(f"{source!r} is a graph: it has no signatures, and its weights are part of it.")
     if not is_graph_file(source) and (inputs or outputs):
         raise ArgumentError(f"{source!r} is a SavedModel: its signatures say what goes in and out; see --signatures.")
-    with _progress() as progress:
+    with shown_progress() as progress:
         if is_graph_file(source):
             text = _transpile_file(source, target, options, inputs, outputs)
         else:
@@ -53,20 +51,6 @@ def strip(source: str, target: str, overwrite: bool) -> None:
     """Remove the requests for devices, and print how many there were."""
     count = strip_devices(source, target, overwrite=overwrite)
     print(f"Removed {count} requests for devices: {target}")
-
-
-@contextlib.contextmanager
-def _progress() -> Iterator[Callable[[str], None]]:
-    """Show what is being done: on a terminal in one line, elsewhere line by line."""
-    console = rich.console.Console(stderr=True)
-    with console.status("reading ...") as status:
-
-        def show(text: str) -> None:
-            status.update(f"{text} ...")
-            if not console.is_terminal:
-                console.print(f"{text} ...", highlight=False)
-
-        yield show
 
 
 def _transpile_file(

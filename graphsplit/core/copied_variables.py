@@ -30,7 +30,10 @@ class VariableCopies(VariableParts):
       in_parts: whether all copies hold the value, or only the variable itself.
     """
 
-    layout = "mirrored"
+    @property
+    def layout(self) -> str:
+        """How users call the way in which it is several."""
+        return "mirrored"
 
     def __init__(self, variable: tf.Variable, copied: Copied):
         self._variable_device = canonical_name(variable.device)

@@ -88,7 +88,7 @@ def device_mesh(sizes: Sequence[tuple[str, int]], devices: Sequence[str]) -> Dev
         text = " x ".join(str(size) for _, size in sizes)
         names = ", ".join(map(short_name, devices[:8])) + (", ..." if len(devices) > 8 else "")
         raise ArgumentError(
-            f"mesh={dict(sizes)!r} has {text} = {count} devices, and there are {len(devices)}: {names}. Name {count} of "
-            "them in devices, row by row, or change the mesh."
+            f"mesh={dict(sizes)!r} has {text} = {count} devices, and there are {len(devices)}: {names}. Name {count} "
+            "of them in devices, row by row, or change the mesh."
         )
     return DeviceMesh(tuple(sizes), tuple(devices))

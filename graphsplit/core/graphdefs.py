@@ -80,16 +80,30 @@ def inputs_of(node: Any) -> tuple[list[str], list[str]]:
 
 def set_inputs(node: Any, inputs: Iterable[str]) -> None:
     """Let a node read something else: tensors first, and each wait once."""
-    inputs = list(inputs)
-    node.input[:] = [r for r in inputs if r[0] != "^"]
-    node.input.extend(dict.fromkeys([r for r in inputs if r[0] == "^"]))
+    data, waits = list[str](), dict[str, None]()
+    for reference in inputs:
+        if reference[0] == "^":
+            waits[reference] = None
+        else:
+            data.append(reference)
+    del node.input[:]
+    node.input.extend([*data, *waits] if waits else data)
 
 
 def with_inputs(node: Any, inputs: Iterable[str]) -> Any:
     """Return a copy of a node that reads something else; see `set_inputs`."""
     copy = NodeDef()
-    copy.CopyFrom(node)
+    copy.CopyFrom(node)  # (three times as quick as `copy.deepcopy`)
     set_inputs(copy, inputs)
+    return copy
+
+
+def copied(node: Any, name: str, inputs: Iterable[str]) -> Any:
+    """Return a copy of a node under another name, which reads something else and need not be beside another node."""
+    copy = with_inputs(node, inputs)
+    copy.name = name
+    if "_class" in copy.attr:  # of nodes that have other names now
+        del copy.attr["_class"]
     return copy
 
 
@@ -195,10 +209,8 @@ def function_definition(
     for node in nodes:
         if node.name in arguments:
             continue
-        copy = definition.node_def.add()
-        copy.CopyFrom(node)
-        del copy.input[:]
-        copy.input.extend(translate(i) for i in node.input if i.lstrip("^") not in arguments or i[0] != "^")
+        inputs = [translate(i) for i in node.input if i[0] != "^" or i[1:] not in arguments]
+        definition.node_def.append(with_inputs(node, inputs))
     by_name = {node.name: node for node in nodes}
     for i, reference in enumerate(outputs):
         node, index = split_reference(reference)

@@ -53,8 +53,6 @@ class VariableParts:
       in_parts: whether the parts hold the value, or the variable itself.
     """
 
-    layout = "sharded"
-
     def __init__(self, variable: tf.Variable, cut: Division, devices: Sequence[str]):
         self.division = replace(cut, devices=tuple(devices))
         self.devices = tuple(devices)
@@ -76,6 +74,14 @@ class VariableParts:
             nothing = tf.constant([], self._dtype)  # (`tf.zeros` has no 8-bit floats)
             name = f"{self.name}/part_{part}"
             return tf.Variable(nothing, trainable=False, name=name, shape=tf.TensorShape(None))
+
+    @property
+    def layout(self) -> str | tuple[str | None, ...]:
+        """How users call the way in which it is several: along an axis of a mesh, the axis for each dimension."""
+        cut = self.cut
+        if not cut.along:
+            return "sharded"
+        return tuple([cut.along if k == cut.axis else None for k in range(int(self._shape.rank))])
 
     @property
     def cut(self) -> Cut:

@@ -6,7 +6,10 @@ import sys
 
 OLDEST, NEWEST = (2, 16, 2), (2, 22)  # of TensorFlow, as in setup.cfg
 
-_HOW = "pip install tensorflow, or tensorflow-cpu, or tensorflow[and-cuda]; docs/installing.md has the rest."
+_HOW = (
+    "pip install tensorflow, or tensorflow[and-cuda] for GPUs of NVIDIA. Distributions of other names, such as "
+    "tensorflow-cpu, do as well; pip install --no-deps then installs graphsplit beside them."
+)
 
 
 def explained(error: ImportError) -> ImportError:

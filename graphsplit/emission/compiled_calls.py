@@ -236,9 +236,7 @@ class _Writer:
 
 def _attributes(node: Any) -> bytes:
     """Return what a node is apart from its name, its device and what it reads."""
-    copy = NodeDef()
-    copy.CopyFrom(node)
+    copy = with_inputs(node, ())
     copy.ClearField("name")
     copy.ClearField("device")
-    copy.ClearField("input")
     return bytes(copy.SerializeToString(deterministic=True))

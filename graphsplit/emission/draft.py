@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import NodeDef, split_reference
+from graphsplit.core.graphdefs import copied, source_of
 from graphsplit.emission.emitted_graph import Origin
 from graphsplit.program.program import Op, Program, Tensor
 
@@ -56,18 +56,12 @@ class Draft:
 
     def device_of(self, reference: str) -> str:
         """Return the device of the node that a reference names."""
-        return self._devices[split_reference(reference)[0]]
+        return self._devices[source_of(reference)]
 
     def copy(self, op: Op, name: str, device: str, inputs: Sequence[str], shard: int | None, role: str = "op") -> Any:
         """Write an operation under a name, and return its node."""
-        node = NodeDef()
-        node.CopyFrom(op.node)
-        node.name = name
+        node = copied(op.node, name, inputs)
         node.device = device
-        del node.input[:]
-        node.input.extend(inputs)
-        if "_class" in node.attr:  # colocation with nodes that have other names now
-            del node.attr["_class"]
         self.add(node, Origin(op.index, shard, role))
         return node
 

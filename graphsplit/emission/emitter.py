@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 
 from graphsplit.core.apportionment import whole_weights
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.graphdefs import GraphDef, function_definition, make_node
+from graphsplit.core.graphdefs import function_definition, make_node
 from graphsplit.core.layouts import SINGLE_DEVICE, SingleDevice
 from graphsplit.core.node_writer import Writer, host_of
 from graphsplit.core.polynomials import Symbol
@@ -115,8 +116,7 @@ class _Emitter:
         self._barriers.write(self._moves)
         relay_within_hosts(self._draft)
         ops = self._program.ops
-        library = GraphDef().library
-        library.CopyFrom(self._program.library)
+        library = deepcopy(self._program.library)
         library.function.extend(self.functions.values())
         return EmittedGraph(
             nodes=tuple(self._draft.nodes),

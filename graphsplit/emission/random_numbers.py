@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import NodeDef, constant_node, make_node
+from graphsplit.core.graphdefs import constant_node, copied, make_node
 from graphsplit.core.node_writer import Writer
 from graphsplit.rules.factors import Draw
 
@@ -41,7 +41,7 @@ def own_rows(
     spare = first % draw.group
     nodes, given = _moved(name, inputs, [first // draw.group * draw.skip, 0])
     if not spare:
-        return [*nodes, _copy(original, name, given)]
+        return [*nodes, copied(original, name, given)]
     parts = {
         "shape": [spare + rows[d] * per_row],
         "begin": [spare],
@@ -50,7 +50,7 @@ def own_rows(
     }
     own = f"{name}/graphsplit"
     nodes += [constant_node(f"{own}_{part}", np.array(value, np.int64), tf.int64) for part, value in parts.items()]
-    flat = _copy(original, f"{own}_flat", [f"{own}_shape", *given[1:]])
+    flat = copied(original, f"{own}_flat", [f"{own}_shape", *given[1:]])
     flat.attr["Tshape"].type = tf.int64.as_datatype_enum
     dtype = tf.as_dtype(original.attr["dtype"].type)
     cut = make_node(f"{own}_rows", "Slice", [f"{own}_flat", f"{own}_begin", f"{own}_size"], T=dtype, Index=tf.int64)
@@ -81,7 +81,7 @@ def measured_rows(
     own_shape = w.cast(inputs[0], local_dtype, integer)
     count = w("AddV2", spare, w("Prod", own_shape, w.constant([0]), T=integer, Tidx=integer), T=integer)
     flat_shape, start = (w("Pack", size, N=1, axis=0, T=integer) for size in (count, spare))
-    flat = _copy(original, f"{name}/graphsplit_flat", [flat_shape, inputs[1], counter, *inputs[3:]])
+    flat = copied(original, f"{name}/graphsplit_flat", [flat_shape, inputs[1], counter, *inputs[3:]])
     flat.attr["Tshape"].type = integer.as_datatype_enum
     dtype = tf.as_dtype(original.attr["dtype"].type)
     rest = [flat.name, start, w.constant([-1])]
@@ -93,8 +93,8 @@ def own_stream(original: Any, name: str, inputs: Sequence[str], draw: Draw, d: i
     """Return the nodes that draw numbers of shard `d`'s own: another stream of the counter, or another seed."""
     if draw.skip:
         nodes, given = _moved(name, inputs, [0, (d + 1) << 32])
-        return [*nodes, _copy(original, name, given)]
-    node = _copy(original, name, inputs)
+        return [*nodes, copied(original, name, given)]
+    node = copied(original, name, inputs)
     node.attr["seed2"].i += (d + 1) * _SEEDS_APART % (1 << 31)
     return [node]
 
@@ -106,14 +106,3 @@ def _moved(name: str, inputs: Sequence[str], steps: Sequence[int]) -> tuple[list
     constant = constant_node(f"{name}/graphsplit_steps", np.array(steps, np.uint64), tf.uint64)
     counter = make_node(f"{name}/graphsplit_counter", "AddV2", [inputs[2], constant.name], T=tf.uint64)
     return [constant, counter], [*inputs[:2], counter.name, *inputs[3:]]
-
-
-def _copy(original: Any, name: str, inputs: Sequence[str]) -> Any:
-    node = NodeDef()
-    node.CopyFrom(original)
-    node.name = name
-    del node.input[:]
-    node.input.extend(inputs)
-    if "_class" in node.attr:
-        del node.attr["_class"]
-    return node

@@ -109,7 +109,8 @@ class Resharding:
     def _name(self, number: int, collective: Collective) -> str:
         """Return a name for what carries out moves that no other node's begins with: it has a number."""
         kind = collective.kind.replace("-", "_").replace(" ", "_")
-        return f"{self._draft.scope}/{kind}_{number}/{self._program.ops[collective.moves[0].tensor.op].name}"
+        of = "bucket" if collective.is_bucket else self._program.ops[collective.moves[0].tensor.op].name
+        return f"{self._draft.scope}/{kind}_{number}/{of}"
 
 
 def _reference(name: str, index: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from dataclasses import replace
 
 from graphsplit.core.graphdefs import prefixed, with_prefix
@@ -25,8 +26,7 @@ def side_by_side(graphs: Sequence[EmittedGraph]) -> EmittedGraph:
             [prefixed(f"copy_{k}/", name) for k, graph in enumerate(graphs) for name in getattr(graph, attribute)]
         )
 
-    library = type(graphs[0].library)()
-    library.CopyFrom(graphs[0].library)
+    library = deepcopy(graphs[0].library)
     known = {function.signature.name for function in library.function}
     for graph in graphs[1:]:  # (bodies are written for devices; functions of one name are the same)
         library.function.extend([f for f in graph.library.function if f.signature.name not in known])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -96,8 +97,7 @@ def hand_over(node: Any, given: Sequence[str]) -> None:
 
 def named_by_content(function: Any) -> Any:
     """Return `function` under a name that its content determines: equal functions are one, others never clash."""
-    result = type(function)()
-    result.CopyFrom(function)
+    result = deepcopy(function)
     base = result.signature.name.split("__graphsplit_")[0]
     result.signature.name = ""
     digest = hashlib.sha256(result.SerializeToString(deterministic=True)).hexdigest()[:16]

@@ -10,7 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError
-from graphsplit.keras_models.batches import BatchFunction
+from graphsplit.keras_models.batches import BatchFunction, parts_of_batch
 from graphsplit.keras_models.flavors import flavor_of
 
 STEPS = ("train", "test", "predict")
@@ -42,7 +42,7 @@ def busiest(model: Any, functions: Sequence[Any]) -> BatchFunction:
     return max(ran, key=lambda function: function.batches)
 
 
-def arguments_of(model: Any, kind: str, function: Any, batch: tuple[Any, Any, Any]) -> tuple[Any, bool]:
+def arguments_of(model: Any, kind: str, function: Any, batch: tuple[Any, Any, Any]) -> tuple[Any, ...]:
     """Return the arguments of a step for a batch, `(x, y, sample_weight)`; where it has specifications, with these.
 
     Keras itself packs them, in `train_on_batch` and the like, and builds optimizer and metrics.
@@ -68,7 +68,7 @@ def arguments_of(model: Any, kind: str, function: Any, batch: tuple[Any, Any, An
     asked = iter(given)
     if len([leaf for leaf in found if leaf is not None]) == len(given):
         found = [leaf if leaf is None else _asked_or(next(asked), leaf) for leaf in found]
-    return tf.nest.pack_sequence_as(data, found), rows_open
+    return parts_of_batch(tf.nest.pack_sequence_as(data, found), rows_open)
 
 
 def _asked_or(asked: Any, leaf: Any) -> Any:

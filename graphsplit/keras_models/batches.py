@@ -6,14 +6,22 @@ and the last, smaller batch is one more signature. (Inside a graph Keras' array 
 
 from __future__ import annotations
 
+import inspect
+import warnings
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.argument_splitting import argument_paths
 from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.core import structures
 from graphsplit.core.errors import CheckError
+from graphsplit.core.user_code import user_stack_level
 from graphsplit.planning.plan import Plan
+from graphsplit.rules.random import has_seeded_kernels
+
+_LEFT_OUT = object()  # stands for an argument of a step that a batch does not have
 
 
 class _HandedError(Exception):
@@ -28,7 +36,7 @@ class BatchFunction:
     """Runs up to `steps()` batches of an iterator through a parallelized step.
 
     Attributes:
-      step: the template's step, parallelized; see `with_open_rows`.
+      step: the template's step, parallelized; see `step_of_parts`.
       batches: how many it ran.
 
     Args:
@@ -40,7 +48,7 @@ class BatchFunction:
 
     def __init__(
         self,
-        step: ParallelFunction[[Any, bool], Any],
+        step: ParallelFunction[..., Any],
         steps: Callable[[], int],
         finish: Callable[[list[Any]], Any],
         open_rows: bool = False,
@@ -51,7 +59,9 @@ class BatchFunction:
         self._open_rows = open_rows
         self._steps = steps
         self._finish = finish
-        self._last: Any = None
+        self._last: tuple[Any, ...] = ()
+        self._traced = 0  # how often the step was, when it was last looked at
+        self._told = False
 
     def __call__(self, iterator: Iterator[Any]) -> Any:
         """Return what the steps returned, joined; raise `StopIteration` if there is no batch left."""
@@ -64,12 +74,57 @@ class BatchFunction:
             data = _without_optionals(batch)
             if self._only_asked:
                 raise _HandedError(data)
-            self._last = data, rows_open and _several_targets(data)
-            outputs.append(self.step(*self._last))
+            self._last = parts_of_batch(data, rows_open and _several_targets(data))
+            outputs.append(self._run_step())
+            self._tell_of_kernels()
             self.batches += 1
         if not outputs:
             raise StopIteration
         return self._finish(outputs)
+
+    def _run_step(self) -> Any:
+        """Run the step on the last batch; errors of shapes say which parts of it differ in rows.
+
+        (Keras compares these for arrays, and not for what a dataset or `train_on_batch` brings. TensorFlow then names
+        an operation of a loss, which the user may never have seen.)
+        """
+        try:
+            return self.step(*self._last)
+        except ValueError as error:
+            if told := self._rows_that_differ():
+                error.args = (f"{error}\n{told}",)
+            raise
+        except tf.errors.InvalidArgumentError as error:  # (of a step that was not to know its rows)
+            if told := self._rows_that_differ():
+                raise type(error)(error.node_def, error.op, f"{error.message}\n{told}") from error.__cause__
+            raise
+
+    def _tell_of_kernels(self) -> None:
+        """Warn, once, if batches of several shapes draw from kernels: Keras has one trace for all of them."""
+        programs = self.step._programs_so_far()
+        if self._told or len(programs) in (1, self._traced):
+            return
+        self._traced = len(programs)
+        if sum(map(has_seeded_kernels, programs)) > 1:
+            self._told = True
+            warnings.warn(
+                f"{self.step._name()} draws seeded numbers by TensorFlow's kernels. Each remembers how many it drew, "
+                "and batches of another shape have kernels of their own. From this batch on, these numbers (the masks "
+                "of tf_keras' Dropout) are not those of one device. Call "
+                "tf_keras.backend.experimental.enable_tf_random_generator() before the model is made; in layers of "
+                "your own draw by a tf.random.Generator; or leave out the smaller last batch.",
+                stacklevel=user_stack_level(),
+            )
+
+    def _rows_that_differ(self) -> str:
+        """Return the number of rows of each part of the last batch, "" if they are the same."""
+        named = inspect.signature(self.step).bind(*self._last).arguments
+        tree = structures.flatten(dict(named))[1]
+        assert isinstance(tree, structures.Branch)
+        rows = {path: leaf.shape[0] for path, leaf in argument_paths(tree) if leaf.shape}
+        if len(set(rows.values())) < 2:
+            return ""
+        return f"The batch has parts of different numbers of rows: {', '.join(f'{p} {n}' for p, n in rows.items())}."
 
     def arguments_in(self, call: Callable[[], Any]) -> tuple[Any, bool]:
         """Return the arguments of the step as `fit` would have them for the batch that `call` brings; nothing runs."""
@@ -87,19 +142,30 @@ class BatchFunction:
         return self.step.plan(*self._last)
 
 
-def with_open_rows(step: Callable[[Any], Any]) -> Callable[[Any, bool], Any]:
-    """Return a step as a function of its data and of whether it may know their numbers of rows while it is traced.
+def step_of_parts(step: Callable[[Any], Any]) -> Callable[..., Any]:
+    """Return a step of a model's data as a function of what `parts_of_batch` gives, which has the user's names.
 
-    Keras 3 weights the losses of several outputs by rows only where it knows their number while tracing, and its own
-    `fit` on arrays does not.
+    It may be told not to know the numbers of rows while it is traced: Keras 3 weights the losses of several outputs by
+    rows only where it knows their number while tracing, and its own `fit` on arrays does not.
     """
 
-    def run(data: Any, rows_open: bool = False) -> Any:
+    def run(
+        rows_open: bool, x: Any = _LEFT_OUT, y: Any = _LEFT_OUT, sample_weight: Any = _LEFT_OUT, data: Any = _LEFT_OUT
+    ) -> Any:
+        if data is _LEFT_OUT:
+            data = tuple(part for part in (x, y, sample_weight) if part is not _LEFT_OUT)
         return step(tf.nest.map_structure(_with_open_rows, data) if rows_open else data)
 
     run.__name__ = step.__name__
-    made: Callable[[Any, bool], Any] = tf.autograph.experimental.do_not_convert(run)
+    made: Callable[..., Any] = tf.autograph.experimental.do_not_convert(run)
     return made
+
+
+def parts_of_batch(data: Any, rows_open: bool) -> tuple[Any, ...]:
+    """Return the arguments of a step for a batch: `x, y, sample_weight`, as Keras takes tuples, else `data` whole."""
+    if type(data) is tuple and 1 <= len(data) <= 3:
+        return rows_open, *data
+    return rows_open, _LEFT_OUT, _LEFT_OUT, _LEFT_OUT, data
 
 
 def _with_open_rows(part: Any) -> Any:

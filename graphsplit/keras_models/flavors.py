@@ -25,6 +25,14 @@ def flavor_of(model: Any) -> Flavor | None:
     """Return the Keras that `model` is a model of, or None if it is no Keras model."""
     for flavor in Flavor:
         module = flavor.module()
-        if module is not None and isinstance(model, module.Model):
+        if module is not None and all(isinstance(model, base) for base in _bases(module)):
             return flavor
     return None
+
+
+def _bases(module: Any) -> tuple[type, ...]:
+    """Return the classes that make a model: the one that has `fit`, and a layer, for its variables.
+
+    In Keras 3 they are two, and a class may have both without being a `Model`, as many of Keras' own tests do.
+    """
+    return next(base for base in module.Model.__mro__ if "fit" in vars(base)), module.layers.Layer

@@ -36,6 +36,11 @@ def stages_of_model(model: Any, stages: object, flavor: Flavor) -> int | Beginni
             f"stages={stages!r}: stages of a model are a number, at least 1, or patterns of names of the layers at "
             "which new stages begin, ['block4_*', 'block9_*']."
         )
+    if not hasattr(model, "layers"):
+        raise ArgumentError(
+            f"stages={stages!r}: {model.name!r} is a layer with fit, no keras.Model, and does not say which layers it "
+            "has. Give a number of stages, or make it a keras.Model."
+        )
     names = list(dict.fromkeys(_layer_names(model)))
     fitting = {pattern: fnmatch.filter(names, pattern) for pattern in stages}
     idle = [pattern for pattern, found in fitting.items() if not found]

@@ -19,7 +19,7 @@ from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.keras_internals import SharedState, compilation_of, make_slots, sharing_state, step_counter
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.keras_models.answers import STEPS, arguments_of, busiest, kind_of_step
-from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, with_open_rows
+from graphsplit.keras_models.batches import BatchFunction, joined_predictions, last, last_sorted, step_of_parts
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
 from graphsplit.keras_models.saving import save_whole
 from graphsplit.placement.placements import Placement
@@ -118,7 +118,7 @@ class ParallelModel(SharedState):
 
     def _parallel_step(
         self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None
-    ) -> tuple[ParallelFunction[[Any, bool], Any], tuple[Any, ...]]:
+    ) -> tuple[ParallelFunction[..., Any], tuple[Any, ...]]:
         """Return the step that runs a batch and its arguments; the step that ran most, and none, for no batch."""
         if x is None:
             functions = [self._function(kind) for kind in (STEPS if step is None else [step])]
@@ -169,8 +169,8 @@ class ParallelModel(SharedState):
         getattr(self.template, f"make_{kind}_function")(force=True)
         return getattr(self.template, f"{kind}_function")
 
-    def _step(self, kind: str) -> ParallelFunction[[Any, bool], Any]:
-        step = with_open_rows(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
+    def _step(self, kind: str) -> ParallelFunction[..., Any]:
+        step = step_of_parts(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
         where = self.model_devices
         home = where.predict_home if kind == "predict" else where.options.home
         return ParallelFunction(step, replace(where.options, home=home, jit_compile=self._compiled_by_xla))

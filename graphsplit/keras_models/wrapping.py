@@ -43,7 +43,8 @@ def multi_gpu_model(
     statistics and Dropout's masks are those of the template on one device, for every batch size.
 
     Args:
-      model: a built Keras 3 or tf_keras model: Sequential, functional or subclassed; trained or not, compiled or not.
+      model: a built Keras 3 or tf_keras model: Sequential, functional or subclassed, or a Keras 3 layer that has `fit`;
+        trained or not, compiled or not.
       gpus: how many devices, or which: `[0, 2]` are GPU 0 and GPU 2 (logical CPU devices without any GPU), and
         names such as `"GPU:1"` may stand there too, alone also those of another machine, for plans. None takes all
         GPUs, or, without any, all logical CPU devices.

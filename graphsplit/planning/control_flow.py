@@ -15,10 +15,10 @@ from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.row_loops import answer_row_loop, is_row_list
 from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.trip_counts import origin
 from graphsplit.rules import Answer, Declined, Sharded
 
 _ADDS = frozenset({"Add", "AddN", "AddV2"})
-_PASSES = frozenset({"Identity"})
 
 
 @dataclass(frozen=True)
@@ -151,17 +151,11 @@ def _accumulates_partial(forward: NaturalForms, body: Program, i: int) -> bool:
     So does the weight gradient of a recurrent layer. What it starts from is partial too: on the first device, with
     zeros on the others.
     """
-    end = _origin(body, body.outputs[i])
+    end = origin(body, body.outputs[i])
     op = body.ops[end.op]
     if op.type not in _ADDS or not op.out_dtypes[0].is_floating:
         return False
-    origins = [_origin(body, tensor) for tensor in op.inputs]
+    origins = [origin(body, tensor) for tensor in op.inputs]
     own = Tensor(body.inputs[i], 0)
     others = [t for t in origins if t != own]
     return len(others) < len(origins) and bool(others) and all(forward.layout(t) == PARTIAL_SUM for t in others)
-
-
-def _origin(body: Program, tensor: Tensor) -> Tensor:
-    while body.ops[tensor.op].type in _PASSES:
-        tensor = body.ops[tensor.op].inputs[0]
-    return tensor

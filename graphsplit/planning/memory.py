@@ -7,7 +7,7 @@ with both.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from graphsplit.core.layouts import Partial, Shard, SingleDevice, is_whole
@@ -26,9 +26,14 @@ _SAME_BUFFER = frozenset(
 _NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp", "Sizes"})
 
 
-def live_bytes(plan: Decisions) -> dict[str, int]:
-    """Return the most bytes that are alive at a time on each device; sizes that are not known count as planned."""
-    return _Replay(plan).most()
+def live_bytes(plan: Decisions, shards: Collection[int] | None = None) -> dict[str, int]:
+    """Return the most bytes that are alive at a time on each device; sizes that are not known count as planned.
+
+    Args:
+      plan: what runs.
+      shards: which of them run, beside what runs once; None: all.
+    """
+    return _Replay(plan, range(plan.mesh.shards) if shards is None else shards).most()
 
 
 def held_bytes(plan: Decisions) -> int:
@@ -69,8 +74,9 @@ class _Buffer:
 class _Replay:
     """Every operation in the order of the plan, and when what it makes is needed last."""
 
-    def __init__(self, plan: Decisions):
+    def __init__(self, plan: Decisions, shards: Collection[int]):
         self._plan = plan
+        self._shards = shards
         self._ops = plan.program.ops
         self._first = [d for d in range(plan.mesh.shards) if plan.mesh.before(d) is None]
         sources = (move for move in plan.moves if not is_whole(move.source) and is_whole(move.target))
@@ -122,7 +128,8 @@ class _Replay:
         for turn in turns:
             while once and once[-1][0] < phases[turn.phase].level:
                 yield once.pop()[1], None
-            yield from ((i, turn.shard) for i in phases[turn.phase].ops)
+            if turn.shard in self._shards:
+                yield from ((i, turn.shard) for i in phases[turn.phase].ops)
         yield from ((i, None) for _, i in reversed(once))
 
     def _reads(self, op: Op, d: int | None) -> Iterator[_Buffer]:
@@ -163,7 +170,7 @@ class _Replay:
         if not uses:
             return
         added_up = isinstance(move.source, Partial)
-        for d in self._first if added_up else range(self._plan.mesh.shards):
+        for d in self._first if added_up else self._shards:
             last = max(uses) if added_up and len(self._first) == 1 else min(uses)
             self._uses.setdefault(self._root(_Buffer(tensor, d)), []).append(last)
 

@@ -45,7 +45,8 @@ def describe(plan: Decisions) -> str:
     """Return what runs where, what moves, what stayed at home and why."""
     notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
     shares = shares_of(plan)
-    found = [*_header(plan, shares), *_communication(plan), *_at_home(plan), *_following(plan, shares)]
+    at_home = [*_at_home(plan), *_following(plan, shares)] or ["  nothing that carries the batch runs at home"]
+    found = [*_header(plan, shares), *_communication(plan), *at_home]
     return "\n".join([*found, *_turns(plan), *_alive(plan), *_split_turns(plan), *notes])
 
 
@@ -200,7 +201,7 @@ def _rows_text(mesh: Mesh, shards: Sequence[int]) -> str:
 def _at_home(plan: Decisions) -> list[str]:
     stayed = sorted(plan.stayed_home, key=lambda pair: -plan.gathered_bytes(pair[0]))
     if not stayed:
-        return ["  nothing that carries the batch runs at home"]
+        return []
     lines = [f"  carry the batch and run at home: {len(stayed)}"]
     for op, reason in stayed[:_MOST_AT_HOME]:
         where = plan.program.line_of(op)
@@ -243,11 +244,28 @@ def _turns(plan: Decisions) -> list[str]:
 
 
 def _alive(plan: Decisions) -> list[str]:
-    """Say how many bytes are alive at a time, where an order of things is there for that."""
-    if plan.program.symbols or not (plan.mesh.has_turns or plan.state.parts):
+    """Say how many bytes are alive at a time, of what a step makes and receives, in the order of the plan."""
+    if plan.program.symbols:
         return []
-    most = [f"{format_bytes(size)} on {short_name(device)}" for device, size in live_bytes(plan).items()]
+    shards = _shards_that_differ(plan)
+    most = [f"{format_bytes(size)} on {short_name(device)}" for device, size in live_bytes(plan, shards).items()]
+    others = len(set(plan.devices)) - len({plan.devices[d] for d in shards})
+    if others:
+        most.append(f"no more on {others} others")
     return [f"  alive at most: {', '.join(most)}"] if most else []
+
+
+def _shards_that_differ(plan: Decisions) -> Sequence[int]:
+    """Return the shards of which each has a number of bytes alive that does not follow from those of another one.
+
+    Without turns and parts, all that differs is the number of rows, apart from what a device does once.
+    """
+    shards, devices = range(plan.mesh.shards), plan.devices
+    if plan.mesh.has_turns or plan.state.parts:
+        return shards
+    once = {plan.home, *plan.owners.of_ops}
+    largest = max((d for d in shards if devices[d] not in once), key=plan.mesh.share, default=None)
+    return [d for d in shards if devices[d] in once or d == largest]
 
 
 def _split_turns(plan: Decisions) -> list[str]:

@@ -59,7 +59,9 @@ class Prediction(PredictedStep):
     def __str__(self) -> str:
         lines = [
             f"Prediction of {self.title} on {self.used} of {self.machine.name}"
-            + (f", variables {self.layout}" if self.layout else ""),
+            + (f", variables {self.layout}" if self.layout else "")
+            + f": {self._seconds()} a step"
+            + ("; does not fit" if self.over() else ""),
             f"  a step takes {self._seconds()}; {format_bytes(self.sent_bytes)} are sent between devices",
             f"  limited by {self.limit}",
         ]

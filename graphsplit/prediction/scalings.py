@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from graphsplit.core import forms
 from graphsplit.core.extras import figure_class
 from graphsplit.core.notebooks import text_html
-from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.amounts import count_text, format_bytes
 
 SUFFIXES = (".json", ".png", ".svg")
 
@@ -63,10 +63,25 @@ class Scaling:
 
     def efficiency(self, point: Point) -> float:
         """Return the rows a second of each device, over those of the fewest devices of the same kind and layout."""
-        alike = [p for p in self.points if (p.kind, p.layout) == (point.kind, point.layout)]
-        first = min(alike, key=lambda p: p.devices)
+        first = self._fewest(point)
         each = first.rows_per_s / first.devices
         return point.rows_per_s / point.devices / each if each else 0.0
+
+    def _fewest(self, point: Point) -> Point:
+        """Return the prediction for the fewest devices of the same kind and layout."""
+        alike = [p for p in self.points if (p.kind, p.layout) == (point.kind, point.layout)]
+        return min(alike, key=lambda p: p.devices)
+
+    def _fastest(self) -> str:
+        """Say how many rows a second there are at most, and how many times those of fewer devices that is."""
+        if not self.points:
+            return ""
+        fastest = max(self.points, key=lambda p: p.rows_per_s)
+        fewest, layout = self._fewest(fastest), f", {fastest.layout}" if fastest.layout else ""
+        text = f": {fastest.rows_per_s:.4g} rows/s on {count_text(fastest.devices, 'device')}{layout}"
+        if fewest is fastest or not fewest.rows_per_s:
+            return text
+        return f"{text}, {fastest.rows_per_s / fewest.rows_per_s:.3g} times those of {fewest.devices}"
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Write the points as `.json`, or the curves as `.png` or `.svg`.
@@ -85,7 +100,7 @@ class Scaling:
             forms.write_figure(path, _figure(self))
 
     def __str__(self) -> str:
-        lines = [f"Predicted scaling of {self.title} on {self.machine}"]
+        lines = [f"Predicted scaling of {self.title} on {self.machine}{self._fastest()}"]
         lines.append("  scaling  variables   devices      rows        step     rows/s efficiency      peak      sent")
         for p in self.points:
             lines.append(

@@ -22,6 +22,7 @@ from graphsplit.graph.inlining import function_graph, inline_calls
 from graphsplit.program.program import Op, Program
 from graphsplit.program.shape_inference import InferenceError
 from graphsplit.program.stages import stage_calls
+from graphsplit.program.trip_counts import origin
 
 Elements = tuple[tf.DType, Shape | None]
 ITEM = {"TensorListFromTensor": 0, "TensorListPushBack": 1, "TensorListSetItem": 2}
@@ -189,7 +190,5 @@ def _is_as_long(body: Program, i: int) -> bool:
 
 
 def _last_change(body: Program, i: int) -> Op:
-    tensor = body.outputs[i]
-    while body.ops[tensor.op].type == "Identity":
-        tensor = body.ops[tensor.op].inputs[0]
-    return body.ops[tensor.op]
+    last: Op = body.ops[origin(body, body.outputs[i]).op]
+    return last

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import NodeDef, make_node
+from graphsplit.core.graphdefs import inputs_of, make_node
 from graphsplit.core.symbolic_sizes import Shape, are_same, has_sizes, is_one, is_same
 
 SIMPLIFIED = frozenset({"ConcatV2", "EnsureShape", "Squeeze"})
@@ -47,8 +48,7 @@ def _without_empty_parts(node: Any, shapes: Sequence[Shape | None], axis: np.nda
     """Return a concatenation without what adds nothing to it, such as the gradient of an empty piece."""
     if axis is None:
         return node
-    data = [reference for reference in node.input if reference[0] != "^"]
-    controls = [reference for reference in node.input if reference[0] == "^"]
+    data, controls = inputs_of(node)
     parts = zip(data[:-1], shapes, strict=False)
     kept = [part for part, shape in parts if not shape or not is_same(shape[int(axis)], 0)]
     if not kept or len(kept) == len(data) - 1:
@@ -63,7 +63,6 @@ def _with_squeezed_axes(node: Any, shape: Shape | None) -> Any:
     """Return a `Squeeze` that names its axes: on a device with one row, the batch is not among them."""
     if shape is None or None in shape or has_sizes(shape):
         return node
-    copy = NodeDef()
-    copy.CopyFrom(node)
+    copy = deepcopy(node)
     copy.attr["squeeze_dims"].list.i.extend(i for i, size in enumerate(shape) if is_one(size))
     return copy

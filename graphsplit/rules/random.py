@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from graphsplit.program.program import Op
+from graphsplit.program.program import Op, Program
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import Declined, Draw, Factors, Resize
 from graphsplit.rules.registry import Rule, register, rule_of
@@ -51,6 +51,18 @@ _STATEFUL_RULE = Rule(stateful_random)
 def rule_to_make(op_type: str, independent: bool) -> Rule | None:
     """Return the rule by which an op may be made in pieces on the shards."""
     return _STATEFUL_RULE if independent and op_type in STATEFUL_RANDOM else rule_of(op_type)
+
+
+def has_seeded_kernels(program: Program) -> bool:
+    """Return whether a program draws numbers that a seed determines, and whose kernels remember how many they drew.
+
+    Kernels belong to a trace, so another trace of the same function draws the first numbers once more.
+    """
+    return any(
+        (op.type in STATEFUL_RANDOM and (op.node.attr["seed"].i or op.node.attr["seed2"].i))
+        or any(map(has_seeded_kernels, op.bodies.values()))
+        for op in program.ops
+    )
 
 
 def is_random(op_type: str) -> bool:

@@ -31,6 +31,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
+from graphsplit.planning.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
 from graphsplit.runtime.cutting import Cut
 from graphsplit.runtime.executable import Executable
@@ -387,19 +388,22 @@ def _layout_of(single: Differentiable, output: int) -> Layout:
 
 
 def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
-    # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
-    program, state = program_on_mesh(trace, reshard=not plan.mesh.has_turns)
-    split = program.symbols == plan.program.symbols
-    return plan_program(
-        program,
-        mesh=plan.mesh if split else Mesh(),
-        home=plan.home,
-        input_layouts=layouts if split else [SINGLE_DEVICE] * len(layouts),
-        state=state,
-        asked=plan.asked,
-        stages=plan.stage_cuts.asked if plan.stage_cuts else None,
-        notes=plan.notes,
-    )
+    def make_plan(reshard: bool) -> Plan:
+        program, state = program_on_mesh(trace, reshard=reshard)
+        # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
+        split = program.symbols == plan.program.symbols
+        return plan_program(
+            program,
+            mesh=plan.mesh if split else Mesh(),
+            home=plan.home,
+            input_layouts=layouts if split else [SINGLE_DEVICE] * len(layouts),
+            state=state,
+            asked=plan.asked,
+            stages=plan.stage_cuts.asked if plan.stage_cuts else None,
+            notes=plan.notes,
+        )
+
+    return plan_of_less_alive(make_plan, plan.mesh.has_turns)
 
 
 def _seed(output: tf.Tensor, gradient: Any) -> tf.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from types import MappingProxyType
 from typing import Any
 
@@ -13,7 +14,7 @@ import tensorflow as tf
 from graphsplit.clusters.cluster import current_cluster
 from graphsplit.core.devices import check_runnable, name_for_runtime, task_of
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.graphdefs import NodeDef, function_definition, output_type, split_reference
+from graphsplit.core.graphdefs import function_definition, output_type, split_reference
 from graphsplit.core.symbolic_sizes import without_sizes
 from graphsplit.core.tensorflow_internals import RuntimeFunction, own_task
 from graphsplit.emission.compiled_calls import compile_clusters
@@ -127,8 +128,7 @@ def _in_full(nodes: Sequence[Any]) -> list[Any]:
     """Return nodes whose devices are named in full: in a graph for several processes a name must say which."""
     found = []
     for node in nodes:
-        copy = NodeDef()
-        copy.CopyFrom(node)
+        copy = deepcopy(node)
         copy.device = name_for_runtime(node.device)
         found.append(copy)
     return found
@@ -137,8 +137,7 @@ def _in_full(nodes: Sequence[Any]) -> list[Any]:
 def _with_full_devices(functions: Sequence[Any]) -> list[Any]:
     found = []
     for function in functions:
-        copy = type(function)()
-        copy.CopyFrom(function)
+        copy = deepcopy(function)
         for node in copy.node_def:
             node.device = name_for_runtime(node.device)
         found.append(copy)

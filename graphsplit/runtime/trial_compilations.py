@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -151,7 +152,7 @@ class Asking:
     def __init__(self, plan: Plan, graph: EmittedGraph, trace: Trace, point: Point, answers: Answers):
         self.refused: dict[int, str] = {}
         self._graph = graph
-        self._nodes = {node.name: node for node in graph.nodes}
+        self._nodes = graph.by_name
         self._library = {function.signature.name: function for function in graph.library.function}
         with tf.init_scope():
             self._handles = dict(zip(graph.captures, captured(trace, plan), strict=True))
@@ -280,8 +281,7 @@ class Asking:
 
 def _for_trial(function: Any, given: Sequence[_Argument]) -> tuple[Any, list[tf.Tensor]]:
     """Return a function with known integers inside, which takes variables last; and these."""
-    made = type(function)()
-    made.CopyFrom(function)
+    made = deepcopy(function)
     arguments = list(zip(function.signature.input_arg, given, strict=True))
     constants = {a.name: what.tensor for a, what in arguments if isinstance(what.tensor, np.ndarray)}
     variables = [(a, what.tensor) for a, what in arguments if a.type == tf.resource.as_datatype_enum]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +15,7 @@ from graphsplit.core.graphdefs import GraphDef, make_node, output_names, source_
 from graphsplit.core.marks import is_marked
 from graphsplit.core.structures import Branch, TensorLeaf
 from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.core.tensorflow_internals import import_operations
 from graphsplit.graph.function_calls import functions_called
 from graphsplit.graph.graph import Graph
 from graphsplit.graph.walks import reached
@@ -186,13 +188,10 @@ def plain_reference(reference: str) -> str:
 
 def _imported(graph_def: Any) -> tf.Graph:
     """Return the graph as TensorFlow reads it, or raise `ArgumentError` if it cannot."""
-    imported = tf.Graph()
     try:
-        with imported.as_default():
-            tf.graph_util.import_graph_def(graph_def, name="")
-    except Exception as error:  # ValueError for most, KeyError and others for broken functions
+        return import_operations(deepcopy(graph_def))[0].graph
+    except ValueError as error:
         raise ArgumentError(f"TensorFlow cannot import the graph: {type(error).__name__}: {error}") from error
-    return imported
 
 
 def _check_tensors(imported: tf.Graph, inputs: Iterable[str], outputs: Iterable[str]) -> None:

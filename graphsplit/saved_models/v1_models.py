@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from copy import deepcopy
 from typing import Any
 
 import tensorflow as tf
@@ -15,7 +16,7 @@ import tensorflow as tf
 from graphsplit.api.argument_splitting import resolve_split
 from graphsplit.api.compilation import plan_for
 from graphsplit.api.options import Options
-from graphsplit.core.graphdefs import function_definition, make_node, output_type, split_reference, with_inputs
+from graphsplit.core.graphdefs import function_definition, make_node, output_type, split_reference
 from graphsplit.core.marks import mark
 from graphsplit.emission.emitter import emit
 from graphsplit.graph.function_calls import functions_called
@@ -75,7 +76,7 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
         return SignatureReport(key, plan, why_whole(plan))
     emitted = emit(plan)
     name = f"graphsplit_{re.sub(r'[^a-zA-Z0-9]', '_', key)}"
-    nodes = list(map(noting(plan, emitted), [with_inputs(node, node.input) for node in emitted.nodes]))
+    nodes = list(map(noting(plan, emitted), map(deepcopy, emitted.nodes)))
     function = function_definition(name, nodes, (*emitted.inputs, *emitted.captures), emitted.outputs, emitted.effects)
     given = {**part.inputs, **part.captures}
     sources = [given[placeholder] for placeholder in (*emitted.inputs, *emitted.captures)]

@@ -8,6 +8,7 @@ and returns what it drew or read; the other one takes that, has no effects, and 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from copy import deepcopy
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -53,7 +54,7 @@ def split_effects(node: Any, library: dict[str, Any], spelling: str, shapes: Sha
         if found is None:
             return [node]
         crossings += found
-    effects = with_inputs(node, node.input)
+    effects = deepcopy(node)
     effects.name = f"{node.name}/effects"
     effects.attr["Tout"].list.type[:] = [crossing.dtype for crossing in crossings]
     del effects.attr["output_shapes"].list.shape[:]
@@ -137,8 +138,7 @@ def _type_and_shape(function: Any, node: Any, shapes: ShapeOf) -> tuple[int, tup
 
 def _effects_of(function: Any, library: Mapping[str, Any], crossings: Sequence[_Crossing]) -> Any:
     """Return a function that has the effects of a branch, and returns what they give; zeros for the other branches'."""
-    result = type(function)()
-    result.CopyFrom(function)
+    result = deepcopy(function)
     kept = _slice(function, [node for node in function.node_def if _is_stateful(node, library)])
     del result.node_def[:]
     result.node_def.extend(kept)
@@ -159,8 +159,7 @@ def _effects_of(function: Any, library: Mapping[str, Any], crossings: Sequence[_
 
 def _rest_of(function: Any, library: Mapping[str, Any], crossings: Sequence[_Crossing]) -> Any:
     """Return a branch without its effects: it is given what these give, those of other branches as well."""
-    result = type(function)()
-    result.CopyFrom(function)
+    result = deepcopy(function)
     given = {}
     for k, crossing in enumerate(crossings):
         result.signature.input_arg.add(name=f"graphsplit_{k}", type=crossing.dtype)
@@ -199,8 +198,7 @@ def _unused(functions: Sequence[Any]) -> set[int]:
 
 def _without(function: Any, dropped: set[int]) -> Any:
     """Return a function without some of its arguments."""
-    result = type(function)()
-    result.CopyFrom(function)
+    result = deepcopy(function)
     kept = [i for i in range(len(function.signature.input_arg)) if i not in dropped]
     del result.signature.input_arg[:]
     result.signature.input_arg.extend(function.signature.input_arg[i] for i in kept)

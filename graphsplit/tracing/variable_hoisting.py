@@ -7,6 +7,7 @@ the value: a read before the loop, the type of the argument, and an identity whe
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from typing import Any
 
 import tensorflow as tf
@@ -84,8 +85,8 @@ class _Hoister:
         """Hoist out of the loops and branches inside a function."""
         function = self.library[name]
         if any(node.op in CONTROL_FLOW for node in function.node_def):
-            nodes, moved = self.hoist([_copy(node) for node in function.node_def], list(function.ret.values()))
-            changed = _copy(function)
+            nodes, moved = self.hoist([deepcopy(node) for node in function.node_def], list(function.ret.values()))
+            changed = deepcopy(function)
             for output, node in function.control_ret.items():
                 changed.control_ret[output] = moved.get(node, node)
             del changed.node_def[:]
@@ -136,12 +137,6 @@ class _Hoister:
         return reads
 
 
-def _copy(proto: Any) -> Any:
-    copy = type(proto)()
-    copy.CopyFrom(proto)
-    return copy
-
-
 def _dtypes_read(function: Any, i: int, loop: bool) -> list[int | None]:
     """Return the dtypes that a function reads from argument `i`; with a None if it does anything else with it."""
     argument = function.signature.input_arg[i].name
@@ -159,7 +154,7 @@ def _dtypes_read(function: Any, i: int, loop: bool) -> list[int | None]:
 
 def _with_values(function: Any, chosen: Mapping[int, int]) -> Any:
     """Return `function` with values instead of handles as the chosen arguments."""
-    result = _copy(function)
+    result = deepcopy(function)
     values = {}
     for i, dtype in chosen.items():
         argument = result.signature.input_arg[i]

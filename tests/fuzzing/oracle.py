@@ -98,7 +98,7 @@ def _differences(expected: Sequence[Any], actual: Sequence[Any], tolerance: floa
             found.append(f"result {i}: {_brief(b)} instead of {_brief(a)}")
         elif a is not None and (a.shape != b.shape or a.dtype != b.dtype):
             found.append(f"result {i}: {b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}")
-        elif a is not None and not distance(a, b) <= max(tolerance * _scale(a), _SHAKES * noise):
+        elif a is not None and not distance(a, b) <= max(tolerance * scale(a), _SHAKES * noise):
             found.append(f"result {i}: {_brief(b)} instead of {_brief(a)}, {distance(a, b):.2g} apart")
     return found
 
@@ -115,7 +115,7 @@ def distance(a: np.ndarray, b: np.ndarray) -> float:
     return float(np.max(np.nan_to_num(apart, nan=np.inf), initial=0.0))
 
 
-def _scale(a: np.ndarray) -> float:
+def scale(a: np.ndarray) -> float:
     """Return the size of the largest entry; 0 for what must be equal."""
     if a.dtype.kind not in "fc" and a.dtype.name != "bfloat16":
         return 0.0

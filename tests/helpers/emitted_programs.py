@@ -457,6 +457,8 @@ PROGRAMS: dict[str, Program] = {
         named_layers, tf.TensorSpec([None, 3], tf.int32), (None, 4), layout=PATTERNS, devices=2
     ),
     "rows of a mirrored table": program(named_layers, *TOKENS, layout={"table": "mirrored", "*": "home"}, devices=2),
+    "layers sharded in micro-batches": program(deep, (10, 70), layout="sharded", micro_batches=2),
+    "layers sharded in many micro-batches": program(deep, (2000, 70), layout="sharded", micro_batches=4),
     "sharded in micro-batches": program(step(momentum), *XY, layout="sharded", micro_batches=2),
     "mirrored in micro-batches": program(step(sgd), *XY, layout="mirrored", micro_batches=3, devices=2),
     "sharded, compiled": program(step(sgd), *XY, layout="sharded", devices=2, jit_compile=True),

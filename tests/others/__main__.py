@@ -1,0 +1,166 @@
+"""`python -m tests.others keras --layers`: tests of the installed Keras, with their calls going through graphsplit.
+
+`python -m tests.others models`: training steps of models of other packages, in an environment of their own.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tests.others import model_table, page
+from tests.others.environments import Environment
+from tests.others.not_ours import NOT_OURS
+from tests.others.processes import GROUPS, Options, chunks, files_of, keras_folder, run
+from tests.others.summary import by_file, by_folder, row, rows_by, table
+
+_TITLE, _MODELS = "Other people's tests", "Other people's models"
+_SHOWN = 25
+
+
+def parse(words: list[str]) -> argparse.Namespace:
+    """Return the options."""
+    parser = argparse.ArgumentParser(prog="python -m tests.others", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    keras = commands.add_parser("keras", help="tests in Keras' wheel")
+    keras.add_argument("files", nargs="*", metavar="FILE", help="files or folders of keras/src; all, if none is named")
+    for name, folders in GROUPS.items():
+        keras.add_argument(f"--{name}", action="store_true", help=f"the tests in {', '.join(folders)}")
+    keras.add_argument("--devices", type=int, default=3)
+    keras.add_argument("--layout", choices=("home", "mirrored", "sharded"), default="home", help="of variables")
+    keras.add_argument("--micro-batches", type=int, default=1)
+    keras.add_argument("--every", type=int, default=1, help="of each file, every how many tests")
+    keras.add_argument("--keyword", default="", help="as pytest's -k")
+    keras.add_argument("--packages", default="", help="a folder with packages that tests import, as jax")
+    keras.add_argument("--record", type=Path, help="also write what became of each test, a line of JSON each")
+    keras.add_argument("--read", type=Path, nargs="+", help="run nothing; sum up such records")
+    keras.add_argument("--log", type=Path, help="also write what pytest says")
+    keras.add_argument("--page", action="store_true", help=f"also write {page.COVERAGE.name}")
+    models = commands.add_parser("models", help="models of other packages, in an environment of their own")
+    models.add_argument("names", nargs="*", metavar="NAME", help="models; all, if none is named")
+    models.add_argument("--package", choices=model_table.PACKAGES, action="append", help="all, if none is named")
+    models.add_argument("--environment", type=Path, help="a folder to keep the environment in; else a temporary one")
+    models.add_argument("--record", type=Path, help="also write what became of each model, a line of JSON each")
+    models.add_argument("--read", type=Path, nargs="+", help="run nothing; sum up such records")
+    models.add_argument("--page", action="store_true", help=f"also write {page.COVERAGE.name}")
+    return parser.parse_args(words)
+
+
+def models(arguments: argparse.Namespace) -> int:
+    """Run models of other packages; return the exit code."""
+    lines: list[dict[str, Any]] = []
+    if arguments.read:
+        lines = read(arguments.read)
+    else:
+        with tempfile.TemporaryDirectory() as temporary:
+            environment = Environment((arguments.environment or Path(temporary) / "environment").absolute())
+            for package in arguments.package or model_table.PACKAGES:
+                found = model_table.run(package, arguments.names, environment)
+                lines += found
+                write(arguments.record, found)
+    for line in lines:
+        said = (
+            model_table.verdict(line) or line.get("not_run") or f"equal, {100 * line['share']:.1f} % of FLOPs sharded"
+        )
+        print(f"{line['package']}, {line['name']}: {said}")
+    if arguments.page:
+        page.write_section(_MODELS, model_table.document(lines))
+    return any(map(model_table.verdict, lines)) or not any("difference" in line for line in lines)
+
+
+def read(paths: Iterable[Path]) -> list[dict[str, Any]]:
+    """Return the lines of records."""
+    return [json.loads(line) for path in paths for line in path.read_text().splitlines()]
+
+
+def write(path: Path | None, lines: Iterable[dict[str, Any]]) -> None:
+    """Append lines to a record."""
+    if path is not None:
+        with path.open("a") as file:
+            file.writelines(json.dumps(line) + "\n" for line in lines)
+
+
+def keras(arguments: argparse.Namespace) -> int:
+    """Run Keras' tests; return the exit code."""
+    chosen = [folder for name, folders in GROUPS.items() if getattr(arguments, name) for folder in folders]
+    chosen = [*arguments.files, *chosen] or [folder for folders in GROUPS.values() for folder in folders]
+    options = Options(
+        arguments.devices,
+        arguments.layout,
+        arguments.micro_batches,
+        arguments.every,
+        arguments.keyword,
+        arguments.packages,
+    )
+    lines: list[dict[str, Any]] = []
+    if arguments.read:
+        lines = read(arguments.read)
+    else:
+        for files in chunks(files_of(chosen)):
+            started = time.monotonic()
+            found = run(files, options, arguments.log)
+            lines += found
+            where = files[0].parent.relative_to(keras_folder())
+            print(f"{where}: {len(found)} tests, {time.monotonic() - started:.0f} s {row('', found).wrong}", flush=True)
+            write(arguments.record, found)
+    return report(lines, arguments)
+
+
+def report(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> int:
+    """Print what was found, write the page; return the exit code."""
+    whole = row("all", lines)
+    for line in lines:
+        if line.get("through") in ("failed", "died"):
+            print(f"=== {line['test']}\n{line['message'][-1200:]}")
+        if "not_collected" in line:
+            print(f"not collected: {line['not_collected']}: {line['why']}")
+    print(table(rows_by(lines, by_file)))
+    for title, counts in (("ran without graphsplit", whole.calls.not_routed), ("at home", whole.calls.at_home)):
+        print(f"{title}:", *[f"  {count} x {what}" for what, count in counts.most_common(_SHOWN)], sep="\n")
+    if arguments.page:
+        page.write_section(_TITLE, document(lines, arguments))
+    print(whole.wrong or "no test, and no call, is otherwise on several devices")
+    return bool(whole.wrong)
+
+
+def document(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
+    """Return the section of the page."""
+    reasons: Counter[str] = Counter(NOT_OURS.values())
+    listed = "\n".join(f"* {reason}." for reason in reasons)
+    missing = sorted({line["why"] for line in lines if "not_collected" in line})
+    rest = f"\nNot collected, for want of packages: {'; '.join(missing)}.\n" if missing else ""
+    return _SECTION.format(
+        devices=arguments.devices, table=table(rows_by(lines, by_folder)), not_ours=listed or "* nothing.", rest=rest
+    )
+
+
+_SECTION = """
+The tests in Keras' own wheel, unchanged, with each call of a layer, an operation, a loss, a metric, an optimizer, and
+each step of `fit`, `evaluate` and `predict`, going through graphsplit on {devices} logical CPU devices. Each test
+runs plainly first. Then each call is run both ways from the same state, and its results and variables are compared,
+besides what the test itself asserts. To make this table: `python -m tests.others keras --page`.
+
+{table}
+
+* *failing plainly*: of no account here. *failing*: pass plainly, and fail through graphsplit.
+* *rounding decides*: a change in the last place of what goes in does as much. *TensorFlow's own*: a `tf.function`
+  raises too, or differs from the eager call as much.
+* *refused*: graphsplit says that it does not do this.
+* *with rows*: programs with a batch of two rows or more; *sharded*: those of them that ran on several devices.
+{rest}
+What says nothing of graphsplit, and is left out:
+
+{not_ours}
+"""
+
+
+if __name__ == "__main__":
+    given = parse(sys.argv[1:])
+    sys.exit({"keras": keras, "models": models}[given.command](given))

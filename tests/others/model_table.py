@@ -1,0 +1,80 @@
+"""Models of other packages: installing, running, and the table."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+from tests.others.environments import Environment
+
+PACKAGES = ("keras_hub", "transformers", "gpflow", "probability")
+EQUAL = {"float64": 1e-9, "float32": 1e-4}  # relative to the largest entry, after three steps
+LEAST_SHARDED = 0.8  # of the FLOPs; what has less is listed with what is at home
+
+
+def run(package: str, names: Sequence[str], environment: Environment) -> list[dict[str, Any]]:
+    """Return a line for each model of a package; one line if it cannot be installed or started."""
+    requirements = requirements_of(package)
+    why = environment.install(requirements)
+    if why:
+        return [{"package": package, "name": "all", "not_run": f"could not be installed: {why}"}]
+    ran = environment.run("tests.others.model_worker", package, *names)
+    found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
+    if ran.returncode:
+        found.append({"name": "the rest", "raised": f"the process ended with {ran.returncode}: {ran.stderr[-500:]}"})
+    return [{"package": package, **line} for line in found]
+
+
+def requirements_of(package: str) -> tuple[str, ...]:
+    """Return what pip is asked for."""
+    return importlib.import_module(f"tests.others.packages.{package}").REQUIREMENTS  # type: ignore[no-any-return]
+
+
+def verdict(line: dict[str, Any]) -> str:
+    """Return what is wrong with a model; nothing if it is equal, or does not run on one device."""
+    if "raised" in line:
+        return f"raised {line['raised']}"
+    if "not_run" in line:
+        return ""
+    if not line["difference"] <= EQUAL[line["dtype"]]:
+        return f"{line['difference']:.1e} apart"
+    return "" if line["share"] > 0 else "nothing is sharded"
+
+
+def document(lines: Sequence[dict[str, Any]]) -> str:
+    """Return the section of the page."""
+    ran = [line for line in lines if "difference" in line]
+    rows = [
+        f"| {line['package']} | {line['name']} | {line['difference']:.0e} | {line['dtype']} | "
+        f"{100 * line['share']:.1f} % | {_at_home(line)} | {line['first_call']:.1f} |"
+        for line in ran
+    ]
+    others = [f"* {line['package']}, {line['name']}: {_reason(line)}" for line in lines if "difference" not in line]
+    return _SECTION.format(rows="\n".join(rows), others="\n".join(others) or "* nothing.")
+
+
+def _at_home(line: dict[str, Any]) -> str:
+    counts = Counter(line["at_home"]).most_common(3)
+    return "<br>".join(f"{number} x {reason}" for reason, number in counts) or "nothing"
+
+
+def _reason(line: dict[str, Any]) -> str:
+    said = line.get("not_run") or f"raised {line['raised']}"
+    return " ".join(said.split())[:300].replace("|", "/")
+
+
+_SECTION = """Models of other packages, tiny, in an environment of their own: three training steps on 7 to 9 rows, on 2 and 3
+devices, with variables at home and sharded, against the same steps on one device. To make this table:
+`python -m tests.others models --page`. Columns as above; *difference* is the largest over all four ways.
+
+| package | model | difference | dtype | FLOPs sharded | rows at home, and why | first call |
+|---|---|---|---|---|---|---|
+{rows}
+
+What did not run:
+
+{others}
+"""

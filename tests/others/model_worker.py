@@ -1,0 +1,122 @@
+"""`python -m tests.others.model_worker PACKAGE [NAME]`: three training steps of a package's models, plainly and sharded.
+
+Prints a line of JSON for each model. Runs in an environment that has the package.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("KERAS_BACKEND", "tensorflow")
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import graphsplit as gs
+from benchmarks.coverage_models import Training
+from benchmarks.coverage_programs import count
+from tests.fuzzing.oracle import distance, scale
+
+ROWS = 7  # uneven on 2 and 3 devices
+STEPS = 3
+DEVICES = (2, 3)
+LAYOUTS = ("home", "sharded")
+
+
+def outcomes(package: Any, names: list[str]) -> Iterator[dict[str, Any]]:
+    """Yield what became of each model of a package."""
+    keras.config.set_floatx(package.PRECISION)
+    keras.config.set_dtype_policy(package.PRECISION)
+    for name, make in package.models().items():
+        if names and name not in names:
+            continue
+        keras.backend.clear_session()
+        keras.utils.set_random_seed(1)
+        try:
+            training = make()
+            plain = _Run(training, tf.function(training.step))
+        except Exception as error:  # a version without this model, or one that does not run: nothing of ours
+            yield {"name": name, "not_run": _said(error)}
+            continue
+        try:
+            yield {"name": name, "dtype": package.PRECISION, **outcome(training, plain)}
+        except Exception as error:
+            yield {"name": name, "raised": _said(error)}
+
+
+def outcome(training: Training, plain: _Run) -> dict[str, Any]:
+    """Return the largest difference over all ways of running, and how much was sharded."""
+    largest, first_call = 0.0, 0.0
+    for devices in DEVICES:
+        for layout in LAYOUTS:
+            parallel = gs.parallelize(training.step, devices=devices)
+            plain.restore()
+            if layout != "home":
+                laid_out = parallel.variables(*training.inputs(ROWS))
+                gs.set_variable_layout(list(laid_out), layout, devices)
+            found = _Run(training, parallel)
+            largest = max(largest, *map(_apart, plain.results, found.results))
+            if layout != "home":
+                gs.set_variable_layout(list(laid_out), "home", devices)
+            elif devices == DEVICES[-1]:
+                first_call = found.first_s / plain.first_s
+                reasons = [f"{op.type}: {reason}" for op, reason in parallel.plan(*training.inputs(ROWS)).stayed_home]
+    plain.restore()
+    flops, sharded, whole = count(training, DEVICES[-1])
+    return {
+        "difference": largest,
+        "share": sharded / flops if flops else 0.0,
+        "whole": whole,
+        "at_home": reasons,
+        "first_call": first_call,
+    }
+
+
+class _Run:
+    """Steps of a model: what they returned, and what they left in variables, one array after the other."""
+
+    def __init__(self, training: Training, step: Callable[..., Any]):
+        self._variables = [v if isinstance(v, tf.Variable) else v.value for v in training.variables]
+        self._before = [tf.identity(v) for v in self._variables]
+        self.results: list[np.ndarray] = []
+        for i in range(STEPS):
+            started = time.perf_counter()
+            self.results.append(np.asarray(step(*training.inputs(ROWS + i))))
+            if i == 0:
+                self.first_s = time.perf_counter() - started
+        self.results += [np.asarray(tf.identity(v)) for v in self._variables]
+
+    def restore(self) -> None:
+        """Give variables the values from before."""
+        for variable, value in zip(self._variables, self._before, strict=True):
+            variable.assign(value)
+
+
+def _apart(expected: np.ndarray, actual: np.ndarray) -> float:
+    size = scale(expected) if expected.dtype.kind == "f" else 1.0
+    return distance(expected, actual) / max(size, 1e-6)
+
+
+def _said(error: Exception) -> str:
+    ours = [line for line in traceback.format_exception(error) if "graphsplit" in line]
+    return f"{type(error).__name__}: {str(error)[:400]} {ours[-1].strip()[:200] if ours else ''}".strip()
+
+
+def main(words: list[str]) -> None:
+    """Print what became of each model."""
+    gs.use_logical_devices(DEVICES[-1] + 1)  # (`count` wants one more, for what is at home)
+    for found in outcomes(importlib.import_module(f"tests.others.packages.{words[0]}"), words[1:]):
+        print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,1 @@
+"""Models of other packages, tiny: each module has `REQUIREMENTS` for pip and `models()`, training steps by name."""

@@ -1,0 +1,32 @@
+"""Sections of `docs/coverage.md` that several scripts write: each its own."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from graphsplit.core import forms
+
+COVERAGE = Path(__file__).parent.parent.parent / "docs" / "coverage.md"
+
+
+def with_section(text: str, title: str, body: str) -> str:
+    """Return a page whose section of this title has this body; a new one stands at the end."""
+    text = text.replace(f"<!-- {forms.MARK} -->", "").rstrip()
+    section = f"## {title}\n\n{body.strip()}\n"
+    pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+    if pattern.search(text):
+        return pattern.sub(lambda _: section + "\n", text).rstrip() + "\n"
+    return f"{text}\n\n{section}"
+
+
+def sections(text: str) -> str:
+    """Return all sections of a page, without what stands before the first."""
+    found = re.search(r"^## .*", text, re.MULTILINE | re.DOTALL)
+    return found.group().replace(f"<!-- {forms.MARK} -->", "").rstrip() if found else ""
+
+
+def write_section(title: str, body: str, path: Path = COVERAGE) -> None:
+    """Write a section of a page."""
+    before = path.read_text() if path.exists() else ""
+    forms.write(str(path), with_section(before, title, body).encode())

@@ -1,0 +1,151 @@
+"""Keras' tests, folder by folder in processes of their own. (Without TensorFlow: what counts does not run.)"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent.parent
+DIED = "died"
+_FILES_PER_PROCESS = 12  # TensorFlow keeps what it has traced
+_MOST_SECONDS = 600  # for one test, twice; on a machine with other work
+
+# What `python -m tests.others keras --NAME` runs.
+GROUPS: dict[str, tuple[str, ...]] = {
+    "layers": ("layers",),
+    "trainers": ("trainers",),
+    "optimizers": ("optimizers",),
+    "losses": ("losses",),
+    "metrics": ("metrics",),
+    "callbacks": ("callbacks",),
+    "models": ("models",),
+    "ops": ("ops",),
+    "rest": (
+        "activations",
+        "applications",
+        "backend",
+        "constraints",
+        "datasets",
+        "distillation",
+        "distribution",
+        "dtype_policies",
+        "export",
+        "initializers",
+        "legacy",
+        "quantizers",
+        "random",
+        "regularizers",
+        "saving",
+        "testing",
+        "tree",
+        "utils",
+        "wrappers",
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How tests go through graphsplit; `every`: of each file, every how many tests."""
+
+    devices: int = 3
+    layout: str = "home"
+    micro_batches: int = 1
+    every: int = 1
+    keyword: str = ""
+    packages: str = ""  # a folder with more packages
+
+    def words(self) -> list[str]:
+        """Return them as pytest takes them."""
+        named = {"devices": self.devices, "layout": self.layout, "micro-batches": self.micro_batches}
+        words = [f"--others-{name}={value}" for name, value in {**named, "every": self.every}.items()]
+        return [*words, *(["-k", self.keyword] if self.keyword else [])]
+
+
+def keras_folder() -> Path:
+    """Return where the installed Keras has its code and tests, without importing it."""
+    found = importlib.util.find_spec("keras")
+    assert found is not None
+    assert found.origin is not None
+    return Path(found.origin).parent / "src"
+
+
+def files_of(names: Iterable[str]) -> list[Path]:
+    """Return the files of tests in folders, or files, of Keras' `src`.
+
+    Raises:
+      FileNotFoundError: if there is none.
+    """
+    found: dict[Path, None] = {}
+    for name in names:
+        path = keras_folder() / name
+        files = sorted(path.rglob("*_test.py")) if path.is_dir() else [path]
+        missing = [str(file) for file in files if not file.exists()] or ([] if files else [name])
+        if missing:
+            raise FileNotFoundError(f"No tests of Keras at {', '.join(missing)}")
+        found.update(dict.fromkeys(files))
+    return list(found)
+
+
+def chunks(files: Sequence[Path]) -> Iterator[list[Path]]:
+    """Yield the files of each folder, a few at a time."""
+    for folder in dict.fromkeys(file.parent for file in files):
+        inside = [file for file in files if file.parent == folder]
+        for start in range(0, len(inside), _FILES_PER_PROCESS):
+            yield inside[start : start + _FILES_PER_PROCESS]
+
+
+def run(files: Sequence[Path], options: Options, log: Path | None = None) -> list[dict[str, Any]]:
+    """Return a line for each test of these files; what ends its process is one of them, and the others go on."""
+    lines: list[dict[str, Any]] = []
+    while True:
+        done = [name for line in lines if (name := line.get("test"))]
+        again, ended = _run_process(files, options, done, log)
+        lines += again
+        if ended is None:
+            return lines
+        lines.append(ended)
+
+
+def _run_process(
+    files: Sequence[Path], options: Options, done: Sequence[str], log: Path | None
+) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
+    """Return what one process said, and the line of the test in which it died, if it did."""
+    with tempfile.TemporaryDirectory() as folder:
+        record, skip = Path(folder) / "record.jsonl", Path(folder) / "done.txt"
+        skip.write_text("\n".join(done))
+        command = [sys.executable, "-m", "pytest", "-c", str(Path(__file__).parent / "keras_tests.ini")]
+        command += [f"--rootdir={keras_folder()}", f"--timeout={_MOST_SECONDS}", *options.words()]
+        command += [f"--others-record={record}", f"--others-skip={skip}", *map(str, files)]
+        ran = subprocess.run(command, cwd=folder, env=environment(options), capture_output=True, text=True, check=False)
+        if log is not None:
+            with log.open("a") as file:
+                file.write(ran.stdout + ran.stderr)
+        said = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    if not said:
+        raise RuntimeError(f"pytest ran no test:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
+    lines = [line for line in said if "test" in line or "not_collected" in line]
+    if any("finished" in line for line in said):
+        return lines, None
+    begun = said[-1].get("begins")
+    if begun is None:
+        raise RuntimeError(f"pytest ended with {ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
+    where = said[-1]["run"]
+    message = f"the process ended with {ran.returncode}\n{ran.stderr[-1000:]}"
+    return lines, {"test": begun, "plain": DIED, "through": None, "message": message} | (
+        {"plain": "passed", "through": DIED} if where == "through" else {}
+    )
+
+
+def environment(options: Options) -> Mapping[str, str]:
+    """Return the environment of a process that finds these tests and graphsplit."""
+    places = [str(ROOT), options.packages, os.environ.get("PYTHONPATH", "")]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, places)), "KERAS_BACKEND": "tensorflow"}
