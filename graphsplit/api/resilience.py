@@ -171,7 +171,7 @@ class Resilient(Generic[P, R]):
                     "the only copy of its part along. Lay it out as 'home', 'mirrored' or 'sharded'."
                 )
             if parts is not None and not self._lost:
-                self._layouts[id(variable)] = _Layout(parts.layout, parts.devices, parts.reshards)
+                self._layouts[id(variable)] = _Layout(str(parts.layout), parts.devices, parts.reshards)
 
     def _go_on_without(self, error: WorkerLostError) -> None:
         """Plan for the workers that are left, with the state that they have.
