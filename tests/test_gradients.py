@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import keras
@@ -408,4 +409,107 @@ def test_a_tape_that_begins_after_the_call_gets_no_second_derivative_of_other_va
         if fn is sharded:
             with pytest.raises(gs.UnsupportedError, match="Begin the outer tape before the call"):
                 outer.gradient(penalty, x)
+    assert_close(found[1], found[0], tolerance=1e-11)
+
+
+# Gradients of gradients that are taken in loops, branches, vectorized maps and functions
+
+
+def in_a_branch(tape: tf.GradientTape, loss: tf.Tensor, w: tf.Variable) -> tf.Tensor:
+    return tf.cond(loss > 0, lambda: tf.convert_to_tensor(tape.gradient(loss, w)), lambda: tf.zeros_like(w))
+
+
+def jacobian(tape: tf.GradientTape, loss: tf.Tensor, w: tf.Variable, vectorized: bool) -> tf.Tensor:
+    return tape.jacobian(loss, w, experimental_use_pfor=vectorized)
+
+
+PLACES: dict[str, Callable[[tf.GradientTape, tf.Tensor, tf.Variable], tf.Tensor]] = {
+    "a branch": in_a_branch,
+    "a loop": partial(jacobian, vectorized=False),
+    "a vectorized map": partial(jacobian, vectorized=True),
+}
+
+
+@pytest.mark.parametrize("layout", ["home", "mirrored"])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_gradient_that_is_taken_elsewhere_than_the_call(place: str, layout: str):
+    """In a graph, where variables that hold what was kept are made outside of what cannot make any."""
+    forward, w = laid_out(layout)
+    x, start, found = rows(7, 6), tf.convert_to_tensor(w), []
+    for fn in (forward, parallel(forward)):
+
+        @tf.function(autograph=False)
+        def derivatives(fn=fn):
+            with tf.GradientTape(persistent=True) as outer:
+                with tf.GradientTape(persistent=True) as inner:
+                    y = fn(x)
+                    loss = tf.reduce_sum(y**2) if place == "a branch" else tf.reduce_sum(y**2, 0)[:2]
+                w.assign(w * 2 + 1)
+                first = PLACES[place](inner, loss, w)
+                penalty = tf.reduce_sum(first**2)
+            return first, tf.convert_to_tensor(outer.gradient(penalty, w))
+
+        w.assign(start)
+        found.append(derivatives())
+    assert_close(found[1], found[0], tolerance=1e-11)
+
+
+@pytest.mark.parametrize("vectorized", [False, True])
+def test_a_jacobian_between_two_tapes(vectorized: bool):
+    forward, w = laid_out("home")
+    x, start, found = rows(7, 6), tf.convert_to_tensor(w), []
+    for fn in (forward, parallel(forward)):
+        w.assign(start)
+        with tf.GradientTape() as outer:
+            with tf.GradientTape(persistent=True) as inner:
+                totals = tf.reduce_sum(fn(x) ** 2, 0)
+            w.assign(w * 2 + 1)
+            first = inner.jacobian(totals, w, experimental_use_pfor=vectorized)
+            penalty = tf.reduce_sum(first**2)
+        found.append((first, tf.convert_to_tensor(outer.gradient(penalty, w))))
+    assert_close(found[1], found[0], tolerance=1e-11)
+
+
+def repeated(fn: Callable[[tf.Tensor], tf.Tensor], x: tf.Tensor) -> tf.Tensor:
+    return tf.while_loop(lambda i, _: i < 2, lambda i, y: (i + 1, fn(y)), (0, x))[1]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_second_derivatives_of_a_loop_of_calls(layout: str):
+    """TensorFlow makes functions of a loop to differentiate it, which capture nothing once they are made."""
+    _, w = laid_out(layout)
+    x, found = rows(7, 6), []
+    for fn in (lambda q: tf.tanh(q @ w), parallel(lambda q: tf.tanh(q @ w))):
+
+        @tf.function(autograph=False)
+        def derivatives(fn=fn):
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    loss = tf.reduce_sum(repeated(fn, x) ** 2)
+                first = tf.convert_to_tensor(inner.gradient(loss, w))
+                penalty = tf.reduce_sum(first**2)
+            return first, tf.convert_to_tensor(outer.gradient(penalty, w))
+
+        found.append(derivatives())
+    assert_close(found[1], found[0], tolerance=1e-11)
+
+
+def test_a_value_is_kept_before_the_variable_changes_in_a_function_around():
+    """TensorFlow puts the inner function's operations among the outer one's, and orders reads that somebody reads."""
+    w = tf.Variable(rows(6, 6) / 3)
+    x, start, found = rows(7, 6), tf.convert_to_tensor(w), []
+    for fn in (lambda q: tf.tanh(q @ w) * 2, parallel(lambda q: tf.tanh(q @ w) * 2)):
+        inner_function = tf.function(lambda q, fn=fn: fn(q) * 2, autograph=False)
+
+        @tf.function(autograph=False)
+        def derivatives(inner_function=inner_function):
+            with tf.GradientTape(persistent=True) as outer:
+                with tf.GradientTape(persistent=True) as inner:
+                    loss = tf.reduce_sum(inner_function(x) ** 2)
+                w.assign(2 * w + 1)
+                penalty = tf.reduce_sum(tf.convert_to_tensor(inner.gradient(loss, w)) ** 2)
+            return loss, penalty, tf.convert_to_tensor(outer.gradient(penalty, w))
+
+        w.assign(start)
+        found.append(derivatives())
     assert_close(found[1], found[0], tolerance=1e-11)

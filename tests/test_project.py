@@ -50,7 +50,18 @@ MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"
 FENCED = ["core/keras_internals.py", "core/parted_classes.py", "core/tensorflow_internals.py"]
 PUBLIC_IN_PYTHON = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"}  # the underscore is in its manual
 FRIENDS = {  # of a `ParallelFunction`, which other files of its floor and the next one share
-    *("_find", "_flatten", "_get", "_name", "_options", "_planned", "_run", "_traced", "_variables_so_far"),
+    *(
+        "_find",
+        "_flatten",
+        "_get",
+        "_name",
+        "_options",
+        "_planned",
+        "_programs_so_far",
+        "_run",
+        "_traced",
+        "_variables_so_far",
+    ),
     "_parallel_step",
 }
 

@@ -191,20 +191,47 @@ def captures_of_graph(graph: Any) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
     return known, [*graph.external_captures, *late]
 
 
+_BODIES = (
+    control_flow_v2_func_graphs.CondBranchFuncGraph,
+    control_flow_v2_func_graphs.WhileCondFuncGraph,
+    control_flow_v2_func_graphs.WhileBodyFuncGraph,
+)
+
+
 def function_graph() -> Any:
     """Return the graph of the innermost function that is being traced; None in eager code and in other graphs.
 
     Bodies of loops and branches are graphs too, but no functions: they are called by the one that they stand in.
     """
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-    bodies = (
-        control_flow_v2_func_graphs.CondBranchFuncGraph,
-        control_flow_v2_func_graphs.WhileCondFuncGraph,
-        control_flow_v2_func_graphs.WhileBodyFuncGraph,
-    )
-    while isinstance(graph, bodies):
+    while isinstance(graph, _BODIES):
         graph = graph.outer_graph
     return graph if hasattr(graph, "capture_call_time_value") else None
+
+
+def graph_around(tensor: tf.Tensor) -> Any:
+    """Return the graph that has a tensor of those around what is being built: of a loop's body, the loop's, and so on.
+
+    That of the innermost function for an eager tensor, which it captures; the present one, if none around has it: where
+    a body is differentiated, it stands for a tensor of that.
+    """
+    present = graph = tf.compat.v1.get_default_graph()
+    eager = isinstance(tensor, core.Value)
+    while isinstance(graph, _BODIES) and (eager or tensor.graph is not graph):
+        graph = graph.outer_graph
+    return graph if eager or tensor.graph is graph else present
+
+
+def stateless_call(function: Any, *tensors: tf.Tensor) -> tf.Tensor:
+    """Return the result of a concrete function as that of an operation that counts as stateless.
+
+    A `tf.function` that makes a variable counts as stateful: it runs whether anybody reads the result or not, and
+    `tf.vectorized_map` and jacobians refuse it. (Calls lose what TensorFlow knows of a handle, which no public function
+    gives.)
+    """
+    result = tf.raw_ops.PartitionedCall(args=list(tensors), Tout=[function.outputs[0].dtype], f=function)[0]
+    handle_data_util.copy_handle_data(function.outputs[0], result)
+    return result
 
 
 def in_xla_context() -> bool:

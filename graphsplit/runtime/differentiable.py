@@ -7,7 +7,7 @@ also returns the residuals, which stay where they are, and a backward part that 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, NoReturn
@@ -195,7 +195,7 @@ class ForwardAndBackward:
         self._cut = Cut(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name, asking)
         self.plan = single.trials.told(plan, asking)
         self._again_functions: dict[int, Differentiable] = {}
-        self._whole_backward: dict[int, Any] = {}
+        self._whole: dict[int | None, Any] = {}  # forward (None) and backward parts as calls that take all there is
 
     def __call__(self, tensors: Sequence[tf.Tensor], kept: KeptValues | None = None) -> list[tf.Tensor]:
         """Run forward and tell the tapes how to run backward."""
@@ -203,7 +203,8 @@ class ForwardAndBackward:
         planned = self._as_planned(given, kept)
         may_go_on = not tf.executing_eagerly() or tapes_watch_twice(given)  # (in a graph what nobody reads is not read)
         values = kept or (self._kept(planned) if may_go_on else None)
-        outputs, residuals = self._run_forward(given, planned, None if kept else values)
+        run = partial(self._run_forward_again, kept=kept) if kept else partial(self._run_forward, kept=values)
+        outputs, residuals = run(given, planned)
         for g, group in enumerate(self._joint.groups):
             sources = self._joint.sources(g)
 
@@ -224,7 +225,7 @@ class ForwardAndBackward:
           kept: the values of the captures.
         """
         given = [*sources, *self._joint.trace.captures[len(sources) - len(self.single.trace.inputs) :]]
-        outputs, residuals = self._run_forward(given, self._as_planned(given, kept), None)
+        outputs, residuals = self._run_forward_again(given, self._as_planned(given, kept), kept)
         return self._gradients(kept, given, [*outputs, *residuals], gradients)[: len(sources)]
 
     def _gradients(
@@ -262,6 +263,47 @@ class ForwardAndBackward:
             set_graph_gradient([*outputs, *residuals], backward)
         return outputs, residuals
 
+    def _run_forward_again(
+        self, given: Sequence[tf.Tensor], planned: Sequence[tf.Tensor], kept: KeptValues
+    ) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Return outputs and residuals where captures count as what they were.
+
+        In a graph, from an operation whose gradient is by what was given: what is planned are variables that hold the
+        values that were kept, which are nobody's.
+        """
+        if tf.executing_eagerly():
+            return self._run_forward(given, planned, None)
+        first, last = len(given), len(given) + len(planned)
+
+        def run(*flat: tf.Tensor) -> list[tf.Tensor]:
+            outputs, residuals = self._cut.run_forward(flat[first:last])
+            return [*outputs, *residuals]
+
+        with Located(self.plan, given):
+            flat = self._as_one_call(None, run, [*given, *planned, *kept.tensors])
+
+        def backward(inputs: list[tf.Tensor], results: list[tf.Tensor], gradients: Sequence[Any]) -> list[Any]:
+            then = replace(kept, tensors=tuple(inputs[last:]))
+            by_given = self._gradients(then, inputs[:first], results, gradients)
+            return [*by_given, *[None] * (len(inputs) - first)]
+
+        set_graph_gradient(flat, backward)
+        count = len(self.single.trace.outputs)
+        return flat[:count], flat[count:]
+
+    def _as_one_call(
+        self, part: int | None, run: Callable[..., list[tf.Tensor]], inputs: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Return what one operation in the graph returns that runs the forward part (None), or a backward one."""
+        with no_recording(), self.single.trace.lock:
+            if part not in self._whole:
+                self._whole[part] = tf.function(run, autograph=False)
+            # known shapes stay known: TensorFlow refuses a MatrixDiagV3 of known rows whose diagonal it does not know
+            specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs]
+            with tf.init_scope():
+                whole = self._whole[part].get_concrete_function(*specs)
+            return list(whole(*inputs))
+
     def _kept(self, planned: Sequence[tf.Tensor]) -> KeptValues:
         """Return the values that captures have now, by arguments and captures as the plan takes them."""
         return KeptValues.now(self._joint.trace, self.plan, planned[len(self.single.trace.inputs) :])
@@ -279,18 +321,19 @@ class ForwardAndBackward:
         """Return the gradient by each argument and capture; `planned` is what the forward part was given."""
         seeds = [_seed(outputs[k], gradient) for k, gradient in zip(self._joint.groups[g], gradients, strict=True)]
         single, sources = self.single.trace, [*given, *seeds]
-        is_watched = watches(sources, single.variables if kept else ())
-        if is_watched and kept:
+        by_tape = bool(planned)  # (`tf.gradients` may ask in a graph that TensorFlow made, which captures nothing more)
+        is_watched = watches(sources, single.variables if kept and by_tape else ())
+        if is_watched and kept and by_tape:
             flat = self._again(g).watched([*given[: len(single.inputs)], *seeds], kept)
         elif tf.executing_eagerly():
             with no_recording(), Located(self.plan, given):
                 # (variables that were laid out otherwise meanwhile: it goes back on what the forward part had)
                 planned = planned if planned and not self.single.is_current else self._as_planned(given)
                 flat = self._cut.run_backward(g, planned, seeds, residuals)
+            if is_watched:
+                record_on_tapes(f"{self.single.name}_gradient", flat, sources, self._refuse)
         else:
             flat = self._run_backward_in_graph(g, given, seeds, residuals, kept)
-        if is_watched and not kept:
-            record_on_tapes(f"{self.single.name}_gradient", flat, sources, self._refuse)
         return list(structures.unflatten(self._joint.gradients[g], flat))
 
     def _refuse(self, *_: Any) -> NoReturn:
@@ -321,19 +364,12 @@ class ForwardAndBackward:
         arguments, first, last = len(self.single.trace.inputs), len(given), len(given) + len(seeds)
         held, planned = last + len(residuals), self._as_planned(given) if self.plan.state.parts else []
         end = held + len(planned)
-        with no_recording(), self.single.trace.lock:
-            if g not in self._whole_backward:
 
-                def run(*flat: tf.Tensor) -> list[tf.Tensor]:
-                    return self._cut.run_backward(g, flat[held:end] or flat[:first], flat[first:last], flat[last:held])
+        def run(*flat: tf.Tensor) -> list[tf.Tensor]:
+            return self._cut.run_backward(g, flat[held:end] or flat[:first], flat[first:last], flat[last:held])
 
-                self._whole_backward[g] = tf.function(run, autograph=False)
-            # known shapes stay known: TensorFlow refuses a MatrixDiagV3 of known rows whose diagonal it does not know
-            given_here = (*given, *seeds, *residuals, *planned, *(kept.tensors if kept else ()))
-            specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in given_here]
-            with tf.init_scope():
-                whole = self._whole_backward[g].get_concrete_function(*specs)
-            flat = list(whole(*given_here))
+        taken = [*given, *seeds, *residuals, *planned, *(kept.tensors if kept else ())]
+        flat = self._as_one_call(g, run, taken)
 
         def backward(inputs: list[tf.Tensor], _: Any, gradients: Sequence[Any]) -> list[Any]:
             if kept is None:
@@ -345,6 +381,9 @@ class ForwardAndBackward:
             return [*by_arguments, *found[arguments + len(seeds) :], *by_seeds, *nothing]
 
         set_graph_gradient(flat, backward)
+        if watches(taken[:last]):
+            name = f"{self.single.name}_gradient"
+            record_on_tapes(name, flat, taken[:last], lambda *gradients: backward(taken, flat, gradients)[:last])
         return flat
 
     def _again(self, g: int) -> Differentiable:

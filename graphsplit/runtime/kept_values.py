@@ -9,12 +9,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.core.layouts import Cut, Division
 from graphsplit.core.parted_variables import assign, read_handle
-from graphsplit.core.tensorflow_internals import no_recording, resource_value, set_graph_gradient
+from graphsplit.core.tensorflow_internals import (
+    graph_around,
+    no_recording,
+    record_on_tapes,
+    resource_value,
+    set_graph_gradient,
+    stateless_call,
+)
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.handles import asked_of_workers, captured, origins_of
 from graphsplit.tracing.trace import Trace
@@ -59,7 +68,7 @@ class KeptValues:
         def read() -> tuple[tf.Tensor, ...]:
             with no_recording():
                 pairs = zip(handles, held, strict=True)
-                return tuple([handle if value is None else read_handle(handle, value[0]) for handle, value in pairs])
+                return tuple([handle if value is None else _read(handle, value[0]) for handle, value in pairs])
 
         positions: dict[str, list[int]] = {}
         for position, (name, _) in enumerate(origins_of(trace, plan)):
@@ -68,7 +77,22 @@ class KeptValues:
         for name, own in positions.items():
             values, devices = slice(own[0], own[-1] + 1), tuple([handles[i].device for i in own])
             captures[name] = _Capture(values, devices, plan.state.divisions.get(name), held[own[0]] is not None)
-        return cls(asked_of_workers(trace, read), captures)
+        kept = cls(asked_of_workers(trace, read), captures)
+        kept._record(trace, handles)
+        return kept
+
+    def _record(self, trace: Trace, handles: Sequence[tf.Tensor]) -> None:
+        """Tell the tapes of which variables the values are.
+
+        What runs again says by itself how it depends on variables, unless somebody writes it anew: a vectorized
+        Jacobian is made of the operations in it, which read these values.
+        """
+        variables = dict(zip([trace.program.ops[i].name for i in trace.program.captures], trace.captures, strict=True))
+        for name, capture in self.captures.items():
+            if capture.is_variable:
+                whole = handles[capture.values.start] if capture.division is None else variables[name]
+                values = self.tensors[capture.values]
+                record_on_tapes("kept_values", values, [whole], partial(_by_variable, values, capture.division))
 
     def handles(self, trace: Trace, plan: Plan) -> list[tf.Tensor]:
         """Return what a plan takes for its captures: variables of its own that hold these values."""
@@ -104,10 +128,36 @@ def _pieces(value: tf.Tensor, division: Division | None) -> Sequence[tf.Tensor]:
     return tf.split(value, division.lengths, division.axis) if isinstance(division, Cut) else [value] * division.parts
 
 
+def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
+    """Return the value of a variable, read before what changes it next.
+
+    In a graph TensorFlow lets a change wait for a read in a function that is called before only if that function reads
+    the result; what a derivative reads, later, does not count.
+    """
+    value = read_handle(handle, dtype)
+    if not tf.executing_eagerly():
+        tf.identity(value)
+    return value
+
+
+def _by_variable(values: Sequence[tf.Tensor], division: Division | None, *gradients: Any) -> list[Any]:
+    """Return the gradient by a variable, given those by its value or by the values of its parts."""
+    if len(gradients) == 1:
+        return list(gradients)
+    if isinstance(division, Cut):
+        pairs = zip(values, gradients, strict=True)
+        return [
+            tf.concat([tf.zeros_like(v) if g is None else tf.convert_to_tensor(g) for v, g in pairs], division.axis)
+        ]
+    return [tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None])]
+
+
 def _variable(value: tf.Tensor, device: str) -> tf.Tensor:
     """Return the handle of a variable that lives as long as it. (`tf.Variable` makes none in a `tf.function`.)
 
-    In a graph it is the result of an operation on the value, so what is differentiated by the variable is by the value.
+    In a graph what is differentiated by the variable is by the value. It is made where the value is, before loops and
+    branches that read it: TensorFlow differentiates no loop whose body makes a variable, and vectorizes no operations
+    that are stateful.
     """
 
     def make(value: tf.Tensor) -> tf.Tensor:
@@ -118,7 +168,10 @@ def _variable(value: tf.Tensor, device: str) -> tf.Tensor:
 
     if tf.executing_eagerly():
         return make(value)
-    with no_recording():
-        handle = tf.function(make, autograph=False)(value)
+    with tf.init_scope():
+        made = tf.function(make, autograph=False).get_concrete_function(tf.TensorSpec(value.shape, value.dtype))
+    with graph_around(value).as_default(), tf.control_dependencies(None), no_recording():
+        handle = stateless_call(made, value)
     set_graph_gradient([handle], lambda _inputs, _results, gradients: list(gradients))
+    record_on_tapes("kept_variable", [handle], [value], lambda gradient: [gradient])
     return handle
