@@ -9,6 +9,7 @@ from typing import Any
 from graphsplit.api.argument_splitting import Splitting, argument_paths, resolve_split
 from graphsplit.api.automatic_plans import Automatic, machine_like
 from graphsplit.api.default_home import default_home
+from graphsplit.api.mesh_checks import check_mesh
 from graphsplit.api.options import Options
 from graphsplit.api.pipeline_devices import check_no_others, stages_asked
 from graphsplit.api.plan_search import LAYOUTS, Candidate, choose
@@ -62,6 +63,7 @@ def trace_and_plan(
     traced = trace(fn, call, names, splitting.shapes, bool(options.jit_compile))
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
+    check_mesh(traced, options, devices)
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes))
     if options.automatic is not None:
         return traced, _automatic_plan(traced, splitting, options, options.automatic, devices, runs)
@@ -139,13 +141,15 @@ def plan_for(
         splitting = splitting.whole()
     stages = stages_asked(options, devices)
     heads = devices if stages is None else stages.heads
-    columns: tuple[tuple[str, ...], ...] = ()
-    if options.mesh:
-        columns = device_mesh(options.mesh, devices).columns
-        heads = columns[0]
+    grid = device_mesh(options.mesh, devices) if options.mesh else None
+    if grid is not None:
+        heads = grid.columns[0]
+    mesh = mesh_of(heads, splitting.batch, options.weights, options.micro_batches)
+    if grid is not None and grid.axis:
+        mesh = replace(mesh, columns=grid.columns, other_axis=grid.axis)
     return plan_program(
         program,
-        mesh=replace(mesh_of(heads, splitting.batch, options.weights, options.micro_batches), columns=columns),
+        mesh=mesh,
         home=home,
         input_layouts=splitting.layouts,
         state=state,

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 from graphsplit.api.argument_splitting import Split
 from graphsplit.api.automatic_plans import Automatic
+from graphsplit.core.device_mesh import BATCH_AXIS
 from graphsplit.core.devices import canonical_name, resolve_devices
-from graphsplit.core.errors import ArgumentError
+from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.options import PlanOptions
 
 DevicesLike = int | str | Sequence[str] | None
@@ -47,6 +48,23 @@ class Options(PlanOptions):
                 raise ArgumentError(weights_message(weights, count))
         if self.automatic is not None:
             self._check_leaves_open()
+        if [name for name, _ in self.mesh if name != BATCH_AXIS]:
+            self._check_fits_columns()
+
+    def _check_fits_columns(self) -> None:
+        """Raise `UnsupportedError` for what does not go together with another axis than the batch's."""
+        given = {
+            "schedule": self.schedule,
+            "stages": self.stages,
+            "jit_compile": self.jit_compile,
+            "plan": "auto" if self.automatic is not None else None,
+        }
+        clashes = [f"{name}={value!r}" for name, value in given.items() if value]
+        if clashes:
+            raise UnsupportedError(
+                f"mesh={dict(self.mesh)!r} with {', '.join(clashes)}: this does not work yet on a mesh with another "
+                f"axis than {BATCH_AXIS!r}. Drop one or the other."
+            )
 
     def _check_devices(self) -> None:
         """Check what can be checked before TensorFlow starts: numbers and spellings, not existence."""

@@ -301,10 +301,10 @@ def can_be_parted(variable: tf.Variable) -> bool:
     return can_move(variable) and can_be_cut(variable.dtype)
 
 
-def check_layout(layout: Any) -> None:
-    """Raise an error unless this is a layout, or layouts by patterns."""
+def check_layout(layout: Any, grid: DeviceMesh | None = None) -> None:
+    """Raise an error unless this is a layout, which may name axes of a mesh if there is one, or layouts by patterns."""
     for own in layout.values() if isinstance(layout, Mapping) else [layout]:
-        _check_one(own)
+        _check_one(own, grid)
 
 
 def _check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
@@ -349,8 +349,7 @@ def wanted_layouts(
       slots: the variables of slots, by the slots' ids; a pattern that fits a variable fits its slots.
       grid: the mesh whose axes layouts may name.
     """
-    for one in layout.values() if isinstance(layout, Mapping) else [layout]:
-        _check_one(one, grid)
+    check_layout(layout, grid)
     if not isinstance(layout, Mapping):
         return [_plainly(layout)] * len(variables)
     names = [name_of(variable) for variable in variables]

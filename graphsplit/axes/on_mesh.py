@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from graphsplit.axes.columns import in_columns
 from graphsplit.core.layouts import Cut, EvenCut, Shard
+from graphsplit.core.parted_variables import parts_of
 from graphsplit.planning.state import State, program_of, state_of
 from graphsplit.program.program import Program
 from graphsplit.tracing.trace import Trace, held_by
@@ -38,8 +39,13 @@ def program_on_mesh(
     for position, (k, d) in zip(found.program.captures, found.origins, strict=True):
         if names[k] in laid:
             devices[found.program.ops[position].name] = cuts[names[k]].devices[d]
+    called = {
+        name: parts.path
+        for name, handle in zip(names, trace.captures, strict=True)
+        if name in laid and (parts := parts_of(handle)) is not None
+    }
     divisions = {name: own for name, own in state.divisions.items() if name not in whole}
-    left = replace(state, devices=devices, divisions=divisions, whole=whole, in_place=frozenset(laid))
+    left = replace(state, devices=devices, divisions=divisions, whole=whole, in_place=called)
     return program_of(trace, lambda _: left, reshard, (found.program, found.origins))
 
 

@@ -50,6 +50,7 @@ class VariableParts:
     Attributes:
       division: how the variable is several.
       devices: see there.
+      name, path: what TensorFlow calls the variable, and what users do.
       in_parts: whether the parts hold the value, or the variable itself.
     """
 
@@ -58,6 +59,7 @@ class VariableParts:
         self.devices = tuple(devices)
         self.in_parts = False
         self.name = variable.name.partition(":")[0]
+        self.path = str(getattr(variable, "_graphsplit_path", None) or self.name)
         self._lock = threading.RLock()
         self._asking: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs of functions that are told at each call
         self._in_a_row = 0

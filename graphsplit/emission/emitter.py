@@ -47,6 +47,8 @@ def emit(plan: Plan) -> EmittedGraph:
     given: dict[Symbol, str] = {}
     if plan.program.symbols:
         given = {s: measured(lengths, _argument(plan, *source)) for s, source in plan.length_sources().items()}
+        if plan.mesh.axis and ROWS in plan.program.symbols:  # its shards have no rows; others' are the batch's
+            given[ROWS] = measured(lengths, _argument(plan, *plan.rows_sources()[0]))
     return _Emitter(plan, draft, _count_rows(plan, draft, given)).emit()
 
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from graphsplit.api.options import Options
 from graphsplit.api.parallel_function import ParallelFunction
-from graphsplit.api.variable_layouts import set_variable_layout
+from graphsplit.api.variable_layouts import VariableLayout, set_variable_layout
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.keras_internals import SharedState, compilation_of, make_slots, sharing_state, step_counter
@@ -41,7 +41,7 @@ class ModelDevices:
     devices: tuple[str, ...]
     options: Options
     predict_home: str | None
-    variables: str | Mapping[str, str] = "home"
+    variables: VariableLayout | Mapping[str, VariableLayout] = "home"
 
     def __str__(self) -> str:
         count, parts = len(self.devices), self.options.micro_batches
@@ -156,7 +156,9 @@ class ParallelModel(SharedState):
         if self.model_devices.variables == "home":
             return
         make_slots(getattr(self.template, "optimizer", None), self.template.trainable_variables)
-        set_variable_layout(self.template, self.model_devices.variables, self.model_devices.devices)
+        where = self.model_devices
+        mesh = dict(where.options.mesh) or None
+        set_variable_layout(self.template, where.variables, where.devices, mesh=mesh)
 
     def _eager(self, kind: str) -> Any:
         """Return the template's own function after a word on what that costs."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -9,7 +10,8 @@ import tensorflow as tf
 
 from graphsplit.api.options import Options
 from graphsplit.api.pipeline_devices import stages_asked
-from graphsplit.api.variable_layouts import check_layout
+from graphsplit.api.variable_layouts import VariableLayout, check_layout
+from graphsplit.core.device_mesh import device_mesh, mesh_sizes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.keywords import suggesting_options
@@ -29,11 +31,12 @@ def multi_gpu_model(
     gpus: int | Sequence[int | str] | None = None,
     cpu_merge: bool = True,
     cpu_relocation: bool = False,
-    variables: str | Mapping[str, str] = "home",
+    variables: VariableLayout | Mapping[str, VariableLayout] = "home",
     micro_batches: int = 1,
     schedule: str | None = None,
     stages: int | Sequence[str] | None = None,
     strict: bool | float = False,
+    mesh: Mapping[str, int] | None = None,
 ) -> Model:
     """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
 
@@ -62,6 +65,8 @@ def multi_gpu_model(
         whole, or with the stages that its layers call by `on_device`.
       strict: raise `StrictError`, from the first batch, if work on the batch would run at home; or the share of the
         work that may; see `parallelize`.
+      mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`; see `parallelize`. Layouts of variables may
+        then name its axes, `{"*/up/kernel": (None, "model"), "*": "home"}`.
 
     Returns:
       The wrapped model, which also has `plan(x, y)` and `placement(x, y)`, and which `verify` takes; or `model` itself
@@ -84,10 +89,13 @@ def multi_gpu_model(
     (5, 1)
     """
     flavor = _check_model(model)
-    devices = _devices(gpus)
+    sizes = mesh_sizes(mesh)
+    devices = _devices(math.prod(size for _, size in sizes) if sizes and gpus is None else gpus)
+    grid = device_mesh(sizes, devices) if sizes else None
     cpu = None if devices[0] == _CPU else _CPU  # (None is the first device)
     options = Options(
         devices=devices,
+        mesh=sizes,
         home=cpu if cpu_relocation else None,
         micro_batches=micro_batches,
         schedule=schedule,
@@ -101,7 +109,7 @@ def multi_gpu_model(
     _check_strategy(model)
     if cpu_relocation:
         _check_on_cpu(model)
-    check_layout(variables)
+    check_layout(variables, grid)
     if cpu_relocation and variables != "home":
         raise ArgumentError(
             f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."

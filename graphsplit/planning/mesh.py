@@ -25,7 +25,8 @@ class Mesh:
         their own at the same positions.
       columns: where the mesh has another axis, the devices of each column, by position: the first of them are those of
         operations of no column.
-      axis: what the axis of the shards is called, if it is not the batch's: no shard has rows then.
+      other_axis: what that axis is called.
+      axis: what the axis of the shards themselves is called, if it is not the batch's: no shard has rows then.
     """
 
     devices: tuple[str, ...] = ()
@@ -33,6 +34,7 @@ class Mesh:
     rows: tuple[int, ...] = ()
     positions: tuple[int, ...] = ()
     columns: tuple[tuple[str, ...], ...] = ()
+    other_axis: str = ""
     axis: str = ""
 
     @property

@@ -9,6 +9,7 @@ from fractions import Fraction
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.hosts import host_name
+from graphsplit.core.layouts import Cut
 from graphsplit.planning.advice import advice_on
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.compiled_text import compiled_text
@@ -110,12 +111,31 @@ def _in_parts(plan: Decisions) -> list[str]:
     copied = {k for k in counts if k in state.copied}
     divided = {k for k, count in counts.items() if count > 1} - copied
     lines = []
+    largest = sorted(state.in_place, key=lambda name: -_entries_of(plan, name))
+    if plan.mesh.other_axis:
+        rows, columns = len(plan.mesh.columns[0]), len(plan.mesh.columns)
+        lines.append(f"  mesh: {rows} of the batch x {columns} of {plan.mesh.other_axis!r}")
+    for name in largest[:_MOST_AT_HOME]:
+        cut = state.divisions[name]
+        if isinstance(cut, Cut):
+            entries = ", ".join(map(str, cut.lengths))
+            lines.append(
+                f"    {state.in_place[name]}: dimension {cut.axis} along {cut.along!r} ({entries}), used where its parts are"
+            )
+    if len(largest) > _MOST_AT_HOME:
+        lines.append(f"    ... and {len(largest) - _MOST_AT_HOME} more along {plan.mesh.other_axis!r}")
     for what, chosen in (("in parts", divided), ("mirrored", copied)):
         if chosen:
             own = [i for i, (k, _) in zip(captures, state.parts, strict=True) if k in chosen]
             devices = sorted({short_name(state.devices[plan.program.ops[i].name]) for i in own})
             lines.append(f"  variables {what}: {len(chosen)}, on {', '.join(devices)}")
     return lines + [f"  variable {name} is put together for each call: {why}" for name, why in state.whole.items()]
+
+
+def _entries_of(plan: Decisions, name: str) -> int:
+    """Return the entries of a variable that lies along an axis, as far as the length of that is one of several."""
+    cut = plan.state.divisions[name]
+    return cut.length if isinstance(cut, Cut) else 0
 
 
 def _counts(plan: Decisions) -> str:
@@ -156,6 +176,11 @@ def _communication(plan: Decisions) -> list[str]:
             sending = f", {format_bytes(by_kind.get(kind, 0))} sent" if by_kind else ""
             size = size_text(plan.program, tensors)
             lines.append(f"  {kind}: {count_text(len(tensors), 'tensor')}, {size}{sending}{_by_hosts(plan, kind)}")
+    if axis := plan.mesh.other_axis:
+        text = f"{format_bytes(by_kind.get(axis, 0))} sent" if not plan.program.symbols else "of unknown size"
+        roles = Counter(op.provenance.role for op in plan.sharded_ops if op.provenance.role not in ("op", "constant"))
+        kinds = ", ".join(f"{role}" for role in roles if role in _SENT) or "what one column makes for others"
+        lines.append(f"  along {axis!r}: {text} ({kinds})")
     if by_kind.get(COPY):
         lines.append(f"  {COPY}: {format_bytes(by_kind[COPY])} sent")
     for bucket in plan.buckets:

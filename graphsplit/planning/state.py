@@ -30,7 +30,8 @@ class State:
         for, and which part of that; empty if no variable does.
       copied: those captures of the traced function of which each part is the whole.
       whole: variables that lie in parts and have to be put together for a call, by placeholder name, and why.
-      in_place: those of the divided variables that are used where their parts are, along another axis of the mesh.
+      in_place: those of the divided variables that are used where their parts are, along another axis of the mesh, and
+        what users call them.
     """
 
     devices: Mapping[str, str] = field(default_factory=dict)
@@ -39,7 +40,7 @@ class State:
     parts: tuple[tuple[int, int], ...] = ()
     copied: frozenset[int] = frozenset()
     whole: Mapping[str, str] = field(default_factory=dict)
-    in_place: frozenset[str] = frozenset()
+    in_place: Mapping[str, str] = field(default_factory=dict)
 
     def is_everywhere(self, op: Op) -> bool:
         """Return whether every device has the value of an op, or makes it from nothing but sizes."""

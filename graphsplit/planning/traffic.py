@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from graphsplit.core.hosts import host_name
+from graphsplit.core.layouts import Shard
 from graphsplit.planning.decisions import Decisions
 from graphsplit.program.program import COPIES
 
@@ -79,3 +80,33 @@ def _sends(plan: Decisions) -> Iterator[tuple[str, Send]]:
     for collective in plan.collectives:
         for move, sent in collective.transfers():
             yield move.kind, (sent.source, sent.target, sent.bytes)
+    if plan.mesh.columns:
+        yield from _sends_between_columns(plan)
+
+
+def _sends_between_columns(plan: Decisions) -> Iterator[tuple[str, Send]]:
+    """Yield what operations of a column read of another one, in the same row: each value goes to each device once."""
+    carried_out = {(m.tensor, m.target): (c, k) for c in plan.collectives for k, m in enumerate(c.moves)}
+    seen: set[tuple[object, str]] = set()
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        pairs = zip(op.inputs, step.shards.wants, strict=True) if step.shards else ()
+        for i, (tensor, want) in enumerate(pairs):
+            if step.shards is None or i in step.shards.makes:
+                continue
+            made, (carried, k) = plan.steps[tensor.op].shards, carried_out.get((tensor, want), (None, 0))
+            for d in range(plan.mesh.shards):
+                device, size = plan.shard_device(op, d), plan.program.bytes(tensor)
+                if made is not None and made.gives[tensor.index] == want:
+                    source, key = plan.shard_device(plan.program.ops[tensor.op], d), (tensor, d)
+                    size = round(size * plan.mesh.share(d)) if isinstance(want, Shard) else size
+                elif carried is not None:
+                    read = carried.reads[k][d]
+                    value = carried.values[read.value]
+                    if read.device == device:
+                        continue
+                    source, key, size = value.device, (carried.moves[0].tensor, read.value), value.bytes
+                else:
+                    continue
+                if source != device and (key, device) not in seen:
+                    seen.add((key, device))
+                    yield plan.mesh.other_axis, (source, device, size)

@@ -1,0 +1,312 @@
+"""A mesh of two axes: weights in parts along one, rows of the batch along the other, and the numbers of one device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.emission.checks import check_emitted
+from graphsplit.emission.emitter import emit
+from graphsplit.planning.traffic import sent_by_kind
+from tests.helpers.messages import message
+
+WIDTH, HIDDEN, LENGTH, VOCABULARY, HEAD = 12, 15, 6, 11, 4
+
+Step = Callable[..., Any]
+Made = tuple[list[tf.Variable], Step]
+
+
+def numbers(*shape: int, seed: int = 0, scale: float = 0.3) -> np.ndarray:
+    return np.random.default_rng([seed, *shape]).normal(size=shape) * scale
+
+
+def variable(name: str, *shape: int, seed: int = 0) -> tf.Variable:
+    return tf.Variable(numbers(*shape, seed=seed), name=name)
+
+
+def sgd(variables: Sequence[tf.Variable], loss: tf.Tensor, tape: tf.GradientTape) -> tf.Tensor:
+    """Clip by the norm of all gradients, and step; return the norm."""
+    gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, variables), 0.5)
+    for own, gradient in zip(variables, gradients, strict=True):
+        own.assign_sub(0.1 * gradient)
+    return norm
+
+
+def perceptron() -> Made:
+    up, down = variable("up", WIDTH, HIDDEN), variable("down", HIDDEN, WIDTH)
+    inner, outer = variable("inner", HIDDEN), variable("outer", WIDTH)
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.GradientTape() as tape:
+            y = tf.nn.relu(x @ up + inner) @ down + outer
+            loss = tf.reduce_mean((y - x) ** 2)
+        return loss, sgd([up, down, inner, outer], loss, tape), y
+
+    return [up, down, inner, outer], step
+
+
+PERCEPTRON = {"up": (None, "model"), "down": ("model", None), "inner": ("model",), "*": "home"}
+
+
+def transformer(heads: int, layers: int = 1) -> Made:
+    def block(n: int) -> dict[str, tf.Variable]:
+        into = {name: variable(f"{n}/{name}", WIDTH, heads, HEAD, seed=n + k) for k, name in enumerate("qkv")}
+        out = {"o": variable(f"{n}/o", heads, HEAD, WIDTH, seed=n), "up": variable(f"{n}/up", WIDTH, HIDDEN, seed=n)}
+        return {
+            **into,
+            **out,
+            "down": variable(f"{n}/down", HIDDEN, WIDTH, seed=n),
+            "scale": variable(f"{n}/scale", WIDTH),
+        }
+
+    blocks = [block(n) for n in range(layers)]
+    table, last = variable("table", VOCABULARY, WIDTH), variable("last", WIDTH, VOCABULARY)
+    variables = [*[own for block in blocks for own in block.values()], table, last]
+
+    def attend(x: tf.Tensor, own: dict[str, tf.Variable]) -> tf.Tensor:
+        q, k, v = (tf.einsum("btd,dhe->bhte", x * own["scale"], own[name]) for name in "qkv")
+        weights = tf.nn.softmax(tf.einsum("bhte,bhse->bhts", q, k) / 2.0)
+        return tf.einsum("bhte,hed->btd", tf.einsum("bhts,bhse->bhte", weights, v), own["o"])
+
+    def step(ids: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            x = tf.gather(table, ids)
+            for own in blocks:
+                x += attend(x, own)
+                x += (
+                    tf.nn.gelu(x * tf.math.rsqrt(tf.reduce_mean(x**2, -1, keepdims=True) + 1e-6) @ own["up"])
+                    @ own["down"]
+                )
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(ids, x @ last))
+        return loss, sgd(variables, loss, tape)
+
+    return variables, step
+
+
+HEADS = {f"*/{name}": (None, "model") for name in "qkv"}
+TRANSFORMER = {**HEADS, "*/o": ("model",), "*/up": (None, "model"), "*/down": ("model",), "*": "home"}
+
+
+def ids_of(count: int) -> tf.Tensor:
+    return tf.constant(np.random.default_rng(count).integers(0, VOCABULARY, (count, LENGTH)))
+
+
+def devices_of(mesh: dict[str, int]) -> list[str]:
+    return [f"CPU:{i}" for i in range(int(np.prod(list(mesh.values()))))]
+
+
+def assert_law(
+    make: Callable[[], Made], layout: dict[str, Any], mesh: dict[str, int], batches: Sequence[tf.Tensor], **options: Any
+) -> gs.ParallelFunction[..., Any]:
+    """Run steps on one device and on a mesh, and compare what they return and leave."""
+    variables, step = make()
+    laid, other = make()
+    gs.set_variable_layout(laid, layout, devices_of(mesh), mesh=mesh)
+    parallel = gs.parallelize(other, mesh=mesh, devices=devices_of(mesh), **options)
+    for batch in batches:
+        plan = parallel.plan(batch)
+        plan.check()
+        check_emitted(plan, emit(plan))
+        for _ in range(2):
+            tf.nest.map_structure(
+                lambda a, b: np.testing.assert_allclose(a, b, 1e-9, 1e-10), step(batch), parallel(batch)
+            )
+        columns = mesh.get("model", 1)
+        for own in laid:
+            parts = parts_of_variable(own)
+            if parts is not None and not isinstance(parts.layout, str):
+                assert parts.in_parts  # the step left them where they are
+                assert sum(size > 0 for size in parts.bytes_on_devices().values()) == columns
+    for one, own in zip(variables, laid, strict=True):
+        np.testing.assert_allclose(one.numpy(), own.numpy(), 1e-9, 1e-10)
+    return parallel
+
+
+MESHES = [{"batch": 1, "model": 2}, {"batch": 2, "model": 2}, {"batch": 3, "model": 2}, {"batch": 2, "model": 3}]
+
+
+@pytest.mark.parametrize("mesh", MESHES, ids=str)
+def test_a_perceptron(mesh: dict[str, int]):
+    """Indivisible widths, uneven rows, fewer rows than devices."""
+    assert_law(perceptron, PERCEPTRON, mesh, [tf.constant(numbers(count, WIDTH)) for count in (5, 1)])
+
+
+@pytest.mark.parametrize(("heads", "mesh"), [(4, MESHES[1]), (3, MESHES[0])], ids=str)
+def test_a_transformer(heads: int, mesh: dict[str, int]):
+    """Heads, also three over two devices, and the layers between; weights never move along the axis."""
+    parallel = assert_law(lambda: transformer(heads), TRANSFORMER, mesh, [ids_of(5)])
+    plan = parallel.plan(ids_of(5))
+    cut = [op for op in plan.sharded_ops if op.type == "ReadVariableOp" and op.provenance.column is not None]
+    assert all(op.out_shapes[0] != (WIDTH, HIDDEN) for op in cut)
+    activation = 5 * LENGTH * WIDTH * 8
+    sums = 4 * 2 * activation  # two all-reduces forward and two backward, each a reduce-scatter and an all-gather
+    small = 2 * activation  # rows of the batch, ids and numbers that one column makes for the others
+    if mesh == MESHES[0]:
+        assert 0.5 * sums <= sent_by_kind(plan)["model"] <= sums + small
+    assert "along 'model': " in str(plan)
+    assert "used where its parts are" in str(plan)
+
+
+def test_any_number_of_rows_in_one_graph():
+    parallel = assert_law(
+        perceptron, PERCEPTRON, MESHES[1], [tf.constant(numbers(n, WIDTH)) for n in (5, 1, 8, 2)], reduce_retracing=True
+    )
+    assert len({id(parallel.plan(tf.constant(numbers(n, WIDTH)))) for n in (8, 2)}) == 1
+
+
+def test_micro_batches():
+    assert_law(perceptron, PERCEPTRON, MESHES[1], [tf.constant(numbers(7, WIDTH))], micro_batches=2)
+
+
+@pytest.mark.parametrize("others", ["mirrored", "sharded"])
+def test_variables_beside(others: str):
+    """Those that are not cut along the axis lie in copies, or in parts that are put together."""
+    assert_law(perceptron, {**PERCEPTRON, "*": others}, MESHES[1], [tf.constant(numbers(5, WIDTH))])
+
+
+def test_gradients_from_outside():
+    (variables, _), (laid, _) = perceptron(), perceptron()
+    mesh = MESHES[1]
+    gs.set_variable_layout(laid, PERCEPTRON, devices_of(mesh), mesh=mesh)
+
+    def forward(own: list[tf.Variable]) -> Step:
+        return lambda x: tf.nn.relu(x @ own[0] + own[2]) @ own[1] + own[3]
+
+    x = tf.constant(numbers(5, WIDTH))
+    parallel = gs.parallelize(forward(laid), mesh=mesh, devices=devices_of(mesh))
+    found = []
+    for function, own in ((forward(variables), variables), (parallel, laid)):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(function(x) ** 2)
+        found.append([loss, *tape.gradient(loss, own)])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, 1e-9, 1e-10)
+
+
+def test_a_mesh_without_another_axis():
+    """It is what `devices` says."""
+    assert_law(perceptron, {"*": "home"}, {"batch": 3}, [tf.constant(numbers(5, WIDTH))])
+
+
+def test_what_no_rule_does_in_parts_is_put_together_and_said():
+    """A look-up in a table of parts."""
+    table = variable("table", VOCABULARY, WIDTH)
+    one = tf.Variable(table)
+    mesh = MESHES[0]
+    gs.set_variable_layout(table, ("model", None), devices_of(mesh), mesh=mesh)
+    parallel = gs.parallelize(lambda ids: tf.gather(table, ids), mesh=mesh, devices=devices_of(mesh))
+    np.testing.assert_array_equal(parallel(ids_of(3)), tf.gather(one, ids_of(3)))
+    assert "is put together for each call: ResourceGather" in str(parallel.plan(ids_of(3)))
+
+
+def network() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    return keras.Sequential(
+        [
+            keras.Input((WIDTH,)),
+            layers.Dense(HIDDEN, "relu", name="up"),
+            layers.Dropout(0.3, seed=7),
+            layers.Dense(WIDTH, name="down"),
+            layers.BatchNormalization(name="norm"),
+            layers.Dense(3, name="last"),
+        ]
+    )
+
+
+def test_a_keras_model_fits(tmp_path: Any):
+    layout = {"up/kernel": (None, "model"), "up/bias": ("model",), "down/kernel": ("model", None), "*": "home"}
+    x, y = numbers(22, WIDTH).astype(np.float32), numbers(22, 3).astype(np.float32)
+    found = []
+    for mesh in (None, MESHES[1]):
+        template = network()
+        template.compile(keras.optimizers.Adam(1e-2, epsilon=1e-2, clipnorm=0.5), "mse")
+        model = template if mesh is None else gs.multi_gpu_model(template, mesh=mesh, variables=layout)
+        history = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+        predictions, loss = model.predict(x[:5], verbose=0), model.evaluate(x, y, verbose=0)
+        found.append((history, predictions, loss, template.get_weights(), template))
+    for one, other in zip(found[0][:3], found[1][:3], strict=True):
+        np.testing.assert_allclose(one, other, 1e-4, 1e-5)
+    for one, other in zip(found[0][3], found[1][3], strict=True):
+        np.testing.assert_allclose(one, other, 1e-4, 1e-5)
+    template = found[1][4]
+    kernel = template.get_layer("up").kernel.value
+    slots = [v.value for v in template.optimizer.variables if tuple(v.shape) == (WIDTH, HIDDEN)]
+    assert len(slots) == 2
+    for own in (kernel, *slots):
+        parts = parts_of_variable(own)
+        assert parts is not None
+        assert parts.layout == (None, "model")
+    template.save(tmp_path / "model.keras")
+    again = keras.models.load_model(tmp_path / "model.keras")
+    np.testing.assert_array_equal(again.get_weights()[0], found[1][3][0])
+
+
+def laid_out(layout: Any, mesh: Any = MESHES[1], **options: Any) -> Callable[[], None]:
+    own = [variable("block/up", WIDTH, HIDDEN), variable("block/bias", HIDDEN)]
+    return lambda: gs.set_variable_layout(own, layout, devices_of(MESHES[1]), mesh=mesh, **options)
+
+
+@pytest.mark.parametrize(
+    ("call", "kind", "expected"),
+    [
+        (
+            laid_out({"*/up": (None, "modle")}),
+            gs.ArgumentError,
+            "has no axis 'modle'; it has 'batch', 'model'. Did you mean",
+        ),
+        (laid_out({"*/up": (None, "model")}, None), gs.ArgumentError, "names axes of a mesh: say which"),
+        (
+            laid_out({"*/bias": (None, "model")}),
+            gs.ArgumentError,
+            "block/bias: (None, 'model') has 2 dimensions, the variable 1",
+        ),
+        (laid_out({"*/down": (None, "model")}), gs.ArgumentError, "No variable's name fits '*/down'"),
+        (laid_out({"*/up": ("model", "model")}), gs.UnsupportedError, "names an axis twice"),
+        (laid_out({"*/up": ("batch", None)}), gs.UnsupportedError, "along the axis of the rows of the batch"),
+        (laid_out("home", {"batch": 3, "model": 2}), gs.ArgumentError, "3 x 2 = 6 devices, and there are 4"),
+        (laid_out("home", {"batch": 2, "model": 0}), gs.ArgumentError, "'model' has 0 devices"),
+        (laid_out("home", {"a": 2, "b": 2}), gs.UnsupportedError, "has 2 axes beside 'batch'"),
+        (laid_out("home", 4), gs.ArgumentError, "it maps names of axes to numbers of devices"),
+        (
+            lambda: gs.parallelize(abs, mesh=MESHES[1], stages=2),
+            gs.UnsupportedError,
+            "stages=2: this does not work yet",
+        ),
+        (lambda: gs.parallelize(abs, mesh=MESHES[1], jit_compile=True), gs.UnsupportedError, "jit_compile=True"),
+        (lambda: gs.parallelize(abs, mesh=MESHES[1], plan="auto"), gs.UnsupportedError, "plan='auto'"),
+    ],
+)
+def test_what_cannot_be_meant(call: Callable[[], Any], kind: type[Exception], expected: str):
+    assert expected in message(kind, call)
+
+
+def test_too_few_entries_for_the_axis():
+    own = variable("narrow", WIDTH, 2)
+    call = lambda: gs.set_variable_layout(own, (None, "model"), devices=6, mesh={"batch": 2, "model": 3})  # noqa: E731
+    assert "narrow: dimension 1 has 2 entries, and 'model' has 3 devices" in message(gs.ArgumentError, call)
+    assert parts_of_variable(own) is None
+
+
+def test_variables_of_another_mesh():
+    laid, step = perceptron()
+    gs.set_variable_layout(laid, PERCEPTRON, devices_of(MESHES[1]), mesh=MESHES[1])
+    x = tf.constant(numbers(5, WIDTH))
+    for parallel in (
+        gs.parallelize(step, devices=4),
+        gs.parallelize(step, mesh={"batch": 2, "model": 3}),
+        gs.parallelize(step, mesh={"batch": 2, "columns": 2}),
+    ):
+        found = message(gs.ArgumentError, lambda parallel=parallel: parallel(x))
+        assert "up along 'model' on CPU:0, CPU:1" in found
+    gs.set_variable_layout(laid, PERCEPTRON, mesh={"batch": 1, "model": 3})  # moved
+    gs.parallelize(step, mesh={"batch": 1, "model": 3})(x)
+    gs.set_variable_layout(laid, "home")
+    gs.parallelize(step, devices=4)(x)
