@@ -63,6 +63,7 @@ PRINTED = {
     "placement.md": "CPU:3  48:64",
     "prediction.md": "Prediction of train_step on 8 of 8xA100-SXM4-80GB",
     "variables.md": "",
+    "large_layers.md": "used where its parts are",
     "index.md": "PASS: ",
     "at_home.md": "-> rewrite it row by row, or keep its argument whole",
     "compiled_shards.md": "compiled by XLA between moves: 15 of 15 operations",

@@ -35,6 +35,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors and from i
     "rules",
     "planning",
     "emission",
+    "axes",
     "runtime",
     "placement",
     "prediction",

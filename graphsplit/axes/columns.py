@@ -44,12 +44,14 @@ class Columns:
       origins: for each of its captures, which capture of the original it is, and which part: that of its column.
       obstacles: captures that cannot lie along the axis, by placeholder name, and why; then there is no such program.
       plan: of the axis, with one shard for each column.
+      gathered: the captures that are put together along the axis before they are used, by placeholder name.
     """
 
     program: Program
     origins: tuple[tuple[int, int], ...]
     obstacles: Mapping[str, str]
     plan: Plan | None
+    gathered: frozenset[str] = frozenset()
 
 
 def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Layout], held: Held) -> Columns:
@@ -79,7 +81,7 @@ def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Lay
         for capture, (k, d) in zip(graph.captures, origins, strict=True)
         if names[k] in held
     }
-    return Columns(_read(plan, graph, resources), tuple(origins), {}, plan)
+    return Columns(_read(plan, graph, resources), tuple(origins), {}, plan, _gathered(plan, positions))
 
 
 def _planned(program: Program, axis: str, columns: int, laid: Mapping[int, Layout]) -> Plan:
@@ -121,6 +123,19 @@ def _obstacles(plan: Plan, laid: Mapping[int, Layout]) -> dict[str, str]:
             where = f" at {line}" if line else ""
             found[plan.program.ops[position].name] = f"{wrong.type} {wrong.name!r}{where} takes it whole"
     return found
+
+
+def _gathered(plan: Plan, laid: Mapping[int, Layout]) -> frozenset[str]:
+    """Return the variables whose parts are put together: some operation cannot use them where they are."""
+    ops, found = plan.program.ops, set()
+    for move in plan.moves:
+        op = ops[move.tensor.op]
+        while op.type in ("Identity", "Cast"):
+            op = ops[op.inputs[0].op]
+        is_read = op.type == "ReadVariableOp" and op.inputs[0].op in laid
+        if is_read and not is_whole(move.source) and is_whole(move.target):
+            found.add(ops[op.inputs[0].op].name)
+    return frozenset(found)
 
 
 def _reads_own(plan: Plan, op: Op, position: int) -> bool:

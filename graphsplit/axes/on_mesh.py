@@ -45,7 +45,7 @@ def program_on_mesh(
         if name in laid and (parts := parts_of(handle)) is not None
     }
     divisions = {name: own for name, own in state.divisions.items() if name not in whole}
-    left = replace(state, devices=devices, divisions=divisions, whole=whole, in_place=called)
+    left = replace(state, devices=devices, divisions=divisions, whole=whole, in_place=called, gathered=found.gathered)
     return program_of(trace, lambda _: left, reshard, (found.program, found.origins))
 
 

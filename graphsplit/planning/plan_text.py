@@ -118,10 +118,9 @@ def _in_parts(plan: Decisions) -> list[str]:
     for name in largest[:_MOST_AT_HOME]:
         cut = state.divisions[name]
         if isinstance(cut, Cut):
-            entries = ", ".join(map(str, cut.lengths))
-            lines.append(
-                f"    {state.in_place[name]}: dimension {cut.axis} along {cut.along!r} ({entries}), used where its parts are"
-            )
+            where = f"dimension {cut.axis} along {cut.along!r} ({', '.join(map(str, cut.lengths))})"
+            how = "gathered before it is used" if name in state.gathered else "used where its parts are"
+            lines.append(f"    {state.in_place[name]}: {where}, {how}")
     if len(largest) > _MOST_AT_HOME:
         lines.append(f"    ... and {len(largest) - _MOST_AT_HOME} more along {plan.mesh.other_axis!r}")
     for what, chosen in (("in parts", divided), ("mirrored", copied)):

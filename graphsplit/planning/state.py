@@ -32,6 +32,7 @@ class State:
       whole: variables that lie in parts and have to be put together for a call, by placeholder name, and why.
       in_place: those of the divided variables that are used where their parts are, along another axis of the mesh, and
         what users call them.
+      gathered: those of them that are put together along that axis all the same, as some operation needs all of them.
     """
 
     devices: Mapping[str, str] = field(default_factory=dict)
@@ -41,6 +42,7 @@ class State:
     copied: frozenset[int] = frozenset()
     whole: Mapping[str, str] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
+    gathered: frozenset[str] = frozenset()
 
     def is_everywhere(self, op: Op) -> bool:
         """Return whether every device has the value of an op, or makes it from nothing but sizes."""
