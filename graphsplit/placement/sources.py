@@ -16,6 +16,7 @@ from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.integrity import check_whole
 from graphsplit.core.model_files import model_file
+from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.parted_variables import parts_of
 from graphsplit.core.stored_models import load_saved_model, read_saved_model, signatures_of
 from graphsplit.core.structures import spec_text
@@ -291,7 +292,8 @@ def _resources(names: Sequence[str], symbols: Sequence[Any], captures: Sequence[
 
 
 def _variable_names(names: Sequence[str], captures: Sequence[Any], variables: Sequence[tf.Variable]) -> dict[str, str]:
-    found = {id(variable.handle): variable.name.removesuffix(":0") for variable in variables}
+    with raw_handles():  # (who asks a laid out variable for its handle has it put together)
+        found = {id(variable.handle): variable.name.removesuffix(":0") for variable in variables}
     return {name: found[id(handle)] for name, handle in zip(names, captures, strict=True) if id(handle) in found}
 
 
