@@ -82,11 +82,13 @@ def _count_rows(plan: Plan, draft: Draft, given: Mapping[Symbol, str]) -> RowCou
     found = plan.rows_sources()
     names = [plan.program.input_names[plan.program.inputs.index(i)] for i, *_ in found]
     counted = given[ROWS] if ROWS in given else [_argument(plan, *source) for source in found]
-    return MeasuredRows(counted, names, whole_weights(plan.mesh.weights), site)
+    counts = MeasuredRows(site)
+    counts.divide(counted, names, whole_weights(plan.mesh.weights))
+    return counts
 
 
 class _Emitter:
-    """Writes the nodes of a plan."""
+    """Writes the nodes of a plan: `emit` lists in which order."""
 
     def __init__(self, plan: Plan, draft: Draft, counts: RowCounts):
         self._plan = plan
@@ -100,18 +102,27 @@ class _Emitter:
         self._ended: set[str] = set()
 
     def emit(self) -> EmittedGraph:
+        self._write_operations()  # and the moves that they are the first to read
+        outputs = tuple(self._moves.whole(tensor, SINGLE_DEVICE) for tensor in self._program.outputs)
+        ends = self._write_ends_of_effects()
+        self._moves.check()
+        self._barriers.write(self._moves)
+        relay_within_hosts(self._draft)
+        return self._graph(outputs, ends)
+
+    def _write_operations(self) -> None:
         for op, step in zip(self._program.ops, self._plan.steps, strict=True):
             if step.home:
                 self._emit_once(op)
             if step.shards:
                 for d in self._draft.shards:
                     self._emit_shard(op, d)
-        outputs = tuple(self._moves.whole(tensor, SINGLE_DEVICE) for tensor in self._program.outputs)
+
+    def _write_ends_of_effects(self) -> tuple[str, ...]:
         effects = [i for i in self._program.effects if self._plan.steps[i].home or self._plan.steps[i].shards]
-        ends = tuple(name for i in effects for name in self._ends(i))  # adds nodes
-        self._moves.check()
-        self._barriers.write(self._moves)
-        relay_within_hosts(self._draft)
+        return tuple(name for i in effects for name in self._ends(i))
+
+    def _graph(self, outputs: tuple[str, ...], ends: tuple[str, ...]) -> EmittedGraph:
         ops = self._program.ops
         library = deepcopy(self._program.library)
         library.function.extend(self.functions.values())

@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from graphsplit.core.graphdefs import function_definition, make_node
 from graphsplit.core.layouts import REPLICATE, Layout, Shard
+from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS
 from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft, prefix_of_any
@@ -26,29 +27,33 @@ def emit_local(plan: LocalPlan, name: str, d: int, carries: bool) -> tuple[str, 
     Its content gives it its name. If it `carries` its arguments to the next turn of a loop, it returns what it is told
     of rows as well.
     """
-    return _LocalEmitter(plan, d).emit(name, carries)
+    draft = Draft(plan.program, range(d, d + 1), prefix_of_any)
+    symbols = told_sizes(plan.program.symbols, on_shard=True)
+    told = [f"{draft.scope}/rows/given_{k}" for k in range(len(symbols))]
+    for placeholder in told:
+        draft.add_sizes(make_node(placeholder, "Placeholder", [], "", dtype=tf.int64), d)
+    counts = _count_rows(plan, d, draft, dict(zip(symbols, told, strict=True)))
+    return _LocalEmitter(plan, d, draft, counts, told).emit(name, carries)
+
+
+def _count_rows(plan: LocalPlan, d: int, draft: Draft, given: dict[Symbol, str]) -> RowCounts:
+    scope = f"{draft.scope}/rows"
+    if ROWS in plan.program.symbols:
+        return ToldRows(d, given, scope, draft.add_sizes)
+    return FixedRows(plan.mesh.rows, Site("", {d: ""}, scope, draft.add_sizes, length_sizes(given)))
 
 
 class _LocalEmitter:
-    def __init__(self, plan: LocalPlan, d: int):
+    def __init__(self, plan: LocalPlan, d: int, draft: Draft, counts: RowCounts, told: list[str]):
         self._plan = plan
         self._d = d
         self._program = plan.program
         self._functions: dict[str, Any] = {}
-        self._draft = Draft(plan.program, range(d, d + 1), prefix_of_any)
-        symbols = told_sizes(plan.program.symbols, on_shard=True)
-        self._told = [f"{self._draft.scope}/rows/given_{k}" for k in range(len(symbols))]
-        for told in self._told:
-            self._draft.add_sizes(make_node(told, "Placeholder", [], "", dtype=tf.int64), d)
-        self._counts = self._count_rows(dict(zip(symbols, self._told, strict=True)))
-        self._constants = Constants(self._draft, self._counts, plan.mesh)
-        self._copies = ShardCopies(self._draft, self._counts, plan.mesh, plan.random, self._functions, emit_local)
-
-    def _count_rows(self, given: dict[Any, str]) -> RowCounts:
-        scope, d = f"{self._draft.scope}/rows", self._d
-        if ROWS in self._program.symbols:
-            return ToldRows(d, given, scope, self._draft.add_sizes)
-        return FixedRows(self._plan.mesh.rows, Site("", {d: ""}, scope, self._draft.add_sizes, length_sizes(given)))
+        self._draft = draft
+        self._counts = counts
+        self._told = told
+        self._constants = Constants(draft, counts, plan.mesh)
+        self._copies = ShardCopies(draft, counts, plan.mesh, plan.random, self._functions, emit_local)
 
     def emit(self, name: str, carries: bool) -> tuple[str, dict[str, Any]]:
         for op, step in zip(self._program.ops, self._plan.steps, strict=True):
