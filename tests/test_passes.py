@@ -104,3 +104,20 @@ def test_a_pass_can_be_left_out(monkeypatch: pytest.MonkeyPatch):
     without.plan(x).check()
     for parallel in (whole, without):
         np.testing.assert_allclose(float(parallel(x)), expected, rtol=1e-12)
+
+
+def test_turns_of_loops_are_planned_by_the_same_options():
+    step = training_step()
+
+    @tf.function
+    def steps(x: tf.Tensor) -> tf.Tensor:
+        loss = tf.constant(0.0, x.dtype)
+        for _ in tf.range(3):
+            loss = step(x)
+        return loss
+
+    parallel = gs.parallelize(steps, devices=3, strict=True, bucket_bytes=600, random="independent")
+    plan = parallel.plan(tf.TensorSpec([ROWS, 12], tf.float64))
+    bodies = [body for step in plan.steps for body in step.bodies.values()]
+    assert bodies
+    assert all(body.asked == dataclasses.replace(plan.asked, strict=False) for body in bodies)
