@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
 from graphsplit.core.apportionment import whole_weights
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.graphdefs import function_definition, make_node
@@ -32,7 +29,7 @@ from graphsplit.emission.row_counts import (
     length_sizes,
     measured,
 )
-from graphsplit.emission.shard_copies import ShardCopies, carries, told_sizes
+from graphsplit.emission.shard_copies import ShardCopies, carries, told_sizes, write_sizes, write_told
 from graphsplit.graph.function_calls import CONTROL_FLOW, hand_over, named_by_content, rename_functions
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import COPIES, SIZES, Op
@@ -55,15 +52,11 @@ def _emit_body(plan: Plan, name: str, returns_told: bool) -> tuple[str, dict[str
     It is told the sizes that are not known, and returns them too if it is called with them again.
     """
     draft = Draft(plan.program, range(plan.mesh.shards), prefix_of_shard)
-    symbols = told_sizes(plan.program.symbols, on_shard=False)
-    told = [f"{draft.scope}/rows/given_{k}" for k in range(len(symbols))]
-    for placeholder in told:
-        draft.add_sizes(make_node(placeholder, "Placeholder", [], plan.home, dtype=tf.int64), None)
-    counts = _count_rows(plan, draft, dict(zip(symbols, told, strict=True)))
-    emitter = _Emitter(plan, draft, counts)
+    told = write_told(draft, None, plan.home)
+    emitter = _Emitter(plan, draft, _count_rows(plan, draft, told))
     graph = emitter.emit()
-    outputs = [*graph.outputs, *(told if returns_told else [])]
-    function = function_definition(name, graph.nodes, [*graph.inputs, *told], outputs, graph.effects)
+    outputs = [*graph.outputs, *(told.values() if returns_told else [])]
+    function = function_definition(name, graph.nodes, [*graph.inputs, *told.values()], outputs, graph.effects)
     function = named_by_content(function)
     return str(function.signature.name), {**emitter.functions, function.signature.name: function}
 
@@ -171,8 +164,7 @@ class _Emitter:
     def _emit_once(self, op: Op) -> None:
         device = self._plan.owners.of_ops[op.index]
         if op.type == SIZES:
-            assert op.yields is not None
-            self._whole_sizes(op, op.yields)
+            write_sizes(self._draft, self._counts, op, None, self._counts.home.device)
             return
         if op.type == COPIES:
             nearest = self._moves.whole(self._program.nearest(op, device), SingleDevice(device))
@@ -185,12 +177,6 @@ class _Emitter:
             self._split_turns(op, node, bodies)
         if op.type in CONTROL_FLOW:
             bring_loop_inputs(node, self._draft)
-
-    def _whole_sizes(self, op: Op, value: np.ndarray) -> None:
-        """Write integers that follow from sizes."""
-        source = self._counts.operand(f"{op.name}/graphsplit_value", None, value, op.out_dtypes[0])
-        node = make_node(op.name, "Identity", [source], self._counts.home.device, T=op.out_dtypes[0])
-        self._draft.add(node, Origin(op.index, None, "op"))
 
     def _write_copy(self, op: Op, name: str, inputs: Sequence[str], device: str, d: int | None) -> None:
         """Write what reads the nearest copy."""

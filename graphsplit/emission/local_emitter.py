@@ -4,17 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
-from graphsplit.core.graphdefs import function_definition, make_node
+from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.layouts import REPLICATE, Layout, Shard
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS
 from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft, prefix_of_any
-from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.row_counts import FixedRows, RowCounts, Site, ToldRows, length_sizes
-from graphsplit.emission.shard_copies import ShardCopies, told_sizes
+from graphsplit.emission.shard_copies import ShardCopies, write_sizes, write_told
 from graphsplit.graph.function_calls import named_by_content
 from graphsplit.graph.inlining import XLA_ATTRIBUTE
 from graphsplit.planning.local_plan import LocalPlan
@@ -28,12 +25,9 @@ def emit_local(plan: LocalPlan, name: str, d: int, carries: bool) -> tuple[str, 
     of rows as well.
     """
     draft = Draft(plan.program, range(d, d + 1), prefix_of_any)
-    symbols = told_sizes(plan.program.symbols, on_shard=True)
-    told = [f"{draft.scope}/rows/given_{k}" for k in range(len(symbols))]
-    for placeholder in told:
-        draft.add_sizes(make_node(placeholder, "Placeholder", [], "", dtype=tf.int64), d)
-    counts = _count_rows(plan, d, draft, dict(zip(symbols, told, strict=True)))
-    return _LocalEmitter(plan, d, draft, counts, told).emit(name, carries)
+    told = write_told(draft, d, "")
+    counts = _count_rows(plan, d, draft, told)
+    return _LocalEmitter(plan, d, draft, counts, list(told.values())).emit(name, carries)
 
 
 def _count_rows(plan: LocalPlan, d: int, draft: Draft, given: dict[Symbol, str]) -> RowCounts:
@@ -77,10 +71,7 @@ class _LocalEmitter:
     def _write_whole(self, op: Op) -> None:
         """Write an operation on whole values, which every shard has for itself."""
         if op.type == SIZES:
-            assert op.yields is not None
-            source = self._counts.operand(f"{op.name}/graphsplit_value", self._d, op.yields, op.out_dtypes[0])
-            node = make_node(op.name, "Identity", [source], "", T=op.out_dtypes[0])
-            self._draft.add(node, Origin(op.index, self._d, "op"))
+            write_sizes(self._draft, self._counts, op, self._d, "")
             return
         data = [self._read(tensor, REPLICATE) for tensor in op.inputs]
         self._draft.copy(op, op.name, "", [*data, *self._controls(op)], self._d)
