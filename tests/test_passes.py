@@ -15,10 +15,13 @@ from graphsplit.planning import planner
 DECIDES = {
     "propagate": {"steps", "owners", "moves"},
     "cut_into_stages": {"program", "stage_cuts", "owners", "moves"},
-    "put_in_order": {"order", "buckets"},
+    "put_in_order": {"order"},
+    "carry_out_moves": {"collectives"},
+    "fill_buckets": {"collectives"},
+    "add_in_turns": {"collectives"},
     "divide_into_phases": {"phases"},
     "take_turns": {"schedules", "turns"},
-    "find_gateways": {"gateways"},
+    "go_through_gateways": {"collectives"},
     "note_stages": {"notes"},
     "check": set(),
 }
@@ -93,12 +96,12 @@ def test_each_pass_decides_what_it_is_for(decided: list[tuple[str, set[str]]]):
 
 
 def test_a_pass_can_be_left_out(monkeypatch: pytest.MonkeyPatch):
-    """Without buckets and an order, a plan is another one, and computes the same."""
+    """Without buckets a plan is another one, and computes the same."""
     x = tf.constant(np.random.default_rng(1).normal(size=(ROWS, 12)))
     expected = float(training_step()(x))
     whole = gs.parallelize(training_step(), devices=3)
     assert whole.plan(x).buckets
-    monkeypatch.setattr(planner, "PASSES", tuple(p for p in planner.PASSES if p.__name__ != "put_in_order"))
+    monkeypatch.setattr(planner, "PASSES", tuple(p for p in planner.PASSES if p.__name__ != "fill_buckets"))
     without = gs.parallelize(training_step(), devices=3)
     assert not without.plan(x).buckets
     without.plan(x).check()
