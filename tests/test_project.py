@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import doctest
+import functools
 import graphlib
 import importlib
 import inspect
@@ -166,6 +167,7 @@ def foreign_private_names(source: str, own: Set[str] = frozenset()) -> set[str]:
     return found
 
 
+@functools.cache
 def foreign_private_names_by_file() -> dict[str, set[str]]:
     sources = {m: (PACKAGE / m).read_text() for m in MODULES}
     own = set().union(*[own_private_names(ast.parse(source)) for source in sources.values()])
@@ -210,6 +212,32 @@ def test_the_contract_checks_what_is_private():
             case ast.FunctionDef(decorator_list=[_, ast.Call(func=ast.Name(id="relies_on"), args=names)]):
                 checked |= {name.value for name in names}
     assert checked == set().union(*foreign_private_names_by_file().values())
+
+
+def work_in_constructors(source: str) -> list[str]:
+    """Return the classes whose constructor does more than keep what it is given: loops, or calls methods of its own."""
+    found = []
+    for kind in [node for node in ast.walk(ast.parse(source)) if isinstance(node, ast.ClassDef)]:
+        for made in [node for node in kind.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]:
+            for node in ast.walk(made):
+                match node:
+                    case ast.For() | ast.While() | ast.Call(func=ast.Attribute(value=ast.Name(id="self"))):
+                        found.append(kind.name)
+    return found
+
+
+@pytest.mark.parametrize("floor", ["program", "tracing", "rules", "planning", "emission"])
+def test_nothing_runs_in_a_constructor(floor: str):
+    """Passes are functions, and run when they are called."""
+    sources = {m: (PACKAGE / m).read_text() for m in MODULES if m.startswith(f"{floor}/")}
+    assert {m: found for m, source in sources.items() if (found := work_in_constructors(source))} == {}
+
+
+def test_work_in_a_constructor_is_found():
+    kept = "class A:\n    def __init__(self, ops):\n        self.ops, self.by = ops, {op.name: op for op in ops}\n"
+    assert work_in_constructors(kept) == []
+    assert work_in_constructors(f"{kept}        self.run()\n") == ["A"]
+    assert work_in_constructors(f"{kept}        for op in ops: op.visit()\n") == ["A"]
 
 
 def test_quick_names_tests_that_exist():

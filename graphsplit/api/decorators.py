@@ -6,7 +6,7 @@ import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol, overload
+from typing import Any, Concatenate, ParamSpec, Protocol, overload
 
 import tensorflow as tf
 
@@ -20,6 +20,8 @@ from graphsplit.core.keywords import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.costs.machine import Machine
 
+Given = ParamSpec("Given")  # the options
+
 
 class Decorator(Protocol):
     """`parallelize` with its options, waiting for a function."""
@@ -29,52 +31,21 @@ class Decorator(Protocol):
         ...
 
 
-@overload
-def parallelize(
-    fn: Callable[P, R],
-    *,
-    devices: DevicesLike = None,
-    mesh: Mapping[str, int] | None = None,
-    split: Split = 0,
-    home: str | None = None,
-    weights: Sequence[float] | None = None,
-    strict: bool | float = False,
-    random: str = "exact",
-    reduce_retracing: bool = False,
-    micro_batches: int = 1,
-    schedule: str | None = None,
-    stages: int | None = None,
-    jit_compile: bool | str = False,
-    bucket_bytes: int | None = None,
-    plan: str | None = None,
-    memory: str | float | None = None,
-    machine: str | os.PathLike[str] | Machine | None = None,
-) -> ParallelFunction[P, R]: ...
+class _Parallelize(Protocol[Given]):
+    """The type of `parallelize`, which is called with a function or without one; its options are listed once, there."""
+
+    @overload
+    def __call__(self, *args: Given.args, **options: Given.kwargs) -> Decorator: ...
+
+    @overload
+    def __call__(self, fn: Callable[P, R], *args: Given.args, **options: Given.kwargs) -> ParallelFunction[P, R]: ...
 
 
-@overload
-def parallelize(
-    fn: None = None,
-    *,
-    devices: DevicesLike = None,
-    mesh: Mapping[str, int] | None = None,
-    split: Split = 0,
-    home: str | None = None,
-    weights: Sequence[float] | None = None,
-    strict: bool | float = False,
-    random: str = "exact",
-    reduce_retracing: bool = False,
-    micro_batches: int = 1,
-    schedule: str | None = None,
-    stages: int | None = None,
-    jit_compile: bool | str = False,
-    bucket_bytes: int | None = None,
-    plan: str | None = None,
-    memory: str | float | None = None,
-    machine: str | os.PathLike[str] | Machine | None = None,
-) -> Decorator: ...
+def _typed(function: Callable[Concatenate[Any, Given], Any]) -> _Parallelize[Given]:
+    return function  # type: ignore[return-value]
 
 
+@_typed
 @suggesting_options
 def parallelize(
     fn: Callable[P, R] | None = None,

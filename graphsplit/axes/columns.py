@@ -101,13 +101,14 @@ def _planned(program: Program, axis: str, columns: int, laid: Mapping[int, Layou
     )
     natural = AxisForward(
         program,
-        laid,
+        laid=laid,
         input_layouts=plan.input_layouts,
         control_flow=ControlFlowAnswers(mesh).answer,
         whole_outputs=program.outputs,
         exchanging=exchanging(mesh),
     ).run()
-    steps = AxisBackward(program, natural, lambda *_: {}, state=plan.state).run()
+    outputs = (SINGLE_DEVICE,) * len(program.outputs)
+    steps = AxisBackward(program, natural, outputs, state=plan.state, plan_bodies=lambda *_: {}).run()
     return passes.carry_out_moves(passes.owned_and_moved(plan, steps))
 
 

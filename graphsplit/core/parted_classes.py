@@ -69,6 +69,7 @@ def _parted_class(kind: type) -> type:
         def device(variable: Any) -> str:
             return str(variable._graphsplit_parts.raw_handle.device)  # (TensorFlow's own asks for the handle)
 
+        # a SavedModel copies each variable by this method, and no public one hears of it
         def export(variable: Any, *args: Any, **options: Any) -> Any:
             variable._graphsplit_parts.check_can_be_saved(variable.name)
             return kind._export_to_saved_model_graph(variable, *args, **options)  # type: ignore[attr-defined]
@@ -80,7 +81,10 @@ def _parted_class(kind: type) -> type:
 
 
 def _writes(kind: type) -> dict[str, Any]:
-    """Return the methods of variables of this class that give them a value from outside: it may go to the parts."""
+    """Return the methods of variables of this class that give them a value from outside: it may go to the parts.
+
+    Checkpoints restore by a private one, past `assign`.
+    """
 
     def write(variable: Any, value: Any, use_locking: Any = None, name: Any = None, read_value: bool = True) -> Any:
         if variable._graphsplit_parts.take(value):

@@ -89,6 +89,12 @@ class _Content(NamedTuple):
     returned: tuple[str, ...]
 
 
+def _call_name(scope: str, cluster: Cluster) -> str:
+    who = "home" if cluster.key.shard is None else f"shard_{cluster.key.shard}"
+    device = re.sub(r"\W+", "_", cluster.key.device.removeprefix("/").replace("device:", ""))
+    return f"{scope}/compiled/{who}/{device}/{cluster.level}"
+
+
 class _Writer:
     def __init__(self, graph: EmittedGraph, nodes: Sequence[Any], clusters: Sequence[Cluster]):
         self._graph = graph
@@ -96,7 +102,7 @@ class _Writer:
         self._clusters = clusters
         self._by_name = Graph(nodes)
         self._cluster_of = {node.name: c for c, cluster in enumerate(clusters) for node in cluster.nodes}
-        self._calls = [self._call_name(cluster) for cluster in clusters]
+        self._calls = [_call_name(graph.scope, cluster) for cluster in clusters]
         self._references: dict[str, str] = {}  # of what a cluster returns, as it was and as it is
 
     def write(self, outputs: Sequence[str], effects: Sequence[str]) -> CompiledNodes:
@@ -123,11 +129,6 @@ class _Writer:
             given,
             dict(zip(self._calls, returned, strict=True)),
         )
-
-    def _call_name(self, cluster: Cluster) -> str:
-        who = "home" if cluster.key.shard is None else f"shard_{cluster.key.shard}"
-        device = re.sub(r"\W+", "_", cluster.key.device.removeprefix("/").replace("device:", ""))
-        return f"{self._graph.scope}/compiled/{who}/{device}/{cluster.level}"
 
     def _reference(self, reference: str) -> str:
         """Return how a reference is called outside of clusters now."""

@@ -6,9 +6,6 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-import numpy as np
-import tensorflow as tf
-
 from graphsplit.core.apportionment import whole_weights
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.graphdefs import function_definition, make_node
@@ -33,7 +30,7 @@ from graphsplit.emission.row_counts import (
     length_sizes,
     measured,
 )
-from graphsplit.emission.shard_copies import ShardCopies, carries, told_sizes
+from graphsplit.emission.shard_copies import ShardCopies, carries, told_sizes, write_sizes, write_told
 from graphsplit.graph.function_calls import CONTROL_FLOW, hand_over, named_by_content, rename_functions
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import COPIES, SIZES, Op
@@ -58,15 +55,11 @@ def _emit_body(plan: Plan, name: str, returns_told: bool) -> tuple[str, dict[str
     It is told the sizes that are not known, and returns them too if it is called with them again.
     """
     draft = Draft(plan.program, range(plan.mesh.shards), prefix_of_shard)
-    symbols = told_sizes(plan.program.symbols, on_shard=False)
-    told = [f"{draft.scope}/rows/given_{k}" for k in range(len(symbols))]
-    for placeholder in told:
-        draft.add_sizes(make_node(placeholder, "Placeholder", [], plan.home, dtype=tf.int64), None)
-    counts = _count_rows(plan, draft, dict(zip(symbols, told, strict=True)))
-    emitter = _Emitter(plan, draft, counts)
+    told = write_told(draft, None, plan.home)
+    emitter = _Emitter(plan, draft, _count_rows(plan, draft, told))
     graph = emitter.emit()
-    outputs = [*graph.outputs, *(told if returns_told else [])]
-    function = function_definition(name, graph.nodes, [*graph.inputs, *told], outputs, graph.effects)
+    outputs = [*graph.outputs, *(told.values() if returns_told else [])]
+    function = function_definition(name, graph.nodes, [*graph.inputs, *told.values()], outputs, graph.effects)
     function = named_by_content(function)
     return str(function.signature.name), {**emitter.functions, function.signature.name: function}
 
@@ -87,11 +80,13 @@ def _count_rows(plan: Plan, draft: Draft, given: Mapping[Symbol, str]) -> RowCou
     found = plan.rows_sources()
     names = [plan.program.input_names[plan.program.inputs.index(i)] for i, *_ in found]
     counted = given[ROWS] if ROWS in given else [_argument(plan, *source) for source in found]
-    return MeasuredRows(counted, names, whole_weights(plan.mesh.weights), site)
+    counts = MeasuredRows(site)
+    counts.divide(counted, names, whole_weights(plan.mesh.weights))
+    return counts
 
 
 class _Emitter:
-    """Writes the nodes of a plan."""
+    """Writes the nodes of a plan: `emit` lists in which order."""
 
     def __init__(self, plan: Plan, draft: Draft, counts: RowCounts):
         self._plan = plan
@@ -105,18 +100,27 @@ class _Emitter:
         self._ended: set[str] = set()
 
     def emit(self) -> EmittedGraph:
+        self._write_operations()  # and the moves that they are the first to read
+        outputs = tuple(self._moves.whole(tensor, SINGLE_DEVICE) for tensor in self._program.outputs)
+        ends = self._write_ends_of_effects()
+        self._moves.check()
+        self._barriers.write(self._moves)
+        relay_within_hosts(self._draft)
+        return self._graph(outputs, ends)
+
+    def _write_operations(self) -> None:
         for op, step in zip(self._program.ops, self._plan.steps, strict=True):
             if step.home:
                 self._emit_once(op)
             if step.shards:
                 for d in self._draft.shards:
                     self._emit_shard(op, d)
-        outputs = tuple(self._moves.whole(tensor, SINGLE_DEVICE) for tensor in self._program.outputs)
+
+    def _write_ends_of_effects(self) -> tuple[str, ...]:
         effects = [i for i in self._program.effects if self._plan.steps[i].home or self._plan.steps[i].shards]
-        ends = tuple(name for i in effects for name in self._ends(i))  # adds nodes
-        self._moves.check()
-        self._barriers.write(self._moves)
-        relay_within_hosts(self._draft)
+        return tuple(name for i in effects for name in self._ends(i))
+
+    def _graph(self, outputs: tuple[str, ...], ends: tuple[str, ...]) -> EmittedGraph:
         ops = self._program.ops
         library = deepcopy(self._program.library)
         library.function.extend(self.functions.values())
@@ -173,8 +177,7 @@ class _Emitter:
     def _emit_once(self, op: Op) -> None:
         device = self._plan.owners.of_ops[op.index]
         if op.type == SIZES:
-            assert op.yields is not None
-            self._whole_sizes(op, op.yields)
+            write_sizes(self._draft, self._counts, op, None, self._counts.home.device)
             return
         if op.type == COPIES:
             nearest = self._moves.whole(self._program.nearest(op, device), SingleDevice(device))
@@ -187,12 +190,6 @@ class _Emitter:
             self._split_turns(op, node, bodies)
         if op.type in CONTROL_FLOW:
             bring_loop_inputs(node, self._draft)
-
-    def _whole_sizes(self, op: Op, value: np.ndarray) -> None:
-        """Write integers that follow from sizes."""
-        source = self._counts.operand(f"{op.name}/graphsplit_value", None, value, op.out_dtypes[0])
-        node = make_node(op.name, "Identity", [source], self._counts.home.device, T=op.out_dtypes[0])
-        self._draft.add(node, Origin(op.index, None, "op"))
 
     def _write_copy(self, op: Op, name: str, inputs: Sequence[str], device: str, d: int | None) -> None:
         """Write what reads the nearest copy."""

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import tensorflow as tf
-
-from graphsplit.core.graphdefs import function_definition, make_node
+from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.layouts import REPLICATE, Layout, Shard
+from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS
 from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft, prefix_of_any
-from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.row_counts import FixedRows, RowCounts, Site, ToldRows, length_sizes
-from graphsplit.emission.shard_copies import ShardCopies, told_sizes
+from graphsplit.emission.shard_copies import ShardCopies, write_sizes, write_told
 from graphsplit.graph.function_calls import named_by_content
 from graphsplit.graph.inlining import XLA_ATTRIBUTE
 from graphsplit.planning.local_plan import LocalPlan
@@ -26,29 +24,30 @@ def emit_local(plan: LocalPlan, name: str, d: int, carries: bool) -> tuple[str, 
     Its content gives it its name. If it `carries` its arguments to the next turn of a loop, it returns what it is told
     of rows as well.
     """
-    return _LocalEmitter(plan, d).emit(name, carries)
+    draft = Draft(plan.program, range(d, d + 1), prefix_of_any)
+    told = write_told(draft, d, "")
+    counts = _count_rows(plan, d, draft, told)
+    return _LocalEmitter(plan, d, draft, counts, list(told.values())).emit(name, carries)
+
+
+def _count_rows(plan: LocalPlan, d: int, draft: Draft, given: dict[Symbol, str]) -> RowCounts:
+    scope = f"{draft.scope}/rows"
+    if ROWS in plan.program.symbols:
+        return ToldRows(d, given, scope, draft.add_sizes)
+    return FixedRows(plan.mesh.rows, Site("", {d: ""}, scope, draft.add_sizes, length_sizes(given)))
 
 
 class _LocalEmitter:
-    def __init__(self, plan: LocalPlan, d: int):
+    def __init__(self, plan: LocalPlan, d: int, draft: Draft, counts: RowCounts, told: list[str]):
         self._plan = plan
         self._d = d
         self._program = plan.program
         self._functions: dict[str, Any] = {}
-        self._draft = Draft(plan.program, range(d, d + 1), prefix_of_any)
-        symbols = told_sizes(plan.program.symbols, on_shard=True)
-        self._told = [f"{self._draft.scope}/rows/given_{k}" for k in range(len(symbols))]
-        for told in self._told:
-            self._draft.add_sizes(make_node(told, "Placeholder", [], "", dtype=tf.int64), d)
-        self._counts = self._count_rows(dict(zip(symbols, self._told, strict=True)))
-        self._constants = Constants(self._draft, self._counts, plan.mesh)
-        self._copies = ShardCopies(self._draft, self._counts, plan.mesh, plan.random, self._functions, emit_local)
-
-    def _count_rows(self, given: dict[Any, str]) -> RowCounts:
-        scope, d = f"{self._draft.scope}/rows", self._d
-        if ROWS in self._program.symbols:
-            return ToldRows(d, given, scope, self._draft.add_sizes)
-        return FixedRows(self._plan.mesh.rows, Site("", {d: ""}, scope, self._draft.add_sizes, length_sizes(given)))
+        self._draft = draft
+        self._counts = counts
+        self._told = told
+        self._constants = Constants(draft, counts, plan.mesh)
+        self._copies = ShardCopies(draft, counts, plan.mesh, plan.random, self._functions, emit_local)
 
     def emit(self, name: str, carries: bool) -> tuple[str, dict[str, Any]]:
         for op, step in zip(self._program.ops, self._plan.steps, strict=True):
@@ -72,10 +71,7 @@ class _LocalEmitter:
     def _write_whole(self, op: Op) -> None:
         """Write an operation on whole values, which every shard has for itself."""
         if op.type == SIZES:
-            assert op.yields is not None
-            source = self._counts.operand(f"{op.name}/graphsplit_value", self._d, op.yields, op.out_dtypes[0])
-            node = make_node(op.name, "Identity", [source], "", T=op.out_dtypes[0])
-            self._draft.add(node, Origin(op.index, self._d, "op"))
+            write_sizes(self._draft, self._counts, op, self._d, "")
             return
         data = [self._read(tensor, REPLICATE) for tensor in op.inputs]
         self._draft.copy(op, op.name, "", [*data, *self._controls(op)], self._d)

@@ -172,9 +172,8 @@ class FixedRows(RowCounts):
     def __init__(self, rows: Sequence[int], site: Site):
         super().__init__(site)
         self._rows = tuple(rows)
+        self.numbers = {d: {ROWS: sum(rows), OWN: rows[d], BEGIN: sum(rows[:d])} for d in site.devices}
         self.numbers[None] = {ROWS: sum(rows)}
-        for d in site.devices:
-            self.numbers[d] = {ROWS: sum(rows), OWN: rows[d], BEGIN: sum(rows[:d])}
 
     def split_sizes(self, name: str, layout: Shard, d: int | None = None) -> str:
         """Write the sizes of all pieces of an axis, block by block, at home or on the device of a shard."""
@@ -243,21 +242,20 @@ class ToldRows(RowCounts):
 
 
 class MeasuredRows(RowCounts):
-    """Row counts that are measured, and divided among shards of which some may go without.
+    """Row counts that are measured, and divided among shards of which some may go without. First `divide` is called."""
 
-    Args:
-      sources: the arguments that have the rows of the batch; all must have the same number. Or the reference of that
-        number.
-      batch: how the user calls these arguments.
-      weights: the share of each shard, as whole numbers.
-      site: where they are computed.
-    """
+    def divide(self, sources: Sequence[Measured] | str, batch: Sequence[str], weights: Sequence[int]) -> None:
+        """Write how many rows each shard has.
 
-    def __init__(self, sources: Sequence[Measured] | str, batch: Sequence[str], weights: Sequence[int], site: Site):
-        super().__init__(site)
+        Args:
+          sources: the arguments that have the rows of the batch; all must have the same number. Or the reference of
+            that number.
+          batch: how the user calls these arguments.
+          weights: the share of each shard, as whole numbers.
+        """
         w = self.home
         rows = sources if isinstance(sources, str) else _equal(w, [measured(w, s) for s in sources], batch)
-        sizes, begins = self._divide(rows, weights)
+        sizes, begins = self._borders(rows, weights)
         self._present = [w("Greater", size, w.constant(0), T=tf.int64) for size in sizes]
         self.scalars[None][ROWS] = rows
         for d, writer in self.writers.items():
@@ -265,7 +263,7 @@ class MeasuredRows(RowCounts):
             if self.may_be_absent(d):
                 writer.control = "^" + writer("Identity", self.scalars[d][OWN], T=tf.int64)  # dead if there are no rows
 
-    def _divide(self, rows: str, weights: Sequence[int]) -> tuple[list[str], list[str]]:
+    def _borders(self, rows: str, weights: Sequence[int]) -> tuple[list[str], list[str]]:
         """Write the rows of each shard and where they begin: border `d` is the batch times its part, rounded up."""
         w, count, total = self.home, len(weights), sum(weights)
         upto = w.constant(np.cumsum([0, *weights]))

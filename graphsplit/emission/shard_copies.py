@@ -160,6 +160,22 @@ def told_sizes(symbols: Sequence[Symbol], *, on_shard: bool) -> list[Symbol]:
     return [*rows, *[symbol for symbol in symbols if symbol != ROWS]]
 
 
+def write_told(draft: Draft, d: int | None, device: str) -> dict[Symbol, str]:
+    """Write the placeholders by which the body of a loop is told sizes, of shard `d` or at home; return their names."""
+    symbols = told_sizes(draft.program.symbols, on_shard=d is not None)
+    told = {symbol: f"{draft.scope}/rows/given_{k}" for k, symbol in enumerate(symbols)}
+    for name in told.values():
+        draft.add_sizes(make_node(name, "Placeholder", [], device, dtype=tf.int64), d)
+    return told
+
+
+def write_sizes(draft: Draft, counts: RowCounts, op: Op, d: int | None, device: str) -> None:
+    """Write integers that follow from sizes, which a program has as an operation, as shard `d` or home reads them."""
+    assert op.yields is not None
+    source = counts.operand(f"{op.name}/graphsplit_value", d, op.yields, op.out_dtypes[0])
+    draft.add(make_node(op.name, "Identity", [source], device, T=op.out_dtypes[0]), Origin(op.index, d, "op"))
+
+
 def carries(op: Op, name: str) -> bool:
     """Return whether a function of a control-flow op returns what it is given, for the next turn of a loop."""
     return CONTROL_FLOW[op.type].loops and name == function_names(op.node)[1]

@@ -23,6 +23,7 @@ def check_turns(plan: Plan, graph: EmittedGraph) -> None:
       graph: what was emitted for it.
     """
     found = _Waits(graph)
+    found.follow()
     for (phase, d), before in followed(plan.turns).items():
         first = plan.mesh.before(before.shard) is None
         ended = list(found.ended(plan.phases[before.phase], before.shard, first=first))
@@ -42,10 +43,17 @@ class _Waits:
     def __init__(self, graph: EmittedGraph):
         self._origins, self._graph = graph.origins, graph.by_name
         self._before = [0] * len(graph.nodes)  # a bit for each node
+        self.nodes = {(o.op, o.shard): name for name, o in graph.origins.items() if o.role == "op"}
+
+    def follow(self) -> None:
+        """Find out what has run before each node.
+
+        Raises:
+          CheckError: if nodes wait for each other.
+        """
         for k in self._graph.positions_in_order:
             masks = [self._before[source] | 1 << source for source in self._graph.sources[k]]
             self._before[k] = functools.reduce(operator.or_, masks, 0)
-        self.nodes = {(o.op, o.shard): name for name, o in graph.origins.items() if o.role == "op"}
 
     def waits(self, later: str, first: str) -> bool:
         """Return whether a node has run whenever another one does."""

@@ -13,7 +13,7 @@ first, which sends them.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
@@ -30,6 +30,7 @@ _WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariab
 _ONLY_THIS = 1 << 50  # bytes: an operand of this size decides the factor
 
 
+@dataclass(eq=False)
 class AxisForward(ForwardPropagation):
     """The natural forms along an axis.
 
@@ -37,14 +38,12 @@ class AxisForward(ForwardPropagation):
       laid: the layouts of captured handles that lie along it, by position.
     """
 
-    def __init__(self, program: Program, laid: Mapping[int, Layout], **others: Any):
-        super().__init__(program, **others)
-        self._laid = laid
-        self._moved: set[tuple[Tensor, Layout]] = set()  # what moves for an operation before
+    laid: Mapping[int, Layout] = field(kw_only=True)
+    _moved: set[tuple[Tensor, Layout]] = field(default_factory=set, init=False)  # what moves for an operation before
 
     def _visit(self, op: Op) -> None:
-        if op.index in self._laid:
-            self._append(Sharded((), (self._laid[op.index],)), "", (self._laid[op.index],))
+        if op.index in self.laid:
+            self._append(Sharded((), (self.laid[op.index],)), "", (self.laid[op.index],))
             return
         layouts = [self.layout(tensor) for tensor in op.inputs]
         found = _of_variable(self.program, op, layouts)
@@ -87,7 +86,7 @@ class AxisForward(ForwardPropagation):
 
     def _bytes_moved(self, op: Op, layouts: Sequence[Layout], given: Sharded) -> float:
         """Return the bytes that a device sends: of operands that move, and of sums that are added up in parts."""
-        shards, total = max(self._exchanging, 1), 0.0
+        shards, total = max(self.exchanging, 1), 0.0
         for tensor, layout, want in zip(op.inputs, layouts, given.wants, strict=True):
             if isinstance(layout, Shard) and want != layout and (tensor, want) not in self._moved:
                 share = 1.0 if want == REPLICATE else 1 / shards
@@ -96,6 +95,7 @@ class AxisForward(ForwardPropagation):
         return total + sum(self.program.bytes(Tensor(op.index, k)) * (shards - 1) / shards for k in sums)
 
 
+@dataclass(eq=False)
 class AxisBackward(WholeBackwardPropagation):
     """What must run along an axis."""
 
@@ -106,7 +106,7 @@ class AxisBackward(WholeBackwardPropagation):
         required = op.index in self._required
         if op.type == "Placeholder" or not elsewhere or not self._may_repeat(op):
             return self._once(op, required or bool(wanted))
-        if self._state.is_everywhere(op):
+        if self.state.is_everywhere(op):
             return self._step_at_home(op, required, None)
         everywhere = Sharded((REPLICATE,) * len(op.inputs), (REPLICATE,) * len(op.out_shapes))
         self._demand_inputs(op, everywhere)

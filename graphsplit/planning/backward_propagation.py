@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import REPLICATE, Layout, Shard, SingleDevice, is_whole
 from graphsplit.graph.walks import reached
 from graphsplit.planning.averages import as_planned
 from graphsplit.planning.forward_propagation import NaturalForms
@@ -24,6 +26,7 @@ _REMADE_WHOLE = frozenset({"EmptyTensorList", "TensorListReserve"})
 BodyPlanner = Callable[[Op, Sequence[Layout]], Mapping[str, object]]
 
 
+@dataclass(eq=False)
 class BackwardPropagation:
     """From what is read to what must run: `run` returns the steps.
 
@@ -35,36 +38,32 @@ class BackwardPropagation:
       state: where lives what the program does not compute.
     """
 
-    def __init__(
-        self,
-        program: Program,
-        natural: NaturalForms,
-        output_layouts: Sequence[Layout],
-        *,
-        independent: bool = False,
-        state: State = State(),  # noqa: B008  # frozen
-    ):
-        self.program = program
-        self.natural = natural
-        self._output_layouts = output_layouts
-        self._independent = independent
-        self._state = state
-        self._demands: list[dict[tuple[int, Layout], None]] = [{} for _ in program.ops]
-        self._required = set(program.effects) | set(program.captures) | set(program.inputs)
-        self._costs: dict[tuple[Tensor, Layout], int] = {}
-        self._inputs = set(program.inputs)
-        self._remade_whole: dict[int, bool] = {}
+    program: Program
+    natural: NaturalForms
+    output_layouts: Sequence[Layout]
+    independent: bool = False
+    state: State = field(default_factory=State)
+    _demands: list[dict[tuple[int, Layout], None]] = field(default_factory=list, init=False)
+    _required: set[int] = field(default_factory=set, init=False)
+    _costs: dict[tuple[Tensor, Layout], int] = field(default_factory=dict, init=False)
+    _remade_whole: dict[int, bool] = field(default_factory=dict, init=False)
 
     def run(self) -> tuple[Step, ...]:
         """Return what becomes of each op."""
         steps = [Step()] * len(self.program.ops)
-        for tensor, layout in zip(self.program.outputs, self._output_layouts, strict=True):
+        self._demands = [{} for _ in self.program.ops]
+        self._required = {*self.program.effects, *self.program.captures, *self.program.inputs}
+        for tensor, layout in zip(self.program.outputs, self.output_layouts, strict=True):
             self._demand(tensor, layout)
         for op in reversed(self.program.ops):
             if self._demands[op.index] or op.index in self._required:
                 steps[op.index] = self._visit(op)
                 self._required.update(op.controls)
         return tuple(steps)
+
+    @functools.cached_property
+    def _inputs(self) -> frozenset[int]:
+        return frozenset(self.program.inputs)
 
     def _demand(self, tensor: Tensor, layout: Layout) -> None:
         self._demands[tensor.op][tensor.index, layout] = None
@@ -98,7 +97,7 @@ class BackwardPropagation:
                     home, remade = home or found is None, remade or found
             elif layout == REPLICATE and remade is None and self._is_remade_whole(op):
                 remade = self._on_every_shard(op)
-            elif layout != REPLICATE or not self._state.is_everywhere(op):
+            elif layout != REPLICATE or not self.state.is_everywhere(op):
                 home = True
         if remade is not None:
             self._demand_inputs(op, remade)
@@ -119,7 +118,7 @@ class BackwardPropagation:
     def _remake(self, tensor: Tensor, layout: Shard) -> Sharded | None:
         """Return how to make a whole tensor in pieces, if that moves fewer bytes than cutting it."""
         op = self.program.ops[tensor.op]
-        rule = rule_to_make(op.type, self._independent)
+        rule = rule_to_make(op.type, self.independent)
         if rule is None or not self._may_repeat(op):
             return None
         found = answer_for_output(rule, op, tensor.index, layout)
@@ -136,7 +135,7 @@ class BackwardPropagation:
         made = self.natural.answers[tensor.op]
         if (
             op.type == "Const"
-            or (self._state.is_everywhere(op) and is_whole(layout))
+            or (self.state.is_everywhere(op) and is_whole(layout))
             or (made is not None and made.gives[tensor.index] == layout)
         ):
             cost = 0
@@ -150,7 +149,7 @@ class BackwardPropagation:
     def _may_repeat(self, op: Op) -> bool:
         """Return whether an op may run on every shard instead of once: nobody could tell the difference."""
         if op.type in STATEFUL_RANDOM:
-            return self._independent
+            return self.independent
         return not (op.stateful or op.controls or op.index in self._inputs or op.index in self.natural.kept_home)
 
     def _is_remade_whole(self, op: Op, depth: int = 0) -> bool:
@@ -166,7 +165,7 @@ class BackwardPropagation:
         if op.index not in self._remade_whole:
             inputs = [self.program.ops[tensor.op] for tensor in op.inputs]
             anywhere = bool(inputs) and all(
-                self._state.is_everywhere(i) or self._is_remade_whole(i, depth + 1) for i in inputs
+                self.state.is_everywhere(i) or self._is_remade_whole(i, depth + 1) for i in inputs
             )
             small = sum(op.out_bytes) <= _SMALL and not op.bodies
             self._remade_whole[op.index] = op.type in _REMADE_WHOLE or (anywhere and (small or self._has_copies(op)))
@@ -184,7 +183,7 @@ class BackwardPropagation:
         return _INFINITE if opaque and not is_whole(layout) else self.program.bytes(tensor)
 
     def _remake_cost(self, op: Op, tensor: Tensor, layout: Layout, depth: int) -> int:
-        rule = rule_to_make(op.type, self._independent)
+        rule = rule_to_make(op.type, self.independent)
         size = self._size(tensor, layout)
         if rule is None or not self._may_repeat(op) or not isinstance(layout, Shard):
             return size
@@ -194,6 +193,7 @@ class BackwardPropagation:
         return sum(self._cost(t, want, depth + 1) for t, want in zip(op.inputs, found.wants, strict=True))
 
 
+@dataclass(eq=False)
 class WholeBackwardPropagation(BackwardPropagation):
     """Of a whole program, or of what a loop at home does in each turn.
 
@@ -201,20 +201,18 @@ class WholeBackwardPropagation(BackwardPropagation):
       plan_bodies: plans the functions of a loop or branch that stays at home, given the layouts of its inputs.
     """
 
-    def __init__(self, program: Program, natural: NaturalForms, plan_bodies: BodyPlanner, **others: object):
-        self._plan_bodies = plan_bodies
-        outputs = (SINGLE_DEVICE,) * len(program.outputs)
-        super().__init__(program, natural, outputs, **others)  # type: ignore[arg-type]
+    plan_bodies: BodyPlanner = field(kw_only=True)
 
     def _step_at_home(self, op: Op, home: bool, remade: Sharded | None) -> Step:
         reason = self.natural.reasons[op.index]
         if home and reason and op.bodies:
-            bodies = self._plan_bodies(op, [self.natural.layout(tensor) for tensor in op.inputs])
+            bodies = self.plan_bodies(op, [self.natural.layout(tensor) for tensor in op.inputs])
             if any(body.sharded_ops for body in bodies.values()):  # type: ignore[attr-defined]
                 return Step(home, remade, reason, bodies)
         return Step(home, remade, reason)
 
 
+@dataclass(eq=False)
 class LocalBackwardPropagation(BackwardPropagation):
     """Of a body that every shard runs by itself: whole ops run on every shard, and nobody is there to exchange with.
 
@@ -223,10 +221,8 @@ class LocalBackwardPropagation(BackwardPropagation):
       wishes: the layouts in which arguments would have to be given that are given whole, by number.
     """
 
-    def __init__(self, program: Program, natural: NaturalForms, outputs: Sequence[Layout], independent: bool):
-        self.obstacles: list[str] = []
-        self.wishes: dict[int, Shard] = {}
-        super().__init__(program, natural, outputs, independent=independent)
+    obstacles: list[str] = field(default_factory=list, init=False)
+    wishes: dict[int, Shard] = field(default_factory=dict, init=False)
 
     def _visit(self, op: Op) -> Step:
         step = super()._visit(op)

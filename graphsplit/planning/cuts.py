@@ -9,6 +9,7 @@ kept if it spreads more work than its moves cost.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
@@ -59,21 +60,25 @@ def _share_at_home(program: Program, natural: NaturalForms) -> float:
     return sum(whole) / (sum(work) or 1)
 
 
+@dataclass(eq=False)
 class _Hopeful(ForwardPropagation):
     """A pass in which all is cut that can be, and that an earlier pass did not put onto the shards anyway."""
 
-    def __init__(self, program: Program, *args: object, mesh: Mesh, **others: object):
-        self._mesh = mesh
-        self._has_data: list[bool] = []
-        self.lengths = _lengths_of_arguments(program) if mesh.rows else set()
-        super().__init__(program, *args, **others)  # type: ignore[arg-type]
+    mesh: Mesh = field(default_factory=Mesh)
+    lengths: set[int] = field(default_factory=set, init=False)
+    _has_data: list[bool] = field(default_factory=list, init=False)
+
+    def run(self) -> NaturalForms:
+        """Return the natural forms."""
+        self.lengths = _lengths_of_arguments(self.program) if self.mesh.rows else set()
+        return super().run()
 
     def _append(self, *args: object) -> None:
         super()._append(*args)  # type: ignore[arg-type]
         self._has_data.append(self._is_data(self.program.ops[len(self._has_data)]))
 
     def _is_data(self, op: Op) -> bool:
-        return is_data(op, self._has_data, self.program, self._mesh.batch)
+        return is_data(op, self._has_data, self.program, self.mesh.batch)
 
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         """Answer for an operation; if it cannot run with its operands as they are, with one cut along another axis."""
@@ -91,11 +96,11 @@ class _Hopeful(ForwardPropagation):
         """Return how an operand may be cut instead: along other axes that have the batch's rows."""
         if not isinstance(layout, Shard):
             return []
-        axes = [axis for axis, size in enumerate(shape or ()) if is_same(size, self._mesh.batch)]
+        axes = [axis for axis, size in enumerate(shape or ()) if is_same(size, self.mesh.batch)]
         return [Shard(axis) for axis in axes if axis != layout.axis]
 
     def _append_home(self, op: Op, reason: str) -> None:
-        if reason and self._mesh.rows:  # it reads rows; what it makes of them are rows, as many as there may be
+        if reason and self.mesh.rows:  # it reads rows; what it makes of them are rows, as many as there may be
             self.lengths.update(shape[0] for shape in op.out_shapes if shape and shape[0] is not None)
         super()._append_home(op, reason)
 
@@ -109,7 +114,7 @@ class _Hopeful(ForwardPropagation):
             return None
         if not op.is_constant and not self._is_data(op):
             return None
-        batch = self._mesh.batch
+        batch = self.mesh.batch
         own = [axis for axis, size in enumerate(shape) if is_same(size, batch)]
         if own:  # (an argument that has so many rows, and is whole, was asked to be)
             return None if op.index in self.program.inputs else Shard(own[0])
@@ -125,7 +130,7 @@ class _Hopeful(ForwardPropagation):
 
     def _of_other_rows(self, axis: int, size: int | None) -> Shard | None:
         """Return the cut into rows that are not the batch's, if there are some for each shard."""
-        if not self._mesh.rows or size is None or min(OtherRows(size).counts(self._mesh.rows)) < 1:
+        if not self.mesh.rows or size is None or min(OtherRows(size).counts(self.mesh.rows)) < 1:
             return None
         return Shard(axis, (1,), OtherRows(size))
 
@@ -153,55 +158,49 @@ class _Component:
     ordinary: bool = True
 
 
+@dataclass(eq=False)
 class _Components:
-    def __init__(
-        self,
-        program: Program,
-        natural: NaturalForms,
-        hopeful: NaturalForms,
-        lengths: Collection[int],
-        mesh: Mesh,
-        independent: bool,
-    ):
-        self._program = program
-        self._natural = natural
-        self._hopeful = hopeful
-        self._lengths = lengths
-        self._mesh = mesh
-        self._independent = independent
-        given = zip(program.ops, natural.answers, hopeful.answers, strict=True)
-        self._new = [op for op, before, after in given if before is None and after is not None]
-        self._parents: dict[Tensor | int, Tensor | int] = {}
+    program: Program
+    natural: NaturalForms
+    hopeful: NaturalForms
+    lengths: Collection[int]
+    mesh: Mesh
+    independent: bool
+    _parents: dict[Tensor | int, Tensor | int] = field(default_factory=dict)
+
+    @functools.cached_property
+    def _new(self) -> list[Op]:
+        return [op for op in self.program.ops if self._is_new(op.index)]
 
     def that_pay(self) -> tuple[dict[int, Sharded], dict[Tensor, Shard]]:
         """Return how the operations run of the components that are worth it, and what is cut for them."""
         for op in self._new:
             for tensor in op.inputs:
-                if not is_whole(self._hopeful.layout(tensor)) and self._belongs(tensor):
+                if not is_whole(self.hopeful.layout(tensor)) and self._belongs(tensor):
                     self._join(op.index, self._node(tensor))
         found: dict[Tensor | int, _Component] = {}
         for op in self._new:
             self._count(op, found.setdefault(self._root(op.index), _Component()))
         self._count_exits(found)
         kept = {root: component for root, component in found.items() if self._pays(component)}
-        answers = {op.index: self._hopeful.answers[op.index] for op in self._new if self._root(op.index) in kept}
+        answers = {op.index: self.hopeful.answers[op.index] for op in self._new if self._root(op.index) in kept}
         cuts = {tensor: cut for component in kept.values() for tensor, cut in component.cuts.items()}
         return {i: given for i, given in answers.items() if given is not None}, cuts
 
     def _pays(self, component: _Component) -> bool:
-        spread = component.flops * (1 - 1 / self._mesh.shards)
+        spread = component.flops * (1 - 1 / self.mesh.shards)
         enough = component.ordinary or component.flops >= LEAST_OTHER_FLOPS
         return enough and spread > max(component.bytes, 0) * FLOPS_PER_BYTE
 
     def _is_new(self, position: int) -> bool:
-        return self._natural.answers[position] is None and self._hopeful.answers[position] is not None
+        return self.natural.answers[position] is None and self.hopeful.answers[position] is not None
 
     def _is_cut(self, tensor: Tensor) -> bool:
         """Return whether a tensor is cut only here: its op does not make it like that."""
-        made = self._hopeful.answers[tensor.op]
-        layout = self._hopeful.layout(tensor)
+        made = self.hopeful.answers[tensor.op]
+        layout = self.hopeful.layout(tensor)
         is_made = made is not None and made.gives[tensor.index] == layout
-        return isinstance(layout, Shard) and not is_made and layout != self._natural.layout(tensor)
+        return isinstance(layout, Shard) and not is_made and layout != self.natural.layout(tensor)
 
     def _belongs(self, tensor: Tensor) -> bool:
         return self._is_new(tensor.op) or self._is_cut(tensor)
@@ -220,11 +219,11 @@ class _Components:
 
     def _count(self, op: Op, component: _Component) -> None:
         """Add an operation, and what moves to its shards, to its component."""
-        given = self._hopeful.answers[op.index]
+        given = self.hopeful.answers[op.index]
         assert given is not None
         component.flops += flops_of(op)
         for i, (tensor, want) in enumerate(zip(op.inputs, given.wants, strict=True)):
-            layout, size = self._hopeful.layout(tensor), self._program.bytes(tensor)
+            layout, size = self.hopeful.layout(tensor), self.program.bytes(tensor)
             if self._is_cut(tensor) and tensor not in component.cuts:
                 assert isinstance(layout, Shard)
                 component.cuts[tensor] = layout
@@ -236,46 +235,46 @@ class _Components:
                 component.bytes += self._bytes_to_cut(tensor, want)
             elif not is_whole(layout):
                 component.bytes += size * (want != layout)  # put together for the others, or cut along another axis
-                was_gathered = self._natural.reasons[op.index] and layout == self._natural.layout(tensor)
+                was_gathered = self.natural.reasons[op.index] and layout == self.natural.layout(tensor)
                 component.bytes -= size * bool(was_gathered)
 
     def _is_ordinary(self, cut: Shard) -> bool:
-        return all(not isinstance(part, OtherRows) or part.length in self._lengths for part in cut.parts)
+        return all(not isinstance(part, OtherRows) or part.length in self.lengths for part in cut.parts)
 
     def _bytes_to_cut(self, tensor: Tensor, layout: Shard) -> int:
         """Return what moves when a whole value is cut: nothing of what each shard makes for itself."""
-        op = self._program.ops[tensor.op]
-        rule = rule_to_make(op.type, self._independent)
+        op = self.program.ops[tensor.op]
+        rule = rule_to_make(op.type, self.independent)
         if op.is_constant:
             return 0
-        if rule is not None and (not op.stateful or self._independent):
+        if rule is not None and (not op.stateful or self.independent):
             made = answer_for_output(rule, op, tensor.index, layout)
-            if made is not None and all(self._program.bytes(t) <= COPY_BYTES for t in op.inputs):
+            if made is not None and all(self.program.bytes(t) <= COPY_BYTES for t in op.inputs):
                 return 0
-        return self._program.bytes(tensor)
+        return self.program.bytes(tensor)
 
     def _count_exits(self, found: Mapping[Tensor | int, _Component]) -> None:
         """Add what is gathered of the components' results, and take off what need not be cut for others any more."""
         for tensor in dict.fromkeys(self._read_whole()):
-            if self._is_new(tensor.op) and isinstance(self._hopeful.layout(tensor), Shard):
-                found[self._root(tensor.op)].bytes += self._program.bytes(tensor)
+            if self._is_new(tensor.op) and isinstance(self.hopeful.layout(tensor), Shard):
+                found[self._root(tensor.op)].bytes += self.program.bytes(tensor)
         for tensor, want in dict.fromkeys(self._read_on_shards()):
-            if self._is_new(tensor.op) and isinstance(layout := self._hopeful.layout(tensor), Shard):
+            if self._is_new(tensor.op) and isinstance(layout := self.hopeful.layout(tensor), Shard):
                 before = self._bytes_to_cut(tensor, want) if isinstance(want, Shard) else 0
-                after = self._program.bytes(tensor) if want != layout else 0
+                after = self.program.bytes(tensor) if want != layout else 0
                 found[self._root(tensor.op)].bytes += after - before
 
     def _read_whole(self) -> Sequence[Tensor]:
         """Return what is read by operations at home, or returned."""
-        answers = self._hopeful.answers
-        read = [tensor for op in self._program.ops if answers[op.index] is None for tensor in op.inputs]
-        return [*read, *self._program.outputs]
+        answers = self.hopeful.answers
+        read = [tensor for op in self.program.ops if answers[op.index] is None for tensor in op.inputs]
+        return [*read, *self.program.outputs]
 
     def _read_on_shards(self) -> list[tuple[Tensor, Layout]]:
         """Return what operations that are on the shards anyway read, and in which layout."""
         found: list[tuple[Tensor, Layout]] = []
-        for op in self._program.ops:
-            given = self._natural.answers[op.index]
+        for op in self.program.ops:
+            given = self.natural.answers[op.index]
             if given is not None:
                 read = enumerate(zip(op.inputs, given.wants, strict=True))
                 found += [pair for i, pair in read if i not in given.makes]

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from typing import ClassVar
 
 import tensorflow as tf
 
@@ -58,6 +59,7 @@ class NaturalForms:
         return self.seen[tensor.op][tensor.index]
 
 
+@dataclass(eq=False)
 class ForwardPropagation:
     """The pass that finds the natural forms; `run` does.
 
@@ -74,51 +76,38 @@ class ForwardPropagation:
       exchanging: how many shards can send each other parts of what they have; 0 if they cannot.
     """
 
-    whole: Layout = SINGLE_DEVICE
+    program: Program
+    input_layouts: Sequence[Layout]
+    control_flow: ControlFlowRule
+    whole_outputs: Collection[Tensor]
+    kept_home: Mapping[int, str] = field(default_factory=dict)
+    batch: int = 0
+    cuts: Mapping[Tensor, Shard] = field(default_factory=dict)
+    settled: Sequence[Sharded | None] = ()
+    wanted_whole: Collection[Tensor] | None = None
+    exchanging: int = 0
+    _answers: list[Sharded | None] = field(default_factory=list, init=False)
+    _reasons: list[str] = field(default_factory=list, init=False)
+    _seen: list[tuple[Layout, ...]] = field(default_factory=list, init=False)
+
+    whole: ClassVar[Layout] = SINGLE_DEVICE
     """See `NaturalForms`."""
 
-    may_grow = False
+    may_grow: ClassVar[bool] = False
     """Whether partial sums stay partial even where it would pay to reduce them: where nothing can be reduced."""
-
-    def __init__(
-        self,
-        program: Program,
-        input_layouts: Sequence[Layout],
-        control_flow: ControlFlowRule,
-        whole_outputs: Collection[Tensor],
-        kept_home: Mapping[int, str] | None = None,
-        batch: int = 0,
-        cuts: Mapping[Tensor, Shard] | None = None,
-        settled: Sequence[Sharded | None] = (),
-        wanted_whole: Collection[Tensor] | None = None,
-        exchanging: int = 0,
-    ):
-        self.program = program
-        self._input_layouts = input_layouts
-        self._whole_outputs = whole_outputs
-        self._wanted_whole = wanted_whole
-        self._answers: list[Sharded | None] = []
-        self._reasons: list[str] = []
-        self._seen: list[tuple[Layout, ...]] = []
-        self._control_flow = control_flow
-        self._kept_home = kept_home or {}
-        self._batch = batch
-        self._cuts = cuts or {}
-        self._settled = settled
-        self._exchanging = exchanging
 
     def run(self) -> NaturalForms:
         """Return the natural forms."""
-        if self._wanted_whole is None:
-            self._wanted_whole = self._tensors_wanted_whole(self._whole_outputs)
-        arguments = dict(zip(self.program.inputs, self._input_layouts, strict=True))
+        if self.wanted_whole is None:
+            self.wanted_whole = self._tensors_wanted_whole(self.whole_outputs)
+        arguments = dict(zip(self.program.inputs, self.input_layouts, strict=True))
         for op in self.program.ops:
             given = arguments.get(op.index)
             if given is not None:
                 self._append(None, "", (self._seen_whole(op, 0) if given == self.whole else given,))
             else:
                 self._visit(op)
-        return NaturalForms(self._answers, self._reasons, self._seen, self._kept_home, self._wanted_whole, self.whole)
+        return NaturalForms(self._answers, self._reasons, self._seen, self.kept_home, self.wanted_whole, self.whole)
 
     def layout(self, tensor: Tensor) -> Layout:
         """Return the layout in which readers meet a tensor."""
@@ -131,10 +120,10 @@ class ForwardPropagation:
 
     def _seen_whole(self, op: Op, output: int) -> Layout:
         """Return how readers meet what is whole."""
-        return self._cuts.get(Tensor(op.index, output), self.whole)
+        return self.cuts.get(Tensor(op.index, output), self.whole)
 
     def _visit(self, op: Op) -> None:
-        settled = self._settled[op.index] if self._settled else None
+        settled = self.settled[op.index] if self.settled else None
         if settled is not None:
             self._append_sharded(op, settled)
             return
@@ -143,7 +132,7 @@ class ForwardPropagation:
             self._append_home(op, "")
             return
         given = self._answer(op, [REPLICATE if is_whole(layout) else layout for layout in layouts])
-        turned = self._on_columns(op, layouts) if isinstance(given, Declined) and self._exchanging else None
+        turned = self._on_columns(op, layouts) if isinstance(given, Declined) and self.exchanging else None
         if turned is not None:
             self._append_sharded(op, turned)
         elif isinstance(given, Declined):
@@ -165,7 +154,7 @@ class ForwardPropagation:
         if self.program.bytes(op.inputs[0]) < _WORTH_TURNING:
             return None
         for axis, length in enumerate(shape):
-            if axis != first.axis and length is not None and length >= self._exchanging:
+            if axis != first.axis and length is not None and length >= self.exchanging:
                 columns = Shard(axis, partition=EvenCut(length))
                 given = self._answer(op, [columns, *[REPLICATE] * (len(layouts) - 1)])
                 if isinstance(given, Sharded) and given.wants[0] == columns and set(given.gives) == {columns}:
@@ -177,7 +166,7 @@ class ForwardPropagation:
         self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(layouts)]))
 
     def _append_home(self, op: Op, reason: str) -> None:
-        rows = rows_at_home(self.program, op, self.layout, self._batch)
+        rows = rows_at_home(self.program, op, self.layout, self.batch)
         if rows is None:
             self._append(None, reason, tuple([self._seen_whole(op, k) for k in range(len(op.out_shapes))]))
         else:
@@ -185,8 +174,8 @@ class ForwardPropagation:
             self._append(None, reason or why, (layout,))
 
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
-        if op.index in self._kept_home:
-            return Declined(self._kept_home[op.index])
+        if op.index in self.kept_home:
+            return Declined(self.kept_home[op.index])
         if op.type == "LookupTableFindV2":
             return Declined("its table lives on one device")
         if op.stateful:
@@ -195,7 +184,7 @@ class ForwardPropagation:
                 return Declined("it changes variables or has other effects, and XLA compiles it as a whole")
             return Declined("it has side effects, which happen once")
         if op.bodies:
-            return self._control_flow(op, layouts)
+            return self.control_flow(op, layouts)
         rule = rule_of(op.type)
         if rule is None:
             return Declined(f"no rule for {op.type}")
@@ -216,7 +205,7 @@ class ForwardPropagation:
         """A partial sum stays partial only while every reader is linear in it: it is reduced once, not twice."""
         if not isinstance(layout, Partial):
             return layout
-        stays = layout in _LINEAR and Tensor(op.index, output) not in (self._wanted_whole or ())
+        stays = layout in _LINEAR and Tensor(op.index, output) not in (self.wanted_whole or ())
         return PARTIAL_SUM if stays else self._seen_whole(op, output)
 
     def _tensors_wanted_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:

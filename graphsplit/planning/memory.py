@@ -7,6 +7,7 @@ with both.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -81,16 +82,15 @@ class _Replay:
         self._first = [d for d in range(plan.mesh.shards) if plan.mesh.before(d) is None]
         sources = (move for move in plan.moves if not is_whole(move.source) and is_whole(move.target))
         self._put_together: dict[Tensor, Move] = {move.tensor: move for move in sources}
-        self._run = list(self._copies())
         self._uses: dict[_Buffer, list[int]] = {}
-        for n, (i, d) in enumerate(self._run):
-            for buffer in self._reads(self._ops[i], d):
-                self._uses.setdefault(self._root(buffer), []).append(n)
-        for tensor, move in self._put_together.items():
-            self._keep_parts(tensor, move)
+
+    @functools.cached_property
+    def _run(self) -> list[tuple[int, int | None]]:
+        return list(self._copies())
 
     def most(self) -> dict[str, int]:
         """Return the most bytes on each device."""
+        self._note_uses()
         alive: dict[str, int] = {}
         most: dict[str, int] = {}
         ends: dict[int, list[tuple[str, int]]] = {}
@@ -110,6 +110,13 @@ class _Replay:
             for device, size in ends.pop(n, ()):
                 alive[device] -= size
         return most
+
+    def _note_uses(self) -> None:
+        for n, (i, d) in enumerate(self._run):
+            for buffer in self._reads(self._ops[i], d):
+                self._uses.setdefault(self._root(buffer), []).append(n)
+        for tensor, move in self._put_together.items():
+            self._keep_parts(tensor, move)
 
     def _copies(self) -> Iterator[tuple[int, int | None]]:
         """Return what runs, in order: what runs once as soon as the shards are ready for it, then phase by phase."""

@@ -6,6 +6,7 @@ What serves several devices (a global norm), or nobody, runs where most of what 
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -87,11 +88,6 @@ class _Finder:
         self._steps = steps
         self._home = home
         self._pinned = pinned
-        self._readers: dict[Tensor, list[int]] = {}  # those that read it whole and run once
-        for op in program.ops:
-            for tensor in dict.fromkeys(op.inputs) if steps[op.index].home else ():
-                self._readers.setdefault(tensor, []).append(op.index)
-        self._served = self._find_served()
 
     def owners(self) -> Owners:
         of_ops: list[str] = []
@@ -105,8 +101,18 @@ class _Finder:
                     gathered[Tensor(op.index, k)] = self._where_gathered(op, Tensor(op.index, k), shards.gives[k])
         return Owners(tuple(of_ops), gathered, self._home)
 
-    def _find_served(self) -> list[frozenset[str]]:
-        """Return for each op the devices of what it leads to: variables, stages, or home for what is returned."""
+    @functools.cached_property
+    def _readers(self) -> dict[Tensor, list[int]]:
+        """Those that read a tensor whole and run once."""
+        readers: dict[Tensor, list[int]] = {}
+        for op in self._program.ops:
+            for tensor in dict.fromkeys(op.inputs) if self._steps[op.index].home else ():
+                readers.setdefault(tensor, []).append(op.index)
+        return readers
+
+    @functools.cached_property
+    def _served(self) -> list[frozenset[str]]:
+        """For each op the devices of what it leads to: variables, stages, or home for what is returned."""
         returned = {tensor.op for tensor in self._program.outputs}
         served: list[frozenset[str]] = [frozenset()] * len(self._program.ops)
         for op in reversed(self._program.ops):

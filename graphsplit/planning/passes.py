@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from graphsplit.core.errors import CheckError
+from graphsplit.core.layouts import SINGLE_DEVICE
 from graphsplit.planning import automatic_stages, collectives, strictness
 from graphsplit.planning.backward_propagation import BodyPlanner, WholeBackwardPropagation
 from graphsplit.planning.bucketing import find_buckets, leading_to_shards
@@ -42,14 +43,15 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
     """
     program, mesh, independent = plan.program, plan.mesh, plan.random == "independent"
     answers, kept_home = ControlFlowAnswers(mesh, plan.random), dict[int, str]()
+    outputs = (SINGLE_DEVICE,) * len(program.outputs)
 
     def make(kind: type[ForwardPropagation], **others: Any) -> ForwardPropagation:
-        given = (plan.input_layouts, answers.answer, program.outputs, kept_home, mesh.batch)
+        given = (plan.input_layouts, answers.answer, program.outputs, dict(kept_home), mesh.batch)
         return kind(program, *given, exchanging=exchanging(mesh), **others)
 
     while True:
         natural = with_cuts(program, mesh, independent, make)
-        backward = WholeBackwardPropagation(program, natural, plan_bodies, independent=independent, state=plan.state)
+        backward = WholeBackwardPropagation(program, natural, outputs, independent, plan.state, plan_bodies=plan_bodies)
         found = owned_and_moved(plan, backward.run())
         misplaced = misplaced_lists(program, found.steps, found.moves, mesh.batch)
         if not misplaced:

@@ -7,6 +7,7 @@ decides. Nothing else happens, and nothing is decided in another order.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
@@ -104,11 +105,13 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
     if stage := op.stage:
         mesh = Mesh(tuple([stage.device(p) for p in mesh.positions]), mesh.weights, mesh.rows, mesh.positions)
         home = stage.home
+    asked = replace(
+        plan.asked, strict=False, schedule=None, stages=None
+    )  # (which the whole plan keeps, or has none of)
     plans = {}
     for name, body in op.bodies.items():
         names = [body.ops[i].name for i in body.inputs]
         devices = {name: device for name, device in zip(names, handles, strict=True) if device}
         own = State(devices, largest_constant=plan.state.largest_constant)
-        asked = PlanOptions(random=plan.random)
         plans[name] = plan_program(body, mesh=mesh, home=home, input_layouts=given, state=own, asked=asked)
     return plans

@@ -64,7 +64,6 @@ def shares_of(plan: Decisions) -> Shares:
     """Return how much of a plan runs on the shards, and what keeps the rest of the work on the batch from it."""
     counted = [0, 0, 0, 0]
     causes: list[Cause] = []
-    found = _Causes(plan)
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.bodies:
             inside = [shares_of(body) for body in step.bodies.values()]
@@ -77,7 +76,7 @@ def shares_of(plan: Decisions) -> Shares:
         else:
             continue
         counted = [a + b for a, b in zip(counted, own, strict=True)]
-    causes += found.causes()
+    causes += _Causes(plan).causes()
     causes.sort(key=lambda cause: -cause.flops)
     return Shares(**dict(zip(_COUNTED, counted, strict=True)), causes=tuple(causes))
 
@@ -93,15 +92,16 @@ class _Causes:
         self._program: Program = plan.program
         self._blamed: dict[int, int] = {}  # operations at home that have rows -> their cause
         self._has_data = data_in(plan.program, plan.batch)
+
+    def causes(self) -> list[Cause]:
+        plan = self._plan
         if not plan.mesh.shards or plan.devices == (plan.home,):
-            return
+            return []
         for op, step in zip(plan.program.ops, plan.steps, strict=True):
             if step.home and not step.bodies and op.index not in plan.program.places:  # beside a part of a table
                 cause = self._cause_of(op)
                 if cause is not None:
                     self._blamed[op.index] = cause
-
-    def causes(self) -> list[Cause]:
         groups: dict[int, list[Op]] = {}
         for position, cause in self._blamed.items():
             groups.setdefault(cause, []).append(self._program.ops[position])

@@ -91,16 +91,17 @@ def _call(node: Any, functions: Mapping[str, Any], library: dict[str, Any], more
     rename_functions(node, {name: function.signature.name for name, function in made.items()})
 
 
-def _is_stateful(node: Any, library: Mapping[str, Any]) -> bool:
+def is_stateful(node: Any, library: Mapping[str, Any]) -> bool:
+    """Return whether running a node twice differs from running it once; it may call a function by its name."""
     if node.op in library:
-        return any(_is_stateful(inner, library) for inner in library[node.op].node_def)
+        return any(is_stateful(inner, library) for inner in library[node.op].node_def)
     return bool(op_definition(node.op).is_stateful)
 
 
 def _crossings(function: Any, library: Mapping[str, Any], shapes: ShapeOf) -> list[_Crossing] | None:
     """Return what the effects of a function hand to the rest of it; None if they depend on its data."""
     nodes = {node.name: node for node in function.node_def}
-    stateful = [node for node in function.node_def if _is_stateful(node, library)]
+    stateful = [node for node in function.node_def if is_stateful(node, library)]
     handles = {argument.name for argument in function.signature.input_arg if argument.type == _RESOURCE}
     for node in _slice(function, stateful):
         if any(source_of(r) not in nodes and source_of(r) not in handles for r in node.input):
@@ -139,7 +140,7 @@ def _type_and_shape(function: Any, node: Any, shapes: ShapeOf) -> tuple[int, tup
 def _effects_of(function: Any, library: Mapping[str, Any], crossings: Sequence[_Crossing]) -> Any:
     """Return a function that has the effects of a branch, and returns what they give; zeros for the other branches'."""
     result = deepcopy(function)
-    kept = _slice(function, [node for node in function.node_def if _is_stateful(node, library)])
+    kept = _slice(function, [node for node in function.node_def if is_stateful(node, library)])
     del result.node_def[:]
     result.node_def.extend(kept)
     del result.signature.output_arg[:]
@@ -165,7 +166,7 @@ def _rest_of(function: Any, library: Mapping[str, Any], crossings: Sequence[_Cro
         result.signature.input_arg.add(name=f"graphsplit_{k}", type=crossing.dtype)
         if crossing.branch == function.signature.name:
             given[crossing.reference] = f"graphsplit_{k}"
-    effects = {node.name for node in function.node_def if _is_stateful(node, library)}
+    effects = {node.name for node in function.node_def if is_stateful(node, library)}
     del result.node_def[:]
     for node in function.node_def:
         if node.name not in effects:

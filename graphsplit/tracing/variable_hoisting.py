@@ -13,9 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import inputs_of, make_node, source_of
-from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names, named_by_content, rename_functions
-from graphsplit.tracing.branch_effects import ShapeOf, split_effects
+from graphsplit.tracing.branch_effects import ShapeOf, is_stateful, split_effects
 
 _RESOURCE = tf.resource.as_datatype_enum
 _READS = ("ReadVariableOp",)
@@ -64,7 +63,8 @@ class _Hoister:
             for name in function_names(node):
                 self._hoist_inside(name)
             reads = self._hoist_node(node, set(returned or ()), spelling, handles)
-            if all(self._is_stateless(name) for name in function_names(node)):
+            inside = [inner for name in function_names(node) for inner in self.library[name].node_def]
+            if not any(is_stateful(inner, self.library) for inner in inside):
                 node.op = CONTROL_FLOW[node.op].stateless
             elif CONTROL_FLOW[node.op].chooses:
                 parts = split_effects(node, self.library, spelling, self._shape_inside)
@@ -92,13 +92,6 @@ class _Hoister:
             del changed.node_def[:]
             changed.node_def.extend(nodes)
             self.library[name] = changed
-
-    def _is_stateless(self, name: str) -> bool:
-        """Return whether nothing in a function has a state; a node may call another function by its name."""
-        return all(
-            self._is_stateless(node.op) if node.op in self.library else not op_definition(node.op).is_stateful
-            for node in self.library[name].node_def
-        )
 
     def _hoist_node(self, node: Any, returned: set[str], spelling: str, handles: dict[str, str]) -> list[Any]:
         """Hoist what can be hoisted out of one node; return the reads that now stand before it."""

@@ -1,0 +1,126 @@
+"""The passes of planning: each decides what it is for and nothing else, and no later one takes it back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.planning import planner
+
+DECIDES = {
+    "propagate": {"steps", "owners", "moves"},
+    "cut_into_stages": {"program", "stage_cuts", "owners", "moves"},
+    "put_in_order": {"order"},
+    "carry_out_moves": {"collectives"},
+    "fill_buckets": {"collectives"},
+    "add_in_turns": {"collectives"},
+    "divide_into_phases": {"phases"},
+    "take_turns": {"schedules", "turns"},
+    "go_through_gateways": {"collectives"},
+    "note_stages": {"notes"},
+    "check": set(),
+}
+ROWS = 16
+
+
+def training_step(layers: int = 4, normalized: bool = False) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return a step whose small gradients travel together; those that others wait for go first if it is normalized."""
+    rng = np.random.default_rng(0)
+    kernels = [tf.Variable(rng.normal(size=(12, 12)), name=f"kernel_{k}") for k in range(layers)]
+    biases = [tf.Variable(rng.normal(size=12), name=f"bias_{k}") for k in range(layers)]
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            for kernel, bias in zip(kernels, biases, strict=True):
+                x = tf.tanh(tf.nn.bias_add(x @ kernel, bias))
+                x = x - tf.reduce_mean(x, 0) if normalized else x
+            loss = tf.reduce_mean((x - 1.0) ** 2)
+        for w, gradient in zip([*kernels, *biases], tape.gradient(loss, [*kernels, *biases]), strict=True):
+            w.assign_sub(0.1 * gradient)
+        return loss
+
+    return step
+
+
+def with_stage_in_a_branch(x: tf.Tensor) -> tf.Tensor:
+    stage = gs.on_device(tf.tanh, "CPU:1")
+    return tf.map_fn(lambda row: stage(row) + 1.0, x)
+
+
+CASES = {
+    "stages": lambda: gs.parallelize(training_step(), devices=4, stages=2, micro_batches=2, schedule="1f1b"),
+    "buckets": lambda: gs.parallelize(training_step(), devices=3),
+    "an order": lambda: gs.parallelize(training_step(normalized=True), devices=3),
+    "hosts": lambda: gs.parallelize(
+        training_step(), devices=[f"/job:worker/task:{task}/device:CPU:{d}" for task in (0, 1) for d in (0, 1)]
+    ),
+    "micro-batches": lambda: gs.parallelize(training_step(), devices=2, micro_batches=2),
+    "a stage in a loop": lambda: gs.parallelize(with_stage_in_a_branch, devices=2),
+}
+
+
+@pytest.fixture
+def decided(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, set[str]]]:
+    """Which fields of the plan each pass changes, in order."""
+    found: list[tuple[str, set[str]]] = []
+
+    def watched(decide: Callable[[gs.Plan], gs.Plan]) -> Callable[[gs.Plan], gs.Plan]:
+        def run(before: gs.Plan) -> gs.Plan:
+            after = decide(before)
+            names = [field.name for field in dataclasses.fields(after)]
+            changed = {name for name in names if getattr(before, name) is not getattr(after, name)}
+            found.append((decide.__name__, {n for n in changed if getattr(before, n) != getattr(after, n)}))
+            return after
+
+        return run
+
+    monkeypatch.setattr(planner, "PASSES", tuple(map(watched, planner.PASSES)))
+    return found
+
+
+def test_each_pass_decides_what_it_is_for(decided: list[tuple[str, set[str]]]):
+    seen: dict[str, set[str]] = {name: set() for name in DECIDES}
+    for make in CASES.values():
+        decided.clear()
+        make().plan(tf.TensorSpec([ROWS, 12], tf.float64)).check()
+        assert {name for name, _ in decided} == set(DECIDES)
+        for name, fields in decided:
+            assert fields <= DECIDES[name], f"{name} decides {fields - DECIDES[name]}"
+            seen[name] |= fields
+    assert seen == DECIDES  # each decides all of it somewhere here
+
+
+def test_a_pass_can_be_left_out(monkeypatch: pytest.MonkeyPatch):
+    """Without buckets a plan is another one, and computes the same."""
+    x = tf.constant(np.random.default_rng(1).normal(size=(ROWS, 12)))
+    expected = float(training_step()(x))
+    whole = gs.parallelize(training_step(), devices=3)
+    assert whole.plan(x).buckets
+    monkeypatch.setattr(planner, "PASSES", tuple(p for p in planner.PASSES if p.__name__ != "fill_buckets"))
+    without = gs.parallelize(training_step(), devices=3)
+    assert not without.plan(x).buckets
+    without.plan(x).check()
+    for parallel in (whole, without):
+        np.testing.assert_allclose(float(parallel(x)), expected, rtol=1e-12)
+
+
+def test_turns_of_loops_are_planned_by_the_same_options():
+    step = training_step()
+
+    @tf.function
+    def steps(x: tf.Tensor) -> tf.Tensor:
+        loss = tf.constant(0.0, x.dtype)
+        for _ in tf.range(3):
+            loss = step(x)
+        return loss
+
+    parallel = gs.parallelize(steps, devices=3, strict=True, bucket_bytes=600, random="independent")
+    plan = parallel.plan(tf.TensorSpec([ROWS, 12], tf.float64))
+    bodies = [body for step in plan.steps for body in step.bodies.values()]
+    assert bodies
+    assert all(body.asked == dataclasses.replace(plan.asked, strict=False) for body in bodies)
