@@ -9,6 +9,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.planning.memory import live_bytes
+from graphsplit.planning.shares import shares_of
+from graphsplit.planning.work import data_in
 from tests.helpers.law import assert_close
 from tests.test_parallelize import check, rows, sharded_types
 
@@ -237,6 +240,46 @@ def test_plan_prints_on_a_screen():
     assert lines[-3].endswith(f"which entries are new depends on all rows (test_effects_and_plans.py:{here})")
     assert lines[-2] == "      -> rewrite it row by row, or keep its argument whole by split={...: None}"
     assert lines[-1] == "  alive at most: 12 B on CPU:0, 4 B on CPU:1"
+
+
+@pytest.mark.parametrize("rows_of_it", [True, False])
+def test_a_weight_that_is_as_long_as_the_batch_has_no_rows(rows_of_it: bool):
+    """A weight of LoRA is reshaped for a product over several axes; one that is repeated for each row has rows."""
+    a, b = tf.Variable(tf.ones((64, 2))), tf.Variable(tf.ones((2, 4, 32)))
+
+    def f(x):  # [128, 64]
+        weight = tf.reshape(a @ tf.reshape(b, (2, 128)), (64, 4, 32))
+        made = tf.reshape(tf.reshape(weight, (128, 64)) * 2.0, (64, 128))
+        if rows_of_it:
+            made = made + tf.reduce_sum(tf.tile(a[:1], (128, 1)) ** 2 + 1.0)
+        return x @ made
+
+    plan = gs.parallelize(f, devices=4).plan(tf.ones((128, 64)))
+    text = str(plan)
+    assert {op.type for op in plan.sharded_ops} >= {"MatMul"}
+    assert not plan.stayed_home
+    assert not shares_of(plan).causes
+    assert "nothing that carries the batch runs at home" in text
+    pairs = zip(plan.program.ops, data_in(plan.program, 128), strict=True)
+    found = {(op.type, is_data) for op, is_data in pairs if op.type in ("Reshape", "Tile")}
+    assert found == {("Reshape", False), *([("Tile", True)] if rows_of_it else [])}
+
+
+def test_what_is_alive_is_told_by_the_shards_that_differ():
+    def f(x):
+        return tf.reduce_sum(tf.tanh(x) ** 2), tf.unique(x).y
+
+    function = gs.parallelize(f, devices=4, weights=[1, 3, 2, 1])
+    plan = function.plan(tf.ones(70))
+    every = live_bytes(plan)
+    assert live_bytes(plan, [0, 1]) == {device: every[device] for device in plan.devices[:2]}
+    [line] = [line for line in str(plan).splitlines() if "alive" in line]
+    first, second = (f"{every[device]} B" for device in plan.devices[:2])
+    assert line == f"  alive at most: {first} on CPU:0, {second} on CPU:1, no more on 2 others"
+    assert max(every[device] for device in plan.devices[2:]) <= every[plan.devices[1]]
+    assert "alive" not in str(
+        gs.parallelize(tf.function(f, input_signature=[tf.TensorSpec([None])]), devices=2).plan(tf.TensorSpec([None]))
+    )
 
 
 def test_what_was_lost_is_noted():

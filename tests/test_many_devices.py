@@ -118,7 +118,7 @@ def test_a_thousand_devices_are_told_by_some(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(many_devices, "ENOUGH_NODES", 500)
     machine = machine_of(hosts=128, devices=8)
     found = gs.predict(train, tf.TensorSpec([1024 * 8, 64]), machine=machine, devices=1024)
-    assert str(found).splitlines()[0] == "Prediction of train on 1024 of 128x8xunit"
+    assert str(found).splitlines()[0].startswith("Prediction of train on 1024 of 128x8xunit: ")
     assert len(found.memory) == 16
     assert "  ... and 1016 more devices" in str(found)
     assert any(text.startswith("16 of 1024 devices stand for all: ") for text in found.assumptions)

@@ -273,7 +273,7 @@ def test_what_does_not_fit_is_said():
 def test_what_is_printed():
     text = str(gs.predict(product, X, machine="2xH100-SXM5", devices=2, layout="mirrored"))
     lines = text.splitlines()
-    assert lines[0] == "Prediction of product on 2 of 2xH100-SXM5, variables mirrored"
+    assert lines[0].startswith("Prediction of product on 2 of 2xH100-SXM5, variables mirrored: ")
     assert re.fullmatch(r"  a step takes \d+\.\d\d ms; 32\.8 kB are sent between devices", lines[1])
     assert lines[2].startswith("  limited by ")
     assert lines[5:7] == [

@@ -148,3 +148,29 @@ def test_names_of_machines_are_completed(tmp_path: Path):
     known = machines_like("")
     assert set(known_machines()) < set(known)
     assert [machine(name) for name in known]  # each of them is one
+
+
+@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+def test_variables_that_lie_on_fewer_devices_are_told_of(layout: str):
+    weights = [tf.Variable(tf.ones((64, 64))) for _ in range(8)]
+    gs.set_variable_layout(weights, layout, devices=4)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        for weight in weights:
+            x = x @ weight
+        return x
+
+    x, asked = tf.TensorSpec((64, 64)), {"machine": "8xA100-SXM4-80GB"}
+    told = gs.predict(step, x, devices=8, **asked)
+    note = (
+        f"variables are {layout} over 4 devices, as they lie here, and 4 of 8 have none of them; "
+        f'layout="{layout}" predicts them over all'
+    )
+    assert told.notes == (note,)
+    assert f"\n  note: {note}\n" in str(told)
+    assert min(told.plan.state.devices.values()) == "/device:GPU:0"
+    assert max(told.plan.state.devices.values()) == "/device:GPU:3"
+    assert gs.predict(step, x, devices=8, layout=layout, **asked).notes == ()
+    assert gs.predict(step, x, devices=4, **asked).notes == ()
+    found = gs.scaling(step, x, devices=[4, 8], kinds=["strong"], **asked)
+    assert found.skipped == (f"note: {note}",)

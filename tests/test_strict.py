@@ -34,6 +34,7 @@ def test_the_plan_lists_what_follows_from_an_operation_at_home():
     assert "StatelessRandomNormalV2 'stateless_random_normal" in printed
     assert "takes 2 Cumsum" in printed
     assert "% of the FLOPs; rows are made in it" in printed
+    assert "nothing that carries the batch runs at home" not in printed
     assert "test_strict.py" in printed
 
 

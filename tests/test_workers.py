@@ -177,6 +177,36 @@ def test_a_worker_ends_cleanly():
     assert err.startswith("Warning: TensorFlow's server listens on all interfaces and asks nobody who they are"), err
 
 
+LOSES_ONE = """
+import sys
+import tensorflow as tf, graphsplit as gs
+workers = gs.LocalWorkers(2)
+gs.connect(workers)
+step = gs.resilient(gs.parallelize(lambda x: tf.reduce_sum(x * x)))
+step(tf.ones((4, 2)))
+workers.kill(1)
+print("lost", file=sys.stderr, flush=True)
+assert float(step(tf.ones((4, 2)))) == 8.0
+"""
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("level", ["0", "3"])
+def test_what_tensorflow_writes_of_a_lost_worker_is_announced(level: str):
+    environment = {**QUIET, "TF_CPP_MIN_LOG_LEVEL": level}
+    ran = subprocess.run(
+        [sys.executable, "-c", LOSES_ONE], env=environment, capture_output=True, text=True, timeout=240
+    )
+    assert ran.returncode == 0, ran.stderr
+    logged = [line for line in ran.stderr.partition("lost\n")[2].splitlines() if line[:1] == "E"]
+    assert bool(logged) == (level == "0"), ran.stderr
+    page = " ".join((ROOT / "docs" / "several_machines.md").read_text("utf-8").split())
+    for line in logged:
+        said = line.partition("] ")[2]
+        assert any(f"`{said[:end]}`" in page for end in range(len(said))), line
+    assert "`TF_CPP_MIN_LOG_LEVEL=3`" in page
+
+
 def test_what_is_kept_before_it_is_written():
     here, there = "/device:CPU:0", "/job:worker/replica:0/task:0/device:CPU:0"
     nodes = [

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
-from graphsplit.api.predicted_layouts import Layout, layout_name
+from graphsplit.api.predicted_layouts import Layout, layout_name, notes_on_layout
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import Shard
@@ -55,7 +55,9 @@ class ManyDevices:
         """Return the prediction for so many devices that share so many rows."""
         counts = counts_of(machine, count)
         few, more = (self._tasks(machine, n, _rows_of(n, rows, count), layout) for n in (counts.few, counts.more))
-        return predict_many(few, more, machine, counts, title=self._call.title, layout=layout_name(layout))
+        found = predict_many(few, more, machine, counts, title=self._call.title, layout=layout_name(layout))
+        traced = next((call for call in self._calls.values() if call.is_traced), self._call)
+        return dataclasses.replace(found, notes=notes_on_layout(traced.trace, layout, machine.names(count)))
 
     def any_call(self, machine: Machine, count: int, rows: int) -> PredictedCall:
         """Return the call with some number of rows, if none is traced with one that `predict` would need as well."""

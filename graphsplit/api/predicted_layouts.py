@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import tensorflow as tf
@@ -10,7 +10,7 @@ import tensorflow as tf
 from graphsplit.api.layout_targets import name_of
 from graphsplit.api.variable_layouts import can_be_parted, can_move, is_copied, slots_by_name, wanted_layouts
 from graphsplit.core.errors import ArgumentError, bullet_list
-from graphsplit.core.layouts import REPLICATE, Copied, Division, Shard
+from graphsplit.core.layouts import REPLICATE, Copied, Cut, Division, Shard
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.planning.partitioning import Held, shares
 from graphsplit.tracing.trace import Trace
@@ -101,6 +101,33 @@ def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> di
             'Predict for more devices, or say how they would lie: layout="home".'
         )
     return found
+
+
+def notes_on_layout(trace: Trace, layout: Layout, devices: Sequence[str]) -> tuple[str, ...]:
+    """Return what to say of variables that are predicted as they lie, if they could lie on more of the devices.
+
+    Args:
+      trace: the function.
+      layout: of the variables; None: as they lie.
+      devices: full names, the first is home.
+    """
+    notes = []
+    for kind, what in ((Cut, "sharded"), (Copied, "mirrored")):
+        lying = [p.division for v in trace.variables if (p := parts_of_variable(v)) and type(p.division) is kind]
+        if layout is not None or not lying:
+            continue
+        used, could = _numbers(lying), _numbers(divisions_for(trace, what, devices).values())
+        if len(used) < len(could):
+            notes.append(
+                f"variables are {what} over {len(used)} devices, as they lie here, and {len(devices) - len(used)} of "
+                f'{len(devices)} have none of them; layout="{what}" predicts them over all'
+            )
+    return tuple(notes)
+
+
+def _numbers(divisions: Iterable[Division]) -> set[int]:
+    """Return the numbers of the devices that hold variables: home, and those of parts and copies."""
+    return {0, *[_number(device) for division in divisions for device in division.devices]}
 
 
 def _number(device: str) -> int:

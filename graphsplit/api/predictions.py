@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +10,7 @@ from typing import Any
 from graphsplit.api.many_devices import ManyDevices, are_many
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
-from graphsplit.api.predicted_layouts import Layout, layout_name
+from graphsplit.api.predicted_layouts import Layout, layout_name, notes_on_layout
 from graphsplit.api.stepping import step_of
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.user_code import with_users_traceback
@@ -83,9 +84,12 @@ def predict_call(
     plan = call.plan(machine.names(devices), layout)
     state = state_bytes(call.trace, plan.program, plan.state, plan.home)
 
+    notes = notes_on_layout(call.trace, layout, machine.names(devices))
+
     def at(size: int | None) -> Prediction:
         name = layout_name(layout)
-        return predict_plan(plan, machine, title=call.title, state=state, layout=name, unknown_size=size)
+        found = predict_plan(plan, machine, title=call.title, state=state, layout=name, unknown_size=size)
+        return dataclasses.replace(found, notes=notes)
 
     if isinstance(unknown_size, int):
         return at(unknown_size)

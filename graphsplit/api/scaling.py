@@ -61,11 +61,11 @@ def scaling(
     fn, args, kwargs = step_of(fn, args, kwargs)
     call = predicted_call(fn, args, kwargs, micro_batches=micro_batches)
     many = ManyDevices(fn, args, kwargs, call, unknown_size)
-    points, skipped, assumptions = list[Point](), list[str](), tuple[str, ...]()
+    points, said, assumptions = list[Point](), list[str](), tuple[str, ...]()
     for kind, count in itertools.product(kinds, counts):
         rows = int(call.splitting.batch) * (1 if kind == "strong" else count)
         if count > rows > 0:
-            skipped.append(f"{kind} scaling on {count} devices: {rows} rows leave some without any")
+            said.append(f"{kind} scaling on {count} devices: {rows} rows leave some without any")
             continue
         larger = found.covering(count)
         for layout in layouts or (None,):
@@ -76,9 +76,10 @@ def scaling(
                 own = call if kind == "strong" or count == 1 else many.with_rows(rows)
                 one = predict_call(own, larger, count, layout, unknown_size)
             points.append(_point(kind, one, rows, count))
+            said += [f"note: {note}" for note in one.notes]
             assumptions = one.assumptions
     points.sort(key=lambda p: (kinds.index(p.kind), list(layouts or ("",)).index(p.layout), p.devices))
-    return Scaling(call.title, found.name, tuple(points), assumptions, tuple(skipped))
+    return Scaling(call.title, found.name, tuple(points), assumptions, tuple(dict.fromkeys(said)))
 
 
 def _point(kind: str, prediction: Prediction, rows: int, count: int) -> Point:

@@ -82,7 +82,8 @@ class WorkerLostError(GraphsplitError, ConnectionError):
     """A worker process of the cluster ended, was started anew, or does not answer any more.
 
     Call again on the devices that are left: `graphsplit.resilient` does, and restores what was lost. If `undone` is
-    False, end the worker's process first. [Several machines](several_machines.md) says what is lost and what is not.
+    False, end the worker's process first. [Several machines](several_machines.md) says what is lost and what is not,
+    and which lines TensorFlow's runtime writes beside.
 
     Attributes:
       tasks: the numbers of the lost workers.

@@ -69,6 +69,7 @@ class PredictedStep:
       stands_for: how many devices those of the plan stand for; 0: they are all there are.
       sizes: the least and the most that sizes count as that follow from data; None if there are none, or no most.
       most: the same step where they are largest; None as for `sizes`.
+      notes: what a user might not expect.
     """
 
     title: str
@@ -81,6 +82,7 @@ class PredictedStep:
     stands_for: int = 0
     sizes: tuple[int, int] | None = None
     most: PredictedStep | None = field(default=None, repr=False)
+    notes: tuple[str, ...] = ()
     _tasks: GraphTasks = field(repr=False, kw_only=True)
     _schedule: Schedule = field(repr=False, kw_only=True)
 

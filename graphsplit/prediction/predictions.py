@@ -81,6 +81,7 @@ class Prediction(PredictedStep):
             names = ", ".join(f"{device} {format_bytes(count)}" for device, count in list(over.items())[:4])
             has = format_bytes(int(self.machine.device.memory_bytes))
             lines.append(f"  does not fit: {names}, and each has {has}")
+        lines += [f"  note: {note}" for note in self.notes]
         if self.sizes is not None:
             low, high = self.sizes
             lines.append(f"  sizes that follow from data count as {low} to {high}; unknown_size=... says it better")
