@@ -200,6 +200,44 @@ def keras_models_answer() -> None:
 
 
 @check
+@relies_on("_shape", "_value", "_compile_config")
+def keras_distributions() -> None:
+    """What of Keras is replaced for `keras.distribution` is there, does what is listed, and is Keras' own again."""
+    from graphsplit.keras_models.distribution.replacements import REPLACEMENTS
+
+    def names_of_keras() -> list[object]:
+        return [vars(replacement.owner()).get(replacement.name) for replacement in REPLACEMENTS]
+
+    api, x, y = keras.distribution, np.random.default_rng(0).normal(size=(20, 4)).astype("float32"), np.ones((20, 1))
+    devices = [f"cpu:{d}" for d in range(DEVICES)]
+    mesh = api.DeviceMesh((1, DEVICES), ["batch", "model"], devices)
+    layout_map = api.LayoutMap(mesh)
+    layout_map[".*kernel"] = (None, "model")
+    before, found = names_of_keras(), []
+    with gs.enable_keras_distribution() as enabled, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "ModelParallel on 3 devices")
+        assert all(during is not was for during, was in zip(names_of_keras(), before, strict=True))
+        data_parallel = api.DataParallel(devices=devices)  # (which Keras 3.13 cannot make without)
+        model_parallel = api.ModelParallel(device_mesh=mesh, layout_map=layout_map, batch_dim_name="batch")
+        for distribution in (None, data_parallel, model_parallel):
+            for inputs in ([keras.Input((4,))], []):
+                api.set_distribution(distribution)
+                keras.utils.set_random_seed(0)
+                model = keras.Sequential([*inputs, keras.layers.Dense(40, "tanh"), keras.layers.Dense(1)])
+                model.compile("sgd", "mse", metrics=["mae"])
+                losses = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
+                found.append([*losses, *model.evaluate(x, y, verbose=0), *model.predict(x, verbose=0)[:, 0]])
+                if distribution is not None:
+                    assert enabled.plan(model, x, y).rows == (7, 7, 6)
+                    assert "TanhGrad" in {op.type for op in enabled.plan(model, x, y).sharded_ops}
+        assert api.list_devices() == devices
+    api.set_distribution(None)
+    assert names_of_keras() == before
+    for actual in found[1:]:
+        np.testing.assert_allclose(actual, found[0], rtol=1e-4, atol=1e-6)
+
+
+@check
 def keras_files() -> None:
     model = gs.multi_gpu_model(dense_network(), DEVICES)
     with tempfile.TemporaryDirectory() as folder:

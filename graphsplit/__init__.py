@@ -41,6 +41,7 @@ if TYPE_CHECKING:
         WorkerLostError,
     )
     from graphsplit.costs.machine import Machine
+    from graphsplit.keras_models.distribution.enabling import KerasDistribution, enable_keras_distribution
     from graphsplit.keras_models.wrapping import multi_gpu_model
     from graphsplit.placement import Placement, Timeline, placement_of, timeline_of
     from graphsplit.planning.plan import Plan
@@ -76,6 +77,7 @@ _MODULES = {
         "WorkerLostError",
     ],
     "costs.machine": ["Machine"],
+    "keras_models.distribution.enabling": ["KerasDistribution", "enable_keras_distribution"],
     "keras_models.wrapping": ["multi_gpu_model"],
     "placement": ["Placement", "Timeline", "placement_of", "timeline_of"],
     "planning.plan": ["Plan"],
@@ -92,6 +94,7 @@ __all__ = [
     "DeviceError",
     "Difference",
     "GraphsplitError",
+    "KerasDistribution",
     "LocalWorkers",
     "Machine",
     "OutputError",
@@ -112,6 +115,7 @@ __all__ = [
     "available_devices",
     "calibrate",
     "connect",
+    "enable_keras_distribution",
     "make_parallel",
     "multi_gpu_model",
     "on_device",

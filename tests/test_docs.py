@@ -70,6 +70,7 @@ PRINTED = {
     "faster.md": "busy",
     "from_mirrored_strategy.md": "with graphsplit",
     "from_tensorflow_1.md": "[",
+    "keras_distribution.md": "PASS: ",
     "model_parallelism.md": "stage",
     "notebooks.md": "a copy on each device",
     "serving.md": "(10, 3)",

@@ -25,14 +25,19 @@ def variables_of(target: Any) -> list[tf.Variable]:
       ArgumentError: for what has no variables.
       UnsupportedError: for a variable that is no `tf.Variable` of eager code.
     """
-    found: dict[int, tf.Variable] = {}
+    return [value for value, _ in variables_with_owners(target)]
+
+
+def variables_with_owners(target: Any) -> list[tuple[tf.Variable, Any]]:
+    """Return `variables_of(target)`, each with the variable of Keras 3 that it is the value of, else itself."""
+    found: dict[int, tuple[tf.Variable, Any]] = {}
     for variable in _all(target):
         value = _plain(variable)
         if value is not variable and isinstance(value, tf.Variable):
             value._graphsplit_path = variable.path
         if not isinstance(value, tf.Variable) or not _has_own_handle(value):
             raise UnsupportedError(f"{variable!r} is no variable that can be laid out: it has no handle of its own.")
-        found.setdefault(id(value), value)
+        found.setdefault(id(value), (value, variable))
     return list(found.values())
 
 

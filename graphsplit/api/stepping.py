@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, Protocol, runtime_checkable
 
 from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.core.stand_ins import answering
 
 
 @runtime_checkable
@@ -16,6 +17,7 @@ class Stepping(Protocol):
 
 def step_of(fn: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, tuple[Any, ...], dict[str, Any]]:
     """Return a function and its arguments: of what has steps, the step for a batch; of a function, as they are."""
+    fn = answering(fn)
     if isinstance(fn, ParallelFunction) or not isinstance(fn, Stepping):
         return fn, args, kwargs
     step, batch = fn._parallel_step(*args, **kwargs)

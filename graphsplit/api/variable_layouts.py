@@ -86,9 +86,30 @@ def set_variable_layout(
     grid = device_mesh(sizes, names) if sizes else None
     slots = slots_of(target, variables)
     wanted = wanted_layouts(variables, layout, slots, grid)
+    lay_out(variables, wanted, slots, names, grid, reshard_after_forward=reshard_after_forward)
+
+
+def lay_out(
+    variables: Sequence[tf.Variable],
+    wanted: Sequence[VariableLayout | None],
+    slots: Mapping[int, tf.Variable],
+    devices: Sequence[str],
+    grid: DeviceMesh | None = None,
+    *,
+    reshard_after_forward: bool = True,
+) -> None:
+    """Lay variables out, each as it is wanted; see `set_variable_layout`.
+
+    Args:
+      variables, wanted: which, and the layout of each; None leaves it as it is.
+      slots: the variables of slots, by the slots' ids.
+      devices: full names.
+      grid: they as a mesh, if layouts name axes of one.
+      reshard_after_forward: see there.
+    """
     cuts = _cuts_along(variables, wanted, grid)
-    _check_free(variables, wanted, names)
-    _check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], names)
+    _check_free(variables, wanted, devices)
+    _check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], devices)
     for variable, own in zip(variables, wanted, strict=True):
         parts = parts_of_variable(variable)
         if own is not None and parts is not None and _lies_otherwise(parts, own, cuts.get(id(variable))):
@@ -97,8 +118,8 @@ def set_variable_layout(
             variable._graphsplit_stays = False
     free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
     new = [variable for variable, own in free if own == "sharded" and _owners(variable) is None]
-    _shard(new, names, reshard_after_forward, _loads(variables, names), slots)
-    _mirror([variable for variable, own in free if own == "mirrored"], names, slots)
+    _shard(new, devices, reshard_after_forward, _loads(variables, devices), slots)
+    _mirror([variable for variable, own in free if own == "mirrored"], devices, slots)
     for variable, _ in free:
         if id(variable) in cuts:
             VariableParts(variable, cuts[id(variable)], cuts[id(variable)].devices).take_apart()
@@ -161,23 +182,49 @@ def variable_layout(
     64000.0
     """
     _check_one(layout)
-    names = resolve_devices(devices)
-    loads = dict.fromkeys(names, 0)
-    trained = _Trained()
+    made = NewVariables(resolve_devices(devices), reshard_after_forward)
 
     def create(make: Any, **options: Any) -> Any:
         variable = make(**options)
         if tf.executing_eagerly() and isinstance(variable, tf.Variable):
-            if layout == "sharded":
-                _shard([variable], names, reshard_after_forward, loads, trained.slots_among(variable))
-            elif layout == "mirrored":
-                _check_may_be_copies([variable], names)
-                _mirror([variable], names)
+            made.lay_out(variable, layout, made.add(variable))
         return variable
 
     with tf.variable_creator_scope(create):
         yield
-    trained.take_apart()
+    made.take_apart()
+
+
+class NewVariables:
+    """Lays variables out one by one, each as soon as it is made.
+
+    Args:
+      devices: full names.
+      reshard_after_forward: see `set_variable_layout`.
+    """
+
+    def __init__(self, devices: Sequence[str], reshard_after_forward: bool = True):
+        self.devices = tuple(devices)
+        self._reshard = reshard_after_forward
+        self._loads = dict.fromkeys(devices, 0)
+        self._trained = _Trained()
+
+    def add(self, variable: tf.Variable) -> tf.Variable | None:
+        """Remember a new variable, if it is trained; return the one that it is a slot of, if it is a slot."""
+        return self._trained.slots_among(variable).get(id(variable))
+
+    def lay_out(self, variable: tf.Variable, layout: str, head: tf.Variable | None) -> None:
+        """Lay a new variable out; a sharded slot goes to where the variable lies to which it belongs, its head."""
+        if layout == "sharded":
+            slots = {} if head is None else {id(variable): head}
+            _shard([variable], self.devices, self._reshard, self._loads, slots)
+        elif layout == "mirrored":
+            _check_may_be_copies([variable], self.devices)
+            _mirror([variable], self.devices)
+
+    def take_apart(self) -> None:
+        """Let parts hold their values again: Keras' optimizers ask each variable for its handle to know it by."""
+        self._trained.take_apart()
 
 
 class _Trained:
@@ -201,7 +248,7 @@ class _Trained:
         return {} if head is None else {id(variable): head}
 
     def take_apart(self) -> None:
-        """Let parts hold their values again: Keras' optimizers ask each variable for its handle to know it by."""
+        """See `NewVariables.take_apart`."""
         for made in self._made:
             parts = parts_of_variable(made())
             if isinstance(parts, VariableParts):
@@ -248,6 +295,11 @@ def _owners(variable: Any) -> tuple[Cut, Sequence[str]] | None:
         return (parts.cut, parts.devices) if parts.layout == "sharded" else None
     stays = getattr(variable, "_graphsplit_stays", False)
     return (Cut(0, variable.shape[0], 1), [canonical_name(variable.device)]) if stays else None
+
+
+def is_sharded(variable: tf.Variable) -> bool:
+    """Return whether a variable is laid out as `"sharded"`, in slices or whole on its owner."""
+    return _owners(variable) is not None
 
 
 def _loads(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str, int]:

@@ -16,6 +16,7 @@ from graphsplit.api.stepping import Stepping, step_of
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.notebooks import text_html
+from graphsplit.core.stand_ins import answering
 from graphsplit.planning.plan import Plan
 
 _PERTURBED_RUNS = 2
@@ -109,7 +110,8 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     tables, what `tf.print` wrote, generators that are not variables) is not.
 
     Args:
-      function: made by `parallelize`; or a model made by `multi_gpu_model`.
+      function: made by `parallelize`; or a model made by `multi_gpu_model`, or under `keras.distribution`, see
+        `enable_keras_distribution`.
       *args, **kwargs: its arguments, tensors; of a model a batch, `x, y, sample_weight`: its training step is run, or
         without `y` its prediction; or that which is named, `step="test"`.
 
@@ -124,6 +126,7 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     >>> gs.verify(mean, tf.constant([1.0, 2.0, 6.0])).passed
     True
     """
+    function = answering(function)
     is_model = isinstance(function, Stepping)
     if not is_model and not isinstance(function, ParallelFunction):
         plain = " On one device, multi_gpu_model gives back the model itself." * hasattr(function, "train_step")

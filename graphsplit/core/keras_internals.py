@@ -6,6 +6,7 @@ Each function says why no public name serves.
 from __future__ import annotations
 
 import contextlib
+import importlib
 import sys
 from collections.abc import Hashable, Iterator, Sequence
 from typing import Any
@@ -164,3 +165,37 @@ def sharing_state(kind: type[SharedState], template: Any, **own: Any) -> Any:
     for name, value in {"template": template, **own}.items():
         object.__setattr__(model, name, value)
     return model
+
+
+# `keras.distribution` on TensorFlow replaces some names of these, when a user asks for it. What and why is listed in
+# keras_models/distribution/replacements.py. No public name leads to them.
+
+
+def tensorflow_distribution() -> Any:
+    """Return the module of which Keras 3 asks what a backend does for `keras.distribution`."""
+    return importlib.import_module("keras.src.backend.tensorflow.distribution_lib")
+
+
+def tensorflow_trainer() -> Any:
+    """Return the class that runs the batches of all models of Keras 3."""
+    return importlib.import_module("keras.src.backend.tensorflow.trainer").TensorFlowTrainer
+
+
+def tensorflow_variable() -> Any:
+    """Return the class of variables of Keras 3."""
+    return importlib.import_module("keras.src.backend.tensorflow.core").Variable
+
+
+def value_of_new(variable: Any) -> Any:
+    """Return the TensorFlow variable of a variable of Keras 3 that is being made, and let it have its shape.
+
+    A distribution asks for the shape, which Keras sets only after the value.
+    """
+    if variable._shape is None:
+        variable._shape = tuple(variable._value.shape)
+    return variable._value
+
+
+def asks_for_xla(model: Any) -> bool:
+    """Return whether a model of Keras 3 was compiled with `jit_compile=True`. (Its default is meant for one device.)"""
+    return bool(model.compiled) and model._compile_config.config.get("jit_compile") is True

@@ -38,6 +38,8 @@ class BatchFunction:
     Attributes:
       step: the template's step, parallelized; see `step_of_parts`.
       batches: how many it ran.
+      before: called with the step and its arguments before each batch, if it is not None.
+      owner: the wrapped model that runs its batches so, if it is to be found from here.
 
     Args:
       step: the attribute.
@@ -55,6 +57,8 @@ class BatchFunction:
     ):
         self.step = step
         self.batches = 0
+        self.before: Callable[[ParallelFunction[..., Any], tuple[Any, ...]], None] | None = None
+        self.owner: Any = None
         self._only_asked = False
         self._open_rows = open_rows
         self._steps = steps
@@ -75,6 +79,8 @@ class BatchFunction:
             if self._only_asked:
                 raise _HandedError(data)
             self._last = parts_of_batch(data, rows_open and _several_targets(data))
+            if self.before is not None:
+                self.before(self.step, self._last)
             outputs.append(self._run_step())
             self._tell_of_kernels()
             self.batches += 1

@@ -247,15 +247,26 @@ def is_wrapped(model: Any) -> bool:
     return issubclass(type(model), ParallelModel)
 
 
-def wrapped(template: Any, flavor: Flavor, model_devices: ModelDevices) -> Any:
-    """Return a model that runs on several devices, which says itself that it is of the template's class."""
-    own = {"model_devices": model_devices, "_functions": {}, "_compiled_by_xla": False}
-    return sharing_state(_parallel_class(type(template), flavor), template, **own)
+def base_of(flavor: Flavor) -> type[ParallelModel]:
+    """Return what all wrapped models of a Keras are."""
+    return ParallelKeras3Model if flavor is KERAS_3 else ParallelKeras2Model
 
 
-def _parallel_class(template_class: type, flavor: Flavor) -> type[ParallelModel]:
-    """Return the class of wrapped models of a template's class."""
-    base = ParallelKeras3Model if flavor is KERAS_3 else ParallelKeras2Model
+def wrapped(template: Any, base: type[ParallelModel], model_devices: ModelDevices, **more: Any) -> Any:
+    """Return a model that runs on several devices, which says itself that it is of the template's class.
+
+    Args:
+      template: the model.
+      base: what it is besides.
+      model_devices: where it runs.
+      **more: values of attributes of its own.
+    """
+    own = {"model_devices": model_devices, "_functions": {}, "_compiled_by_xla": False, **more}
+    return sharing_state(_parallel_class(type(template), base), template, **own)
+
+
+def _parallel_class(template_class: type, base: type[ParallelModel]) -> type[ParallelModel]:
+    """Return the class of wrapped models of a template's class, which are also what `base` says."""
     namespace = {"__slots__": (), "__module__": template_class.__module__, "__doc__": template_class.__doc__}
     own = {name: inspect.getattr_static(template_class, name, None) for name in ("plan", "placement")}
     namespace.update({name: found for name, found in own.items() if found is not None})  # the user's own methods

@@ -16,13 +16,14 @@ from graphsplit.core.devices import canonical_name, names_of_devices, resolve_de
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.keywords import suggesting_options
 from graphsplit.core.logical_gpus import has_gpus
+from graphsplit.keras_models.answers import STEPS
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
 from graphsplit.keras_models.layer_stages import stages_of_model
-from graphsplit.keras_models.models import ModelDevices, is_wrapped, wrapped
+from graphsplit.keras_models.models import ModelDevices, base_of, is_wrapped, wrapped
 
 Model = TypeVar("Model")  # of either Keras, neither of which is imported here
 
-_CPU = "/device:CPU:0"
+CPU = "/device:CPU:0"
 
 
 @suggesting_options
@@ -92,7 +93,7 @@ def multi_gpu_model(
     sizes = mesh_sizes(mesh)
     devices = _devices(math.prod(size for _, size in sizes) if sizes and gpus is None else gpus)
     grid = device_mesh(sizes, devices) if sizes else None
-    cpu = None if devices[0] == _CPU else _CPU  # (None is the first device)
+    cpu = None if devices[0] == CPU else CPU  # (None is the first device)
     options = Options(
         devices=devices,
         mesh=sizes,
@@ -106,7 +107,7 @@ def multi_gpu_model(
     stages_asked(options, devices)  # (checks that they make whole pipelines)
     if len(devices) == 1 and micro_batches == 1 and schedule is None:
         return model
-    _check_strategy(model)
+    check_strategy(model, "multi_gpu_model")
     if cpu_relocation:
         _check_on_cpu(model)
     check_layout(variables, grid)
@@ -115,7 +116,7 @@ def multi_gpu_model(
             f"cpu_relocation=True keeps the weights on the CPU, variables={variables!r} divides them. Choose one."
         )
     where = ModelDevices(devices, options, cpu if cpu_merge else options.home, variables)
-    return wrapped(model, flavor, where)  # type: ignore[no-any-return]
+    return wrapped(model, base_of(flavor), where)  # type: ignore[no-any-return]
 
 
 def _check_model(model: Any) -> Flavor:
@@ -140,8 +141,7 @@ def _check_model(model: Any) -> Flavor:
             f"{model.name!r} is not built: it has no variables yet that could be shared. Give it an Input, or call "
             "it once on a batch, before it is wrapped."
         )
-    own = [f"make_{kind}_function" for kind in ("train", "test", "predict") if _is_own(model, f"make_{kind}_function")]
-    if own:
+    if own := own_functions(model):
         raise UnsupportedError(
             f"{model.name!r} has a {' and a '.join(own)} of its own. What that returns drives the batches itself and "
             "cannot be split. Override train_step, test_step or predict_step instead."
@@ -149,9 +149,10 @@ def _check_model(model: Any) -> Flavor:
     return flavor
 
 
-def _is_own(model: Any, method: str) -> bool:
-    """Return whether a model's class overrides a method of Keras."""
-    return not getattr(type(model), method).__module__.startswith(("keras.", "tf_keras."))
+def own_functions(model: Any) -> list[str]:
+    """Return those methods that drive batches and that a model's class has overridden."""
+    methods = [f"make_{kind}_function" for kind in STEPS]
+    return [m for m in methods if not getattr(type(model), m).__module__.startswith(("keras.", "tf_keras."))]
 
 
 def _devices(gpus: Any) -> tuple[str, ...]:
@@ -165,8 +166,13 @@ def _devices(gpus: Any) -> tuple[str, ...]:
     return resolve_devices(gpus, "gpus")
 
 
-def _check_strategy(model: Any) -> None:
-    """Raise `UnsupportedError` if a `tf.distribute` strategy owns the model or what it was compiled with."""
+def check_strategy(model: Any, instead: str) -> None:
+    """Raise `UnsupportedError` if a `tf.distribute` strategy owns the model or what it was compiled with.
+
+    Args:
+      model: of either Keras.
+      instead: what takes the strategy's place.
+    """
     strategy = model.distribute_strategy
     if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
         parts = [model, *([model.optimizer] if getattr(model, "optimizer", None) is not None else []), *model.metrics]
@@ -177,7 +183,7 @@ def _check_strategy(model: Any) -> None:
             return
     raise UnsupportedError(
         f"{model.name!r} was made, compiled or wrapped under a tf.distribute strategy's scope, which mirrors variables "
-        "and splits batches itself. Make, compile and wrap it outside of `with strategy.scope():`; multi_gpu_model "
+        f"and splits batches itself. Make, compile and wrap it outside of `with strategy.scope():`; {instead} "
         "takes the strategy's place."
     )
 

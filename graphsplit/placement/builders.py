@@ -9,6 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError
+from graphsplit.core.stand_ins import answering
 from graphsplit.placement.actual import match, run_and_collect
 from graphsplit.placement.flattening import flatten
 from graphsplit.placement.placements import Placement
@@ -58,6 +59,7 @@ def source_of(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], signature: str = "serving_default"
 ) -> tuple[Source, Sequence[Any], str]:
     """Return the graph of anything that `placement_of` takes, its flat arguments, and what to call it."""
+    fn = answering(fn)
     if isinstance(fn, Planning):
         planned = fn._planned(*args, **kwargs)
         return source_of_plan(planned.trace, planned.plan, planned.name), planned.tensors, planned.name

@@ -1,0 +1,210 @@
+"""What of Keras is replaced while `keras.distribution` is enabled, and why: all of it, and nothing else is touched.
+
+Keras' TensorFlow backend lacks most of what `keras.distribution` asks of a backend, and its `fit` never asks for the
+distribution. No public name changes either. Each replacement is taken back as a whole: see `Replacements`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from graphsplit.core.errors import UnsupportedError, bullet_list
+from graphsplit.core.keras_internals import tensorflow_distribution, tensorflow_trainer, tensorflow_variable
+from graphsplit.keras_models.distribution import backend
+
+_MISSING = object()
+
+
+class Running(Protocol):
+    """What runs while it is enabled."""
+
+    def make_function(self, model: Any, kind: str, original: Callable[..., Any], force: bool) -> Any:
+        """Make the function that Keras calls for each batch."""
+
+    def says_that_it_drives_batches(self, model: Any) -> None:
+        """Say, once, that a class has such a function of its own."""
+
+    def born(self, variable: Any) -> None:
+        """Lay out a variable that has just been made."""
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """One name of Keras.
+
+    Attributes:
+      owner: returns the class or module that has it.
+      name: of the attribute.
+      reason: why it is replaced.
+      new: returns what stands there meanwhile, from what stood there and from what runs.
+      parameters: that Keras' own function has; None for what not every Keras has, and where it need not.
+    """
+
+    owner: Callable[[], Any]
+    name: str
+    reason: str
+    new: Callable[[Any, Running], Any]
+    parameters: tuple[str, ...] | None = None
+
+    def want(self) -> str | None:
+        """Return what is wrong with the Keras that is installed, None if nothing."""
+        if self.parameters is None:
+            return None
+        owner = self.owner()
+        found = vars(owner).get(self.name)
+        function = found.fget if isinstance(found, property) else found
+        where = f"{owner.__name__}.{self.name}"
+        if function is None:
+            return f"{where} is missing"
+        parameters = tuple(inspect.signature(function).parameters)
+        if parameters == self.parameters:
+            return None
+        return f"{where} takes {', '.join(parameters)} instead of {', '.join(self.parameters)}"
+
+
+def _maker(kind: str) -> Callable[[Any, Running], Any]:
+    def new(original: Any, running: Running) -> Any:
+        @functools.wraps(original)  # keeps `__module__`, by which a class's own method is told from Keras'
+        def make(self: Any, force: bool = False) -> Any:
+            return running.make_function(self, kind, original, force)
+
+        return make
+
+    return new
+
+
+def _strategy(original: Any, running: Running) -> Any:
+    @functools.wraps(original.fget)
+    def distribute_strategy(self: Any) -> Any:
+        running.says_that_it_drives_batches(self)
+        return original.fget(self)
+
+    return property(distribute_strategy)
+
+
+def _initialize(original: Any, running: Running) -> Any:
+    @functools.wraps(original)
+    def initialize(self: Any, value: Any) -> None:
+        original(self, value)
+        running.born(self)
+
+    return initialize
+
+
+def _same(function: Any) -> Callable[[Any, Running], Any]:
+    return lambda original, running: function  # noqa: ARG005
+
+
+_STEP = "Keras makes there what it calls for each batch, and never asks for the distribution"
+_LACKS = "the TensorFlow backend has none"
+REPLACEMENTS = (
+    *[
+        Replacement(tensorflow_trainer, f"make_{kind}_function", _STEP, _maker(kind), ("self", "force"))
+        for kind in ("train", "test", "predict")
+    ],
+    Replacement(
+        tensorflow_trainer,
+        "distribute_strategy",
+        "fit, evaluate and predict ask for it before all else: the one place that meets classes with a "
+        "make_train_function of their own, which stay on one device",
+        _strategy,
+        ("self",),
+    ),
+    Replacement(
+        tensorflow_variable,
+        "_initialize",
+        "each variable gets its value there: what a layout map cuts is laid out before the next one is made",
+        _initialize,
+        ("self", "value"),
+    ),
+    Replacement(
+        tensorflow_distribution,
+        "list_devices",
+        "in a cluster it calls each worker's first CPU cpu:0",
+        lambda original, running: backend.list_devices_with(original),  # noqa: ARG005
+        ("device_type",),
+    ),
+    Replacement(
+        tensorflow_distribution,
+        "get_device_count",
+        _LACKS,
+        lambda original, running: backend.get_device_count_with(  # noqa: ARG005
+            lambda device_type: tensorflow_distribution().list_devices(device_type)
+        ),
+    ),
+    Replacement(tensorflow_distribution, "initialize", _LACKS, _same(backend.initialize)),
+    Replacement(tensorflow_distribution, "num_processes", _LACKS, _same(backend.num_processes)),
+    Replacement(tensorflow_distribution, "process_id", _LACKS, _same(backend.process_id)),
+    Replacement(tensorflow_distribution, "distribute_tensor", _LACKS, _same(backend.distribute_tensor)),
+    Replacement(tensorflow_distribution, "distribute_data_input", _LACKS, _same(backend.distribute_data_input)),
+    Replacement(tensorflow_distribution, "_to_backend_device", _LACKS, _same(backend.to_backend_device)),
+    Replacement(
+        tensorflow_distribution,
+        "distribute_value",
+        "it returns None in place of the value",
+        _same(backend.distribute_value),
+    ),
+    Replacement(
+        tensorflow_distribution, "_to_backend_mesh", "DTensor's, if any: it raises", _same(backend.to_backend_mesh)
+    ),
+    Replacement(
+        tensorflow_distribution, "_to_backend_layout", "DTensor's, if any: it raises", _same(backend.to_backend_layout)
+    ),
+)
+
+
+class Replacements:
+    """The names as they are replaced, until they are taken back.
+
+    Args:
+      running: what runs meanwhile.
+
+    Raises:
+      UnsupportedError: for a Keras that lacks one of them, or has it otherwise. Then none is replaced.
+    """
+
+    def __init__(self, running: Running):
+        check_keras()
+        self._before: list[tuple[Any, str, Any]] = []
+        for owner, name, original, new in _in_order(running):
+            self._before.append((owner, name, original))
+            setattr(owner, name, new)
+
+    def take_back(self) -> None:
+        """Give Keras everything back that was replaced; once is enough."""
+        while self._before:
+            owner, name, original = self._before.pop()
+            if original is _MISSING:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, original)
+
+
+def _in_order(running: Running) -> Iterator[tuple[Any, str, Any, Any]]:
+    for replacement in REPLACEMENTS:
+        owner = replacement.owner()
+        original = vars(owner).get(replacement.name, _MISSING)
+        yield owner, replacement.name, original, replacement.new(original, running)
+
+
+def check_keras() -> None:
+    """Raise `UnsupportedError` unless the Keras that is installed is one whose names can be replaced."""
+    import keras
+
+    if keras.backend.backend() != "tensorflow":
+        raise UnsupportedError(
+            f"Keras runs on {keras.backend.backend()!r} here, which has a keras.distribution of its own. On TensorFlow "
+            "it needs enable_keras_distribution: set the environment variable KERAS_BACKEND=tensorflow before Keras is "
+            "imported."
+        )
+    numbers = tuple(int(part) for part in keras.__version__.split(".")[:2])
+    wrong = ["it is older"] if numbers < (3, 3) else [w for r in REPLACEMENTS if (w := r.want()) is not None]
+    if wrong:
+        raise UnsupportedError(
+            f"keras.distribution on TensorFlow is there for Keras 3.3 to 3.15, and this is {keras.__version__}:\n"
+            f"{bullet_list(wrong)}\nInstall one of those, or use multi_gpu_model, which needs none of this."
+        )

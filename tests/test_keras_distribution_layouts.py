@@ -1,0 +1,311 @@
+"""`keras.distribution` on TensorFlow: where variables live, as a map says of each, and their way home."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.parted_variables import parts_of_variable
+from tests.helpers.keras_cases import assert_same, assert_sharded, state
+from tests.test_keras_distribution import compiled, numbers_of, parallel
+
+distribution, layers = keras.distribution, keras.layers
+GATHERS = "ignore:ModelParallel on . devices. variables that its layout map cuts:UserWarning"
+pytestmark = pytest.mark.filterwarnings(GATHERS)
+ROWS = 19
+
+
+@pytest.fixture(autouse=True)
+def enabled() -> Iterator[gs.KerasDistribution]:
+    with gs.enable_keras_distribution() as switched_on:
+        yield switched_on
+        distribution.set_distribution(None)
+
+
+def model_parallel(count: int, entries: dict[str, Any] | None = None) -> distribution.ModelParallel:
+    mesh = distribution.DeviceMesh((count // 2, 2), ["batch", "model"], [f"cpu:{d}" for d in range(count)])
+    layout_map = distribution.LayoutMap(mesh)
+    for pattern, axes in (entries or {".*wide.*kernel": (None, "model")}).items():
+        layout_map[pattern] = axes
+    return distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+
+
+def wide(inputs: bool = True) -> keras.Model:
+    """Return a model with two matrices that a map cuts, the second of odd sizes, and one that none does."""
+    keras.utils.set_random_seed(1)
+    first = [layers.Input((60,))] if inputs else []
+    hidden = [layers.Dense(16, "tanh", name="wide"), layers.Dropout(0.3), layers.Dense(7, "tanh", name="wide_and_odd")]
+    return keras.Sequential([*first, *hidden, layers.Dense(5)])
+
+
+def data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
+    random = np.random.default_rng(0)
+    return random.normal(size=(rows, 60)).astype("float32"), random.normal(size=(rows, 5)).astype("float32")
+
+
+def devices_of(model: keras.Model) -> dict[str, tuple[str, ...]]:
+    """Return the devices of each variable of a model and its optimizer that is laid out, by its path."""
+    found = {}
+    for variable in [*model.variables, *model.optimizer.variables]:
+        parts = parts_of_variable(variable.value)
+        if parts is not None:
+            found[variable.path.partition("/")[2]] = parts.devices
+    return found
+
+
+def fit(model: keras.Model) -> list[tuple[str, Any]]:
+    return numbers_of(model.fit(*data(), batch_size=8, verbose=0, shuffle=False))
+
+
+def names(count: int) -> tuple[str, ...]:
+    return tuple(f"/device:CPU:{d}" for d in range(count))
+
+
+BIRTHS = [
+    pytest.param(True, True, id="born in parts"),
+    pytest.param(False, True, id="laid out later", marks=pytest.mark.long),
+    pytest.param(False, False, id="unbuilt"),
+    pytest.param(True, False, id="unbuilt, made under it", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("early", "inputs"), BIRTHS)
+def test_equals_one_device(early: bool, inputs: bool, enabled: gs.KerasDistribution):
+    expected_model = compiled(wide())
+    expected = [*fit(expected_model), *fit(expected_model), *state(expected_model)]
+    chosen = model_parallel(4)
+    with chosen.scope() if early else parallel(1).scope():
+        model = compiled(wide(inputs))
+    before = {} if not inputs else devices_of(model)
+    assert before.get("wide/kernel") == (names(4) if early and inputs else None)
+    with chosen.scope():
+        found = [*fit(model), *fit(model), *state(model)]
+        assert_same(found, expected)
+        assert_sharded(model, ("MatMul", "TanhGrad"), 4)
+        plan = enabled.plan(model, *data())
+    laid_out = devices_of(model)
+    assert laid_out["wide/kernel"] == names(4)  # 16 by 60 floats, in slices
+    assert "wide/bias" not in laid_out
+    of_slots = [path for path in laid_out if "momentum" in path or "velocity" in path]
+    assert {path.rpartition("_")[2] for path in of_slots} == {"momentum", "velocity"}
+    assert all(laid_out[path] == names(4) for path in of_slots if "wide_kernel" in path)
+    assert not any("bias" in path for path in laid_out)
+    assert "variables in parts: 3" in str(plan) or len(plan.state.devices) > 3
+
+
+def test_no_device_has_all_of_what_is_born_in_parts():
+    with model_parallel(4).scope():
+        kernel = wide().layers[0].kernel
+        parts = parts_of_variable(kernel.value)
+        parts.take_apart()
+        held = parts.bytes_on_devices()
+        assert max(held.values()) == 60 * 16 * 4 // 4
+        value = np.random.default_rng(3).normal(size=(60, 16)).astype("float32")
+        kernel.assign(value)  # as what is loaded is
+        assert parts.bytes_on_devices() == held
+        np.testing.assert_array_equal(kernel, value)
+
+
+def test_slots_are_born_where_their_variables_are():
+    with model_parallel(4).scope():
+        model = compiled(wide())
+        model.optimizer.build(model.trainable_variables)
+        laid_out = devices_of(model)
+        slots = [path for path in laid_out if "wide_kernel" in path]
+        assert len(slots) == 2
+        assert {laid_out[path] for path in slots} == {names(4)}
+        assert not any("bias" in path for path in laid_out)
+
+
+def test_other_distributions_move_the_variables():
+    expected_model, model = compiled(wide()), compiled(wide())
+    expected = [fit(expected_model) for _ in range(6)]
+    four, two = model_parallel(4), model_parallel(2)
+    devices = []
+    for i, one in enumerate([four, two, parallel(3), four, None, two]):
+        distribution.set_distribution(one)
+        assert_same(fit(model), expected[i])
+        devices.append(devices_of(model).get("wide/kernel"))
+    assert devices == [names(4), names(2), None, names(4), None, names(2)]
+    assert_same(state(model), state(expected_model))
+
+
+@pytest.mark.long
+def test_a_function_that_was_kept_brings_its_layout_back():
+    expected_model, model = compiled(wide()), compiled(wide())
+    expected = [fit(expected_model) for _ in range(2)]
+    four, two = model_parallel(4), model_parallel(2)
+    with four.scope():
+        assert_same(fit(model), expected[0])
+    with two.scope():
+        model.predict(data()[0], verbose=0)  # does not make the training function anew
+        assert devices_of(model)["wide/kernel"] == names(2)
+    with four.scope():
+        assert_same(fit(model), expected[1])
+        assert devices_of(model)["wide/kernel"] == names(4)
+
+
+def test_disabled_everything_is_at_home(tmp_path: Path):
+    expected_model = compiled(wide())
+    expected = [fit(expected_model) for _ in range(2)]
+    distribution.set_distribution(model_parallel(4))
+    model = compiled(wide())
+    alone = wide()  # born in parts, and never run
+    assert_same(fit(model), expected[0])
+    assert devices_of(model)
+    assert parts_of_variable(alone.layers[0].kernel.value) is not None
+    assert all(getattr(v, "_layout", None) is None for v in [*model.variables, *model.optimizer.variables])
+    gs.enable_keras_distribution().disable()
+    assert devices_of(model) == {}
+    assert parts_of_variable(alone.layers[0].kernel.value) is None
+    assert_same(fit(model), expected[1])
+    model.export(str(tmp_path / "exported"), verbose=False)
+
+
+def test_what_a_user_has_laid_out_stays():
+    expected_model, model = compiled(wide()), compiled(wide())
+    expected = [fit(expected_model) for _ in range(2)]
+    gs.set_variable_layout(model.layers[-1].kernel, "mirrored", devices=4)
+    for i, one in enumerate([parallel(4), model_parallel(4)]):
+        with one.scope():
+            assert_same(fit(model), expected[i])
+            [layout] = [parts_of_variable(v.value).layout for v in model.layers[-1].variables if "kernel" in v.path]
+            assert layout == "mirrored"
+    gs.enable_keras_distribution().disable()
+    assert parts_of_variable(model.layers[-1].kernel.value).layout == "mirrored"
+
+
+def test_patterns_are_those_of_keras():
+    """Neither ours, which stand for the end of a name, nor the first that matches: two are an error."""
+    model = compiled(wide())
+    one = model_parallel(4, {"wide/kernel": (None, "model")})  # searched for up to Keras 3.13, matched in full since
+    with one.scope():
+        fit(model)
+        assert bool(devices_of(model)) == any(one.get_variable_layout(model.layers[0].kernel).axes)
+    with model_parallel(4, {".*wide.*kernel": (None, "model"), ".*odd.*kernel": ("model", None)}).scope():
+        with pytest.raises(ValueError, match="matches multiple layout"):
+            fit(model)
+        with pytest.raises(ValueError, match="matches multiple layout"):
+            wide()
+
+
+def test_it_says_once_that_it_gathers():
+    one = model_parallel(4)
+    with warnings.catch_warnings(), one.scope():
+        warnings.simplefilter("error")
+        with pytest.warns(UserWarning, match="gathers") as told:
+            model = compiled(wide())
+        assert len(told) == 1
+        assert str(told[0].message) == (
+            "ModelParallel on 4 devices: variables that its layout map cuts are divided over all of them, whatever the "
+            "axis, and each step gathers what it computes with (print its plan). The numbers are those of one device. "
+            "No matrix product is divided along the model's axes, as Keras does on JAX."
+        )
+        fit(model)
+        compiled(wide())
+
+
+@pytest.mark.long
+def test_entries_for_outputs():
+    entries = {".*wide.*kernel": (None, "model"), ".*wide/output": ("batch", None)}
+    expected_model, model = compiled(wide()), compiled(wide())
+    with model_parallel(4, entries).scope():
+        assert_same([*fit(model), *state(model)], [*fit(expected_model), *state(expected_model)])
+        assert_sharded(model, ("MatMul", "Tanh"), 4)  # rows are what each device has of an output
+
+
+def test_a_function_for_generating_is_made_anew():
+    """As KerasHub's models have one: traced before variables were laid out, it would find them empty."""
+
+    class Generating(keras.Sequential):
+        generate_function = None
+
+        def generate(self, x: Any) -> Any:
+            if self.generate_function is None:
+                self.generate_function = tf.function(lambda x: self(x, training=False))
+            return self.generate_function(x)
+
+    x = data()[0]
+    model = compiled(Generating(wide().layers))
+    expected = model.generate(x).numpy()
+    with model_parallel(4).scope():
+        model.predict(x, verbose=0)
+        np.testing.assert_allclose(model.generate(x), expected, rtol=1e-5, atol=1e-6)
+    model.predict(x, verbose=0)
+    np.testing.assert_allclose(model.generate(x), expected, rtol=1e-5, atol=1e-6)
+
+
+LATER = pytest.param(False, id="traced after", marks=pytest.mark.long)
+
+
+@pytest.mark.parametrize("early", [pytest.param(True, id="traced before"), LATER])
+def test_functions_of_a_users_own_see_every_value(early: bool):
+    """A `DataParallel` moves no variable: what was traced before it reads and writes what a step reads and writes."""
+
+    def run() -> list[tuple[str, Any]]:
+        model = wide()
+        compiled(model)
+        x = tf.constant(data()[0])
+
+        @tf.function
+        def read() -> tf.Tensor:
+            return model(x, training=False)
+
+        @tf.function
+        def halve() -> None:
+            for variable in model.trainable_variables:
+                variable.assign(0.5 * variable)
+
+        found: list[tuple[str, Any]] = []
+        for i in range(3):
+            if i or early:
+                halve()
+                found.append(("read", read()))
+            found += fit(model)
+        return found
+
+    expected = run()
+    with parallel(4).scope():
+        assert_same(run(), expected)
+
+
+ON_GPUS = [
+    pytest.param(["cpu:0", "cpu:1"], id="2 CPUs"),
+    pytest.param(["gpu:0", "gpu:1"], id="2 GPUs", marks=pytest.mark.gpu),
+    pytest.param([f"gpu:{d}" for d in range(4)], id="4 GPUs", marks=pytest.mark.gpu),
+]
+
+
+@pytest.mark.usefixtures("plain_oracle")
+@pytest.mark.parametrize("chosen", ON_GPUS)
+def test_on_gpus(chosen: list[str], enabled: gs.KerasDistribution):
+    before = keras.config.floatx(), keras.config.dtype_policy()
+    keras.config.set_floatx("float64")
+    keras.config.set_dtype_policy("float64")
+    try:
+        x, y = (array.astype("float64") for array in data())
+
+        def run() -> Any:
+            model = compiled(wide(), "sgd")  # (Adam's scalars are float32)
+            found = numbers_of(model.fit(x, y, batch_size=8, epochs=2, verbose=0, shuffle=False))
+            return model, [*found, ("predicted", model.predict(x, verbose=0)), *state(model)]
+
+        with tf.device(chosen[0]):
+            _, expected = run()
+            with distribution.DataParallel(devices=chosen).scope():
+                model, found = run()
+                placement = enabled.placement(model, x, y, actual=True)
+        assert_same(found, expected, 1e-9)
+        assert {op.actual for op in placement.ops.values() if op.flops} >= {f"/device:{d.upper()}" for d in chosen}
+        assert devices_of(model) == {}
+    finally:
+        keras.config.set_floatx(before[0])
+        keras.config.set_dtype_policy(before[1])
