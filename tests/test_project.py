@@ -317,7 +317,7 @@ def test_options_are_handed_on_as_they_are_given():
 
 def test_the_code_of_the_readme_runs():
     code = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
-    assert len(code) == 3
+    assert len(code) == 4
     done = subprocess.run([sys.executable, "-c", "\n".join(code)], capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
     assert "nothing that carries the batch runs at home" in done.stdout
