@@ -66,10 +66,7 @@ def models(arguments: argparse.Namespace) -> int:
                 lines += found
                 write(arguments.record, found)
     for line in lines:
-        said = (
-            model_table.verdict(line) or line.get("not_run") or f"equal, {100 * line['share']:.1f} % of FLOPs sharded"
-        )
-        print(f"{line['package']}, {line['name']}: {said}")
+        print(f"{line['package']}, {line['name']}: {model_table.brief(line)}")
     if arguments.page:
         page.write_section(_MODELS, model_table.document(lines))
     return any(map(model_table.verdict, lines)) or not any("difference" in line for line in lines)

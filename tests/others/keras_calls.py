@@ -147,6 +147,8 @@ def _initialize(through: Through, own: Callable[..., Any]) -> Callable[..., Any]
 
 def _apply(through: Through, own: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        if through.takes():
+            grads = list(map(_with_tensors, grads))
         if not _goes_through(through, (grads,), {}):
             return own(self, grads, trainable_variables)
         if trainable_variables is not None:
@@ -155,10 +157,17 @@ def _apply(through: Through, own: Callable[..., Any]) -> Callable[..., Any]:
         def run(grads: Any) -> Any:
             return own(self, grads, trainable_variables)
 
-        what, grads = f"{type(self).__name__}.apply", list(grads)
-        return through.call(what, run, (grads,), {}, functools.partial(attributes_kept, self))
+        kept = functools.partial(attributes_kept, self)
+        return through.call(f"{type(self).__name__}.apply", run, (grads,), {}, kept, batched=False)
 
     return apply
+
+
+def _with_tensors(grad: Any) -> Any:
+    """Return a sparse gradient whose parts are tensors: Keras' tests give lists, which no graph takes."""
+    if not isinstance(grad, tf.IndexedSlices):
+        return grad
+    return tf.IndexedSlices(tf.convert_to_tensor(grad.values), tf.convert_to_tensor(grad.indices), grad.dense_shape)
 
 
 def _with_masks(through: Through, what: str, own: Callable[..., Any], args: Any, kwargs: Any, owner: Any) -> Any:

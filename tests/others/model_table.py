@@ -44,6 +44,12 @@ def verdict(line: dict[str, Any]) -> str:
     return "" if line["share"] > 0 else "nothing is sharded"
 
 
+def brief(line: dict[str, Any]) -> str:
+    """Return what became of a model in a few words."""
+    equal = "" if "share" not in line else f"equal, {100 * line['share']:.1f} % of FLOPs sharded"
+    return verdict(line) or str(line.get("not_run") or equal)
+
+
 def document(lines: Sequence[dict[str, Any]]) -> str:
     """Return the section of the page."""
     ran = [line for line in lines if "difference" in line]
@@ -66,7 +72,8 @@ def _reason(line: dict[str, Any]) -> str:
     return " ".join(said.split())[:300].replace("|", "/")
 
 
-_SECTION = """Models of other packages, tiny, in an environment of their own: three training steps on 7 to 9 rows, on 2 and 3
+_SECTION = """
+Models of other packages, tiny, in an environment of their own: three training steps on 7 to 9 rows, on 2 and 3
 devices, with variables at home and sharded, against the same steps on one device. To make this table:
 `python -m tests.others models --page`. Columns as above; *difference* is the largest over all four ways.
 

@@ -1,4 +1,4 @@
-"""`python -m tests.others.model_worker PACKAGE [NAME]`: three training steps of a package's models, plainly and sharded.
+"""`python -m tests.others.model_worker PACKAGE [NAME]`: three training steps of a package's models, both ways.
 
 Prints a line of JSON for each model. Runs in an environment that has the package.
 """
