@@ -15,7 +15,8 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.others import model_table, page
+from benchmarks import pages
+from tests.others import model_table
 from tests.others.environments import Environment
 from tests.others.not_ours import NOT_OURS
 from tests.others.processes import GROUPS, Options, chunks, files_of, keras_folder, run
@@ -42,14 +43,14 @@ def parse(words: list[str]) -> argparse.Namespace:
     keras.add_argument("--record", type=Path, help="also write what became of each test, a line of JSON each")
     keras.add_argument("--read", type=Path, nargs="+", help="run nothing; sum up such records")
     keras.add_argument("--log", type=Path, help="also write what pytest says")
-    keras.add_argument("--page", action="store_true", help=f"also write {page.COVERAGE.name}")
+    keras.add_argument("--page", action="store_true", help=f"also write {pages.COVERAGE.name}")
     models = commands.add_parser("models", help="models of other packages, in an environment of their own")
     models.add_argument("names", nargs="*", metavar="NAME", help="models; all, if none is named")
     models.add_argument("--package", choices=model_table.PACKAGES, action="append", help="all, if none is named")
     models.add_argument("--environment", type=Path, help="a folder to keep the environment in; else a temporary one")
     models.add_argument("--record", type=Path, help="also write what became of each model, a line of JSON each")
     models.add_argument("--read", type=Path, nargs="+", help="run nothing; sum up such records")
-    models.add_argument("--page", action="store_true", help=f"also write {page.COVERAGE.name}")
+    models.add_argument("--page", action="store_true", help=f"also write {pages.COVERAGE.name}")
     return parser.parse_args(words)
 
 
@@ -68,7 +69,7 @@ def models(arguments: argparse.Namespace) -> int:
     for line in lines:
         print(f"{line['package']}, {line['name']}: {model_table.brief(line)}")
     if arguments.page:
-        page.write_section(_MODELS, model_table.document(lines))
+        pages.write_section(_MODELS, model_table.document(lines))
     return any(map(model_table.verdict, lines)) or not any("difference" in line for line in lines)
 
 
@@ -122,7 +123,7 @@ def report(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> int:
     for title, counts in (("ran without graphsplit", whole.calls.not_routed), ("at home", whole.calls.at_home)):
         print(f"{title}:", *[f"  {count} x {what}" for what, count in counts.most_common(_SHOWN)], sep="\n")
     if arguments.page:
-        page.write_section(_TITLE, document(lines, arguments))
+        pages.write_section(_TITLE, document(lines, arguments))
     print(whole.wrong or "no test, and no call, is otherwise on several devices")
     return bool(whole.wrong)
 

@@ -25,6 +25,7 @@ from keras.src.ops import core, image, linalg, math, nn, numpy
 from keras.src.ops.operation import Operation
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import global_seed_generator
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
 import graphsplit as gs
 from graphsplit.keras_models.batches import BatchFunction
@@ -33,7 +34,7 @@ from graphsplit.keras_models.models import ModelDevices, is_wrapped, parallel_cl
 from tests.others.comparison import Through, tensors_of
 
 # These make tensors of what is none, or say something of one: they compute nothing.
-_NO_COMPUTATION = frozenset({"convert_to_tensor", "convert_to_numpy", "is_tensor", "shape", "dtype", "device"})
+_NO_COMPUTATION = frozenset({"array", "convert_to_tensor", "convert_to_numpy", "is_tensor", "shape", "dtype", "device"})
 _FIRST_BATCHES, _EVERY_BATCH = 3, 10
 _STEPS = ("train", "test", "predict")
 _RUNNERS = {
@@ -167,7 +168,8 @@ def _with_tensors(grad: Any) -> Any:
     """Return a sparse gradient whose parts are tensors: Keras' tests give lists, which no graph takes."""
     if not isinstance(grad, tf.IndexedSlices):
         return grad
-    return tf.IndexedSlices(tf.convert_to_tensor(grad.values), tf.convert_to_tensor(grad.indices), grad.dense_shape)
+    parts = (grad.values, grad.indices, grad.dense_shape)
+    return tf.IndexedSlices(*[None if part is None else tf.convert_to_tensor(part) for part in parts])
 
 
 def _with_masks(through: Through, what: str, own: Callable[..., Any], args: Any, kwargs: Any, owner: Any) -> Any:
@@ -275,11 +277,12 @@ class _StepsOfModel:
 
     def _build(self, model: Any, iterator: Any) -> Any:
         optimizer = getattr(model, "optimizer", None)
-        if not model.built:  # (`predict` takes models that nobody compiled, building asks for these)
-            model.optimizer = optimizer
+        if not model.built:
             iterator = iterator if isinstance(iterator, list) else _Peeking(iterator)
             first = iterator[0] if isinstance(iterator, list) else iterator.first
-            model._symbolic_build(data_batch=first)
+            x, _, _ = unpack_x_y_sample_weight(tree.map_structure(_without_optional, first))
+            options = {"training": False} if model._call_has_training_arg else {}
+            backend.compute_output_spec(model, x, **options)
         if self._kind == "train" and optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
         return iterator
@@ -305,6 +308,10 @@ class _StepsOfModel:
         devices = gs.available_devices()[: through.devices]
         where = ModelDevices(devices, devices[0], devices[0], through.layout, through.micro_batches)
         return parallel_class(type(model), KERAS_3)._wrap(model, where)
+
+
+def _without_optional(part: Any) -> Any:
+    return None if isinstance(part, tf.experimental.Optional) else part
 
 
 class _Peeking:

@@ -15,10 +15,10 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from benchmarks import pages
 from graphsplit.core import forms
 from graphsplit.rules import registry
 from tests.fuzzing.verdicts import DIFFERENT, EQUAL, NOT_TRACEABLE, RAISED, UNSTABLE
-from tests.others import page
 from tests.others.comparison import Through
 from tests.others.keras_calls import before_test, routed
 from tests.others.not_ours import NOT_OURS, reason_against
@@ -246,12 +246,12 @@ def test_rows_of_the_table():
 
 
 def test_sections_of_a_page():
-    text = page.with_section("# Page\n\nWords.\n", "One", "1")
-    text = page.with_section(text, "Two", "2")
-    text = page.with_section(text, "One", "one")
+    text = pages.with_section("# Page\n\nWords.\n", "One", "1")
+    text = pages.with_section(text, "Two", "2")
+    text = pages.with_section(text, "One", "one")
     assert text == "# Page\n\nWords.\n\n## One\n\none\n\n## Two\n\n2\n"
-    assert page.sections(f"{text}<!-- {forms.MARK} -->\n") == "## One\n\none\n\n## Two\n\n2"
-    assert page.sections("# Page\n") == ""
+    assert pages.sections(f"{text}<!-- {forms.MARK} -->\n") == "## One\n\none\n\n## Two\n\n2"
+    assert pages.sections("# Page\n") == ""
 
 
 def test_what_is_not_ours_exists_and_has_a_reason():

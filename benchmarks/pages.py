@@ -1,4 +1,4 @@
-"""Sections of `docs/coverage.md` that several scripts write: each its own."""
+"""Sections of pages that several scripts write: each writes its own, and keeps the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from graphsplit.core import forms
 
-COVERAGE = Path(__file__).parent.parent.parent / "docs" / "coverage.md"
+COVERAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
 
 
 def with_section(text: str, title: str, body: str) -> str:
