@@ -10,7 +10,6 @@ import json
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -130,12 +129,15 @@ def report(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> int:
 
 def document(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
     """Return the section of the page."""
-    reasons: Counter[str] = Counter(NOT_OURS.values())
-    listed = "\n".join(f"* {reason}." for reason in reasons)
+    listed = "\n".join(f"* `{pattern}`: {reason}." for pattern, reason in NOT_OURS.items())
     missing = sorted({line["why"] for line in lines if "not_collected" in line})
     rest = f"\nNot collected, for want of packages: {'; '.join(missing)}.\n" if missing else ""
     return _SECTION.format(
-        devices=arguments.devices, table=table(rows_by(lines, by_folder)), not_ours=listed or "* nothing.", rest=rest
+        devices=arguments.devices,
+        part=f" Of each file every {arguments.every}th test." if arguments.every > 1 else "",
+        table=table(rows_by(lines, by_folder)),
+        not_ours=listed or "* nothing.",
+        rest=rest,
     )
 
 
@@ -143,7 +145,7 @@ _SECTION = """
 The tests in Keras' own wheel, unchanged, with each call of a layer, an operation, a loss, a metric, an optimizer, and
 each step of `fit`, `evaluate` and `predict`, going through graphsplit on {devices} logical CPU devices. Each test
 runs plainly first. Then each call is run both ways from the same state, and its results and variables are compared,
-besides what the test itself asserts. To make this table: `python -m tests.others keras --page`.
+besides what the test itself asserts. To make this table: `python -m tests.others keras --page`.{part}
 
 {table}
 

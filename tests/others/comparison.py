@@ -298,7 +298,14 @@ def differences(expected: _Outcome, actual: _Outcome) -> list[_Apart]:
 
 
 def _leaves(results: Any) -> list[Any]:
-    return [leaf for leaf in tf.nest.flatten(results, expand_composites=True) if leaf is not None]
+    """Return all that results consist of; of rows of a tensor (`IndexedSlices`) also those whose parts are lists."""
+    found: list[Any] = []
+    for leaf in tf.nest.flatten(results):
+        if isinstance(leaf, tf.IndexedSlices):
+            found += [leaf.values, tf.convert_to_tensor(leaf.indices)]
+        elif leaf is not None:
+            found += tf.nest.flatten(leaf, expand_composites=True)
+    return found
 
 
 def _apart(name: str, expected: Any, actual: Any) -> _Apart | None:
@@ -328,8 +335,7 @@ def rows_of(args: Any, kwargs: Any) -> int:
 
 def tensors_of(args: Any, kwargs: Any) -> list[Any]:
     """Return the tensors and arrays among arguments."""
-    leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
-    return [leaf for leaf in leaves if isinstance(leaf, (tf.Tensor, np.ndarray))]
+    return [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, (tf.Tensor, np.ndarray))]
 
 
 def most_common(counts: Counter[str], number: int = 8) -> list[str]:

@@ -148,8 +148,7 @@ def _initialize(through: Through, own: Callable[..., Any]) -> Callable[..., Any]
 
 def _apply(through: Through, own: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
-        if through.takes():
-            grads = list(map(_with_tensors, grads))
+        grads = list(map(_with_tensors, grads)) if through.takes() else grads
         if not _goes_through(through, (grads,), {}):
             return own(self, grads, trainable_variables)
         if trainable_variables is not None:
@@ -164,16 +163,17 @@ def _apply(through: Through, own: Callable[..., Any]) -> Callable[..., Any]:
     return apply
 
 
-def _with_tensors(grad: Any) -> Any:
-    """Return a sparse gradient whose parts are tensors: Keras' tests give lists, which no graph takes."""
-    if not isinstance(grad, tf.IndexedSlices):
-        return grad
-    parts = (grad.values, grad.indices, grad.dense_shape)
+def _with_tensors(leaf: Any) -> Any:
+    """Return rows of a tensor whose parts are tensors: Keras' tests give lists, which no graph takes."""
+    if not isinstance(leaf, tf.IndexedSlices):
+        return leaf
+    parts = (leaf.values, leaf.indices, leaf.dense_shape)
     return tf.IndexedSlices(*[None if part is None else tf.convert_to_tensor(part) for part in parts])
 
 
 def _with_masks(through: Through, what: str, own: Callable[..., Any], args: Any, kwargs: Any, owner: Any) -> Any:
     """Run a call with the masks that Keras hangs on tensors, and the losses that layers keep, as tensors of its own."""
+    args, kwargs = tree.map_structure(_with_tensors, (args, kwargs))
     layers = list(owner._flatten_layers()) if isinstance(owner, Layer) else []
 
     def run(args: Any, kwargs: Any, masks: Any) -> Any:

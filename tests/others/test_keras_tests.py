@@ -46,6 +46,7 @@ def assert_right(found: list[dict]) -> Row:
     return whole
 
 
+@pytest.mark.timeout(600)  # a process each, on a machine with other work
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part(part: str):
     names, options = PARTS[part]
