@@ -62,11 +62,10 @@ def models(arguments: argparse.Namespace) -> int:
         with tempfile.TemporaryDirectory() as temporary:
             environment = Environment((arguments.environment or Path(temporary) / "environment").absolute())
             for package in arguments.package or model_table.PACKAGES:
-                found = model_table.run(package, arguments.names, environment)
-                lines += found
-                write(arguments.record, found)
-    for line in lines:
-        print(f"{line['package']}, {line['name']}: {model_table.brief(line)}")
+                for line in model_table.run(package, arguments.names, environment):
+                    lines.append(line)
+                    write(arguments.record, [line])
+                    print(f"{line['package']}, {line['name']}: {model_table.brief(line)}", flush=True)
     if arguments.page:
         pages.write_section(_MODELS, model_table.document(lines))
     return any(map(model_table.verdict, lines)) or not any("difference" in line for line in lines)

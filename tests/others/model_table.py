@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.others.environments import Environment
@@ -15,17 +16,18 @@ EQUAL = {"float64": 1e-9, "float32": 1e-4}  # relative to the largest entry, aft
 LEAST_SHARDED = 0.8  # of the FLOPs; what has less is listed with what is at home
 
 
-def run(package: str, names: Sequence[str], environment: Environment) -> list[dict[str, Any]]:
-    """Return a line for each model of a package; one line if it cannot be installed or started."""
-    requirements = requirements_of(package)
-    why = environment.install(requirements)
+def run(package: str, names: Sequence[str], environment: Environment) -> Iterator[dict[str, Any]]:
+    """Yield a line for each model of a package; one line if it cannot be installed or started."""
+    why = environment.install(requirements_of(package))
     if why:
-        return [{"package": package, "name": "all", "not_run": f"could not be installed: {why}"}]
-    ran = environment.run("tests.others.model_worker", package, *names)
-    found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    if ran.returncode:
-        found.append({"name": "the rest", "raised": f"the process ended with {ran.returncode}: {ran.stderr[-500:]}"})
-    return [{"package": package, **line} for line in found]
+        yield {"package": package, "name": "all", "not_run": f"could not be installed: {why}"}
+        return
+    try:
+        for line in environment.run("tests.others.model_worker", package, *names):
+            if line.startswith("{"):
+                yield {"package": package, **json.loads(line)}
+    except subprocess.CalledProcessError as error:
+        yield {"package": package, "name": "the rest", "raised": f"the process ended: {error}: {error.stderr}"}
 
 
 def requirements_of(package: str) -> tuple[str, ...]:
