@@ -26,7 +26,8 @@ def sections(text: str) -> str:
     return found.group().replace(f"<!-- {forms.MARK} -->", "").rstrip() if found else ""
 
 
-def write_section(title: str, body: str, path: Path = COVERAGE) -> None:
-    """Write a section of a page."""
+def write_section(title: str, body: str) -> None:
+    """Write a section of the page of coverage."""
+    path = COVERAGE
     before = path.read_text() if path.exists() else ""
     forms.write(str(path), with_section(before, title, body).encode())

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -19,6 +20,8 @@ from benchmarks import pages
 from graphsplit.core import forms
 from graphsplit.rules import registry
 from tests.fuzzing.verdicts import DIFFERENT, EQUAL, NOT_TRACEABLE, RAISED, UNSTABLE
+from tests.others.__main__ import keras as keras_command
+from tests.others.__main__ import parse
 from tests.others.comparison import Through
 from tests.others.keras_calls import before_test, routed
 from tests.others.not_ours import NOT_OURS, reason_against
@@ -271,3 +274,23 @@ def test_no_such_tests():
     with pytest.raises(FileNotFoundError, match="nonsense"):
         files_of(["nonsense"])
     assert gs.available_devices()
+
+
+def test_records_are_read_and_the_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    line = {"plain": "passed", "through": "passed", "kinds": {EQUAL: 3}, "messages": [], "not_routed": {}}
+    line |= {"at_home": {"Sum: why": 1}, "with_rows": 30, "sharded": 30, "message": ""}
+    [listed] = [pattern.replace("*", "x") for pattern in NOT_OURS][:1]
+    lines = [
+        {"test": "layers/core/a_test.py::A::b", **line},
+        {"test": listed, **line, "through": "failed"},
+        {"not_collected": "layers/b_test.py", "why": "ModuleNotFoundError: No module named 'jax'"},
+    ]
+    record, written = tmp_path / "record.jsonl", tmp_path / "page.md"
+    record.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    monkeypatch.setattr(pages, "COVERAGE", written)
+    assert keras_command(parse(["keras", "--read", str(record), "--page"])) == 0
+    assert "| layers/core | 1 | 0 | 3 | 3 | 30 | 30 |" in written.read_text()
+    assert "No module named 'jax'" in written.read_text()
+    record.write_text(json.dumps({"test": "layers/core/a_test.py::A::b", **line, "sharded": 0}) + "\n")
+    assert keras_command(parse(["keras", "--read", str(record)])) == 1
+    assert "only 0 of 30 programs" in capsys.readouterr().out
