@@ -20,7 +20,6 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.layers import Layer
 from keras.src.losses.loss import Loss
 from keras.src.metrics import Metric
-from keras.src.models import Model
 from keras.src.ops import core, image, linalg, math, nn, numpy
 from keras.src.ops.operation import Operation
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -29,8 +28,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sampl
 
 import graphsplit as gs
 from graphsplit.keras_models.batches import BatchFunction
-from graphsplit.keras_models.flavors import KERAS_3
-from graphsplit.keras_models.models import ModelDevices, is_wrapped, parallel_class
+from graphsplit.keras_models.models import is_wrapped
 from tests.others.comparison import Through, tensors_of
 
 # These make tensors of what is none, or say something of one: they compute nothing.
@@ -227,6 +225,9 @@ class _ComparedStep:
         self._plain = tf.function(step.function)
         self._batches = 0
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
     def __call__(self, *args: Any) -> Any:
         self._batches += 1
         compared = self._batches <= _FIRST_BATCHES or self._batches % _EVERY_BATCH == 0
@@ -300,14 +301,9 @@ class _StepsOfModel:
 
     def _wrap(self, model: Any) -> Any:
         through = self._through
-        if isinstance(model, Model):
-            return gs.multi_gpu_model(
-                model, gpus=through.devices, variables=through.layout, micro_batches=through.micro_batches
-            )
-        # Keras' tests of trainers make models of Trainer and Layer, which multi_gpu_model does not take.
-        devices = gs.available_devices()[: through.devices]
-        where = ModelDevices(devices, devices[0], devices[0], through.layout, through.micro_batches)
-        return parallel_class(type(model), KERAS_3)._wrap(model, where)
+        return gs.multi_gpu_model(
+            model, gpus=through.devices, variables=through.layout, micro_batches=through.micro_batches
+        )
 
 
 def _without_optional(part: Any) -> Any:
