@@ -40,7 +40,9 @@ def parse(words: list[str]) -> argparse.Namespace:
     keras.add_argument("--keyword", default="", help="as pytest's -k")
     keras.add_argument("--packages", default="", help="a folder with packages that tests import, as jax")
     keras.add_argument("--record", type=Path, help="also write what became of each test, a line of JSON each")
-    keras.add_argument("--read", type=Path, nargs="+", help="run nothing; sum up such records")
+    keras.add_argument(
+        "--read", type=Path, nargs="+", help="run nothing; sum up such records, the last run of each test"
+    )
     keras.add_argument("--log", type=Path, help="also write what pytest says")
     keras.add_argument("--page", action="store_true", help=f"also write {pages.COVERAGE.name}")
     models = commands.add_parser("models", help="models of other packages, in an environment of their own")
@@ -97,7 +99,7 @@ def keras(arguments: argparse.Namespace) -> int:
     )
     lines: list[dict[str, Any]] = []
     if arguments.read:
-        lines = list(map(_listed, read(arguments.read)))
+        lines = last_of_each(map(_listed, read(arguments.read)))
     else:
         for files in chunks(files_of(chosen)):
             started = time.monotonic()
@@ -107,6 +109,12 @@ def keras(arguments: argparse.Namespace) -> int:
             print(f"{where}: {len(found)} tests, {time.monotonic() - started:.0f} s {row('', found).wrong}", flush=True)
             write(arguments.record, found)
     return report(lines, arguments)
+
+
+def last_of_each(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the last line of each test: records may hold several runs."""
+    found = {line.get("test") or line.get("not_collected"): line for line in lines}
+    return [line for name, line in found.items() if name is not None]  # (others say which test begins)
 
 
 def _listed(line: dict[str, Any]) -> dict[str, Any]:
@@ -139,7 +147,7 @@ def document(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
     rest = f"\nNot collected, for want of packages: {'; '.join(missing)}.\n" if missing else ""
     return _SECTION.format(
         devices=arguments.devices,
-        part=f" Of each file every {arguments.every}th test." if arguments.every > 1 else "",
+        part=f"\nOf each file at least every {arguments.every}th test was run." if arguments.every > 1 else "",
         table=table(rows_by(lines, by_folder)),
         not_ours=listed or "* nothing.",
         rest=rest,

@@ -57,11 +57,15 @@ def document(lines: Sequence[dict[str, Any]]) -> str:
     ran = [line for line in lines if "difference" in line]
     rows = [
         f"| {line['package']} | {line['name']} | {line['difference']:.0e} | {line['dtype']} | "
-        f"{100 * line['share']:.1f} % | {_at_home(line)} | {line['first_call']:.1f} |"
+        f"{100 * line['share']:.1f} % | {_at_home(line)} | {_first_call(line)} |"
         for line in ran
     ]
     others = [f"* {line['package']}, {line['name']}: {_reason(line)}" for line in lines if "difference" not in line]
     return _SECTION.format(rows="\n".join(rows), others="\n".join(others) or "* nothing.")
+
+
+def _first_call(line: dict[str, Any]) -> str:
+    return f"{line['first_call']:.1f}" if line["first_call"] else "not measured"
 
 
 def _at_home(line: dict[str, Any]) -> str:
@@ -77,7 +81,7 @@ def _reason(line: dict[str, Any]) -> str:
 _SECTION = """
 Models of other packages, tiny, in an environment of their own: three training steps on 7 to 9 rows, on 2 and 3
 devices, with variables at home and sharded, against the same steps on one device. To make this table:
-`python -m tests.others models --page`. Columns as above; *difference* is the largest over all four ways.
+`python -m tests.others models --page`. Columns as in the first table; *difference* is the largest over all four ways.
 
 | package | model | difference | dtype | FLOPs sharded | rows at home, and why | first call |
 |---|---|---|---|---|---|---|

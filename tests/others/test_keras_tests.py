@@ -281,6 +281,7 @@ def test_records_are_read_and_the_page_is_written(tmp_path: Path, monkeypatch: p
     line |= {"at_home": {"Sum: why": 1}, "with_rows": 30, "sharded": 30, "message": ""}
     [listed] = [pattern.replace("*", "x") for pattern in NOT_OURS][:1]
     lines = [
+        {"test": "layers/core/a_test.py::A::b", **line, "through": "failed"},
         {"test": "layers/core/a_test.py::A::b", **line},
         {"test": listed, **line, "through": "failed"},
         {"not_collected": "layers/b_test.py", "why": "ModuleNotFoundError: No module named 'jax'"},

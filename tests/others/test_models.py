@@ -39,13 +39,20 @@ def whole() -> Training:
     return Training(lambda x: tf.unique(tf.reshape(x, [-1]))[0], [], lambda rows: (numbers(rows, 3),))
 
 
+def in_float32_inside() -> Training:
+    return Training(lambda x: tf.cast(tf.tanh(tf.cast(x, tf.float32)), x.dtype), [], lambda rows: (numbers(rows, 3),))
+
+
 def missing() -> Training:
     raise AttributeError("no such model in this version")
 
 
 PACKAGE = SimpleNamespace(
     PRECISION="float64",
-    models=lambda: {"dense": dense, "running sums": running_sums, "whole": whole, "missing": missing},
+    models=lambda: (
+        {"dense": dense, "running sums": running_sums, "whole": whole, "missing": missing}
+        | {"in float32 inside": in_float32_inside}
+    ),
 )
 
 
@@ -58,6 +65,8 @@ def found(*names: str) -> dict[str, dict]:
 def test_models_are_compared_and_counted(monkeypatch: pytest.MonkeyPatch):
     lines = found()
     assert lines["dense"]["difference"] < 1e-12
+    assert lines["dense"]["dtype"] == "float64"
+    assert lines["in float32 inside"]["dtype"] == "float32"
     assert lines["dense"]["share"] > 0.9
     assert not model_table.verdict(lines["dense"])
     assert not model_table.verdict(lines["running sums"])
