@@ -32,8 +32,10 @@ from tests.others.summary import Row, row, rows_by, table
 # A part of each kind of tests: files, and every how many of their tests.
 PARTS = {
     "layers": (["layers/core/dense_test.py", "layers/attention/attention_test.py"], Options(every=5)),
-    "optimizers": (["optimizers/adam_test.py", "optimizers/sgd_test.py"], Options(every=3)),
-    "losses and metrics": (["losses/losses_test.py", "metrics/regression_metrics_test.py"], Options(every=8)),
+    "losses, metrics, optimizers": (
+        ["losses/losses_test.py", "metrics/regression_metrics_test.py", "optimizers/adam_test.py"],
+        Options(every=7),
+    ),
     "fit": (["callbacks/early_stopping_test.py", "layers/reshaping/flatten_test.py"], Options(every=3)),
     "mirrored": (["layers/core/einsum_dense_test.py"], Options(layout="mirrored", every=12)),
     "sharded": (["layers/normalization/layer_normalization_test.py"], Options(layout="sharded", every=3)),
