@@ -57,10 +57,10 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 def models(arguments: argparse.Namespace) -> int:
     """Run models of other packages; return the exit code."""
-    lines: list[dict[str, Any]] = []
-    if arguments.read:
-        lines = read(arguments.read)
-    else:
+    lines: list[dict[str, Any]] = read(arguments.read or [])
+    for line in lines:
+        print(f"{line['package']}, {line['name']}: {model_table.brief(line)}")
+    if not arguments.read:
         with tempfile.TemporaryDirectory() as temporary:
             environment = Environment((arguments.environment or Path(temporary) / "environment").absolute())
             for package in arguments.package or model_table.PACKAGES:
