@@ -23,6 +23,7 @@ import tensorflow as tf
 from rich.table import Table
 
 import graphsplit as gs
+from benchmarks import pages
 from benchmarks.coverage_models import CLASSES, MODELS, Training, integers, numbers, supervised
 from benchmarks.coverage_programs import Outcome, document, program_table, run_program
 from benchmarks.display import console, progress
@@ -206,7 +207,8 @@ def main(
             if output:
                 _write(output, found, outcomes)
     if page:
-        forms.write(str(page), document(outcomes, devices).encode())
+        others = pages.sections(page.read_text()) if page.exists() else ""  # (of tests/others)
+        forms.write(str(page), f"{document(outcomes, devices)}\n{others}".encode())
     for results in (table(found) if found else None, program_table(outcomes) if outcomes else None):
         if results is not None:
             console.print(results)

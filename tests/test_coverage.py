@@ -47,9 +47,10 @@ def test_every_architecture_is_known():
 
 @pytest.mark.long
 def test_command_line(tmp_path: Path):
-    path = tmp_path / "coverage.json"
+    path, page = tmp_path / "coverage.json", tmp_path / "page.md"
+    page.write_text("# Old\n\n## Others\n\nkept\n\n<!-- written by graphsplit -->\n")
     command = [sys.executable, "-m", "benchmarks.coverage", "--names", "Graph convolution, GAN, Distillation"]
-    command += ["--output", str(path), "--page", str(tmp_path / "page.md")]
+    command += ["--output", str(path), "--page", str(page)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stderr
     found = json.loads(path.read_text())["models"]
@@ -59,7 +60,9 @@ def test_command_line(tmp_path: Path):
     assert program["name"] == "Distillation"
     assert program["at_home"] == []
     assert 0.99 * program["flops"] < program["sharded_flops"] < program["flops"]
-    assert "| Distillation |" in (tmp_path / "page.md").read_text()
+    assert "| Distillation |" in page.read_text()
+    assert page.read_text().endswith("## Others\n\nkept\n<!-- written by graphsplit -->\n")
+    assert "# Old" not in page.read_text()
     assert "100 %" in done.stdout
     wrong = subprocess.run([*command[:4], "Nonsense"], cwd=ROOT, capture_output=True, text=True, timeout=200)
     assert wrong.returncode == 2

@@ -8,12 +8,15 @@ ranks is the rule.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from graphsplit.core.symbolic_sizes import Shape, is_one
 from graphsplit.program.program import Op
 from graphsplit.rules.elementwise import broadcast_dims, result_dims
 from graphsplit.rules.factors import Declined, Dims, Factors
 from graphsplit.rules.registry import register
+
+_COLUMNS = 64  # a factor that is no leading axis: more than any tensor has
 
 Ranks = tuple[int | None, ...]  # one for each operand or result; None if it is whole, sizes and options
 
@@ -60,7 +63,6 @@ register("AdjustSaturation", "AdjustHue", "HSVToRGB", "RGBToHSV")(VECTORS)
 register("FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D", "MatrixInverse", "Cholesky")(MATRICES)
 register("MatrixBandPart", linear=(0,))(MATRICES)
 register("FFT3D", "IFFT3D", "AdjustContrastv2")(by_core_ranks((3, None), (3,)))
-register("MatrixSolve", "MatrixTriangularSolve", linear=(1,))(by_core_ranks((2, 2), (2,)))
 register("CholeskyGrad", linear=(1,))(by_core_ranks((2, 2), (2,)))
 register("Cross", linear=(0, 1))(by_core_ranks((1, 1), (1,)))
 register("MatrixDeterminant")(by_core_ranks((2,), (0,)))
@@ -103,3 +105,18 @@ def matrix_set_diagonal(op: Op) -> Factors | Declined:
         return Declined("the rank of an operand is not known")
     core = len(vector) - (len(matrix) - 2)
     return by_core_ranks((2, core, None), (2,))(op)
+
+
+@register("MatrixSolve", "MatrixTriangularSolve", linear=(1,))
+def solve(op: Op) -> Factors | Declined:
+    """`...nn, ...nk -> ...nk`: each of the `k` columns on the right is a problem of its own."""
+    factors = by_core_ranks((2, 2), (2,))(op)
+    if isinstance(factors, Declined):
+        return factors
+    matrix, right = factors.inputs
+    [result] = factors.outputs
+    return replace(factors, inputs=(matrix, _with_columns(right)), outputs=(_with_columns(result),))
+
+
+def _with_columns(dims: Dims) -> Dims:
+    return None if dims is None else (*dims[:-1], _COLUMNS)

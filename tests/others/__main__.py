@@ -10,14 +10,14 @@ import json
 import sys
 import tempfile
 import time
-from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from tests.others import model_table, page
+from benchmarks import pages
+from tests.others import model_table
 from tests.others.environments import Environment
-from tests.others.not_ours import NOT_OURS
+from tests.others.not_ours import NOT_OURS, reason_against
 from tests.others.processes import GROUPS, Options, chunks, files_of, keras_folder, run
 from tests.others.summary import by_file, by_folder, row, rows_by, table
 
@@ -40,38 +40,36 @@ def parse(words: list[str]) -> argparse.Namespace:
     keras.add_argument("--keyword", default="", help="as pytest's -k")
     keras.add_argument("--packages", default="", help="a folder with packages that tests import, as jax")
     keras.add_argument("--record", type=Path, help="also write what became of each test, a line of JSON each")
-    keras.add_argument("--read", type=Path, nargs="+", help="run nothing; sum up such records")
+    keras.add_argument(
+        "--read", type=Path, nargs="+", help="run nothing; sum up such records, the last run of each test"
+    )
     keras.add_argument("--log", type=Path, help="also write what pytest says")
-    keras.add_argument("--page", action="store_true", help=f"also write {page.COVERAGE.name}")
+    keras.add_argument("--page", action="store_true", help=f"also write {pages.COVERAGE.name}")
     models = commands.add_parser("models", help="models of other packages, in an environment of their own")
     models.add_argument("names", nargs="*", metavar="NAME", help="models; all, if none is named")
     models.add_argument("--package", choices=model_table.PACKAGES, action="append", help="all, if none is named")
     models.add_argument("--environment", type=Path, help="a folder to keep the environment in; else a temporary one")
     models.add_argument("--record", type=Path, help="also write what became of each model, a line of JSON each")
     models.add_argument("--read", type=Path, nargs="+", help="run nothing; sum up such records")
-    models.add_argument("--page", action="store_true", help=f"also write {page.COVERAGE.name}")
+    models.add_argument("--page", action="store_true", help=f"also write {pages.COVERAGE.name}")
     return parser.parse_args(words)
 
 
 def models(arguments: argparse.Namespace) -> int:
     """Run models of other packages; return the exit code."""
-    lines: list[dict[str, Any]] = []
-    if arguments.read:
-        lines = read(arguments.read)
-    else:
+    lines: list[dict[str, Any]] = read(arguments.read or [])
+    for line in lines:
+        print(f"{line['package']}, {line['name']}: {model_table.brief(line)}")
+    if not arguments.read:
         with tempfile.TemporaryDirectory() as temporary:
             environment = Environment((arguments.environment or Path(temporary) / "environment").absolute())
             for package in arguments.package or model_table.PACKAGES:
-                found = model_table.run(package, arguments.names, environment)
-                lines += found
-                write(arguments.record, found)
-    for line in lines:
-        said = (
-            model_table.verdict(line) or line.get("not_run") or f"equal, {100 * line['share']:.1f} % of FLOPs sharded"
-        )
-        print(f"{line['package']}, {line['name']}: {said}")
+                for line in model_table.run(package, arguments.names, environment):
+                    lines.append(line)
+                    write(arguments.record, [line])
+                    print(f"{line['package']}, {line['name']}: {model_table.brief(line)}", flush=True)
     if arguments.page:
-        page.write_section(_MODELS, model_table.document(lines))
+        pages.write_section(_MODELS, model_table.document(lines))
     return any(map(model_table.verdict, lines)) or not any("difference" in line for line in lines)
 
 
@@ -101,7 +99,7 @@ def keras(arguments: argparse.Namespace) -> int:
     )
     lines: list[dict[str, Any]] = []
     if arguments.read:
-        lines = read(arguments.read)
+        lines = last_of_each(map(_listed, read(arguments.read)))
     else:
         for files in chunks(files_of(chosen)):
             started = time.monotonic()
@@ -111,6 +109,18 @@ def keras(arguments: argparse.Namespace) -> int:
             print(f"{where}: {len(found)} tests, {time.monotonic() - started:.0f} s {row('', found).wrong}", flush=True)
             write(arguments.record, found)
     return report(lines, arguments)
+
+
+def last_of_each(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return the last line of each test: records may hold several runs."""
+    found = {line.get("test") or line.get("not_collected"): line for line in lines}
+    return [line for name, line in found.items() if name is not None]  # (others say which test begins)
+
+
+def _listed(line: dict[str, Any]) -> dict[str, Any]:
+    """Return the line of a test, which may have run before it was listed as one that says nothing of graphsplit."""
+    against = reason_against(line.get("test", ""))
+    return {"test": line["test"], "plain": "not ours", "through": None} if against else line
 
 
 def report(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> int:
@@ -125,19 +135,22 @@ def report(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> int:
     for title, counts in (("ran without graphsplit", whole.calls.not_routed), ("at home", whole.calls.at_home)):
         print(f"{title}:", *[f"  {count} x {what}" for what, count in counts.most_common(_SHOWN)], sep="\n")
     if arguments.page:
-        page.write_section(_TITLE, document(lines, arguments))
+        pages.write_section(_TITLE, document(lines, arguments))
     print(whole.wrong or "no test, and no call, is otherwise on several devices")
     return bool(whole.wrong)
 
 
 def document(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
     """Return the section of the page."""
-    reasons: Counter[str] = Counter(NOT_OURS.values())
-    listed = "\n".join(f"* {reason}." for reason in reasons)
+    listed = "\n".join(f"* `{pattern}`: {reason}." for pattern, reason in NOT_OURS.items())
     missing = sorted({line["why"] for line in lines if "not_collected" in line})
     rest = f"\nNot collected, for want of packages: {'; '.join(missing)}.\n" if missing else ""
     return _SECTION.format(
-        devices=arguments.devices, table=table(rows_by(lines, by_folder)), not_ours=listed or "* nothing.", rest=rest
+        devices=arguments.devices,
+        part=f"\nOf each file at least every {arguments.every}th test was run." if arguments.every > 1 else "",
+        table=table(rows_by(lines, by_folder)),
+        not_ours=listed or "* nothing.",
+        rest=rest,
     )
 
 
@@ -145,7 +158,7 @@ _SECTION = """
 The tests in Keras' own wheel, unchanged, with each call of a layer, an operation, a loss, a metric, an optimizer, and
 each step of `fit`, `evaluate` and `predict`, going through graphsplit on {devices} logical CPU devices. Each test
 runs plainly first. Then each call is run both ways from the same state, and its results and variables are compared,
-besides what the test itself asserts. To make this table: `python -m tests.others keras --page`.
+besides what the test itself asserts. To make this table: `python -m tests.others keras --page`.{part}
 
 {table}
 

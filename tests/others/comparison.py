@@ -121,18 +121,27 @@ class Through:
         finally:
             self._inside = before
 
-    def call(self, what: str, run: Callable[..., Any], args: Any, kwargs: Any, untraced: Callable[[], Any]) -> Any:
+    def call(
+        self,
+        what: str,
+        run: Callable[..., Any],
+        args: Any,
+        kwargs: Any,
+        untraced: Callable[[], Any],
+        batched: bool = True,
+    ) -> Any:
         """Return what `run(*args, **kwargs)` returns through graphsplit, if that is right, else plainly.
 
         Args:
           what: names the call, for messages.
           run: a function of tensors (in structures) and of what is no tensor.
           untraced: returns a context manager that undoes what tracing does to Python objects.
+          batched: whether the arguments have rows of a batch, as gradients do not.
         """
         parallel = gs.parallelize(
             tf.autograph.experimental.do_not_convert(run), devices=self.devices, micro_batches=self.micro_batches
         )
-        return self.compare(what, parallel, run, args, kwargs, untraced)
+        return self.compare(what, parallel, run, args, kwargs, untraced, batched)
 
     def compare(
         self,
@@ -142,6 +151,7 @@ class Through:
         args: Any,
         kwargs: Any,
         untraced: Callable[[], Any],
+        batched: bool = True,
     ) -> Any:
         """Return what a parallelized function returns, if it is what `plain` returns, else the latter."""
         with self.inside():
@@ -154,7 +164,8 @@ class Through:
             try:
                 with untraced():
                     read = parallel.variables(*args, **kwargs)
-                    self._count_sharded(parallel.plan(*args, **kwargs), args, kwargs)
+                    if batched and rows_of(args, kwargs) > 1:
+                        self._count_sharded(parallel.plan(*args, **kwargs))
                     with self._laid_out(read):
                         actual = state.run(runs[1])
             except Exception as error:  # whatever it is, it is counted
@@ -203,10 +214,8 @@ class Through:
         finally:
             gs.set_variable_layout(list(variables), "home", self.devices)
 
-    def _count_sharded(self, plan: gs.Plan, args: Any, kwargs: Any) -> None:
-        """Count a program: whether it has rows to share out, and whether anything is shared out."""
-        if rows_of(args, kwargs) < 2:
-            return
+    def _count_sharded(self, plan: gs.Plan) -> None:
+        """Count a program that has rows to share out, and whether anything is shared out."""
         self.calls.with_rows += 1
         if plan.sharded_ops and len(plan.devices) > 1:
             self.calls.sharded += 1
@@ -289,7 +298,14 @@ def differences(expected: _Outcome, actual: _Outcome) -> list[_Apart]:
 
 
 def _leaves(results: Any) -> list[Any]:
-    return [leaf for leaf in tf.nest.flatten(results, expand_composites=True) if leaf is not None]
+    """Return all that results consist of; of rows of a tensor (`IndexedSlices`) also those whose parts are lists."""
+    found: list[Any] = []
+    for leaf in tf.nest.flatten(results):
+        if isinstance(leaf, tf.IndexedSlices):
+            found += [leaf.values, tf.convert_to_tensor(leaf.indices)]
+        elif leaf is not None:
+            found += tf.nest.flatten(leaf, expand_composites=True)
+    return found
 
 
 def _apart(name: str, expected: Any, actual: Any) -> _Apart | None:
@@ -297,13 +313,17 @@ def _apart(name: str, expected: Any, actual: Any) -> _Apart | None:
     known = (tf.Tensor, np.ndarray, np.generic, bool, int, float, complex, str, bytes, tf.Variable)
     if not isinstance(expected, known) or expected.__class__.__name__ == "KerasTensor":
         return None  # what is no number is Python's
-    a, b = np.asarray(expected), np.asarray(actual)
+    a, b = _array(expected), _array(actual)
     if a.shape != b.shape or (a.dtype != b.dtype and isinstance(expected, tf.Tensor)):
         return _Apart(name, f"{b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}")
     size, apart = scale(a), distance(a, b)
     if apart <= _TOLERANCE.get(a.dtype.name, 1e-9) * size:
         return None
     return _Apart(name, f"{apart:.2g} apart, of {size:.2g}", apart / size if size else float("inf"))
+
+
+def _array(value: Any) -> np.ndarray:
+    return np.asarray(value.numpy() if hasattr(value, "numpy") else value)  # (bfloat16 is no type of numpy's own)
 
 
 def rows_of(args: Any, kwargs: Any) -> int:
@@ -315,8 +335,7 @@ def rows_of(args: Any, kwargs: Any) -> int:
 
 def tensors_of(args: Any, kwargs: Any) -> list[Any]:
     """Return the tensors and arrays among arguments."""
-    leaves = tf.nest.flatten((args, kwargs), expand_composites=True)
-    return [leaf for leaf in leaves if isinstance(leaf, (tf.Tensor, np.ndarray))]
+    return [leaf for leaf in _leaves((args, kwargs)) if isinstance(leaf, (tf.Tensor, np.ndarray))]
 
 
 def most_common(counts: Counter[str], number: int = 8) -> list[str]:

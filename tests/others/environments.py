@@ -6,8 +6,9 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tempfile
 import venv
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from tests.others.processes import ROOT
@@ -42,12 +43,26 @@ class Environment:
                 return (errors or ran.stderr.splitlines() or ["pip says nothing"])[-1][:300]
         return ""
 
-    def run(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a module of this repository there."""
+    def run(self, *words: str) -> Iterator[str]:
+        """Run a module of this repository there; yield its lines as they come.
+
+        Raises:
+          subprocess.CalledProcessError: if it fails; with the end of what it said beside them.
+        """
         variables = {**os.environ, "PYTHONPATH": str(ROOT), "KERAS_BACKEND": "tensorflow", "TF_USE_LEGACY_KERAS": "1"}
         if "keras_hub" in words:
             del variables["TF_USE_LEGACY_KERAS"]
-        return subprocess.run([self.python, "-m", *words], cwd=ROOT, env=variables, **_QUIET)
+        command = [self.python, "-m", *words]
+        with tempfile.TemporaryFile("w+") as errors:
+            process = subprocess.Popen(
+                command, cwd=ROOT, env=variables, stdout=subprocess.PIPE, stderr=errors, text=True
+            )
+            assert process.stdout is not None
+            with process:
+                yield from process.stdout
+            if process.returncode:
+                errors.seek(0)
+                raise subprocess.CalledProcessError(process.returncode, command, stderr=errors.read()[-500:])
 
 
 _QUIET = {"capture_output": True, "text": True, "check": False}

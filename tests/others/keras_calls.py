@@ -20,20 +20,19 @@ from keras.src.backend.tensorflow.trainer import TensorFlowTrainer
 from keras.src.layers import Layer
 from keras.src.losses.loss import Loss
 from keras.src.metrics import Metric
-from keras.src.models import Model
 from keras.src.ops import core, image, linalg, math, nn, numpy
 from keras.src.ops.operation import Operation
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import global_seed_generator
+from keras.src.trainers.data_adapters.data_adapter_utils import unpack_x_y_sample_weight
 
 import graphsplit as gs
 from graphsplit.keras_models.batches import BatchFunction
-from graphsplit.keras_models.flavors import KERAS_3
-from graphsplit.keras_models.models import ModelDevices, is_wrapped, parallel_class
+from graphsplit.keras_models.models import is_wrapped
 from tests.others.comparison import Through, tensors_of
 
 # These make tensors of what is none, or say something of one: they compute nothing.
-_NO_COMPUTATION = frozenset({"convert_to_tensor", "convert_to_numpy", "is_tensor", "shape", "dtype", "device"})
+_NO_COMPUTATION = frozenset({"array", "convert_to_tensor", "convert_to_numpy", "is_tensor", "shape", "dtype", "device"})
 _FIRST_BATCHES, _EVERY_BATCH = 3, 10
 _STEPS = ("train", "test", "predict")
 _RUNNERS = {
@@ -147,6 +146,7 @@ def _initialize(through: Through, own: Callable[..., Any]) -> Callable[..., Any]
 
 def _apply(through: Through, own: Callable[..., Any]) -> Callable[..., Any]:
     def apply(self: Any, grads: Any, trainable_variables: Any = None) -> Any:
+        grads = list(map(_with_tensors, grads)) if through.takes() else grads
         if not _goes_through(through, (grads,), {}):
             return own(self, grads, trainable_variables)
         if trainable_variables is not None:
@@ -155,14 +155,23 @@ def _apply(through: Through, own: Callable[..., Any]) -> Callable[..., Any]:
         def run(grads: Any) -> Any:
             return own(self, grads, trainable_variables)
 
-        what, grads = f"{type(self).__name__}.apply", list(grads)
-        return through.call(what, run, (grads,), {}, functools.partial(attributes_kept, self))
+        kept = functools.partial(attributes_kept, self)
+        return through.call(f"{type(self).__name__}.apply", run, (grads,), {}, kept, batched=False)
 
     return apply
 
 
+def _with_tensors(leaf: Any) -> Any:
+    """Return rows of a tensor whose parts are tensors: Keras' tests give lists, which no graph takes."""
+    if not isinstance(leaf, tf.IndexedSlices):
+        return leaf
+    parts = (leaf.values, leaf.indices, leaf.dense_shape)
+    return tf.IndexedSlices(*[None if part is None else tf.convert_to_tensor(part) for part in parts])
+
+
 def _with_masks(through: Through, what: str, own: Callable[..., Any], args: Any, kwargs: Any, owner: Any) -> Any:
     """Run a call with the masks that Keras hangs on tensors, and the losses that layers keep, as tensors of its own."""
+    args, kwargs = tree.map_structure(_with_tensors, (args, kwargs))
     layers = list(owner._flatten_layers()) if isinstance(owner, Layer) else []
 
     def run(args: Any, kwargs: Any, masks: Any) -> Any:
@@ -216,6 +225,9 @@ class _ComparedStep:
         self._plain = tf.function(step.function)
         self._batches = 0
 
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._step, name)
+
     def __call__(self, *args: Any) -> Any:
         self._batches += 1
         compared = self._batches <= _FIRST_BATCHES or self._batches % _EVERY_BATCH == 0
@@ -266,11 +278,12 @@ class _StepsOfModel:
 
     def _build(self, model: Any, iterator: Any) -> Any:
         optimizer = getattr(model, "optimizer", None)
-        if not model.built:  # (`predict` takes models that nobody compiled, building asks for these)
-            model.optimizer = optimizer
+        if not model.built:
             iterator = iterator if isinstance(iterator, list) else _Peeking(iterator)
             first = iterator[0] if isinstance(iterator, list) else iterator.first
-            model._symbolic_build(data_batch=first)
+            x, _, _ = unpack_x_y_sample_weight(tree.map_structure(_without_optional, first))
+            options = {"training": False} if model._call_has_training_arg else {}
+            backend.compute_output_spec(model, x, **options)
         if self._kind == "train" and optimizer is not None and not optimizer.built:
             optimizer.build(model.trainable_variables)
         return iterator
@@ -288,14 +301,13 @@ class _StepsOfModel:
 
     def _wrap(self, model: Any) -> Any:
         through = self._through
-        if isinstance(model, Model):
-            return gs.multi_gpu_model(
-                model, gpus=through.devices, variables=through.layout, micro_batches=through.micro_batches
-            )
-        # Keras' tests of trainers make models of Trainer and Layer, which multi_gpu_model does not take.
-        devices = gs.available_devices()[: through.devices]
-        where = ModelDevices(devices, devices[0], devices[0], through.layout, through.micro_batches)
-        return parallel_class(type(model), KERAS_3)._wrap(model, where)
+        return gs.multi_gpu_model(
+            model, gpus=through.devices, variables=through.layout, micro_batches=through.micro_batches
+        )
+
+
+def _without_optional(part: Any) -> Any:
+    return None if isinstance(part, tf.experimental.Optional) else part
 
 
 class _Peeking:

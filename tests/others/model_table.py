@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import importlib
 import json
+import subprocess
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from tests.others.environments import Environment
@@ -15,17 +16,18 @@ EQUAL = {"float64": 1e-9, "float32": 1e-4}  # relative to the largest entry, aft
 LEAST_SHARDED = 0.8  # of the FLOPs; what has less is listed with what is at home
 
 
-def run(package: str, names: Sequence[str], environment: Environment) -> list[dict[str, Any]]:
-    """Return a line for each model of a package; one line if it cannot be installed or started."""
-    requirements = requirements_of(package)
-    why = environment.install(requirements)
+def run(package: str, names: Sequence[str], environment: Environment) -> Iterator[dict[str, Any]]:
+    """Yield a line for each model of a package; one line if it cannot be installed or started."""
+    why = environment.install(requirements_of(package))
     if why:
-        return [{"package": package, "name": "all", "not_run": f"could not be installed: {why}"}]
-    ran = environment.run("tests.others.model_worker", package, *names)
-    found = [json.loads(line) for line in ran.stdout.splitlines() if line.startswith("{")]
-    if ran.returncode:
-        found.append({"name": "the rest", "raised": f"the process ended with {ran.returncode}: {ran.stderr[-500:]}"})
-    return [{"package": package, **line} for line in found]
+        yield {"package": package, "name": "all", "not_run": f"could not be installed: {why}"}
+        return
+    try:
+        for line in environment.run("tests.others.model_worker", package, *names):
+            if line.startswith("{"):
+                yield {"package": package, **json.loads(line)}
+    except subprocess.CalledProcessError as error:
+        yield {"package": package, "name": "the rest", "raised": f"the process ended: {error}: {error.stderr}"}
 
 
 def requirements_of(package: str) -> tuple[str, ...]:
@@ -44,16 +46,26 @@ def verdict(line: dict[str, Any]) -> str:
     return "" if line["share"] > 0 else "nothing is sharded"
 
 
+def brief(line: dict[str, Any]) -> str:
+    """Return what became of a model in a few words."""
+    equal = "" if "share" not in line else f"equal, {100 * line['share']:.1f} % of FLOPs sharded"
+    return verdict(line) or str(line.get("not_run") or equal)
+
+
 def document(lines: Sequence[dict[str, Any]]) -> str:
     """Return the section of the page."""
     ran = [line for line in lines if "difference" in line]
     rows = [
         f"| {line['package']} | {line['name']} | {line['difference']:.0e} | {line['dtype']} | "
-        f"{100 * line['share']:.1f} % | {_at_home(line)} | {line['first_call']:.1f} |"
+        f"{100 * line['share']:.1f} % | {_at_home(line)} | {_first_call(line)} |"
         for line in ran
     ]
     others = [f"* {line['package']}, {line['name']}: {_reason(line)}" for line in lines if "difference" not in line]
     return _SECTION.format(rows="\n".join(rows), others="\n".join(others) or "* nothing.")
+
+
+def _first_call(line: dict[str, Any]) -> str:
+    return f"{line['first_call']:.1f}" if line["first_call"] else "not measured"
 
 
 def _at_home(line: dict[str, Any]) -> str:
@@ -66,9 +78,10 @@ def _reason(line: dict[str, Any]) -> str:
     return " ".join(said.split())[:300].replace("|", "/")
 
 
-_SECTION = """Models of other packages, tiny, in an environment of their own: three training steps on 7 to 9 rows, on 2 and 3
+_SECTION = """
+Models of other packages, tiny, in an environment of their own: three training steps on 7 to 9 rows, on 2 and 3
 devices, with variables at home and sharded, against the same steps on one device. To make this table:
-`python -m tests.others models --page`. Columns as above; *difference* is the largest over all four ways.
+`python -m tests.others models --page`. Columns as in the first table; *difference* is the largest over all four ways.
 
 | package | model | difference | dtype | FLOPs sharded | rows at home, and why | first call |
 |---|---|---|---|---|---|---|

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -15,10 +16,12 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from benchmarks import pages
 from graphsplit.core import forms
 from graphsplit.rules import registry
 from tests.fuzzing.verdicts import DIFFERENT, EQUAL, NOT_TRACEABLE, RAISED, UNSTABLE
-from tests.others import page
+from tests.others.__main__ import keras as keras_command
+from tests.others.__main__ import parse
 from tests.others.comparison import Through
 from tests.others.keras_calls import before_test, routed
 from tests.others.not_ours import NOT_OURS, reason_against
@@ -29,8 +32,10 @@ from tests.others.summary import Row, row, rows_by, table
 # A part of each kind of tests: files, and every how many of their tests.
 PARTS = {
     "layers": (["layers/core/dense_test.py", "layers/attention/attention_test.py"], Options(every=5)),
-    "optimizers": (["optimizers/adam_test.py", "optimizers/sgd_test.py"], Options(every=3)),
-    "losses and metrics": (["losses/losses_test.py", "metrics/regression_metrics_test.py"], Options(every=8)),
+    "losses, metrics, optimizers": (
+        ["losses/losses_test.py", "metrics/regression_metrics_test.py", "optimizers/adam_test.py"],
+        Options(every=7),
+    ),
     "fit": (["callbacks/early_stopping_test.py", "layers/reshaping/flatten_test.py"], Options(every=3)),
     "mirrored": (["layers/core/einsum_dense_test.py"], Options(layout="mirrored", every=12)),
     "sharded": (["layers/normalization/layer_normalization_test.py"], Options(layout="sharded", every=3)),
@@ -46,6 +51,7 @@ def assert_right(found: list[dict]) -> Row:
     return whole
 
 
+@pytest.mark.timeout(600)  # a process each, on a machine with other work
 @pytest.mark.parametrize("part", PARTS)
 def test_a_part(part: str):
     names, options = PARTS[part]
@@ -246,12 +252,12 @@ def test_rows_of_the_table():
 
 
 def test_sections_of_a_page():
-    text = page.with_section("# Page\n\nWords.\n", "One", "1")
-    text = page.with_section(text, "Two", "2")
-    text = page.with_section(text, "One", "one")
+    text = pages.with_section("# Page\n\nWords.\n", "One", "1")
+    text = pages.with_section(text, "Two", "2")
+    text = pages.with_section(text, "One", "one")
     assert text == "# Page\n\nWords.\n\n## One\n\none\n\n## Two\n\n2\n"
-    assert page.sections(f"{text}<!-- {forms.MARK} -->\n") == "## One\n\none\n\n## Two\n\n2"
-    assert page.sections("# Page\n") == ""
+    assert pages.sections(f"{text}<!-- {forms.MARK} -->\n") == "## One\n\none\n\n## Two\n\n2"
+    assert pages.sections("# Page\n") == ""
 
 
 def test_what_is_not_ours_exists_and_has_a_reason():
@@ -260,7 +266,7 @@ def test_what_is_not_ours_exists_and_has_a_reason():
         path, _, test = pattern.partition("::")
         files = list(keras_folder().glob(path))
         assert files, pattern
-        name = re.sub(r"\[.*|\*", "", test.rpartition("::")[2])
+        name = re.sub(r"_?\*", "", test.rpartition("::")[2])  # (absl numbers cases, or names them)
         assert any(name in file.read_text() for file in files), pattern
         assert reason_against(pattern.replace("*", "x")) == reason
     assert not reason_against("layers/core/dense_test.py::DenseTest::test_dense_basics")
@@ -270,3 +276,24 @@ def test_no_such_tests():
     with pytest.raises(FileNotFoundError, match="nonsense"):
         files_of(["nonsense"])
     assert gs.available_devices()
+
+
+def test_records_are_read_and_the_page_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys):
+    line = {"plain": "passed", "through": "passed", "kinds": {EQUAL: 3}, "messages": [], "not_routed": {}}
+    line |= {"at_home": {"Sum: why": 1}, "with_rows": 30, "sharded": 30, "message": ""}
+    [listed] = [pattern.replace("*", "x") for pattern in NOT_OURS][:1]
+    lines = [
+        {"test": "layers/core/a_test.py::A::b", **line, "through": "failed"},
+        {"test": "layers/core/a_test.py::A::b", **line},
+        {"test": listed, **line, "through": "failed"},
+        {"not_collected": "layers/b_test.py", "why": "ModuleNotFoundError: No module named 'jax'"},
+    ]
+    record, written = tmp_path / "record.jsonl", tmp_path / "page.md"
+    record.write_text("".join(json.dumps(one) + "\n" for one in lines))
+    monkeypatch.setattr(pages, "COVERAGE", written)
+    assert keras_command(parse(["keras", "--read", str(record), "--page"])) == 0
+    assert "| layers/core | 1 | 0 | 3 | 3 | 30 | 30 |" in written.read_text()
+    assert "No module named 'jax'" in written.read_text()
+    record.write_text(json.dumps({"test": "layers/core/a_test.py::A::b", **line, "sharded": 0}) + "\n")
+    assert keras_command(parse(["keras", "--read", str(record)])) == 1
+    assert "only 0 of 30 programs" in capsys.readouterr().out

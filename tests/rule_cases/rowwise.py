@@ -57,6 +57,11 @@ case("MatrixTriangularSolve", SPD("33"), "b32", lower=False)
 case("MatrixTriangularSolve", SPD("b33"), "32", adjoint=True)
 case("MatrixTriangularSolve", SPD("b133"), "1232")
 case("MatrixTriangularSolve", SPD("33"), "+32")
+# The columns on the right are problems of their own: inducing points against rows of a batch.
+case("MatrixSolve", SPD("33"), "3b")
+case("MatrixTriangularSolve", SPD("33"), "3b")
+case("MatrixTriangularSolve", SPD("233"), "13b", adjoint=True)
+case("MatrixTriangularSolve", SPD("b33"), "3b", lower=False)
 
 case("MatrixBandPart", "b34", 1, 0)
 case("MatrixBandPart", "2b34", 0, -1)

@@ -1,4 +1,4 @@
-"""GPflow's `training_loss`, in float64."""
+"""GPflow's `training_loss`, in float64. (Models whose data are variables of their own have no batch.)"""
 
 from __future__ import annotations
 
@@ -56,25 +56,6 @@ def _shared() -> Training:
     return _training(model, lambda x, y: model.training_loss((x, y)), 3)
 
 
-def _regression(kind: str) -> Training:
-    """Regression on all rows, which are the model's own data: a model anew of the same parameters for each batch."""
-    import gpflow
-
-    kernel, likelihood = gpflow.kernels.Matern52(), gpflow.likelihoods.Gaussian(0.1)
-    module = tf.Module()
-    module.parts = [kernel, likelihood]
-    z = np.random.default_rng(1).uniform(0, 1, (_INDUCING, 2))
-
-    def loss(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        if kind == "GPR":
-            return gpflow.models.GPR((x, y), kernel=kernel, likelihood=likelihood).training_loss()
-        return gpflow.models.SGPR(
-            (x, y), kernel=kernel, inducing_variable=tf.constant(z), likelihood=likelihood
-        ).training_loss()
-
-    return _training(module, loss)
-
-
 def models() -> dict[str, Callable[[], Training]]:
     """Return the steps."""
     return {
@@ -83,6 +64,4 @@ def models() -> dict[str, Callable[[], Training]]:
         "SVGP, Student's t, not whitened": lambda: _svgp("StudentT", whiten=False),
         "SVGP, two outputs": lambda: _svgp("Gaussian", outputs=2, q_diag=True),
         "SVGP, shared kernel": _shared,
-        "GPR": lambda: _regression("GPR"),
-        "SGPR": lambda: _regression("SGPR"),
     }

@@ -72,9 +72,9 @@ BACKBONES: dict[str, dict[str, Any]] = {
         "mlp_dim": 12,
     },
     "ResNetBackbone": {
-        "input_conv_filters": [4],
+        "input_conv_filters": [64],
         "input_conv_kernel_sizes": [7],
-        "stackwise_num_filters": [4, 8],
+        "stackwise_num_filters": [64, 64],
         "stackwise_num_blocks": [1, 1],
         "stackwise_num_strides": [1, 2],
         "block_type": "basic_block",

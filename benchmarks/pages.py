@@ -1,4 +1,4 @@
-"""Sections of `docs/coverage.md` that several scripts write: each its own."""
+"""Sections of pages that several scripts write: each writes its own, and keeps the others."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from graphsplit.core import forms
 
-COVERAGE = Path(__file__).parent.parent.parent / "docs" / "coverage.md"
+COVERAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
 
 
 def with_section(text: str, title: str, body: str) -> str:
@@ -26,7 +26,8 @@ def sections(text: str) -> str:
     return found.group().replace(f"<!-- {forms.MARK} -->", "").rstrip() if found else ""
 
 
-def write_section(title: str, body: str, path: Path = COVERAGE) -> None:
-    """Write a section of a page."""
+def write_section(title: str, body: str) -> None:
+    """Write a section of the page of coverage."""
+    path = COVERAGE
     before = path.read_text() if path.exists() else ""
     forms.write(str(path), with_section(before, title, body).encode())

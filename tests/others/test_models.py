@@ -1,0 +1,101 @@
+"""What runs models of other packages: what is wrong there is seen. (`python -m tests.others models` runs them.)"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+from types import SimpleNamespace
+
+import keras
+import pytest
+import tensorflow as tf
+
+from benchmarks.coverage_models import Training, integers, numbers, supervised
+from graphsplit.rules import registry
+from tests.helpers.float64 import float64  # noqa: F401 (a fixture)
+from tests.others import model_table
+from tests.others.__main__ import parse
+from tests.others.environments import Environment
+from tests.others.model_worker import outcomes
+
+
+def dense() -> Training:
+    model = keras.Sequential([keras.layers.Input((3,)), keras.layers.Dense(4, "tanh"), keras.layers.Dense(5)])
+    return supervised(model, lambda rows: (numbers(rows, 3), integers(5, rows)))
+
+
+def running_sums() -> Training:
+    weight = tf.Variable(tf.ones((3, 2), tf.float64))
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        weight.assign_sub(0.1 * tf.matmul(tf.cumsum(x), tf.tanh(x)[:, :2], transpose_a=True))
+        return tf.reduce_mean(x @ weight)
+
+    return Training(step, [weight], lambda rows: (numbers(rows, 3),))
+
+
+def whole() -> Training:
+    return Training(lambda x: tf.unique(tf.reshape(x, [-1]))[0], [], lambda rows: (numbers(rows, 3),))
+
+
+def in_float32_inside() -> Training:
+    return Training(lambda x: tf.cast(tf.tanh(tf.cast(x, tf.float32)), x.dtype), [], lambda rows: (numbers(rows, 3),))
+
+
+def missing() -> Training:
+    raise AttributeError("no such model in this version")
+
+
+PACKAGE = SimpleNamespace(
+    PRECISION="float64",
+    models=lambda: (
+        {"dense": dense, "running sums": running_sums, "whole": whole, "missing": missing}
+        | {"in float32 inside": in_float32_inside}
+    ),
+)
+
+
+def found(*names: str) -> dict[str, dict]:
+    """Return the lines of models by their names, as they come from the process that runs them."""
+    return {one["name"]: json.loads(json.dumps({"package": "p", **one})) for one in outcomes(PACKAGE, list(names))}
+
+
+@pytest.mark.usefixtures("float64")
+def test_models_are_compared_and_counted(monkeypatch: pytest.MonkeyPatch):
+    lines = found()
+    assert lines["dense"]["difference"] < 1e-12
+    assert lines["dense"]["dtype"] == "float64"
+    assert lines["in float32 inside"]["dtype"] == "float32"
+    assert lines["dense"]["share"] > 0.9
+    assert not model_table.verdict(lines["dense"])
+    assert not model_table.verdict(lines["running sums"])
+    assert lines["running sums"]["at_home"] == ["Cumsum: it needs all rows at once"]
+    assert model_table.verdict(lines["whole"]) == "nothing is sharded"
+    assert model_table.brief(lines["missing"]) == "AttributeError: no such model in this version"
+    page = model_table.document(list(lines.values()))
+    assert "| p | dense | " in page
+    assert "* p, missing: AttributeError: no such model" in page
+    monkeypatch.setitem(registry._RULES, "Cumsum", registry._RULES["Tanh"])
+    assert "apart" in model_table.verdict(found("running sums")["running sums"])
+    monkeypatch.setitem(registry._RULES, "Tanh", object())
+    raised = found("dense")["dense"]
+    assert model_table.verdict(raised).startswith("raised AttributeError")
+    assert "* p, dense: raised AttributeError" in model_table.document([raised])
+
+
+def test_every_package_says_what_it_needs():
+    for package in model_table.PACKAGES:
+        assert all(model_table.requirements_of(package))
+    assert parse(["models", "--package", "gpflow", "SVGP, Gaussian"]).names == ["SVGP, Gaussian"]
+
+
+@pytest.mark.long
+def test_an_environment_of_its_own(tmp_path: Path):
+    """It sees what is here, and says what could not be installed."""
+    environment = Environment(tmp_path / "environment")
+    assert "nowhere" in environment.install([str(tmp_path / "nowhere")])
+    assert "usage" in next(environment.run("tests.others", "--help"))
+    with pytest.raises(subprocess.CalledProcessError):
+        list(environment.run("tests.others.nowhere"))
+    assert Path(environment.python).is_relative_to(tmp_path)
