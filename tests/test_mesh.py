@@ -159,7 +159,9 @@ def test_a_transformer(heads: int, mesh: dict[str, int]):
     assert not plan.state.gathered
     activation = 5 * LENGTH * WIDTH * 8
     sums = 4 * 2 * activation  # two all-reduces forward and two backward, each a reduce-scatter and an all-gather
-    others = 2 * activation  # what the first column makes for the others: looked-up rows, the gradient of the last layer
+    others = (
+        2 * activation
+    )  # what the first column makes for the others: looked-up rows, the gradient of the last layer
     if mesh == MESHES[0]:
         assert sums < sent_by_kind(plan)["model"] <= sums + others + 1000
     assert "along 'model': " in str(plan)

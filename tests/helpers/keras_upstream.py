@@ -8,6 +8,7 @@ writes the JAX backend's tests to a file in terms of graphsplit: `variable._valu
 from __future__ import annotations
 
 import ast
+import gc
 import math
 import sys
 import types
@@ -76,6 +77,7 @@ class InspectedTensor:
         assert expected.axes == ("batch", None)
         assert ndim == 2
         [running] = enabling._enabled
+        gc.collect()  # models of tests before hold themselves in circles
         [model] = running._models
         plan = model.train_function.plan()
         assert len(plan.devices) == DEVICES
