@@ -14,7 +14,7 @@ import graphsplit as gs
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
-from graphsplit.planning.traffic import sent_by_kind
+from graphsplit.planning.traffic import sent_by_kind, traffic
 
 WIDTH, HIDDEN, LENGTH, VOCABULARY, HEAD = 12, 15, 6, 11, 4
 
@@ -148,7 +148,11 @@ MESHES = [
 @pytest.mark.parametrize("mesh", MESHES, ids=str)
 def test_a_perceptron(mesh: dict[str, int]):
     """Indivisible widths, uneven rows, fewer rows than devices."""
-    assert_law(perceptron, PERCEPTRON, mesh, [tf.constant(numbers(count, WIDTH)) for count in (5, 1)])
+    batches = [tf.constant(numbers(count, WIDTH)) for count in (5, 1)]
+    parallel = assert_law(perceptron, PERCEPTRON, mesh, batches)
+    planned = sum(traffic(parallel.plan(batches[0])).sent.values())
+    ran = gs.placement_of(parallel, batches[0], actual=True)  # TensorFlow's own partition graphs
+    assert sum(transfer.bytes for transfer in ran.transfers) == planned
 
 
 @pytest.mark.parametrize(("heads", "mesh"), [(4, MESHES[1]), (3, MESHES[0])], ids=str)
@@ -157,6 +161,9 @@ def test_a_transformer(heads: int, mesh: dict[str, int]):
     parallel = assert_law(lambda: transformer(heads), TRANSFORMER, mesh, [ids_of(5)])
     plan = parallel.plan(ids_of(5))
     assert not plan.state.gathered
+    emitted = parallel.placement(ids_of(5)).transfers
+    more = sum(transfer.bytes for transfer in emitted) - sum(traffic(plan).sent.values())
+    assert 0 <= more <= 64  # integers of shapes, which are no moves
     activation = 5 * LENGTH * WIDTH * 8
     sums = 4 * 2 * activation  # two all-reduces forward and two backward, each a reduce-scatter and an all-gather
     others = (
@@ -183,6 +190,29 @@ def test_micro_batches():
 def test_variables_beside(others: str):
     """Those that are not cut along the axis lie in copies, or in parts that are put together."""
     assert_law(perceptron, {**PERCEPTRON, "*": others}, MESHES[1], [tf.constant(numbers(5, WIDTH))])
+
+
+def branching() -> Made:
+    """A branch on activations in parts, a list of them, and a loop."""
+    weight, other = variable("weight", WIDTH, HIDDEN), variable("other", HIDDEN, WIDTH)
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            h = x @ weight
+            h = tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.tanh(h), lambda: 2.0 * h)
+            rows = tf.map_fn(lambda row: tf.sin(row) + tf.reduce_max(row), h)
+            _, y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, tf.tanh(y)), (0, rows @ other))
+            loss = tf.reduce_mean(y**2)
+        return loss, sgd([weight, other], loss, tape)
+
+    return [weight, other], step
+
+
+@pytest.mark.parametrize("is_known", [True, False])
+def test_loops_branches_and_lists(is_known: bool):
+    layout = {"weight": (None, "model"), "other": ("model", None)}
+    batches = [tf.constant(numbers(count, WIDTH)) for count in ((5,) if is_known else (5, 1, 4))]
+    assert_law(branching, layout, MESHES[1], batches, reduce_retracing=not is_known)
 
 
 def test_gradients_from_outside():

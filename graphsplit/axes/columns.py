@@ -7,19 +7,22 @@ Each knows its column, and the operation that it came from. The rows of the batc
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.core.errors import CheckError
 from graphsplit.core.graphdefs import source_of
-from graphsplit.core.layouts import SINGLE_DEVICE, Layout, is_whole
-from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
+from graphsplit.core.symbolic_sizes import without_sizes
+from graphsplit.emission.emitted_graph import EmittedGraph, Origin
 from graphsplit.emission.emitter import emit
 from graphsplit.planning import passes
 from graphsplit.planning.axis_propagation import AxisBackward, AxisForward
 from graphsplit.planning.control_flow import ControlFlowAnswers
+from graphsplit.planning.list_places import misplaced_lists
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.moves import exchanging
 from graphsplit.planning.options import PlanOptions
@@ -29,6 +32,7 @@ from graphsplit.planning.state import State
 from graphsplit.program.program import Op, Program, Provenance
 from graphsplit.program.reader import build_program
 from graphsplit.program.shape_inference import HELPER
+from graphsplit.rules import Declined
 
 _DEVICE = "/device:COLUMN:{}"  # of the axis, whichever row of the mesh it is in
 
@@ -99,17 +103,30 @@ def _planned(program: Program, axis: str, columns: int, laid: Mapping[int, Layou
         asked=PlanOptions(),
         state=State(),
     )
-    natural = AxisForward(
-        program,
-        laid=laid,
-        input_layouts=plan.input_layouts,
-        control_flow=ControlFlowAnswers(mesh).answer,
-        whole_outputs=program.outputs,
-        exchanging=exchanging(mesh),
-    ).run()
-    outputs = (SINGLE_DEVICE,) * len(program.outputs)
-    steps = AxisBackward(program, natural, outputs, state=plan.state, plan_bodies=lambda *_: {}).run()
-    return passes.carry_out_moves(passes.owned_and_moved(plan, steps))
+    outputs, kept_home = (SINGLE_DEVICE,) * len(program.outputs), dict[int, str]()
+    while True:  # until no list would have to be cut or put together
+        natural = AxisForward(
+            program,
+            laid=laid,
+            input_layouts=plan.input_layouts,
+            control_flow=_not_by_columns if program.symbols else ControlFlowAnswers(mesh).answer,
+            whole_outputs=program.outputs,
+            kept_home=dict(kept_home),
+            exchanging=exchanging(mesh),
+        ).run()
+        steps = AxisBackward(program, natural, outputs, state=plan.state, plan_bodies=lambda *_: {}).run()
+        found = passes.owned_and_moved(plan, steps)
+        misplaced = misplaced_lists(program, found.steps, found.moves, mesh.batch)
+        if not misplaced:
+            return passes.carry_out_moves(found)
+        if misplaced.keys() <= kept_home.keys():
+            raise CheckError(f"Lists cannot be placed: {sorted(program.ops[i].name for i in misplaced)}.")
+        kept_home.update(misplaced)
+
+
+def _not_by_columns(op: Op, layouts: Sequence[Layout]) -> Declined:  # noqa: ARG001
+    """Decline to run a loop or branch in parts, whose body would be told of rows that a column has not."""
+    return Declined("the number of rows is only known when it runs")
 
 
 def _obstacles(plan: Plan, laid: Mapping[int, Layout]) -> dict[str, str]:
@@ -168,6 +185,9 @@ def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Prog
         inputs = [_plain(reference) for reference in node.input]
         del node.input[:]
         node.input.extend(inputs)
+        if "output_shapes" in node.attr and not node.attr["output_shapes"].list.shape:  # of what a column's bodies make
+            found = _results(plan, origin_of[node.name])
+            node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in found])
     shapes = {name: before.ops[i].out_shapes[0] for name, i in zip(graph.inputs, before.inputs, strict=True)}
     made = build_program(
         graph.nodes,
@@ -195,6 +215,21 @@ def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Prog
 
     ops = tuple([replace(op, provenance=provenance(op)) for op in made.ops])
     return replace(made, ops=ops, stages=before.stages)
+
+
+def _results(plan: Plan, origin: Origin) -> list[Any]:
+    """Return the shapes of what a loop or branch makes in a column."""
+    assert origin.op is not None
+    assert origin.shard is not None
+    op, shards = plan.program.ops[origin.op], plan.steps[origin.op].shards
+    assert shards is not None
+    columns, found = (1,) * plan.mesh.shards, []
+    for shape, layout in zip(op.out_shapes, shards.gives, strict=True):
+        own = without_sizes(shape)
+        if own is not None and isinstance(layout, Shard):
+            own = (*own[: layout.axis], layout.own(columns, origin.shard), *own[layout.axis + 1 :])
+        found.append(own)
+    return found
 
 
 def _plain(text: str) -> str:

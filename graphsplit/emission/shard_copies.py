@@ -87,7 +87,8 @@ class ShardCopies:
         if op.type == "TensorListStack" and isinstance(rows := sharded.wants[0], Shard) and rows.axis == LIST:
             node.attr["num_elements"].i = -1  # as many as the shard has rows
         if op.type in CONTROL_FLOW:
-            self._localise_bodies(op, node, sharded, d)
+            if sharded.bodies:  # else it runs as it is, on whole values that each shard has
+                self._localise_bodies(op, node, sharded, d)
             bring_loop_inputs(node, self._draft)
         return node
 
