@@ -513,3 +513,32 @@ def test_a_value_is_kept_before_the_variable_changes_in_a_function_around():
         w.assign(start)
         found.append(derivatives())
     assert_close(found[1], found[0], tolerance=1e-11)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("graph", [False, True], ids=["eager", "in tf.function"])
+def test_a_variable_that_functions_inside_read_by_its_handle(layout: str, graph: bool):
+    """Each function around asks for the handle again when it is called, and has to know what it is the handle of."""
+    _, w = laid_out(layout)
+    x = rows(7, 6)
+
+    @tf.function(autograph=False)
+    def innermost(q):
+        return tf.tanh(q @ tf.raw_ops.ReadVariableOp(resource=w.handle, dtype=w.dtype))
+
+    forward = tf.function(lambda q: innermost(q) * 2, autograph=False)
+    sharded = parallel(forward)
+
+    def derivatives(fn):
+        with tf.GradientTape() as outer:
+            outer.watch(w)
+            with tf.GradientTape() as inner:
+                inner.watch(w)
+                loss = tf.reduce_sum(fn(x) ** 2)
+            first = tf.convert_to_tensor(inner.gradient(loss, w))
+            penalty = tf.reduce_sum(first**2)
+        return first, tf.convert_to_tensor(outer.gradient(penalty, w))
+
+    actual, expected = [(tf.function(derivatives) if graph else derivatives)(fn) for fn in (sharded, forward)]
+    assert_close(actual, expected, tolerance=1e-11)
+    assert "MatMul" in [op.type for op in sharded.gradient_plan(x).sharded_ops]

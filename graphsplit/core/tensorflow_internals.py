@@ -167,10 +167,10 @@ def value_at_call(graph: Any, value: Callable[[], tf.Tensor], handle: tf.Tensor,
       handle: of a variable of the same dtype and shape.
       key: one graph has one such tensor for each.
     """
+    # A function that calls this one asks for the value in its turn, by this spec. So the spec says what the handle's
+    # variable holds, as TensorFlow's own tracing of a handle does: without, nothing is differentiated by it.
     with graph.as_default():
-        captured = graph.capture_call_time_value(value, tf.TensorSpec((), tf.resource), key)
-    handle_data_util.copy_handle_data(handle, captured)
-    return captured
+        return graph.capture_call_time_value(value, handle.__tf_tracing_type__(None), key)
 
 
 def in_save_context() -> bool:
