@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.runtime.differentiable import Differentiable
 from tests.helpers.law import assert_close
 
 DOUBLE = tf.float64
@@ -542,3 +545,43 @@ def test_a_variable_that_functions_inside_read_by_its_handle(layout: str, graph:
     actual, expected = [(tf.function(derivatives) if graph else derivatives)(fn) for fn in (sharded, forward)]
     assert_close(actual, expected, tolerance=1e-11)
     assert "MatMul" in [op.type for op in sharded.gradient_plan(x).sharded_ops]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_eager_calls_that_functions_differentiate(layout: str):
+    """A vectorized Jacobian is such a function. What it plans is used again in eager code."""
+    forward, w = laid_out(layout)
+    x, start = rows(7, 6), tf.convert_to_tensor(w)
+
+    def jacobians(fn):
+        w.assign(start)
+        for vectorized in (True, False):
+            with tf.GradientTape(persistent=True) as outer:
+                with tf.GradientTape(persistent=True) as inner:
+                    totals = tf.reduce_sum(fn(x), 0)[:2]
+                w.assign(w * 2 + 1)
+                first = inner.jacobian(totals, w, experimental_use_pfor=vectorized)
+                parts = tf.reduce_sum(first**2, [1, 2])
+            yield first
+            yield outer.jacobian(parts, w, experimental_use_pfor=vectorized)
+            yield tf.function(lambda inner=inner, totals=totals: inner.gradient(totals, w), autograph=False)()
+            w.assign(w / 4)
+
+    sharded = parallel(forward)
+    expected = list(jacobians(forward))
+    assert_close(list(jacobians(sharded)), expected, tolerance=1e-11)
+    assert "MatMul" in [op.type for op in sharded.gradient_plan(x).sharded_ops]
+
+
+def test_what_a_vectorized_jacobian_plans_captures_the_variables_themselves():
+    forward, w = laid_out("sharded")
+    sharded = parallel(forward)
+    with tf.GradientTape(persistent=True) as outer:
+        with tf.GradientTape(persistent=True) as inner:
+            totals = tf.reduce_sum(sharded(rows(7, 6)), 0)[:2]
+        first = inner.jacobian(totals, w)
+    outer.gradient(first, w)
+    own = parts_of_variable(w).raw_handle
+    planned = [kept for kept in gc.get_objects() if isinstance(kept, Differentiable) and "gradient" in kept.name]
+    # (not what stood for them in the graph in which it was planned)
+    assert own in [capture for single in planned for capture in single.trace.captures]

@@ -167,10 +167,25 @@ def value_at_call(graph: Any, value: Callable[[], tf.Tensor], handle: tf.Tensor,
       handle: of a variable of the same dtype and shape.
       key: one graph has one such tensor for each.
     """
-    # A function that calls this one asks for the value in its turn, by this spec. So the spec says what the handle's
-    # variable holds, as TensorFlow's own tracing of a handle does: without, nothing is differentiated by it.
     with graph.as_default():
-        return graph.capture_call_time_value(value, handle.__tf_tracing_type__(None), key)
+        return graph.capture_call_time_value(value, _HandleSpec(handle), key)
+
+
+class _HandleSpec(tf.TensorSpec):
+    """What stands for a handle in each function that asks for it: in one, and in those that call it in their turn.
+
+    It knows what the variable holds, or nothing is differentiated by it. And tapes, which know tensors by their numbers,
+    take it for the handle: what was recorded in eager code is asked for in functions (as a vectorized Jacobian is one).
+    """
+
+    def __init__(self, handle: tf.Tensor):
+        super().__init__((), handle.__tf_tracing_type__(None).dtype)
+        self._number = handle._id
+
+    def placeholder_value(self, placeholder_context: Any) -> Any:
+        found = super().placeholder_value(placeholder_context)
+        found._id = self._number
+        return found
 
 
 def in_save_context() -> bool:
