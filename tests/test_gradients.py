@@ -585,3 +585,21 @@ def test_what_a_vectorized_jacobian_plans_captures_the_variables_themselves():
     planned = [kept for kept in gc.get_objects() if isinstance(kept, Differentiable) and "gradient" in kept.name]
     # (not what stood for them in the graph in which it was planned)
     assert own in [capture for single in planned for capture in single.trace.captures]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gradients_through_a_vectorized_map_in_a_graph(layout: str):
+    forward, w = laid_out(layout)
+    x = rows(7, 6)
+
+    def derivatives(fn):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                loss = tf.reduce_sum(tf.vectorized_map(lambda row: fn(row[None])[0], x) ** 2)
+            by_w, by_x = inner.gradient(loss, [w, x])
+            penalty = tf.reduce_sum(tf.convert_to_tensor(by_w) ** 2)
+        return tf.convert_to_tensor(by_w), by_x, tf.convert_to_tensor(outer.gradient(penalty, w))
+
+    actual, expected = [tf.function(derivatives, autograph=False)(fn) for fn in (parallel(forward), forward)]
+    assert_close(actual, expected, tolerance=1e-11)

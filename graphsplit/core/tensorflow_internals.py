@@ -430,6 +430,10 @@ class RuntimeFunction:
         whose diagonal it does not know.
         """
         graph = tf.compat.v1.get_default_graph()
+        for handle in arguments:
+            if handle.dtype == tf.resource and isinstance(handle, core.Value):
+                # (who writes the call anew, as `tf.vectorized_map` does, has only what stands for the handle here)
+                graph.capture(handle)._id = handle._id
         graph._add_function_recursive(self._function)
         types = [spec.dtype.as_datatype_enum for spec in self._outs]
         stateful = self._function.call_options.is_stateful
