@@ -171,10 +171,10 @@ def value_at_call(graph: Any, value: Callable[[], tf.Tensor], handle: tf.Tensor,
         return graph.capture_call_time_value(value, _HandleSpec(handle), key)
 
 
-class _HandleSpec(tf.TensorSpec):
-    """What stands for a handle in each function that asks for it: in one, and in those that call it in their turn.
+class _HandleSpec(tf.TensorSpec):  # type: ignore[misc]  # (TensorFlow has no types)
+    """What stands for a handle in each function that asks for it: in one, and in those that call it in turn.
 
-    It knows what the variable holds, or nothing is differentiated by it. And tapes, which know tensors by their numbers,
+    It knows what the variable holds, or nothing is differentiated by it. And tapes, which know tensors by numbers,
     take it for the handle: what was recorded in eager code is asked for in functions (as a vectorized Jacobian is one).
     """
 
@@ -293,6 +293,19 @@ def record_on_tapes(
     `tf.custom_gradient` does not take handles of variables as inputs, and copies every tensor in graphs.
     """
     record.record_operation(name, list(outputs), list(inputs), backward)
+
+
+def record_captures(tensors: Sequence[tf.Tensor]) -> None:
+    """Tell the active tapes what stands in the graph being built for those tensors that are handles from outside.
+
+    Operations take that, and who writes one anew (`tf.vectorized_map`) has only that. Tapes are told whenever something
+    is captured, but a call of a function is made while nothing is recorded.
+    """
+    if not tf.executing_eagerly():
+        graph = tf.compat.v1.get_default_graph()
+        for tensor in tensors:
+            if tensor.dtype == tf.resource and isinstance(tensor, core.Value):
+                graph.capture(tensor)
 
 
 def set_graph_gradient(outputs: Sequence[tf.Tensor], backward: Callable[..., Any]) -> None:
@@ -430,10 +443,6 @@ class RuntimeFunction:
         whose diagonal it does not know.
         """
         graph = tf.compat.v1.get_default_graph()
-        for handle in arguments:
-            if handle.dtype == tf.resource and isinstance(handle, core.Value):
-                # (who writes the call anew, as `tf.vectorized_map` does, has only what stands for the handle here)
-                graph.capture(handle)._id = handle._id
         graph._add_function_recursive(self._function)
         types = [spec.dtype.as_datatype_enum for spec in self._outs]
         stateful = self._function.call_options.is_stateful
