@@ -564,7 +564,7 @@ def test_eager_calls_that_functions_differentiate(layout: str):
                 parts = tf.reduce_sum(first**2, [1, 2])
             yield first
             yield outer.jacobian(parts, w, experimental_use_pfor=vectorized)
-            yield tf.function(lambda inner=inner, totals=totals: inner.gradient(totals, w), autograph=False)()
+            yield tf.convert_to_tensor(tf.function(partial(inner.gradient, totals, w), autograph=False)())
             w.assign(w / 4)
 
     sharded = parallel(forward)
