@@ -18,6 +18,7 @@ import traceback
 import types
 import warnings
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -415,6 +416,22 @@ def classes_of_laid_out_variables() -> None:
     np.testing.assert_allclose(parallel(x), expected)
     np.testing.assert_allclose(tf.function(lambda x: x @ w)(x), expected)
     assert parted_variables.parts_of_variable(w).in_parts  # whoever only reads leaves the copies alone
+
+
+@check
+@relies_on("_id")
+def tapes_know_handles_by_their_numbers() -> None:
+    """What was recorded in eager code is differentiated in a function, where another tensor stands for the handle."""
+    w = tf.Variable(numbers(300, 16))
+    gs.set_variable_layout(w, "mirrored", devices=DEVICES)
+    x, forward, found = numbers(ROWS, 300), lambda x: tf.reduce_sum(tf.tanh(x @ w) ** 2), []
+    for fn in (forward, gs.parallelize(forward, devices=DEVICES)):
+        with tf.GradientTape(persistent=True) as tape:
+            total = fn(x)
+        found.append(tape.gradient(total, w))
+        found.append(tf.function(partial(tape.gradient, total, w), autograph=False)())
+    for gradient in found[1:]:
+        np.testing.assert_allclose(gradient, found[0], rtol=1e-9, atol=1e-9)
 
 
 @check

@@ -168,9 +168,24 @@ def value_at_call(graph: Any, value: Callable[[], tf.Tensor], handle: tf.Tensor,
       key: one graph has one such tensor for each.
     """
     with graph.as_default():
-        captured = graph.capture_call_time_value(value, tf.TensorSpec((), tf.resource), key)
-    handle_data_util.copy_handle_data(handle, captured)
-    return captured
+        return graph.capture_call_time_value(value, _HandleSpec(handle), key)
+
+
+class _HandleSpec(tf.TensorSpec):  # type: ignore[misc]  # (TensorFlow has no types)
+    """What stands for a handle in each function that asks for it: in one, and in those that call it in turn.
+
+    It knows what the variable holds, or nothing is differentiated by it. And tapes, which know tensors by numbers,
+    take it for the handle: what was recorded in eager code is asked for in functions (as a vectorized Jacobian is one).
+    """
+
+    def __init__(self, handle: tf.Tensor):
+        super().__init__((), handle.__tf_tracing_type__(None).dtype)
+        self._number = handle._id
+
+    def placeholder_value(self, placeholder_context: Any) -> Any:
+        found = super().placeholder_value(placeholder_context)
+        found._id = self._number
+        return found
 
 
 def in_save_context() -> bool:
@@ -278,6 +293,19 @@ def record_on_tapes(
     `tf.custom_gradient` does not take handles of variables as inputs, and copies every tensor in graphs.
     """
     record.record_operation(name, list(outputs), list(inputs), backward)
+
+
+def record_captures(tensors: Sequence[tf.Tensor]) -> None:
+    """Tell the active tapes what stands in the graph being built for those tensors that are handles from outside.
+
+    Operations take that, and who writes one anew (`tf.vectorized_map`) has only that. Tapes are told whenever something
+    is captured, but a call of a function is made while nothing is recorded.
+    """
+    if not tf.executing_eagerly():
+        graph = tf.compat.v1.get_default_graph()
+        for tensor in tensors:
+            if tensor.dtype == tf.resource and isinstance(tensor, core.Value):
+                graph.capture(tensor)
 
 
 def set_graph_gradient(outputs: Sequence[tf.Tensor], backward: Callable[..., Any]) -> None:

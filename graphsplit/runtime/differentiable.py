@@ -23,6 +23,7 @@ from graphsplit.core.polynomials import Point
 from graphsplit.core.tensorflow_internals import (
     accumulator_watches,
     no_recording,
+    record_captures,
     record_on_tapes,
     set_graph_gradient,
     tapes_watch_twice,
@@ -253,6 +254,7 @@ class ForwardAndBackward:
           planned: the same as the plan takes them.
           kept: the values of the captures, None if those that are planned keep them.
         """
+        record_captures(given)
         with no_recording(), Located(self.plan, given):
             outputs, residuals = self._cut.run_forward(planned)
 
@@ -295,6 +297,7 @@ class ForwardAndBackward:
         self, part: int | None, run: Callable[..., list[tf.Tensor]], inputs: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
         """Return what one operation in the graph returns that runs the forward part (None), or a backward one."""
+        record_captures(inputs)
         with no_recording(), self.single.trace.lock:
             if part not in self._whole:
                 self._whole[part] = tf.function(run, autograph=False)

@@ -34,11 +34,14 @@ class SharedByTraces:
       lock: held by whoever adds to the graph or reads it.
       bodies: of loops and branches, as far as they were read.
       compiled: whether XLA compiles all of it, and not only the calls that ask for it.
+      captured: what captures stand for, by the names of their placeholders: what they did when the first of the traces
+        was made. A derivative may be traced in a graph of TensorFlow's (of a vectorized Jacobian), and be used later.
     """
 
     lock: Any = field(default_factory=threading.RLock)
     bodies: dict[Any, Program] = field(default_factory=dict)
     compiled: bool = False
+    captured: dict[str, tf.Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -150,7 +153,9 @@ def read_graph(
     """
     graph, shared = function.graph, shared or SharedByTraces()
     with raw_handles():
-        placeholders, captured = captures_of_graph(graph)
+        placeholders, present = captures_of_graph(graph)
+    pairs = zip(placeholders, present, strict=True)
+    captured = [shared.captured.setdefault(placeholder.op.name, tensor) for placeholder, tensor in pairs]
     inner = sorted({name for names in graph.get_collection(_COLLECTION)[-1:] for name in names})
     reading = Reading(
         inputs=[tensor.op.name for tensor in inputs],
