@@ -218,15 +218,14 @@ def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Prog
 
 
 def _results(plan: Plan, origin: Origin) -> list[Any]:
-    """Return the shapes of what a loop or branch makes in a column."""
+    """Return the shapes of what a loop or branch makes, in a column or once."""
     assert origin.op is not None
-    assert origin.shard is not None
     op, shards = plan.program.ops[origin.op], plan.steps[origin.op].shards
-    assert shards is not None
+    gives = shards.gives if shards is not None and origin.shard is not None else (SINGLE_DEVICE,) * len(op.out_shapes)
     columns, found = (1,) * plan.mesh.shards, []
-    for shape, layout in zip(op.out_shapes, shards.gives, strict=True):
+    for shape, layout in zip(op.out_shapes, gives, strict=True):
         own = without_sizes(shape)
-        if own is not None and isinstance(layout, Shard):
+        if own is not None and isinstance(layout, Shard) and origin.shard is not None:
             own = (*own[: layout.axis], layout.own(columns, origin.shard), *own[layout.axis + 1 :])
         found.append(own)
     return found
