@@ -79,7 +79,7 @@ def test_home():
         ),
         (
             lambda: gs.parallelize(q=1),
-            "parallelize() has no option q=. It has devices=, split=, home=, weights=, strict=, random=, "
+            "parallelize() has no option q=. It has devices=, mesh=, split=, home=, weights=, strict=, random=, "
             "reduce_retracing=, micro_batches=, schedule=, stages=, jit_compile=, bucket_bytes=, plan=, memory=, "
             "machine=.",
         ),

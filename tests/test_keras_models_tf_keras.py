@@ -27,9 +27,12 @@ COUNTED = 1e-6 if tf_keras.__version__.startswith("2.16.") else EXACT
 @pytest.fixture
 def float64():
     """Make models in float64: in float32, a momentum that nearly cancels depends on the order of summation."""
+    policy = tf_keras.mixed_precision.global_policy()
     tf_keras.backend.set_floatx("float64")
+    tf_keras.mixed_precision.set_global_policy("float64")  # (a policy that some other test set follows no floatx)
     yield
     tf_keras.backend.set_floatx("float32")
+    tf_keras.mixed_precision.set_global_policy(policy)
 
 
 def dense():
