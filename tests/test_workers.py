@@ -5,6 +5,7 @@ The cases are in `helpers/worker_cases.py`; what needs no workers is here.
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import signal
@@ -12,12 +13,16 @@ import socket
 import subprocess
 import sys
 import time
+import weakref
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.api.resilience import Resilient
 from graphsplit.clusters import addresses, exposure
 from graphsplit.core.devices import canonical_name, short_name, task_of
 from graphsplit.core.graphdefs import make_node
@@ -127,6 +132,32 @@ def test_resilient_without_workers():
         gs.resilient(lambda x: x)
     with pytest.raises(gs.ArgumentError, match="on_lost='wait'"):
         gs.resilient(step, on_lost="wait")
+
+
+def test_batches_are_kept_only_since_a_checkpoint(tmp_path: Path):
+    """Without one no call can be made again, so nobody needs what it was given."""
+    weight = tf.Variable(tf.ones(3))
+    step = gs.parallelize(lambda x: tf.reduce_sum(x * weight, 1), devices=2)
+    manager = tf.train.CheckpointManager(tf.train.Checkpoint(weight=weight), str(tmp_path), 1)
+    cluster: Any = SimpleNamespace(health=lambda: SimpleNamespace(lost=()))
+    resilient: Any = Resilient(step, cluster, manager)
+
+    def given() -> weakref.ref[Any]:
+        batch = tf.ones((4, 3)) * 2.0
+        assert resilient(batch).shape == (4,)
+        return weakref.ref(batch)
+
+    before = given()
+    gc.collect()
+    assert before() is None
+    resilient.save()
+    since = given()
+    gc.collect()
+    assert since() is not None
+    resilient.save()
+    given()  # by the next call the batches before that checkpoint are gone
+    gc.collect()
+    assert since() is None
 
 
 @pytest.mark.parametrize("number", [0, True, 1.5])
