@@ -289,10 +289,11 @@ def test_workers_of_a_cluster():
 
 def test_another_keras_is_one_clear_sentence(monkeypatch: pytest.MonkeyPatch):
     before = names_of_keras()
-    monkeypatch.setattr(keras, "__version__", "3.2.1")
-    with pytest.raises(gs.UnsupportedError, match=r"there is for Keras 3\.3 to 3\.15|3\.2\.1"):
-        gs.enable_keras_distribution()
-    monkeypatch.undo()
+    for version, what in (("3.2.1", "older"), ("3.16.0.dev0", "newer")):
+        monkeypatch.setattr(keras, "__version__", version)
+        with pytest.raises(gs.UnsupportedError, match=rf"3\.3 to 3\.15, and this is {version}:\n  - it is {what}\n"):
+            gs.enable_keras_distribution()
+        monkeypatch.undo()
     trainer = REPLACEMENTS[0].owner()
     monkeypatch.setattr(trainer, "make_test_function", lambda self: None)
     monkeypatch.delattr(trainer, "make_train_function")

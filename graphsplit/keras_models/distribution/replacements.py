@@ -202,7 +202,12 @@ def check_keras() -> None:
             "imported."
         )
     numbers = tuple(int(part) for part in keras.__version__.split(".")[:2])
-    wrong = ["it is older"] if numbers < (3, 3) else [w for r in REPLACEMENTS if (w := r.want()) is not None]
+    if numbers < (3, 3):
+        wrong = ["it is older"]
+    elif numbers > (3, 15):
+        wrong = ["it is newer"]  # (3.16 has other classes there)
+    else:
+        wrong = [want for replacement in REPLACEMENTS if (want := replacement.want()) is not None]
     if wrong:
         raise UnsupportedError(
             f"keras.distribution on TensorFlow is there for Keras 3.3 to 3.15, and this is {keras.__version__}:\n"
