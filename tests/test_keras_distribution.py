@@ -20,8 +20,8 @@ layers, distribution = keras.layers, keras.distribution
 ROWS = 19
 
 
-@pytest.fixture(autouse=True)
-def enabled() -> Iterator[gs.KerasDistribution]:
+@pytest.fixture(autouse=True, name="enabled")
+def fixture_enabled() -> Iterator[gs.KerasDistribution]:
     with gs.enable_keras_distribution() as switched_on:
         yield switched_on
         distribution.set_distribution(None)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,19 +14,12 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.parted_variables import parts_of_variable
 from tests.helpers.keras_cases import assert_same, assert_sharded, state
-from tests.test_keras_distribution import compiled, numbers_of, parallel
+from tests.test_keras_distribution import compiled, fixture_enabled, numbers_of, parallel  # noqa: F401 (a fixture)
 
 distribution, layers = keras.distribution, keras.layers
 GATHERS = "ignore:ModelParallel on . devices. variables that its layout map cuts:UserWarning"
 pytestmark = pytest.mark.filterwarnings(GATHERS)
 ROWS = 19
-
-
-@pytest.fixture(autouse=True)
-def enabled() -> Iterator[gs.KerasDistribution]:
-    with gs.enable_keras_distribution() as switched_on:
-        yield switched_on
-        distribution.set_distribution(None)
 
 
 def model_parallel(count: int, entries: dict[str, Any] | None = None) -> distribution.ModelParallel:

@@ -11,12 +11,13 @@ reduced while the backward pass goes on. (DDP calls its size `bucket_cap_mb`.)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import PARTIAL_SUM, Layout, Partial, SingleDevice
 from graphsplit.costs.break_even import BUCKET_BYTES, BUCKET_BYTES_BETWEEN_HOSTS, FEWEST_IN_BUCKET, SMALL_BYTES
+from graphsplit.graph.walks import reached, readers_of
 from graphsplit.planning.steps import Move, Step
 from graphsplit.planning.transfers import Collective
 from graphsplit.program.program import Op, Program, Tensor
@@ -65,31 +66,17 @@ def _filled(program: Program, moves: Iterable[Move], most: int) -> list[list[Mov
 
 def check_buckets(program: Program, steps: Sequence[Step], buckets: Iterable[Collective]) -> None:
     """Raise `CheckError` if a move of a bucket waits for another one of it, through what runs on the shards."""
-    readers: dict[int, list[int]] = {}
-    for op in program.ops:
-        for source in dict.fromkeys(op.sources):
-            readers.setdefault(source, []).append(op.index)
+    readers = readers_of(dict.fromkeys(op.sources) for op in program.ops)
     for bucket in buckets:
         tensors = [move.tensor for move in bucket.moves]
         if bucket.kind == "broadcast":
-            found = _reached([tensor.op for tensor in tensors], lambda i: program.ops[i].sources)
+            found = reached([tensor.op for tensor in tensors], lambda i: program.ops[i].sources)
         else:
-            reading = [i for t in tensors for i in readers.get(t.op, ()) if _reads_whole(program.ops[i], steps[i], t)]
-            found = _reached(reading, lambda i: readers.get(i, ()))
+            reading = [i for t in tensors for i in readers[t.op] if _reads_whole(program.ops[i], steps[i], t)]
+            found = reached(reading, readers.__getitem__)
         wrong = [program.ops[i].name for i in found if steps[i].shards]
         if wrong:
             raise CheckError(f"Tensors in a bucket of {bucket.kind} moves wait for each other through {wrong[0]!r}.")
-
-
-def _reached(start: Sequence[int], following: Callable[[int], Iterable[int]]) -> list[int]:
-    found = dict.fromkeys(start)
-    pending = list(found)
-    while pending:
-        for i in following(pending.pop()):
-            if i not in found:
-                found[i] = None
-                pending.append(i)
-    return list(found)
 
 
 def _reads_whole(op: Op, step: Step, tensor: Tensor) -> bool:
