@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.errors import CheckError
 from graphsplit.core.graphdefs import source_of
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
 from graphsplit.core.symbolic_sizes import without_sizes
@@ -22,7 +21,6 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning import passes
 from graphsplit.planning.axis_propagation import AxisBackward, AxisForward
 from graphsplit.planning.control_flow import ControlFlowAnswers
-from graphsplit.planning.list_places import misplaced_lists
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.moves import exchanging
 from graphsplit.planning.options import PlanOptions
@@ -103,25 +101,23 @@ def _planned(program: Program, axis: str, columns: int, laid: Mapping[int, Layou
         asked=PlanOptions(),
         state=State(),
     )
-    outputs, kept_home = (SINGLE_DEVICE,) * len(program.outputs), dict[int, str]()
-    while True:  # until no list would have to be cut or put together
+    answer = _not_by_columns if program.symbols else ControlFlowAnswers(mesh).answer
+    outputs = (SINGLE_DEVICE,) * len(program.outputs)
+
+    def decide(kept_home: Mapping[int, str]) -> Plan:
         natural = AxisForward(
             program,
             laid=laid,
             input_layouts=plan.input_layouts,
-            control_flow=_not_by_columns if program.symbols else ControlFlowAnswers(mesh).answer,
+            control_flow=answer,
             whole_outputs=program.outputs,
-            kept_home=dict(kept_home),
+            kept_home=kept_home,
             exchanging=exchanging(mesh),
         ).run()
         steps = AxisBackward(program, natural, outputs, state=plan.state, plan_bodies=lambda *_: {}).run()
-        found = passes.owned_and_moved(plan, steps)
-        misplaced = misplaced_lists(program, found.steps, found.moves, mesh.batch)
-        if not misplaced:
-            return passes.carry_out_moves(found)
-        if misplaced.keys() <= kept_home.keys():
-            raise CheckError(f"Lists cannot be placed: {sorted(program.ops[i].name for i in misplaced)}.")
-        kept_home.update(misplaced)
+        return passes.owned_and_moved(plan, steps)
+
+    return passes.carry_out_moves(passes.with_lists_in_place(decide))
 
 
 def _not_by_columns(op: Op, layouts: Sequence[Layout]) -> Declined:  # noqa: ARG001

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -42,22 +42,38 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
       plan_bodies: plans what a loop or branch at home does in each turn.
     """
     program, mesh, independent = plan.program, plan.mesh, plan.random == "independent"
-    answers, kept_home = ControlFlowAnswers(mesh, plan.random), dict[int, str]()
+    answers = ControlFlowAnswers(mesh, plan.random)
     outputs = (SINGLE_DEVICE,) * len(program.outputs)
 
-    def make(kind: type[ForwardPropagation], **others: Any) -> ForwardPropagation:
-        given = (plan.input_layouts, answers.answer, program.outputs, dict(kept_home), mesh.batch)
-        return kind(program, *given, exchanging=exchanging(mesh), **others)
+    def decide(kept_home: Mapping[int, str]) -> Plan:
+        def make(kind: type[ForwardPropagation], **others: Any) -> ForwardPropagation:
+            given = (plan.input_layouts, answers.answer, program.outputs, kept_home, mesh.batch)
+            return kind(program, *given, exchanging=exchanging(mesh), **others)
 
-    while True:
         natural = with_cuts(program, mesh, independent, make)
         backward = WholeBackwardPropagation(program, natural, outputs, independent, plan.state, plan_bodies=plan_bodies)
-        found = owned_and_moved(plan, backward.run())
-        misplaced = misplaced_lists(program, found.steps, found.moves, mesh.batch)
+        return owned_and_moved(plan, backward.run())
+
+    return with_lists_in_place(decide)
+
+
+def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan]) -> Plan:
+    """Return the plan in which no list would have to be cut or put together.
+
+    Args:
+      decide: makes a plan in which some operations are kept at home: position -> why.
+
+    Raises:
+      CheckError: if lists that are kept at home would still have to move.
+    """
+    kept_home: dict[int, str] = {}
+    while True:
+        found = decide(dict(kept_home))
+        misplaced = misplaced_lists(found.program, found.steps, found.moves, found.mesh.batch)
         if not misplaced:
             return found
         if misplaced.keys() <= kept_home.keys():
-            raise CheckError(f"Lists cannot be placed: {sorted(program.ops[i].name for i in misplaced)}.")
+            raise CheckError(f"Lists cannot be placed: {sorted(found.program.ops[i].name for i in misplaced)}.")
         kept_home.update(misplaced)
 
 
