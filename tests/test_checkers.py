@@ -27,7 +27,7 @@ def plan() -> gs.Plan:
         with tf.GradientTape() as tape:
             loss = tf.reduce_mean(tf.tanh(x @ w) ** 2)
         w.assign_sub(tape.gradient(loss, w))
-        return loss, tf.unique(x[:, 0]).y
+        return loss, tf.unique(x[:, 0]).y, tf.unique(x[:, 1]).y
 
     return gs.parallelize(step, devices=3).plan(tf.ones((7, 3)))
 
@@ -112,6 +112,7 @@ def test_broken_programs(plan: gs.Plan, broken: Callable[[Program], Program], me
         (lambda p: dataclasses.replace(p, collectives=(*p.collectives, p.collectives[0])), "is carried out 2 times"),
         (lambda p: in_a_bucket(p, "broadcast", "gather"), "between different places"),
         (lambda p: in_a_bucket(p, "scatter", "gather"), "between different places"),
+        (lambda p: in_a_bucket(p, "gather", "gather"), "cannot be made as one"),
         (lambda p: with_step(p, "Tanh", sharded(wants=(Shard(1),))), "cannot be shard"),
         (lambda p: with_step(p, "Tanh", sharded(wants=())), "wants"),
         (lambda p: with_step(p, "Tanh", sharded(wants=(Partial("sum"),))), "is missing"),

@@ -14,7 +14,7 @@ import graphsplit as gs
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
-from graphsplit.planning.traffic import sent_by_kind, traffic
+from graphsplit.planning.traffic import along, sent_by_kind, traffic
 
 WIDTH, HIDDEN, LENGTH, VOCABULARY, HEAD = 12, 15, 6, 11, 4
 
@@ -170,7 +170,7 @@ def test_a_transformer(heads: int, mesh: dict[str, int]):
         2 * activation
     )  # what the first column makes for the others: looked-up rows, the gradient of the last layer
     if mesh == MESHES[0]:
-        assert sums < sent_by_kind(plan)["model"] <= sums + others + 1000
+        assert sums < sent_by_kind(plan)[along("model")] <= sums + others + 1000
     assert "along 'model': " in str(plan)
     assert "used where its parts are" in str(plan)
 

@@ -275,6 +275,7 @@ def test_what_is_printed():
     lines = text.splitlines()
     assert lines[0].startswith("Prediction of product on 2 of 2xH100-SXM5, variables mirrored: ")
     assert re.fullmatch(r"  a step takes \d+\.\d\d ms; 32\.8 kB are sent between devices", lines[1])
+    assert lines[0].rpartition(": ")[2].removesuffix(" a step") in lines[1]
     assert lines[2].startswith("  limited by ")
     assert lines[5:7] == [
         "This rests on:",

@@ -54,7 +54,10 @@ def filled() -> gs.Plan:
     w = tf.Variable(numbers(4))
 
     def function(x: tf.Tensor) -> tf.Tensor:
-        return tf.reduce_sum(tf.tanh(x), 0) + tf.sin(w.read_value())
+        def body(i: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return i + 1, total + tf.reduce_sum(tf.tanh(x), 0)
+
+        return tf.while_loop(lambda i, total: i < 3, body, (0, tf.sin(w.read_value())))[1]
 
     return planned(function, numbers(7, 4))
 
@@ -81,8 +84,18 @@ def test_all_kinds_of_moves_and_primitives_are_here(plans: dict[str, gs.Plan]):
     """So each of them is changed below."""
     collectives = [collective for plan in plans.values() for collective in plan.collectives]
     kinds = {collective.kind for collective in collectives}
-    assert {type(value) for c in collectives for value in c.values} >= {Own, Slice, Concatenation, Sum}
-    assert kinds >= {"send", "broadcast", "scatter", "gather", "reduce", "all-to-all", "all-gather", "reduce-scatter"}
+    assert {type(value) for c in collectives for value in c.values} >= {Own, Slice, Concatenation, Sum, Zeros}
+    assert kinds >= {
+        "zero-fill",
+        "send",
+        "broadcast",
+        "scatter",
+        "gather",
+        "reduce",
+        "all-to-all",
+        "all-gather",
+        "reduce-scatter",
+    }
     assert kinds <= {*MOVES.values()}
     assert any(collective.is_bucket for collective in collectives)
     assert any(isinstance(value, Sum) and value.turn is not None for c in collectives for value in c.values)
@@ -169,6 +182,7 @@ def test_zeros_stand_for_parts_of_a_sum():
     """A whole value that is added to sums of the shards is added once: the first shard has it, the others zeros."""
     plan = filled()
     found = [c for c in plan.collectives if any(isinstance(value, Zeros) for value in c.values)]
+    assert found
     for collective in found:
         [own, *zeros] = collective.values
         assert isinstance(own, Own)

@@ -23,10 +23,8 @@ from graphsplit.planning.axis_propagation import AxisBackward, AxisForward
 from graphsplit.planning.control_flow import ControlFlowAnswers
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.moves import exchanging
-from graphsplit.planning.options import PlanOptions
 from graphsplit.planning.owners import Owners
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.state import State
 from graphsplit.program.program import Op, Program, Provenance
 from graphsplit.program.reader import build_program
 from graphsplit.program.shape_inference import HELPER
@@ -45,14 +43,12 @@ class Columns:
       program: see there.
       origins: for each of its captures, which capture of the original it is, and which part: that of its column.
       obstacles: captures that cannot lie along the axis, by placeholder name, and why; then there is no such program.
-      plan: of the axis, with one shard for each column.
       gathered: the captures that are put together along the axis before they are used, by placeholder name.
     """
 
     program: Program
     origins: tuple[tuple[int, int], ...]
     obstacles: Mapping[str, str]
-    plan: Plan | None
     gathered: frozenset[str] = frozenset()
 
 
@@ -70,7 +66,7 @@ def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Lay
     plan = _planned(program, axis, columns, positions)
     obstacles = _obstacles(plan, positions)
     if obstacles:
-        return Columns(program, tuple([(k, 0) for k in range(len(program.captures))]), obstacles, None)
+        return Columns(program, tuple([(k, 0) for k in range(len(program.captures))]), obstacles)
     graph = emit(plan)
     origins = [
         (k, d)
@@ -83,7 +79,7 @@ def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Lay
         for capture, (k, d) in zip(graph.captures, origins, strict=True)
         if names[k] in held
     }
-    return Columns(_read(plan, graph, resources), tuple(origins), {}, plan, _gathered(plan, positions))
+    return Columns(_read(plan, graph, resources), tuple(origins), {}, _gathered(plan, positions))
 
 
 def _planned(program: Program, axis: str, columns: int, laid: Mapping[int, Layout]) -> Plan:
@@ -98,8 +94,6 @@ def _planned(program: Program, axis: str, columns: int, laid: Mapping[int, Layou
         steps=(),
         owners=Owners((), {}, devices[0]),
         moves=(),
-        asked=PlanOptions(),
-        state=State(),
     )
     answer = _not_by_columns if program.symbols else ControlFlowAnswers(mesh).answer
     outputs = (SINGLE_DEVICE,) * len(program.outputs)

@@ -93,17 +93,6 @@ def find_clusters(
     ]
 
 
-def reasons_not_compiled(graph: EmittedGraph, functions: Mapping[str, Any]) -> dict[str, str]:
-    """Return the computing nodes of a graph that are left out of clusters, each with the reason."""
-    found = {}
-    for node in graph.nodes:
-        if graph.origins[node.name].role in _COMPUTING and node.op not in _LEFT_OUT and not is_compiled(node):
-            why = why_not_compiled(node, functions, kind_of_device(node.device))
-            if why:
-                found[node.name] = why
-    return found
-
-
 @functools.cache
 def kind_of_device(device: str) -> str:
     """Return for which kind of device XLA compiles what runs on this one."""

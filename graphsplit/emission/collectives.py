@@ -62,7 +62,7 @@ class CollectiveWriter:
     def _name_of(self, i: int) -> str:
         """Return the name of the node that makes a value: the collective's own, if it is all that is made."""
         value, last = self._values[i], len(self._values) - 1
-        if i == last and not isinstance(value, Slice):
+        if i == last and self._is_last_made():
             return self._name
         turn = value.turn if isinstance(value, Sum) else None
         return f"{self._name}/{_WORDS[type(value)]}_{i}" if turn is None else f"{self._name}/shard_{turn}"
@@ -153,9 +153,7 @@ class CollectiveWriter:
         dtype, device = self._dtype, value.device
         if value.turn is not None:
             self.taken_in[value.turn] = name
-        begins = [
-            k for k, i in enumerate(value.of) if self._is_absent(self._values[i]) and (k == 0 or value.turn is None)
-        ]
+        begins = self._begins(value)
         parts = [self._or_neutral(name, value, k, part) if k in begins else part for k, part in enumerate(parts)]
         if value.turn is not None and self._counts.may_be_absent(value.turn):
             present = self._counts.present(value.turn)
@@ -209,14 +207,10 @@ class CollectiveWriter:
         if not gateway or host == host_name(first.device):
             return ""
         if host not in self._made:
-            begins = [self._values[i] for value in sums for k, i in enumerate(value.of) if k == 0 or value.turn is None]
-            own = [
-                v.shard for v in begins if v.shard is not None and self._is_absent(v) and host_name(v.device) == host
-            ]
-            name, inputs = (
-                f"{self._name}/instead_{own[0]}",
-                [self.references[self._first()], self._counts.all_present(own)],
-            )
+            begins = [part for value in sums for part in self._begins(value).values() if host_name(part.device) == host]
+            own = [part.shard for part in begins if part.shard is not None]
+            name = f"{self._name}/instead_{own[0]}"
+            inputs = [self.references[self._first()], self._counts.all_present(own)]
             needed = make_node(f"{name}/needed", "Switch", inputs, first.device, T=self._dtype)
             self._add([needed, *primitives.send_on(name, needed.name, self._dtype, gateway)])
             self._made[host] = name

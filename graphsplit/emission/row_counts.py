@@ -198,33 +198,12 @@ class FixedRows(RowCounts):
         return self._made[key]
 
 
-class AxisRows(RowCounts):
+class AxisRows(FixedRows):
     """Of an axis of the mesh that has no rows: what is cut along it has a known length, and is cut evenly."""
 
-    def _shards(self) -> tuple[int, ...]:
-        return (1,) * len(self.writers)
-
-    def split_sizes(self, name: str, layout: Shard, d: int | None = None) -> str:
-        """Write the sizes of all pieces of an axis, block by block, at home or on the device of a shard."""
-        return self._sizes_known(name, layout, self._shards(), d)
-
-    def own(self, layout: Shard, d: int) -> Polynomial:
-        """Return how many entries shard `d` has of an axis that lies so."""
-        return Polynomial.of(layout.own(self._shards(), d))
-
-    def before(self, layout: Shard, d: int) -> Polynomial:
-        """Return how many entries of an axis of one block are before those of shard `d`."""
-        return Polynomial.of(sum([layout.own(self._shards(), i) for i in range(d)]))
-
-    def share(self, name: str, d: int, dtype: tf.DType, layout: Shard) -> str:
-        """Write the fraction that shard `d` has of an axis that lies so."""
-        whole = sum([layout.own(self._shards(), i) for i in range(len(self.writers))])
-        key = "share", d, dtype, layout.own(self._shards(), d) / whole
-        if key not in self._made:
-            share = np.array(layout.own(self._shards(), d) / whole, dtype.as_numpy_dtype)
-            self._add(constant_node(name, share, dtype, self._devices[d]), d)
-            self._made[key] = name
-        return self._made[key]
+    def __init__(self, site: Site):
+        super().__init__((1,) * len(site.devices), site)
+        self.numbers = {d: {} for d in self.numbers}  # how many rows the batch has is not known here
 
 
 class ToldRows(RowCounts):

@@ -108,7 +108,7 @@ class AxisBackward(WholeBackwardPropagation):
             return self._once(op, required or bool(wanted))
         if self.state.is_everywhere(op):
             return self._step_at_home(op, required, None)
-        everywhere = Sharded((REPLICATE,) * len(op.inputs), (REPLICATE,) * len(op.out_shapes))
+        everywhere = self._on_every_shard(op)
         self._demand_inputs(op, everywhere)
         return Step(False, everywhere, "")
 

@@ -53,8 +53,7 @@ def _summed_by_host(collective: Collective, passed: Passed) -> Collective:
         totals = []
         for host, parts in together.items():
             if isinstance(host, str):
-                gateway = value.device if host == there else _least(hosts[host], passed, value.bytes)
-                passed[gateway] += max(value.bytes, 1) if host == there else 0
+                gateway = _least([value.device] if host == there else hosts[host], passed, value.bytes)
                 own = replace(value, of=tuple(parts), device=gateway, entries=0, host=host)
                 totals.append(rewrite.add(own))
             else:

@@ -39,14 +39,11 @@ def backward_ops(program: Program, sharded: Collection[int]) -> set[int]:
       sharded: the positions of what runs on the shards.
     """
     seeds, sources = seeds_of(program), [sources_of(op, sharded) for op in program.ops]
-    readers: list[list[int]] = [[] for _ in program.ops]
-    found: set[int] = set()
+    readers, found = readers_of(sources), set[int]()
     for op, own in zip(program.ops, sources, strict=True):
         named = op.provenance.is_gradient and not op.is_constant
         if named or seeds[op.index] or not found.isdisjoint(own):
             found.add(op.index)
-        for i in own:
-            readers[i].append(op.index)
     first = min(found, default=len(program.ops))
     for op in reversed(program.ops[first:]):  # a custom gradient's have no such names
         if readers[op.index] and found.issuperset(readers[op.index]) and not op.is_constant:

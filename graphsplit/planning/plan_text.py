@@ -21,7 +21,7 @@ from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.shares import Cause, Shares, shares_of
 from graphsplit.planning.stage_texts import stages_text
-from graphsplit.planning.traffic import COPY, sent_by_kind, traffic
+from graphsplit.planning.traffic import COPY, along, sent_by_kind, traffic
 from graphsplit.planning.transfers import Sum
 from graphsplit.program.program import Op
 
@@ -111,18 +111,18 @@ def _in_parts(plan: Decisions) -> list[str]:
     copied = {k for k in counts if k in state.copied}
     divided = {k for k, count in counts.items() if count > 1} - copied
     lines = []
-    largest = sorted(state.in_place, key=lambda name: -_entries_of(plan, name))
+    longest = sorted(state.in_place, key=lambda name: -_length_cut(plan, name))
     if plan.mesh.other_axis:
         rows, columns = len(plan.mesh.columns[0]), len(plan.mesh.columns)
         lines.append(f"  mesh: {rows} of the batch x {columns} of {plan.mesh.other_axis!r}")
-    for name in largest[:_MOST_AT_HOME]:
+    for name in longest[:_MOST_AT_HOME]:
         cut = state.divisions[name]
         if isinstance(cut, Cut):
             where = f"dimension {cut.axis} along {cut.along!r} ({', '.join(map(str, cut.lengths))})"
             how = "gathered before it is used" if name in state.gathered else "used where its parts are"
             lines.append(f"    {state.in_place[name]}: {where}, {how}")
-    if len(largest) > _MOST_AT_HOME:
-        lines.append(f"    ... and {len(largest) - _MOST_AT_HOME} more along {plan.mesh.other_axis!r}")
+    if len(longest) > _MOST_AT_HOME:
+        lines.append(f"    ... and {len(longest) - _MOST_AT_HOME} more along {plan.mesh.other_axis!r}")
     for what, chosen in (("in parts", divided), ("mirrored", copied)):
         if chosen:
             own = [i for i, (k, _) in zip(captures, state.parts, strict=True) if k in chosen]
@@ -131,8 +131,8 @@ def _in_parts(plan: Decisions) -> list[str]:
     return lines + [f"  variable {name} is put together for each call: {why}" for name, why in state.whole.items()]
 
 
-def _entries_of(plan: Decisions, name: str) -> int:
-    """Return the entries of a variable that lies along an axis, as far as the length of that is one of several."""
+def _length_cut(plan: Decisions, name: str) -> int:
+    """Return the length, in blocks, of the dimension of a variable that is cut along an axis."""
     cut = plan.state.divisions[name]
     return cut.length if isinstance(cut, Cut) else 0
 
@@ -176,10 +176,10 @@ def _communication(plan: Decisions) -> list[str]:
             size = size_text(plan.program, tensors)
             lines.append(f"  {kind}: {count_text(len(tensors), 'tensor')}, {size}{sending}{_by_hosts(plan, kind)}")
     if axis := plan.mesh.other_axis:
-        text = f"{format_bytes(by_kind.get(axis, 0))} sent" if not plan.program.symbols else "of unknown size"
-        roles = Counter(op.provenance.role for op in plan.sharded_ops if op.provenance.role not in ("op", "constant"))
-        kinds = ", ".join(f"{role}" for role in roles if role in _SENT) or "what one column makes for others"
-        lines.append(f"  along {axis!r}: {text} ({kinds})")
+        text = f"{format_bytes(by_kind.get(along(axis), 0))} sent" if not plan.program.symbols else "of unknown size"
+        roles = dict.fromkeys(op.provenance.role for op in plan.sharded_ops)
+        kinds = ", ".join(role for role in roles if role in _SENT) or "what one column makes for others"
+        lines.append(f"  {along(axis)}: {text} ({kinds})")
     if by_kind.get(COPY):
         lines.append(f"  {COPY}: {format_bytes(by_kind[COPY])} sent")
     for bucket in plan.buckets:

@@ -8,13 +8,10 @@ from dataclasses import dataclass, field
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Shard
 from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.transfers import Send
 from graphsplit.program.program import COPIES
 
 COPY = "copy"  # of a variable that lies in copies, for a shard on a device without one
-
-
-Send = tuple[str, str, int]
-"""From where, to where, how many bytes."""
 
 
 @dataclass(frozen=True)
@@ -63,23 +60,31 @@ def traffic(plan: Decisions) -> Traffic:
 
 
 def sent_by_kind(plan: Decisions) -> dict[str, int]:
-    """Return the bytes that one call sends between devices, by the kind of move: they add up to what devices send."""
+    """Return the bytes that one call sends between devices, which add up to what devices send.
+
+    They are told by the kind of move, and of those between columns by the axis: see `along`.
+    """
     found = {COPY: 0}
     for kind, (source, target, size) in _sends(plan):
         found[kind] = found.get(kind, 0) + (size if source != target else 0)
     return found
 
 
+def along(axis: str) -> str:
+    """Return what sends along an axis are called, which no kind of move is, whatever a user calls the axis."""
+    return f"along {axis!r}"
+
+
 def _sends(plan: Decisions) -> Iterator[tuple[str, Send]]:
-    """Yield what is sent from device to device, and the kind of move for which it is."""
+    """Yield what is sent from device to device, and the kind of move for which it is, or along which axis."""
     for op in plan.program.ops:
         if op.type == COPIES and plan.steps[op.index].shards:  # a shard elsewhere than all copies is sent one
             for device in dict.fromkeys([plan.shard_device(op, d) for d in range(plan.mesh.shards)]):
                 tensor = plan.program.nearest(op, device)
                 yield COPY, (plan.program.places[tensor.op], device, plan.program.bytes(tensor))
     for collective in plan.collectives:
-        for move, sent in collective.transfers():
-            yield move.kind, (sent.source, sent.target, sent.bytes)
+        for move, send in collective.transfers():
+            yield move.kind, send
     if plan.mesh.columns:
         yield from _sends_between_columns(plan)
 
@@ -109,4 +114,4 @@ def _sends_between_columns(plan: Decisions) -> Iterator[tuple[str, Send]]:
                     continue
                 if source != device and (key, device) not in seen:
                     seen.add((key, device))
-                    yield plan.mesh.other_axis, (source, device, size)
+                    yield along(plan.mesh.other_axis), (source, device, size)

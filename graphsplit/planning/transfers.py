@@ -113,13 +113,8 @@ class Read(NamedTuple):
     device: str
 
 
-class Transfer(NamedTuple):
-    """A value, by number, that one device sends to another one."""
-
-    value: int
-    source: str
-    target: str
-    bytes: int
+Send = tuple[str, str, int]
+"""From which device, to which other one, how many bytes."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +147,7 @@ class Collective:
         relays = {host_name(v.device): v.device for v in self.values if isinstance(v, Relay)}
         return {v.host: v.device for v in self.values if isinstance(v, Sum) and v.host} | relays
 
-    def transfers(self) -> Iterator[tuple[Move, Transfer]]:
+    def transfers(self) -> Iterator[tuple[Move, Send]]:
         """Yield what is sent from device to device, each value to each device once, and for which move."""
         seen: set[tuple[int, str]] = set()
         inner = [(self.moves[0], Read(i, value.device)) for value in self.values for i in value.of]
@@ -161,7 +156,7 @@ class Collective:
             value = self.values[i]
             if value.device != device and (i, device) not in seen:
                 seen.add((i, device))
-                yield move, Transfer(i, value.device, device, value.bytes)
+                yield move, (value.device, device, value.bytes)
 
 
 @dataclass

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from graphsplit.core.symbolic_sizes import Shape, is_same
+from graphsplit.graph.walks import reached
 from graphsplit.program.program import Op, Program
 from graphsplit.rules.random import is_random
 
@@ -50,11 +51,6 @@ def _entries(shape: Shape | None) -> int | None:
 
 def _follows_from_variables(op: Op, program: Program) -> bool:
     """Return whether an operation reads the value of a variable, or what follows from one."""
-    seen: set[int] = set()
-    pending = [op]
-    while pending:
-        for tensor in pending.pop().inputs:
-            if tensor.op not in seen:
-                seen.add(tensor.op)
-                pending.append(program.ops[tensor.op])
-    return any(tf.resource in program.ops[i].out_dtypes for i in seen)
+    ops = program.ops
+    behind = reached([tensor.op for tensor in op.inputs], lambda i: [tensor.op for tensor in ops[i].inputs])
+    return any(tf.resource in ops[i].out_dtypes for i in behind)

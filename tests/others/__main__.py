@@ -136,8 +136,9 @@ def report(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> int:
         print(f"{title}:", *[f"  {count} x {what}" for what, count in counts.most_common(_SHOWN)], sep="\n")
     if arguments.page:
         pages.write_section(_TITLE, document(lines, arguments))
-    print(whole.wrong or "no test, and no call, is otherwise on several devices")
-    return bool(whole.wrong)
+    nothing = "" if whole.tests else "no test has run: is it what --keyword names, and can its file be imported?"
+    print(whole.wrong or nothing or "no test, and no call, is otherwise on several devices")
+    return bool(whole.wrong or nothing)
 
 
 def document(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
@@ -147,6 +148,7 @@ def document(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
     rest = f"\nNot collected, for want of packages: {'; '.join(missing)}.\n" if missing else ""
     return _SECTION.format(
         devices=arguments.devices,
+        every=f" --every {arguments.every}" if arguments.every > 1 else "",
         part=f"\nOf each file at least every {arguments.every}th test was run." if arguments.every > 1 else "",
         table=table(rows_by(lines, by_folder)),
         not_ours=listed or "* nothing.",
@@ -158,7 +160,7 @@ _SECTION = """
 The tests in Keras' own wheel, unchanged, with each call of a layer, an operation, a loss, a metric, an optimizer, and
 each step of `fit`, `evaluate` and `predict`, going through graphsplit on {devices} logical CPU devices. Each test
 runs plainly first. Then each call is run both ways from the same state, and its results and variables are compared,
-besides what the test itself asserts. To make this table: `python -m tests.others keras --page`.{part}
+besides what the test itself asserts. To make this table: `python -m tests.others keras{every} --page`.{part}
 
 {table}
 
@@ -167,6 +169,7 @@ besides what the test itself asserts. To make this table: `python -m tests.other
   raises too, or differs from the eager call as much.
 * *refused*: graphsplit says that it does not do this.
 * *with rows*: programs with a batch of two rows or more; *sharded*: those of them that ran on several devices.
+* Columns that are zero everywhere are left out.
 {rest}
 What says nothing of graphsplit, and is left out:
 

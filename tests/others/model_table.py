@@ -13,7 +13,6 @@ from tests.others.environments import Environment
 
 PACKAGES = ("keras_hub", "transformers", "gpflow", "probability")
 EQUAL = {"float64": 1e-9, "float32": 1e-4}  # relative to the largest entry, after three steps
-LEAST_SHARDED = 0.8  # of the FLOPs; what has less is listed with what is at home
 
 
 def run(package: str, names: Sequence[str], environment: Environment) -> Iterator[dict[str, Any]]:
@@ -81,7 +80,7 @@ def _reason(line: dict[str, Any]) -> str:
 _SECTION = """
 Models of other packages, tiny, in an environment of their own: three training steps on 7 to 9 rows, on 2 and 3
 devices, with variables at home and sharded, against the same steps on one device. To make this table:
-`python -m tests.others models --page`. Columns as in the first table; *difference* is the largest over all four ways.
+`python -m tests.others models --page`. Columns as in the table of programs; *difference* is the largest over all four ways.
 
 | package | model | difference | dtype | FLOPs sharded | rows at home, and why | first call |
 |---|---|---|---|---|---|---|
