@@ -215,13 +215,14 @@ def test_loops_branches_and_lists(is_known: bool):
     assert_law(branching, layout, MESHES[1], batches, reduce_retracing=not is_known)
 
 
+def forward(own: list[tf.Variable]) -> Step:
+    return lambda x: tf.nn.relu(x @ own[0] + own[2]) @ own[1] + own[3]
+
+
 def test_gradients_from_outside():
     (variables, _), (laid, _) = perceptron(), perceptron()
     mesh = MESHES[1]
     gs.set_variable_layout(laid, PERCEPTRON, devices_of(mesh), mesh=mesh)
-
-    def forward(own: list[tf.Variable]) -> Step:
-        return lambda x: tf.nn.relu(x @ own[0] + own[2]) @ own[1] + own[3]
 
     x = tf.constant(numbers(5, WIDTH))
     parallel = gs.parallelize(forward(laid), mesh=mesh, devices=devices_of(mesh))
@@ -235,8 +236,25 @@ def test_gradients_from_outside():
 
 
 def test_a_mesh_without_another_axis():
-    """It is what `devices` says."""
+    """It is what `devices` says, for stages, predictions and plans that are chosen as well."""
     assert_law(perceptron, {"*": "home"}, {"batch": 3}, [tf.constant(numbers(5, WIDTH))])
+    mesh, x = {"batch": 4}, tf.constant(numbers(8, WIDTH))
+    variables = perceptron()[0]
+    function = forward(variables)
+    staged = {"stages": 2, "micro_batches": 2}
+    plans = [gs.parallelize(function, **given, **staged).plan(x) for given in ({"devices": 4}, {"mesh": mesh})]
+    assert str(plans[0]) == str(plans[1])
+    parallel = gs.parallelize(function, mesh=mesh)
+    predicted = [len(gs.predict(parallel, x, machine="8xH100-SXM5", devices=n).devices) for n in (None, 4, 2)]
+    assert predicted == [4, 4, 2]
+    assert len(gs.parallelize(function, mesh=mesh, plan="auto").plan(x).devices) <= 4
+
+
+def test_no_prediction_along_an_axis():
+    variables = perceptron()[0]
+    parallel = gs.parallelize(forward(variables), mesh=MESHES[1])
+    call = lambda: gs.predict(parallel, numbers(8, WIDTH), machine="8xH100-SXM5")  # noqa: E731
+    assert "what runs along 'model' cannot be predicted yet" in message(gs.UnsupportedError, call)
 
 
 def test_what_is_put_together_is_said():

@@ -17,7 +17,7 @@ from graphsplit.api.predicted_layouts import Layout, divisions_for
 from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
-from graphsplit.core.device_mesh import device_mesh
+from graphsplit.core.device_mesh import axis_of, device_mesh
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.parted_variables import parts_of_variable
@@ -140,12 +140,10 @@ def plan_for(
     if isinstance(splitting.batch, Size) and not program.batch_is_unknown:
         splitting = splitting.whole()
     stages = stages_asked(options, devices)
-    heads = devices if stages is None else stages.heads
-    grid = device_mesh(options.mesh, devices) if options.mesh else None
-    if grid is not None:
-        heads = grid.columns[0]
+    grid = device_mesh(options.mesh, devices) if axis_of(options.mesh) else None
+    heads = stages.heads if stages is not None else grid.columns[0] if grid is not None else devices
     mesh = mesh_of(heads, splitting.batch, options.weights, options.micro_batches)
-    if grid is not None and grid.axis:
+    if grid is not None:
         mesh = replace(mesh, columns=grid.columns, other_axis=grid.axis)
     return plan_program(
         program,

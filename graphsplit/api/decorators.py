@@ -130,6 +130,7 @@ def parallelize(
     Raises:
       ArgumentError: for options that contradict each other or the function.
       DeviceError: for devices that do not exist; raised on first use if TensorFlow has not started yet.
+      UnsupportedError: for a mesh with more than one axis beside the batch's, and what does not work yet with one.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> double = gs.parallelize(lambda x: 2 * x, devices=2)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from graphsplit.api.argument_splitting import Split
 from graphsplit.api.automatic_plans import Automatic
-from graphsplit.core.device_mesh import BATCH_AXIS
+from graphsplit.core.device_mesh import BATCH_AXIS, axis_of
 from graphsplit.core.devices import canonical_name, resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.options import PlanOptions
@@ -25,6 +25,7 @@ class Options(PlanOptions):
 
     Raises:
       ArgumentError: for options that cannot be meant or contradict each other, whatever the function is.
+      UnsupportedError: for what does not go together with a mesh that has another axis than the batch's.
     """
 
     devices: DevicesLike = None
@@ -48,7 +49,7 @@ class Options(PlanOptions):
                 raise ArgumentError(weights_message(weights, count))
         if self.automatic is not None:
             self._check_leaves_open()
-        if [name for name, _ in self.mesh if name != BATCH_AXIS]:
+        if axis_of(self.mesh):
             self._check_fits_columns()
 
     def _check_fits_columns(self) -> None:

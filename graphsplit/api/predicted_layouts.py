@@ -111,10 +111,12 @@ def notes_on_layout(trace: Trace, layout: Layout, devices: Sequence[str]) -> tup
       layout: of the variables; None: as they lie.
       devices: full names, the first is home.
     """
+    if layout is not None:
+        return ()
     notes = []
     for kind, what in ((Cut, "sharded"), (Copied, "mirrored")):
         lying = [p.division for v in trace.variables if (p := parts_of_variable(v)) and type(p.division) is kind]
-        if layout is not None or not lying:
+        if not lying:
             continue
         used, could = _numbers(lying), _numbers(divisions_for(trace, what, devices).values())
         if len(used) < len(could):

@@ -8,10 +8,12 @@ from collections.abc import Callable
 from typing import Any
 
 from graphsplit.api.many_devices import ManyDevices, are_many
+from graphsplit.api.options import Options
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predicted_layouts import Layout, layout_name, notes_on_layout
 from graphsplit.api.stepping import step_of
+from graphsplit.core.device_mesh import count_of
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
@@ -105,7 +107,8 @@ def _count(fn: Any, devices: int | None, machine: Machine) -> int:
         if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
             raise ArgumentError(f"devices={devices!r}: it is how many of the machine's devices are used, at least 1.")
         return devices
-    asked = fn._options.devices if isinstance(fn, ParallelFunction) else None
+    options = fn._options if isinstance(fn, ParallelFunction) else Options()
+    asked = count_of(options.mesh) if options.devices is None else options.devices
     if isinstance(asked, int):
         return asked
     return len(asked) if isinstance(asked, tuple) else 1 if isinstance(asked, str) else machine.most_devices

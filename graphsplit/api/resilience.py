@@ -17,6 +17,7 @@ from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.prefetching import END, ReadCall
 from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.clusters.cluster import Cluster, current_cluster
+from graphsplit.core.device_mesh import axis_of
 from graphsplit.core.devices import canonical_name, name_for_runtime, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
 from graphsplit.core.parted_variables import assign, move_variable, parts_of_variable
@@ -148,7 +149,10 @@ class Resilient(Generic[P, R]):
             kept = [k for k, device in enumerate(self._all) if device in devices]
             options = self._step._options
             weights = None if options.weights is None else tuple([options.weights[k] for k in kept])
-            options = replace(options, devices=devices, weights=weights)
+            mesh = (
+                options.mesh if axis_of(options.mesh) else ()
+            )  # (of the batch's axis alone, it is a number of devices)
+            options = replace(options, devices=devices, weights=weights, mesh=mesh)
             if options.home is not None and not self._alive([canonical_name(options.home)]):
                 options = replace(options, home=None)
             self._functions[devices] = ParallelFunction(self._step.function, options)

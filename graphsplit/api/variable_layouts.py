@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import math
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -14,7 +13,7 @@ import tensorflow as tf
 
 from graphsplit.api.layout_targets import name_of, slots_of, variables_of
 from graphsplit.core.copied_variables import VariableCopies
-from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, device_mesh, mesh_sizes
+from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, count_of, device_mesh, mesh_sizes
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.kernel_devices import can_be_cut
@@ -82,7 +81,7 @@ def set_variable_layout(
     if not variables and not (isinstance(target, (list, tuple)) and not target):
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
     sizes = mesh_sizes(mesh)
-    names = resolve_devices(math.prod(size for _, size in sizes) if sizes and devices is None else devices)
+    names = resolve_devices(count_of(sizes) if devices is None else devices)
     grid = device_mesh(sizes, names) if sizes else None
     slots = slots_of(target, variables)
     wanted = wanted_layouts(variables, layout, slots, grid)
@@ -204,7 +203,7 @@ class NewVariables:
     """
 
     def __init__(self, devices: Sequence[str], reshard_after_forward: bool = True):
-        self.devices = tuple(devices)
+        self._devices = tuple(devices)
         self._reshard = reshard_after_forward
         self._loads = dict.fromkeys(devices, 0)
         self._trained = _Trained()
@@ -217,10 +216,10 @@ class NewVariables:
         """Lay a new variable out; a sharded slot goes to where the variable lies to which it belongs, its head."""
         if layout == "sharded":
             slots = {} if head is None else {id(variable): head}
-            _shard([variable], self.devices, self._reshard, self._loads, slots)
+            _shard([variable], self._devices, self._reshard, self._loads, slots)
         elif layout == "mirrored":
-            _check_may_be_copies([variable], self.devices)
-            _mirror([variable], self.devices)
+            _check_may_be_copies([variable], self._devices)
+            _mirror([variable], self._devices)
 
     def take_apart(self) -> None:
         """Let parts hold their values again: Keras' optimizers ask each variable for its handle to know it by."""

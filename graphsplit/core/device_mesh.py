@@ -31,7 +31,7 @@ class DeviceMesh:
     @property
     def axis(self) -> str:
         """The name of the axis that is not the batch's; "" if there is none."""
-        return next((name for name, _ in self.sizes if name != BATCH_AXIS), "")
+        return axis_of(self.sizes)
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
@@ -50,6 +50,16 @@ class DeviceMesh:
 
     def __str__(self) -> str:
         return " x ".join(f"{name} {size}" for name, size in self.sizes)
+
+
+def axis_of(sizes: Sequence[tuple[str, int]]) -> str:
+    """Return the name of the axis that is not the batch's; "" if there is none."""
+    return next((name for name, _ in sizes if name != BATCH_AXIS), "")
+
+
+def count_of(sizes: Sequence[tuple[str, int]]) -> int | None:
+    """Return how many devices a mesh has; None without a mesh."""
+    return math.prod(size for _, size in sizes) if sizes else None
 
 
 def mesh_sizes(mesh: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
@@ -83,7 +93,7 @@ def device_mesh(sizes: Sequence[tuple[str, int]], devices: Sequence[str]) -> Dev
     Raises:
       ArgumentError: if there are not as many devices as the mesh has.
     """
-    count = math.prod(size for _, size in sizes)
+    count = count_of(sizes)
     if count != len(devices):
         text = " x ".join(str(size) for _, size in sizes)
         names = ", ".join(map(short_name, devices[:8])) + (", ..." if len(devices) > 8 else "")

@@ -1,6 +1,6 @@
-"""The only file that uses what is private in Keras: modules, if they are imported already, and attributes of objects.
+"""The only file that uses what is private in Keras: modules and attributes, for which no public name serves.
 
-Each function says why no public name serves.
+What is asked on each call looks only at modules that are imported already.
 """
 
 from __future__ import annotations

@@ -107,8 +107,10 @@ class BatchFunction:
 
     def _tell_of_kernels(self) -> None:
         """Warn, once, if batches of several shapes draw from kernels: Keras has one trace for all of them."""
+        if self._told:
+            return
         programs = self.step._programs_so_far()
-        if self._told or len(programs) in (1, self._traced):
+        if len(programs) in (1, self._traced):
             return
         self._traced = len(programs)
         if sum(map(has_seeded_kernels, programs)) > 1:

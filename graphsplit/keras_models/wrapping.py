@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -11,7 +10,7 @@ import tensorflow as tf
 from graphsplit.api.options import Options
 from graphsplit.api.pipeline_devices import stages_asked
 from graphsplit.api.variable_layouts import VariableLayout, check_layout
-from graphsplit.core.device_mesh import device_mesh, mesh_sizes
+from graphsplit.core.device_mesh import count_of, device_mesh, mesh_sizes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.keywords import suggesting_options
@@ -91,7 +90,7 @@ def multi_gpu_model(
     """
     flavor = _check_model(model)
     sizes = mesh_sizes(mesh)
-    devices = _devices(math.prod(size for _, size in sizes) if sizes and gpus is None else gpus)
+    devices = _devices(count_of(sizes) if gpus is None else gpus)
     grid = device_mesh(sizes, devices) if sizes else None
     cpu = None if devices[0] == CPU else CPU  # (None is the first device)
     options = Options(

@@ -37,5 +37,6 @@ def _copy(node: Any, prefix: str, device: str, named: bool) -> Any:
     """Return a node on a device that reads what has a prefix; itself has it, too, if it is `named` so."""
     copy = with_prefix(node, prefix)
     copy.device = device
-    copy.name = copy.name if named else node.name
+    if not named:
+        copy.name = node.name
     return copy

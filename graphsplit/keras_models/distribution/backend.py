@@ -8,6 +8,7 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, names_of_devices, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.core.keras_internals import tensorflow_distribution
 from graphsplit.core.tensorflow_internals import own_task
 
 
@@ -27,13 +28,9 @@ def list_devices_with(original: Any) -> Any:
     return list_devices
 
 
-def get_device_count_with(list_devices: Any) -> Any:
-    """Return a function that counts what the backend lists now."""
-
-    def get_device_count(device_type: str | None = None) -> int:
-        return len(list_devices(device_type))
-
-    return get_device_count
+def get_device_count(device_type: str | None = None) -> int:
+    """Return how many devices the backend lists now."""
+    return len(tensorflow_distribution().list_devices(device_type))
 
 
 def initialize(

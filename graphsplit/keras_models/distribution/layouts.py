@@ -84,7 +84,9 @@ class DistributedLayouts:
             return
         devices = to_backend_mesh(distribution.device_mesh)
         variable._graphsplit_path = owner.path
-        new = self._born.setdefault(distribution, NewVariables(devices))
+        if distribution not in self._born:
+            self._born[distribution] = NewVariables(devices)
+        new = self._born[distribution]
         head = new.add(variable)
         cut = is_sharded(head) if head is not None and head.shape == variable.shape else _is_cut(owner, distribution)
         if cut and len(devices) > 1:

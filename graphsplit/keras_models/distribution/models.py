@@ -61,9 +61,7 @@ def distributed(model: Any, distribution: Any, layouts: DistributedLayouts) -> D
             return owner
     check_strategy(model, "keras.distribution")
     devices = to_backend_mesh(distribution.device_mesh)
-    options = Options(devices=devices, devices_argument="devices")
-    where = ModelDevices(devices, options, None if devices[0] == CPU else CPU)
-    # (what Keras makes of its default of `jit_compile` is meant for one device)
+    where = ModelDevices(devices, Options(devices=devices), None if devices[0] == CPU else CPU)
     own = {"distribution": distribution, "_layouts": layouts}
     made: DistributedModel = wrapped(model, DistributedModel, where, _compiled_by_xla=asks_for_xla(model), **own)
     return made

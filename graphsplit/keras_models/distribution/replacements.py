@@ -14,6 +14,7 @@ from typing import Any, Protocol
 
 from graphsplit.core.errors import UnsupportedError, bullet_list
 from graphsplit.core.keras_internals import tensorflow_distribution, tensorflow_trainer, tensorflow_variable
+from graphsplit.keras_models.answers import STEPS
 from graphsplit.keras_models.distribution import backend
 
 _MISSING = object()
@@ -104,7 +105,7 @@ _LACKS = "the TensorFlow backend has none"
 REPLACEMENTS = (
     *[
         Replacement(tensorflow_trainer, f"make_{kind}_function", _STEP, _maker(kind), ("self", "force"))
-        for kind in ("train", "test", "predict")
+        for kind in STEPS
     ],
     Replacement(
         tensorflow_trainer,
@@ -128,14 +129,7 @@ REPLACEMENTS = (
         lambda original, running: backend.list_devices_with(original),  # noqa: ARG005
         ("device_type",),
     ),
-    Replacement(
-        tensorflow_distribution,
-        "get_device_count",
-        _LACKS,
-        lambda original, running: backend.get_device_count_with(  # noqa: ARG005
-            lambda device_type: tensorflow_distribution().list_devices(device_type)
-        ),
-    ),
+    Replacement(tensorflow_distribution, "get_device_count", _LACKS, _same(backend.get_device_count)),
     Replacement(tensorflow_distribution, "initialize", _LACKS, _same(backend.initialize)),
     Replacement(tensorflow_distribution, "num_processes", _LACKS, _same(backend.num_processes)),
     Replacement(tensorflow_distribution, "process_id", _LACKS, _same(backend.process_id)),
