@@ -213,7 +213,8 @@ import sys
 import tensorflow as tf, graphsplit as gs
 workers = gs.LocalWorkers(2)
 gs.connect(workers)
-step = gs.resilient(gs.parallelize(lambda x: tf.reduce_sum(x * x)))
+mesh = {"batch": len(gs.available_devices())}  # of the batch's axis alone, it is as many devices as there are
+step = gs.resilient(gs.parallelize(lambda x: tf.reduce_sum(x * x), mesh=mesh))
 step(tf.ones((4, 2)))
 workers.kill(1)
 print("lost", file=sys.stderr, flush=True)

@@ -149,9 +149,8 @@ class Resilient(Generic[P, R]):
             kept = [k for k, device in enumerate(self._all) if device in devices]
             options = self._step._options
             weights = None if options.weights is None else tuple([options.weights[k] for k in kept])
-            mesh = (
-                options.mesh if axis_of(options.mesh) else ()
-            )  # (of the batch's axis alone, it is a number of devices)
+            # (of the batch's axis alone, a mesh says no more than how many devices there are)
+            mesh = options.mesh if axis_of(options.mesh) else ()
             options = replace(options, devices=devices, weights=weights, mesh=mesh)
             if options.home is not None and not self._alive([canonical_name(options.home)]):
                 options = replace(options, home=None)
