@@ -95,10 +95,10 @@ def device_mesh(sizes: Sequence[tuple[str, int]], devices: Sequence[str]) -> Dev
     """
     count = count_of(sizes)
     if count != len(devices):
-        text = " x ".join(str(size) for _, size in sizes)
+        text = " x ".join(str(size) for _, size in sizes) + (f" = {count}" if len(sizes) > 1 else "")
         names = ", ".join(map(short_name, devices[:8])) + (", ..." if len(devices) > 8 else "")
         raise ArgumentError(
-            f"mesh={dict(sizes)!r} has {text} = {count} devices, and there are {len(devices)}: {names}. Name {count} "
+            f"mesh={dict(sizes)!r} has {text} devices, and there are {len(devices)}: {names}. Name {count} "
             "of them in devices, row by row, or change the mesh."
         )
     return DeviceMesh(tuple(sizes), tuple(devices))
