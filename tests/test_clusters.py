@@ -204,8 +204,8 @@ def test_what_xla_refuses_names_the_line() -> None:
         gs.parallelize(growing, devices=3, jit_compile=True)(rows(7, 5))
     assert re.sub(r":\d+:", ":N:", caught.value.message) == (
         "CPU:0, test_clusters.py:N: Input and output shapes of loop body do not match: (s32[], s32[], f64[7,5], "
-        "f64[7,5]) vs. (s32[], s32[], f64[7,10], f64[7,5]). XLA cannot compile this. jit_compile='auto' compiles "
-        "all else; or leave it out, and put @tf.function(jit_compile=True) on functions inside that XLA can compile."
+        "f64[7,5]) vs. (s32[], s32[], f64[7,10], f64[7,5]). XLA cannot compile this. Leave out "
+        "jit_compile=True, and put @tf.function(jit_compile=True) on functions inside that XLA can compile."
     )
 
 

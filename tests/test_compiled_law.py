@@ -17,10 +17,6 @@ from tests.helpers.law import assert_close, assert_law, squares_step
 from tests.helpers.policies import policy
 
 __all__ = ["float64", "policy"]
-# what "auto" leaves out is tested elsewhere; here the results are
-pytestmark = pytest.mark.filterwarnings("ignore:jit_compile='auto' leaves")
-
-BOTH = pytest.mark.parametrize("asked", [True, "auto"])
 
 
 def rows(*shape: int, seed: int = 0, dtype: Any = tf.float64) -> tf.Tensor:
@@ -45,23 +41,37 @@ def with_a_loop() -> tuple[Callable[..., Any], list[tf.Variable]]:
     return step, [w, count]
 
 
-@BOTH
-def test_a_loop_dropout_and_a_counter(asked: bool | str) -> None:
-    plan = assert_law(with_a_loop, [(rows(7, 3),)] * 2, jit_compile=asked)
-    assert plan.jit_compile == asked
+def test_a_loop_dropout_and_a_counter() -> None:
+    plan = assert_law(with_a_loop, [(rows(7, 3),)] * 2, jit_compile=True)
+    assert plan.jit_compile
 
 
 @pytest.mark.long
-@BOTH
-def test_any_number_of_rows(asked: bool | str) -> None:
+def test_any_number_of_rows() -> None:
     calls = [(rows(n, 3),) for n in (7, 4, 1, 2)]
-    plan = assert_law(with_a_loop, calls, jit_compile=asked, reduce_retracing=True)
+    plan = assert_law(with_a_loop, calls, jit_compile=True, reduce_retracing=True)
     assert plan.program.batch_is_unknown
 
 
 @pytest.mark.long
-@BOTH
-def test_draws_of_a_generator(asked: bool | str) -> None:
+def test_variables_in_parts() -> None:
+    def make() -> tuple[Callable[..., Any], list[tf.Variable]]:
+        w = tf.Variable(rows(8, 8))
+        gs.set_variable_layout([w], "sharded", 3)
+
+        def step(x: tf.Tensor) -> tf.Tensor:
+            with tf.GradientTape() as tape:
+                loss = tf.reduce_mean(tf.tanh(tf.nn.softplus(x @ w) @ w) ** 2)
+            w.assign_sub(0.1 * tape.gradient(loss, w))
+            return loss
+
+        return step, [w]
+
+    assert_law(make, [(rows(7, 8),)] * 2, jit_compile=True)
+
+
+@pytest.mark.long
+def test_draws_of_a_generator() -> None:
     def make() -> tuple[Callable[..., Any], Sequence[tf.Variable]]:
         generator = tf.random.Generator.from_seed(3)
 
@@ -71,7 +81,7 @@ def test_draws_of_a_generator(asked: bool | str) -> None:
 
         return fn, [generator.state]
 
-    assert_law(make, [(rows(7, 3),)] * 2, jit_compile=asked)
+    assert_law(make, [(rows(7, 3),)] * 2, jit_compile=True)
 
 
 def network() -> keras.Model:
@@ -101,15 +111,14 @@ def test_three_borders_for_each_layer_of_statistics(count: int) -> None:
 
 
 @pytest.mark.long
-@BOTH
 @pytest.mark.usefixtures("float64", "plain_oracle")
-def test_statistics_over_shards(asked: bool | str) -> None:
+def test_statistics_over_shards() -> None:
     def make() -> tuple[Callable[..., Any], Sequence[Any]]:
         model = network()
         return squares_step(model)
 
     x = tf.reshape(rows(7, 192), (7, 8, 8, 3))
-    assert_law(make, [(x,)] * 2, jit_compile=asked, tolerance=EXACT)
+    assert_law(make, [(x,)] * 2, jit_compile=True, tolerance=EXACT)
 
 
 @pytest.mark.long
@@ -144,10 +153,9 @@ def test_metrics_of_a_fit_with_a_smaller_last_batch(flavor: Any) -> None:
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5)
 
 
-@BOTH
-def test_batches_that_are_sent_ahead(asked: bool | str) -> None:
+def test_batches_that_are_sent_ahead() -> None:
     w = tf.Variable(rows(3, 3))
-    parallel = gs.parallelize(lambda x: tf.tanh(tf.sin(x @ w) * 2), devices=3, jit_compile=asked)
+    parallel = gs.parallelize(lambda x: tf.tanh(tf.sin(x @ w) * 2), devices=3, jit_compile=True)
     batches = [rows(n, 3, seed=n) for n in (7, 7, 5)]
     for batch, found in zip(batches, parallel.map(batches), strict=True):
         assert_close(found, tf.tanh(tf.sin(batch @ w) * 2))

@@ -98,6 +98,13 @@ def test_names_that_are_not_there():
     assert dir(gs) == sorted([*gs.__all__, "__version__"])
 
 
+@pytest.mark.parametrize("asked", ["auto", 1, None])
+def test_jit_compile_is_true_or_false(asked: Any):
+    assert message(gs.ArgumentError, lambda: gs.parallelize(identity, jit_compile=asked)) == (
+        f"jit_compile is True or False, got {asked!r}. Write True, or leave it out."
+    )
+
+
 SHARES = "weights are finite numbers of at least 0, not all of them 0."
 
 

@@ -110,6 +110,13 @@ def test_automatic_xla_stays_off():
     assert not any("_XlaMustCompile" in node.attr for node in definition.node)
 
 
+def test_automatic_xla_that_is_asked_for():
+    model = gs.multi_gpu_model(small(), 2)
+    assert message(gs.ArgumentError, model.compile, "sgd", "mse", jit_compile="auto") == (
+        "jit_compile is True or False, got 'auto'. Write True, or leave it out."
+    )
+
+
 STRATEGY = (
     "'owned' was made, compiled or wrapped under a tf.distribute strategy's scope, which mirrors variables and splits "
     "batches itself. Make, compile and wrap it outside of `with strategy.scope():`; multi_gpu_model takes the "

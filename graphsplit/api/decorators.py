@@ -61,7 +61,7 @@ def parallelize(
     micro_batches: int = 1,
     schedule: str | None = None,
     stages: int | None = None,
-    jit_compile: bool | str = False,
+    jit_compile: bool = False,
     bucket_bytes: int | None = None,
     plan: str | None = None,
     memory: str | float | None = None,
@@ -114,7 +114,7 @@ def parallelize(
         `tf.function(jit_compile=True)`; given such a function, it is True. What XLA draws or returns otherwise (random
         numbers, sizes that follow from data), and what it has no kernel for, runs between the compiled parts, as
         effects do that are none of variables; the plan says which. Each size is compiled for itself. What XLA refuses
-        in spite of its kernels is an error; `"auto"` leaves it uncompiled, on the plan and with a warning.
+        in spite of its kernels is an error that names the line.
       bucket_bytes: small gradients are summed over the devices in buckets of at most so many bytes, each as soon as it
         is full, while the backward pass goes on; 0 lets each travel alone. None: 64 kB, and 512 kB where they pass from
         host to host.

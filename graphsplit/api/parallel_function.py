@@ -41,7 +41,6 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State, state_elsewhere, state_of
 from graphsplit.program.program import Program
-from graphsplit.runtime.compiled_by_size import differentiable
 from graphsplit.runtime.differentiable import Differentiable
 from graphsplit.tracing.trace import Trace, inside_trace
 
@@ -388,7 +387,7 @@ class ParallelFunction(Generic[P, R]):
         check_no_specs(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
         traced, plan = trace_and_plan(fn, as_call(arguments), named, self._options, *self._where(), runs)
-        return differentiable(traced, plan, self._name(), self._traces.trials_of(self._name()))
+        return Differentiable(traced, plan, self._name())
 
     def _where(self) -> tuple[tuple[str, ...], str, Callable[[Trace], State], tuple[str, ...]]:
         """Return the devices, home, what says where variables live, and what the plan is to say of all that."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 from graphsplit.core import structures
 from graphsplit.runtime.differentiable import Differentiable
-from graphsplit.runtime.trial_compilations import Trials
 
 MOST_COVERED = 1000
 
@@ -34,7 +33,6 @@ class Traces:
     Attributes:
       compiled: the compiled forms of each signature; several if they captured tensors of different graphs.
       covered: arguments of calls that run as wider ones.
-      trials: what XLA was asked, if it was.
       lock: held while tracing.
       told_of_graph: whether the user was told what a call over workers is in a graph that somebody else runs.
       told_of_scope: whether the user was told that a call in a stateless scope runs on one device.
@@ -43,7 +41,6 @@ class Traces:
 
     compiled: dict[Signature, list[Differentiable]] = field(default_factory=dict)
     covered: dict[structures.Branch, structures.Branch] = field(default_factory=dict)
-    trials: Trials | None = None
     lock: threading.RLock = field(default_factory=threading.RLock)  # type: ignore[valid-type]  # a function until 3.13
     told_of_graph: bool = False
     told_of_scope: bool = False
@@ -54,11 +51,6 @@ class Traces:
         if len(self.covered) >= MOST_COVERED:
             self.covered.pop(next(iter(self.covered)), None)
         self.covered[arguments] = wider
-
-    def trials_of(self, name: str) -> Trials:
-        """Return what XLA is asked with, for all signatures; `name` is the function's."""
-        self.trials = self.trials or Trials(name)
-        return self.trials
 
     def ran_most(self) -> Differentiable | None:
         """Return the compiled form that ran most of those that are valid now; None if none has run."""

@@ -419,22 +419,6 @@ class RuntimeFunction:
             )
         )
 
-    def why_xla_refuses(self, device: str, specs: Sequence[tf.TensorSpec], handles: Sequence[tf.Tensor]) -> str:
-        """Return why XLA cannot compile the function, in TensorFlow's words; "" if it can. Nothing runs.
-
-        The public way, `experimental_get_compiler_ir`, is one of functions that Python traced.
-
-        Args:
-          device: of this process, on which its variables live, in full.
-          specs: its first arguments.
-          handles: the others, of variables.
-        """
-        try:
-            context.context().get_compiler_ir(device, None, self._name, list(specs), list(handles), "hlo")
-        except (ValueError, tf.errors.OpError) as error:
-            return str(error)
-        return ""
-
     def _call_in_graph(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Call from a graph: one that takes the body in, or else with an optimizer of its own.
 

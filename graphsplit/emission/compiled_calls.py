@@ -35,7 +35,6 @@ class CompiledNodes:
       functions: what the calls call.
       outputs, effects: as they are named now.
       inside: the call that each node of a cluster became part of.
-      given: of each call, the references that it reads, as they were named.
       returned: of each call, those that it returns, as they were named.
     """
 
@@ -44,7 +43,6 @@ class CompiledNodes:
     outputs: tuple[str, ...]
     effects: tuple[str, ...]
     inside: Mapping[str, str]
-    given: Mapping[str, Sequence[str]]
     returned: Mapping[str, Sequence[str]]
 
 
@@ -111,14 +109,12 @@ class _Writer:
             self._references.update({r: f"{call}:{k}" for k, r in enumerate(references)})
         functions: dict[Any, Any] = {}  # by what is in them: shards that do the same call the same
         calls = []
-        given = {}
         for c, cluster in enumerate(self._clusters):
             inputs, controls = self._given(cluster)
             content = self._content(cluster, inputs, returned[c])
             if content not in functions:
                 functions[content] = self._function(cluster, content)
             calls.append(self._call(c, functions[content], inputs, controls))
-            given[self._calls[c]] = inputs
         left = [self._renamed(node) for node in self._nodes if node.name not in self._cluster_of]
         return CompiledNodes(
             (*left, *calls),
@@ -126,7 +122,6 @@ class _Writer:
             tuple(map(self._reference, outputs)),
             tuple(dict.fromkeys(self._reference(f"^{effect}")[1:] for effect in effects)),
             {name: self._calls[c] for name, c in self._cluster_of.items()},
-            given,
             dict(zip(self._calls, returned, strict=True)),
         )
 

@@ -138,7 +138,7 @@ class _Emitter:
             beside_variables=self._beside_variables(),
             prefixes=self._draft.prefixes,
             compiled=bool(self._plan.jit_compile),
-            uncompiled=frozenset([*self._plan.turns_split, *(self._plan.refused or ())]),
+            uncompiled=frozenset(self._plan.turns_split),
         )
 
     def _capture_names(self) -> list[str]:

@@ -24,6 +24,7 @@ from graphsplit.keras_models.flavors import KERAS_3, Flavor
 from graphsplit.keras_models.saving import save_whole
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.sources import Planned
+from graphsplit.planning.options import check_jit_compile
 from graphsplit.planning.plan import Plan
 
 
@@ -60,7 +61,7 @@ class ParallelModel(SharedState):
 
     model_devices: ModelDevices
     _functions: dict[str, tuple[Any, Any]]
-    _compiled_by_xla: bool | str
+    _compiled_by_xla: bool
 
     def __repr__(self) -> str:
         names = ", ".join(map(short_name, self.model_devices.devices))
@@ -76,10 +77,9 @@ class ParallelModel(SharedState):
                 "outside of `with strategy.scope():`."
             )
         asked = bound.get("jit_compile")  # (what Keras makes of its default is meant for one device)
-        object.__setattr__(self, "_compiled_by_xla", asked if asked in (True, "auto") else False)
-        return self._compile_template(*args, **kwargs)
-
-    def _compile_template(self, *args: Any, **kwargs: Any) -> Any:
+        if asked is not None:
+            check_jit_compile(asked)
+        object.__setattr__(self, "_compiled_by_xla", bool(asked))
         return self.template.compile(*args, **kwargs)
 
     def plan(self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None) -> Plan:
@@ -220,13 +220,6 @@ class ParallelKeras2Model(ParallelModel):
     """A wrapped tf_keras model. Keras 2 counts steps in a variable of the model; its callbacks read that."""
 
     __slots__ = ()
-
-    def _compile_template(self, *args: Any, **kwargs: Any) -> Any:
-        if self._compiled_by_xla != "auto":
-            return self.template.compile(*args, **kwargs)
-        return self.template.compile(
-            **{**_bind(self.template.compile, args, kwargs), "jit_compile": None}
-        )  # knows no auto
 
     def _batch_function(self, kind: str) -> Any:
         finish = joined_predictions if kind == "predict" else last

@@ -7,9 +7,9 @@ from collections import Counter
 from graphsplit.graph.compilability import why_not_compiled
 from graphsplit.graph.inlining import is_compiled
 from graphsplit.planning.decisions import Decisions
-from graphsplit.program.program import COPIES, SIZES, Op
+from graphsplit.program.program import COPIES, SIZES
 
-NO_WORK = frozenset({"Placeholder", "Const", "NoOp", "ReadVariableOp", "Identity", SIZES, COPIES})
+_NO_WORK = frozenset({"Placeholder", "Const", "NoOp", "ReadVariableOp", "Identity", SIZES, COPIES})
 
 
 def compiled_text(plan: Decisions) -> list[str]:
@@ -18,7 +18,7 @@ def compiled_text(plan: Decisions) -> list[str]:
         return []
     kind = "GPU" if "GPU" in "".join((*plan.devices, plan.home)) else "CPU"
     functions = {function.signature.name: function for function in plan.program.library.function}
-    ops = [op for op in (*plan.sharded_ops, *plan.home_ops) if op.type not in NO_WORK and not is_compiled(op.node)]
+    ops = [op for op in (*plan.sharded_ops, *plan.home_ops) if op.type not in _NO_WORK and not is_compiled(op.node)]
     split = plan.turns_split
     left: Counter[tuple[str, str]] = Counter()
     for op in ops:
@@ -26,17 +26,8 @@ def compiled_text(plan: Decisions) -> list[str]:
             left[op.type, why] += 1
         elif op.index in split:
             left[op.type, "the devices meet in each of its turns"] += 1
-        elif op.index in (plan.refused or {}):
-            left[_with_line(plan, op), (plan.refused or {})[op.index]] += 1
     lines = [f"  compiled by XLA between moves: {len(ops) - left.total()} of {len(ops)} operations that compute"]
     lines += [f"    not compiled: {count} x {name}: {why}" for (name, why), count in left.most_common()]
-    if plan.jit_compile == "auto" and plan.refused is None:
-        lines.append("    what XLA refuses besides is found out before it first runs")
     if plan.program.symbols:
         lines.append("    compiled again for every size that a shard turns out to have")
     return lines
-
-
-def _with_line(plan: Decisions, op: Op) -> str:
-    line = plan.program.line_of(op)
-    return f"{op.type} ({line})" if line else op.type

@@ -44,8 +44,6 @@ class Decisions:
       asked: what the user asks of it.
       state: where variables, tables and large constants live.
       stage_cuts: the stages into which the program was cut, if that was asked for.
-      refused: operations, by position, that XLA refuses although it has kernels for them, with its reasons; None if it
-        was not asked.
     """
 
     program: Program = field(repr=False)
@@ -64,7 +62,6 @@ class Decisions:
     asked: PlanOptions = field(default_factory=PlanOptions, repr=False)
     state: State = field(default_factory=State, repr=False)
     stage_cuts: StageCuts | None = field(default=None, repr=False)
-    refused: Mapping[int, str] | None = None
 
     @property
     def buckets(self) -> tuple[Collective, ...]:
@@ -77,8 +74,8 @@ class Decisions:
         return self.asked.random
 
     @property
-    def jit_compile(self) -> bool | str:
-        """Whether XLA compiles what a shard, or home, computes between two moves; `"auto"`: what it can."""
+    def jit_compile(self) -> bool:
+        """Whether XLA compiles what a shard, or home, computes between two moves."""
         return self.asked.jit_compile
 
     @property

@@ -30,17 +30,14 @@ class PlanOptions:
     micro_batches: int = 1
     schedule: str | None = None
     stages: int | Beginnings | None = None
-    jit_compile: bool | str = False
+    jit_compile: bool = False
     bucket_bytes: int | None = None
 
     def __post_init__(self) -> None:
         if self.random not in ("exact", "independent"):
             raise ArgumentError(f"random={self.random!r} is not known; choose 'exact' or 'independent'.")
         _check_strict(self.strict)
-        if not isinstance(self.jit_compile, bool) and self.jit_compile != "auto":
-            raise ArgumentError(
-                f"jit_compile is True, False, or 'auto' for what XLA can compile, got {self.jit_compile!r}."
-            )
+        check_jit_compile(self.jit_compile)
         if not _is_count(self.micro_batches, 1):
             raise ArgumentError(
                 f"micro_batches={self.micro_batches!r}: it is the number of parts, at least 1, that each device "
@@ -91,6 +88,12 @@ def _check_stages(stages: object, random: str) -> None:
             f"stages={stages} with random='independent': stages have the numbers of one device, whatever they are and "
             "however many. Drop random."
         )
+
+
+def check_jit_compile(jit_compile: object) -> None:
+    """Raise `ArgumentError` unless XLA is asked to compile, or not."""
+    if not isinstance(jit_compile, bool):
+        raise ArgumentError(f"jit_compile is True or False, got {jit_compile!r}. Write True, or leave it out.")
 
 
 def _check_strict(strict: object) -> None:

@@ -12,7 +12,6 @@ from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.runtime.empty_shards import DeadTensors, waiting_for
 from graphsplit.runtime.executable import runtime_function
-from graphsplit.runtime.trial_compilations import Asking
 
 
 class Cut:
@@ -27,7 +26,6 @@ class Cut:
       arguments, outputs: how many of each there are.
       groups: for each group, its number of seeds and its number of gradient tensors.
       name: what to call the functions.
-      asking: what asks XLA which clusters it compiles, if it is asked.
     """
 
     def __init__(
@@ -37,7 +35,6 @@ class Cut:
         outputs: int,
         groups: Sequence[tuple[int, int]],
         name: str,
-        asking: Asking | None = None,
     ):
         self._outputs = outputs
         self._given = (*graph.inputs[:arguments], *graph.captures)
@@ -63,11 +60,9 @@ class Cut:
             (*graph.outputs[:outputs], *returned),
             [e for e in graph.effects if e in forward],
             {},
-            asking=asking,
         )
         self._backward = [
-            _Backward(graph, constant, part, crossing[g], dead, f"{name}_backward", asking)
-            for g, part in enumerate(parts)
+            _Backward(graph, constant, part, crossing[g], dead, f"{name}_backward") for g, part in enumerate(parts)
         ]
 
     def run_forward(self, given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
@@ -94,7 +89,6 @@ class _Backward:
         crossing: Sequence[str],
         dead: DeadTensors,
         name: str,
-        asking: Asking | None,
     ):
         seeds, results, after = part
         self._read = list(dict.fromkeys([*crossing, *graph.present]))
@@ -115,8 +109,6 @@ class _Backward:
             [stand_ins.get(r, r) for r in results],
             [e for e in graph.effects if e in after],
             {},
-            asking=asking,
-            stand_ins={stand_in: reference for reference, stand_in in inputs.items()},
         )
 
     def __call__(self, known: Mapping[str, tf.Tensor], seeds: Sequence[tf.Tensor]) -> list[tf.Tensor]:

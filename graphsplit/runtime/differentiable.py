@@ -19,7 +19,6 @@ from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.parted_variables import layout_changes
-from graphsplit.core.polynomials import Point
 from graphsplit.core.tensorflow_internals import (
     accumulator_watches,
     no_recording,
@@ -41,7 +40,6 @@ from graphsplit.runtime.feeding import FedExecutable
 from graphsplit.runtime.handles import captured, layouts_of, watches
 from graphsplit.runtime.joint_trace import differentiable_outputs, gradients_only, joint_trace
 from graphsplit.runtime.kept_values import KeptValues
-from graphsplit.runtime.trial_compilations import Trials
 from graphsplit.tracing.trace import Trace
 
 
@@ -53,16 +51,12 @@ class Differentiable:
     Args:
       trace, plan: the function.
       name: what the user calls it.
-      trials: what XLA is asked with, where the plan says that it is.
-      point: for sizes that are not known when planning, what they are in all its calls, if that is known.
     """
 
-    def __init__(self, trace: Trace, plan: Plan, name: str, trials: Trials | None = None, point: Point | None = None):
+    def __init__(self, trace: Trace, plan: Plan, name: str):
         self.trace = trace
         self.name = name
-        self.trials = trials or Trials(name)
-        self.point = point or {}
-        self.plan = self.trials.asked(plan, trace, self.point)
+        self.plan = plan
         self._executable: Executable | None = None
         self._fed: dict[tuple[str, ...], FedExecutable] = {}  # by the hosts that have the arguments
         self._pairs: dict[tuple[bool, ...], ForwardAndBackward] = {}
@@ -101,8 +95,7 @@ class Differentiable:
         if readers not in self._fed:
             with self.trace.lock:
                 if readers not in self._fed:
-                    options = self.trials, self.point, readers
-                    self._fed[readers] = FedExecutable(self.trace, self.plan, self.name, *options)
+                    self._fed[readers] = FedExecutable(self.trace, self.plan, self.name, readers)
         with Located(self.plan, tensors):
             return self._fed[readers].feed(tensors)
 
@@ -190,11 +183,9 @@ class ForwardAndBackward:
         joint = joint_trace(single.trace, watched)
         self._joint = joint
         layouts = [_layout_of(single, k) for group in joint.groups for k in group]
-        plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
-        graph = emit(plan)
-        asking = single.trials.asking(plan, graph, joint.trace, single.point)
-        self._cut = Cut(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name, asking)
-        self.plan = single.trials.told(plan, asking)
+        self.plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
+        graph = emit(self.plan)
+        self._cut = Cut(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name)
         self._again_functions: dict[int, Differentiable] = {}
         self._whole: dict[int | None, Any] = {}  # forward (None) and backward parts as calls that take all there is
 
@@ -411,7 +402,7 @@ class ForwardAndBackward:
                 "that it changes while it runs. Parallelize the whole computation with both tapes inside, or make "
                 "those changes outside of the function."
             )
-        return Differentiable(trace, plan, f"{self.single.name}_gradient", self.single.trials, self.single.point)
+        return Differentiable(trace, plan, f"{self.single.name}_gradient")
 
 
 def _captures_of(program: Program, operations: Collection[int]) -> set[str]:

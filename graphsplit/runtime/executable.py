@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
@@ -23,7 +22,6 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.grappler import optimizer_config
 from graphsplit.runtime.handles import captured
-from graphsplit.runtime.trial_compilations import Asking
 from graphsplit.runtime.undo_log import ClusterFunction
 from graphsplit.tracing.trace import Trace
 
@@ -72,8 +70,6 @@ def runtime_function(
     input_shapes: Mapping[str, Any],
     output_shapes: Sequence[Any] | None = None,
     whole: bool = False,
-    asking: Asking | None = None,
-    stand_ins: Mapping[str, str] = MappingProxyType({}),
 ) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
     """Register some of an emitted graph's nodes with TensorFlow's runtime as one function.
 
@@ -87,8 +83,6 @@ def runtime_function(
       output_shapes: static shapes of the outputs, where known.
       whole: whether these are all nodes of the graph, so that its outputs may come to the device that calls it. A graph
         that calls it then need not contain it, on which TensorFlow's optimizer would work again.
-      asking: what asks XLA which clusters it compiles; without, it has to compile them all.
-      stand_ins: for inputs that the graph does not have, the references that they stand for.
 
     Raises:
       DeviceError: if this process does not have a device of the nodes: of a stage, as a rule.
@@ -96,10 +90,7 @@ def runtime_function(
     check_runnable(name, sorted({node.device for node in nodes} - {""}))
     functions = list(graph.library.function)
     if graph.compiled:
-        if asking is None:
-            compiled = compile_clusters(graph, nodes, outputs, effects)
-        else:
-            compiled = asking.compiled(nodes, outputs, effects, stand_ins)
+        compiled = compile_clusters(graph, nodes, outputs, effects)
         nodes, outputs, effects = compiled.nodes, compiled.outputs, compiled.effects
         functions += compiled.functions
     is_on_workers = any(task_of(node.device) for node in nodes)

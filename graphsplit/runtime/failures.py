@@ -61,13 +61,13 @@ def located(error: Any, plan: Plan, tensors: Sequence[tf.Tensor]) -> Any:
     words = _own_words(error.message)
     if _REFUSED in words:
         words = (
-            f"{words_of_xla(words)}. XLA cannot compile this. jit_compile='auto' compiles all else; or leave it out, "
+            f"{_words_of_xla(words)}. XLA cannot compile this. Leave out jit_compile=True, "
             "and put @tf.function(jit_compile=True) on functions inside that XLA can compile."
         )
     return type(error)(error.node_def, error.op, f"{where}: {words}")
 
 
-def words_of_xla(message: str) -> str:
+def _words_of_xla(message: str) -> str:
     """Return why XLA refuses to compile something, without what TensorFlow says of where and how to find out more."""
     return _LINES_OF_XLA.sub("", _own_words(message)).rstrip(".")
 
@@ -83,7 +83,7 @@ def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]
     graph = emit(plan)
     function, name = named.groups()
     library = {child.signature.name: child for child in graph.library.function}
-    found = [node for node in graph.nodes if node.name == name] or callers(graph.nodes, library, function or "")
+    found = [node for node in graph.nodes if node.name == name] or _callers(graph.nodes, library, function or "")
     places = []
     if len(found) == 1:
         shard = graph.shard_of(found[0].name)
@@ -93,7 +93,7 @@ def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]
     return [*places, line] if line else places
 
 
-def callers(nodes: Iterable[Any], library: Mapping[str, Any], function: str) -> list[Any]:
+def _callers(nodes: Iterable[Any], library: Mapping[str, Any], function: str) -> list[Any]:
     """Return the loops and branches among nodes that call a function, or one that calls it.
 
     Args:

@@ -14,7 +14,6 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import make_node, output_type, source_of, split_reference, with_inputs
-from graphsplit.core.polynomials import Point
 from graphsplit.core.symbolic_sizes import without_sizes
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.emission.emitter import emit
@@ -24,7 +23,6 @@ from graphsplit.runtime.empty_shards import DeadTensors
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.handles import captured
 from graphsplit.runtime.reader_copies import on_readers
-from graphsplit.runtime.trial_compilations import Trials
 from graphsplit.tracing.trace import Trace
 
 _AHEAD = frozenset({"scatter", "sizes", RELAY_ROLE})  # what cuts, and counts what is cut, and sends the counts on
@@ -80,13 +78,11 @@ class FedExecutable:
     Args:
       trace, plan: what runs where.
       name: what to call the functions.
-      trials, point: see `Differentiable`.
       readers: see `cut_ahead`.
     """
 
-    def __init__(self, trace: Trace, plan: Plan, name: str, trials: Trials, point: Point, readers: Sequence[str] = ()):
+    def __init__(self, trace: Trace, plan: Plan, name: str, readers: Sequence[str] = ()):
         graph = emit(plan)
-        asking = trials.asking(plan, graph, trace, point)
         ahead = cut_ahead(graph, plan.home, readers)
         self._trace, self._plan = trace, plan
         pieces = ahead.pieces
@@ -103,8 +99,6 @@ class FedExecutable:
             graph.effects,
             {},
             [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs],
-            asking=asking,
-            stand_ins={piece: reference for (reference, _), piece in pieces.items()},
         )
 
     def feed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
