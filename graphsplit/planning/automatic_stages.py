@@ -126,7 +126,6 @@ def cut_into_stages(
         called = ["", *asked.begins.names]
         devices = tuple([own for own, name in zip(asked.devices, called, strict=True) if name not in idle])
     else:
-        units = units.in_order(len(devices))
         starts = _equal_starts(units, len(devices), asked, mesh, schedule)
     stages = [Stage(str(number), own) for number, own in enumerate(devices)]
     number = {i: sum(k >= start for start in starts) - 1 for i, k in units.of.items()}

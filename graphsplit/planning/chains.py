@@ -84,11 +84,6 @@ def cut(chain: Chain, count: int, room: Room | None = None) -> tuple[int, ...] |
     return None if best is None else search.least_sent(best * _SLACK)
 
 
-def slowest(chain: Chain, count: int) -> float | None:
-    """Return the time of the slowest part of the best cut; None if there is none."""
-    return _Search(chain, count, None).fastest()
-
-
 def _parts(values: Sequence[float], starts: Sequence[int]) -> list[float]:
     return [sum(values[a:b]) for a, b in pairwise([*starts, len(values)])]
 

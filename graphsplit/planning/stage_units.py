@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from graphsplit.costs.seconds import seconds_of
 from graphsplit.planning.chains import Chain, Sent
-from graphsplit.planning.gradient_pairs import backward_ops, pair, sources_of
+from graphsplit.planning.gradient_pairs import backward_ops, pair
 from graphsplit.planning.scheduling import COSTLY
 from graphsplit.planning.steps import Step
-from graphsplit.planning.unit_orders import better_order
 from graphsplit.planning.work import data_in
 from graphsplit.program.program import Program, Tensor
 
@@ -38,37 +37,6 @@ class StageUnits:
     def most_stages(self) -> int:
         """Into how many stages they can be cut."""
         return sum(second > 0 for second in self.seconds)
-
-    def in_order(self, count: int) -> StageUnits:
-        """Return the units in an order from which so many parts of equal time can be cut."""
-        order = better_order(self.seconds, self._needs(), count)
-        if order is None:
-            return self
-        place = {k: number for number, k in enumerate(order)}
-        return replace(
-            self,
-            forward=[self.forward[k] for k in order],
-            seconds=[self.seconds[k] for k in order],
-            of={i: place[k] for i, k in self.of.items()},
-        )
-
-    def _needs(self) -> list[set[int]]:
-        """Return for each unit those that may not be of a later stage: backward, those that follow from it."""
-        needs: list[set[int]] = [set() for _ in self.forward]
-        carried: dict[int, set[int]] = {}  # the units from which what an operation makes follows at once
-        leads = set(self.of)
-        for op in reversed(self.program.ops):
-            leads.update(sources_of(op, self.of) if op.index in leads else ())
-        for op in self.program.ops:
-            found: set[int] = set().union(*[carried[i] for i in sources_of(op, self.of) if i in carried])
-            if op.index in self.of:
-                own = self.of[op.index]
-                for k in found - {own}:
-                    needs[max(k, own)].add(min(k, own))
-                found = {own}
-            if op.index in leads:
-                carried[op.index] = found
-        return needs
 
     def tensors(self) -> dict[Tensor, list[int]]:
         """Return the operations that have to do with each tensor that is made on the shards: its maker, its readers."""
