@@ -57,6 +57,19 @@ def test_files_are_those_of_the_template_byte_for_byte(tmp_path: Path):
             assert found[layout][name] == content, (layout, name)
 
 
+def test_what_is_saved_stays_in_parts(tmp_path: Path):
+    """No device ever holds a variable whole for a file, or for the host."""
+    model = made("sharded", devices=5)
+    before = [held.bytes_on_devices() for held in parts(model)]
+    assert len(before) >= 4
+    assert all(held.in_parts for held in parts(model))
+    written(tmp_path / "files", model)
+    for value, weight in zip(model.get_weights(), model.weights, strict=True):
+        np.testing.assert_array_equal(np.asarray(weight), value)
+    assert all(held.in_parts for held in parts(model))
+    assert [held.bytes_on_devices() for held in parts(model)] == before
+
+
 def load_checkpoint(model: Any, folder: Path) -> None:
     tf.train.Checkpoint(model=model, optimizer=model.optimizer).read(str(folder / "checkpoint")).assert_consumed()
 
@@ -113,16 +126,16 @@ def test_an_interrupted_save_leaves_the_old_file_whole(kind: str, tmp_path: Path
     save(path)
     before = path.read_bytes()
     model.train_on_batch(numbers(8, 6).numpy(), numbers(8, 5).numpy())
-    put_together, asked = VariableParts.put_together, []
+    on_host, asked = VariableParts.on_host, []
 
-    def interrupted(held: VariableParts) -> None:
+    def interrupted(held: VariableParts) -> tf.Tensor | None:
         asked.append(held.name)
         if len(asked) > 2:
             raise KeyboardInterrupt
-        put_together(held)
+        return on_host(held)
 
     with monkeypatch.context() as patched:
-        patched.setattr(VariableParts, "put_together", interrupted)
+        patched.setattr(VariableParts, "on_host", interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(path)
     assert path.read_bytes() == before

@@ -90,6 +90,9 @@ class VariableCopies(VariableParts):
         """Return that the variable itself takes any value: it is one of the copies."""
         return False
 
+    def on_host(self) -> None:
+        """Return None: the variable itself is read."""
+
     def put_together(self) -> None:
         """Let only the variable itself hold the value: the copies may be old from now on."""
         with self._lock:

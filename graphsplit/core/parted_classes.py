@@ -59,6 +59,10 @@ def _parted_class(kind: type) -> type:
 
         # and all reads but those by that runtime go through this method
         def read(variable: Any, *args: Any, **options: Any) -> Any:
+            if (True in args or options.get("no_copy")) and tf.executing_eagerly():  # for a checkpoint
+                value = variable._graphsplit_parts.on_host()
+                if value is not None:
+                    return value
             depth = getattr(_inside, "reads", 0)
             _inside.reads = depth + 1
             try:
@@ -75,7 +79,17 @@ def _parted_class(kind: type) -> type:
             return kind._export_to_saved_model_graph(variable, *args, **options)  # type: ignore[attr-defined]
 
         own: dict[str, Any] = {"_handle": property(handle), "device": property(device)}
+
+        def is_initialized(variable: Any, name: str | None = None) -> Any:  # (checkpoints ask)
+            with raw_handles():
+                return kind.is_initialized(variable, name)  # type: ignore[attr-defined]
+
+        def numpy(variable: Any) -> Any:  # Keras' files and `get_weights`
+            value = variable._graphsplit_parts.on_host() if tf.executing_eagerly() else None
+            return kind.numpy(variable) if value is None else value.numpy()  # type: ignore[attr-defined]
+
         own |= {"_read_variable_op": read, "_export_to_saved_model_graph": export}
+        own |= {"is_initialized": is_initialized, "numpy": numpy}
         _classes[kind] = type(kind.__name__, (kind,), {**own, **_writes(kind), "__module__": kind.__module__})
     return _classes[kind]
 

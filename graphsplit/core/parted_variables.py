@@ -225,14 +225,23 @@ class VariableParts:
             self._parts = parts
             return True
 
+    def on_host(self) -> tf.Tensor | None:
+        """Return the value in the host's memory, put together there; None if it is not the parts that hold it."""
+        with self._lock, tf.device("CPU:0"):
+            return tf.identity(self._joined()) if self.in_parts else None
+
+    def _joined(self) -> tf.Tensor:
+        """Return the parts put together, on the device in whose scope this is called."""
+        found = [read_handle(part.handle, self._dtype) for part in self._parts]
+        return tf.concat(found, self.cut.axis) if len(found) > 1 else tf.identity(found[0])
+
     def put_together(self) -> None:
         """Let the variable itself hold the value."""
         with self._lock, tf.init_scope():
             if not self.in_parts:
                 return
             with tf.device(self._own.device):
-                found = [read_handle(part.handle, self._dtype) for part in self._parts]
-                assign(self._own, tf.concat(found, self.cut.axis) if len(found) > 1 else tf.identity(found[0]))
+                assign(self._own, self._joined())
             self.in_parts = False
             for part in self._parts:
                 self._empty(part.handle)
@@ -268,8 +277,7 @@ class VariableParts:
                 return None if is_lost(canonical_name(self._own.device)) else read_handle(self._own, self._dtype)
             if any(map(is_lost, self.devices)):
                 return None
-            found = [read_handle(part.handle, self._dtype) for part in self._parts]
-            return tf.concat(found, self.cut.axis) if len(found) > 1 else tf.identity(found[0])
+            return self._joined()
 
     def release(self, variable: tf.Variable) -> None:
         """Make the variable an ordinary one again; it holds its value."""
