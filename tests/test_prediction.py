@@ -15,8 +15,8 @@ import graphsplit as gs
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.work import bytes_of
 from graphsplit.emission.emitter import emit
+from graphsplit.emission.sizes import sizes_of
 from graphsplit.placement.builders import placement_of_plan
-from graphsplit.prediction.sizes import Sizes
 from tests.helpers.messages import raises
 
 HERE = "tests.test_prediction"
@@ -100,7 +100,7 @@ def test_sizes_are_those_that_tensorflow_infers():
             planned = split._planned(x)
             graph = emit(planned.plan)
             order = [node.name for node in graph.nodes]
-            sizes = Sizes(planned.plan, graph)
+            sizes = sizes_of(planned.plan, graph)
             placement = placement_of_plan(planned, False)
             for name in order:
                 expected = list(zip(placement.ops[name].shapes, placement.ops[name].dtypes, strict=True))

@@ -7,6 +7,7 @@ Each knows its column, and the operation that it came from. The rows of the batc
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -16,8 +17,10 @@ import tensorflow as tf
 from graphsplit.core.graphdefs import source_of
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
 from graphsplit.core.symbolic_sizes import without_sizes
+from graphsplit.costs.work import Described
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin
 from graphsplit.emission.emitter import emit
+from graphsplit.emission.sizes import sizes_of
 from graphsplit.planning import passes
 from graphsplit.planning.axis_propagation import AxisBackward, AxisForward
 from graphsplit.planning.control_flow import ControlFlowAnswers
@@ -167,18 +170,22 @@ def _part(
 def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Program:
     """Return what was written for the axis as a program."""
     before = plan.program
-    origin_of = {_plain(name): origin for name, origin in graph.origins.items()}
     columns = {device: number for number, device in enumerate(plan.devices)}
+    origin_of = {_plain(name): origin for name, origin in graph.origins.items()}
     column_of = {_plain(node.name): columns.get(node.device) for node in graph.nodes}
+    shapes = _shapes(plan, graph)
     for node in graph.nodes:  # the names of helpers are those of who reads next
-        node.name = _plain(node.name)
-        inputs = [_plain(reference) for reference in node.input]
-        del node.input[:]
-        node.input.extend(inputs)
+        _rename(node)
         if "output_shapes" in node.attr and not node.attr["output_shapes"].list.shape:  # of what a column's bodies make
             found = _results(plan, origin_of[node.name])
             node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in found])
-    shapes = {name: before.ops[i].out_shapes[0] for name, i in zip(graph.inputs, before.inputs, strict=True)}
+
+    def provenance(name: str) -> Provenance:
+        origin = origin_of[source_of(name)]
+        came_from = Provenance() if origin.op is None else before.ops[origin.op].provenance
+        is_one = origin.shard is not None or origin.role not in ("op", "constant")
+        return replace(came_from, column=column_of.get(name) if is_one else None, role=origin.role)
+
     made = build_program(
         graph.nodes,
         inputs=graph.inputs,
@@ -189,22 +196,37 @@ def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Prog
         library=graph.library,
         versions=graph.versions,
         resources=resources,
-        given_shapes=shapes,
+        given_shapes={name: before.ops[i].out_shapes[0] for name, i in zip(graph.inputs, before.inputs, strict=True)},
         seeds=before.seeds,
         symbols=before.symbols,
         notes=before.notes,
         locate=before.locate,
+        shapes=shapes,
+        provenance=functools.cache(provenance),
     )
+    return replace(made, stages=before.stages)
 
-    def provenance(op: Op) -> Provenance:
-        name = op.provenance.origin
-        origin = origin_of[source_of(name)]
-        came_from = Provenance() if origin.op is None else before.ops[origin.op].provenance
-        is_one = origin.shard is not None or origin.role not in ("op", "constant")
-        return replace(came_from, column=column_of.get(name) if is_one else None, role=origin.role)
 
-    ops = tuple([replace(op, provenance=provenance(op)) for op in made.ops])
-    return replace(made, ops=ops, stages=before.stages)
+def _shapes(plan: Plan, graph: EmittedGraph) -> dict[str, Sequence[Described]] | None:
+    """Return what each node makes, as its layout along the axis says; None where TensorFlow has to be asked.
+
+    It is asked about sizes that are not known, about lists, and about what is inside of loops and branches.
+    """
+    if plan.program.symbols or any(op.bodies or tf.variant in op.out_dtypes for op in plan.program.ops):
+        return None
+    sizes = sizes_of(plan, graph)
+    found = {_plain(name): sizes[name] for name in graph.by_name.order}
+    is_known = all(shape is not None and None not in shape for made in found.values() for shape, _ in made)
+    return found if is_known else None
+
+
+def _rename(node: Any) -> None:
+    """Give a node, and what it reads, the names that they have in the program in columns."""
+    node.name = _plain(node.name)
+    if any(HELPER in reference for reference in node.input):
+        inputs = [_plain(reference) for reference in node.input]
+        del node.input[:]
+        node.input.extend(inputs)
 
 
 def _results(plan: Plan, origin: Origin) -> list[Any]:

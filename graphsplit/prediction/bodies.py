@@ -8,8 +8,8 @@ from typing import Any, NamedTuple
 
 from graphsplit.costs.seconds import Costs, sample_key
 from graphsplit.costs.work import Described, work_of
+from graphsplit.emission.sizes import described, shapes_on
 from graphsplit.graph.function_calls import CONTROL_FLOW
-from graphsplit.prediction.sizes import described, shapes_on
 from graphsplit.program.program import Op, Program
 from graphsplit.program.trip_counts import turns_of
 

@@ -7,9 +7,9 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.costs.work import bytes_of
+from graphsplit.emission.sizes import described, shapes_on
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.prediction.buffers import SAME_BUFFER
-from graphsplit.prediction.sizes import described, shapes_on
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.trip_counts import origin, turns_of
 

@@ -11,11 +11,11 @@ from graphsplit.costs.machine import Sample
 from graphsplit.costs.seconds import sample_key
 from graphsplit.costs.work import Described, Work, work_of
 from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.sizes import sizes_of
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.placement.recorded_steps import RecordedStep
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.bodies import body_operations
-from graphsplit.prediction.sizes import Sizes
 from graphsplit.program.program import Op
 
 _INSIDE = {"cond": "cond", "body": "body", "then_branch": "then", "else_branch": "else"}
@@ -67,7 +67,7 @@ def kinds_of(plan: Plan, graph: EmittedGraph) -> dict[str, Kind]:
     Operations of loops and branches are named by where they are, `shard_0/while/body/MatMul`. What they read and make
     is what the plan says: TensorFlow knows few sizes there.
     """
-    sizes = Sizes(plan, graph)
+    sizes = sizes_of(plan, graph)
     found: dict[str, Kind] = {}
     for node in graph.nodes:
         origin = graph.origins[node.name]

@@ -16,6 +16,7 @@ from graphsplit.costs.seconds import Costs
 from graphsplit.costs.work import bytes_of, is_known
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
+from graphsplit.emission.sizes import sizes_of
 from graphsplit.graph.graph import Graph
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import SAME_BUFFER, Buffer, allocated
@@ -24,7 +25,6 @@ from graphsplit.prediction.graph_tasks import GraphTasks, Placed
 from graphsplit.prediction.node_times import NodeTime, NodeTimes
 from graphsplit.prediction.replay import Task, replay
 from graphsplit.prediction.routes import Routes
-from graphsplit.prediction.sizes import Sizes
 
 _NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp"})
 _GIVEN = "Placeholder"
@@ -63,7 +63,7 @@ class _Writer:
         self._costs = costs
         self._run = run_graph(graph)
         self._nodes = Graph(self._run.nodes) if self._run.calls else graph.by_name
-        self._sizes = Sizes(plan, graph)
+        self._sizes = sizes_of(plan, graph)
         for name, call in self._run.calls.items():
             self._sizes.add(name, call.returned)
         self._unknown: dict[str, None] = {}

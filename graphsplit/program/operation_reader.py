@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -51,8 +51,10 @@ class OperationReader:
         bodies: Bodies,
         symbols: tuple[Symbol, ...],
         calls: StageCalls,
+        provenance: Callable[[str], Provenance] | None = None,
     ):
         self._calls = calls
+        self._provenance = provenance or self._as_named
         self._known_outputs = known_outputs
         self._resources = resources
         self._read_bodies = bodies
@@ -79,10 +81,12 @@ class OperationReader:
     def read(self, cases: Sequence[tf.Operation]) -> None:
         """Append an operation to the program, given its shapes for one or several choices of unknown sizes."""
         operation = cases[-1]
-        if HELPER in operation.name:
-            return
-        node = self._nodes[operation.name]
-        shapes, dtypes = self._inferred(cases), [output.dtype for output in operation.outputs]
+        if HELPER not in operation.name:
+            self.read_as(operation.name, self._inferred(cases), [output.dtype for output in operation.outputs])
+
+    def read_as(self, name: str, shapes: Sequence[Shape | None], dtypes: Sequence[tf.DType]) -> None:
+        """Append an operation to the program, given what it makes."""
+        node = self._nodes[name]
         inputs = self._inputs(node)
         if node.op in SIMPLIFIED and inputs:
             given, known = map(self._shape, inputs), map(self._known.get, inputs)
@@ -90,7 +94,7 @@ class OperationReader:
             inputs = self._inputs(node)
         op = Op(
             index=len(self.ops),
-            name=operation.name,
+            name=name,
             type=node.op,
             inputs=inputs,
             controls=tuple([self.positions[reference[1:]] for reference in node.input if reference[0] == "^"]),
@@ -103,7 +107,7 @@ class OperationReader:
             symbols={i: self._symbols[t] for i, t in enumerate(inputs) if t in self._symbols},
             stateful=is_stateful(node.op) and not is_repeatable(node),
             bodies=self._bodies(node, inputs, shapes) if node.op in CONTROL_FLOW else _NO_BODIES,
-            provenance=self._provenance(operation.name),
+            provenance=self._provenance(name),
         )
         self._row_numbers.note(op)
         if op.type in NUMBERED:
@@ -118,7 +122,7 @@ class OperationReader:
         self._lists.refine(op)
         self._append(op)
 
-    def _provenance(self, name: str) -> Provenance:
+    def _as_named(self, name: str) -> Provenance:
         """Return what the name says that TensorFlow, or inlining, gave an operation."""
         is_gradient = not _GRADIENTS.isdisjoint(name.split("/"))
         return Provenance(name, self._calls.of(name), self._calls.is_backward(name), is_gradient)

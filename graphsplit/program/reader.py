@@ -15,7 +15,7 @@ from graphsplit.core.symbolic_sizes import Shape, has_sizes, symbols_in, witness
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.function_bodies import Bodies, Elements
 from graphsplit.program.operation_reader import OperationReader
-from graphsplit.program.program import Op, Program
+from graphsplit.program.program import Op, Program, Provenance
 from graphsplit.program.shape_inference import Findings, InferenceError, import_for_shapes
 from graphsplit.program.stages import Stage, StageCalls
 
@@ -41,6 +41,8 @@ def build_program(
     notes: Sequence[str] = (),
     locate: Callable[[str], str] = lambda _: "",
     calls: StageCalls = StageCalls(),  # noqa: B008  # frozen
+    shapes: Mapping[str, Sequence[tuple[Shape | None, tf.DType]]] | None = None,
+    provenance: Callable[[str], Provenance] | None = None,
 ) -> Program:
     """Return the program of a flat graph: shapes inferred, integer arithmetic on shapes folded to constants.
 
@@ -57,6 +59,9 @@ def build_program(
       held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
       memo: functions that were read before, with what was known of their arguments; those read now are added.
       calls: those of stages among the calls that were inlined.
+      shapes: shape and dtype of all that each node makes, by name, each behind what it reads: where they are known,
+        TensorFlow is not asked.
+      provenance: says where an operation comes from, given its name; None for what the name says.
 
     Raises:
       InferenceError: if shapes cannot be inferred for all sizes.
@@ -67,7 +72,11 @@ def build_program(
     doubted: dict[str, tuple[Shape | None, ...]] = {}
     known = Findings()
     bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo)
-    while True:
+
+    def make_reader() -> OperationReader:
+        return OperationReader(by_name, hints, resources, held or {}, bodies, symbols, calls, provenance)
+
+    while shapes is None:
         try:
             cases = [import_for_shapes(nodes, versions, resources, given, known, point) for point in witnesses(symbols)]
         except InferenceError:
@@ -78,13 +87,17 @@ def build_program(
                 raise
             known = Findings(doubted)
             continue
-        reader = OperationReader(by_name, hints, resources, held or {}, bodies, symbols, calls)
+        reader = make_reader()
         for operations in zip(*cases, strict=True):
             reader.read(operations)
         found = replace(reader.found, outputs={**doubted, **reader.found.outputs})
         if found == known:
             break
         known = found  # what is behind a loop or branch is only known when that is
+    else:
+        reader = make_reader()
+        for name, made in shapes.items():
+            reader.read_as(name, [shape for shape, _ in made], [dtype for _, dtype in made])
     return Program(
         ops=tuple(reader.ops),
         inputs=tuple(reader.positions[name] for name in inputs),

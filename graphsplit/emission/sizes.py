@@ -23,8 +23,16 @@ from graphsplit.planning.plan import Plan
 Outputs = Sequence[Described]
 
 
+def sizes_of(plan: Plan, graph: EmittedGraph) -> Sizes:
+    """Return what the nodes of an emitted graph make."""
+    sizes = Sizes(plan, graph)
+    for name in graph.by_name.order:
+        sizes.infer(name)
+    return sizes
+
+
 class Sizes:
-    """What the nodes of an emitted graph make.
+    """What the nodes of an emitted graph make. Made by `sizes_of`.
 
     Args:
       plan: what was emitted.
@@ -36,8 +44,6 @@ class Sizes:
         self._graph = graph
         self._found: dict[str, Outputs] = {}
         self._of_ops: dict[tuple[int, int | None], Outputs] = {}
-        for name in graph.by_name.order:
-            self._found[name] = self._outputs(graph.by_name[name])
 
     def __getitem__(self, name: str) -> Outputs:
         """Return what a node makes."""
@@ -55,6 +61,10 @@ class Sizes:
     def inputs_of(self, node: Any) -> list[Described]:
         """Return what a node reads."""
         return [self.of(reference) for reference in inputs_of(node)[0]]
+
+    def infer(self, name: str) -> None:
+        """Find out what a node makes; it is known of what it reads."""
+        self._found[name] = self._outputs(self._graph.by_name[name])
 
     def _outputs(self, node: Any) -> Outputs:
         origin = self._graph.origins[node.name]
