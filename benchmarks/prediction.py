@@ -32,7 +32,6 @@ LAYOUTS = ("home", "mirrored", "sharded")
 _DEVICES, _MICRO_BATCHES = "1,2,4,8", "1,4"
 _BEGIN, _END = "<!-- table: python -m benchmarks.prediction -->", "<!-- end of table -->"
 _LIMIT_S = 1800
-_BESIDE = 3  # processes that tell how long copies of a step take beside each other
 _ENVIRONMENT = {
     "TF_CPP_MIN_LOG_LEVEL": "3",
     "CUDA_VISIBLE_DEVICES": "-1",
@@ -99,7 +98,7 @@ def main(
             for _, group in itertools.groupby(cells, key=lambda cell: cell.devices):
                 together = list(group)
                 asked = "cells", json.dumps([asdict(cell) for cell in together]), small, calibrated, seconds
-                answers = took if "error" in took else _answer(*asked, took["alone_s"], took["together_s"])
+                answers = took if "error" in took else _answer(*asked, took["alone_s"])
                 if isinstance(answers, dict):
                     answers = [answers] * len(together)
                 for cell, answer in zip(together, answers, strict=True):
@@ -125,12 +124,9 @@ def cells_of(
 
 
 def _calibrate(name: str, mode: str, small: bool, machine: str, calibrated: str) -> dict[str, Any]:
-    """Write the file by which a network's step is predicted, and return what the step took alone and beside itself."""
+    """Write the file by which a network's step is predicted, and return what the step took."""
     try:
-        alone_s = _ask("calibrate", name, mode, small, machine, calibrated)["alone_s"]
-        asked = [_ask("undivided_beside", name, mode, small, alone_s) for _ in range(_BESIDE - 1)]
-        before = json.dumps([answer["together_s"] for answer in asked])
-        return {"alone_s": alone_s, **_ask("beside", name, mode, small, calibrated, alone_s, before)}
+        return _ask("calibrate", name, mode, small, machine, calibrated)
     except RuntimeError as error:
         return {"error": str(error)}
 
@@ -196,8 +192,8 @@ def summary(good: Sequence[dict[str, Any]], found: dict[str, Any]) -> list[str]:
     lines = [
         f"Each entry is the median and the worst error of the steps with all layouts and micro-batches; {len(good)} "
         f"of {everything} steps, the load of the machine was {found['load']:.1f} when this began. Steps are timed in "
-        "turns with the same step, undivided, in another process, on one device, or on as many at once as there are "
-        "cores, and count as at the speed that the machine had when that was calibrated. Of it itself no error counts: "
+        "turns with the same step, undivided, in another process, on one device, "
+        "and count as at the speed that the machine had when that was calibrated. Of it itself no error counts: "
         f"there are {len(errors)} errors.",
         f"Step time: median error {statistics.median(errors):.1%}, worst {max(errors):.1%}. Goals: 5 %, 15 %.",
         *_longer_text(predicted),

@@ -24,9 +24,7 @@ from graphsplit.prediction import timing
 from graphsplit.prediction.buffers import most_together
 
 _THREADS = 1
-_CORES = 2
 _MOST_DEVICES = 8
-_PARTS_BESIDE = (1, 4, 16)
 _PARTS = (1, 2, 4, 8, 16, 32)  # as many as devices times micro-batches
 _NO_TIME_S = 1e30  # the simulator says that it failed by the largest number
 
@@ -68,65 +66,23 @@ def calibrate(name: str, mode: str, small: bool, path: str, calibrated: str) -> 
     return {"alone_s": gs.predict(step, *arguments, machine=found, devices=1).step_s}  # (as it was measured)
 
 
-def beside(
-    name: str, mode: str, small: bool, calibrated: str, alone_s: float, before: Sequence[float] = ()
-) -> dict[str, Any]:
-    """Add to the file how much threads slow each other down that run a workload's step, each on a device of its own.
-
-    What other processes found before counts as well: the same copies take 3 % more or less from one to the next.
-    """
-    from graphsplit.api.contention import contended
-    from graphsplit.costs.machine_files import machine_text
-
-    together, seconds = _timed_copies(name, mode, small, alone_s, _PARTS_BESIDE)
-    together_s = statistics.median([*before, seconds[0]])
-    seconds = [each_s * together_s / seconds[0] for each_s in seconds]
-    Path(calibrated).write_text(machine_text(contended(read_machine(calibrated), together, seconds)))
-    return {"together_s": together_s}
-
-
-def undivided_beside(name: str, mode: str, small: bool, alone_s: float) -> dict[str, Any]:
-    """Return what a workload's undivided step takes while another thread runs it too, in this process."""
-    _, seconds = _timed_copies(name, mode, small, alone_s, (1,))
-    return {"together_s": seconds[0]}
-
-
-def _timed_copies(
-    name: str, mode: str, small: bool, alone_s: float, parts: Sequence[int]
-) -> tuple[list[Any], list[float]]:
-    """Return copies of a workload's step in some numbers of parts, and what each took, at the calibration's speed."""
-    start(_CORES)
-    together = [_copies(name, mode, small, count) for count in parts]
-    with _elsewhere(name, mode, small, 1) as (alone, times):
-        seconds, now_s = timing.usual_seconds_of_calls([copies.run for copies in together], alone)
-    return together, [each_s * times * alone_s / now_s for each_s in seconds]
-
-
-def _copies(name: str, mode: str, small: bool, parts: int) -> Any:
-    from graphsplit.api.contention import copies_at_once
-    from graphsplit.core.devices import available_devices
-
-    _, step, arguments = step_of(name, mode, small)
-    return copies_at_once(step, available_devices()[:_CORES], parts, arguments, {})
-
-
 def cells(
-    asked: Sequence[dict[str, Any]], small: bool, calibrated: str, least_s: float, alone_s: float, together_s: float
+    asked: Sequence[dict[str, Any]], small: bool, calibrated: str, least_s: float, alone_s: float
 ) -> list[dict[str, Any]]:
     """Predict plans of one step for one number of devices, and measure them in turns.
 
     They are measured at the speed that the machine had when it was calibrated: the speed of one that is shared with
-    others changes by a third from one minute to the next, that of products not as that of memory, and that of one core
-    not as that of all. So the same step on one device, undivided, is timed in turns with them, in a process like the
-    one that calibrated, where it took `alone_s`; and where cores work beside each other, one on each, which took
-    `together_s`.
+    others changes by a third from one minute to the next. So the same step on one device, undivided, is timed in turns
+    with them, in a process like the one that calibrated, where it took `alone_s`.
     """
     count, name, mode = asked[0]["devices"], asked[0]["workload"], asked[0]["mode"]
     start(count)
     steps = [_Step(cell, small, calibrated) for cell in asked]
-    with _elsewhere(name, mode, small, min(count, _CORES)) as (reference, times):
-        seconds, beside_s = timing.usual_seconds_of_calls([step.run for step in steps], reference, least_s * len(steps))
-    slower = beside_s / (times * (alone_s if count == 1 else together_s))
+    with _elsewhere(name, mode, small) as (reference, times):
+        calls = [step.run for step in steps]
+        relative, beside_s = timing.relative_seconds_of_calls(calls, reference, least_s * len(steps))
+    seconds = [statistics.median(own) * beside_s for own in relative]
+    slower = beside_s / (times * alone_s)
     return [
         {
             **step.predicted,
@@ -134,7 +90,6 @@ def cells(
             "now_s": now_s,
             "slower": slower,
             "alone_s": alone_s,
-            "together_s": together_s,
             "measured_bytes": step_bytes(step.run),
             "load": os.getloadavg()[0],
         }
@@ -143,9 +98,9 @@ def cells(
 
 
 @contextlib.contextmanager
-def _elsewhere(name: str, mode: str, small: bool, devices: int) -> Iterator[tuple[Callable[[], Any], int]]:
+def _elsewhere(name: str, mode: str, small: bool) -> Iterator[tuple[Callable[[], Any], int]]:
     """Return a call that runs a workload's step some times in another process; and how many times."""
-    command = [sys.executable, "-m", "benchmarks.prediction_worker", "serve", name, mode, str(small), str(devices)]
+    command = [sys.executable, "-m", "benchmarks.prediction_worker", "serve", name, mode, str(small)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -167,17 +122,11 @@ def _elsewhere(name: str, mode: str, small: bool, devices: int) -> Iterator[tupl
             asked.close()  # (at the end of what it reads, it ends)
 
 
-def serve(name: str, mode: str, small: bool, devices: int) -> None:
-    """Run a workload's undivided step some times whenever a line is read, on each device at once.
-
-    Write how many times, at first and after them.
-    """
-    start(devices)
-    if devices > 1:
-        called = _copies(name, mode, small, 1).run
-    else:
-        _, step, arguments = step_of(name, mode, small)
-        called = functools.partial(gs.parallelize(step, devices=1), *arguments)
+def serve(name: str, mode: str, small: bool) -> None:
+    """Run a workload's undivided step some times whenever a line is read; write how many times, at first and then."""
+    start(1)
+    _, step, arguments = step_of(name, mode, small)
+    called = functools.partial(gs.parallelize(step, devices=1), *arguments)
 
     def run() -> None:
         timing.numpy_of(called())
@@ -304,12 +253,7 @@ if __name__ == "__main__":
     elif command == "calibrate":
         print(json.dumps(calibrate(given[0], given[1], given[2] == "True", given[3], given[4])))
     elif command == "serve":
-        serve(given[0], given[1], given[2] == "True", int(given[3]))
-    elif command == "beside":
-        found = beside(given[0], given[1], given[2] == "True", given[3], float(given[4]), json.loads(given[5]))
-        print(json.dumps(found))
-    elif command == "undivided_beside":
-        print(json.dumps(undivided_beside(given[0], given[1], given[2] == "True", float(given[3]))))
+        serve(given[0], given[1], given[2] == "True")
     else:
-        least_s, alone_s, together_s = map(float, given[3:])
-        print(json.dumps(cells(json.loads(given[0]), given[1] == "True", given[2], least_s, alone_s, together_s)))
+        least_s, alone_s = map(float, given[3:])
+        print(json.dumps(cells(json.loads(given[0]), given[1] == "True", given[2], least_s, alone_s)))

@@ -17,7 +17,7 @@ from benchmarks import prediction, prediction_worker
 from benchmarks.prediction import ranked, regrets, summary, table
 from graphsplit.api import calibration, fitting
 from graphsplit.costs.families import FAMILIES
-from graphsplit.costs.machine import Device, Host, Link, Machine, slower
+from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.machine_files import machine_text, read_machine
 from graphsplit.costs.work import Work
 from graphsplit.placement.profiles import OpEvent
@@ -59,7 +59,7 @@ def test_operations_of_a_function_are_measured(tmp_path: Path):
 @pytest.mark.parametrize("threads", [1, 2])
 def test_a_step_on_one_device_is_predicted_as_measured(monkeypatch: pytest.MonkeyPatch, threads: int):
     """With as many threads as it had: a process with two runs operations of one device two at a time."""
-    monkeypatch.setattr(timing, "usual_seconds_of_calls", lambda calls, _: ([0.5] * len(calls), 0.1))
+    monkeypatch.setattr(timing, "usual_seconds_of_calls", lambda calls, _: [0.5] * len(calls))
     monkeypatch.setattr(fitting, "threads_of_process", lambda: threads)
     found = calibration.measure_function(rough(), step, [tf.ones([256, 64])])
     alike = replace(found, host=replace(found.host, threads_per_device=threads))
@@ -77,7 +77,6 @@ def test_operations_are_measured_as_large_as_those_of_micro_batches():
     assert not any("float32[1,64]" in key for key in products)
     halves = gs.predict(step, x, machine=found, devices=2)
     assert any(line.endswith(" kinds of operations as measured, 0 by what others took") for line in halves.assumptions)
-    assert found.host.reference_s > 0
     with pytest.raises(gs.ArgumentError, match="micro_batches=0"):
         calibration.measure_function(rough(), step, [x], micro_batches=(1, 0))
 
@@ -199,7 +198,6 @@ def test_calibrate_and_validate_on_the_command_line(tmp_path: Path):
     done = run("validate", *call, "--machine", path, "--devices", "2")
     assert done.returncode == 0, done.stderr
     assert "ms a step, the median of up to 50 rounds. Predicted: " in done.stdout
-    assert "The machine itself takes " in done.stdout
 
 
 def entry(predicted: float, measured: float, devices: int = 2, **cell: object) -> dict[str, object]:
@@ -269,13 +267,3 @@ def test_a_machine_file_that_is_not_there(tmp_path: Path):
     path = tmp_path / "no.toml"
     with raises(gs.ArgumentError, f"machine={str(path)!r}: there is no such file in {str(Path.cwd())!r}."):
         gs.predict(step, tf.ones([4, 64]), machine=path)
-
-
-def test_figures_of_a_machine_count_at_another_speed():
-    machine = replace(rough(), host=Host(call_s=1.0, device_call_s=2.0, argument_s=5.0, wake_s=3.0, reference_s=4.0))
-    curved = replace(machine, device=replace(machine.device, curves={"matmul": ((1.0, 8.0), (2.0, 16.0))}))
-    found = slower(curved, 2.0)
-    assert found.host == Host(call_s=2.0, device_call_s=4.0, argument_s=10.0, wake_s=6.0, reference_s=8.0)
-    assert found.device.curves == {"matmul": ((1.0, 4.0), (2.0, 8.0))}
-    assert found.device.overhead_s == 2e-6
-    assert found.link == curved.link

@@ -13,6 +13,7 @@ import tensorflow as tf
 from typer.testing import CliRunner
 
 import graphsplit as gs
+from graphsplit.api import predictions
 from graphsplit.cli import app
 from graphsplit.cli.predict_commands import machines_like
 from graphsplit.costs.machine_files import known_machines, machine
@@ -70,6 +71,17 @@ def test_bad_scaling():
         gs.scaling(product, X, machine=boxed(), devices=[1], kinds=["square"])
     with raises(gs.ArgumentError, "Weak scaling of product: no argument is split, so there are no rows to add."):
         gs.scaling(gs.parallelize(product, split=None), X, machine=boxed(), devices=[1, 2], kinds=["weak"])
+
+
+def test_graphs_that_are_too_large(monkeypatch: pytest.MonkeyPatch):
+    """`predict` raises; a table has the other points, and says which it lacks."""
+    monkeypatch.setattr(predictions, "MOST_NODES", 20)
+    why = "the graph would have about 56 nodes, and a prediction replays at most 20"
+    with raises(gs.UnsupportedError, f"product on 8 devices: {why}. Choose fewer devices."):
+        gs.predict(product, X, machine=boxed(), devices=8)
+    found = gs.scaling(product, X, machine=boxed(), devices=[1, 8], kinds=["weak"])
+    assert [(point.devices, point.rows) for point in found.points] == [(1, 128)]
+    assert found.skipped == (f"weak scaling on 8 devices: {why}",)
 
 
 def test_on_the_command_line(tmp_path: Path):
@@ -173,4 +185,4 @@ def test_variables_that_lie_on_fewer_devices_are_told_of(layout: str):
     assert gs.predict(step, x, devices=8, layout=layout, **asked).notes == ()
     assert gs.predict(step, x, devices=4, **asked).notes == ()
     found = gs.scaling(step, x, devices=[4, 8], kinds=["strong"], **asked)
-    assert found.skipped == (f"note: {note}",)
+    assert found.notes == (note,)

@@ -12,7 +12,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.contention import Copies, contended, copies_at_once
 from graphsplit.api.fitting import MeasuredStep, fitted, pooled, threads_of_process
 from graphsplit.api.options import Options
 from graphsplit.api.parallel_function import ParallelFunction
@@ -20,7 +19,7 @@ from graphsplit.api.predicted_calls import predicted_call
 from graphsplit.core.devices import available_devices
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.tensorflow_internals import is_compiled_function
-from graphsplit.costs.machine import Device, Host, Link, Machine, slower
+from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.emission.emitter import emit
 from graphsplit.placement.builders import source_of
 from graphsplit.placement.sources import StateKeeper
@@ -50,8 +49,7 @@ def calibrate(
     Measured are products and convolutions with their gradients, memory, copies between devices, the cost of an
     operation with nothing to do and of a call, how long a thread takes to wake up, and how much slower all devices are
     that work at once. With a function, its operations are measured one by one as well, on one device, by TensorFlow's
-    profiler, and steps as wholes, alone and on as many devices at once as there are threads (which takes as many times
-    the memory): that is nearer to the truth for this function and others like it.
+    profiler, and steps as wholes: that is nearer to the truth for this function and others like it.
 
     Args:
       fn, *args, **kwargs: a function and tensors to call it with: it runs for a second or two. Variables keep their
@@ -133,19 +131,12 @@ def measure_function(
     counts = [count for count in dict.fromkeys(micro_batches) if count == 1 or count <= rows] or [1]
     device = available_devices()[0]
     alone = [parallelize(function, devices=[device], micro_batches=count) for count in counts]
-    together = _together(function, machine, counts, args, kwargs)
-    calls: list[timing.Call] = [
-        *[functools.partial(step, *args, **kwargs) for step in alone],
-        *[copies.run for copies in together],
-    ]
+    calls = [functools.partial(step, *args, **kwargs) for step in alone]
     progress("measuring the function as a whole")
     with StateKeeper([(variable.handle, variable.dtype) for variable in alone[0].variables(*args, **kwargs)]):
-        seconds, reference_s = timing.usual_seconds_of_calls(calls, timing.reference(device))
-    if machine.host.reference_s:  # (its figures were measured while it was as fast as that)
-        machine = slower(machine, reference_s / machine.host.reference_s)
+        seconds = timing.usual_seconds_of_calls(calls, timing.reference(device))
     measured = []
-    together_s = seconds[len(alone) :]
-    for step, count, step_s in zip(alone, counts, seconds[: len(alone)], strict=True):
+    for step, count, step_s in zip(alone, counts, seconds, strict=True):
         progress(f"measuring its operations, {count_text(count, 'part')} of the batch")
         plan = call.plan([device], micro_batches=count)
         graph = emit(plan)
@@ -156,23 +147,7 @@ def measure_function(
     if machine.device.kind == "GPU":  # (kernels are recorded as they run, however long launching them takes)
         samples = pooled(measured, [1.0] * len(measured))
         return replace(machine, device=replace(machine.device, samples=samples))
-    found = fitted(machine, measured)
-    found = replace(found, host=replace(found.host, reference_s=reference_s))
-    return contended(found, together, together_s) if together else found
-
-
-def _together(
-    function: Callable[..., Any],
-    machine: Machine,
-    counts: Sequence[int],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-) -> list[Copies]:
-    """Return copies of a step for as many devices as work at the same time; none if that is one."""
-    devices = available_devices()[: threads_of_process()]
-    if len(devices) < 2 or machine.device.kind == "GPU":
-        return []
-    return [copies_at_once(function, devices, count, args, kwargs) for count in counts]
+    return fitted(machine, measured)
 
 
 def _link(devices: tuple[str, ...], measured: Measured) -> Link:
@@ -196,7 +171,6 @@ def _host(threads: int, measured: Measured) -> Host:
         device_call_s=measured.device_call_s,
         argument_s=measured.argument_s,
         wake_s=measured.wake_s,
-        reference_s=measured.reference_s,
     )
 
 

@@ -56,11 +56,6 @@ class PredictedCall:
         check_no_others(found.program, self.options)
         return found
 
-    @property
-    def is_traced(self) -> bool:
-        """Whether the function has been traced."""
-        return "trace" in self.__dict__
-
     @collection_paused()
     def plan(self, devices: Sequence[str], layout: Layout = None, **options: Any) -> Plan:
         """Return the plan for some devices, full names; they need not exist.

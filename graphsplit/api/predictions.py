@@ -7,20 +7,21 @@ import os
 from collections.abc import Callable
 from typing import Any
 
-from graphsplit.api.many_devices import ManyDevices, are_many
 from graphsplit.api.options import Options
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predicted_layouts import Layout, layout_name, notes_on_layout
 from graphsplit.api.stepping import step_of
 from graphsplit.core.device_mesh import count_of
-from graphsplit.core.errors import ArgumentError
+from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.prediction.predictions import Prediction, between, predict_plan
 from graphsplit.prediction.state_bytes import state_bytes
 from graphsplit.prediction.unknown_sizes import UnknownSize, checked_unknown_size, most_unknown_size
+
+MOST_NODES = 1_000_000  # that are emitted for one prediction: about 2 minutes, and 3 GB
 
 
 @with_users_traceback
@@ -57,6 +58,7 @@ def predict(
 
     Raises:
       ArgumentError: for an unknown machine, more devices than it has, sizes that are not known, an unknown layout.
+      UnsupportedError: for a graph of more than a million nodes.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> w = tf.Variable(tf.ones([1024, 1024]))
@@ -69,9 +71,8 @@ def predict(
     call = predicted_call(fn, args, kwargs, micro_batches=micro_batches, schedule=schedule, stages=stages)
     count = _count(fn, devices, found)
     found.names(count)  # checks that it has so many
-    if are_many(call, found, count, layout):
-        many = ManyDevices(fn, args, kwargs, call, unknown_size)
-        return many.predict(found, count, int(call.splitting.batch), layout)
+    if why := why_too_many(call, count, layout):
+        raise UnsupportedError(f"{call.title} on {count} devices: {why}. Choose fewer devices.")
     return predict_call(call, found, count, layout, unknown_size)
 
 
@@ -100,6 +101,18 @@ def predict_call(
     if most is None or (unknown_size is None and not found.unknown):
         return found
     return between(found, at(most), unknown_size or (1, most))
+
+
+def why_too_many(call: PredictedCall, devices: int, layout: Layout) -> str:
+    """Return why the graph of a call is too large for a prediction; "" if it is not.
+
+    Where variables are several, each device sends to each.
+    """
+    exchanged = 0 if layout in (None, "home") else devices * devices * len(call.trace.variables)
+    nodes = devices * sum(op.type != "Const" for op in call.trace.program.ops) + exchanged
+    if nodes <= MOST_NODES:
+        return ""
+    return f"the graph would have about {nodes:,} nodes, and a prediction replays at most {MOST_NODES:,}"
 
 
 def _count(fn: Any, devices: int | None, machine: Machine) -> int:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
-from graphsplit.api.many_devices import ManyDevices, are_many
-from graphsplit.api.predicted_calls import predicted_call
-from graphsplit.api.predictions import predict_call
+import tensorflow as tf
+
+from graphsplit.api.predicted_calls import PredictedCall, predicted_call
+from graphsplit.api.predictions import predict_call, why_too_many
 from graphsplit.api.stepping import step_of
 from graphsplit.core.errors import ArgumentError
+from graphsplit.core.layouts import Shard
 from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine as machine_of
@@ -46,7 +49,6 @@ def scaling(
 
     Raises:
       ArgumentError: as `predict`, and for weak scaling if no argument is split.
-      UnsupportedError: for a graph of more than a million nodes in which some devices cannot stand for all.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> found = gs.scaling(tf.nn.relu, tf.TensorSpec([4096, 512]), machine="dgx-a100", devices=[1, 2])
@@ -60,26 +62,52 @@ def scaling(
         raise ArgumentError(f"kinds={list(kinds)!r}: there are {', '.join(map(repr, KINDS))}.")
     fn, args, kwargs = step_of(fn, args, kwargs)
     call = predicted_call(fn, args, kwargs, micro_batches=micro_batches)
-    many = ManyDevices(fn, args, kwargs, call, unknown_size)
-    points, said, assumptions = list[Point](), list[str](), tuple[str, ...]()
+    batch = int(call.splitting.batch)
+    if "weak" in kinds and not batch and max(counts) > 1:
+        raise ArgumentError(f"Weak scaling of {call.title}: no argument is split, so there are no rows to add.")
+    calls = {batch: call}
+    points, skipped, notes, assumptions = list[Point](), list[str](), list[str](), tuple[str, ...]()
     for kind, count in itertools.product(kinds, counts):
-        rows = int(call.splitting.batch) * (1 if kind == "strong" else count)
+        rows = batch * (1 if kind == "strong" else count)
         if count > rows > 0:
-            said.append(f"{kind} scaling on {count} devices: {rows} rows leave some without any")
+            skipped.append(f"{kind} scaling on {count} devices: {rows} rows leave some without any")
             continue
         larger = found.covering(count)
         for layout in layouts or (None,):
-            asked = call if kind == "strong" else many.any_call(larger, count, rows)
-            if are_many(asked, larger, count, layout):
-                one = many.predict(larger, count, rows, layout)
-            else:
-                own = call if kind == "strong" or count == 1 else many.with_rows(rows)
-                one = predict_call(own, larger, count, layout, unknown_size)
+            if why := why_too_many(call, count, layout):
+                skipped.append(f"{kind} scaling on {count} devices{f', {layout}' if layout else ''}: {why}")
+                continue
+            if rows not in calls:
+                calls[rows] = _with_rows(fn, args, kwargs, call, rows)
+            one = predict_call(calls[rows], larger, count, layout, unknown_size)
             points.append(_point(kind, one, rows, count))
-            said += [f"note: {note}" for note in one.notes]
+            notes += one.notes
             assumptions = one.assumptions
     points.sort(key=lambda p: (kinds.index(p.kind), list(layouts or ("",)).index(p.layout), p.devices))
-    return Scaling(call.title, found.name, tuple(points), assumptions, tuple(dict.fromkeys(said)))
+    said = tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(notes))
+    return Scaling(call.title, found.name, tuple(points), assumptions, *said)
+
+
+def _with_rows(
+    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], call: PredictedCall, rows: int
+) -> PredictedCall:
+    """Return the call with another number of rows in what is split."""
+    layouts, batch = iter(call.splitting.layouts), int(call.splitting.batch)
+
+    def widen(value: Any) -> Any:
+        if not isinstance(value, (tf.Tensor, tf.TensorSpec)) and not hasattr(value, "__array_interface__"):
+            return value
+        layout, spec = (
+            next(layouts),
+            value if isinstance(value, tf.TensorSpec) else tf.TensorSpec.from_tensor(tf.convert_to_tensor(value)),
+        )
+        shape = list(spec.shape)
+        if isinstance(layout, Shard):
+            shape[layout.axis] = shape[layout.axis] * rows // batch
+        return tf.TensorSpec(shape, spec.dtype)
+
+    wide = tf.nest.map_structure(widen, (tuple(args), dict(kwargs)))
+    return replace(predicted_call(fn, wide[0], wide[1]), options=call.options)
 
 
 def _point(kind: str, prediction: Prediction, rows: int, count: int) -> Point:

@@ -150,19 +150,13 @@ def validate(
     state = [(v.handle, v.dtype) for v in split.variables(*tensors)]
     with StateKeeper(state):
         beside = reference(available_devices()[0])
-        (measured,), reference_s = usual_seconds_of_calls([lambda: split(*tensors)], beside, most_turns=steps)
+        (measured,) = usual_seconds_of_calls([lambda: split(*tensors)], beside, most_turns=steps)
     print(prediction)
     off = prediction.step_s / measured - 1
     print(
         f"Measured: {measured * 1e3:.2f} ms a step, the median of up to {steps} rounds. Predicted: "
         f"{prediction.step_s * 1e3:.2f} ms, {abs(off):.1%} {'more' if off > 0 else 'less'}."
     )
-    if machine_found.host.reference_s:
-        now = reference_s / machine_found.host.reference_s
-        print(
-            f"The machine itself takes {now:.2f} times as long for the same products and sums as when {machine} was "
-            "written; who else uses it may make the difference."
-        )
     recorded = timeline_of(split, *tensors)
     print(prediction.beside(recorded))
     for path in outputs:

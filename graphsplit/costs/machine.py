@@ -137,8 +137,6 @@ class Host:
       device_call_s: what it takes besides for each device after the first.
       argument_s: what it takes besides for each tensor that the graph is given, the handles of variables among them.
       wake_s: how long a thread without work takes from an operation that waits for it to its start.
-      reference_s: how long some products and sums took (`timing.reference`) while all else was measured: what they take
-        now tells how much faster or slower the machine has become. 0: not measured.
       slowdown_of: `slowdown` of operations of a family, where it was measured: what only reads and writes slows others
         down that do, products hardly.
     """
@@ -150,7 +148,6 @@ class Host:
     device_call_s: float = 0.0
     argument_s: float = 0.0
     wake_s: float = 0.0
-    reference_s: float = 0.0
     slowdown_of: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
 
 
@@ -246,24 +243,3 @@ class Machine:
     def threads(self, devices: int) -> int:
         """Return how many threads of a host run operations of so many of its CPU devices."""
         return min(self.host.threads, devices * self.host.threads_per_device)
-
-
-def slower(machine: Machine, times: float) -> Machine:
-    """Return a machine as it is while whatever its processors do takes so many times as long: at another clock rate.
-
-    Samples and links stay as they are.
-    """
-    device, host = machine.device, machine.host
-    curves = {family: tuple([(n, rate / times) for n, rate in curve]) for family, curve in device.curves.items()}
-    return replace(
-        machine,
-        device=replace(device, curves=curves, launch_s=times * device.launch_s, overhead_s=times * device.overhead_s),
-        host=replace(
-            host,
-            call_s=times * host.call_s,
-            device_call_s=times * host.device_call_s,
-            argument_s=times * host.argument_s,
-            wake_s=times * host.wake_s,
-            reference_s=times * host.reference_s,
-        ),
-    )

@@ -46,18 +46,17 @@ _TABLES: dict[str, dict[str, type]] = {
         "device_call_s": float,
         "argument_s": float,
         "wake_s": float,
-        "reference_s": float,
         "source": str,
     },
 }
 _OPTIONAL = {
     *("calibrated", "launch_s", "overhead_s", "shared", "copies", "threads_per_device", "slowdown"),
-    *("call_s", "device_call_s", "argument_s", "wake_s", "reference_s"),
+    *("call_s", "device_call_s", "argument_s", "wake_s"),
 }
 _OPTIONAL_TABLES = {"network", "host"}
 _MAY_BE_ZERO = {
     *("launch_s", "overhead_s", "latency_s"),
-    *("call_s", "device_call_s", "argument_s", "wake_s", "reference_s"),
+    *("call_s", "device_call_s", "argument_s", "wake_s"),
 }
 _NAME = re.compile(r"^(?:(?P<hosts>\d+)x)??(?:(?P<devices>\d+)x)?(?P<base>[^\d].*)$")
 

@@ -19,7 +19,6 @@ class Placed(NamedTuple):
       type: of the operation; the kind of move that something sent belongs to.
       bytes: that are sent.
       target: where they are sent.
-      key: what it is called in the same plan for other numbers of devices, too; () if nobody asks.
     """
 
     device: str
@@ -27,7 +26,6 @@ class Placed(NamedTuple):
     type: str
     bytes: int = 0
     target: str = ""
-    key: tuple[object, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -41,7 +39,6 @@ class GraphTasks:
       resources: what they use.
       arguments: bytes of the function's arguments, by device.
       sent_bytes: that are sent between devices.
-      turn: the ranks of what is sent from one device to another are a multiple of it, and less than the next one.
       unknown: what could only be estimated from below, one sentence each.
       given: how many tensors a call gives to the graph, the handles of variables among them.
     """
@@ -52,6 +49,5 @@ class GraphTasks:
     resources: dict[str, Resource | Threads] = field(repr=False)
     arguments: dict[str, int]
     sent_bytes: int = 0
-    turn: int = 1
     unknown: tuple[str, ...] = ()
     given: int = 0

@@ -28,10 +28,9 @@ _Key = tuple[str, str, float]
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured of the devices at hand. All seconds and rates are at the speed that the reference tells.
+    """What was measured of the devices at hand.
 
     Attributes:
-      reference_s: see `Host`.
       curves, overhead_s: see `Device`.
       matrix_flops_per_s: of products of large matrices, by dtype.
       slowdown_of, call_s, argument_s, device_call_s, wake_s: see `Host`.
@@ -39,7 +38,6 @@ class Measured:
         no bytes a second where what is sent is handed on.
     """
 
-    reference_s: float
     curves: Mapping[str, Curve]
     matrix_flops_per_s: Mapping[str, float]
     overhead_s: float
@@ -76,7 +74,7 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
             probes["device call", "", 0] = _device_call(devices)
         if threads > 1:
             probes["wake", "", 0] = _wake(devices)
-    found, reference_s = figures(probes, reference(first), least_s)
+    found = figures(probes, reference(first), least_s)
 
     def of(what: str, amount: float = 0) -> float:
         return max(0.0, found.get((what, "", amount), 0.0))
@@ -86,7 +84,6 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
     latency_s = max(of("latency", 1), _LEAST_S if len(devices) > 1 else 0.0)
     large_s = of("latency", _LARGE_ENTRIES)
     return Measured(
-        reference_s=reference_s,
         curves=curves,
         matrix_flops_per_s=products,
         overhead_s=of("overhead"),

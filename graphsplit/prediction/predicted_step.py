@@ -66,7 +66,6 @@ class PredictedStep:
       layout: of the variables, `sharded`; "" for as they lie.
       unknown: sentences on what is known only when it runs: then the step takes at least `step_s`.
       assumptions: on what it rests.
-      stands_for: how many devices those of the plan stand for; 0: they are all there are.
       sizes: the least and the most that sizes count as that follow from data; None if there are none, or no most.
       most: the same step where they are largest; None as for `sizes`.
       notes: what a user might not expect.
@@ -79,7 +78,6 @@ class PredictedStep:
     layout: str = ""
     unknown: tuple[str, ...] = ()
     assumptions: tuple[str, ...] = field(default=(), repr=False)
-    stands_for: int = 0
     sizes: tuple[int, int] | None = None
     most: PredictedStep | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
@@ -89,7 +87,7 @@ class PredictedStep:
     @property
     def used(self) -> int:
         """How many devices of the machine are used."""
-        return self.stands_for or len(set(self.plan.devices))
+        return len(set(self.plan.devices))
 
     @property
     def step_s(self) -> float:

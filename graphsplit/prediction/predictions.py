@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from graphsplit.core import forms
 from graphsplit.core.devices import short_name
@@ -20,8 +20,6 @@ from graphsplit.prediction import views
 from graphsplit.prediction.assumptions import assumptions_of
 from graphsplit.prediction.buffers import Memory, live_memory, with_state
 from graphsplit.prediction.compiled_work import ASSUMED as COMPILED
-from graphsplit.prediction.graph_tasks import GraphTasks
-from graphsplit.prediction.growth import Counts, grown
 from graphsplit.prediction.predicted_step import PredictedStep, percent
 from graphsplit.prediction.replay import replay
 from graphsplit.prediction.task_writing import tasks_of
@@ -74,8 +72,7 @@ class Prediction(PredictedStep):
                 f"{format_bytes(memory.state_bytes)} variables, {format_bytes(memory.argument_bytes)} arguments, "
                 f"{format_bytes(memory.live_bytes)} alive at the peak"
             )
-        left = max(len(shown), self.used) - 8
-        lines += [f"  ... and {left} more devices"] if left > 0 and len(shown) >= 8 else []
+        lines += [f"  ... and {len(shown) - 8} more devices"] if len(shown) > 8 else []
         over = self.over()
         if over:
             names = ", ".join(f"{device} {format_bytes(count)}" for device, count in list(over.items())[:4])
@@ -97,31 +94,6 @@ class Prediction(PredictedStep):
         if self.most is None:
             return f"{'at least ' if self.unknown else ''}{_seconds(self.step_s)}"
         return f"{_seconds(self.step_s)} to {'more than ' if self.unknown else ''}{_seconds(self.most.step_s)}"
-
-
-@dataclass(frozen=True)
-class Planned:
-    """A plan with what its devices have to do.
-
-    Attributes:
-      plan: its devices are some of the machine's; the sizes of its arguments are known.
-      tasks: of the graph that is emitted for it.
-      state: bytes of variables, by device.
-      assumptions: on what the times of the tasks rest.
-    """
-
-    plan: Plan
-    tasks: GraphTasks
-    state: Mapping[str, int]
-    assumptions: tuple[str, ...]
-
-
-def planned_tasks(plan: Plan, machine: Machine, state: Mapping[str, int], unknown_size: int | None = None) -> Planned:
-    """Return what the devices of a machine have to do for the graph that is emitted for a plan."""
-    costs = Costs(machine.device, unknown_size)
-    tasks = tasks_of(plan, emit(plan), machine, costs)
-    compiled = (COMPILED,) if plan.jit_compile else ()
-    return Planned(plan, tasks, state, (*assumptions_of(machine, costs), *compiled))
 
 
 def between(least: Prediction, most: Prediction, sizes: tuple[int, int]) -> Prediction:
@@ -148,29 +120,11 @@ def predict_plan(
       layout: what to call the variables' layout.
       unknown_size: what sizes count as that follow from data.
     """
-    return replayed(planned_tasks(plan, machine, state, unknown_size), machine, title=title, layout=layout)
-
-
-def predict_many(
-    few: Planned, more: Planned, machine: Machine, counts: Counts, *, title: str, layout: str = ""
-) -> Prediction:
-    """Return what a plan takes for many devices, told by those for few and some more of them: see `growth`."""
-    group_of = machine.host_of if machine.hosts > 1 else str
-    found = grown(few.tasks, more.tasks, counts, group_of, machine.device.launch_s)
-    state = {d: round(counts.fitted(size, more.state.get(d, size))) for d, size in few.state.items()}
-    said = (
-        f"{counts.few} of {counts.many} devices stand for all: what grows with their number is told by {counts.few} "
-        f"and {counts.more} of them ({found.matched:.0%} of the time is in both)"
-    )
-    planned = replace(few, tasks=found.tasks, state=state, assumptions=(*few.assumptions, said))
-    return replayed(planned, machine, title=title, layout=layout, stands_for=counts.many)
-
-
-def replayed(planned: Planned, machine: Machine, *, title: str, layout: str = "", stands_for: int = 0) -> Prediction:
-    """Return the prediction of what devices have to do."""
-    plan, tasks = planned.plan, planned.tasks
+    costs = Costs(machine.device, unknown_size)
+    tasks = tasks_of(plan, emit(plan), machine, costs)
     schedule = replay(tasks.tasks, tasks.resources)
-    memory = with_state(live_memory(tasks.buffers, schedule), planned.state, tasks.arguments)
+    memory = with_state(live_memory(tasks.buffers, schedule), state, tasks.arguments)
+    compiled = (COMPILED,) if plan.jit_compile else ()
     ordered = {device: memory.get(device, Memory()) for device in dict.fromkeys([*plan.devices, *sorted(memory)])}
     return Prediction(
         title,
@@ -179,8 +133,7 @@ def replayed(planned: Planned, machine: Machine, *, title: str, layout: str = ""
         ordered,
         layout,
         tasks.unknown,
-        planned.assumptions,
-        stands_for,
+        (*assumptions_of(machine, costs), *compiled),
         _tasks=tasks,
         _schedule=schedule,
     )

@@ -1,8 +1,7 @@
 """Probes: small graphs that are timed in turns, and what their times tell of a machine.
 
-The speed of a machine that others use, too, changes from one tenth of a second to the next, and from minute to minute.
-What is measured in one go is right for that second. So all probes take turns: a figure is computed from what its own
-calls took in one turn, next to each other, and what counts is the median of all turns.
+A figure is computed from what its own calls took in one turn, next to each other; what counts is the median of all
+turns.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ class Probe:
     figure: Callable[[Sequence[float]], float]
 
 
-def figures(probes: Mapping[Key, Probe], reference: Call, least_s: float) -> tuple[dict[Key, float], float]:
-    """Return what probes tell, and how long the reference took beside them.
+def figures(probes: Mapping[Key, Probe], reference: Call, least_s: float) -> dict[Key, float]:
+    """Return what probes tell.
 
     Args:
       probes: by name.
@@ -53,7 +52,7 @@ def figures(probes: Mapping[Key, Probe], reference: Call, least_s: float) -> tup
         first += len(probe.calls)
         each_turn = [probe.figure([reference_s * times for times in turn]) for turn in zip(*own, strict=True)]
         found[name] = statistics.median(each_turn)
-    return found, reference_s
+    return found
 
 
 def operation(step: Step, x: tf.Tensor, device: str, longer: int = 0) -> Probe:

@@ -53,6 +53,8 @@ class Scaling:
       machine: its name.
       points: one for each kind, layout and number of devices.
       assumptions: on what it rests.
+      skipped: which points there are none of, and why.
+      notes: what a user might not expect.
     """
 
     title: str
@@ -60,6 +62,7 @@ class Scaling:
     points: tuple[Point, ...]
     assumptions: tuple[str, ...] = field(default=(), repr=False)
     skipped: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def efficiency(self, point: Point) -> float:
         """Return the rows a second of each device, over those of the fewest devices of the same kind and layout."""
@@ -108,7 +111,7 @@ class Scaling:
                 f"{p.rows_per_s:>10.4g} {self.efficiency(p):>10.0%} "
                 f"{format_bytes(p.peak_bytes):>9} {format_bytes(p.sent_bytes):>9}"
             )
-        lines += [f"  {text}" for text in self.skipped]
+        lines += [f"  {text}" for text in (*self.skipped, *[f"note: {note}" for note in self.notes])]
         return "\n".join([*lines, "This rests on:", *[f"  {text}" for text in self.assumptions]])
 
     __repr__ = __str__  # what a prompt, and an assertion that fails, show

@@ -77,7 +77,6 @@ class _Writer:
         self._sent: dict[tuple[str, str], int] = {}
         self._buffers: list[dict[str, Any]] = []
         self._buffer_of: dict[tuple[str, str], int] = {}  # what a reference is read from on a device
-        self._numbers: dict[tuple[tuple[object, ...], str], int] = {}
         self._devices = {node.name: str(node.device) or plan.home for node in self._run.nodes}
         self._rank = self._nodes.place
 
@@ -100,7 +99,6 @@ class _Writer:
             self._routes.resources(),
             arguments,
             sum(placed.bytes for placed in self._placed if placed.kind == "send"),
-            len(self._run.nodes),
             tuple(self._unknown),
             sum(node.op == _GIVEN for node in self._run.nodes),
         )
@@ -119,7 +117,7 @@ class _Writer:
             uses = (self._routes.computes_on(device),)
             if uses[0].startswith("stream") and "GPU" not in kernel_devices(node):
                 uses = (f"threads of host {self._machine.host_of(device)}",)
-        placed = Placed(device, kind, str(node.op), key=self._numbered(self._kind_of(node), device))
+        placed = Placed(device, kind, str(node.op))
         own = self._add(node.name, uses, time.seconds, after, self._rank[node.name], placed, family=time.family)
         self._at[node.name] = own
         for reference in data:
@@ -127,20 +125,6 @@ class _Writer:
             if k is not None:
                 self._buffers[k]["readers"].append(own)
         self._write_buffers(node, device, own, time, data)
-
-    def _kind_of(self, node: Any) -> tuple[object, ...]:
-        """Return what a node does in words that do not depend on how many devices there are.
-
-        (Its name may have the number of a move; of which there are more where there are more devices.)
-        """
-        origin = self._run.origins[node.name]
-        name = "" if origin.op is None else self._plan.program.ops[origin.op].name
-        return origin.role, name, origin.shard, str(node.op)
-
-    def _numbered(self, kind: tuple[object, ...], device: str) -> tuple[object, ...]:
-        """Return a key of its own for each of those that do the same on a device, in the order of the graph."""
-        number = self._numbers[kind, device] = self._numbers.get((kind, device), -1) + 1
-        return (*kind, device, number)
 
     def _add(
         self,
@@ -190,8 +174,7 @@ class _Writer:
         busy = route.busy_s + count / route.bytes_per_s
         role = self._run.origins[name].role
         rank = self._rank_of_send(name, source, device)
-        key = self._numbered((*self._placed[self._at[name]].key, device), "")
-        placed = Placed(source, "send", role if role != "op" else "send", count, device, key)
+        placed = Placed(source, "send", role if role != "op" else "send", count, device)
         own = self._add(reference, route.uses, busy, [self._at[name]], rank, placed, route.latency_s)
         k = self._buffer(reference, source)
         if k is not None:
@@ -213,9 +196,8 @@ class _Writer:
         key = (f"^{name}", device)
         if key not in self._sent:
             route = self._routes.between(source, device)
-            called = ("signal", *self._placed[self._at[name]].key, device)
             uses = route.uses if route.busy_s else ()  # (threads send and receive it; links carry it beside all else)
-            placed = Placed(source, "send" if uses else "wait", "signal", 0, device, called)
+            placed = Placed(source, "send" if uses else "wait", "signal", 0, device)
             rank = self._rank_of_send(name, source, device)
             self._sent[key] = self._add(f"^{name}", uses, route.busy_s, [self._at[name]], rank, placed, route.latency_s)
         return self._sent[key]

@@ -1,4 +1,8 @@
-"""Timing: how long calls take on a machine whose speed changes, beside a reference whose time tells how it changed."""
+"""Timing: how long calls take on a machine whose speed changes, beside a reference whose time tells how it changed.
+
+A machine that others use, too, changes its speed from one tenth of a second to the next. So calls take turns, and each
+is timed beside the reference.
+"""
 
 from __future__ import annotations
 
@@ -20,12 +24,11 @@ _REFERENCE = 8
 
 def usual_seconds_of_calls(
     calls: Sequence[Call], beside: Call, least_s: float = TURNS_S, most_turns: int = _MOST_TURNS
-) -> tuple[list[float], float]:
-    """Return how long each of some calls takes until its results are there, and a reference beside them, warm.
+) -> list[float]:
+    """Return how long each of some calls takes until its results are there, warm.
 
-    They take turns, call by call, as the speed of a machine may change while they are timed, from one tenth of a second
-    to the next: of each call, the median of how many times as long it takes as the reference before and behind it,
-    times the median of that. (50 turns tell that to 2 %, where medians of the calls' own times are off by 5 %.)
+    They take turns, call by call: of each call, the median of how many times as long it takes as the reference before
+    and behind it, times the median of that.
 
     Args:
       calls: what is timed.
@@ -34,7 +37,7 @@ def usual_seconds_of_calls(
       most_turns: how often each is timed, at most.
     """
     relative, usual_s = relative_seconds_of_calls(calls, beside, least_s, most_turns)
-    return [statistics.median(found) * usual_s for found in relative], usual_s
+    return [statistics.median(found) * usual_s for found in relative]
 
 
 def relative_seconds_of_calls(
@@ -75,7 +78,7 @@ def _seconds(call: Call, count: int) -> float:
 
 
 def reference(device: str) -> Call:
-    """Return a call of some products and sums, by which the speed of a device at two times can be compared."""
+    """Return a call of some products and sums, beside which others are timed."""
     x = tf.ones([256, 256]) / 256
     large = tf.ones([1_000_000])
 
