@@ -15,11 +15,11 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import pages
-from tests.others import model_table
+from tests.others import keras_table, model_table
 from tests.others.environments import Environment
-from tests.others.not_ours import NOT_OURS, reason_against
-from tests.others.processes import GROUPS, Options, chunks, files_of, keras_folder, run
-from tests.others.summary import by_file, by_folder, row, rows_by, table
+from tests.others.not_ours import reason_against
+from tests.others.processes import GROUPS, Options, chunks, each, files_of, keras_folder
+from tests.others.summary import by_file, row, rows_by, table
 
 _TITLE, _MODELS = "Other people's tests", "Other people's models"
 _SHOWN = 25
@@ -40,6 +40,7 @@ def parse(words: list[str]) -> argparse.Namespace:
     keras.add_argument("--keyword", default="", help="as pytest's -k")
     keras.add_argument("--packages", default="", help="a folder with packages that tests import, as jax")
     keras.add_argument("--record", type=Path, help="also write what became of each test, a line of JSON each")
+    keras.add_argument("--resume", action="store_true", help="run no test again that is in the record")
     keras.add_argument(
         "--read", type=Path, nargs="+", help="run nothing; sum up such records, the last run of each test"
     )
@@ -101,20 +102,29 @@ def keras(arguments: argparse.Namespace) -> int:
     if arguments.read:
         lines = last_of_each(map(_listed, read(arguments.read)))
     else:
+        if arguments.resume and arguments.record.exists():
+            lines = read([arguments.record])
+        done = [line["test"] for line in lines if "test" in line]
         for files in chunks(files_of(chosen)):
             started = time.monotonic()
-            found = run(files, options, arguments.log)
+            found = []
+            for line in each(files, options, arguments.log, done):
+                found.append(line)
+                write(arguments.record, [line])
             lines += found
             where = files[0].parent.relative_to(keras_folder())
             print(f"{where}: {len(found)} tests, {time.monotonic() - started:.0f} s {row('', found).wrong}", flush=True)
-            write(arguments.record, found)
+        lines = last_of_each(lines)
     return report(lines, arguments)
 
 
 def last_of_each(lines: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Return the last line of each test: records may hold several runs."""
-    found = {line.get("test") or line.get("not_collected"): line for line in lines}
-    return [line for name, line in found.items() if name is not None]  # (others say which test begins)
+    found: dict[Any, dict[str, Any]] = {}
+    for number, line in enumerate(lines):
+        name = line.get("test") or line.get("not_collected") or number
+        found[name, line.get("how", Options().how)] = line
+    return list(found.values())
 
 
 def _listed(line: dict[str, Any]) -> dict[str, Any]:
@@ -135,46 +145,10 @@ def report(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> int:
     for title, counts in (("ran without graphsplit", whole.calls.not_routed), ("at home", whole.calls.at_home)):
         print(f"{title}:", *[f"  {count} x {what}" for what, count in counts.most_common(_SHOWN)], sep="\n")
     if arguments.page:
-        pages.write_section(_TITLE, document(lines, arguments))
+        pages.write_section(_TITLE, keras_table.document(lines))
     nothing = "" if whole.tests else "no test has run: is it what --keyword names, and can its file be imported?"
     print(whole.wrong or nothing or "no test, and no call, is otherwise on several devices")
     return bool(whole.wrong or nothing)
-
-
-def document(lines: list[dict[str, Any]], arguments: argparse.Namespace) -> str:
-    """Return the section of the page."""
-    listed = "\n".join(f"* `{pattern}`: {reason}." for pattern, reason in NOT_OURS.items())
-    missing = sorted({line["why"] for line in lines if "not_collected" in line})
-    rest = f"\nNot collected, for want of packages: {'; '.join(missing)}.\n" if missing else ""
-    return _SECTION.format(
-        devices=arguments.devices,
-        every=f" --every {arguments.every}" if arguments.every > 1 else "",
-        part=f"\nOf each file at least every {arguments.every}th test was run." if arguments.every > 1 else "",
-        table=table(rows_by(lines, by_folder)),
-        not_ours=listed or "* nothing.",
-        rest=rest,
-    )
-
-
-_SECTION = """
-The tests in Keras' own wheel, unchanged, with each call of a layer, an operation, a loss, a metric, an optimizer, and
-each step of `fit`, `evaluate` and `predict`, going through graphsplit on {devices} logical CPU devices. Each test
-runs plainly first. Then each call is run both ways from the same state, and its results and variables are compared,
-besides what the test itself asserts. To make this table: `python -m tests.others keras{every} --page`.{part}
-
-{table}
-
-* *failing plainly*: of no account here. *failing*: pass plainly, and fail through graphsplit.
-* *rounding decides*: a change in the last place of what goes in does as much. *TensorFlow's own*: a `tf.function`
-  raises too, or differs from the eager call as much.
-* *refused*: graphsplit says that it does not do this.
-* *with rows*: programs with a batch of two rows or more; *sharded*: those of them that ran on several devices.
-* Columns that are zero everywhere are left out.
-{rest}
-What says nothing of graphsplit, and is left out:
-
-{not_ours}
-"""
 
 
 if __name__ == "__main__":

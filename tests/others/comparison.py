@@ -309,12 +309,15 @@ def _leaves(results: Any) -> list[Any]:
 
 
 def _apart(name: str, expected: Any, actual: Any) -> _Apart | None:
-    """Return how two leaves differ; None if they do not."""
+    """Return how two leaves differ; None if they do not.
+
+    A Python number stays one through graphsplit; a `tf.function` makes a tensor of it.
+    """
     known = (tf.Tensor, np.ndarray, np.generic, bool, int, float, complex, str, bytes, tf.Variable)
     if not isinstance(expected, known) or expected.__class__.__name__ == "KerasTensor":
         return None  # what is no number is Python's
     a, b = _array(expected), _array(actual)
-    if a.shape != b.shape or (a.dtype != b.dtype and isinstance(expected, tf.Tensor)):
+    if a.shape != b.shape or (a.dtype != b.dtype and isinstance(expected, tf.Tensor) and hasattr(actual, "dtype")):
         return _Apart(name, f"{b.dtype}{list(b.shape)} instead of {a.dtype}{list(a.shape)}")
     size, apart = scale(a), distance(a, b)
     if apart <= _TOLERANCE.get(a.dtype.name, 1e-9) * size:

@@ -26,19 +26,19 @@ from benchmarks.coverage_models import Training
 from benchmarks.coverage_programs import count, start_elsewhere
 from tests.fuzzing.oracle import distance, scale
 
-ROWS = 7  # uneven on 2 and 3 devices
-STEPS = 3
+ROWS = (7, 7, 8)  # of each step; uneven on 2 and 3 devices
 DEVICES = (2, 3)
 LAYOUTS = ("home", "sharded")
 
 
 def outcomes(package: Any, names: list[str]) -> Iterator[dict[str, Any]]:
     """Yield what became of each model of a package."""
-    keras.config.set_floatx(package.PRECISION)
-    keras.config.set_dtype_policy(package.PRECISION)
     for name, make in package.models().items():
         if names and name not in names:
             continue
+        precision = "float32" if name in getattr(package, "FLOAT32", ()) else package.PRECISION
+        keras.config.set_floatx(precision)
+        keras.config.set_dtype_policy(precision)
         keras.backend.clear_session()
         keras.utils.set_random_seed(1)
         try:
@@ -62,7 +62,7 @@ def outcome(training: Training, plain: _Run) -> dict[str, Any]:
             parallel = gs.parallelize(training.step, devices=devices)
             plain.restore()
             if layout != "home":
-                laid_out = parallel.variables(*training.inputs(ROWS))
+                laid_out = parallel.variables(*training.inputs(ROWS[0]))
                 gs.set_variable_layout(list(laid_out), layout, devices)
             found = _Run(training, parallel)
             largest = max(largest, *map(_apart, plain.results, found.results))
@@ -70,12 +70,12 @@ def outcome(training: Training, plain: _Run) -> dict[str, Any]:
                 gs.set_variable_layout(list(laid_out), "home", devices)
             elif devices == DEVICES[-1]:
                 first_call = found.first_s / _Run(training, tf.function(training.step)).first_s  # (once all is warm)
-                plan = parallel.plan(*training.inputs(ROWS))
+                plan = parallel.plan(*training.inputs(ROWS[0]))
     plain.restore()
     flops, sharded, whole = count(training, DEVICES[-1])
     return {
         "difference": largest,
-        "dtype": precision(plan),
+        "dtype": coarsest(plan),
         "share": sharded / flops if flops else 0.0,
         "whole": whole,
         "at_home": [f"{op.type}: {reason}" for op, reason in plan.stayed_home],
@@ -83,7 +83,7 @@ def outcome(training: Training, plain: _Run) -> dict[str, Any]:
     }
 
 
-def precision(plan: gs.Plan) -> str:
+def coarsest(plan: gs.Plan) -> str:
     """Return the coarsest type in which a step computes: norms and rotations of some models are always in float32."""
     types = {
         dtype.name
@@ -101,9 +101,9 @@ class _Run:
         self._variables = [v if isinstance(v, tf.Variable) else v.value for v in training.variables]
         self._before = [tf.identity(v) for v in self._variables]
         self.results: list[np.ndarray] = []
-        for i in range(STEPS):
+        for i, rows in enumerate(ROWS):
             started = time.perf_counter()
-            self.results.append(np.asarray(step(*training.inputs(ROWS + i))))
+            self.results.append(np.asarray(step(*training.inputs(rows))))
             if i == 0:
                 self.first_s = time.perf_counter() - started
         self.results += [np.asarray(tf.identity(v)) for v in self._variables]

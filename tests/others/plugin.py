@@ -1,15 +1,16 @@
-"""A pytest plugin that runs each test twice: plainly, and with its calls going through graphsplit.
+"""A pytest plugin that runs tests with their calls going through graphsplit, or plainly.
 
-`pytest -p tests.others.plugin --others-record FILE ...`; `python -m tests.others keras` gives it Keras' tests. What
-fails plainly counts for nobody and is not run again. A test fails if it fails through graphsplit only, or if one of
-its calls gives other numbers, or raises.
+`pytest -p tests.others.plugin --others-record FILE ...`; `python -m tests.others keras` gives it Keras' tests. A test
+fails through graphsplit also if one of its calls gives other numbers, or raises.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import sys
 import time
+import types
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 import pytest
 from _pytest.runner import runtestprotocol
 
-PASSED, FAILED, SKIPPED, NOT_OURS = "passed", "failed", "skipped", "not ours"
+from tests.others.processes import FAILED, NOT_OURS, PASSED, SKIPPED
+
+_COLLECTED = pytest.StashKey[dict[str, int]]()  # how many tests each file has
+_LEFT = pytest.StashKey[int]()  # how many tests are for another process
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -30,7 +34,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--others-layout", default="home")
     group.addoption("--others-micro-batches", type=int, default=1)
     group.addoption("--others-every", type=int, default=1, help="of each file, every how many tests")
+    group.addoption("--others-plainly", action="store_true", help="run tests as they are")
+    group.addoption("--others-only", type=Path, help="a file of the tests to run; all, if there is none")
     group.addoption("--others-skip", type=Path, help="a file of tests that ran already, or ended their process")
+    group.addoption("--others-most", type=int, default=0, help="how many tests in this process; 0: all")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -42,69 +49,88 @@ def pytest_configure(config: pytest.Config) -> None:
     from tests.others.keras_calls import routed
 
     config.addinivalue_line("markers", "requires_trainable_backend: Keras' own")
+    sys.modules.setdefault("conftest", _conftest_of_keras())
     gs.use_logical_devices(config.option.others_devices)
     tf.config.list_logical_devices()
     through = Through(config.option.others_devices, config.option.others_layout, config.option.others_micro_batches)
-    patches = routed(through)
-    patches.__enter__()
-    config.add_cleanup(lambda: patches.__exit__(None, None, None))
-    config.pluginmanager.register(_Twice(through, config.option.others_record))
+    if not config.option.others_plainly:
+        patches = routed(through)
+        patches.__enter__()
+        config.add_cleanup(lambda: patches.__exit__(None, None, None))
+    config.pluginmanager.register(_Recorded(through, config.option.others_plainly, config.option.others_record))
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out what was not asked for."""
-    done = config.option.others_skip
-    names = set(done.read_text().splitlines()) if done is not None else set()
+    done, only = [
+        set(path.read_text().splitlines()) if path is not None else None
+        for path in (config.option.others_skip, config.option.others_only)
+    ]
     seen: dict[Path, int] = {}
     chosen = []
     for item in items:
         seen[item.path] = seen.get(item.path, -1) + 1
-        if item.nodeid not in names and seen[item.path] % config.option.others_every == 0:
+        if (
+            item.nodeid not in (done or ())
+            and (only is None or item.nodeid in only)
+            and seen[item.path] % config.option.others_every == 0
+        ):
             chosen.append(item)
+    most = config.option.others_most or len(chosen)
+    config.stash[_LEFT] = len(chosen[most:])
+    del chosen[most:]
+    config.stash[_COLLECTED] = {item.nodeid.split("::")[0]: seen[item.path] + 1 for item in items}
     config.hook.pytest_deselected(items=[item for item in items if item not in chosen])
     items[:] = chosen
 
 
-class _Twice:
-    """Runs tests twice."""
+def _conftest_of_keras() -> types.ModuleType:
+    """Return the module of Keras' repository that some of its tests import, and that its wheel has not."""
+    module = types.ModuleType("conftest")
 
-    def __init__(self, through: Any, record: Path | None):
+    def skip_if_backend(name: str, reason: str) -> pytest.MarkDecorator:
+        return pytest.mark.skipif(name == "tensorflow", reason=reason)
+
+    module.skip_if_backend = skip_if_backend  # type: ignore[attr-defined]
+    return module
+
+
+class _Recorded:
+    """Writes what becomes of each test."""
+
+    def __init__(self, through: Any, plainly: bool, record: Path | None):
         self._through = through
+        self._plainly = plainly
         self._record = record
-        self._routes = False
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool:
         from tests.others.not_ours import reason_against
 
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-        self._write({"begins": item.nodeid, "run": "plain"})
-        found: dict[str, Any] = {"test": item.nodeid, "plain": SKIPPED, "through": None, "message": ""}
-        against = reason_against(item.nodeid)
+        self._write({"begins": item.nodeid})
+        if reason_against(item.nodeid):
+            self._write({"test": item.nodeid, "plain": NOT_OURS, "through": None})
+            return True
         started = time.monotonic()
-        reports = [] if against else runtestprotocol(item, log=False, nextitem=nextitem)
-        found["plain_s"] = round(time.monotonic() - started, 2)
-        found["plain"] = NOT_OURS if against else _outcome(reports)
-        if found["plain"] == PASSED:
-            self._write({"begins": item.nodeid, "run": "through"})
-            self._routes = True
-            if hasattr(item, "_initrequest"):
-                item._initrequest()  # as pytest-rerunfailures does before it runs an item again
-            reports = runtestprotocol(item, log=False, nextitem=nextitem)
-            self._routes = False
-            found["both_s"] = round(time.monotonic() - started, 2)
-            found |= {"through": _outcome(reports), "message": _message(reports), **self._through.calls.as_json()}
-            for report in reports:
-                item.ihook.pytest_runtest_logreport(report=report)
+        reports = runtestprotocol(item, log=False, nextitem=nextitem)
+        for report in reports:
+            item.ihook.pytest_runtest_logreport(report=report)
+        found = {"test": item.nodeid, "seconds": round(time.monotonic() - started, 2), "message": _message(reports)}
+        outcome = _outcome(reports)
+        if self._plainly or outcome == SKIPPED:
+            found |= {"plain": outcome, "through": None}
+        else:  # (whoever fails is run plainly afterwards)
+            found |= {"plain": PASSED, "through": outcome, **self._through.calls.as_json()}
         self._write(found)
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_call(self, item: pytest.Item) -> Iterator[None]:
+    def pytest_runtest_call(self) -> Iterator[None]:
         from tests.others.keras_calls import before_test
 
-        if not self._routes:
+        if self._plainly:
             return (yield)
         with self._through.on() as calls:
             before_test(self._through)
@@ -119,9 +145,10 @@ class _Twice:
             why = report.longreprtext.strip().splitlines()[-1].removeprefix("E ").strip()
             self._write({"not_collected": report.nodeid, "why": why})
 
-    def pytest_sessionfinish(self) -> None:
-        """Say that nothing ended this process."""
-        self._write({"finished": True})
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Say that nothing ended this process, and how many tests are left for another."""
+        self._write({"collected": session.config.stash.get(_COLLECTED, {})})
+        self._write({"finished": True, "left": session.config.stash.get(_LEFT, 0)})
 
     def _write(self, line: dict[str, Any]) -> None:
         if self._record is not None:

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent.parent
-DIED = "died"
-_FILES_PER_PROCESS = 12  # TensorFlow keeps what it has traced
+PASSED, FAILED, SKIPPED, NOT_OURS, DIED = "passed", "failed", "skipped", "not ours", "died"
+_FILES_PER_PROCESS, _TESTS_PER_PROCESS = 12, 400  # TensorFlow keeps what it has traced
 _MOST_SECONDS = 600  # for one test, twice; on a machine with other work
 
 # What `python -m tests.others keras --NAME` runs.
@@ -63,6 +63,13 @@ class Options:
     keyword: str = ""
     packages: str = ""  # a folder with more packages
 
+    @property
+    def how(self) -> str:
+        """What a table calls it."""
+        layout = "variables at home" if self.layout == "home" else f"variables {self.layout}"
+        micro_batches = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
+        return f"{self.devices} devices, {layout}{micro_batches}"
+
     def words(self) -> list[str]:
         """Return them as pytest takes them."""
         named = {"devices": self.devices, "layout": self.layout, "micro-batches": self.micro_batches}
@@ -103,28 +110,56 @@ def chunks(files: Sequence[Path]) -> Iterator[list[Path]]:
             yield inside[start : start + _FILES_PER_PROCESS]
 
 
-def run(files: Sequence[Path], options: Options, log: Path | None = None) -> list[dict[str, Any]]:
+def run(
+    files: Sequence[Path], options: Options, log: Path | None = None, done: Iterable[str] = ()
+) -> list[dict[str, Any]]:
     """Return a line for each test of these files; what ends its process is one of them, and the others go on."""
-    lines: list[dict[str, Any]] = []
-    while True:
-        done = [name for line in lines if (name := line.get("test"))]
-        again, ended = _run_process(files, options, done, log)
-        lines += again
-        if ended is None:
-            return lines
-        lines.append(ended)
+    return list(each(files, options, log, done))
+
+
+def each(
+    files: Sequence[Path], options: Options, log: Path | None = None, done: Iterable[str] = ()
+) -> Iterator[dict[str, Any]]:
+    """Yield a line for each test of these files, but for those that are done, process after process.
+
+    What fails through graphsplit is run plainly, in a process of its own.
+    """
+    names = list(done)
+    is_left = True
+    while is_left:
+        lines, is_left = _run_process(files, options, log, names)
+        names += [name for line in lines if (name := line.get("test"))]
+        plain = _plain(files, options, log, [line["test"] for line in lines if line.get("through") in (FAILED, DIED)])
+        for line in lines:
+            outcome = plain.get(line.get("test"), PASSED)
+            changed = {} if outcome == PASSED else {"plain": outcome, "through": None}
+            yield {**line, **changed, "how": options.how}
+
+
+def _plain(files: Sequence[Path], options: Options, log: Path | None, names: Sequence[str]) -> dict[str, str]:
+    """Return how tests end plainly, by their names."""
+    found: dict[str, str] = {}
+    while missing := [name for name in names if name not in found]:
+        lines, _ = _run_process(files, options, log, (), missing)
+        if not lines:
+            raise RuntimeError(f"pytest does not find tests that it ran before: {missing}")
+        found |= {line["test"]: line["plain"] for line in lines if "test" in line}
+    return found
 
 
 def _run_process(
-    files: Sequence[Path], options: Options, done: Sequence[str], log: Path | None
-) -> tuple[list[dict[str, Any]], dict[str, Any] | None]:
-    """Return what one process said, and the line of the test in which it died, if it did."""
+    files: Sequence[Path], options: Options, log: Path | None, done: Sequence[str], plainly: Sequence[str] = ()
+) -> tuple[list[dict[str, Any]], bool]:
+    """Return what one process said, a test in which it died included; and whether it left others."""
     with tempfile.TemporaryDirectory() as folder:
-        record, skip = Path(folder) / "record.jsonl", Path(folder) / "done.txt"
+        record, skip, only = [Path(folder) / name for name in ("record.jsonl", "done.txt", "only.txt")]
         skip.write_text("\n".join(done))
+        only.write_text("\n".join(plainly))
         command = [sys.executable, "-m", "pytest", "-c", str(Path(__file__).parent / "keras_tests.ini")]
         command += [f"--rootdir={keras_folder()}", f"--timeout={_MOST_SECONDS}", *options.words()]
-        command += [f"--others-record={record}", f"--others-skip={skip}", *map(str, files)]
+        command += [f"--others-record={record}", f"--others-skip={skip}", f"--others-most={_TESTS_PER_PROCESS}"]
+        command += ["--others-plainly", f"--others-only={only}"] if plainly else []
+        command += map(str, files)
         ran = subprocess.run(command, cwd=folder, env=environment(options), capture_output=True, text=True, check=False)
         if log is not None:
             with log.open("a") as file:
@@ -132,17 +167,15 @@ def _run_process(
         said = [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
     if not said:
         raise RuntimeError(f"pytest ran no test:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
-    lines = [line for line in said if "test" in line or "not_collected" in line]
-    if any("finished" in line for line in said):
-        return lines, None
+    lines = [line for line in said if {"test", "not_collected", "collected"} & set(line)]
+    if "finished" in said[-1]:
+        return lines, bool(said[-1]["left"])
     begun = said[-1].get("begins")
     if begun is None:
         raise RuntimeError(f"pytest ended with {ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-2000:]}")
-    where = said[-1]["run"]
+    died = {"plain": DIED, "through": None} if plainly else {"plain": PASSED, "through": DIED}
     message = f"the process ended with {ran.returncode}\n{ran.stderr[-1000:]}"
-    return lines, {"test": begun, "plain": DIED, "through": None, "message": message} | (
-        {"plain": "passed", "through": DIED} if where == "through" else {}
-    )
+    return [*lines, {"test": begun, **died, "message": message}], True
 
 
 def environment(options: Options) -> Mapping[str, str]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from tests.fuzzing.verdicts import DIFFERENT, EQUAL, NOT_TRACEABLE, RAISED, REFUSED, UNSTABLE
+from tests.others.processes import Options
 from tests.others.records import GRAPH_DIFFERS, Calls
 
 LEAST_SHARDED = 0.5  # of the programs with rows: below that, too little was tested
@@ -84,21 +85,26 @@ def _kind(line: dict[str, Any]) -> str:
     return "equal" if line["through"] == "passed" else "failing"
 
 
-def rows_by(lines: Sequence[dict[str, Any]], place: Callable[[str], str]) -> list[Row]:
-    """Return the counts of each place, with a sum at the end; `place` names that of a test."""
+def rows_by(lines: Sequence[dict[str, Any]], place: Callable[[dict[str, Any]], str]) -> list[Row]:
+    """Return the counts of each place, with a sum at the end; `place` names that of a test's line."""
     lines = [line for line in lines if "test" in line]
-    places = sorted({place(line["test"]) for line in lines})
-    return [*[row(p, [line for line in lines if place(line["test"]) == p]) for p in places], row("all", lines)]
+    places = sorted({place(line) for line in lines})
+    return [*[row(p, [line for line in lines if place(line) == p]) for p in places], row("all", lines)]
 
 
-def by_file(test: str) -> str:
+def by_file(line: dict[str, Any]) -> str:
     """Return the file of a test."""
-    return test.split("::")[0]
+    return str(line["test"]).split("::")[0]
 
 
-def by_folder(test: str) -> str:
+def by_folder(line: dict[str, Any]) -> str:
     """Return the folder of a test, two levels deep."""
-    return "/".join(test.split("::")[0].split("/")[:-1][:2])
+    return "/".join(by_file(line).split("/")[:-1][:2])
+
+
+def by_way(line: dict[str, Any]) -> str:
+    """Return how a test went through graphsplit."""
+    return str(line.get("how", Options().how))
 
 
 def table(rows: Sequence[Row]) -> str:

@@ -20,6 +20,8 @@ from benchmarks import pages
 from graphsplit.core import forms
 from graphsplit.rules import registry
 from tests.fuzzing.verdicts import DIFFERENT, EQUAL, NOT_TRACEABLE, RAISED, UNSTABLE
+from tests.others import __main__ as main
+from tests.others import processes
 from tests.others.__main__ import keras as keras_command
 from tests.others.__main__ import parse
 from tests.others.comparison import Through
@@ -27,7 +29,7 @@ from tests.others.keras_calls import before_test, routed
 from tests.others.not_ours import NOT_OURS, reason_against
 from tests.others.processes import DIED, GROUPS, Options, chunks, files_of, keras_folder, run
 from tests.others.records import GRAPH_DIFFERS, Calls
-from tests.others.summary import Row, row, rows_by, table
+from tests.others.summary import Row, by_file, row, rows_by, table
 
 # A part of each kind of tests: files, and every how many of their tests.
 PARTS = {
@@ -207,7 +209,9 @@ def test_keras_is_what_it_was():
 TESTS = """
 import os, sys
 import keras, numpy as np
+from conftest import skip_if_backend
 
+@skip_if_backend("openvino", "not supported there")
 def test_passes():
     keras.ops.relu(np.ones((5, 2)))
 
@@ -219,6 +223,10 @@ def test_counts_traces():
     keras.layers.Lambda(lambda x: calls.append(1) or x)(np.ones((5, 2)))
     assert len(calls) == 1
 
+@skip_if_backend("tensorflow", "not supported here")
+def test_is_skipped():
+    assert False
+
 def test_dies():
     os._exit(3)
 
@@ -227,17 +235,23 @@ def test_comes_after_it():
 """
 
 
-def test_a_process_that_dies_is_a_line_and_the_others_go_on(tmp_path: Path):
+@pytest.mark.parametrize("most", [400, pytest.param(4, marks=pytest.mark.long)])
+def test_a_process_that_dies_is_a_line_and_the_others_go_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int):
+    monkeypatch.setattr(processes, "_TESTS_PER_PROCESS", most)
     file = tmp_path / "some_test.py"
     file.write_text(TESTS)
-    found = {line["test"].split("::")[1]: (line["plain"], line["through"]) for line in run([file], Options())}
+    lines = run([file], Options())
+    found = {line["test"].split("::")[1]: (line["plain"], line["through"]) for line in lines if "test" in line}
     assert found == {
         "test_passes": ("passed", "passed"),
         "test_fails_plainly": ("failed", None),
         "test_counts_traces": ("passed", "failed"),
+        "test_is_skipped": ("skipped", None),
         "test_dies": (DIED, None),
         "test_comes_after_it": ("passed", "passed"),
     }
+    finished = [number for line in lines for number in line.get("collected", {}).values()]
+    assert finished == ([6] if most == 400 else [6, 6])
 
 
 def test_rows_of_the_table():
@@ -247,7 +261,7 @@ def test_rows_of_the_table():
         {"test": "layers/b_test.py::A::b", "through": "failed", **line, "with_rows": 1, "sharded": 0},
         {"test": "layers/b_test.py::A::c", "through": None, "plain": "failed"},
     ]
-    rows = rows_by(lines, lambda test: test.split("::")[0])
+    rows = rows_by(lines, by_file)
     assert [one.name for one in rows] == ["layers/b_test.py", "layers/core/a_test.py", "all"]
     assert rows[-1].tests == Counter({"plainly": 1, "failing": 1, "equal": 1})
     assert "1 tests or calls" in rows[-1].wrong
@@ -263,12 +277,29 @@ def test_sections_of_a_page():
     assert pages.sections("# Page\n") == ""
 
 
+def test_what_is_in_the_record_does_not_run_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    asked = []
+
+    def each(files, options, log, done):
+        asked.append(list(done))
+        yield {"test": "layers/core/a_test.py::A::c", "plain": "skipped", "through": None}
+
+    monkeypatch.setattr(main, "each", each)
+    record = tmp_path / "record.jsonl"
+    words = ["keras", "--record", str(record), "--resume", "layers/core/dense_test.py"]
+    assert keras_command(parse(words)) == 0
+    assert keras_command(parse(words)) == 0
+    assert asked == [[], ["layers/core/a_test.py::A::c"]]
+    assert len(record.read_text().splitlines()) == 2
+
+
 def test_what_is_not_ours_exists_and_has_a_reason():
     for pattern, reason in NOT_OURS.items():
         assert len(reason) > 20
         path, _, test = pattern.partition("::")
         files = list(keras_folder().glob(path))
         assert files, pattern
+        assert any(test.split("::")[0] in file.read_text() for file in files), pattern
         name = re.sub(r"_?\*", "", test.rpartition("::")[2])  # (absl numbers cases, or names them)
         assert any(name in file.read_text() for file in files), pattern
         assert reason_against(pattern.replace("*", "x")) == reason
@@ -289,14 +320,23 @@ def test_records_are_read_and_the_page_is_written(tmp_path: Path, monkeypatch: p
         {"test": "layers/core/a_test.py::A::b", **line, "through": "failed"},
         {"test": "layers/core/a_test.py::A::b", **line},
         {"test": listed, **line, "through": "failed"},
+        {"test": "layers/core/a_test.py::A::b", **line, "how": Options(2, "sharded").how},
         {"not_collected": "layers/b_test.py", "why": "ModuleNotFoundError: No module named 'jax'"},
+        {"collected": {"layers/core/a_test.py": 7}},
     ]
+    lines[1]["messages"] = [f"{NOT_TRACEABLE}: Dense: it reads {number}" for number in (1, 2.5)]
     record, written = tmp_path / "record.jsonl", tmp_path / "page.md"
     record.write_text("".join(json.dumps(one) + "\n" for one in lines))
     monkeypatch.setattr(pages, "COVERAGE", written)
     assert keras_command(parse(["keras", "--read", str(record), "--page"])) == 0
-    assert "| layers/core | 1 | 0 | 3 | 3 | 30 | 30 |" in written.read_text()
-    assert "No module named 'jax'" in written.read_text()
+    text = written.read_text()
+    assert "| layers/core | 1 | 0 | 3 | 3 | 30 | 30 |" in text
+    assert "| 2 devices, variables sharded | 1 | 0 | 3 | 3 | 30 | 30 |" in text
+    assert "2 tests of 2 files made 3 calls that went through graphsplit: 3 equal, 0 different or raised, 0 ref" in text
+    assert "* `layers/b_test.py`: ModuleNotFoundError: No module named 'jax'." in text
+    assert "* 6 tests in `layers/core`." in text
+    assert "* all of `layers/core/dense_test.py`." in text
+    assert "* 2 x not traceable: Dense: it reads N." in text
     record.write_text(json.dumps({"test": "layers/core/a_test.py::A::b", **line, "sharded": 0}) + "\n")
     assert keras_command(parse(["keras", "--read", str(record)])) == 1
     assert "only 0 of 30 programs" in capsys.readouterr().out
