@@ -105,6 +105,7 @@ def _planned(program: Program, axis: str, columns: int, laid: Mapping[int, Layou
         natural = AxisForward(
             program,
             laid=laid,
+            axis=axis,
             input_layouts=plan.input_layouts,
             control_flow=answer,
             whole_outputs=program.outputs,
