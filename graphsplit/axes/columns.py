@@ -10,10 +10,12 @@ from __future__ import annotations
 import functools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.axes.classes import with_cut_classes
 from graphsplit.core.graphdefs import source_of
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
 from graphsplit.core.symbolic_sizes import without_sizes
@@ -24,6 +26,7 @@ from graphsplit.emission.sizes import sizes_of
 from graphsplit.planning import passes
 from graphsplit.planning.axis_propagation import AxisBackward, AxisForward
 from graphsplit.planning.control_flow import ControlFlowAnswers
+from graphsplit.planning.forward_propagation import NaturalForms
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.moves import exchanging
 from graphsplit.planning.owners import Owners
@@ -65,8 +68,9 @@ def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Lay
       laid: how captured variables lie along it, by the names of their placeholders: `Shard` or `Replicate`.
       held: what captured variables hold, by the same names: dtype and whole shape.
     """
+    plan = planned_along(program, axis, columns, laid)
+    program = plan.program  # some of it taken apart
     positions = {i: laid[name] for i in program.captures if (name := program.ops[i].name) in laid}
-    plan = _planned(program, axis, columns, positions)
     obstacles = _obstacles(plan, positions)
     if obstacles:
         return Columns(program, tuple([(k, 0) for k in range(len(program.captures))]), obstacles)
@@ -85,10 +89,24 @@ def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Lay
     return Columns(_read(plan, graph, resources), tuple(origins), {}, _gathered(plan, positions))
 
 
-def _planned(program: Program, axis: str, columns: int, laid: Mapping[int, Layout]) -> Plan:
-    """Return the plan of the axis."""
+def planned_along(program: Program, axis: str, columns: int, laid: Mapping[str, Layout]) -> Plan:
+    """Return the plan of an axis, whose program has some operations taken apart; arguments as of `in_columns`."""
     devices = tuple([_DEVICE.format(m) for m in range(columns)])
     mesh = Mesh(devices, (1,) * columns, (1,) * columns, tuple(range(columns)), axis=axis)
+    answer = _not_by_columns if program.symbols else ControlFlowAnswers(mesh).answer
+
+    def forward(program: Program, kept_home: Mapping[int, str] = MappingProxyType({})) -> NaturalForms:
+        return AxisForward(
+            program,
+            laid={i: laid[name] for i in program.captures if (name := program.ops[i].name) in laid},
+            input_layouts=(SINGLE_DEVICE,) * len(program.inputs),
+            control_flow=answer,
+            whole_outputs=program.outputs,
+            kept_home=kept_home,
+            exchanging=exchanging(mesh),
+        ).run()
+
+    program, first = with_cut_classes(program, forward)
     plan = Plan(
         program=program,
         mesh=mesh,
@@ -98,20 +116,10 @@ def _planned(program: Program, axis: str, columns: int, laid: Mapping[int, Layou
         owners=Owners((), {}, devices[0]),
         moves=(),
     )
-    answer = _not_by_columns if program.symbols else ControlFlowAnswers(mesh).answer
     outputs = (SINGLE_DEVICE,) * len(program.outputs)
 
     def decide(kept_home: Mapping[int, str]) -> Plan:
-        natural = AxisForward(
-            program,
-            laid=laid,
-            axis=axis,
-            input_layouts=plan.input_layouts,
-            control_flow=answer,
-            whole_outputs=program.outputs,
-            kept_home=kept_home,
-            exchanging=exchanging(mesh),
-        ).run()
+        natural = forward(program, kept_home) if kept_home else first
         steps = AxisBackward(program, natural, outputs, state=plan.state, plan_bodies=lambda *_: {}).run()
         return passes.owned_and_moved(plan, steps)
 

@@ -86,10 +86,8 @@ def set_inputs(node: Any, inputs: Iterable[str]) -> None:
             waits[reference] = None
         else:
             data.append(reference)
-    data += waits
-    if data != node.input:  # (to write costs more than to look)
-        del node.input[:]
-        node.input.extend(data)
+    del node.input[:]
+    node.input.extend([*data, *waits] if waits else data)
 
 
 def with_inputs(node: Any, inputs: Iterable[str]) -> Any:

@@ -22,6 +22,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Move
 from graphsplit.planning.transfers import Collective, Concatenation, Own, Slice, Sum, Zeros
 from graphsplit.program.program import COPIES, Op, Tensor
+from graphsplit.rules.factors import ZEROS
 
 Form = tuple[Any, ...]
 """How a value came about: `("made", tensor, shard)`, `("SplitV", device, form, number)`, `("AddN", device, forms)`."""
@@ -61,6 +62,8 @@ def _check_shard(plan: Plan, op: Op, d: int, found: _Found, planned: _Planned) -
         return  # its counter is moved on, and its numbers cut to the shard's rows
     if sharded.weighted and plan.mesh.shards > 1:
         node = found.reader(node)
+    if any(shift.others == ZEROS for shift in sharded.shift.values()):
+        node = found.reader(node, 1)
     if op.type == COPIES:
         [tensor] = _read_at(plan, op, node.device)
         there = SingleDevice(plan.program.places[tensor.op])
@@ -107,9 +110,9 @@ class _Found:
             raise CheckError(f"{op.name!r} is planned {where}, and no node is that.")
         return self._node_of[op.index, shard]
 
-    def reader(self, weighted: Any) -> Any:
-        """Return the node whose result a node weights."""
-        return self._graph.by_name[source_of(weighted.input[0])]
+    def reader(self, node: Any, operand: int = 0) -> Any:
+        """Return the node whose result a node weights, or takes where indices are a shard's own."""
+        return self._graph.by_name[source_of(node.input[operand])]
 
     def form(self, reference: str) -> Form:
         """Return how what a reference names came about."""

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node
+from graphsplit.core.graphdefs import constant_node, make_node
 from graphsplit.core.layouts import PARTIAL_MEAN, Shard
 from graphsplit.core.polynomials import Polynomial, Symbol
 from graphsplit.core.symbolic_sizes import OWN, ROWS
@@ -24,7 +24,7 @@ from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.planning.mesh import Mesh
 from graphsplit.program.program import Op
 from graphsplit.rules import Sharded
-from graphsplit.rules.factors import LIST, Place, Shift
+from graphsplit.rules.factors import DROPPED, LEFT_OUT, LIST, ZEROS, Place, Shift
 from graphsplit.rules.local_operands import resized
 
 _PART = "part"
@@ -74,9 +74,14 @@ class ShardCopies:
             inputs[i] = self._counts.operand(
                 f"{name}/graphsplit_operand_{i}", d, value, self._draft.dtype(op.inputs[i])
             )
+        own = ""
         for i, shift in sharded.shift.items():
-            inputs[i] = self._shifted(op, i, shift, inputs[i], d, device)
+            inputs[i], own = self._shifted(op, i, shift, inputs[i], d, device)
         inputs += controls
+        if own and op.out_shapes:
+            return self._zeros_elsewhere(op, inputs, own, d, device)
+        if own:
+            inputs[1:3] = self._own_rows(op, inputs, own, d, device)
         if sharded.draw:
             return self._draw(op, sharded, inputs, d, device)
         if sharded.weighted and self._mesh.shards > 1:
@@ -98,8 +103,11 @@ class ShardCopies:
         first = self._counts.before(extent.layout, d)
         return Polynomial.of(first + self._counts.own(extent.layout, d)) if extent.end else first
 
-    def _shifted(self, op: Op, operand: int, shift: Shift, source: str, d: int, device: str) -> str:
-        """Return a shard's numbers of its own rows, given those that these rows have in the whole."""
+    def _shifted(self, op: Op, operand: int, shift: Shift, source: str, d: int, device: str) -> tuple[str, str]:
+        """Return a shard's numbers of its own rows, given those that these rows have in the whole.
+
+        And, if what is made for numbers of others' rows has to be replaced, which numbers are its own.
+        """
         name, dtype = (
             f"{self._draft.prefixes[d]}{op.name}/graphsplit_own_{operand}",
             self._draft.dtype(op.inputs[operand]),
@@ -109,7 +117,78 @@ class ShardCopies:
         value = np.array(place, object)[:-1] if shift.columns else np.array(place, object)[0:1].reshape(())
         less = self._counts.operand(f"{name}/before", d, value, dtype)
         self._draft.add(make_node(name, "Sub", [source, less], device, T=dtype), Origin(op.index, d, "shift"))
-        return name
+        if shift.others not in (DROPPED, LEFT_OUT, ZEROS):
+            return name, ""
+        own = self._numbers_own(name, shift.layout, source, d, device, dtype)
+        if shift.others == LEFT_OUT:
+            return name, own
+        instead = np.array(-1 if shift.others == DROPPED else 0)
+        other = self._counts.operand(f"{name}/other", d, instead, dtype)
+        self._add_part(op, d, make_node(f"{name}/safe", "SelectV2", [own, name, other], device, T=dtype), "shift")
+        return f"{name}/safe", own if shift.others == ZEROS else ""
+
+    def _numbers_own(self, name: str, layout: Shard, source: str, d: int, device: str, dtype: tf.DType) -> str:
+        """Write which of some numbers are those of a shard's own entries; of no shard's are the first one's."""
+        first, own = self._counts.before(layout, d), self._counts.own(layout, d)
+        low, high = (first, first + own) if d else (own, Polynomial.of(layout.size(0)))
+        origin = Origin(self._draft.origins[name].op, d, "shift")
+        compared = []
+        for word, kind, bound in (("from", "GreaterEqual", low), ("upto", "Less", high)):
+            place = np.array([bound, None], object)[0:1].reshape(())
+            limit = self._counts.operand(f"{name}/{word}/bound", d, place, dtype)
+            compared.append(make_node(f"{name}/{word}", kind, [source, limit], device, T=dtype))
+        both = make_node(f"{name}/between", "LogicalAnd", [node.name for node in compared], device)
+        neither = make_node(f"{name}/not_of_others", "LogicalNot", [both.name], device)
+        self._draft.add_all([*compared, both, *([] if d else [neither])], origin)
+        return str(both.name if d else neither.name)
+
+    def _zeros_elsewhere(self, op: Op, inputs: Sequence[str], own: str, d: int, device: str) -> Any:
+        """Write a gather whose result is zero wherever its indices are not the shard's own."""
+        name, dtype = self._draft.prefixes[d] + op.name, op.out_dtypes[0]
+        found = self._draft.copy(op, f"{name}/graphsplit_found", device, inputs, d, _PART)
+        behind = len(op.in_shapes[0] or ()) - 1 - int(op.constants[2]) % len(op.in_shapes[0] or ())
+        for k in range(behind):
+            axis = constant_node(f"{name}/graphsplit_behind_{k}", np.array(-1, np.int32), tf.int32, device)
+            types = {"T": tf.bool, "Tdim": tf.int32}
+            wider = make_node(f"{name}/graphsplit_wide_{k}", "ExpandDims", [own, axis.name], device, **types)
+            for node in (axis, wider):
+                self._add_part(op, d, node)
+            own = wider.name
+        zero = np.zeros((), dtype.as_numpy_dtype)
+        zeros = constant_node(f"{name}/graphsplit_zero", zero, dtype, device)
+        self._add_part(op, d, zeros)
+        node = make_node(name, "SelectV2", [own, found.name, zeros.name], device, T=dtype)
+        self._add_part(op, d, node, "op")
+        return node
+
+    def _own_rows(self, op: Op, inputs: Sequence[str], own: str, d: int, device: str) -> list[str]:
+        """Write the numbers of a shard's own rows, and what is written there: as many as those are."""
+        name, numbers = f"{self._draft.prefixes[d]}{op.name}/graphsplit_rows", self._draft.dtype(op.inputs[1])
+        rest = (op.in_shapes[2] or ())[len(op.in_shapes[1] or ()) :]
+
+        def flat(word: str, source: str, sizes: Sequence[Any], dtype: tf.DType) -> str:
+            shape = constant_node(f"{name}/{word}/shape", np.array([-1, *sizes], np.int32), tf.int32, device)
+            made = make_node(f"{name}/{word}", "Reshape", [source, shape.name], device, T=dtype, Tshape=tf.int32)
+            self._add_part(op, d, shape)
+            self._add_part(op, d, made, "shift")
+            return str(made.name)
+
+        where = make_node(f"{name}/where", "Where", [flat("own", own, (), tf.bool)], device, T=tf.bool)
+        self._add_part(op, d, where, "shift")
+        which, found = flat("which", where.name, (), tf.int64), []
+        axis = constant_node(f"{name}/axis", np.array(0, np.int32), tf.int32, device)
+        self._add_part(op, d, axis)
+        values = self._draft.dtype(op.inputs[2])
+        for word, i, sizes, dtype in (("numbers", 1, (), numbers), ("values", 2, rest, values)):
+            all_of_them = flat(f"all_{word}", inputs[i], sizes, dtype)
+            types = {"Tparams": dtype, "Tindices": tf.int64, "Taxis": tf.int32}
+            made = make_node(f"{name}/{word}", "GatherV2", [all_of_them, which, axis.name], device, **types)
+            self._add_part(op, d, made, "shift")
+            found.append(str(made.name))
+        return found
+
+    def _add_part(self, op: Op, d: int, node: Any, role: str = _PART) -> None:
+        self._draft.add(node, Origin(op.index, d, role))
 
     def _weighted(self, op: Op, sharded: Sharded, inputs: Sequence[str], d: int, device: str) -> Any:
         """Write the mean of a shard's own rows times its share of all rows."""

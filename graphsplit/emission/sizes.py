@@ -186,7 +186,28 @@ def _join(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
 
 def _reshaped(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
     shape = constant(1)
-    return [(None if shape is None else tuple(map(int, shape)), inputs[0][1])]
+    return [(None if shape is None else tuple([int(n) if n >= 0 else None for n in shape]), inputs[0][1])]
+
+
+def _compared(_: Any, inputs: Outputs, __: Any) -> Outputs:
+    return [(_largest(_, inputs, __)[0][0], tf.bool)]
+
+
+def _chosen(_: Any, inputs: Outputs, __: Any) -> Outputs:
+    return [(_largest(_, inputs[1:], __)[0][0], inputs[1][1])]
+
+
+def _widened(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+    (shape, dtype), axis = inputs[0], constant(1)
+    return [(None if shape is None or axis is None or int(axis) != -1 else (*shape, 1), dtype)]
+
+
+def _gathered(node: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
+    (shape, dtype), (indices, _), axis = inputs[0], inputs[1], constant(2)
+    if shape is None or indices is None or axis is None:
+        return [(None, dtype)]
+    at, rows = int(axis) % len(shape), node.attr["batch_dims"].i if "batch_dims" in node.attr else 0
+    return [((*shape[:at], *indices[rows:], *shape[at + 1 :]), dtype)]
 
 
 def _slice(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
@@ -230,6 +251,11 @@ _INFERRED: dict[str, Callable[[Any, Outputs, Callable[[int], Any]], Outputs]] = 
         ],
         _drawn,
     ),
+    **dict.fromkeys(["GreaterEqual", "Less"], _compared),
+    "LogicalNot": _same,
+    "SelectV2": _chosen,
+    "ExpandDims": _widened,
+    "GatherV2": _gathered,
     "Switch": _switch,
     "Merge": _merge,
     "Const": _constant,

@@ -12,22 +12,23 @@ first, which sends them.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Partial, Shard, SingleDevice, is_whole
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
-from graphsplit.planning.forward_propagation import ForwardPropagation, forks
+from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.steps import Step
-from graphsplit.program.asked_layouts import along
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.rules import Answer, Sharded, answer, rule_of
+from graphsplit.rules import Answer, Sharded, answer, answer_for_output, rule_of
+from graphsplit.rules.factors import LEFT_OUT, Shift
 from graphsplit.rules.registry import Rule
 
 _READS = frozenset({"ReadVariableOp"})
 _WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+_WRITES_ROWS = frozenset({f"ResourceScatter{how}" for how in ("Add", "Div", "Max", "Min", "Mul", "Sub", "Update")})
 _ONLY_THIS = 1 << 50  # bytes: an operand of this size decides the factor
 
 
@@ -37,11 +38,9 @@ class AxisForward(ForwardPropagation):
 
     Args:
       laid: the layouts of captured handles that lie along it, by position.
-      axis: what it is called.
     """
 
     laid: Mapping[int, Layout] = field(kw_only=True)
-    axis: str = field(kw_only=True)
     _moved: set[tuple[Tensor, Layout]] = field(default_factory=set, init=False)  # what moves for an operation before
 
     def _visit(self, op: Op) -> None:
@@ -49,11 +48,9 @@ class AxisForward(ForwardPropagation):
             self._append(Sharded((), (self.laid[op.index],)), "", (self.laid[op.index],))
             return
         layouts = [self.layout(tensor) for tensor in op.inputs]
-        found, asked = _of_variable(self.program, op, layouts), along(op, self.axis)
+        found = _of_variable(self.program, op, layouts)
         if found is not None:
             self._append_sharded(op, found)
-        elif asked is not None:
-            self._append_sharded(op, Sharded((asked,), (asked,)))
         elif all(map(is_whole, layouts)):
             self._append_home(op, "")
         else:
@@ -62,10 +59,6 @@ class AxisForward(ForwardPropagation):
                 self._append_sharded(op, given)
             else:
                 self._append_home(op, given.reason)
-
-    def _tensors_wanted_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
-        wanted = self._read_whole(outputs)
-        return wanted | forks(self.program, wanted, behind_moves=True)
 
     def _append_home(self, op: Op, reason: str) -> None:
         self._append(None, reason, tuple([self._seen_whole(op, k) for k in range(len(op.out_shapes))]))
@@ -117,9 +110,29 @@ class AxisBackward(WholeBackwardPropagation):
             return self._once(op, required or bool(wanted))
         if self.state.is_everywhere(op):
             return self._step_at_home(op, required, None)
-        everywhere = self._on_every_shard(op)
-        self._demand_inputs(op, everywhere)
-        return Step(False, everywhere, "")
+        made = self._in_pieces(op) or self._on_every_shard(op)
+        self._demand_inputs(op, made)
+        return Step(False, made, "")
+
+    def _in_pieces(self, op: Op) -> Sharded | None:
+        """Return how every device makes its own piece of what all read in the same pieces, and sends nothing for it."""
+        demanded = list(self._demanded(op))
+        layouts = {layout for _, layout in demanded}
+        layout, rule = layouts.pop(), rule_of(op.type)
+        if layouts or not isinstance(layout, Shard) or op.bodies or rule is None:
+            return None
+        found = answer_for_output(rule, op, demanded[0][0].index, layout)
+        if found is None or found.draw or any(found.gives[tensor.index] != layout for tensor, _ in demanded):
+            return None
+        for i, (tensor, want) in enumerate(zip(op.inputs, found.wants, strict=True)):
+            if i not in found.makes and want != REPLICATE and not self._has_each(tensor, want):
+                return None
+        return found
+
+    def _has_each(self, tensor: Tensor, want: Layout) -> bool:
+        """Return whether each device makes its piece of a tensor, or all of it."""
+        made = self.natural.answers[tensor.op]
+        return self._may_repeat(self.program.ops[tensor.op]) if made is None else made.gives[tensor.index] == want
 
     def _once(self, op: Op, is_needed: bool) -> Step:
         for tensor in op.inputs if is_needed else ():
@@ -140,6 +153,8 @@ def _of_variable(program: Program, op: Op, layouts: Sequence[Layout]) -> Sharded
         return Sharded((own, own), ())
     if op.type == "VariableShape" and own == REPLICATE:
         return Sharded((own,), (REPLICATE,))
+    if op.type in _WRITES_ROWS:
+        return _of_rows(program, op, own)
     if (
         op.type.startswith("ResourceApply")
         and lying == [own] * sum(is_handle)
@@ -148,6 +163,21 @@ def _of_variable(program: Program, op: Op, layouts: Sequence[Layout]) -> Sharded
         wants = [own if h or program.shape(t) != () else REPLICATE for h, t in zip(is_handle, op.inputs, strict=True)]
         return Sharded(tuple(wants), ())
     return None
+
+
+def _of_rows(program: Program, op: Op, own: Layout) -> Sharded | None:
+    """Return how rows of a variable are written by their numbers: each device its own, or its part of each."""
+    numbers, rows = op.in_shapes[1:]
+    if own == REPLICATE:
+        return Sharded((REPLICATE,) * 3, ())
+    if not isinstance(own, Shard) or numbers is None or not rows:
+        return None
+    if own.axis > 0:
+        return Sharded((own, REPLICATE, own.along(len(numbers) + own.axis - 1)), ())
+    most = program.ops[op.inputs[1].op].out_dtypes[op.inputs[1].index].max
+    if own.blocks != (1,) or own.size(0) > most or any(type(size) is not int for size in rows[len(numbers) :]):
+        return None
+    return Sharded((own, REPLICATE, REPLICATE), (), shift={1: Shift(own, others=LEFT_OUT)})
 
 
 def _is_elementwise(program: Program, op: Op, is_handle: Sequence[bool]) -> bool:

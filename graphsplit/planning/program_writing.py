@@ -110,6 +110,49 @@ class ProgramWriter:
     def _shapes(self, inputs: Iterable[Tensor]) -> tuple[Any, ...]:
         return tuple([self._ops[t.op].out_shapes[t.index] for t in inputs])
 
+    def _shape_of(self, tensor: Tensor) -> Any:
+        return self._ops[tensor.op].out_shapes[tensor.index]
+
+    def _type_of(self, tensor: Tensor) -> tf.DType:
+        return self._ops[tensor.op].out_dtypes[tensor.index]
+
+    def _number(self, name: str, value: float, like: Tensor) -> Tensor:
+        dtype = self._type_of(like)
+        return self._constant(name, np.array(value, dtype.as_numpy_dtype), dtype)
+
+    def _plain(
+        self,
+        kind: str,
+        name: str,
+        inputs: Sequence[Tensor],
+        *,
+        T: bool = False,  # noqa: N803
+        shape: Any = None,
+        controls: tuple[int, ...] = (),
+    ) -> Tensor:
+        """Append arithmetic whose result has the type, and unless another one is given the shape, of the first."""
+        dtype = self._type_of(inputs[0])
+        node = make_node(self._unused(name), kind, [], **({"T": dtype} if T else {}))
+        return self._new(node, inputs, [(self._shape_of(inputs[0]) if shape is None else shape, dtype)], {}, controls)
+
+    def _compared(self, kind: str, name: str, ids: Tensor, bound: int) -> Tensor:
+        """Append a comparison with a number."""
+        operands = [ids, self._number(f"{name}/bound", bound, ids)]
+        result = [(self._shape_of(ids), tf.bool)]
+        return self._made(kind, self._unused(name), operands, result, {}, T=self._type_of(ids))
+
+    def _select(self, name: str, which: Tensor, this: Tensor, other: Tensor, shape: Any = None) -> Tensor:
+        dtype = self._type_of(this)
+        result = [(shape if shape is not None else self._shape_of(this), dtype)]
+        return self._made("SelectV2", self._unused(name), [which, this, other], result, {}, T=dtype)
+
+    def _widened(self, name: str, tensor: Tensor) -> Tensor:
+        """Append an axis of one entry, the last."""
+        axis, dtype = np.array(-1, np.int32), self._type_of(tensor)
+        operands = [tensor, self._constant(f"{name}/axis", axis, tf.int32)]
+        result = [((*self._shape_of(tensor), 1), dtype)]
+        return self._made("ExpandDims", self._unused(name), operands, result, {1: axis}, T=dtype, Tdim=tf.int32)
+
     def _unused(self, name: str) -> str:
         while name in self._names:
             name += "_"

@@ -7,7 +7,6 @@ what is looked up, every part yields rows for all ids, which count where the id 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -101,36 +100,6 @@ class RowWriter(ProgramWriter):
         below = self._compared("Less", f"{name}/high", ids, high)
         between = self._plain("LogicalAnd", f"{name}/between", [at_least, below])
         return local, between if k else self._plain("LogicalNot", f"{name}/not_of_others", [between])
-
-    def _shape_of(self, tensor: Tensor) -> Any:
-        return self._ops[tensor.op].out_shapes[tensor.index]
-
-    def _type_of(self, tensor: Tensor) -> tf.DType:
-        return self._ops[tensor.op].out_dtypes[tensor.index]
-
-    def _number(self, name: str, value: int, like: Tensor) -> Tensor:
-        dtype = self._type_of(like)
-        return self._constant(name, np.array(value, dtype.as_numpy_dtype), dtype)
-
-    def _plain(self, kind: str, name: str, inputs: Sequence[Tensor], *, T: bool = False) -> Tensor:  # noqa: N803
-        shape, dtype = self._shape_of(inputs[0]), self._type_of(inputs[0])
-        return self._made(kind, self._unused(name), inputs, [(shape, dtype)], {}, **({"T": dtype} if T else {}))
-
-    def _compared(self, kind: str, name: str, ids: Tensor, bound: int) -> Tensor:
-        operands = [ids, self._number(f"{name}/bound", bound, ids)]
-        result = [(self._shape_of(ids), tf.bool)]
-        return self._made(kind, self._unused(name), operands, result, {}, T=self._type_of(ids))
-
-    def _select(self, name: str, which: Tensor, this: Tensor, other: Tensor, shape: Any = None) -> Tensor:
-        dtype = self._type_of(this)
-        result = [(shape if shape is not None else self._shape_of(this), dtype)]
-        return self._made("SelectV2", self._unused(name), [which, this, other], result, {}, T=dtype)
-
-    def _widened(self, name: str, tensor: Tensor) -> Tensor:
-        axis, dtype = np.array(-1, np.int32), self._type_of(tensor)
-        operands = [tensor, self._constant(f"{name}/axis", axis, tf.int32)]
-        result = [((*self._shape_of(tensor), 1), dtype)]
-        return self._made("ExpandDims", self._unused(name), operands, result, {1: axis}, T=dtype, Tdim=tf.int32)
 
     def _flat(self, name: str, tensor: Tensor, rest: Sequence[int]) -> Tensor:
         shape, dtype = np.array([-1, *rest], np.int32), self._type_of(tensor)

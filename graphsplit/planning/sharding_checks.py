@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import tensorflow as tf
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.layouts import Layout, Shard, is_whole
+from graphsplit.core.layouts import PARTIAL_SUM, EvenCut, Layout, Shard, is_whole
 from graphsplit.core.symbolic_sizes import is_same
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.undefined_outputs import undefined_outputs
+from graphsplit.rules import Sharded
+from graphsplit.rules.factors import DROPPED, LEFT_OUT, SKIPPED, ZEROS
 
 
 def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[Tensor, Layout]]:
@@ -24,12 +28,14 @@ def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[T
     shards = step.shards
     if shards is None:
         return []
-    if op.stateful and not shards.draw and op.type != "ReadVariableOp":
+    of_parts = mesh.axis and any(program.ops[t.op].out_dtypes[t.index] == tf.resource for t in op.inputs)
+    if op.stateful and not shards.draw and op.type != "ReadVariableOp" and not of_parts:  # each device has its own part
         raise CheckError(f"{op.name!r} has side effects and would run {mesh.shards} times.")
     if len(shards.wants) != len(op.inputs) or len(shards.gives) != len(op.out_shapes):
         raise CheckError(f"{op.name!r} wants {shards.wants} and gives {shards.gives}.")
     for body in shards.bodies.values():
         body.check()
+    _check_numbers(op, shards)
     undefined = undefined_outputs(op.node)
     for k, layout in enumerate(shards.gives):
         check_size(program, Tensor(op.index, k), layout, mesh)
@@ -42,10 +48,39 @@ def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[T
     return [read for i, read in wanted if i not in shards.makes]
 
 
+def _check_numbers(op: Op, shards: Sharded) -> None:
+    """Raise `CheckError` if numbers of entries of an axis that is cut are read as if a shard had them all."""
+    cut = {
+        "GatherV2": lambda: _lies(shards.wants[0], op.constants.get(2), op.in_shapes[0]),
+        "OneHot": lambda: _lies(shards.gives[0], op.attr("axis").i, op.out_shapes[0]),
+        "UnsortedSegment": lambda: _lies(shards.gives[0], 0, op.out_shapes[0]),
+    }.get("UnsortedSegment" if op.type.startswith("UnsortedSegment") else op.type, lambda: None)()
+    writes_rows = op.type.startswith("ResourceScatter") and isinstance(shards.wants[0], Shard)
+    if writes_rows and shards.wants[0].axis == 0:  # type: ignore[union-attr]
+        cut = shards.wants[0]  # type: ignore[assignment]
+    if cut is None:
+        return
+    known = {"GatherV2": (1, ZEROS), "OneHot": (0, SKIPPED)}
+    operand, others = (1, LEFT_OUT) if writes_rows else known.get(op.type, (1, DROPPED))
+    shift = shards.shift.get(operand)
+    fits = shift is not None and shift.layout.along(cut.axis) == cut
+    if not fits or (shift and isinstance(cut.partition, EvenCut) and shift.others != others):
+        raise CheckError(f"{op.name!r} numbers entries of {cut}, and is given {shift} for those of others.")
+    if op.type == "GatherV2" and shards.gives[0] != PARTIAL_SUM:
+        raise CheckError(f"{op.name!r} has zeros for entries of others, and gives {shards.gives[0]}.")
+
+
+def _lies(layout: Layout, axis: Any, shape: Any) -> Shard | None:
+    """Return how an axis is cut, counted from either end; None if it is not, or unknown."""
+    if not isinstance(layout, Shard) or axis is None or shape is None:
+        return None
+    return layout if layout.axis == int(axis) % len(shape) else None
+
+
 def check_size(program: Program, tensor: Tensor, layout: Layout, mesh: Mesh) -> None:
     """Raise `CheckError` unless a tensor can be cut as a layout says."""
-    if not isinstance(layout, Shard) or program.ops[tensor.op].out_dtypes[tensor.index] == tf.variant:
-        return  # (the axes of a list are those of its elements)
+    if not isinstance(layout, Shard) or program.ops[tensor.op].out_dtypes[tensor.index] in (tf.variant, tf.resource):
+        return  # (the axes of a list are those of its elements, and those of a handle the variable's)
     shape = program.shape(tensor)
     if shape is None or layout.axis >= len(shape) or not is_same(shape[layout.axis], layout.size(mesh.batch)):
         name = program.ops[tensor.op].name

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
-from graphsplit.core.layouts import BATCH, PARTIAL_SUM, REPLICATE, Layout, Partial, Shard
+from graphsplit.core.layouts import BATCH, PARTIAL_SUM, REPLICATE, EvenCut, Layout, Partial, Shard
 from graphsplit.core.polynomials import UndecidedError
 from graphsplit.core.symbolic_sizes import ROWS, Shape, Size, are_same, as_exact, as_size, is_same, quotient
 from graphsplit.program.program import Op
-from graphsplit.rules.factors import Declined, Dim, Dims, Factors
+from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Shift
 from graphsplit.rules.registry import Answer, Rule, Sharded, pass_through, rule_of
 
 _MOST_BLOCKS = 4096  # of an axis: to cut it and to join it takes an operand for each, on every shard
@@ -201,6 +201,9 @@ def _axis_of(dims: Dims, cut: Shard) -> Shard | None:
 
 
 def _along(factors: Factors, cut: Shard) -> Sharded | None:
+    numbered = factors.numbered.get(cut.axis)
+    if numbered and not (isinstance(cut.partition, EvenCut) and len(cut.blocks) == 1):
+        return None  # whose numbers of rows may be told apart only where they are known
     wants = tuple([_axis_of(dims, cut) or REPLICATE for dims in factors.inputs])
     gives: list[Layout] = []
     for dims in factors.outputs:
@@ -213,4 +216,5 @@ def _along(factors: Factors, cut: Shard) -> Sharded | None:
             gives.append(Partial(factors.contracted[cut.axis]))
         else:
             return None
-    return Sharded(wants, tuple(gives), factors.resize.get(cut.axis, ()), draw=factors.draw)
+    shift = {numbered.operand: Shift(cut, others=numbered.others)} if numbered else {}
+    return Sharded(wants, tuple(gives), factors.resize.get(cut.axis, ()), draw=factors.draw, shift=shift)

@@ -62,14 +62,28 @@ class Resize(NamedTuple):
     extent: Shard | Place | None = None
 
 
+SKIPPED, DROPPED, ZEROS, LEFT_OUT = "skipped", "dropped", "zeros", "left out"
+"""What becomes of numbers of entries that other shards have: the operation passes over whatever is none of its own; it
+passes over -1, which they become; it reads the first entry for them, and gives zeros there; they are taken out."""
+
+
 class Shift(NamedTuple):
     """An operand numbers what lies so in the whole: a shard takes off how much there is before its own.
 
     With `columns`, it consists of vectors of so many indices, of which the first is that number.
+    A number of no shard is the first one's, whose operation says what it says of such.
     """
 
     layout: Shard
     columns: int = 0
+    others: str = ""
+
+
+class Numbered(NamedTuple):
+    """An operand numbers the entries of a factor: which, and what becomes of numbers of others' entries."""
+
+    operand: int
+    others: str
 
 
 class Draw(NamedTuple):
@@ -91,6 +105,7 @@ class Factors:
       contracted: factors that the outputs lack, and the reduction that joins the devices' parts (`sum`, `max`, ...).
       resize: per factor, the elements of shape operands that hold its size.
       draw: for random ops, how to draw the numbers of some rows.
+      numbered: per factor, the operand that numbers its entries.
     """
 
     inputs: tuple[Dims, ...]
@@ -98,6 +113,7 @@ class Factors:
     contracted: Mapping[int, str] = field(default_factory=dict)
     resize: Mapping[int, tuple[Resize, ...]] = field(default_factory=dict)
     draw: Draw | None = None
+    numbered: Mapping[int, Numbered] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

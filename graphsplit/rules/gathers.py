@@ -8,15 +8,18 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
+import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
 from graphsplit.core.symbolic_sizes import Shape, is_at_least, is_one, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.blocks import blocks_between, rows_of
 from graphsplit.rules.contractions import shape_operand
-from graphsplit.rules.factors import Declined, Dim, Factors, Resize
+from graphsplit.rules.factors import SKIPPED, ZEROS, Declined, Dim, Factors, Numbered, Resize
 from graphsplit.rules.own_rows import own_elements
 from graphsplit.rules.registry import Answer, Sharded, register
+
+_PICKED = 200  # the factor whose entries are numbered: no axis has this number
 
 
 class _Spec(NamedTuple):
@@ -189,10 +192,26 @@ def gather(op: Op) -> Factors | Declined:
     batch = op.attr("batch_dims").i
     batch += len(indices) if batch < 0 else 0
     at = int(axis) % len(params)
-    params_dims: list[Dim] = [None if i == at else i for i in range(len(params))]
+    # (zeros for entries of others fit to the result where nothing stands between its axes)
+    in_parts = _may_be_numbered(op, 1, params[at]) and is_number(op.out_dtypes[0]) and batch in (0, at)
+    params_dims: list[Dim] = [(_PICKED if in_parts else None) if i == at else i for i in range(len(params))]
     index_dims: list[Dim] = [i if i < batch else 100 + i for i in range(len(indices))]
     output = (*params_dims[:at], *index_dims[batch:], *params_dims[at + 1 :])
-    return Factors((tuple(params_dims), tuple(index_dims), None), (output,))
+    dims = (tuple(params_dims), tuple(index_dims), None)
+    if not in_parts:
+        return Factors(dims, (output,))
+    return Factors(dims, (output,), {_PICKED: "sum"}, numbered={_PICKED: Numbered(1, ZEROS)})
+
+
+def _may_be_numbered(op: Op, operand: int, size: Any) -> bool:
+    """Return whether the integers of an operand may be moved by any number of entries of an axis."""
+    [name] = [name for name in ("Tindices", "TI") if name in op.node.attr]
+    return type(size) is int and size <= tf.as_dtype(op.attr(name).type).max
+
+
+def is_number(dtype: tf.DType) -> bool:
+    """Return whether there are zeros of a type, which can be added up."""
+    return bool(dtype.is_floating or dtype.is_integer or dtype.is_complex)
 
 
 @register("GatherNd", linear=(0,), layouts=own_elements)
@@ -209,11 +228,15 @@ def gather_nd(op: Op) -> Factors | Declined:
 
 @register("OneHot")
 def one_hot(op: Op) -> Factors | Declined:
-    """`ab -> abn`; the new axis (the last, or `axis`) is whole."""
-    shape = op.in_shapes[0]
+    """`ab -> abn`, the new axis (the last, or `axis`) as long as a device needs it."""
+    shape, depth = op.in_shapes[0], op.constants.get(1)
     if shape is None:
         return Declined("the rank of its indices is not known")
     dims: list[Dim] = list(range(len(shape)))
     axis = op.attr("axis").i
     axis = len(shape) if axis == -1 else axis
-    return Factors((tuple(dims), None, None, None), ((*dims[:axis], None, *dims[axis:]),))
+    if depth is None or 1 in op.symbols or not _may_be_numbered(op, 0, int(depth)):
+        return Factors((tuple(dims), None, None, None), ((*dims[:axis], None, *dims[axis:]),))
+    output = (*dims[:axis], _PICKED, *dims[axis:])
+    resize = {_PICKED: (Resize(1, (), np.asarray(depth)),)}
+    return Factors((tuple(dims), None, None, None), (output,), resize=resize, numbered={_PICKED: Numbered(0, SKIPPED)})

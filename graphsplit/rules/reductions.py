@@ -5,10 +5,11 @@ from __future__ import annotations
 import operator
 
 import numpy as np
+import tensorflow as tf
 
 from graphsplit.program.program import Op
 from graphsplit.rules.contractions import shape_operand
-from graphsplit.rules.factors import Declined, Dims, Factors, Resize
+from graphsplit.rules.factors import DROPPED, Declined, Dims, Factors, Numbered, Resize
 from graphsplit.rules.own_rows import own_scatter, own_segments
 from graphsplit.rules.registry import register
 
@@ -69,6 +70,7 @@ def l2_loss(op: Op) -> Factors | Declined:
     return Factors((tuple(range(rank)),), ((),), dict.fromkeys(range(rank), "sum"))
 
 
+_SEGMENT = 200  # the factor that segments are entries of: no axis has this number
 _SEGMENTS = {
     "UnsortedSegmentSum": "sum",
     "UnsortedSegmentMax": "max",
@@ -88,7 +90,12 @@ def unsorted_segments(op: Op) -> Factors | Declined:
     if data is None or ids is None:
         return Declined("the rank of an operand is not known")
     rows, rest = tuple(range(len(ids))), tuple(range(len(ids), len(data)))
-    return Factors((rows + rest, rows, None), ((None, *rest),), dict.fromkeys(rows, _SEGMENTS[op.type]))
+    contracted, count = dict.fromkeys(rows, _SEGMENTS[op.type]), op.constants.get(2)
+    if count is None or 2 in op.symbols or int(count) > tf.as_dtype(op.attr("Tindices").type).max:
+        return Factors((rows + rest, rows, None), ((None, *rest),), contracted)
+    resize = {_SEGMENT: (Resize(2, (), np.asarray(count)),)}
+    numbered = {_SEGMENT: Numbered(1, DROPPED)}
+    return Factors((rows + rest, rows, None), ((_SEGMENT, *rest),), contracted, resize, numbered=numbered)
 
 
 @register("ScatterNd", linear=(1,), layouts=own_scatter)

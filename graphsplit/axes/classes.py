@@ -1,0 +1,172 @@
+"""Softmax and cross entropy over classes that are cut along an axis of the mesh, by a maximum and sums.
+
+TensorFlow has one kernel for each, which needs all classes of a row at once, though all that a row's classes share is
+their largest logit, the sum of their exponentials and the logit of the label: three numbers, whatever the vocabulary.
+(Megatron-LM does the same, Shoeybi et al. 2019, section 3.) Where the classes are cut, such an operation is written as
+ordinary ones before the axis is planned, and rules do the rest; elsewhere the kernel stays.
+
+What is -infinity is as in the kernels, and so is a label out of range: an error, or (on GPUs) NaN.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.core.layouts import EvenCut, Shard
+from graphsplit.planning.forward_propagation import NaturalForms
+from graphsplit.planning.program_writing import ProgramWriter
+from graphsplit.program.program import Op, Program, Tensor
+
+_KINDS = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
+
+
+def with_cut_classes(program: Program, forward: Callable[[Program], NaturalForms]) -> tuple[Program, NaturalForms]:
+    """Return a program whose operations over classes that are cut are taken apart, and its natural forms.
+
+    Args:
+      program: what is planned along the axis.
+      forward: returns the natural forms of a program along it.
+    """
+    natural = forward(program)
+    while found := [op for op in program.ops if _is_cut(op, natural)]:  # (what follows from one may be cut, too)
+        program = _Writer(program, found).write()
+        natural = forward(program)
+    return program, natural
+
+
+def _is_cut(op: Op, natural: NaturalForms) -> bool:
+    """Return whether an operation works on classes that are cut."""
+    if op.type not in _KINDS or op.controls or op.out_shapes[-1] is None or op.in_shapes[0] is None:
+        return False
+    layout, classes = natural.layout(op.inputs[0]), len(op.in_shapes[0]) - 1
+    is_along = isinstance(layout, Shard) and layout.axis == classes and isinstance(layout.partition, EvenCut)
+    is_one = isinstance(layout, Shard) and len(layout.blocks) == 1
+    return is_along and is_one and (op.type != "SoftmaxCrossEntropyWithLogits" or op.in_shapes[0] == op.in_shapes[1])
+
+
+class _Writer(ProgramWriter):
+    """Writes a program again, with some operations over classes taken apart."""
+
+    def __init__(self, program: Program, found: Sequence[Op]):
+        super().__init__([op.name for op in program.ops])
+        self._program = program
+        self._found = {op.index for op in found}
+
+    def write(self) -> Program:
+        """Return the program."""
+        made: dict[int, list[Tensor]] = {}
+        for op in self._program.ops:
+            inputs = [made[tensor.op][tensor.index] for tensor in op.inputs]
+            if op.index in self._found:
+                with self._serving(op):
+                    made[op.index] = self._taken_apart(op, inputs)
+            else:
+                first = self._append(op, op.name, inputs, [made[i][0].op for i in op.controls])
+                made[op.index] = [Tensor(first.op, k) for k in range(max(len(op.out_shapes), 1))]
+        at = {position: results[0].op for position, results in made.items()}
+        return replace(
+            self._program,
+            ops=tuple(self._ops),
+            inputs=tuple([at[i] for i in self._program.inputs]),
+            captures=tuple([at[i] for i in self._program.captures]),
+            outputs=tuple([made[tensor.op][tensor.index] for tensor in self._program.outputs]),
+            effects=tuple([at[i] for i in self._program.effects]),
+        )
+
+    def _taken_apart(self, op: Op, inputs: Sequence[Tensor]) -> list[Tensor]:
+        own, narrow = op.out_dtypes[0], op.out_dtypes[0].size < 4
+        logits = self._cast(f"{op.name}/wide", inputs[0], tf.float32) if narrow else inputs[0]  # as sums over many are
+        if op.type == "SparseSoftmaxCrossEntropyWithLogits":
+            results = self._sparse(op.name, logits, inputs[1])
+        elif op.type == "SoftmaxCrossEntropyWithLogits":
+            labels = self._cast(f"{op.name}/labels", inputs[1], tf.float32) if narrow else inputs[1]
+            results = self._dense(op.name, logits, labels)
+        else:
+            results = [self._softmax(op.name, logits, logarithm=op.type == "LogSoftmax")]
+        return [self._cast(f"{op.name}/narrow_{k}", r, own) for k, r in enumerate(results)] if narrow else results
+
+    def _softmax(self, name: str, logits: Tensor, *, logarithm: bool) -> Tensor:
+        _, shifted, powers, total = self._powers(name, logits)
+        if logarithm:
+            return self._made_of("Sub", f"{name}/result", shifted, self._made_of("Log", f"{name}/log", total))
+        return self._made_of("RealDiv", f"{name}/result", powers, total)
+
+    def _powers(self, name: str, logits: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Return the largest logit, what others have less, the exponentials of that, and their sum."""
+        largest = self._reduced("Max", f"{name}/largest", logits, keep=True)
+        shifted = self._made_of("Sub", f"{name}/shifted", logits, largest)
+        powers = self._made_of("Exp", f"{name}/powers", shifted)
+        return largest, shifted, powers, self._reduced("Sum", f"{name}/total", powers, keep=True)
+
+    def _dense(self, name: str, logits: Tensor, labels: Tensor) -> list[Tensor]:
+        _, shifted, powers, total = self._powers(name, logits)
+        less = self._made_of("Sub", f"{name}/less", shifted, self._made_of("Log", f"{name}/log", total))
+        weighted = self._made_of("Mul", f"{name}/weighted", less, labels)
+        loss = self._made_of("Neg", f"{name}/loss", self._reduced("Sum", f"{name}/sum", weighted, keep=False))
+        probabilities = self._made_of("RealDiv", f"{name}/probabilities", powers, total)
+        return [loss, self._made_of("Sub", f"{name}/gradient", probabilities, labels)]
+
+    def _sparse(self, name: str, logits: Tensor, labels: Tensor) -> list[Tensor]:
+        classes = int(self._shape_of(logits)[-1])
+        largest, _, powers, total = self._powers(name, logits)
+        picked = self._picked(f"{name}/picked", logits, labels)
+        total = self._if_valid(name, labels, total, classes)
+        highest = self._squeezed(f"{name}/highest", largest)
+        log = self._squeezed(f"{name}/log", self._made_of("Log", f"{name}/logs", total))
+        loss = self._made_of("Sub", f"{name}/loss", log, self._made_of("Sub", f"{name}/below", picked, highest))
+        probabilities = self._made_of("RealDiv", f"{name}/probabilities", powers, total)
+        hot = self._one_hot(f"{name}/hot", labels, classes, self._type_of(logits))
+        # (who only reads the gradient is told of labels out of range, too)
+        return [loss, self._made_of("Sub", f"{name}/gradient", probabilities, hot, controls=(picked.op,))]
+
+    def _made_of(self, kind: str, name: str, *tensors: Tensor, controls: tuple[int, ...] = ()) -> Tensor:
+        return self._plain(kind, name, tensors, T=True, controls=controls)
+
+    def _if_valid(self, name: str, labels: Tensor, total: Tensor, classes: int) -> Tensor:
+        """Return a sum, NaN for a label out of range: kernels on GPUs say nothing else of those."""
+        compared = [
+            self._compared(kind, f"{name}/{word}", labels, bound)
+            for kind, word, bound in (("GreaterEqual", "from", 0), ("Less", "below", classes))
+        ]
+        valid = self._widened(f"{name}/column", self._plain("LogicalAnd", f"{name}/valid", compared))
+        return self._select(f"{name}/sum", valid, total, self._number(f"{name}/nan", math.nan, total))
+
+    def _picked(self, name: str, logits: Tensor, labels: Tensor) -> Tensor:
+        axis, dtype, indices = np.array(1, np.int32), self._type_of(logits), self._type_of(labels)
+        operands = [logits, labels, self._constant(f"{name}/axis", axis, tf.int32)]
+        types = {"Tparams": dtype, "Tindices": indices, "Taxis": tf.int32, "batch_dims": 1}
+        return self._made(
+            "GatherV2", self._unused(name), operands, [(self._shape_of(labels), dtype)], {2: axis}, **types
+        )
+
+    def _one_hot(self, name: str, labels: Tensor, classes: int, dtype: tf.DType) -> Tensor:
+        depth = np.array(classes, np.int32)
+        numbers = [np.array(value, dtype.as_numpy_dtype) for value in (1, 0)]
+        operands = [labels, self._constant(f"{name}/depth", depth, tf.int32)]
+        operands += [self._constant(f"{name}/{word}", n, dtype) for word, n in zip(("on", "off"), numbers, strict=True)]
+        shape = (*(self._shape_of(labels) or ()), classes)
+        types = {"T": dtype, "TI": self._type_of(labels), "axis": -1}
+        return self._made("OneHot", self._unused(name), operands, [(shape, dtype)], {1: depth}, **types)
+
+    def _reduced(self, kind: str, name: str, tensor: Tensor, *, keep: bool) -> Tensor:
+        shape, dtype = self._shape_of(tensor) or (), self._type_of(tensor)
+        axes = np.array([len(shape) - 1], np.int32)
+        operands = [tensor, self._constant(f"{name}/axes", axes, tf.int32)]
+        result = [((*shape[:-1], *((1,) if keep else ())), dtype)]
+        return self._made(kind, self._unused(name), operands, result, {1: axes}, T=dtype, Tidx=tf.int32, keep_dims=keep)
+
+    def _squeezed(self, name: str, tensor: Tensor) -> Tensor:
+        shape, dtype = self._shape_of(tensor) or (), self._type_of(tensor)
+        axes = [len(shape) - 1]
+        return self._made(
+            "Squeeze", self._unused(name), [tensor], [(shape[:-1], dtype)], {}, T=dtype, squeeze_dims=axes
+        )
+
+    def _cast(self, name: str, tensor: Tensor, dtype: tf.DType) -> Tensor:
+        result = [(self._shape_of(tensor), dtype)]
+        return self._made("Cast", self._unused(name), [tensor], result, {}, SrcT=self._type_of(tensor), DstT=dtype)
