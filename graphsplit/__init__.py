@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from graphsplit.api.scaling import scaling
     from graphsplit.api.variable_layouts import set_variable_layout, variable_layout
     from graphsplit.api.verification import Report, verify
+    from graphsplit.api.with_layout import with_layout
     from graphsplit.clusters.cluster import Cluster, connect
     from graphsplit.clusters.local_workers import LocalWorkers
     from graphsplit.core.devices import available_devices, use_logical_devices
@@ -62,6 +63,7 @@ _MODULES = {
     "api.variable_layouts": ["set_variable_layout", "variable_layout"],
     "api.differences": ["Difference"],
     "api.verification": ["Report", "verify"],
+    "api.with_layout": ["with_layout"],
     "clusters.cluster": ["Cluster", "connect"],
     "clusters.local_workers": ["LocalWorkers"],
     "core.devices": ["available_devices", "use_logical_devices"],
@@ -133,6 +135,7 @@ __all__ = [
     "variable_layout",
     "verify",
     "visualize_layout",
+    "with_layout",
 ]
 
 

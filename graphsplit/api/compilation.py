@@ -9,7 +9,7 @@ from typing import Any
 from graphsplit.api.argument_splitting import Splitting, argument_paths, resolve_split
 from graphsplit.api.automatic_plans import Automatic, machine_like
 from graphsplit.api.default_home import default_home
-from graphsplit.api.mesh_checks import check_mesh
+from graphsplit.api.mesh_checks import check_asked, check_mesh
 from graphsplit.api.options import Options
 from graphsplit.api.pipeline_devices import check_no_others, stages_asked
 from graphsplit.api.plan_search import LAYOUTS, Candidate, choose
@@ -64,12 +64,14 @@ def trace_and_plan(
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
     check_mesh(traced, options, devices)
-    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes))
+    grid = device_mesh(options.mesh, devices) if options.mesh else None
+    asked = check_asked(traced.program, grid) if grid is not None else []
+    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *asked, *notes))
     if options.automatic is not None:
         return traced, _automatic_plan(traced, splitting, options, options.automatic, devices, runs)
 
     def make_plan(reshard: bool) -> Plan:
-        program, state = program_on_mesh(traced, find_state, reshard)
+        program, state = program_on_mesh(traced, find_state, reshard, grid)
         if options.home is not None:
             return plan_for(program, splitting, options, devices, home, state)
         near, said = default_home(traced, program, state, devices)

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from difflib import get_close_matches
 
 from graphsplit.api.options import Options
-from graphsplit.core.device_mesh import device_mesh
+from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, device_mesh
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.layouts import Cut
 from graphsplit.core.parted_variables import parts_of
+from graphsplit.core.symbolic_sizes import has_sizes
+from graphsplit.program.asked_layouts import asked_of, is_of_gradient
+from graphsplit.program.program import Op, Program
 from graphsplit.tracing.trace import Trace
 
 
@@ -43,3 +48,54 @@ def check_mesh(traced: Trace, options: Options, devices: Sequence[str]) -> None:
             f"mesh {grid}: the function calls {stages[0].name!r}, which on_device gives devices of its own. A mesh "
             "with another axis than the batch's has devices for all of it."
         )
+
+
+def check_asked(program: Program, grid: DeviceMesh) -> list[str]:
+    """Return what to say of the layouts that `with_layout` asks for.
+
+    Args:
+      program: the function.
+      grid: the mesh on which it runs.
+
+    Raises:
+      ArgumentError: for an axis that the mesh has not, and for a dimension with fewer entries than an axis has devices.
+      UnsupportedError: for a dimension of unknown length along another axis than the batch's.
+    """
+    ops = [op for op in program.ops if not is_of_gradient(op)]  # (whose layouts are those of what they are of)
+    asked = [(op, axes) for op in ops if (axes := asked_of(op)) is not None]
+    wrong = [text for op, axes in asked for name in axes if name and (text := _misfit(program, op, name, axes, grid))]
+    if wrong:
+        raise ArgumentError(f"with_layout does not fit mesh {grid}:\n{bullet_list(list(dict.fromkeys(wrong)))}")
+    said = Counter(f"with_layout {_described(program, op)}" for op, _ in asked)
+    inside = [op for op in ops if any(asked_of(own) for body in op.bodies.values() for own in body.ops)]
+    return [
+        *[f"{text}, {count} times" if count > 1 else text for text, count in said.items()],
+        *[f"with_layout inside of {op.type} {op.name!r} is not followed" for op in inside],
+    ]
+
+
+def _described(program: Program, op: Op) -> str:
+    shape, line = op.out_shapes[0], program.line_of(op)
+    sizes = "" if shape is None else f" of {[None if size is None else int(size) for size in shape]}"
+    return f"{asked_of(op)!r}{sizes}" + (f" at {line}" if line else "")
+
+
+def _misfit(program: Program, op: Op, name: str, axes: Sequence[str | None], grid: DeviceMesh) -> str:
+    """Say why what is asked of a tensor along an axis cannot be; "" if it can."""
+    what, sizes = _described(program, op), dict(grid.sizes)
+    if name == BATCH_AXIS:
+        return ""
+    if name not in sizes:
+        near = get_close_matches(name, sizes, 1)
+        meant = f". Did you mean {near[0]!r}?" if near else ""
+        return f"{what}: there is no axis {name!r}; there are {', '.join(map(repr, sizes))}{meant}"
+    dimension = axes.index(name)
+    length = op.out_shapes[0][dimension] if op.out_shapes[0] is not None else None
+    if not isinstance(length, int) or has_sizes((length,)):
+        raise UnsupportedError(
+            f"with_layout {what}: the length of dimension {dimension} is not known when it is planned, and {name!r} "
+            "cuts known lengths. Call the function with tensors of known shapes, or name another dimension."
+        )
+    if length < sizes[name]:
+        return f"{what}: dimension {dimension} has {length} entries, and {name!r} has {sizes[name]} devices"
+    return ""

@@ -99,6 +99,7 @@ def planned_along(program: Program, axis: str, columns: int, laid: Mapping[str, 
         return AxisForward(
             program,
             laid={i: laid[name] for i in program.captures if (name := program.ops[i].name) in laid},
+            axis=axis,
             input_layouts=(SINGLE_DEVICE,) * len(program.inputs),
             control_flow=answer,
             whole_outputs=program.outputs,

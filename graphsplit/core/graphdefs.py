@@ -86,8 +86,10 @@ def set_inputs(node: Any, inputs: Iterable[str]) -> None:
             waits[reference] = None
         else:
             data.append(reference)
-    del node.input[:]
-    node.input.extend([*data, *waits] if waits else data)
+    data += waits
+    if data != node.input:  # (to write costs more than to look)
+        del node.input[:]
+        node.input.extend(data)
 
 
 def with_inputs(node: Any, inputs: Iterable[str]) -> Any:

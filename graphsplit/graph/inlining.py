@@ -77,11 +77,20 @@ class Replaced:
     def __init__(self) -> None:
         self._results: dict[str, str] = {}  # "call:2" -> the reference inside of the body
         self._ends: dict[str, list[str]] = {}  # "call" -> the nodes that have run when the call has
+        self._spelled: set[str] = (
+            set()
+        )  # how others may name them: few do, and one look at all that a node reads says so
 
     def add(self, name: str, body: Body, more_ends: Iterable[str]) -> None:
         """Note that a body is in the place of a call, which has ended when its effects and others have run."""
-        self._results.update({f"{name}:{k}": reference for k, reference in enumerate(body.results)})
+        results = {f"{name}:{k}": reference for k, reference in enumerate(body.results)}
+        self._results.update(results)
+        self._spelled.update(results, [name, f"^{name}"])
         self._ends[name] = [*body.effects, *more_ends]
+
+    def concern(self, references: Iterable[str]) -> bool:
+        """Return whether something else stands for any of some references."""
+        return not self._spelled.isdisjoint(references)
 
     def now(self, references: Iterable[str]) -> list[str]:
         """Return what stands for references: tensors first, and each wait once."""
@@ -116,10 +125,12 @@ def inline_calls(graph: Any, results: Sequence[str], compiled: bool = False) -> 
       The nodes, and `results` as they are named now.
     """
     library, replaced = {function.signature.name: function for function in graph.library.function}, Replaced()
+    called = CALL_TYPES | library.keys()
 
     def inlined(nodes: Iterable[Any]) -> Iterator[Any]:
         for node in nodes:
-            stays = node.op in CALL_TYPES and is_compiled(node) and not compiled
+            kind = node.op
+            stays = (kind in CALL_TYPES and is_compiled(node) and not compiled) or kind not in called
             function = None if stays else function_called(node, library)
             if function is None:
                 yield node
@@ -133,7 +144,8 @@ def inline_calls(graph: Any, results: Sequence[str], compiled: bool = False) -> 
 
     found = list(inlined(graph.node))
     for node in found:
-        node.input[:] = replaced.now(node.input)
+        if replaced.concern(node.input):
+            node.input[:] = replaced.now(node.input)
     names = [replaced.now([reference]) for reference in results]
     return found, [name for own in names for name in own]
 

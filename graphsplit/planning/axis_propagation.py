@@ -12,15 +12,16 @@ first, which sends them.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Partial, Shard, SingleDevice, is_whole
 from graphsplit.planning.backward_propagation import WholeBackwardPropagation
-from graphsplit.planning.forward_propagation import ForwardPropagation
+from graphsplit.planning.forward_propagation import ForwardPropagation, forks
 from graphsplit.planning.steps import Step
+from graphsplit.program.asked_layouts import along
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Answer, Sharded, answer, answer_for_output, rule_of
 from graphsplit.rules.factors import LEFT_OUT, Shift
@@ -38,9 +39,11 @@ class AxisForward(ForwardPropagation):
 
     Args:
       laid: the layouts of captured handles that lie along it, by position.
+      axis: what it is called.
     """
 
     laid: Mapping[int, Layout] = field(kw_only=True)
+    axis: str = field(kw_only=True)
     _moved: set[tuple[Tensor, Layout]] = field(default_factory=set, init=False)  # what moves for an operation before
 
     def _visit(self, op: Op) -> None:
@@ -48,9 +51,11 @@ class AxisForward(ForwardPropagation):
             self._append(Sharded((), (self.laid[op.index],)), "", (self.laid[op.index],))
             return
         layouts = [self.layout(tensor) for tensor in op.inputs]
-        found = _of_variable(self.program, op, layouts)
+        found, asked = _of_variable(self.program, op, layouts), along(op, self.axis)
         if found is not None:
             self._append_sharded(op, found)
+        elif asked is not None:
+            self._append_sharded(op, Sharded((asked,), (asked,)))
         elif all(map(is_whole, layouts)):
             self._append_home(op, "")
         else:
@@ -59,6 +64,10 @@ class AxisForward(ForwardPropagation):
                 self._append_sharded(op, given)
             else:
                 self._append_home(op, given.reason)
+
+    def _tensors_wanted_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
+        wanted = self._read_whole(outputs)
+        return wanted | forks(self.program, wanted, behind_moves=True)
 
     def _append_home(self, op: Op, reason: str) -> None:
         self._append(None, reason, tuple([self._seen_whole(op, k) for k in range(len(op.out_shapes))]))

@@ -77,8 +77,8 @@ class _Writer:
         self._op = program.ops[tensor.op]
         self._size = program.bytes(tensor)
         self._shape = program.shape(tensor)
-        self._made_on = [mesh.device_of(d, self._op) for d in self._shards]
-        self._near = [mesh.near(d, self._op) for d in self._shards]
+        self._made_on = mesh.devices_of(self._op)
+        self._near = mesh.devices_near(self._op)
 
     def _add(self, value: Value) -> int:
         self.values.append(value)
@@ -93,15 +93,20 @@ class _Writer:
 
     def _own(self, d: int, layout: Layout) -> int:
         """Return what shard `d` has."""
-        is_cut = isinstance(layout, Shard)
-        size = round(self._size * self._mesh.share(d)) if is_cut else self._size
-        of_rows = isinstance(layout, Partial) or (isinstance(layout, Shard) and layout.partition == BATCH)
-        return self._add(
-            Own((), self._made_on[d], size, d if of_rows else None, tensor=self._tensor, layout=layout, by=d)
-        )
+        [own] = self._owns(layout, [d])
+        return own
 
-    def _owns(self, layout: Layout) -> list[int]:
-        return [self._own(d, layout) for d in self._shards]
+    def _owns(self, layout: Layout, shards: Iterable[int] | None = None) -> list[int]:
+        """Return what shards have, all of them if it is not said which."""
+        is_cut = isinstance(layout, Shard)
+        of_rows = isinstance(layout, Partial) or (isinstance(layout, Shard) and layout.partition == BATCH)
+        found = []
+        for d in self._shards if shards is None else shards:
+            size = round(self._size * self._mesh.share(d)) if is_cut else self._size
+            shard = d if of_rows else None
+            own = Own((), self._made_on[d], size, shard, tensor=self._tensor, layout=layout, by=d)
+            found.append(self._add(own))
+        return found
 
     def sent(self, own: int, target: Layout) -> list[Read]:
         """Return who reads a whole value: a device, or all shards."""

@@ -210,7 +210,7 @@ class ForwardPropagation:
 
     def _tensors_wanted_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
         wanted = self._read_whole(outputs)
-        return wanted | _forks(self.program, wanted)
+        return wanted | forks(self.program, wanted)
 
     def _read_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
         wanted = {*outputs, *[tensor for i in self.program.places for tensor in self.program.ops[i].inputs]}
@@ -233,15 +233,21 @@ class LocalForwardPropagation(ForwardPropagation):
         return self._read_whole(outputs)
 
 
-def _forks(program: Program, wanted: Collection[Tensor]) -> set[Tensor]:
+def forks(program: Program, wanted: Collection[Tensor], behind_moves: bool = False) -> set[Tensor]:
     """Return the tensors that are reduced for no more than what linear readers make of them.
 
     A partial sum stays partial through linear ops and is reduced behind them. Behind a fork that is more than once (a
     BatchNormalization reads its mean in three shapes); behind ops that only reshape it, once at home is less than once
     on every shard. (What is taken apart because a variable lies in parts is reduced behind that, each part where its
     part of the variable is.)
+
+    Args:
+      program: what is planned.
+      wanted: what must be whole anyway.
+      behind_moves: whether what is only reshaped is reduced behind that: where every device has what is whole, that
+        costs no more, and who reads it in parts has it reduced in parts.
     """
-    forks: set[Tensor] = set()
+    found: set[Tensor] = set()
     apart = {program.ops[i].inputs[0] for i in program.divides if program.ops[i].type == "SplitV"}  # parts of variables
     ends: dict[Tensor, dict[Tensor, bool]] = {}  # where it would be reduced if it were partial; added to others before?
     for op in reversed(program.ops):
@@ -250,16 +256,17 @@ def _forks(program: Program, wanted: Collection[Tensor]) -> set[Tensor]:
             tensor = Tensor(op.index, k)
             reached, size = ends.pop(tensor, {}), program.bytes(tensor)
             is_fork = len(reached) > 1 and 0 < size <= sum(map(program.bytes, reached))
-            if tensor not in apart and (is_fork or _is_only_moved(program, size, dtype, reached)):
-                forks.add(tensor)
-            ends_here = tensor in wanted or tensor in forks or tensor in apart
+            is_moved = not behind_moves and _is_only_moved(program, size, dtype, reached)
+            if tensor not in apart and (is_fork or is_moved):
+                found.add(tensor)
+            ends_here = tensor in wanted or tensor in found or tensor in apart
             behind.update({tensor: False} if ends_here else reached)
         joins = len(op.inputs) - len(op.constants) > 1
         for tensor in op.inputs:
             reached = ends.setdefault(tensor, {})
             if len(reached) < _MOST_ENDS:
                 reached.update(dict.fromkeys(behind, True) if joins else behind)
-    return forks
+    return found
 
 
 def _is_only_moved(program: Program, size: int, dtype: tf.DType, reached: Mapping[Tensor, bool]) -> bool:

@@ -37,9 +37,11 @@ def _unmovable(program: Program, steps: Sequence[Step], moves: Sequence[Move]) -
 def _ill_fitting(program: Program, steps: Sequence[Step], batch: int) -> dict[int, str]:
     """Return the ops that write to a list, or read of it, what has other rows than the list's other elements."""
     found = {}
-    for op, step in zip(program.ops, steps, strict=True):
+    for op, step in zip(program.ops, steps, strict=True) if batch else ():
+        if not step.shards:
+            continue
         types = [program.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
-        if not step.shards or not batch or tf.variant not in (*types, *op.out_dtypes):
+        if tf.variant not in (*types, *op.out_dtypes):
             continue
         are_cut = [_gives(steps[t.op], t.index) != want for t, want in zip(op.inputs, step.shards.wants, strict=True)]
         layouts, shapes = (*step.shards.wants, *step.shards.gives), (*op.in_shapes, *op.out_shapes)

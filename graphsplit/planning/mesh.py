@@ -62,6 +62,16 @@ class Mesh:
         """Return the device on which shard `d` runs an operation: that of its stage or column, or the shard's own."""
         return op.stage.device(self.positions[d]) if op.stage else self.near(d, op)
 
+    def devices_of(self, op: Op) -> Sequence[str]:
+        """Return the device on which each shard runs an operation; see `device_of`."""
+        return [op.stage.device(position) for position in self.positions] if op.stage else self.devices_near(op)
+
+    def devices_near(self, op: Op) -> Sequence[str]:
+        """Return the device of each shard in the column of an operation."""
+        column = op.provenance.column
+        own = None if column is None or not self.columns else self.columns[column]
+        return self.devices if own is None else [own[position] for position in self.positions]
+
     def near(self, d: int, op: Op) -> str:
         """Return the device of shard `d` in the column of an operation."""
         column = op.provenance.column

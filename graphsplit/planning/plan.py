@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from graphsplit.core.errors import CheckError
+from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import PARTIAL_SUM
 from graphsplit.core.notebooks import text_html
 from graphsplit.planning.automatic_stages import check_stage_cuts
@@ -23,6 +24,7 @@ from graphsplit.program.program import Op, Tensor
 class Plan(Decisions):
     """Where every operation of a program runs, and what has to travel: print it, check it."""
 
+    @collection_paused()
     def check(self) -> None:
         """Raise `CheckError` unless every tensor is made in, or moved into, the layouts in which it is read."""
         self.mesh.check()

@@ -86,7 +86,7 @@ def check_order(program: Program, steps: Sequence[Step], order: Mapping[int, int
         if not (steps[later].shards and steps[first].shards):
             raise CheckError(f"{names} on the shards.")
         after = {later}
-        for op in program.ops[later + 1 :]:
+        for op in program.ops[later + 1 : first + 1]:
             if not after.isdisjoint(op.sources):
                 after.add(op.index)
         if first in after:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import by_host, host_name
@@ -33,8 +33,7 @@ Entries = tuple[tuple[int, int], ...]
 """Of an axis that lies in pieces, some: each the block, and the shard that has it."""
 
 
-@dataclass(frozen=True)
-class _Content:
+class _Content(NamedTuple):
     """What a value consists of.
 
     Attributes:
@@ -58,34 +57,68 @@ def check_transfers(
     program: Program, mesh: Mesh, home: str, moves: Sequence[Move], collectives: Sequence[Collective]
 ) -> None:
     """Raise `CheckError` unless every move is carried out, once, and what passes from host to host passes once."""
-    carried = Counter(move for collective in collectives for move in collective.moves)
+    carried, wanted = Counter(move for collective in collectives for move in collective.moves), set(moves)
     for move in {*moves, *carried}:
-        if carried[move] != 1 or move not in moves:
+        if carried[move] != 1 or move not in wanted:
             name, times = program.ops[move.tensor.op].name, f"{carried[move]} times" if carried[move] else "by nobody"
             raise CheckError(f"The {move.kind} of {name!r} is carried out {times}.")
+    pieces = _Pieces(mesh.shards)
     for collective in collectives:
         try:
-            _Check(program, mesh, home, collective).check()
+            _Check(program, mesh, home, pieces, collective).check()
         except CheckError as error:
             name = program.ops[collective.moves[0].tensor.op].name
             raise CheckError(f"The {collective.kind} of {name!r} {error}") from None
 
 
+class _Pieces:
+    """What shards have of an axis in a layout; the same for all tensors."""
+
+    def __init__(self, shards: int):
+        self._shards = shards
+        self._everybody = frozenset(range(shards))
+        self._by_layout: dict[tuple[Shard, int], frozenset[tuple[int, Shard, Entries]]] = {}
+
+    def of_shard(self, layout: Shard, d: int) -> frozenset[tuple[int, Shard, Entries]]:
+        """Return what a shard has along the axis of a layout: its piece of each block."""
+        if (layout, d) not in self._by_layout:
+            entries = tuple([(b, d) for b in range(len(layout.blocks))])
+            self._by_layout[layout, d] = (
+                frozenset() if self._are_all(layout, entries) else frozenset([(layout.axis, layout, entries)])
+            )
+        return self._by_layout[layout, d]
+
+    def whole(self, content: _Content) -> _Content:
+        """Return what a value consists of, without naming an axis of which it has all entries in order."""
+        along = [axis for axis in content.along if not self._are_all(axis[1], axis[2])]
+        of = None if content.of == self._everybody else content.of
+        is_same = len(along) == len(content.along) and of == content.of
+        return content if is_same else content._replace(along=frozenset(along), of=of)
+
+    def _are_all(self, layout: Shard, entries: Entries) -> bool:
+        blocks = range(len(layout.blocks))
+        is_long = len(entries) == len(blocks) * self._shards
+        return is_long and list(entries) == [(b, d) for b in blocks for d in range(self._shards)]
+
+
 class _Check:
     """One collective. Errors are the ends of sentences that begin with the move."""
 
-    def __init__(self, program: Program, mesh: Mesh, home: str, collective: Collective):
+    def __init__(self, program: Program, mesh: Mesh, home: str, pieces: _Pieces, collective: Collective):
         self._program = program
         self._mesh = mesh
         self._home = home
+        self._pieces = pieces
+        self._whole = pieces.whole
         self._collective = collective
+        self._sources = {(move.tensor, move.source) for move in collective.moves}
         self._values = collective.values
         self._contents: list[_Contents] = []
         self._first: list[int | None] = []  # the shard with whose part each begins
 
     def check(self) -> None:
         for value in self._values:
-            if any(not 0 <= i < len(self._contents) for i in value.of):
+            if value.of and not 0 <= min(value.of) <= max(value.of) < len(self._contents):
                 raise CheckError("is made of what does not come before it.")
             self._first.append(value.by if isinstance(value, Own) else self._first[value.of[0]] if value.of else None)
             self._contents.append(self._content(value))
@@ -128,22 +161,10 @@ class _Check:
             if (is_total or is_apart or isinstance(value, Concatenation)) and value.device != read.device:
                 raise CheckError(f"is put together on {value.device}, and read on {read.device}.")
 
-    def _whole(self, content: _Content) -> _Content:
-        """Return what a value consists of, without naming an axis of which it has all entries in order."""
-        shards = range(self._mesh.shards)
-        along = [
-            (axis, layout, entries)
-            for axis, layout, entries in content.along
-            if entries != tuple([(b, d) for b in range(len(layout.blocks)) for d in shards])
-        ]
-        of = None if content.of == frozenset(shards) else content.of
-        return replace(content, along=frozenset(along), of=of)
-
     def _made(self, tensor: Tensor, layout: Layout | None, d: int | None) -> _Content:
         """Return what a shard has of a tensor in a layout, or (None) what is whole."""
         if isinstance(layout, Shard) and d is not None:
-            entries = tuple([(b, d) for b in range(len(layout.blocks))])
-            return self._whole(_Content(tensor, frozenset([(layout.axis, layout, entries)])))
+            return _Content(tensor, self._pieces.of_shard(layout, d))
         of = frozenset([d]) if isinstance(layout, Partial) and d is not None else None
         return self._whole(_Content(tensor, of=of))
 
@@ -153,16 +174,17 @@ class _Check:
             yield move.target.device or self._home, self._given(move, None)
             return
         op = self._program.ops[move.tensor.op]
-        for d in range(self._mesh.shards):
-            is_sent = isinstance(move.target, Replicate) and isinstance(move.source, SingleDevice)
-            device = self._mesh.device_of(d, op) if is_sent else self._mesh.near(d, op)
-            yield device, self._given(move, d)
+        is_sent = isinstance(move.target, Replicate) and isinstance(move.source, SingleDevice)
+        devices = self._mesh.devices_of(op) if is_sent else self._mesh.devices_near(op)
+        for_all = self._given(move, None) if isinstance(move.target, Replicate) else None
+        for d, device in enumerate(devices):
+            yield device, for_all or self._given(move, d)
 
     def _given(self, move: Move, d: int | None) -> _Content:
         if isinstance(move.target, Partial) and d is not None:  # all of it, added to nothing
             return _Content(move.tensor, of=frozenset() if d else None)
         is_mean = isinstance(move.source, Partial) and move.source.reduction == "mean" and self._mesh.shards > 1
-        return replace(self._made(move.tensor, move.target, d), divided=is_mean)
+        return self._made(move.tensor, move.target, d)._replace(divided=is_mean)
 
     def _content(self, value: Value) -> _Contents:
         of = [self._contents[i] for i in value.of]
@@ -179,8 +201,7 @@ class _Check:
         return of[0]
 
     def _own(self, own: Own) -> _Content:
-        sources = {(move.tensor, move.source) for move in self._collective.moves}
-        if (own.tensor, own.layout) not in sources:
+        if (own.tensor, own.layout) not in self._sources:
             raise CheckError("begins with something else than what is made.")
         op = self._program.ops[own.tensor.op]
         device = own.layout.device if isinstance(own.layout, SingleDevice) else ""
@@ -205,7 +226,7 @@ class _Check:
             if own != [(axis, layout, tuple([(b, block_of) for b in range(len(layout.blocks))]))]:
                 raise CheckError(f"is split into blocks that shard {block_of} does not have.")
             piece = value.piece, block_of
-        return (self._whole(replace(content, along=content.along - {*own} | {(axis, layout, (piece,))})),)
+        return (self._whole(content._replace(along=content.along - {*own} | {(axis, layout, (piece,))})),)
 
     def _concatenation(self, value: Concatenation, of: Sequence[_Contents]) -> _Contents:
         if len({content.tensor for contents in of for content in contents}) > 1:  # vectors
@@ -218,24 +239,24 @@ class _Check:
             for axis, layout, own in content.along:
                 if axis == value.axis:
                     entries += own
-                    rest.add((replace(content, along=content.along - {(axis, layout, own)}), layout))
+                    rest.add((content._replace(along=content.along - {(axis, layout, own)}), layout))
         if len(rest) != 1 or len(entries) < len(of):
             raise CheckError("concatenates what does not belong together.")
         [(content, layout)] = rest
-        return (self._whole(replace(content, along=content.along | {(value.axis, layout, tuple(entries))})),)
+        return (self._whole(content._replace(along=content.along | {(value.axis, layout, tuple(entries))})),)
 
     def _sum(self, value: Sum, of: Sequence[_Contents]) -> _Contents:
         self._check_turn(value)
         found = []
         for contents in zip(*of, strict=True):
             parts = [d for content in contents for d in ([-1] if content.of is None else sorted(content.of))]
-            if len({replace(content, of=None) for content in contents}) > 1:
+            if len({(content.tensor, content.along, content.divided) for content in contents}) > 1:
                 raise CheckError("adds up what does not belong together.")
             if len(set(parts)) < len(parts) or (-1 in parts and len(parts) > 1):
                 raise CheckError("adds up what a shard has twice.")
             if parts != sorted(parts):
                 raise CheckError("adds up what shards have in another order than theirs.")
-            whole = self._whole(replace(contents[0], of=None if parts == [-1] else frozenset(parts)))
+            whole = self._whole(contents[0]._replace(of=None if parts == [-1] else frozenset(parts)))
             source = next(m.source for m in self._collective.moves if m.tensor == whole.tensor)
             if not isinstance(source, Partial) or value.reduction != source.reduction:
                 raise CheckError(f"is reduced by {value.reduction!r}.")
@@ -243,7 +264,7 @@ class _Check:
                 op = self._program.ops[whole.tensor.op]
                 if source.reduction != "mean" or whole.of is not None or value.entries != entries_averaged(op):
                     raise CheckError(f"is divided by {value.entries}.")
-                whole = replace(whole, divided=True)
+                whole = whole._replace(divided=True)
             found.append(whole)
         return tuple(found)
 
@@ -260,6 +281,12 @@ class _Check:
 
     def _check_hosts(self) -> None:
         """Raise `CheckError` if a value passes twice between two hosts, or through a device that has no part in it."""
+        taking_part = {
+            *[value.device for value in self._values],
+            *[r.device for own in self._collective.reads for r in own],
+        }
+        if len(set(map(host_name, taking_part))) == 1 and not self._collective.gateways:
+            return
         readers: list[list[str]] = [[] for _ in self._values]
         for i, value in enumerate(self._values):
             for k in value.of:

@@ -16,6 +16,7 @@ from graphsplit.core.devices import names_device
 from graphsplit.core.graphdefs import GraphDef, source_of
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.graph.inlining import inline_calls
+from graphsplit.program.asked_layouts import write_marks
 from graphsplit.program.program import Program
 from graphsplit.program.reader import build_program
 from graphsplit.program.shape_inference import known_shape
@@ -82,6 +83,7 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
       ValueError: if TensorFlow cannot infer shapes.
     """
     calls = stage_calls(graph)
+    write_marks(graph)
     nodes, references = inline_calls(
         graph, [*reading.outputs, *(f"^{name}" for name in reading.effects)], reading.compiled
     )

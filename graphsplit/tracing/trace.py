@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from graphsplit.core import structures
 from graphsplit.core.errors import OutputError, bullet_list
-from graphsplit.core.graphdefs import make_node
+from graphsplit.core.graphdefs import make_node, set_inputs
 from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.parted_variables import OWN_TRACE
 from graphsplit.core.symbolic_sizes import Shape
@@ -242,7 +242,7 @@ def _without_effects(nodes: Sequence[Any]) -> None:
     _forget_open_sizes(nodes)
     effects = {f"^{node.name}" for node in nodes if is_stateful(node.op)}
     for node in nodes:
-        node.input[:] = [reference for reference in node.input if reference not in effects]
+        set_inputs(node, [reference for reference in node.input if reference not in effects])
 
 
 def _order_writes_after_asserts(nodes: Sequence[Any]) -> None:
