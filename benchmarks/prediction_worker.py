@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import json
 import os
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import data, workload
 from graphsplit.costs.machine_files import read_machine
 from graphsplit.prediction import timing
-from graphsplit.prediction.buffers import most_together
+from graphsplit.prediction.buffers import Memory
 
 _THREADS = 1
 _MOST_DEVICES = 8
@@ -166,6 +167,22 @@ class _Step:
     def run(self) -> None:
         """Run the step until its results are there."""
         timing.numpy_of(self._split(*self._arguments))
+
+
+def most_together(memories: Iterable[Memory]) -> int:
+    """Return the most live bytes of several devices at a time: of logical ones, which share one memory.
+
+    >>> a, b = Memory(live_bytes=8, steps=((0.0, 8), (1.0, 0))), Memory(live_bytes=4, steps=((1.0, 4), (2.0, 0)))
+    >>> most_together([a, b])
+    8
+    """
+    changes: list[tuple[float, int]] = []
+    for memory in memories:
+        before = 0
+        for when, count in memory.steps:
+            changes.append((when, count - before))
+            before = count
+    return max(itertools.accumulate([change for _, change in sorted(changes)]), default=0)
 
 
 def grappler(graph_def: Any, plan: Any) -> dict[str, Any]:

@@ -147,9 +147,9 @@ def test_operations_slow_each_other_down_by_their_family(tmp_path: Path):
         assert slowed_s == pytest.approx([times * seconds for seconds in plain_s], rel=0.01)
     for wrong, what in (
         ("elementwise = [0]", "host.slowdown_of.elementwise is a list of positive numbers, got [0]"),
-        ("products = [1.0]", "host.slowdown_of.products is no family; there are matmul, "),
+        ("products = [1.0]", "host.slowdown_of.products is not known; there are matmul, "),
     ):
-        path.write_text(machine_text(slowed).replace("elementwise = [1, 2]", wrong))
+        path.write_text(machine_text(slowed).replace("elementwise = [\n    1.0,\n    2.0,\n]", wrong))
         with pytest.raises(gs.ArgumentError, match=re.escape(what)):
             read_machine(str(path))
 

@@ -14,15 +14,10 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from tests.helpers.messages import message
 
 CPUS = "".join(f"  - CPU:{i}\n" for i in range(5))
 MAKE_MORE = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
-
-
-def message(kind: type[Exception], action: Any) -> str:
-    with pytest.raises(kind) as error:
-        action()
-    return str(error.value)
 
 
 def identity(x):

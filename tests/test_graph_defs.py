@@ -16,6 +16,7 @@ from graphsplit.cli import app
 from graphsplit.saved_models import files
 from graphsplit.saved_models.graphs import transpile_and_plan
 from graphsplit.saved_models.options import TranspileOptions
+from tests.helpers.messages import message
 from tests.helpers.saved_model_cases import two_signatures
 
 v1 = tf.compat.v1
@@ -172,12 +173,6 @@ def test_inputs_inside_of_a_graph_and_tables(tmp_path: Path):
                 session.run("tables")
                 found = session.run("y:0", {"raw:0": ["a", "b", "c", "a", "a", "b"]})
         np.testing.assert_allclose(found, np.sqrt([2, 3, 1, 2, 2, 3]), rtol=1e-6)
-
-
-def message(error: type[Exception], call: Callable[..., Any], *args: Any, **options: Any) -> str:
-    with pytest.raises(error) as caught:
-        call(*args, **options)
-    return str(caught.value)
 
 
 def test_what_is_refused():

@@ -8,18 +8,13 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from tests.helpers.messages import message
 
 layers = keras.layers
 
 
 def small(**options):
     return keras.Sequential([layers.Input((3,)), layers.Dense(2)], **options)
-
-
-def message(error, call, *args, **options):
-    with pytest.raises(error) as caught:
-        call(*args, **options)
-    return str(caught.value)
 
 
 def test_no_model():

@@ -117,14 +117,40 @@ def test_all_that_is_wrong_with_a_file_is_named(tmp_path: Path):
     with raises(
         gs.ArgumentError,
         "The machine file has figures that cannot be:\n"
-        f"  - {path}, line 7: device.bytes_per_sec is not known; did you mean bytes_per_s?\n"
+        f"  - {path}, line 2: devices is a whole number of at least 1, got -2\n"
         f"  - {path}, line 3: device.bytes_per_s is missing\n"
-        f"  - {path}, line 15: link.latency_s is missing\n"
-        f"  - {path}, line 2: devices is positive, got -2\n"
         f'  - {path}, line 5: device.kind is "CPU" or "GPU", got \'TPU\'\n'
-        f"  - {path}, line 14: device.attainable.matmul is a share of the peak, at most 1, got 1.5",
+        f"  - {path}, line 7: device.bytes_per_sec is not known; did you mean bytes_per_s?\n"
+        f"  - {path}, line 14: device.attainable.matmul is a share of the peak, more than 0 and at most 1, got 1.5\n"
+        f"  - {path}, line 15: link.latency_s is missing",
     ):
         machine(path)
+
+
+@pytest.mark.parametrize(
+    ("line", "what"),
+    [
+        ("[link]", "link.matmul is not known; there are name, bytes_per_s, latency_s, source, shared, copies"),
+        ("[host]\nthreads = 2.5", "host.threads is a whole number of at least 1, got 2.5"),
+        ("[host]\nthreads = true", "host.threads is a whole number of at least 1, got True"),
+        ("[host]\ncall_s = nan", "host.call_s is a finite number of at least 0, got 'nan'"),
+        ("[host]\ncall_s = inf", "host.call_s is a finite number of at least 0, got inf"),
+        ("[host]\nslowdown = [1.0, 0]", "host.slowdown is a list of positive numbers, got [1.0, 0]"),
+        ("[device.curves]\nmatmul = [[2, 1], [1, 1]]", "device.curves.matmul: amounts grow, got [[2, 1], [1, 1]]"),
+        ("[device.curves]\nmatmul = [[2, 1, 3]]", "device.curves.matmul is a list of [amount, rate], all positive, "),
+        ("[device.curves]\nmatmul = []", "device.curves.matmul is a list of [amount, rate], all positive, got []"),
+        ("[[samples]]\nkey = 'a'", "samples, entry 1: seconds is missing"),
+    ],
+)
+def test_a_figure_that_cannot_be(tmp_path: Path, line: str, what: str):
+    if line == "[link]":
+        text = GOOD.replace("[link]", "[link]\nmatmul = 1")
+    else:
+        host = "threads = 2\nsource = 'here'" if "threads" not in line else "source = 'here'"
+        text = f"{GOOD}{line}\n{host if '[host]' in line else ''}\n"
+    with pytest.raises(gs.ArgumentError) as caught:
+        machine(written(tmp_path, text))
+    assert what in str(caught.value)
 
 
 def test_a_file_that_is_no_toml(tmp_path: Path):

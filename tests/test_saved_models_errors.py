@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,15 +19,10 @@ import graphsplit as gs
 from graphsplit.cli import app
 from graphsplit.core import files
 from graphsplit.core.stored_models import read_saved_model
+from tests.helpers.messages import message
 from tests.helpers.saved_model_cases import tensorflow_1
 
 v1 = tf.compat.v1
-
-
-def message(error: type[Exception], call: Callable[..., Any], *args: Any, **options: Any) -> str:
-    with pytest.raises(error) as caught:
-        call(*args, **options)
-    return str(caught.value)
 
 
 def anything(path: Path) -> str:

@@ -6,6 +6,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit import make_parallel
+from tests.helpers.messages import message
 
 v1 = tf.compat.v1
 
@@ -19,12 +20,6 @@ def graph():
 
 def session(devices=4):
     return v1.Session(config=v1.ConfigProto(device_count={"CPU": devices}))
-
-
-def message(error, call, *args, **options):
-    with pytest.raises(error) as caught:
-        call(*args, **options)
-    return str(caught.value)
 
 
 def test_the_articles_vector_addition():

@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.fitting import MeasuredStep, fitted, pooled, threads_of_process
-from graphsplit.api.options import Options
+from graphsplit.api.options import Options, quiet
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_calls import predicted_call
 from graphsplit.core.devices import available_devices
@@ -31,10 +31,6 @@ from graphsplit.prediction.sampling import kinds_of, samples_of
 
 _LEAST_RECORDED, _MOST_RECORDED, _RECORDED_S = 2, 50, 0.3  # steps, and how long they take
 _LOGICAL_DEVICES = 64
-
-
-def _say_nothing(_: str) -> None:
-    """Show no progress."""
 
 
 def calibrate(
@@ -75,7 +71,7 @@ def calibrated(
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     name: str = "here",
     micro_batches: Sequence[int] = (1,),
-    progress: Callable[[str], None] = _say_nothing,
+    progress: Callable[[str], None] = quiet,
 ) -> Machine:
     """Return what `calibrate` does; `progress` is called with what is being measured."""
     devices = available_devices()
@@ -113,7 +109,7 @@ def measure_function(
     args: Sequence[Any],
     kwargs: Mapping[str, Any] = MappingProxyType({}),
     micro_batches: Sequence[int] = (1,),
-    progress: Callable[[str], None] = _say_nothing,
+    progress: Callable[[str], None] = quiet,
 ) -> Machine:
     """Return a machine with the operations of a function measured, and what its step takes besides: see `calibrate`."""
     from graphsplit.api.decorators import parallelize

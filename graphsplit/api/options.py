@@ -107,3 +107,7 @@ def weights_message(weights: Sequence[float], count: int, what: str = "device") 
     """Say that there are other numbers of weights and devices, or pipelines."""
     plural = "" if count == 1 else "s"
     return f"weights={list(weights)} has {len(weights)} entries for {count} {what}{plural}; give one for each {what}."
+
+
+def quiet(_: str) -> None:
+    """Say nothing about what is being done, where nobody asked for progress."""

@@ -12,7 +12,7 @@ import typer
 from graphsplit.cli.checks import check_machine_file, split_spec, split_target
 from graphsplit.core import forms
 from graphsplit.core.errors import ArgumentError
-from graphsplit.costs.toml_text import parse
+from graphsplit.costs.machine_schema import parse
 
 Run = Callable[..., None]
 Target = Annotated[str, typer.Argument(metavar="WHAT", help="A function, module:function.")]

@@ -25,6 +25,7 @@ from graphsplit.costs.machine_files import known_machines, machine_text
 from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.placement.sources import StateKeeper
 from graphsplit.placement.timeline import timeline_of
+from graphsplit.planning.amounts import aligned
 from graphsplit.prediction.assumptions import amount
 from graphsplit.prediction.timing import reference, usual_seconds_of_calls
 
@@ -79,9 +80,7 @@ def machines(name: str | None) -> None:
         products = [amount(rates[kind]) if kind in rates else "" for kind in ("float32", "bfloat16")]
         held = f"{amount(device.memory_bytes)}B"
         rows.append((found.name, f"{found.devices} {device.name}", held, *products, _rate_text(found.link)))
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    for row in rows:
-        print("  ".join(text.ljust(width) for text, width in zip(row, widths, strict=True)).rstrip())
+    print(*aligned(rows, left=len(rows[0])), sep="\n")
     print("All figures of one, and where they come from: graphsplit machines dgx-a100.")
     print("So many devices of a box: 4xA100-SXM4-80GB. A cluster: 2x8xA100-SXM4-80GB, or 2xdgx-a100.")
 

@@ -25,20 +25,3 @@ def text_html(text: str, title: str = "", good: bool | None = None) -> str:
         return head
     lines = f'<pre style="margin:.4em 0;overflow-x:auto">{html.escape(rest)}</pre>'
     return f"{head}<details><summary>{html.escape(title or 'more')}</summary>{lines}</details>"
-
-
-def table_html(headers: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
-    """Return a table as HTML; the first column is of names, the others are of numbers.
-
-    >>> table_html(("device", "ops"), [("CPU:0", "3")])[:36]
-    '<table><thead><tr><th style="text-al'
-    """
-
-    def cells(values: tuple[str, ...], tag: str) -> str:
-        return "".join(
-            f'<{tag} style="text-align:{"right" if i else "left"}">{html.escape(value)}</{tag}>'
-            for i, value in enumerate(values)
-        )
-
-    body = "".join(f"<tr>{cells(row, 'td')}</tr>" for row in rows)
-    return f"<table><thead><tr>{cells(headers, 'th')}</tr></thead><tbody>{body}</tbody></table>"

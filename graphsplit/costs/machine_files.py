@@ -7,73 +7,21 @@ from __future__ import annotations
 
 import difflib
 import importlib.resources
-import itertools
-import math
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import tomli_w
+
 from graphsplit.core.errors import ArgumentError, bullet_list
-from graphsplit.costs.families import FAMILIES
-from graphsplit.costs.machine import Device, Host, Link, Machine
-from graphsplit.costs.sample_files import read_samples, write_samples, wrong_samples
-from graphsplit.costs.toml_text import line_of, parse, to_toml
+from graphsplit.costs.machine import Device, Host, Link, Machine, Sample
+from graphsplit.costs.machine_schema import parse, problems_of
+from graphsplit.costs.work import Work
 
-_NUMBERS_OF = ("device.matrix_flops_per_s", "device.vector_flops_per_s", "device.attainable")
-_BY_FAMILY = ("device.attainable", "device.curves", "host.slowdown_of")
-_INNER = (*_NUMBERS_OF, *_BY_FAMILY)
-_TABLES: dict[str, dict[str, type]] = {
-    "": {"name": str, "devices": int, "calibrated": bool},
-    "device": {
-        "name": str,
-        "kind": str,
-        "memory_bytes": float,
-        "bytes_per_s": float,
-        "launch_s": float,
-        "overhead_s": float,
-        "source": str,
-    },
-    "link": {"name": str, "bytes_per_s": float, "latency_s": float, "shared": bool, "copies": bool, "source": str},
-    "network": {"name": str, "bytes_per_s": float, "latency_s": float, "source": str},
-    "host": {
-        "threads": int,
-        "threads_per_device": int,
-        "slowdown": list,
-        "call_s": float,
-        "device_call_s": float,
-        "argument_s": float,
-        "wake_s": float,
-        "source": str,
-    },
-}
-_OPTIONAL = {
-    *("calibrated", "launch_s", "overhead_s", "shared", "copies", "threads_per_device", "slowdown"),
-    *("call_s", "device_call_s", "argument_s", "wake_s"),
-}
-_OPTIONAL_TABLES = {"network", "host"}
-_MAY_BE_ZERO = {
-    *("launch_s", "overhead_s", "latency_s"),
-    *("call_s", "device_call_s", "argument_s", "wake_s"),
-}
-_NAME = re.compile(r"^(?:(?P<hosts>\d+)x)??(?:(?P<devices>\d+)x)?(?P<base>[^\d].*)$")
-
-
-@dataclass(frozen=True)
-class _File:
-    """A machine file: what it says, and where it says what."""
-
-    path: str
-    text: str
-    content: Mapping[str, Any]
-
-    def wrong(self, table: str, key: str, what: str) -> str:
-        """Return a line of a message: file, line, key, and what is wrong there."""
-        line = line_of(self.text, table, key)
-        place = f"{table}.{key}" if table and key else table or key
-        return f"{self.path}, line {line}: {place} {what}" if line else f"{self.path}: {place} {what}"
+_WORK = ("family", "dtype", "flops", "bytes")  # of a sample
+_NUMBERS = ("memory_bytes", "bytes_per_s", "launch_s", "overhead_s")  # of a device
 
 
 def machine(machine: str | os.PathLike[str] | Machine) -> Machine:
@@ -126,7 +74,7 @@ def read_machine(path: str) -> Machine:
 def machine_text(machine: Machine) -> str:
     """Return a machine as the text of a file that `read_machine` reads."""
     device, host = machine.device, machine.host
-    numbers = {name: getattr(device, name) for name in _numbers("device")}
+    numbers = {name: getattr(device, name) for name in _NUMBERS}
     content: dict[str, Any] = {
         "name": machine.name,
         "devices": machine.devices,
@@ -148,12 +96,15 @@ def machine_text(machine: Machine) -> str:
             "source": machine.sources.get("host", "unknown"),
             "slowdown_of": {family: list(times) for family, times in host.slowdown_of.items()},
         },
-        "samples": write_samples(device.samples),
+        "samples": [
+            {"key": key, "seconds": sample.seconds, **{name: getattr(sample.work, name) for name in _WORK}}
+            for key, sample in device.samples.items()
+        ],
     }
     if machine.network is not None:
         network = {name: getattr(machine.network, name) for name in ("name", "bytes_per_s", "latency_s")}
         content["network"] = {**network, "source": machine.sources.get("network", "unknown")}
-    return to_toml({name: value for name, value in content.items() if value != []})
+    return tomli_w.dumps(content)
 
 
 def _by_name(asked: str) -> Machine:
@@ -187,12 +138,9 @@ def _by_name(asked: str) -> Machine:
 
 
 def _read(path: str, text: str) -> Machine:
-    file = _File(path, text, parse(path, text))
-    samples = [f"{path}: {what}" for what in wrong_samples(file.content.get("samples", []))]
-    problems = [*_unknown(file), *_missing(file), *_impossible(file), *samples]
-    if problems:
+    content = parse(path, text)
+    if problems := problems_of(path, text, content):
         raise ArgumentError(f"The machine file has figures that cannot be:\n{bullet_list(problems)}")
-    content = file.content
     device, link, network = content["device"], content["link"], content.get("network")
     return Machine(
         name=content["name"],
@@ -202,12 +150,15 @@ def _read(path: str, text: str) -> Machine:
             matrix_flops_per_s=_floats(device["matrix_flops_per_s"]),
             vector_flops_per_s=_floats(device["vector_flops_per_s"]),
             attainable=_floats(device.get("attainable", {})),
-            **_floats({name: device[name] for name in _numbers("device") if name in device}),
+            **_floats({name: device[name] for name in _NUMBERS if name in device}),
             curves={
                 name: tuple([(float(a), float(b)) for a, b in curve])
                 for name, curve in device.get("curves", {}).items()
             },
-            samples=read_samples(content.get("samples", ())),
+            samples={
+                own["key"]: Sample(Work(*[own[name] for name in _WORK]), float(own["seconds"]))
+                for own in content.get("samples", ())
+            },
         ),
         devices=content["devices"],
         link=_link(link),
@@ -217,10 +168,6 @@ def _read(path: str, text: str) -> Machine:
         file=path,
         calibrated=content.get("calibrated", False),
     )
-
-
-def _numbers(table: str) -> list[str]:
-    return [name for name, kind in _TABLES[table].items() if kind is float]
 
 
 def _floats(values: Mapping[str, Any]) -> dict[str, float]:
@@ -237,103 +184,3 @@ def _host(table: Mapping[str, Any]) -> Host:
     values["slowdown"] = tuple(map(float, values.get("slowdown", (1.0,))))
     values["slowdown_of"] = {family: tuple(map(float, times)) for family, times in table.get("slowdown_of", {}).items()}
     return Host(**values)
-
-
-def _unknown(file: _File) -> list[str]:
-    """Return what is in a file that nobody reads: a misspelt figure would count as missing elsewhere."""
-    found = []
-    for table, keys in _TABLES.items():
-        own = file.content if not table else file.content.get(table, {})
-        inner = {name.partition(".")[2] for name in _INNER if name.startswith(f"{table}.")} if table else ()
-        known = {*keys, *inner, *([*_TABLES, "samples"] if not table else ())}
-        for key in own if isinstance(own, dict) else ():
-            if key not in known:
-                near = difflib.get_close_matches(key, known, 1)
-                found.append(file.wrong(table, key, "is not known" + (f"; did you mean {near[0]}?" if near else "")))
-    for inside in _BY_FAMILY:
-        for name in _within(file.content, inside):
-            if name not in (*FAMILIES, "bytes"):
-                found.append(file.wrong(inside, name, f"is no family; there are {', '.join((*FAMILIES, 'bytes'))}"))
-    return found
-
-
-def _within(content: Mapping[str, Any], inside: str) -> Mapping[str, Any]:
-    """Return a table in a table, `device.curves`; empty if there is none."""
-    table, _, name = inside.partition(".")
-    outer = content.get(table, {})
-    found = outer.get(name, {}) if isinstance(outer, dict) else {}
-    return found if isinstance(found, dict) else {}
-
-
-def _missing(file: _File) -> list[str]:
-    found = []
-    for table, keys in _TABLES.items():
-        if table and table not in file.content:
-            if table not in _OPTIONAL_TABLES:
-                found.append(file.wrong(table, "", "is missing"))
-            continue
-        own = file.content[table] if table else file.content
-        if not isinstance(own, dict):
-            found.append(file.wrong(table, "", f"is a table, got {own!r}"))
-            continue
-        found += [file.wrong(table, key, "is missing") for key in keys if key not in own and key not in _OPTIONAL]
-    device = file.content.get("device")
-    rates = _NUMBERS_OF[:2] if isinstance(device, dict) else ()
-    for name in rates:
-        if not file.content["device"].get(name.partition(".")[2]):
-            found.append(file.wrong(name, "", "is missing: floating-point operations a second, by dtype"))
-    return found
-
-
-def _impossible(file: _File) -> list[str]:
-    found = []
-    for table, keys in _TABLES.items():
-        own = file.content.get(table, {}) if table else file.content
-        for key, kind in keys.items() if isinstance(own, dict) else ():
-            if key in own and (what := _why_not(key, own[key], kind)):
-                found.append(file.wrong(table, key, what))
-    found_device = file.content.get("device")
-    device = found_device if isinstance(found_device, dict) else {}
-    for name in _NUMBERS_OF:
-        numbers = device.get(name.partition(".")[2], {})
-        found += [file.wrong(name, k, what) for k, v in numbers.items() if (what := _why_not(k, v, float))]
-        if name.endswith("attainable"):
-            more = [k for k, v in numbers.items() if isinstance(v, (int, float)) and v > 1]
-            found += [file.wrong(name, k, f"is a share of the peak, at most 1, got {numbers[k]!r}") for k in more]
-    for name, curve in _within(file.content, "device.curves").items():
-        if not _is_curve(curve):
-            found.append(
-                file.wrong("device.curves", name, "is a list of [amount, rate], amounts growing, all positive")
-            )
-    for name, times in _within(file.content, "host.slowdown_of").items():
-        if what := _why_not(name, times, list):
-            found.append(file.wrong("host.slowdown_of", name, what))
-    return found
-
-
-def _is_curve(curve: Any) -> bool:
-    pairs = isinstance(curve, list) and curve and all(isinstance(p, list) and len(p) == 2 for p in curve)
-    if not pairs or any(_why_not("", value, float) for pair in curve for value in pair):
-        return False
-    return all(a[0] < b[0] for a, b in itertools.pairwise(curve))
-
-
-def _why_not(key: str, value: Any, kind: type) -> str:
-    """Return why a value cannot be what a key says, "" if it can."""
-    if kind is str:
-        wrong = not isinstance(value, str) or not value
-        if key == "kind" and not wrong and value not in ("CPU", "GPU"):
-            return f'is "CPU" or "GPU", got {value!r}'
-        return f"is a text, got {value!r}" if wrong else ""
-    if kind is bool:
-        return "" if isinstance(value, bool) else f"is true or false, got {value!r}"
-    if kind is list:
-        good = isinstance(value, list) and value and not any(_why_not("", entry, float) for entry in value)
-        return "" if good else f"is a list of positive numbers, got {value!r}"
-    if isinstance(value, bool) or not isinstance(value, (int, float) if kind is float else int) or math.isnan(value):
-        return f"is a {'whole ' if kind is int else ''}number, got {value!r}"
-    if value < 0 or (value == 0 and key not in _MAY_BE_ZERO):
-        return f"is {'at least 0' if key in _MAY_BE_ZERO else 'positive'}, got {value!r}"
-    if math.isinf(value) and key not in ("bytes_per_s",):
-        return f"is finite, got {value!r}"
-    return ""

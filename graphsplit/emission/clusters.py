@@ -58,17 +58,18 @@ class Cluster:
 
 
 def find_clusters(
-    graph: EmittedGraph, nodes: Sequence[Any], outputs: Sequence[str], functions: Mapping[str, Any]
+    graph: EmittedGraph, web: Graph, outputs: Sequence[str], functions: Mapping[str, Any]
 ) -> list[Cluster]:
     """Return the clusters of some of an emitted graph's nodes.
 
     Args:
       graph: where the nodes come from.
-      nodes: the nodes.
+      web: the nodes.
       outputs: references of what they return.
       functions: all functions that they may call, by name.
     """
-    web, keys = Graph(nodes), _keys(graph, nodes, functions)
+    nodes = web.nodes
+    keys = _keys(graph, nodes, functions)
     returned = {web.place[source_of(reference)] for reference in outputs}
     _leave_out_reads_for_others(web, returned, keys)
     holding = {k for k, node in enumerate(nodes) if holds_variants(node)}

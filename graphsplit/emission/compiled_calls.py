@@ -58,8 +58,8 @@ def compile_clusters(
       effects: names of nodes that must run.
     """
     functions = {function.signature.name: function for function in graph.library.function}
-    clusters = find_clusters(graph, nodes, outputs, functions)
-    return _Writer(graph, nodes, clusters).write(outputs, effects)
+    web = Graph(nodes)
+    return _Writer(graph, web, find_clusters(graph, web, outputs, functions)).write(outputs, effects)
 
 
 def graph_def_that_runs(graph: EmittedGraph) -> Any:
@@ -94,11 +94,11 @@ def _call_name(scope: str, cluster: Cluster) -> str:
 
 
 class _Writer:
-    def __init__(self, graph: EmittedGraph, nodes: Sequence[Any], clusters: Sequence[Cluster]):
+    def __init__(self, graph: EmittedGraph, web: Graph, clusters: Sequence[Cluster]):
         self._graph = graph
-        self._nodes = nodes
+        self._nodes = web.nodes
         self._clusters = clusters
-        self._by_name = Graph(nodes)
+        self._by_name = web
         self._cluster_of = {node.name: c for c, cluster in enumerate(clusters) for node in cluster.nodes}
         self._calls = [_call_name(graph.scope, cluster) for cluster in clusters]
         self._references: dict[str, str] = {}  # of what a cluster returns, as it was and as it is

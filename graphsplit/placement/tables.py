@@ -9,7 +9,7 @@ from graphsplit.core.devices import short_name
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.records import DeviceTotals
-from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.amounts import aligned, format_bytes
 
 WIDTH = 100
 _HEADERS = ("device", "ops", "FLOPs", "share", "parameters", "activations", "received", "sent")
@@ -62,12 +62,7 @@ def _device_table(totals: list[DeviceTotals]) -> list[str]:
         )
         for t in totals
     ]
-    widths = [max(len(row[i]) for row in cells) for i in range(len(_HEADERS))]
-    first = widths[0]
-    return [
-        "  " + row[0].ljust(first) + "  " + "  ".join(c.rjust(w) for c, w in zip(row[1:], widths[1:], strict=True))
-        for row in cells
-    ]
+    return [f"  {line}" for line in aligned(cells)]
 
 
 def _rows(placement: PlacementGraph) -> list[str]:

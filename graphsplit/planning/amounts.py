@@ -1,8 +1,8 @@
-"""Amounts of bytes, for people."""
+"""Amounts of bytes, and tables of amounts, for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from graphsplit.core.symbolic_sizes import ROWS, STAND_IN, symbols_in
 from graphsplit.program.program import Program, Tensor
@@ -45,3 +45,17 @@ def format_bytes(count: int) -> str:
     while size >= 1000 and len(units) > 1:
         size, units = size / 1000, units[1:]
     return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+
+
+def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
+    """Return rows as lines of aligned columns, so many of them to the left, the others to the right.
+
+    >>> aligned([("device", "ops"), ("CPU:0", "3")])
+    ['device  ops', 'CPU:0     3']
+    """
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    found = []
+    for row in rows:
+        cells = zip(row, widths, strict=True)
+        found.append("  ".join([c.ljust(w) if i < left else c.rjust(w) for i, (c, w) in enumerate(cells)]).rstrip())
+    return found

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphsplit.prediction.replay import Schedule
@@ -140,22 +139,6 @@ def _last_read(buffer: Buffer, schedule: Schedule) -> float:
     if buffer.kept:
         return max(schedule.seconds, schedule.ends[buffer.maker])
     return max([schedule.ends[i] for i in (buffer.maker, *buffer.readers)])
-
-
-def most_together(memories: Iterable[Memory]) -> int:
-    """Return the most live bytes of several devices at a time: of logical ones, which share one memory.
-
-    >>> a, b = Memory(live_bytes=8, steps=((0.0, 8), (1.0, 0))), Memory(live_bytes=4, steps=((1.0, 4), (2.0, 0)))
-    >>> most_together([a, b])
-    8
-    """
-    changes: list[tuple[float, int]] = []
-    for memory in memories:
-        before = 0
-        for time, count in memory.steps:
-            changes.append((time, count - before))
-            before = count
-    return max(itertools.accumulate([change for _, change in sorted(changes)]), default=0)
 
 
 def with_state(

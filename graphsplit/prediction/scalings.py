@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from graphsplit.core import forms
 from graphsplit.core.extras import figure_class
 from graphsplit.core.notebooks import text_html
-from graphsplit.planning.amounts import count_text, format_bytes
+from graphsplit.planning.amounts import aligned, count_text, format_bytes
 
+_HEADERS = ("scaling", "variables", "devices", "rows", "step", "rows/s", "efficiency", "peak", "sent")
 SUFFIXES = (".json", ".png", ".svg")
 
 
@@ -104,15 +105,23 @@ class Scaling:
 
     def __str__(self) -> str:
         lines = [f"Predicted scaling of {self.title} on {self.machine}{self._fastest()}"]
-        lines.append("  scaling  variables   devices      rows        step     rows/s efficiency      peak      sent")
-        for p in self.points:
-            lines.append(
-                f"  {p.kind:8} {p.layout or 'as they lie':11} {p.devices:>7} {p.rows:>9} {p.step_s * 1e3:>8.2f} ms "
-                f"{p.rows_per_s:>10.4g} {self.efficiency(p):>10.0%} "
-                f"{format_bytes(p.peak_bytes):>9} {format_bytes(p.sent_bytes):>9}"
-            )
+        lines += [f"  {line}" for line in aligned([_HEADERS, *map(self._cells, self.points)], left=2)]
         lines += [f"  {text}" for text in (*self.skipped, *[f"note: {note}" for note in self.notes])]
         return "\n".join([*lines, "This rests on:", *[f"  {text}" for text in self.assumptions]])
+
+    def _cells(self, p: Point) -> tuple[str, ...]:
+        return (
+            p.kind,
+            p.layout or "as they lie",
+            *(
+                str(p.devices),
+                str(p.rows),
+                f"{p.step_s * 1e3:.2f} ms",
+                f"{p.rows_per_s:.4g}",
+                f"{self.efficiency(p):.0%}",
+            ),
+            *(format_bytes(p.peak_bytes), format_bytes(p.sent_bytes)),
+        )
 
     __repr__ = __str__  # what a prompt, and an assertion that fails, show
 

@@ -8,14 +8,10 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphsplit.api.argument_splitting import Split
-from graphsplit.api.options import DevicesLike, Options, check_flag
+from graphsplit.api.options import DevicesLike, Options, check_flag, quiet
 from graphsplit.core.devices import names_of_devices, short_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.logical_gpus import count_gpus
-
-
-def quiet(_: str) -> None:
-    """Say nothing about what is being done."""
 
 
 @dataclass(frozen=True)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.layouts import Shard
 from graphsplit.planning.advice import advice_on
-from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.amounts import aligned, format_bytes
 from graphsplit.planning.plan import Plan
 
 _HEADERS = ("signature", "split", "on every shard", "at home", "batch at home", "resharded", "sent whole")
@@ -89,7 +88,7 @@ class TranspileReport:
     def __str__(self) -> str:
         names = ", ".join(map(short_name, self.devices))
         lines = [f"Transpiled for {len(self.devices)} devices: {names}"]
-        lines += table([_HEADERS, *(s.cells() for s in self.signatures)])
+        lines += [f"  {line}" for line in aligned([_HEADERS, *[s.cells() for s in self.signatures]], left=2)]
         lines += [f"  {s.name}: {note}" for s in self.signatures for note in s.notes()]
         if self.mirrored_bytes:
             total = self.mirrored_bytes * len(self.devices)
@@ -105,12 +104,3 @@ class TranspileReport:
 def why_whole(plan: Plan) -> str:
     """Return why nothing of a signature runs on the shards."""
     return "; ".join(plan.notes) or "nothing in it can be split"
-
-
-def table(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Return rows as lines of aligned columns, the first two to the left."""
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return [
-        "  " + "  ".join(c.ljust(w) if i < 2 else c.rjust(w) for i, (c, w) in enumerate(zip(row, widths, strict=True)))
-        for row in rows
-    ]

@@ -13,13 +13,14 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.argument_splitting import Split
+from graphsplit.api.options import quiet
 from graphsplit.core.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
 from graphsplit.core.files import Recognizer, replacing, writing_failed
 from graphsplit.core.integrity import check_whole
 from graphsplit.core.stored_models import load_saved_model, read_saved_model, signatures_of
 from graphsplit.planning.strictness import check_strict
 from graphsplit.saved_models import files
-from graphsplit.saved_models.options import TranspileOptions, path_in, quiet
+from graphsplit.saved_models.options import TranspileOptions, path_in
 from graphsplit.saved_models.parts import CannotBeSplitError, check_can_be_split
 from graphsplit.saved_models.reports import SignatureReport, TranspileReport, why_whole
 from graphsplit.saved_models.signatures import build_signature, plan_signature

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 
@@ -14,3 +15,10 @@ def raises(kind: type[Exception], message: str) -> Iterator[None]:
     with pytest.raises(kind) as error:
         yield
     assert str(error.value) == message
+
+
+def message(kind: type[Exception], call: Callable[..., Any], *args: Any, **options: Any) -> str:
+    """Return what an error of this kind says, which a call raises."""
+    with pytest.raises(kind) as error:
+        call(*args, **options)
+    return str(error.value)
