@@ -201,7 +201,7 @@ def keras_models_answer() -> None:
 
 
 @check
-@relies_on("_shape", "_value", "_compile_config")
+@relies_on("_shape", "_value", "_compile_config", "_layout_map")
 def keras_distributions() -> None:
     """What of Keras is replaced for `keras.distribution` is there, does what is listed, and is Keras' own again."""
     from graphsplit.keras_models.distribution.replacements import REPLACEMENTS
@@ -224,6 +224,7 @@ def keras_distributions() -> None:
     mesh = api.DeviceMesh((1, DEVICES), ["batch", "model"], devices)
     layout_map = api.LayoutMap(mesh)
     layout_map[".*kernel"] = (None, "model")
+    layout_map[".*nothing"] = ("model",)
     before, found = names_of_keras(), []
     level = tf.get_logger().level
     tf.get_logger().setLevel("ERROR")  # (each of these models is traced, and TensorFlow warns of Keras' one function)
@@ -241,8 +242,13 @@ def keras_distributions() -> None:
                 losses = model.fit(x, y, batch_size=8, epochs=2, shuffle=False, verbose=0).history["loss"]
                 found.append([*losses, *model.evaluate(x, y, verbose=0), *model.predict(x, verbose=0)[:, 0]])
                 if distribution is not None:
-                    assert enabled.plan(model, x, y).rows == (7, 7, 6)
-                    assert "TanhGrad" in {op.type for op in enabled.plan(model, x, y).sharded_ops}
+                    plan = enabled.plan(model, x, y)
+                    assert plan.rows == ((20,) if distribution is model_parallel else (7, 7, 6))
+                    assert "TanhGrad" in {op.type for op in plan.sharded_ops}
+                if distribution is model_parallel:
+                    assert model.layers[0].kernel.path in plan.state.in_place.values(), plan
+                    assert not plan.state.gathered
+                    assert any("'.*nothing'" in note for note in plan.notes), plan.notes
         assert api.list_devices() == devices
     tf.get_logger().setLevel(level)
     api.set_distribution(None)

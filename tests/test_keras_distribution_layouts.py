@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,17 +18,19 @@ from tests.helpers.keras_cases import assert_same, assert_sharded, state
 from tests.test_keras_distribution import compiled, fixture_enabled, numbers_of, parallel  # noqa: F401 (a fixture)
 
 distribution, layers = keras.distribution, keras.layers
-GATHERS = "ignore:ModelParallel on . devices. variables that its layout map cuts:UserWarning"
-pytestmark = pytest.mark.filterwarnings(GATHERS)
 ROWS = 19
 
 
-def model_parallel(count: int, entries: dict[str, Any] | None = None) -> distribution.ModelParallel:
-    mesh = distribution.DeviceMesh((count // 2, 2), ["batch", "model"], [f"cpu:{d}" for d in range(count)])
+def model_parallel(
+    count: int, entries: dict[str, Any] | None = None, axes: dict[str, int] | None = None, batch: str = "batch"
+) -> distribution.ModelParallel:
+    """Return a distribution on so many devices, two of them along "model" where no axes are given."""
+    sizes = axes or {"batch": count // 2, "model": 2}
+    mesh = distribution.DeviceMesh(tuple(sizes.values()), list(sizes), [f"cpu:{d}" for d in range(count)])
     layout_map = distribution.LayoutMap(mesh)
-    for pattern, axes in (entries or {".*wide.*kernel": (None, "model")}).items():
-        layout_map[pattern] = axes
-    return distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+    for pattern, own in (entries or {".*wide.*kernel": (None, "model")}).items():
+        layout_map[pattern] = own
+    return distribution.ModelParallel(layout_map=layout_map, batch_dim_name=batch)
 
 
 def wide(inputs: bool = True) -> keras.Model:
@@ -57,6 +60,26 @@ def fit(model: keras.Model) -> list[tuple[str, Any]]:
     return numbers_of(model.fit(*data(), batch_size=8, verbose=0, shuffle=False))
 
 
+def layouts_of(model: keras.Model) -> dict[str, Any]:
+    """Return the layout of each variable of a model and its optimizer that is laid out, by its path."""
+    found = {}
+    for variable in [*model.variables, *model.optimizer.variables]:
+        parts = parts_of_variable(variable.value)
+        if parts is not None:
+            found[variable.path.partition("/")[2]] = parts.layout
+    return found
+
+
+def assert_in_parts(model: keras.Model) -> None:
+    """Assert that a step left each part where it is, and that no device has more of a variable than its part."""
+    for variable in [*model.variables, *model.optimizer.variables]:
+        parts = parts_of_variable(variable.value)
+        if parts is not None:
+            assert parts.in_parts, variable.path
+            largest = max(parts.cut.lengths) * (math.prod(variable.shape) // parts.cut.length)
+            assert max(parts.bytes_on_devices().values()) == largest * variable.value.dtype.size
+
+
 def names(count: int) -> tuple[str, ...]:
     return tuple(f"/device:CPU:{d}" for d in range(count))
 
@@ -77,30 +100,32 @@ def test_equals_one_device(early: bool, inputs: bool, enabled: gs.KerasDistribut
     with chosen.scope() if early else parallel(1).scope():
         model = compiled(wide(inputs))
     before = {} if not inputs else devices_of(model)
-    assert before.get("wide/kernel") == (names(4) if early and inputs else None)
+    assert before.get("wide/kernel") == (names(2) if early and inputs else None)
     with chosen.scope():
-        found = [*fit(model), *fit(model), *state(model)]
-        assert_same(found, expected)
-        assert_sharded(model, ("MatMul", "TanhGrad"), 4)
+        found = [*fit(model), *fit(model)]
+        assert_in_parts(model)
+        assert_same([*found, *state(model)], expected)
+        assert_sharded(model, ("MatMul", "TanhGrad"), 2)
         plan = enabled.plan(model, *data())
-    laid_out = devices_of(model)
-    assert laid_out["wide/kernel"] == names(4)  # 16 by 60 floats, in slices
-    assert "wide/bias" not in laid_out
-    of_slots = [path for path in laid_out if "momentum" in path or "velocity" in path]
-    assert {path.rpartition("_")[2] for path in of_slots} == {"momentum", "velocity"}
-    assert all(laid_out[path] == names(4) for path in of_slots if "wide_kernel" in path)
-    assert not any("bias" in path for path in laid_out)
-    kinds = {name for name in ("in parts", "mirrored") if f"  variables {name}: " in str(plan)}
-    assert kinds == {"in parts"}, plan
+    assert plan.mesh.columns == (("/device:CPU:0", "/device:CPU:2"), ("/device:CPU:1", "/device:CPU:3"))
+    laid_out = layouts_of(model)
+    kinds = [path.rpartition("_")[2] for path in laid_out]
+    assert sorted(kinds) == [*["momentum"] * 2, *["odd/kernel", "velocity", "velocity", "wide/kernel"]]
+    assert set(laid_out.values()) == {(None, "model")}
+    used = [line for line in str(plan).splitlines() if line.endswith("used where its parts are")]
+    assert len(used) == len(laid_out) == 6
+    assert sum("wide_and_odd" in line and "(4, 3)" in line for line in used) == 3
+    assert not plan.state.gathered
 
 
 def test_no_device_has_all_of_what_is_born_in_parts():
     with model_parallel(4).scope():
-        kernel = wide().layers[0].kernel
+        model = compiled(wide())
+        assert_in_parts(model)
+        kernel = model.layers[0].kernel
         parts = parts_of_variable(kernel.value)
-        parts.take_apart()
         held = parts.bytes_on_devices()
-        assert max(held.values()) == 60 * 16 * 4 // 4
+        assert max(held.values()) == 60 * 16 * 4 // 2
         value = np.random.default_rng(3).normal(size=(60, 16)).astype("float32")
         kernel.assign(value)  # as what is loaded is
         assert parts.bytes_on_devices() == held
@@ -111,23 +136,24 @@ def test_slots_are_born_where_their_variables_are():
     with model_parallel(4).scope():
         model = compiled(wide())
         model.optimizer.build(model.trainable_variables)
+        assert_in_parts(model)
         laid_out = devices_of(model)
         slots = [path for path in laid_out if "wide_kernel" in path]
         assert len(slots) == 2
-        assert {laid_out[path] for path in slots} == {names(4)}
+        assert {laid_out[path] for path in slots} == {names(2)}
         assert not any("bias" in path for path in laid_out)
 
 
 def test_other_distributions_move_the_variables():
     expected_model, model = compiled(wide()), compiled(wide())
     expected = [fit(expected_model) for _ in range(6)]
-    four, two = model_parallel(4), model_parallel(2)
+    four, three = model_parallel(4), model_parallel(3, axes={"batch": 1, "model": 3})
     devices = []
-    for i, one in enumerate([four, two, parallel(3), four, None, two]):
+    for i, one in enumerate([four, three, parallel(3), four, None, three]):
         distribution.set_distribution(one)
         assert_same(fit(model), expected[i])
         devices.append(devices_of(model).get("wide/kernel"))
-    assert devices == [names(4), names(2), None, names(4), None, names(2)]
+    assert devices == [names(2), names(3), None, names(2), None, names(3)]
     assert_same(state(model), state(expected_model))
 
 
@@ -190,29 +216,117 @@ def test_patterns_are_those_of_keras():
             wide()
 
 
-def test_it_says_once_that_it_gathers():
-    one = model_parallel(4)
+def test_what_a_mesh_cannot_do_is_gathered_and_said():
+    """Two axes beside the batch's: the numbers of one device all the same."""
+    expected_model = compiled(wide())
+    expected = fit(expected_model)
+    both = {"batch": 1, "model": 2, "other": 2}
+    one = model_parallel(4, {".*wide.*kernel": ("other", "model")}, both)
     with warnings.catch_warnings(), one.scope():
         warnings.simplefilter("error")
         with pytest.warns(UserWarning, match="gathers") as told:
             model = compiled(wide())
-        assert len(told) == 1
-        assert str(told[0].message) == (
+        assert [str(warning.message) for warning in told] == [
             "ModelParallel on 4 devices: variables that its layout map cuts are divided over all of them, whatever the "
-            "axis, and each step gathers what it computes with (print its plan). The numbers are those of one device. "
-            "No matrix product is divided along the model's axes, as Keras does on JAX."
-        )
-        fit(model)
-        compiled(wide())
+            "axis, and each step gathers what it computes with, for its mesh has 2 axes beside the batch's, 'model', "
+            "'other'. The numbers are those of one device. No matrix product is divided along the model's axes, as "
+            "Keras does on JAX."
+        ]
+        assert_same(fit(model), expected)
+        assert devices_of(model)["wide/kernel"] == names(4)
+        assert_sharded(model, ("MatMul", "TanhGrad"), 4)
 
 
 @pytest.mark.long
+def test_what_xla_compiles_is_gathered_and_said():
+    with model_parallel(4).scope():
+        model = compiled(wide(), jit_compile=True)
+        assert layouts_of(model)["wide/kernel"] == (None, "model")
+        with pytest.warns(
+            UserWarning, match="gathers what it computes with, for it was compiled with jit_compile=True"
+        ):
+            fit(model)
+        assert devices_of(model)["wide/kernel"] == names(4)
+
+
+NAMED = [
+    pytest.param({"model": 2, "batch": 2}, "batch", "model", id="columns first", marks=pytest.mark.long),
+    pytest.param({"data": 1, "tensor": 3}, "data", "tensor", id="one row of three"),
+    pytest.param({"model": 2, "batch": 2}, "model", "batch", id="the batch along model", marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("axes", "batch", "axis"), NAMED)
+def test_axes_are_called_as_their_user_likes(
+    axes: dict[str, int], batch: str, axis: str, enabled: gs.KerasDistribution
+):
+    expected_model, model = compiled(wide()), compiled(wide())
+    entries = {".*wide.*kernel": (None, axis), ".*wide.*bias": (axis,), ".*dense.*kernel": (axis, None)}
+    with model_parallel(math.prod(axes.values()), entries, axes, batch).scope():
+        found = fit(model)
+        assert_in_parts(model)
+        assert_same([*found, *state(model)], [*fit(expected_model), *state(expected_model)])
+        plan = enabled.plan(model, *data())
+    assert len(plan.mesh.columns) == axes[axis]
+    assert len(plan.devices) == axes[batch]
+    laid_out = layouts_of(model)
+    assert len(laid_out) == 3 * 5  # with the slots of Adam
+    assert {len(layout) for layout in laid_out.values()} == {1, 2}
+    assert all(sum(map(bool, layout)) == 1 for layout in laid_out.values())
+
+
+def test_what_a_map_leaves_out_is_on_the_plan(enabled: gs.KerasDistribution):
+    """And what lies otherwise than it says."""
+
+    def made() -> keras.Model:
+        keras.utils.set_random_seed(1)
+        hidden = [layers.Dense(32, "tanh", name="wide"), layers.Dense(9, "tanh", name="left_1")]
+        return compiled(
+            keras.Sequential([layers.Input((60,)), *hidden, layers.Dense(9, name="left_2"), layers.Dense(1)])
+        )
+
+    def run(model: keras.Model) -> Any:
+        x, y = data()
+        return numbers_of(model.fit(x, y[:, :1], batch_size=8, verbose=0, shuffle=False))
+
+    expected_model, model = made(), made()
+    entries = {
+        ".*wide/kernel": ("batch", "model"),
+        ".*wide/bias": ("batch",),
+        ".*dense.*kernel": (None, "model"),
+        ".*nothing": ("model",),
+    }
+    with model_parallel(4, entries).scope():
+        with pytest.warns(UserWarning, match="do not all lie as its layout map says") as told:
+            assert_same(run(model), run(expected_model))
+        plan = enabled.plan(model, data()[0], data()[1][:, :1])
+    assert [str(warning.message) for warning in told] == [
+        "ModelParallel on 4 devices: variables do not all lie as its layout map says:\n"
+        "  - along 'batch', the batch's axis: divided over all devices instead\n"
+        "  - also along 'batch', the batch's axis: cut along 'model' only\n"
+        "  - dimension 1 has 1 entry for 2 devices: it stays whole\n"
+        "The numbers are those of one device. The plan names the variables."
+    ]
+    own = f"{model.name}/"
+    assert [note.replace(own, "") for note in plan.notes] == [
+        "wide/kernel: also along 'batch', the batch's axis: cut along 'model' only",
+        "wide/bias: along 'batch', the batch's axis: divided over all devices instead",
+        f"{model.layers[-1].kernel.path}: dimension 1 has 1 entry for 2 devices: it stays whole".replace(own, ""),
+        "of the layout map, these match no variable and no layer's output: '.*nothing'",
+        "no pattern of the layout map matches left_1/kernel [32, 9], 1.2 kB, 12 % of the model: whole on its device",
+        "no pattern of the layout map matches left_2/kernel [9, 9], 324 B, 3.4 % of the model: whole on its device",
+    ]
+    assert all(f"  note: {note}" in str(plan) for note in plan.notes)
+
+
 def test_entries_for_outputs():
     entries = {".*wide.*kernel": (None, "model"), ".*wide/output": ("batch", None)}
     expected_model, model = compiled(wide()), compiled(wide())
     with model_parallel(4, entries).scope():
-        assert_same([*fit(model), *state(model)], [*fit(expected_model), *state(expected_model)])
-        assert_sharded(model, ("MatMul", "Tanh"), 4)  # rows are what each device has of an output
+        with pytest.warns(UserWarning, match="is for what a layer returns, and is not used") as told:
+            assert_same([*fit(model), *state(model)], [*fit(expected_model), *state(expected_model)])
+        assert len(told) == 1
+        assert_sharded(model, ("MatMul", "Tanh"), 2)
 
 
 def test_a_function_for_generating_is_made_anew():

@@ -196,6 +196,11 @@ def value_of_new(variable: Any) -> Any:
     return variable._value
 
 
+def layout_map_of(distribution: Any) -> Any:
+    """Return the layout map of a distribution of Keras; None if it has none. No public name leads to it."""
+    return getattr(distribution, "_layout_map", None)
+
+
 def asks_for_xla(model: Any) -> bool:
     """Return whether a model of Keras 3 was compiled with `jit_compile=True`. (Its default is meant for one device.)"""
     return bool(model.compiled) and model._compile_config.config.get("jit_compile") is True

@@ -20,10 +20,11 @@ import keras
 import pytest
 
 import graphsplit as gs
-from graphsplit.api.variable_layouts import is_sharded
+from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.keras_models.distribution import enabling
 
 DEVICES = 4
+MODEL = 2  # of them along the axis of that name, in these tests
 SOURCES = Path(keras.__file__).parent / "src"
 
 
@@ -47,22 +48,26 @@ class PartitionSpec:
 
 
 class sharding_of:  # noqa: N801  # (called as a function)
-    """How graphsplit has laid a variable out. Until there are axes of a mesh, a spec says only whether it is divided.
-
-    Which variables of at most 256 bytes never are: as biases here.
-    """
+    """How graphsplit has laid a variable out: along which axis of the mesh each of its dimensions is cut."""
 
     def __init__(self, variable: Any):
-        self.is_fully_replicated = not is_sharded(variable.value)
-        self._may_be_divided = math.prod(variable.shape) * 4 > 256
+        parts = parts_of_variable(variable.value)
+        self._axes = (None,) * len(variable.shape) if parts is None else tuple(parts.layout)
+        if parts is not None:
+            assert len(parts.devices) == MODEL
+            cut = math.prod(variable.shape) * variable.value.dtype.size // MODEL
+            assert [size for size in parts.bytes_on_devices().values() if size] == [cut] * MODEL
 
     @property
     def spec(self) -> sharding_of:
         return self
 
+    @property
+    def is_fully_replicated(self) -> bool:
+        return not any(self._axes)
+
     def __eq__(self, other: object) -> bool:
-        asked = isinstance(other, PartitionSpec) and any(other.axes)
-        return asked and self._may_be_divided != self.is_fully_replicated
+        return isinstance(other, PartitionSpec) and other.axes == self._axes
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -80,8 +85,10 @@ class InspectedTensor:
         gc.collect()  # models of tests before hold themselves in circles
         [model] = running._models
         plan = model.train_function.plan()
-        assert len(plan.devices) == DEVICES
-        return self._name in {op.name for op in plan.sharded_ops}
+        assert [len(column) for column in plan.mesh.columns] == [DEVICES // MODEL] * MODEL
+        assert len(plan.devices) == DEVICES // MODEL
+        made = [op.provenance.column for op in plan.sharded_ops if op.provenance.origin == self._name]
+        return sorted(made, key=str) in ([None], list(range(MODEL)))  # once for each row, or in each of its columns
 
 
 def _inspect(tensor: Any, callback: Any) -> None:

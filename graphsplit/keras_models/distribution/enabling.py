@@ -207,6 +207,11 @@ class _Running:
         if (distribution := _present()) is not None:
             self._layouts.born(variable, distribution)
 
+    def constrains(self, layout: Any) -> None:
+        """Take note of where the layout map of the distribution that is set wants what a layer returns."""
+        if (distribution := _present()) is not None:
+            self._layouts.constrains(layout, distribution)
+
 
 def _present() -> Any:
     import keras

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import warnings
 import weakref
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import tensorflow as tf
 
 from graphsplit.api.layout_targets import slots_of, variables_of, variables_with_owners
-from graphsplit.api.variable_layouts import NewVariables, is_sharded, lay_out
+from graphsplit.api.variable_layouts import NewVariables, VariableLayout, is_sharded, lay_out
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.keras_internals import compilation_of, make_slots, value_of_new
+from graphsplit.core.errors import bullet_list
+from graphsplit.core.keras_internals import asks_for_xla, compilation_of, layout_map_of, make_slots, value_of_new
+from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.user_code import user_stack_level
-from graphsplit.keras_models.distribution.backend import to_backend_mesh
+from graphsplit.keras_models.distribution.meshes import Asked, MeshOfKeras, mesh_of
 
 
 class DistributedLayouts:
@@ -33,9 +35,8 @@ class DistributedLayouts:
         self._models: weakref.WeakKeyDictionary[Any, tuple[Any, Any]] = weakref.WeakKeyDictionary()
         self._born: weakref.WeakKeyDictionary[Any, NewVariables] = weakref.WeakKeyDictionary()
         self._variables: weakref.WeakValueDictionary[int, tf.Variable] = weakref.WeakValueDictionary()
-        self._told: weakref.WeakSet[Any] = (
-            weakref.WeakSet()
-        )  # distributions of which somebody was told that they gather
+        self._told: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+        self._of_outputs: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def follow(self, model: Any, distribution: Any) -> None:
         """Lay the variables of a model out as a distribution says: its optimizer's and its metrics' too."""
@@ -45,33 +46,27 @@ class DistributedLayouts:
             return
         if by is not None and by() is not distribution:
             self.bring_home(model)
-        if "sharded" in self._wanted(model, distribution)[1]:
-            make_slots(getattr(model, "optimizer", None), model.trainable_variables)
-            self._lay_out(model, distribution)
+        mesh = mesh_of(distribution, asks_for_xla(model))
+        if any(asked.layout != "home" for asked in asked_of(model, distribution, mesh).values()):
+            with (
+                raw_handles()
+            ):  # an optimizer asks variables for their handles, to know them by, and they stay in parts
+                make_slots(getattr(model, "optimizer", None), model.trainable_variables)
+            self._lay_out(model, distribution, mesh)
         self._models[model] = weakref.ref(distribution), present
 
-    def _lay_out(self, model: Any, distribution: Any) -> None:
-        variables, wanted = self._wanted(model, distribution)
-        self._say_that_it_gathers(distribution, wanted)
-        lay_out(variables, wanted, slots_of(model, variables), to_backend_mesh(distribution.device_mesh))
-        self._remember([v for v, own in zip(variables, wanted, strict=True) if own == "sharded"])
-        if getattr(model, "generate_function", None) is not None:
-            model.generate_function = None  # KerasHub's: traced before variables were laid out, it reads empty ones
-
-    def _wanted(self, model: Any, distribution: Any) -> tuple[list[tf.Variable], list[str | None]]:
-        """Return the variables of a model and the layout of each; None for what the user has laid out."""
-        pairs = variables_with_owners(model)
-        variables, several = [variable for variable, _ in pairs], distribution.device_mesh.devices.size > 1
-        cut = {id(variable): several and _is_cut(owner, distribution) for variable, owner in pairs}
-        shapes = {id(variable): variable.shape for variable in variables}
-        for slot, head in slots_of(model, variables).items():
-            if id(head) in cut and shapes.get(slot) == head.shape:
-                cut[slot] = cut[id(head)]
-        found: list[str | None] = []
+    def _lay_out(self, model: Any, distribution: Any, mesh: MeshOfKeras) -> None:
+        variables, asked = variables_of(model), asked_of(model, distribution, mesh)
+        slots = slots_of(model, variables)
+        self._say_what_is_otherwise(distribution, mesh, asked)
+        wanted: list[VariableLayout | None] = []
         for variable in variables:
             is_ours = parts_of_variable(variable) is None or self._variables.get(id(variable)) is variable
-            found.append(("sharded" if cut[id(variable)] else "home") if is_ours else None)
-        return variables, found
+            wanted.append(_of_head(variable, slots, asked).layout if is_ours else None)
+        lay_out(variables, wanted, slots, mesh.devices, mesh.grid)
+        self._remember([v for v, own in zip(variables, wanted, strict=True) if own not in (None, "home")])
+        if getattr(model, "generate_function", None) is not None:
+            model.generate_function = None  # KerasHub's: traced before variables were laid out, it reads empty ones
 
     def born(self, owner: Any, distribution: Any) -> None:
         """Lay out a variable of Keras that has just been made, if its distribution cuts it: no device has all of them.
@@ -82,17 +77,26 @@ class DistributedLayouts:
         variable = value_of_new(owner)
         if not tf.executing_eagerly() or parts_of_variable(variable) is not None:
             return
-        devices = to_backend_mesh(distribution.device_mesh)
+        mesh = mesh_of(distribution)
         variable._graphsplit_path = owner.path
         if distribution not in self._born:
-            self._born[distribution] = NewVariables(devices)
+            self._born[distribution] = NewVariables(mesh.devices)
         new = self._born[distribution]
         head = new.add(variable)
-        cut = is_sharded(head) if head is not None and head.shape == variable.shape else _is_cut(owner, distribution)
-        if cut and len(devices) > 1:
-            self._say_that_it_gathers(distribution, ["sharded"])
+        if head is not None and head.shape == variable.shape:
+            asked = Asked(_present_layout(head))
+            if (parts := parts_of_variable(head)) is not None:
+                parts.take_apart()  # of an optimizer that its user builds: see `follow`
+        else:
+            asked = _asked(owner, variable, distribution, mesh)
+            self._say_what_is_otherwise(distribution, mesh, {id(variable): asked})
+        if asked.layout == "home":
+            return
+        if asked.layout == "sharded":
             new.lay_out(variable, "sharded", head)
-            self._remember([variable])
+        else:
+            lay_out([variable], [asked.layout], {}, mesh.devices, mesh.grid)
+        self._remember([variable])
 
     def bring_home(self, model: Any) -> None:
         """Make the variables of a model that a distribution laid out ordinary ones again."""
@@ -116,19 +120,73 @@ class DistributedLayouts:
         for variable in ours:
             del self._variables[id(variable)]
 
-    def _say_that_it_gathers(self, distribution: Any, wanted: Iterable[str | None]) -> None:
-        if "sharded" not in wanted or distribution in self._told:
+    def constrains(self, layout: Any, distribution: Any) -> None:
+        """Remember that a layout map has an entry for an output, and say, once for each, that it is not used."""
+        layout_map = layout_map_of(distribution)
+        pattern = next((p for p in layout_map or () if layout_map[p] is layout), None)
+        if pattern is None or layout in self._of_outputs:  # (a user's own call gets back what it gives)
             return
-        self._told.add(distribution)
-        mesh = distribution.device_mesh
+        self._of_outputs.add(layout)
+        mesh = mesh_of(distribution)
+        if mesh.grid is None and set(layout.axes[1:]) <= {None} and layout.axes[:1] in [(mesh.batch_axis,), (None,)]:
+            return  # rows are what each device has
         warnings.warn(
-            f"{type(distribution).__name__} on {mesh.devices.size} devices: variables that its layout map cuts are "
-            "divided over all of them, whatever the axis, and each step gathers what it computes with (print its "
-            "plan). The numbers are those of one device. No matrix product is divided along the model's axes, as Keras "
-            "does on JAX.",
+            f"{type(distribution).__name__} on {len(mesh.devices)} devices: the entry {pattern!r} of its layout map, "
+            f"{tuple(layout.axes)!r}, is for what a layer returns, and is not used: where that lies follows from the "
+            "batch and from the variables that it is made of. The numbers are those of one device.",
             stacklevel=user_stack_level(),
         )
 
+    @property
+    def of_outputs(self) -> Collection[Any]:
+        """The layouts in layout maps that were for outputs of layers that ran."""
+        return self._of_outputs
 
-def _is_cut(owner: Any, distribution: Any) -> bool:
-    return not isinstance(owner, tf.Variable) and any(distribution.get_variable_layout(owner).axes)
+    def _say_what_is_otherwise(self, distribution: Any, mesh: MeshOfKeras, asked: Mapping[int, Asked]) -> None:
+        """Warn, once for a distribution, of all that is not done as its map says."""
+        told = self._told.setdefault(distribution, set())
+        name = f"{type(distribution).__name__} on {len(mesh.devices)} devices"
+        if mesh.why_not and any(own.layout == "sharded" for own in asked.values()) and "" not in told:
+            told.add("")
+            warnings.warn(
+                f"{name}: variables that its layout map cuts are divided over all of them, whatever the axis, and each "
+                f"step gathers what it computes with, for {mesh.why_not}. The numbers are those of one device. No "
+                "matrix product is divided along the model's axes, as Keras does on JAX.",
+                stacklevel=user_stack_level(),
+            )
+        new = {own.instead for own in asked.values() if own.instead} - told
+        if new:
+            told |= new
+            warnings.warn(
+                f"{name}: variables do not all lie as its layout map says:\n{bullet_list(sorted(new))}\nThe numbers "
+                "are those of one device. The plan names the variables.",
+                stacklevel=user_stack_level(),
+            )
+
+
+def asked_of(model: Any, distribution: Any, mesh: MeshOfKeras) -> dict[int, Asked]:
+    """Return how the variables of a model are to lie, its optimizer's and its metrics' too, by their ids.
+
+    Raises:
+      ValueError: as Keras says, if two patterns match.
+    """
+    return {
+        id(variable): _asked(owner, variable, distribution, mesh) for variable, owner in variables_with_owners(model)
+    }
+
+
+def _asked(owner: Any, variable: tf.Variable, distribution: Any, mesh: MeshOfKeras) -> Asked:
+    if isinstance(owner, tf.Variable):
+        return Asked("home")
+    return mesh.layout_of(variable, distribution.get_variable_layout(owner).axes)
+
+
+def _of_head(variable: tf.Variable, slots: Mapping[int, tf.Variable], asked: Mapping[int, Asked]) -> Asked:
+    """Return how a variable is to lie: a slot of its variable's shape as that one."""
+    head = slots.get(id(variable))
+    return asked[id(variable if head is None or head.shape != variable.shape else head)]
+
+
+def _present_layout(variable: tf.Variable) -> VariableLayout:
+    parts = parts_of_variable(variable)
+    return parts.layout if parts is not None else "sharded" if is_sharded(variable) else "home"

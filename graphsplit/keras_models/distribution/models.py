@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from graphsplit.api.options import Options
@@ -10,10 +11,12 @@ from graphsplit.core.devices import check_existing
 from graphsplit.core.keras_internals import asks_for_xla
 from graphsplit.keras_models.answers import STEPS
 from graphsplit.keras_models.batches import BatchFunction
-from graphsplit.keras_models.distribution.backend import to_backend_mesh
 from graphsplit.keras_models.distribution.layouts import DistributedLayouts
+from graphsplit.keras_models.distribution.map_notes import notes_on_map
+from graphsplit.keras_models.distribution.meshes import mesh_of
 from graphsplit.keras_models.models import ModelDevices, ParallelKeras3Model, wrapped
 from graphsplit.keras_models.wrapping import CPU, check_strategy
+from graphsplit.planning.plan import Plan
 
 
 class DistributedModel(ParallelKeras3Model):
@@ -39,6 +42,13 @@ class DistributedModel(ParallelKeras3Model):
             step.variables(*arguments)
         self._layouts.follow(self.template, self.distribution)
 
+    def plan(self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None) -> Plan:
+        """Return what would run where for a batch; see the base class. Notes say what the layout map leaves out."""
+        found = super().plan(x, y, sample_weight, step=step)
+        mesh = mesh_of(self.distribution, asks_for_xla(self.template))
+        notes = notes_on_map(self.template, self.distribution, mesh, self._layouts.of_outputs)
+        return replace(found, notes=(*found.notes, *notes))
+
     def _parallel_step(
         self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None
     ) -> tuple[ParallelFunction[..., Any], tuple[Any, ...]]:
@@ -60,8 +70,9 @@ def distributed(model: Any, distribution: Any, layouts: DistributedLayouts) -> D
         if owner is not None and owner.distribution is distribution and getattr(owner, f"{kind}_function") is function:
             return owner
     check_strategy(model, "keras.distribution")
-    devices = to_backend_mesh(distribution.device_mesh)
-    where = ModelDevices(devices, Options(devices=devices), None if devices[0] == CPU else CPU)
+    mesh = mesh_of(distribution, asks_for_xla(model))
+    devices, sizes = mesh.devices, mesh.grid.sizes if mesh.grid is not None else ()
+    where = ModelDevices(devices, Options(devices=devices, mesh=sizes), None if devices[0] == CPU else CPU)
     own = {"distribution": distribution, "_layouts": layouts}
     made: DistributedModel = wrapped(model, DistributedModel, where, _compiled_by_xla=asks_for_xla(model), **own)
     return made

@@ -32,6 +32,9 @@ class Running(Protocol):
     def born(self, variable: Any) -> None:
         """Lay out a variable that has just been made."""
 
+    def constrains(self, layout: Any) -> None:
+        """Take note of where a layout map wants what a layer returns."""
+
 
 @dataclass(frozen=True)
 class Replacement:
@@ -96,6 +99,14 @@ def _initialize(original: Any, running: Running) -> Any:
     return initialize
 
 
+def _distribute_tensor(original: Any, running: Running) -> Any:  # noqa: ARG001
+    def distribute_tensor(tensor: Any, layout: Any) -> Any:
+        running.constrains(layout)
+        return backend.distribute_tensor(tensor, layout)
+
+    return distribute_tensor
+
+
 def _same(function: Any) -> Callable[[Any, Running], Any]:
     return lambda original, running: function  # noqa: ARG005
 
@@ -133,7 +144,7 @@ REPLACEMENTS = (
     Replacement(tensorflow_distribution, "initialize", _LACKS, _same(backend.initialize)),
     Replacement(tensorflow_distribution, "num_processes", _LACKS, _same(backend.num_processes)),
     Replacement(tensorflow_distribution, "process_id", _LACKS, _same(backend.process_id)),
-    Replacement(tensorflow_distribution, "distribute_tensor", _LACKS, _same(backend.distribute_tensor)),
+    Replacement(tensorflow_distribution, "distribute_tensor", _LACKS, _distribute_tensor),
     Replacement(tensorflow_distribution, "distribute_data_input", _LACKS, _same(backend.distribute_data_input)),
     Replacement(tensorflow_distribution, "_to_backend_device", _LACKS, _same(backend.to_backend_device)),
     Replacement(
