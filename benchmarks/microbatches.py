@@ -24,7 +24,7 @@ from typing import Any, NamedTuple
 
 ROOT = Path(__file__).parent.parent
 # mallopt(3); and TensorFlow's own pool, which it has with oneDNN only, never gives anything back
-_GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "TF_ENABLE_ONEDNN_OPTS": "0"}
+GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
 
 class Size(NamedTuple):
@@ -66,7 +66,7 @@ def show(model: str, counts: list[int], rounds: int, small: bool) -> None:
     print(f"{model}, {(SMALL if small else SIZES)[model]}")
     whole = 0
     for count in counts:
-        memory = _ask("memory", model, [count], rounds, small, _GIVEN_BACK)
+        memory = _ask("memory", model, [count], rounds, small, GIVEN_BACK)
         peak, live, loss = (memory[key] for key in ("peak_bytes", "live_bytes", "loss"))
         whole, took = whole or peak, seconds[str(count)] / seconds[str(counts[0])]
         print(
@@ -95,12 +95,23 @@ def _memory(model: str, count: int, small: bool) -> dict[str, Any]:
     plan = step.plan(*arguments)
     from graphsplit.planning.memory import live_bytes
 
+    peak, loss = peak_of(step, arguments)
+    return {"peak_bytes": peak, "live_bytes": max(live_bytes(plan).values()), "loss": loss}
+
+
+def peak_of(step: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[int, float]:
+    """Return the most bytes that a step needs beside what is there before it, and its loss.
+
+    Args:
+      step: a training step. The process is one whose freed blocks are `GIVEN_BACK`.
+      arguments: of the step.
+    """
     step(*arguments)  # makes what stays: kernels, thread pools
     gc.collect()
     Path("/proc/self/clear_refs").write_text("5")  # proc(5): forget the peak
     before = _status("VmRSS")
     loss = float(step(*arguments))
-    return {"peak_bytes": _status("VmHWM") - before, "live_bytes": max(live_bytes(plan).values()), "loss": loss}
+    return _status("VmHWM") - before, loss
 
 
 def _status(name: str) -> int:

@@ -305,6 +305,7 @@ def test_options_are_handed_on_as_they_are_given():
         "stages": 3,
         "jit_compile": True,
         "bucket_bytes": 7,
+        "recompute": 0.5,
         "automatic": Automatic(1e9, "dgx-a100"),
     }
     assert {field.name for field in dataclasses.fields(Options)} == {*given, "devices_argument"}

@@ -63,6 +63,7 @@ def parallelize(
     stages: int | None = None,
     jit_compile: bool = False,
     bucket_bytes: int | None = None,
+    recompute: str | float | Sequence[str] | None = None,
     plan: str | None = None,
     memory: str | float | None = None,
     machine: str | os.PathLike[str] | Machine | None = None,
@@ -118,6 +119,10 @@ def parallelize(
       bucket_bytes: small gradients are summed over the devices in buckets of at most so many bytes, each as soon as it
         is full, while the backward pass goes on; 0 lets each travel alone. None: 64 kB, and 512 kB where they pass from
         host to host.
+      recompute: what the backward pass makes again instead of finding it kept, which takes time and saves memory:
+        `"blocks"` keeps what passes between blocks of the function; a share, `0.5`, recomputes as many of these blocks
+        as save that share of the bytes; patterns of names of layers, `["block_*"]`, recompute each such layer. The
+        plan says how much it is. The numbers stay those of one device, dropout's masks and statistics included.
       plan: `"auto"` predicts plans, for fewer devices, other layouts of the variables and micro-batches, and takes the
         fastest that fits; the variables are laid out so (`set_variable_layout`) at the first call. The plan says what
         was compared.
@@ -151,6 +156,7 @@ def parallelize(
         stages=stages,
         jit_compile=jit_compile,
         bucket_bytes=bucket_bytes,
+        recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there
         automatic=checked_automatic(plan, memory, machine),
     )
     if fn is None:

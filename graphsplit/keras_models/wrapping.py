@@ -37,6 +37,7 @@ def multi_gpu_model(
     stages: int | Sequence[str] | None = None,
     strict: bool | float = False,
     mesh: Mapping[str, int] | None = None,
+    recompute: str | float | Sequence[str] | None = None,
 ) -> Model:
     """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
 
@@ -67,6 +68,8 @@ def multi_gpu_model(
         work that may; see `parallelize`.
       mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`; see `parallelize`. Layouts of variables may
         then name its axes, `{"*/up/kernel": (None, "model"), "*": "home"}`.
+      recompute: what the backward pass makes again instead of finding it kept: `"blocks"`, a share, or patterns of the
+        names of layers; see `parallelize`.
 
     Returns:
       The wrapped model, which also has `plan(x, y)` and `placement(x, y)`, and which `verify` takes; or `model` itself
@@ -101,10 +104,11 @@ def multi_gpu_model(
         schedule=schedule,
         stages=stages_of_model(model, stages, flavor),
         strict=strict,
+        recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there
         devices_argument="gpus",
     )
     stages_asked(options, devices)  # (checks that they make whole pipelines)
-    if len(devices) == 1 and micro_batches == 1 and schedule is None:
+    if len(devices) == 1 and micro_batches == 1 and schedule is None and recompute is None:
         return model
     check_strategy(model, "multi_gpu_model")
     if cpu_relocation:

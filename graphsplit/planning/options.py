@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from graphsplit.core.errors import ArgumentError
+from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.automatic_stages import Beginnings
+from graphsplit.planning.recomputation import Recompute
 from graphsplit.planning.schedules import KINDS
 
 
@@ -32,6 +33,7 @@ class PlanOptions:
     stages: int | Beginnings | None = None
     jit_compile: bool = False
     bucket_bytes: int | None = None
+    recompute: Recompute = None
 
     def __post_init__(self) -> None:
         if self.random not in ("exact", "independent"):
@@ -50,10 +52,30 @@ class PlanOptions:
                 f"bucket_bytes={self.bucket_bytes!r}: it is the number of bytes, at least 0, that small gradients "
                 "travelling as one may have together; 0 lets each travel alone, None chooses."
             )
+        object.__setattr__(self, "recompute", _recompute(self.recompute))
+        if self.recompute is not None and self.jit_compile:
+            raise UnsupportedError(
+                f"recompute={self.recompute!r} with jit_compile=True: XLA computes once what is there twice, so "
+                "nothing would be dropped. Use one or the other."
+            )
         for name in ("micro_batches", "stages", "bucket_bytes"):
             if isinstance(value := getattr(self, name), np.integer):
                 object.__setattr__(self, name, int(value))
         object.__setattr__(self, "weights", _shares(self.weights))
+
+
+def _recompute(asked: object) -> Recompute:
+    """Return what is to be recomputed, checked."""
+    if asked is None or asked == "blocks":
+        return asked  # type: ignore[return-value]
+    if isinstance(asked, (list, tuple)) and asked and all(isinstance(pattern, str) for pattern in asked):
+        return tuple(asked)
+    if _is_share(asked) and 0 < float(asked) <= 1:  # type: ignore[arg-type]
+        return float(asked)  # type: ignore[arg-type]
+    raise ArgumentError(
+        f"recompute={asked!r}: it is 'blocks', patterns of the names of layers, ['block_*'], or the share of the bytes "
+        "kept for the backward pass that is to be dropped, 0.5; None keeps all."
+    )
 
 
 def _is_count(value: object, least: int) -> bool:

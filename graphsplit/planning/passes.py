@@ -8,7 +8,7 @@ from typing import Any
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import SINGLE_DEVICE
-from graphsplit.planning import automatic_stages, collectives, strictness
+from graphsplit.planning import automatic_stages, collectives, recomputation, strictness
 from graphsplit.planning.backward_propagation import BodyPlanner, WholeBackwardPropagation
 from graphsplit.planning.bucketing import find_buckets, leading_to_shards
 from graphsplit.planning.control_flow import ControlFlowAnswers
@@ -26,6 +26,14 @@ from graphsplit.planning.scheduling import find_order
 from graphsplit.planning.steps import Step
 from graphsplit.planning.transfers import Collective
 from graphsplit.planning.turns import find_turns
+
+
+def recompute(plan: Plan) -> Plan:
+    """Decide what the backward pass makes again instead of finding it kept; see `recomputation`."""
+    if plan.asked.recompute is None:
+        return plan
+    program, notes = recomputation.recomputed(plan.program, plan.asked.recompute, plan.mesh.batch)
+    return replace(plan, program=program, notes=(*plan.notes, *notes))
 
 
 def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:

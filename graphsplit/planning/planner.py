@@ -74,6 +74,7 @@ def propagate(plan: Plan) -> Plan:
 
 
 PASSES: tuple[Callable[[Plan], Plan], ...] = (
+    passes.recompute,  # the program with what it makes again for the backward pass, if that is asked for
     propagate,  # rows flow forward through the rules, and back from what is read: steps, owners, moves
     passes.cut_into_stages,  # the program with its stages, if any are asked for
     passes.put_in_order,  # what other devices wait for goes first
@@ -106,7 +107,7 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
         mesh = Mesh(tuple([stage.device(p) for p in mesh.positions]), mesh.weights, mesh.rows, mesh.positions)
         home = stage.home
     asked = replace(
-        plan.asked, strict=False, schedule=None, stages=None
+        plan.asked, strict=False, schedule=None, stages=None, recompute=None
     )  # (which the whole plan keeps, or has none of)
     plans = {}
     for name, body in op.bodies.items():

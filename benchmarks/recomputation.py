@@ -1,0 +1,153 @@
+"""What recomputing saves and costs: memory and time of a training step on one device, as multiples of the plain step's.
+
+python -m benchmarks.recomputation [--models transformer,resnet50] [--rounds 5] [--small]
+
+Beside `recompute="blocks"` stands `tf.recompute_grad` written by hand around each block of the transformer. Memory is
+measured as `benchmarks.microbatches` does; time is that of steps in another process, in turns, the median over rounds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+from benchmarks.microbatches import GIVEN_BACK, peak_of
+
+ROOT = Path(__file__).parent.parent
+WAYS = {"transformer": ("plain", "by hand", "blocks", "0.5"), "resnet50": ("plain", "blocks", "0.5")}
+
+
+def main() -> None:
+    """Measure and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", default=",".join(WAYS))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--small", action="store_true", help="small networks, to see that everything works")
+    parser.add_argument("--measure", choices=("memory", "time"), help=argparse.SUPPRESS)
+    parser.add_argument("--way", default="", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure == "memory":
+        print(json.dumps(peak_of(*training_step(options.models, options.way, options.small))))
+    elif options.measure == "time":
+        print(json.dumps(_times(options.models, options.rounds, options.small)))
+    else:
+        for model in options.models.split(","):
+            show(model, options.rounds, options.small)
+
+
+def show(model: str, rounds: int, small: bool) -> None:
+    """Measure a model and print a line for each way of recomputing."""
+    own = ["--models", model, "--rounds", str(rounds), *(["--small"] if small else [])]
+    seconds = _ask([*own, "--measure", "time"], {})
+    print(model)
+    plain = 0
+    for way in WAYS[model]:
+        peak, loss = _ask([*own, "--measure", "memory", "--way", way], GIVEN_BACK)
+        plain, took = plain or peak, seconds[way] / seconds["plain"]
+        print(
+            f"  {way:>8}: peak {peak / 1e6:8.1f} MB = {peak / plain:.3f}; time {took:.3f}; loss {loss:.6f}", flush=True
+        )
+
+
+def _ask(options: list[str], environment: dict[str, str]) -> Any:
+    command = [sys.executable, "-m", "benchmarks.recomputation", *options]
+    own = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", **environment}
+    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def _times(model: str, rounds: int, small: bool) -> dict[str, float]:
+    """Return the median seconds of a step for each way, measured in turns."""
+    steps = {way: training_step(model, way, small) for way in WAYS[model]}
+    found: dict[str, list[float]] = {way: [] for way in steps}
+    for number in range(rounds + 1):  # the first one prepares
+        for way, (step, arguments) in steps.items():
+            start = time.perf_counter()
+            float(step(*arguments))
+            if number:
+                found[way].append(time.perf_counter() - start)
+    return {way: statistics.median(seconds) for way, seconds in found.items()}
+
+
+def training_step(model: str, way: str, small: bool) -> tuple[Any, tuple[Any, ...]]:
+    """Return a training step on one device of one thread that recomputes in this way, and its arguments."""
+    import keras
+    import tensorflow as tf
+
+    import graphsplit as gs
+
+    [device] = gs.use_logical_devices(1, threads_per_device=1)
+    keras.utils.set_random_seed(1)
+    network, x, y, variables = {"transformer": _transformer, "resnet50": _resnet50}[model](way == "by hand", small)
+    optimizer = keras.optimizers.SGD(1e-3)
+    optimizer.build(variables)
+
+    def step(x: Any, y: Any) -> Any:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(y, network(x)))
+        optimizer.apply(tape.gradient(loss, variables), variables)
+        return loss
+
+    asked = {"blocks": "blocks", "0.5": 0.5}.get(way)
+    return gs.parallelize(step, devices=[device], recompute=asked), (x, y)
+
+
+def _transformer(by_hand: bool, small: bool) -> Any:
+    import tensorflow as tf
+    from keras import layers
+
+    count, width, tokens, rows, words, heads = (2, 32, 64, 4, 64, 4) if small else (12, 256, 256, 8, 256, 8)
+    inner = tf.zeros((1, tokens, width))
+
+    def block() -> tuple[Any, list[Any]]:
+        norm, other = layers.LayerNormalization(), layers.LayerNormalization()
+        attention = layers.MultiHeadAttention(heads, width // heads)
+        up, down = layers.Dense(4 * width, "gelu"), layers.Dense(width)
+
+        def call(x: Any) -> Any:
+            h = norm(x)
+            x = x + attention(h, h)
+            return x + down(up(other(x)))
+
+        call(inner)
+        own = [v for layer in (norm, attention, other, up, down) for v in layer.trainable_variables]
+        return call, own
+
+    embedding, head = layers.Embedding(words, width), layers.Dense(words)
+    blocks = [block() for _ in range(count)]
+    head(embedding(tf.zeros((1, tokens), tf.int32)))
+    variables = [v for own in (embedding.variables, *[own for _, own in blocks], head.variables) for v in own]
+
+    def network(x: Any) -> Any:
+        x = embedding(x)
+        for call, _ in blocks:
+            x = tf.recompute_grad(call)(x) if by_hand else call(x)
+        return head(x)
+
+    x, y = (tf.random.uniform((rows, tokens), 0, words, tf.int32, seed) for seed in (1, 2))
+    return network, x, y, variables
+
+
+def _resnet50(_: bool, small: bool) -> Any:
+    import keras
+    import tensorflow as tf
+
+    side, rows = (32, 2) if small else (128, 8)
+    network = keras.applications.ResNet50(
+        weights=None, input_shape=(side, side, 3), classes=10, classifier_activation=None
+    )
+    x, y = tf.random.normal((rows, side, side, 3)), tf.random.uniform((rows,), 0, 10, tf.int32)
+    return lambda x: network(x, training=True), x, y, network.trainable_variables
+
+
+if __name__ == "__main__":
+    main()
