@@ -16,7 +16,6 @@ from graphsplit.core.version import __version__ as __version__
 if TYPE_CHECKING:
     from graphsplit.api.calibration import calibrate
     from graphsplit.api.decorators import make_parallel, parallelize
-    from graphsplit.api.differences import Difference
     from graphsplit.api.layout_views import visualize_layout
     from graphsplit.api.on_device import on_device
     from graphsplit.api.parallel_function import ParallelFunction
@@ -25,7 +24,7 @@ if TYPE_CHECKING:
     from graphsplit.api.retracing import RetracingWarning
     from graphsplit.api.scaling import scaling
     from graphsplit.api.variable_layouts import set_variable_layout, variable_layout
-    from graphsplit.api.verification import Report, verify
+    from graphsplit.api.verification import Difference, Report, verify
     from graphsplit.api.with_layout import with_layout
     from graphsplit.clusters.cluster import Cluster, connect
     from graphsplit.clusters.local_workers import LocalWorkers
@@ -61,8 +60,7 @@ _MODULES = {
     "api.retracing": ["RetracingWarning"],
     "api.scaling": ["scaling"],
     "api.variable_layouts": ["set_variable_layout", "variable_layout"],
-    "api.differences": ["Difference"],
-    "api.verification": ["Report", "verify"],
+    "api.verification": ["Difference", "Report", "verify"],
     "api.with_layout": ["with_layout"],
     "clusters.cluster": ["Cluster", "connect"],
     "clusters.local_workers": ["LocalWorkers"],

@@ -10,7 +10,7 @@ import graphsplit as gs
 from graphsplit.placement import Edge, PlacedOp, Placement
 from graphsplit.placement.lanes import home_device, lanes_of
 from graphsplit.placement.overviews import alike_lanes, folded_scopes, page_paths
-from graphsplit.placement.page_data import page_data
+from graphsplit.placement.pages import page_data
 from graphsplit.placement.routes import Route, routes_of, ways_text
 
 CPU = [f"/device:CPU:{d}" for d in range(4)]

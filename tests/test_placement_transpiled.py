@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.placement.overviews import page_paths
-from graphsplit.placement.page_data import page_data
+from graphsplit.placement.pages import page_data
 from tests.helpers.saved_model_cases import tensorflow_1
 
 

@@ -10,7 +10,7 @@ from graphsplit.core.graphdefs import make_node
 from graphsplit.costs.families import family_of
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.work import Work
-from graphsplit.prediction.compiled_work import ASSUMED, Call, Pricing, work_of_call
+from graphsplit.prediction.compiled_work import ASSUMED, CompiledCall, Pricing, work_of_call
 
 WEIGHTS = tf.Variable(tf.ones([64, 64]), name="weights")
 
@@ -35,7 +35,7 @@ def test_what_is_fused_is_read_and_written_once():
         make_node("same", "Identity", ["add"]),
         make_node("square", "Square", ["same"]),
     ]
-    found = work_of_call(Call(tuple(nodes), ["square:0"]), price({"x": 3, "tanh": 3, "add": 3, "square": 3}))
+    found = work_of_call(CompiledCall(tuple(nodes), ["square:0"]), price({"x": 3, "tanh": 3, "add": 3, "square": 3}))
     assert found == (3.0 + 3.0, 0)
 
 
@@ -48,7 +48,7 @@ def test_products_are_kernels_of_their_own():
         make_node("two", "MatMul", ["tanh", "w"]),
     ]
     sizes = {"x": 7, "w": 7, "b": 1, "one": 5, "add": 5, "tanh": 5, "two": 5}
-    found = work_of_call(Call(tuple(nodes), ["two:0"]), price(sizes))
+    found = work_of_call(CompiledCall(tuple(nodes), ["two:0"]), price(sizes))
     assert found.seconds == 10 + (5 + 1) + 5 + 10
     assert found.held_bytes == 5 + 5  # the first product until tanh is there
 
@@ -63,7 +63,7 @@ def test_what_is_fused_again_later_holds_its_operands():
         make_node("grad", "TanhGrad", ["tanh", "other"]),
     ]
     sizes = {"x": 1, "w": 1, "axes": 0, "one": 100, "tanh": 100, "loss": 1, "other": 1, "grad": 100}
-    found = work_of_call(Call(tuple(nodes), ["grad:0"]), price(sizes))
+    found = work_of_call(CompiledCall(tuple(nodes), ["grad:0"]), price(sizes))
     assert found.held_bytes == 100 + 100 + 1 + 1 or found.held_bytes == 100 + 100 + 1
 
 

@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api import traces
-from graphsplit.api.instances import PerInstance
+from graphsplit.api.traces import PerInstance
 from graphsplit.runtime import undo_log
 from tests.helpers.law import assert_close
 

@@ -26,7 +26,7 @@ from graphsplit.placement.sources import StateKeeper
 from graphsplit.placement.timeline import timeline_of_source
 from graphsplit.planning.amounts import count_text
 from graphsplit.prediction import microbenchmarks, timing
-from graphsplit.prediction.microbenchmarks import Measured
+from graphsplit.prediction.microbenchmarks import Measurements
 from graphsplit.prediction.sampling import kinds_of, samples_of
 
 _LEAST_RECORDED, _MOST_RECORDED, _RECORDED_S = 2, 50, 0.3  # steps, and how long they take
@@ -42,7 +42,7 @@ def calibrate(
 ) -> Machine:
     """Measure the devices of this process, and what their operations take. It takes about two minutes.
 
-    Measured are products and convolutions with their gradients, memory, copies between devices, the cost of an
+    Measurements are products and convolutions with their gradients, memory, copies between devices, the cost of an
     operation with nothing to do and of a call, how long a thread takes to wake up, and how much slower all devices are
     that work at once. With a function, its operations are measured one by one as well, on one device, by TensorFlow's
     profiler, and steps as wholes: that is nearer to the truth for this function and others like it.
@@ -146,7 +146,7 @@ def measure_function(
     return fitted(machine, measured)
 
 
-def _link(devices: tuple[str, ...], measured: Measured) -> Link:
+def _link(devices: tuple[str, ...], measured: Measurements) -> Link:
     if len(devices) < 2:
         return Link("one device: nothing is sent", float("inf"), 0.0, shared=True, copies=False)
     if "CPU" in devices[0]:
@@ -155,7 +155,7 @@ def _link(devices: tuple[str, ...], measured: Measured) -> Link:
     return Link("between GPUs", measured.link_bytes_per_s, measured.latency_s)
 
 
-def _host(threads: int, measured: Measured) -> Host:
+def _host(threads: int, measured: Measurements) -> Host:
     if not threads:  # (kernels run by themselves)
         return Host(threads=os.cpu_count() or 1, call_s=measured.call_s)
     return Host(

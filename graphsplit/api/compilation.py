@@ -6,30 +6,33 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
+import tensorflow as tf
+
 from graphsplit.api.argument_splitting import Splitting, argument_paths, resolve_split
 from graphsplit.api.automatic_plans import Automatic, machine_like
-from graphsplit.api.default_home import default_home
+from graphsplit.api.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.mesh_checks import check_asked, check_mesh
 from graphsplit.api.options import Options
-from graphsplit.api.pipeline_devices import check_no_others, stages_asked
 from graphsplit.api.plan_search import LAYOUTS, Candidate, choose
 from graphsplit.api.predicted_layouts import Layout, divisions_for
 from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import axis_of, device_mesh
-from graphsplit.core.devices import short_name
+from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.hosts import host_name
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.symbolic_sizes import Size
+from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.state import State, program_as_if, program_of, state_of
 from graphsplit.planning.turns_and_gathers import plan_of_less_alive
+from graphsplit.prediction.state_bytes import state_bytes
 from graphsplit.program.program import Program
-from graphsplit.program.stages import check_stages
-from graphsplit.tracing.stage_notes import variables_elsewhere
+from graphsplit.program.stages import Stage, check_stages
 from graphsplit.tracing.trace import Trace, trace
 
 _AS_IS = "as they lie"
@@ -157,3 +160,42 @@ def plan_for(
         stages=stages,
         notes=splitting.notes,
     )
+
+
+def default_home(trace: Trace, program: Program, state: State, devices: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+    """Return the device of whole values that belong to nobody, and what a plan says of it.
+
+    On one host it is the first of the devices. On several it is the one, be it none of these, that has most bytes of
+    the captured variables; unless the first has half as many: slices of variables are not all of one size.
+
+    Args:
+      trace: whose variables.
+      program, state: the function with its variables in parts, and where these are.
+      devices: of the shards, full names.
+    """
+    first = devices[0]
+    held = state_bytes(trace, program, state, first)
+    most = max([first, *held], key=lambda device: held.get(device, 0))
+    is_one_host = len({host_name(device) for device in (*devices, *held)}) == 1
+    if is_one_host or 2 * held.get(first, 0) >= held.get(most, 0):
+        return first, ()
+    return most, (f"home: {short_name(most)}, where the variables are ({format_bytes(held[most])})",)
+
+
+def variables_elsewhere(traced: Trace) -> list[str]:
+    """Say which stages read variables that live on devices of others."""
+    program = traced.program
+    lives = {
+        position: canonical_name(handle.device)
+        for position, handle in zip(program.captures, traced.captures, strict=True)
+        if handle.dtype == tf.resource and handle.device
+    }
+    found: dict[Stage, set[str]] = {}
+    for op in program.ops:
+        stage = op.stage
+        away = {lives[t.op] for t in op.inputs if t.op in lives} - {stage.home if stage else ""}
+        if stage and away:
+            found.setdefault(stage, set()).update(away)
+    return [
+        f"{stage} reads variables that live on {', '.join(map(short_name, sorted(d)))}" for stage, d in found.items()
+    ]

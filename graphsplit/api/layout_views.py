@@ -16,7 +16,7 @@ from graphsplit.core.errors import ArgumentError
 from graphsplit.core.layouts import Shard
 from graphsplit.core.parted_variables import VariableParts, parts_of_variable
 from graphsplit.placement.layout_pictures import Piece, picture
-from graphsplit.placement.page_data import shape_text
+from graphsplit.placement.pages import shape_text
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.plan import Plan
 

@@ -24,12 +24,15 @@ from graphsplit.api.call_signatures import (
 )
 from graphsplit.api.chosen_devices import ChosenDevices, choose_devices
 from graphsplit.api.compilation import trace_and_plan
-from graphsplit.api.instances import PerInstance
 from graphsplit.api.options import Options
-from graphsplit.api.outer_graphs import warn_of_outer_graph, warn_of_stateless_scope
+from graphsplit.api.outer_graphs import (
+    check_no_replica,
+    check_no_spread_values,
+    warn_of_outer_graph,
+    warn_of_stateless_scope,
+)
 from graphsplit.api.retracing import warn_of_retracing
-from graphsplit.api.strategies import check_no_replica, check_no_spread_values
-from graphsplit.api.traces import Signature, Traces
+from graphsplit.api.traces import PerInstance, Signature, Traces
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.gc_pause import collection_paused

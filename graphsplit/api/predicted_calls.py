@@ -12,10 +12,10 @@ import tensorflow as tf
 
 from graphsplit.api.argument_splitting import Splitting, argument_paths, check_split, resolve_split
 from graphsplit.api.call_signatures import as_call, by_bound_arguments, parameters_of, signature_of, spread
-from graphsplit.api.compilation import plan_as_if
+from graphsplit.api.chosen_devices import check_no_others
+from graphsplit.api.compilation import plan_as_if, variables_elsewhere
 from graphsplit.api.options import Options
 from graphsplit.api.parallel_function import ParallelFunction
-from graphsplit.api.pipeline_devices import check_no_others
 from graphsplit.api.predicted_layouts import Layout
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import axis_of
@@ -23,7 +23,6 @@ from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.planning.plan import Plan
-from graphsplit.tracing.stage_notes import variables_elsewhere
 from graphsplit.tracing.trace import Trace, trace
 
 

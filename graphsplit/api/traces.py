@@ -1,14 +1,15 @@
-"""What a function was traced to."""
+"""What a function was traced to; a function that is a method has traces for each instance."""
 
 from __future__ import annotations
 
 import threading
 import weakref
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from graphsplit.core import structures
+from graphsplit.core.errors import UnsupportedError
 from graphsplit.runtime.differentiable import Differentiable
 
 MOST_COVERED = 1000
@@ -56,3 +57,53 @@ class Traces:
         """Return the compiled form that ran most of those that are valid now; None if none has run."""
         ran = [c for group in list(self.compiled.values()) for c in group if c.runs and c.is_current]
         return max(ran, key=lambda compiled: compiled.runs, default=None)
+
+
+Value = TypeVar("Value")
+
+
+class PerInstance(Generic[Value]):
+    """One value for each instance of a class.
+
+    Instances are told apart by identity: they need not be hashable, equal ones share nothing, and a copy has a value
+    of its own. A value must not refer to its instance, or neither would ever be freed.
+
+    Args:
+      make: makes the value for an instance that has none yet.
+    """
+
+    def __init__(self, make: Callable[[], Value]):
+        self._make = make
+        self._lock = threading.Lock()
+        self._found: dict[int, tuple[weakref.ref[Any], Value]] = {}
+
+    def of(self, instance: Any, name: str) -> Value:
+        """Return the value for `instance`; `name` is that of the method, for messages.
+
+        Raises:
+          UnsupportedError: if nothing tells when `instance` is gone.
+        """
+        found = self._found.get(id(instance))
+        if found is None or found[0]() is not instance:
+            with self._lock:  # two threads must not make two values
+                found = self._found.get(id(instance))
+                if found is None or found[0]() is not instance:  # (an identity may be that of one that is gone)
+                    found = self._found[id(instance)] = self._reference(instance, name), self._make()
+        return found[1]
+
+    def _reference(self, instance: Any, name: str) -> weakref.ref[Any]:
+        found, key = self._found, id(instance)
+
+        def forget(gone: weakref.ref[Any]) -> None:
+            if key in found and found[key][0] is gone:  # else another instance has taken its place
+                del found[key]
+
+        try:
+            return weakref.ref(instance, forget)
+        except TypeError as error:
+            kind = type(instance).__qualname__
+            raise UnsupportedError(
+                f"{name} is a parallelized method of {kind}, whose traces belong to one instance and go with it, but "
+                f"an instance of {kind} does not take weak references. Add '__weakref__' to its __slots__; or "
+                f"parallelize the method of the instance once: f = graphsplit.parallelize(instance.{name})."
+            ) from error

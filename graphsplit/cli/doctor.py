@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.api.decorators import parallelize
-from graphsplit.api.differences import difference_of
+from graphsplit.api.verification import difference_of
 from graphsplit.core.devices import available_devices, resolve_devices, short_name, use_logical_devices
 from graphsplit.core.logical_gpus import has_gpus
 from graphsplit.core.nvidia_driver import Driver, NotKnownError, read_driver, read_peer_access

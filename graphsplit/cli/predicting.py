@@ -26,7 +26,7 @@ from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.placement.sources import StateKeeper
 from graphsplit.placement.timeline import timeline_of
 from graphsplit.planning.amounts import aligned
-from graphsplit.prediction.assumptions import amount
+from graphsplit.prediction.predictions import amount
 from graphsplit.prediction.timing import reference, usual_seconds_of_calls
 
 

@@ -43,7 +43,7 @@ class Key(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Cluster:
+class XlaCluster:
     """Nodes that become one call.
 
     Attributes:
@@ -59,7 +59,7 @@ class Cluster:
 
 def find_clusters(
     graph: EmittedGraph, web: Graph, outputs: Sequence[str], functions: Mapping[str, Any]
-) -> list[Cluster]:
+) -> list[XlaCluster]:
     """Return the clusters of some of an emitted graph's nodes.
 
     Args:
@@ -88,7 +88,7 @@ def find_clusters(
         assert key is not None
         groups.setdefault((key, levels[k]), []).append(nodes[k])
     return [
-        Cluster(key, level, tuple(members))
+        XlaCluster(key, level, tuple(members))
         for (key, level), members in groups.items()
         if sum(node.op not in _TRIVIAL for node in members) >= _FEWEST
     ]

@@ -19,7 +19,7 @@ from graphsplit.core.graphdefs import (
     with_inputs,
 )
 from graphsplit.core.tensorflow_internals import op_definition
-from graphsplit.emission.clusters import Cluster, find_clusters
+from graphsplit.emission.clusters import XlaCluster, find_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.graph.function_calls import named_by_content
 from graphsplit.graph.graph import Graph
@@ -87,14 +87,14 @@ class _Content(NamedTuple):
     returned: tuple[str, ...]
 
 
-def _call_name(scope: str, cluster: Cluster) -> str:
+def _call_name(scope: str, cluster: XlaCluster) -> str:
     who = "home" if cluster.key.shard is None else f"shard_{cluster.key.shard}"
     device = re.sub(r"\W+", "_", cluster.key.device.removeprefix("/").replace("device:", ""))
     return f"{scope}/compiled/{who}/{device}/{cluster.level}"
 
 
 class _Writer:
-    def __init__(self, graph: EmittedGraph, web: Graph, clusters: Sequence[Cluster]):
+    def __init__(self, graph: EmittedGraph, web: Graph, clusters: Sequence[XlaCluster]):
         self._graph = graph
         self._nodes = web.nodes
         self._clusters = clusters
@@ -146,7 +146,7 @@ class _Writer:
         places = {node.name: k for cluster in self._clusters for k, node in enumerate(cluster.nodes)}
         return [sorted(references, key=lambda r: (places[source_of(r)], r)) for references in found]
 
-    def _given(self, cluster: Cluster) -> tuple[list[str], list[str]]:
+    def _given(self, cluster: XlaCluster) -> tuple[list[str], list[str]]:
         """Return the references that a cluster reads and what it waits for, as they were called."""
         inside = {node.name for node in cluster.nodes}
         inputs: dict[str, None] = {}
@@ -165,7 +165,7 @@ class _Writer:
                     inputs[f"{name}:{index}"] = None
         return list(inputs), list(controls)
 
-    def _content(self, cluster: Cluster, inputs: Sequence[str], returned: Sequence[str]) -> _Content:
+    def _content(self, cluster: XlaCluster, inputs: Sequence[str], returned: Sequence[str]) -> _Content:
         prefix = "" if cluster.key.shard is None else self._graph.prefixes[cluster.key.shard]
         inner = {reference: f"{self._graph.scope}/input_{i}" for i, reference in enumerate(inputs)}
         inner.update({r.removesuffix(":0"): stand_in for r, stand_in in inner.items() if r.endswith(":0")})
@@ -189,7 +189,7 @@ class _Writer:
         types = tuple([self._type(reference) for reference in inputs])
         return _Content(types, tuple(members), tuple(map(name_of, returned)))
 
-    def _function(self, cluster: Cluster, content: _Content) -> Any:
+    def _function(self, cluster: XlaCluster, content: _Content) -> Any:
         stand_ins = [f"{self._graph.scope}/input_{i}" for i in range(len(content.types))]
         pairs = zip(stand_ins, content.types, strict=True)
         nodes = [make_node(name, "Placeholder", [], dtype=tf.as_dtype(dtype)) for name, dtype in pairs]
@@ -206,7 +206,7 @@ class _Writer:
         function.attr[XLA_ATTRIBUTE].b = True
         return named_by_content(function)
 
-    def _constants(self, cluster: Cluster) -> list[Any]:
+    def _constants(self, cluster: XlaCluster) -> list[Any]:
         read = dict.fromkeys(source_of(r) for node in cluster.nodes for r in node.input if r[0] != "^")
         return [with_inputs(self._by_name[name], ()) for name in read if self._by_name[name].op == "Const"]
 

@@ -7,8 +7,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from graphsplit.api.chosen_devices import stages_asked
 from graphsplit.api.options import Options
-from graphsplit.api.pipeline_devices import stages_asked
 from graphsplit.api.variable_layouts import VariableLayout, check_layout
 from graphsplit.core.device_mesh import count_of, device_mesh, mesh_sizes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name

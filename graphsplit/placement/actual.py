@@ -19,14 +19,14 @@ from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.reading import full_name
 from graphsplit.placement.reasons import Facts, RanNode, explain_absence, explain_move, fused_by_onednn
 from graphsplit.placement.records import PlacedOp
-from graphsplit.placement.sources import Source, StateKeeper
+from graphsplit.placement.sources import PlacementSource, StateKeeper
 
 _PLUMBING = frozenset({"_Send", "_Recv", "_HostSend", "_HostRecv", "_Retval", "_DeviceRetval"})
 _ARGUMENTS = frozenset({"_Arg", "_DeviceArg"})
 _SERIAL = re.compile(r"/(body|cond|then|else|branch\d+)/_\d+/")
 
 
-def run_and_collect(source: Source, arguments: Sequence[Any]) -> list[Any]:
+def run_and_collect(source: PlacementSource, arguments: Sequence[Any]) -> list[Any]:
     """Run the graph once on the flat arguments, variables given back their values, and return what TensorFlow ran.
 
     Returns:
@@ -44,7 +44,7 @@ def run_and_collect(source: Source, arguments: Sequence[Any]) -> list[Any]:
     return require_graphs(graphs, {node.name for node in source.graph.node})
 
 
-def require_runnable(source: Source, arguments: Sequence[Any]) -> None:
+def require_runnable(source: PlacementSource, arguments: Sequence[Any]) -> None:
     """Raise `ArgumentError` unless the graph can be run here and now on these arguments."""
     if source.make_run is None:
         raise ArgumentError("actual=True runs the function; a bare graph cannot be run. Give the function itself.")
@@ -108,7 +108,7 @@ def _is_plumbing(node: Any, copies: Collection[str]) -> bool:
 
 
 def match(
-    ops: Sequence[PlacedOp], flat: Sequence[FlatNode], source: Source, graphs: Sequence[Any]
+    ops: Sequence[PlacedOp], flat: Sequence[FlatNode], source: PlacementSource, graphs: Sequence[Any]
 ) -> tuple[list[PlacedOp], list[str]]:
     """Return the operations with their actual devices and reasons, and names of nodes that ran and match no op."""
     facts = gather_facts(ops, flat, source, ran_nodes(graphs, source.inputs))
@@ -132,7 +132,7 @@ def match_op(op: PlacedOp, facts: Facts) -> PlacedOp:
 
 
 def gather_facts(
-    ops: Sequence[PlacedOp], flat: Sequence[FlatNode], source: Source, ran: Mapping[str, RanNode]
+    ops: Sequence[PlacedOp], flat: Sequence[FlatNode], source: PlacementSource, ran: Mapping[str, RanNode]
 ) -> Facts:
     """Return what the reasons are found from."""
     readers, producers = defaultdict(list), defaultdict(list)
@@ -170,7 +170,7 @@ def _touching(flat: Sequence[FlatNode], ops: Sequence[PlacedOp]) -> set[str]:
     return {node.name for node in flat if any(source_of(r) in handles for r in node.data)} | handles
 
 
-def _needed(flat: Sequence[FlatNode], source: Source) -> set[str] | None:
+def _needed(flat: Sequence[FlatNode], source: PlacementSource) -> set[str] | None:
     if source.outputs is None:
         return None
     following: dict[str, list[str]] = defaultdict(list)  # of a call that was inlined, what is in it

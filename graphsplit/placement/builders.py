@@ -15,9 +15,9 @@ from graphsplit.placement.flattening import flatten
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.reading import read_ops
 from graphsplit.placement.sources import (
+    PlacementSource,
     Planned,
     Planning,
-    Source,
     load_signature,
     name_of,
     source_of_function,
@@ -57,7 +57,7 @@ def placement_of(
 
 def source_of(
     fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], signature: str = "serving_default"
-) -> tuple[Source, Sequence[Any], str]:
+) -> tuple[PlacementSource, Sequence[Any], str]:
     """Return the graph of anything that `placement_of` takes, its flat arguments, and what to call it."""
     fn = answering(fn)
     if isinstance(fn, Planning):
@@ -66,7 +66,7 @@ def source_of(
     if isinstance(fn, tf.Graph):
         if args or kwargs:
             raise ArgumentError("A tf.Graph takes no arguments here: its placeholders stand for them.")
-        return Source(fn.as_graph_def()), (), "graph"
+        return PlacementSource(fn.as_graph_def()), (), "graph"
     title = name_of(fn)
     if isinstance(fn, (str, os.PathLike)):
         title, fn = f"{os.fspath(fn)} ({signature})", load_signature(os.fspath(fn), signature)
@@ -82,10 +82,10 @@ def placement_of_plan(planned: Planned, actual: bool) -> Placement:
 
 def placement_of_graph(graph_def: Any, *, title: str = "graph") -> Placement:
     """Return the requested placement of a bare `GraphDef`."""
-    return placement_of_source(Source(graph_def), (), actual=False, title=title)
+    return placement_of_source(PlacementSource(graph_def), (), actual=False, title=title)
 
 
-def placement_of_source(source: Source, arguments: Sequence[Any], *, actual: bool, title: str) -> Placement:
+def placement_of_source(source: PlacementSource, arguments: Sequence[Any], *, actual: bool, title: str) -> Placement:
     """Return the placement of a graph, run on `arguments` if `actual`."""
     flat = flatten(source.graph)
     ops, edges = read_ops(source, flat)

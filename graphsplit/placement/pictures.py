@@ -12,7 +12,7 @@ from graphsplit.core.errors import StorageError, UnsupportedError
 from graphsplit.core.extras import how_to_install
 from graphsplit.placement.colors import device_colors
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.summaries import Box, Flow, Summary, summarize
+from graphsplit.placement.summaries import Box, LaneFlow, Summary, summarize
 from graphsplit.placement.tables import format_flops, shorten
 from graphsplit.planning.amounts import format_bytes
 
@@ -152,7 +152,7 @@ def _draw_flows(axes: Any, summary: Summary, places: Any, colors: dict[str, str]
 
 
 def _label(
-    axes: Any, flow: Flow, at: tuple[float, float], color: str, taken: list[tuple[float, float]], right: bool
+    axes: Any, flow: LaneFlow, at: tuple[float, float], color: str, taken: list[tuple[float, float]], right: bool
 ) -> None:
     """Write the bytes beside the arrowhead, above or below it, or not at all where there is no room."""
     for shift in (0.0, -0.24, 0.16):

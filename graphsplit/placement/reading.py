@@ -17,7 +17,7 @@ from graphsplit.core.marks import home_reason_of, role_of
 from graphsplit.core.tensorflow_internals import import_operations
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape
-from graphsplit.placement.sources import Source
+from graphsplit.placement.sources import PlacementSource
 from graphsplit.program.flops import count_flops
 from graphsplit.program.shape_inference import known_shape
 
@@ -26,7 +26,7 @@ _NO_KERNELS = frozenset({"Placeholder"})  # of an argument: it is where the call
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableV2", "VarHandleOp"})
 
 
-def read_ops(source: Source, flat: Sequence[FlatNode]) -> tuple[list[PlacedOp], list[Edge]]:
+def read_ops(source: PlacementSource, flat: Sequence[FlatNode]) -> tuple[list[PlacedOp], list[Edge]]:
     """Return the operations of a flattened graph and the edges between them."""
     outputs = _outputs(source, flat)
     stand_ins = {node.name: node.data[0] for node in flat if node.argument}
@@ -40,7 +40,9 @@ def read_ops(source: Source, flat: Sequence[FlatNode]) -> tuple[list[PlacedOp], 
     return ops, list(dict.fromkeys(edges))
 
 
-def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mapping[str, str], default: str) -> PlacedOp:
+def _read_op(
+    node: FlatNode, source: PlacementSource, outputs: Outputs, stand_ins: Mapping[str, str], default: str
+) -> PlacedOp:
     reason, gathered = source.at_home.get(node.name, (home_reason_of(node.node), 0))
     shapes = tuple(shape for shape, _, _ in outputs[node.name])
     references = [split_reference(reference) for reference in node.data]
@@ -70,7 +72,7 @@ def _read_op(node: FlatNode, source: Source, outputs: Outputs, stand_ins: Mappin
     )
 
 
-def _outputs(source: Source, flat: Iterable[FlatNode]) -> Outputs:
+def _outputs(source: PlacementSource, flat: Iterable[FlatNode]) -> Outputs:
     """Return shape, dtype and bytes of every output of every operation.
 
     TensorFlow infers the shapes: all nodes, bodies included, stand side by side in one graph for that.
@@ -116,7 +118,7 @@ def bytes_of(shape: Shape | None, dtype: str) -> int:
     return math.prod(d or 0 for d in shape) * (16 if dtype == "string" else int(tf.as_dtype(dtype).size))
 
 
-def _importable(node: FlatNode, source: Source) -> Any:
+def _importable(node: FlatNode, source: PlacementSource) -> Any:
     """Return the node in a form from which shapes can be inferred."""
     if node.name in source.held:
         dtype, shape = source.held[node.name]
@@ -167,7 +169,7 @@ def _edges(node: FlatNode, outputs: Outputs, stand_ins: Mapping[str, str]) -> li
     ]
 
 
-def _resource_devices(source: Source, flat: Sequence[FlatNode]) -> dict[str, str]:
+def _resource_devices(source: PlacementSource, flat: Sequence[FlatNode]) -> dict[str, str]:
     """Return, for every node that reads a resource, where the resource is: there the node has to run."""
     devices = dict(source.resource_devices)
     for node in flat:

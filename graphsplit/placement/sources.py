@@ -52,7 +52,7 @@ class Planning(Protocol):
 
 
 @dataclass(frozen=True, eq=False)
-class Source:
+class PlacementSource:
     """A graph with what is known about it.
 
     Attributes:
@@ -93,7 +93,7 @@ class Source:
     state: Sequence[tuple[tf.Tensor, tf.DType]] = ()
 
 
-def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
+def source_of_plan(trace: Trace, plan: Plan, name: str) -> PlacementSource:
     """Return the multi-device graph of a `ParallelFunction` for one signature."""
     emitted = emit(plan)
 
@@ -108,7 +108,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> Source:
         return "" if position is None else locate_op(position)
 
     known = not plan.program.symbols  # else bytes and rows are only known in each run
-    return Source(
+    return PlacementSource(
         graph=emitted.graph_def(),
         outputs=emitted.outputs,
         effects=emitted.effects,
@@ -170,7 +170,7 @@ def _stages(emitted: EmittedGraph, plan: Plan) -> dict[str, str]:
     return found
 
 
-def source_of_function(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Source, list[Any]]:
+def source_of_function(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[PlacementSource, list[Any]]:
     """Return the graph of anything callable, and the flat arguments (tensors, or specifications of tensors)."""
     concrete = _concrete(fn, args, kwargs)
     graph = concrete.graph
@@ -194,7 +194,7 @@ def source_of_function(fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) 
         function = RuntimeFunction(definition, graph_def.library.function, specs, outs)
         return lambda tensors: function([*tensors, *captures])
 
-    source = Source(
+    source = PlacementSource(
         graph=graph_def,
         outputs=outputs,
         effects=effects,

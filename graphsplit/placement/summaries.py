@@ -34,7 +34,7 @@ class Box:
 
 
 @dataclass(frozen=True)
-class Flow:
+class LaneFlow:
     """What one box hands to another; `crosses` if it changes devices."""
 
     source: Box
@@ -48,7 +48,7 @@ class Summary:
     """Boxes by lane, in the order of execution, and the flows between them."""
 
     lanes: Mapping[str, tuple[Box, ...]]
-    flows: tuple[Flow, ...]
+    flows: tuple[LaneFlow, ...]
 
 
 def summarize(placement: PlacementGraph, most: int = 70) -> Summary:
@@ -100,7 +100,7 @@ def scope_path(op: PlacedOp, name: str = "") -> list[str]:
     return parts
 
 
-def _flows(placement: PlacementGraph, box_of: Mapping[str, Box]) -> tuple[Flow, ...]:
+def _flows(placement: PlacementGraph, box_of: Mapping[str, Box]) -> tuple[LaneFlow, ...]:
     sizes: dict[tuple[Box, Box], int] = defaultdict(int)
     crossing: set[tuple[Box, Box]] = set()
     seen: set[tuple[str, int, object]] = set()
@@ -115,4 +115,4 @@ def _flows(placement: PlacementGraph, box_of: Mapping[str, Box]) -> tuple[Flow, 
         sizes[a, b] += edge.bytes
         if a.device != b.device:
             crossing.add((a, b))
-    return tuple(Flow(a, b, size, (a, b) in crossing) for (a, b), size in sizes.items())
+    return tuple(LaneFlow(a, b, size, (a, b) in crossing) for (a, b), size in sizes.items())

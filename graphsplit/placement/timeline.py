@@ -18,10 +18,9 @@ from graphsplit.placement.pages import in_frame
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.profiles import SendEvent, read_events
 from graphsplit.placement.reading import bytes_of, read_ops
-from graphsplit.placement.recorded_steps import RecordedStep
-from graphsplit.placement.sources import Source, StateKeeper
+from graphsplit.placement.recorded_steps import RecordedStep, TurnSpan
+from graphsplit.placement.sources import PlacementSource, StateKeeper
 from graphsplit.placement.timeline_views import chrome_trace, figure, page, stages_text
-from graphsplit.placement.turn_spans import TurnSpan
 from graphsplit.planning.amounts import format_bytes
 
 
@@ -98,7 +97,7 @@ def timeline_of(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
     return timeline_of_source(source, arguments, title)
 
 
-def timeline_of_source(source: Source, arguments: Sequence[Any], title: str, steps: int = 1) -> Timeline:
+def timeline_of_source(source: PlacementSource, arguments: Sequence[Any], title: str, steps: int = 1) -> Timeline:
     """Return the timeline of a graph run on flat arguments, so many times one after the other."""
     require_runnable(source, arguments)
     assert source.make_run is not None

@@ -11,8 +11,7 @@ from graphsplit.placement.colors import device_colors
 from graphsplit.placement.pages import fill_page
 from graphsplit.placement.profiles import OpEvent
 from graphsplit.placement.questions import natural_order
-from graphsplit.placement.recorded_steps import RecordedStep
-from graphsplit.placement.turn_spans import COLORS, TurnSpan, draw_turns
+from graphsplit.placement.recorded_steps import COLORS, RecordedStep, TurnSpan, draw_turns
 from graphsplit.planning.amounts import format_bytes
 
 _TURNS = -1  # the row of turns, above those of threads

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from graphsplit.prediction.replay import Schedule
+from graphsplit.prediction.replay import TaskTimes
 
 SAME_BUFFER = frozenset(
     {
@@ -79,7 +79,7 @@ def allocated(count: int) -> int:
     return -(-count // _PIECE_BYTES) * _PIECE_BYTES
 
 
-def live_memory(buffers: Sequence[Buffer], schedule: Schedule) -> dict[str, Memory]:
+def live_memory(buffers: Sequence[Buffer], schedule: TaskTimes) -> dict[str, Memory]:
     """Return what is alive on each device: each buffer from its maker's start to the end of its last reader."""
     spans = _spans(buffers, schedule)
     events: dict[str, list[tuple[float, int, int]]] = {}
@@ -114,7 +114,7 @@ def _memory_of(events: Sequence[tuple[float, int, int]], buffers: Sequence[Buffe
     return Memory(live_bytes=most, peak_s=at, largest=named, steps=tuple(steps))
 
 
-def _spans(buffers: Sequence[Buffer], schedule: Schedule) -> dict[int, tuple[float, float]]:
+def _spans(buffers: Sequence[Buffer], schedule: TaskTimes) -> dict[int, tuple[float, float]]:
     """Return from when to when each buffer is alive; one that is written over another prolongs that."""
     ends = {k: _last_read(buffer, schedule) for k, buffer in enumerate(buffers)}
     root = list(range(len(buffers)))
@@ -135,7 +135,7 @@ def _spans(buffers: Sequence[Buffer], schedule: Schedule) -> dict[int, tuple[flo
     return {k: (schedule.starts[buffers[k].maker], ends[k]) for k in found}
 
 
-def _last_read(buffer: Buffer, schedule: Schedule) -> float:
+def _last_read(buffer: Buffer, schedule: TaskTimes) -> float:
     if buffer.kept:
         return max(schedule.seconds, schedule.ends[buffer.maker])
     return max([schedule.ends[i] for i in (buffer.maker, *buffer.readers)])

@@ -25,7 +25,7 @@ ASSUMED = (
 _FUSED = frozenset({"elementwise", "movement", FREE})
 
 
-class Call(NamedTuple):
+class CompiledCall(NamedTuple):
     """What a compiled call consists of.
 
     Attributes:
@@ -51,7 +51,7 @@ class RunGraph:
     nodes: tuple[Any, ...]
     outputs: tuple[str, ...]
     origins: Mapping[str, Origin]
-    calls: Mapping[str, Call]
+    calls: Mapping[str, CompiledCall]
 
 
 def run_graph(graph: EmittedGraph) -> RunGraph:
@@ -67,7 +67,7 @@ def run_graph(graph: EmittedGraph) -> RunGraph:
         **graph.origins,
         **{name: Origin(None, graph.shard_of(own[0].name), "op") for name, own in members.items()},
     }
-    calls = {name: Call(tuple(own), found.returned[name]) for name, own in members.items()}
+    calls = {name: CompiledCall(tuple(own), found.returned[name]) for name, own in members.items()}
     return RunGraph(found.nodes, found.outputs, origins, calls)
 
 
@@ -99,13 +99,13 @@ class Pricing(NamedTuple):
     is_same: Callable[[str], bool]
 
 
-def work_of_call(call: Call, pricing: Pricing) -> CallWork:
+def work_of_call(call: CompiledCall, pricing: Pricing) -> CallWork:
     """Return what a compiled call takes."""
     return _CallWork(call, pricing).found()
 
 
 class _CallWork:
-    def __init__(self, call: Call, pricing: Pricing):
+    def __init__(self, call: CompiledCall, pricing: Pricing):
         self._pricing = pricing
         self._place = {node.name: k for k, node in enumerate(call.members)}
         self._nodes = call.members

@@ -27,7 +27,7 @@ _Key = tuple[str, str, float]
 
 
 @dataclass(frozen=True)
-class Measured:
+class Measurements:
     """What was measured of the devices at hand.
 
     Attributes:
@@ -50,7 +50,7 @@ class Measured:
     link_bytes_per_s: float = 0.0
 
 
-def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> Measured:
+def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> Measurements:
     """Measure devices, in turns. It takes half a minute more than what is asked for.
 
     Args:
@@ -83,7 +83,7 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
     curves, products = rates_of(times, of("overhead"), of("argument"))
     latency_s = max(of("latency", 1), _LEAST_S if len(devices) > 1 else 0.0)
     large_s = of("latency", _LARGE_ENTRIES)
-    return Measured(
+    return Measurements(
         curves=curves,
         matrix_flops_per_s=products,
         overhead_s=of("overhead"),

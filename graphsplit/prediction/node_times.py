@@ -13,10 +13,9 @@ from graphsplit.costs.work import Work, bytes_of, is_known, work_of
 from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.sizes import Sizes, alike
 from graphsplit.planning.plan import Plan
-from graphsplit.prediction.bodies import BodyTime, seconds_of_bodies
+from graphsplit.prediction.bodies import BodyTime, bytes_in_lists, seconds_of_bodies
 from graphsplit.prediction.buffers import SAME_BUFFER
 from graphsplit.prediction.compiled_work import Pricing, RunGraph, work_of_call
-from graphsplit.prediction.list_bytes import bytes_in_lists
 from graphsplit.program.program import Op
 from graphsplit.program.trip_counts import turns_of
 

@@ -14,14 +14,14 @@ from graphsplit.placement.recorded_steps import RecordedStep
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import Memory
-from graphsplit.prediction.graph_tasks import GraphTasks, Placed
-from graphsplit.prediction.replay import Schedule
+from graphsplit.prediction.replay import TaskTimes
+from graphsplit.prediction.task_writing import GraphTasks, Placed
 
 _SHOWN = 10
 
 
 @dataclass(frozen=True)
-class Share:
+class TimeShare:
     """How a device spends a step: parts of its time.
 
     Attributes:
@@ -82,7 +82,7 @@ class PredictedStep:
     most: PredictedStep | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
     _tasks: GraphTasks = field(repr=False, kw_only=True)
-    _schedule: Schedule = field(repr=False, kw_only=True)
+    _schedule: TaskTimes = field(repr=False, kw_only=True)
 
     @property
     def used(self) -> int:
@@ -129,7 +129,7 @@ class PredictedStep:
         return tuple(sorted(found, key=lambda event: (event.start_s, event.place)))
 
     @functools.cached_property
-    def shares(self) -> dict[str, Share]:
+    def shares(self) -> dict[str, TimeShare]:
         """How each device spends the step."""
         computing: dict[str, list[tuple[float, float]]] = {device: [] for device in self.memory}
         sending: dict[str, list[tuple[float, float]]] = {device: [] for device in self.memory}
@@ -146,7 +146,7 @@ class PredictedStep:
         for device in self.memory:
             busy = covered(computing[device]) / whole
             either = covered([*computing[device], *sending[device]]) / whole
-            found[device] = Share(busy, either - busy, 1.0 - either)
+            found[device] = TimeShare(busy, either - busy, 1.0 - either)
         return found
 
     @property

@@ -47,7 +47,7 @@ class Task(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Schedule:
+class TaskTimes:
     """When every task ran.
 
     Attributes:
@@ -73,7 +73,7 @@ class Schedule:
         return found[::-1]
 
 
-def replay(tasks: Sequence[Task], resources: Mapping[str, Resource | Threads]) -> Schedule:
+def replay(tasks: Sequence[Task], resources: Mapping[str, Resource | Threads]) -> TaskTimes:
     """Return when every task runs.
 
     Raises:
@@ -120,7 +120,7 @@ class _Replay:
         self._events: list[tuple[float, int, int]] = []  # time, what happens, to which task or resource
         self._seconds = 0.0
 
-    def run(self) -> Schedule:
+    def run(self) -> TaskTimes:
         touched: dict[str, None] = {}
         first = [i for i, missing in enumerate(self._missing) if not missing]
         for i in sorted(first, key=lambda i: self._tasks[i].rank):
@@ -141,7 +141,7 @@ class _Replay:
         left = [task.name for task, missing in zip(self._tasks, self._missing, strict=True) if missing]
         if left:
             raise CheckError(f"{len(left)} tasks wait for each other, {left[0]!r} among them.")
-        return Schedule(tuple(self._starts), tuple(self._ends), self._seconds, tuple(self._last))
+        return TaskTimes(tuple(self._starts), tuple(self._ends), self._seconds, tuple(self._last))
 
     def _ready(self, now: float, i: int, maker: int | None, touched: dict[str, None]) -> None:
         task, by = self._tasks[i], ("", _NOBODY) if maker is None else self._threads[maker]

@@ -11,7 +11,7 @@ from graphsplit.prediction.threads import Threads
 
 
 @dataclass(frozen=True)
-class Route:
+class LinkRoute:
     """A way from one device to another.
 
     Attributes:
@@ -67,7 +67,7 @@ class Routes:
             self._computes_on[device] = threads if is_cpu else f"stream of {device}"
         return self._computes_on[device]
 
-    def between(self, source: str, target: str) -> Route:
+    def between(self, source: str, target: str) -> LinkRoute:
         """Return the way of a tensor from one device to another."""
         machine = self._machine
         here, there = machine.host_of(source), machine.host_of(target)
@@ -75,15 +75,15 @@ class Routes:
             network = machine.network
             assert network is not None  # a machine without one has one host
             uses = (f"network from host {here}", f"network to host {there}")
-            return Route(uses, network.bytes_per_s, network.latency_s, 0.0, True)
+            return LinkRoute(uses, network.bytes_per_s, network.latency_s, 0.0, True)
         link = machine.link
         if machine.device.kind == "CPU":  # a send and a receive, which threads run
-            return Route((f"threads of host {here}",), link.bytes_per_s, 0.0, link.latency_s, link.copies)
+            return LinkRoute((f"threads of host {here}",), link.bytes_per_s, 0.0, link.latency_s, link.copies)
         if link.shared:
-            return Route((f"{link.name} of host {here}",), link.bytes_per_s, link.latency_s, 0.0, link.copies)
+            return LinkRoute((f"{link.name} of host {here}",), link.bytes_per_s, link.latency_s, 0.0, link.copies)
         ways = [(source, "from"), (target, "to")]
         used = tuple([f"link {way} {device}" for device, way in ways if device in self._number])
-        return Route(used, link.bytes_per_s, link.latency_s, 0.0, link.copies)
+        return LinkRoute(used, link.bytes_per_s, link.latency_s, 0.0, link.copies)
 
     def rank(self, source: str, target: str) -> int:
         """Return when a device's turn is that is sent something at the same time as others: round the circle.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import tensorflow as tf
@@ -21,10 +22,54 @@ from graphsplit.graph.graph import Graph
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import SAME_BUFFER, Buffer, allocated
 from graphsplit.prediction.compiled_work import run_graph
-from graphsplit.prediction.graph_tasks import GraphTasks, Placed
 from graphsplit.prediction.node_times import NodeTime, NodeTimes
-from graphsplit.prediction.replay import Task, replay
+from graphsplit.prediction.replay import Resource, Task, replay
 from graphsplit.prediction.routes import Routes
+from graphsplit.prediction.threads import Threads
+
+
+class Placed(NamedTuple):
+    """What a task is.
+
+    Attributes:
+      device: where it runs; of something sent, where it comes from.
+      kind: `"compute"`, `"send"` or `"wait"` (what takes no time).
+      type: of the operation; the kind of move that something sent belongs to.
+      bytes: that are sent.
+      target: where they are sent.
+    """
+
+    device: str
+    kind: str
+    type: str
+    bytes: int = 0
+    target: str = ""
+
+
+@dataclass(frozen=True)
+class GraphTasks:
+    """An emitted graph, as a machine has to run it.
+
+    Attributes:
+      tasks: all of them.
+      placed: what each is.
+      buffers: what they make.
+      resources: what they use.
+      arguments: bytes of the function's arguments, by device.
+      sent_bytes: that are sent between devices.
+      unknown: what could only be estimated from below, one sentence each.
+      given: how many tensors a call gives to the graph, the handles of variables among them.
+    """
+
+    tasks: tuple[Task, ...] = field(repr=False)
+    placed: tuple[Placed, ...] = field(repr=False)
+    buffers: tuple[Buffer, ...] = field(repr=False)
+    resources: dict[str, Resource | Threads] = field(repr=False)
+    arguments: dict[str, int]
+    sent_bytes: int = 0
+    unknown: tuple[str, ...] = ()
+    given: int = 0
+
 
 _NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp"})
 _GIVEN = "Placeholder"

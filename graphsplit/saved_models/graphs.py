@@ -27,7 +27,7 @@ from graphsplit.planning.strictness import check_strict
 from graphsplit.program.program import Program
 from graphsplit.saved_models.notes import noting
 from graphsplit.saved_models.options import TranspileOptions, names_in
-from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, Part, arguments_of, read_part, take_part
+from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, ModelPart, arguments_of, read_part, take_part
 
 
 def transpile_graph_def(
@@ -97,7 +97,7 @@ def transpile_and_plan(
     return _join(part, plan), plan
 
 
-def _join(part: Part, plan: Plan) -> Any:
+def _join(part: ModelPart, plan: Plan) -> Any:
     """Return the emitted part and the rest of the graph as one graph."""
     emitted = emit(plan)
     result = GraphDef(versions=part.graph.versions, library=part.graph.library)
@@ -139,7 +139,7 @@ def _drop_lost_colocations(graph: Any) -> None:
                 beside.extend(kept)
 
 
-def _under_old_names(part: Part, plan: Plan, emitted: EmittedGraph, there: set[str]) -> list[Any]:
+def _under_old_names(part: ModelPart, plan: Plan, emitted: EmittedGraph, there: set[str]) -> list[Any]:
     """Return a node for every output that is now made by a node of another name."""
     found: dict[str, list[str]] = {}
     for reference, now in zip(part.outputs, emitted.outputs, strict=True):
@@ -162,7 +162,7 @@ def _under_old_names(part: Part, plan: Plan, emitted: EmittedGraph, there: set[s
     return nodes
 
 
-def _effects_under_old_names(part: Part, plan: Plan, emitted: EmittedGraph, there: set[str]) -> list[Any]:
+def _effects_under_old_names(part: ModelPart, plan: Plan, emitted: EmittedGraph, there: set[str]) -> list[Any]:
     """Return a node for every operation that others wait for and that became several, or has another name."""
     copies: dict[str, list[str]] = {}
     for name, origin in emitted.origins.items():

@@ -34,7 +34,7 @@ _DECLARED = "_output_shapes"
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class ModelPart:
     """What the outputs depend on, cut out of a graph.
 
     Attributes:
@@ -56,7 +56,7 @@ class Part:
     imported: tf.Graph
 
 
-def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alone: bool = False) -> Part:
+def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alone: bool = False) -> ModelPart:
     """Return what the outputs depend on.
 
     Args:
@@ -99,7 +99,7 @@ def take_part(graph_def: Any, inputs: Sequence[str], outputs: Sequence[str], alo
         if node.name in members and node.name not in made:
             nodes.append(_redirected(node, placeholders))
     named, held = ({placeholders[r]: r for r in references} for references in (cuts, holders))
-    return Part(
+    return ModelPart(
         graph_def, tuple(nodes), named, held, tuple(dict.fromkeys(tensors)), tuple(dict.fromkeys(effects)), imported
     )
 
@@ -124,7 +124,7 @@ def check_can_be_split(nodes: Iterable[Any], library: Any) -> None:
         )
 
 
-def arguments_of(part: Part, names: Sequence[str]) -> Branch:
+def arguments_of(part: ModelPart, names: Sequence[str]) -> Branch:
     """Return the structure of the part's inputs, called by these names."""
     placeholders = {node.name: node for node in part.nodes}
     leaves = []
@@ -135,7 +135,7 @@ def arguments_of(part: Part, names: Sequence[str]) -> Branch:
     return Branch(dict, tuple(names), tuple(leaves))
 
 
-def read_part(part: Part, names: Sequence[str], shapes: Sequence[Shape | None]) -> Program:
+def read_part(part: ModelPart, names: Sequence[str], shapes: Sequence[Shape | None]) -> Program:
     """Return the part as a program: calls inlined, fused ops taken apart, reads before loops.
 
     Args:
@@ -223,7 +223,7 @@ def _large_constants(graph_def: Any) -> list[str]:
     return [f"{node.name}:0" for node in constants if node.attr["value"].ByteSize() > LARGE_BYTES]
 
 
-def _variables(part: Part) -> dict[str, Any]:
+def _variables(part: ModelPart) -> dict[str, Any]:
     """Return the nodes of resource variables by the names that they have in the part."""
     whole = Graph(part.graph.node)
     held = {name: whole[source_of(reference)] for name, reference in part.captures.items()}
