@@ -14,7 +14,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 
-DEVICES = 5
+DEVICES = int(os.environ.get("GRAPHSPLIT_TEST_DEVICES", "5"))  # more: see test_mesh_variables.py
 
 # What `-m quick` runs: files, or functions of files, with every how many of their cases. A promise of each floor is
 # among them; what trains whole models, starts processes or tries all of a table is not.
@@ -93,6 +93,8 @@ LONG = {
     "test_keras_stages.py::test_stages_begin_at_layers": 2,
     "test_layout_slots.py::test_slots_lie_with_their_variables": 6,
     "test_layouts_of_any_variables.py::test_any_variables": 20,
+    "test_mesh_variables.py::test_every_spelling": 4,
+    "test_mesh_variables.py::test_weights_are_gathered_again": 2,
     "test_micro_batches.py::test_keras_models": 2,
     "test_mirrored_variables.py::test_elementwise_optimizers_give_the_same_bits": 11,
     "test_mirrored_variables.py::test_what_couples_a_variable_is_exact": 8,

@@ -74,9 +74,9 @@ def test_home():
         ),
         (
             lambda: gs.parallelize(q=1),
-            "parallelize() has no option q=. It has devices=, mesh=, split=, home=, weights=, strict=, random=, "
-            "reduce_retracing=, micro_batches=, schedule=, stages=, jit_compile=, bucket_bytes=, recompute=, plan=, "
-            "memory=, machine=.",
+            "parallelize() has no option q=. It has devices=, mesh=, batch_axis=, split=, home=, weights=, strict=, "
+            "random=, reduce_retracing=, micro_batches=, schedule=, stages=, jit_compile=, bucket_bytes=, recompute=, "
+            "plan=, memory=, machine=.",
         ),
         (lambda: gs.multi_gpu_model(None, gpu=2), "multi_gpu_model() has no option gpu=. Did you mean gpus=?"),
     ],

@@ -21,6 +21,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.api.automatic_plans import Automatic
 from graphsplit.api.options import Options
+from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.requirements import NEWEST, OLDEST
 from tests.conftest import LONG, QUICK
 
@@ -293,7 +294,7 @@ def test_options_are_handed_on_as_they_are_given():
     """One that `parallelize` has and `Options` lacks, or that is not passed to it, would be lost without a word."""
     given = {
         "devices": 3,
-        "mesh": (("batch", 3),),
+        "mesh": MeshAxes((("rows", 3),), "rows"),
         "split": 1,
         "home": "CPU:1",
         "weights": (3.0, 1.0),
@@ -311,7 +312,7 @@ def test_options_are_handed_on_as_they_are_given():
     assert {field.name for field in dataclasses.fields(Options)} == {*given, "devices_argument"}
     for name, value in given.items():
         called = {"plan": "auto", "memory": 1e9, "machine": "dgx-a100"} if name == "automatic" else {name: value}
-        called = {"mesh": dict(value)} if name == "mesh" else called
+        called = {"mesh": dict(value.sizes), "batch_axis": value.batch_axis} if name == "mesh" else called
         waiting = gs.parallelize(**called)  # for a function
         assert waiting.keywords["options"] == Options(**{name: value}) != Options()
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphsplit.api.options import Options, weights_message
-from graphsplit.core.device_mesh import count_of, device_mesh
+from graphsplit.core.device_mesh import device_mesh
 from graphsplit.core.devices import (
     check_existing,
     in_session_graph,
@@ -74,7 +74,7 @@ def choose_devices(options: Options) -> ChosenDevices:
       ArgumentError: for shares of the batch, or stages, that do not fit so many devices.
       DeviceError: if there are not as many as a number asks for.
     """
-    asked = count_of(options.mesh) if options.devices is None else options.devices
+    asked = options.mesh.count if options.devices is None else options.devices
     devices = names_of_devices(asked) if isinstance(asked, (str, tuple)) else resolve_devices(asked)
     weights, stages = options.weights, stages_asked(options, devices)
     heads = device_mesh(options.mesh, devices).columns[0] if options.mesh else devices

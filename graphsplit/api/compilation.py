@@ -18,7 +18,7 @@ from graphsplit.api.predicted_layouts import Layout, divisions_for
 from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
-from graphsplit.core.device_mesh import axis_of, device_mesh
+from graphsplit.core.device_mesh import device_mesh
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.hosts import host_name
@@ -145,7 +145,7 @@ def plan_for(
     if isinstance(splitting.batch, Size) and not program.batch_is_unknown:
         splitting = splitting.whole()
     stages = stages_asked(options, devices)
-    grid = device_mesh(options.mesh, devices) if axis_of(options.mesh) else None
+    grid = device_mesh(options.mesh, devices) if options.mesh.axis else None
     heads = stages.heads if stages is not None else grid.columns[0] if grid is not None else devices
     mesh = mesh_of(heads, splitting.batch, options.weights, options.micro_batches)
     if grid is not None:

@@ -14,7 +14,7 @@ from graphsplit.api.argument_splitting import Split
 from graphsplit.api.automatic_plans import checked_automatic
 from graphsplit.api.options import DevicesLike, Options
 from graphsplit.api.parallel_function import P, ParallelFunction, R
-from graphsplit.core.device_mesh import mesh_sizes
+from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.keywords import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function
@@ -52,6 +52,7 @@ def parallelize(
     *,
     devices: DevicesLike = None,
     mesh: Mapping[str, int] | None = None,
+    batch_axis: str | None = None,
     split: Split = 0,
     home: str | None = None,
     weights: Sequence[float] | None = None,
@@ -84,7 +85,10 @@ def parallelize(
         logical CPU devices.
       mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`: `devices` are those of the first row, then
         those of the next. The rows of the batch are shared out over the axis `"batch"`; variables that
-        `set_variable_layout` cut along the other axis are used where their parts are.
+        `set_variable_layout` cut along the other axis are used where their parts are. `weights` are shares along the
+        batch's axis.
+      batch_axis: the name of the axis over which the rows are shared out, if it is not `"batch"`: Keras' meshes call it
+        `"data"`.
       split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None
         (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more whose size
         along the axis is that of the first such argument is split. A hint for speed: results never depend on it.
@@ -144,7 +148,7 @@ def parallelize(
     """
     options = Options(
         devices=devices,
-        mesh=mesh_sizes(mesh),
+        mesh=mesh_axes(mesh, batch_axis),
         split=split,
         home=home,
         weights=weights,

@@ -13,9 +13,9 @@ from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.core.copied_variables import VariableCopies
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.layouts import Shard
+from graphsplit.core.layouts import Nested, Shard, part_ranges
 from graphsplit.core.parted_variables import VariableParts, parts_of_variable
-from graphsplit.placement.layout_pictures import Piece, picture
+from graphsplit.placement.layout_pictures import Piece, picture, table
 from graphsplit.placement.pages import shape_text
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.plan import Plan
@@ -88,6 +88,8 @@ def _picture_of_variable(variable: tf.Variable) -> str:
         return _whole(f"{title}, whole", canonical_name(variable.device), variable.shape.rank)
     if isinstance(parts, VariableCopies):
         return picture(f"{title}, a copy on each device", [Piece(parts.devices)], None, variable.shape.rank or 0)
+    if isinstance(parts.division, Nested):
+        return _picture_on_mesh(title, parts.division, variable.shape.as_list())
     if len(parts.devices) == 1:
         return _whole(f"{title}, whole on its owner", parts.devices[0], variable.shape.rank)
     return picture(
@@ -96,6 +98,21 @@ def _picture_of_variable(variable: tf.Variable) -> str:
         parts.cut.axis,
         variable.shape.rank or 0,
     )
+
+
+def _picture_on_mesh(title: str, division: Nested, shape: Sequence[int]) -> str:
+    """Return a table with the devices of a column one above the other."""
+    ranges = part_ranges(division, list(map(range, shape)))
+    texts = [", ".join([_range_text(own, size) for own, size in zip(part, shape, strict=True)]) for part in ranges]
+    cells = list(zip(division.devices, texts, strict=True))
+    ends = [*division.firsts[1:], len(cells)]
+    columns = [cells[first:end] for first, end in zip(division.firsts, ends, strict=True)]
+    rows = list(itertools.zip_longest(*columns))
+    return table(f"{title}, each row of devices along {division.axis!r}", rows)
+
+
+def _range_text(own: range, size: int) -> str:
+    return ":" if own == range(size) else f"{own.start}:{own.stop}"
 
 
 def _lengths(parts: VariableParts) -> Sequence[int]:

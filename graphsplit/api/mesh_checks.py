@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from graphsplit.api.options import Options
-from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, device_mesh
+from graphsplit.core.device_mesh import DeviceMesh, device_mesh
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.layouts import Cut
+from graphsplit.core.layouts import MeshDivision, Nested, axis_of
 from graphsplit.core.parted_variables import parts_of
 from graphsplit.core.symbolic_sizes import has_sizes
 from graphsplit.program.asked_layouts import asked_of, is_of_gradient
@@ -30,14 +30,15 @@ def check_mesh(traced: Trace, options: Options, devices: Sequence[str]) -> None:
     wrong = []
     for handle in traced.captures:
         parts = parts_of(handle)
-        cut = parts.division if parts is not None else None
-        if parts is None or not isinstance(cut, Cut) or not cut.along:
+        axis = axis_of(parts.division) if parts is not None else ""
+        if parts is None or not axis:
             continue
-        if grid is None or cut.along != grid.axis or cut.devices != along:
-            where = ", ".join(map(short_name, cut.devices))
-            wrong.append(f"{parts.path} along {cut.along!r} on {where}")
+        if grid is None or axis != grid.axis or not _lies_on(parts.division, grid):
+            where = ", ".join(map(short_name, parts.devices))
+            wrong.append(f"{parts.path} along {axis!r} on {where}")
     if wrong:
-        own = f"mesh {grid}, whose first row is {', '.join(map(short_name, along or devices))}" if grid else "no mesh"
+        rows = " and ".join([", ".join(map(short_name, row)) for row in grid.rows]) if grid else ""
+        own = f"mesh {grid} with the {'rows' if grid and len(grid.rows) > 1 else 'row'} {rows}" if grid else "no mesh"
         raise ArgumentError(
             f"The function runs on {own}, and these variables lie along an axis of another one:\n{bullet_list(wrong)}\n"
             "Give the function the mesh, and the devices, that set_variable_layout was given; or lay the variables out "
@@ -82,8 +83,8 @@ def _described(program: Program, op: Op) -> str:
 
 def _misfit(program: Program, op: Op, name: str, axes: Sequence[str | None], grid: DeviceMesh) -> str:
     """Say why what is asked of a tensor along an axis cannot be; "" if it can."""
-    what, sizes = _described(program, op), dict(grid.sizes)
-    if name == BATCH_AXIS:
+    what, sizes = _described(program, op), grid.sizes
+    if name == grid.batch_axis:
         return ""
     if name not in sizes:
         near = get_close_matches(name, sizes, 1)
@@ -99,3 +100,11 @@ def _misfit(program: Program, op: Op, name: str, axes: Sequence[str | None], gri
     if length < sizes[name]:
         return f"{what}: dimension {dimension} has {length} entries, and {name!r} has {sizes[name]} devices"
     return ""
+
+
+def _lies_on(division: MeshDivision, grid: DeviceMesh) -> bool:
+    """Return whether a variable lies in the columns of a mesh: on the first row, or on devices of each column."""
+    if not isinstance(division, Nested):
+        return division.devices == grid.rows[0]
+    own = [set(rows.devices) for rows in division.rows]
+    return len(own) == len(grid.columns) and all(a <= set(b) for a, b in zip(own, grid.columns, strict=True))

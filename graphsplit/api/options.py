@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from graphsplit.api.argument_splitting import Split
 from graphsplit.api.automatic_plans import Automatic
-from graphsplit.core.device_mesh import BATCH_AXIS, axis_of
+from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import canonical_name, resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.options import PlanOptions
@@ -29,7 +29,7 @@ class Options(PlanOptions):
     """
 
     devices: DevicesLike = None
-    mesh: tuple[tuple[str, int], ...] = ()
+    mesh: MeshAxes = MeshAxes()  # noqa: RUF009  # frozen
     split: Split = 0
     home: str | None = None
     reduce_retracing: bool = False
@@ -45,11 +45,12 @@ class Options(PlanOptions):
         if self.weights is not None and self.stages is None:  # (those of pipelines are known with their devices)
             devices, weights = self.devices, self.weights
             count = devices if isinstance(devices, int) else len(devices) if isinstance(devices, tuple) else None
+            count = self.mesh.rows if self.mesh else count
             if count is not None and count != len(weights):
                 raise ArgumentError(weights_message(weights, count))
         if self.automatic is not None:
             self._check_leaves_open()
-        if axis_of(self.mesh):
+        if self.mesh.axis:
             self._check_fits_columns()
 
     def _check_fits_columns(self) -> None:
@@ -63,8 +64,8 @@ class Options(PlanOptions):
         clashes = [f"{name}={value!r}" for name, value in given.items() if value]
         if clashes:
             raise UnsupportedError(
-                f"mesh={dict(self.mesh)!r} with {', '.join(clashes)}: this does not work yet on a mesh with another "
-                f"axis than {BATCH_AXIS!r}. Drop one or the other."
+                f"mesh={dict(self.mesh.sizes)!r} with {', '.join(clashes)}: this does not work yet on a mesh with "
+                f"another axis than {self.mesh.batch_axis!r}. Drop one or the other."
             )
 
     def _check_devices(self) -> None:

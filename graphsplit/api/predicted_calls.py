@@ -18,7 +18,6 @@ from graphsplit.api.options import Options
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_layouts import Layout
 from graphsplit.core import structures
-from graphsplit.core.device_mesh import axis_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.tensorflow_internals import is_compiled_function
@@ -84,10 +83,10 @@ def predicted_call(
     """
     function = fn.function if isinstance(fn, ParallelFunction) else fn
     options = fn._options if isinstance(fn, ParallelFunction) else Options(jit_compile=is_compiled_function(function))
-    if axis := axis_of(options.mesh):
+    if axis := options.mesh.axis:
         raise UnsupportedError(
-            f"mesh={dict(options.mesh)!r}: what runs along {axis!r} cannot be predicted yet. Predict the function "
-            "without this mesh, with layouts that name no axis."
+            f"mesh={dict(options.mesh.sizes)!r}: what runs along {axis!r} cannot be predicted yet. Predict the "
+            "function without this mesh, with layouts that name no axis."
         )
     if not callable(function):
         raise ArgumentError(f"predict takes a function and its arguments, got {fn!r} for the function.")

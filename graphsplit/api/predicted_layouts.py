@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from graphsplit.api.layout_targets import name_of
 from graphsplit.api.variable_layouts import can_be_parted, can_move, is_copied, slots_by_name, wanted_layouts
-from graphsplit.core.errors import ArgumentError, bullet_list
-from graphsplit.core.layouts import REPLICATE, Copied, Cut, Division, Shard
+from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.layouts import REPLICATE, Copied, Cut, Division, Nested, Shard, axis_of
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.planning.partitioning import Held, shares
 from graphsplit.tracing.trace import Trace
@@ -79,12 +79,15 @@ def _mirrored(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[
 
 def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, Division]:
     found: dict[int, Division] = {}
-    wrong = []
+    wrong, along = [], []
     for variable in variables:
         parts = parts_of_variable(variable)
         if parts is None:
             continue
         division = parts.division
+        if isinstance(division, Nested) or axis_of(division):
+            along.append(f"{name_of(variable)} along {axis_of(division)!r}")
+            continue
         every = (*division.devices, *(division.sums if isinstance(division, Copied) else ()))
         if any(_number(device) >= len(devices) for device in every):
             wrong.append(f"{name_of(variable)} on {len(set(division.devices))} devices")
@@ -95,6 +98,11 @@ def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> di
             found[id(variable)] = replace(division, devices=on, sums=sums)
         else:
             found[id(variable)] = replace(division, devices=on)
+    if along:
+        raise UnsupportedError(
+            f"These variables lie along an axis of a mesh, which cannot be predicted yet:\n{bullet_list(along)}\n"
+            'Say how they would lie otherwise: layout="sharded".'
+        )
     if wrong:
         raise ArgumentError(
             f"These variables lie on more devices than the {len(devices)} of the prediction:\n{bullet_list(wrong)}\n"

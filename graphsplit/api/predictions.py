@@ -12,7 +12,6 @@ from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predicted_layouts import Layout, layout_name, notes_on_layout
 from graphsplit.api.stepping import step_of
-from graphsplit.core.device_mesh import count_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
@@ -121,7 +120,7 @@ def _count(fn: Any, devices: int | None, machine: Machine) -> int:
             raise ArgumentError(f"devices={devices!r}: it is how many of the machine's devices are used, at least 1.")
         return devices
     options = fn._options if isinstance(fn, ParallelFunction) else Options()
-    asked = count_of(options.mesh) if options.devices is None else options.devices
+    asked = options.mesh.count if options.devices is None else options.devices
     if isinstance(asked, int):
         return asked
     return len(asked) if isinstance(asked, tuple) else 1 if isinstance(asked, str) else machine.most_devices

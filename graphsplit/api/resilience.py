@@ -17,7 +17,7 @@ from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.prefetching import END, ReadCall
 from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.clusters.cluster import Cluster, current_cluster
-from graphsplit.core.device_mesh import axis_of
+from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import canonical_name, name_for_runtime, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
 from graphsplit.core.parted_variables import assign, move_variable, parts_of_variable
@@ -150,7 +150,7 @@ class Resilient(Generic[P, R]):
             options = self._step._options
             weights = None if options.weights is None else tuple([options.weights[k] for k in kept])
             # (of the batch's axis alone, a mesh says no more than how many devices there are)
-            mesh = options.mesh if axis_of(options.mesh) else ()
+            mesh = options.mesh if options.mesh.axis else MeshAxes()
             options = replace(options, devices=devices, weights=weights, mesh=mesh)
             if options.home is not None and not self._alive([canonical_name(options.home)]):
                 options = replace(options, home=None)

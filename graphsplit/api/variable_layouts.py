@@ -3,29 +3,25 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.layout_spellings import LayoutOnMesh, VariableLayout, check_layout, check_one, spelling_of
 from graphsplit.api.layout_targets import name_of, slots_of, variables_of
 from graphsplit.core.copied_variables import VariableCopies
-from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, count_of, device_mesh, mesh_sizes
+from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh, mesh_axes
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.kernel_devices import can_be_cut
-from graphsplit.core.layouts import Cut, copied
+from graphsplit.core.layouts import Cut, MeshDivision, copied, part_shapes
 from graphsplit.core.parted_variables import VariableParts, parts_of_variable
 from graphsplit.core.patterns import fits, near, scopes_and_names
 from graphsplit.planning.partitioning import Held, head_by_name, shares
-
-LAYOUTS = ("home", "mirrored", "sharded")
-
-VariableLayout = str | Sequence[str | None]
-"""One of `LAYOUTS`, or for each dimension the axis of a mesh along which it is cut, or None."""
 
 
 def set_variable_layout(
@@ -34,6 +30,7 @@ def set_variable_layout(
     devices: int | Sequence[str] | None = None,
     *,
     mesh: Mapping[str, int] | None = None,
+    batch_axis: str | None = None,
     reshard_after_forward: bool = True,
 ) -> None:
     """Lay existing variables out: where their values live between calls of parallelized functions.
@@ -52,9 +49,11 @@ def set_variable_layout(
         from its beginning or from any `/` on: Keras 3 calls a table `sequential/embedding/embeddings`. A slot of an
         optimizer fits what its variable fits, too. With a `mesh`, a layout may also name an axis of the mesh for a
         dimension, `(None, "model")`: the variable is cut along that dimension, each device of the axis has a part,
-        and what is computed with it is computed where the parts are.
+        and what is computed with it is computed where the parts are. The axis of the batch, `("batch", "model")`,
+        divides: what is cut along it is put together before it is used. A pair says how the variable lies along the
+        axis that no dimension names, `((None, "model"), "mirrored")`. `docs/large_layers.md` has a table.
       devices: how many, or which; all by default. Those of a mesh row by row.
-      mesh: the mesh of the functions that use the variables, `{"batch": 2, "model": 4}`; see `parallelize`.
+      mesh, batch_axis: the mesh of the functions that use the variables, `{"batch": 2, "model": 4}`; see `parallelize`.
       reshard_after_forward: whether a device that has computed with the whole of a sharded variable drops it, and gets
         it again for the backward pass: it has no more at a time than two of the largest take, and half as many bytes
         again travel. If not, each is put together once, and kept.
@@ -80,9 +79,9 @@ def set_variable_layout(
     variables = variables_of(target)
     if not variables and not (isinstance(target, (list, tuple)) and not target):
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
-    sizes = mesh_sizes(mesh)
-    names = resolve_devices(count_of(sizes) if devices is None else devices)
-    grid = device_mesh(sizes, names) if sizes else None
+    axes = mesh_axes(mesh, batch_axis)
+    names = resolve_devices(axes.count if devices is None else devices)
+    grid = device_mesh(axes, names) if axes else None
     slots = slots_of(target, variables)
     wanted = wanted_layouts(variables, layout, slots, grid)
     lay_out(variables, wanted, slots, names, grid, reshard_after_forward=reshard_after_forward)
@@ -106,55 +105,91 @@ def lay_out(
       grid: they as a mesh, if layouts name axes of one.
       reshard_after_forward: see there.
     """
-    cuts = _cuts_along(variables, wanted, grid)
+    on_mesh = _OnMesh(variables, wanted, grid, slots, reshard_after_forward)
     _check_free(variables, wanted, devices)
     _check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], devices)
     for variable, own in zip(variables, wanted, strict=True):
         parts = parts_of_variable(variable)
-        if own is not None and parts is not None and _lies_otherwise(parts, own, cuts.get(id(variable))):
+        if own is not None and parts is not None and _lies_otherwise(parts, own, on_mesh.division(variable)):
             parts.release(variable)
         if own not in (None, "sharded"):
             variable._graphsplit_stays = False
     free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
+    for variable, own in free:
+        if (division := on_mesh.division(variable)) is not None:
+            VariableParts(variable, division, division.devices, own).take_apart()
     new = [variable for variable, own in free if own == "sharded" and _owners(variable) is None]
     _shard(new, devices, reshard_after_forward, _loads(variables, devices), slots)
     _mirror([variable for variable, own in free if own == "mirrored"], devices, slots)
-    for variable, _ in free:
-        if id(variable) in cuts:
-            VariableParts(variable, cuts[id(variable)], cuts[id(variable)].devices).take_apart()
 
 
-def _lies_otherwise(parts: VariableParts, own: VariableLayout, cut: Cut | None) -> bool:
-    return parts.layout != own if cut is None else parts.division != cut
+def _lies_otherwise(parts: VariableParts, own: VariableLayout, division: MeshDivision | None) -> bool:
+    return parts.layout != own if division is None else parts.division != division
 
 
-def _cuts_along(
-    variables: Sequence[tf.Variable], wanted: Sequence[VariableLayout | None], grid: DeviceMesh | None
-) -> dict[int, Cut]:
-    """Return how variables are cut that lie along an axis of a mesh, by their ids.
+class _OnMesh:
+    """How variables lie whose layouts name axes of a mesh.
+
+    Args:
+      variables, wanted: which, and the layout of each.
+      grid: the mesh; None if there is none.
+      slots: the variables of slots, by the slots' ids.
+      reshard: see `set_variable_layout`.
 
     Raises:
-      ArgumentError: for all that cannot be cut so.
+      ArgumentError: for all that cannot lie so.
     """
-    found: dict[int, Cut] = {}
-    wrong = []
-    for variable, own in zip(variables, wanted, strict=True):
-        if grid is None or own is None or isinstance(own, str):
-            continue
-        shape, devices = variable.shape.as_list(), grid.rows[0]
-        axis = next(k for k, name in enumerate(own) if name)
-        if len(own) > len(shape):
-            wrong.append(f"{name_of(variable)}: {tuple(own)} has {len(own)} dimensions, the variable {len(shape)}")
-        elif shape[axis] < len(devices):
-            of_axis = f"{grid.axis!r} has {len(devices)} devices"
-            wrong.append(f"{name_of(variable)}: dimension {axis} has {shape[axis]} entries, and {of_axis}")
-        elif not can_be_parted(variable):
-            wrong.append(f"{name_of(variable)}: TensorFlow cannot cut {variable.dtype.name}")
-        else:
-            found[id(variable)] = Cut(axis, shape[axis], len(devices), devices=devices, along=grid.axis)
+
+    def __init__(
+        self,
+        variables: Sequence[tf.Variable],
+        wanted: Sequence[VariableLayout | None],
+        grid: DeviceMesh | None,
+        slots: Mapping[int, tf.Variable],
+        reshard: bool,
+    ):
+        self._found: dict[int, MeshDivision] = {}
+        if grid is None:
+            return
+        named = [(v, own) for v, own in zip(variables, wanted, strict=True) if own is not None and own not in LAYOUTS]
+        layouts = [(v, LayoutOnMesh(own, v.shape.as_list(), grid, reshard)) for v, own in named]
+        _check_can_lie(layouts, grid)
+        shared = self._shared([(v, own) for v, own in layouts if own.shares_columns], grid, slots, reshard)
+        self._found = {id(v): own.division(shared.get(id(v), ())) for v, own in layouts}
+
+    def division(self, variable: tf.Variable) -> MeshDivision | None:
+        """Return how a variable is several; None if its layout names no axis."""
+        return self._found.get(id(variable))
+
+    def _shared(
+        self,
+        layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]],
+        grid: DeviceMesh,
+        slots: Mapping[int, tf.Variable],
+        reshard: bool,
+    ) -> dict[int, list[Cut]]:
+        """Return how the part of each column is shared out over its devices, by the variables' ids."""
+        found: dict[int, list[Cut]] = {id(variable): [] for variable, _ in layouts}
+        for d, devices in enumerate(grid.columns):
+            shapes = [part_shapes(own.columns, v.shape.as_list())[d] for v, own in layouts if own.columns is not None]
+            held = [
+                replace(one, shape=shape)
+                for one, shape in zip(_held([v for v, _ in layouts], slots), shapes, strict=True)
+            ]
+            for (variable, _), share, shape in zip(layouts, shares(held, len(devices)), shapes, strict=True):
+                if share is None:  # a few bytes
+                    found[id(variable)].append(Cut(0, shape[0], 1, devices=devices[:1]))
+                else:
+                    own = tuple([devices[k] for k in share.devices])
+                    found[id(variable)].append(replace(share.cut, reshard=reshard, devices=own))
+        return found
+
+
+def _check_can_lie(layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]], grid: DeviceMesh) -> None:
+    wrong = [f"{name_of(variable)}: {why}" for variable, own in layouts for why in own.wrong()]
+    wrong += [f"{name_of(v)}: TensorFlow cannot cut {v.dtype.name}" for v, _ in layouts if not can_be_parted(v)]
     if wrong:
         raise ArgumentError(f"These variables cannot lie so on mesh {grid}:\n{bullet_list(wrong)}")
-    return found
 
 
 @contextlib.contextmanager
@@ -180,7 +215,7 @@ def variable_layout(
     >>> float(tf.reduce_sum(table))
     64000.0
     """
-    _check_one(layout)
+    check_one(layout)
     made = NewVariables(resolve_devices(devices), reshard_after_forward)
 
     def create(make: Any, **options: Any) -> Any:
@@ -302,12 +337,17 @@ def is_sharded(variable: tf.Variable) -> bool:
 
 
 def _loads(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str, int]:
-    """Return the bytes of sharded variables that each device owns."""
+    """Return the bytes that each device owns of variables that are divided."""
     found = dict.fromkeys(devices, 0)
     for variable in variables:
-        cut, owners = _owners(variable) or (None, ())
-        for device, length in zip(owners, cut.lengths if cut else (), strict=True):
-            found[device] = found.get(device, 0) + _bytes_of(variable) // (cut.length if cut else 1) * length
+        parts = parts_of_variable(variable)
+        if parts is not None and parts.layout not in ("home", "mirrored"):
+            shapes = part_shapes(parts.division, variable.shape.as_list())
+            owned = [(device, math.prod(shape)) for device, shape in zip(parts.devices, shapes, strict=True)]
+        else:
+            owned = [(canonical_name(variable.device), variable.shape.num_elements())] if is_sharded(variable) else []
+        for device, count in owned:
+            found[device] = found.get(device, 0) + count * variable.dtype.size
     return found
 
 
@@ -352,41 +392,6 @@ def can_be_parted(variable: tf.Variable) -> bool:
     return can_move(variable) and can_be_cut(variable.dtype)
 
 
-def check_layout(layout: Any, grid: DeviceMesh | None = None) -> None:
-    """Raise an error unless this is a layout, which may name axes of a mesh if there is one, or layouts by patterns."""
-    for own in layout.values() if isinstance(layout, Mapping) else [layout]:
-        _check_one(own, grid)
-
-
-def _check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
-    known = ", ".join(map(repr, LAYOUTS))
-    if isinstance(layout, str) or not isinstance(layout, Sequence):
-        if layout not in LAYOUTS:
-            raise ArgumentError(f"There is no variable layout {layout!r}; there are {known}.")
-        return
-    if grid is None:
-        raise ArgumentError(
-            f"The variable layout {tuple(layout)!r} names axes of a mesh: say which, mesh={{'batch': 2, 'model': 4}}. "
-            f"Without a mesh there are {known}."
-        )
-    axes, text = dict(grid.sizes), f"The variable layout {tuple(layout)!r}"
-    for name in layout:
-        if name is not None and name not in axes:
-            near = get_close_matches(str(name), axes, 1)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
-            raise ArgumentError(
-                f"{text}: mesh {grid} has no axis {name!r}; it has {', '.join(map(repr, axes))}.{meant}"
-            )
-    named = [name for name in layout if name is not None]
-    if BATCH_AXIS in named:
-        raise UnsupportedError(
-            f"{text} cuts a variable along the axis of the rows of the batch. Lay it out as 'sharded', which divides "
-            "it over the devices and puts it together before it is used."
-        )
-    if len(named) > 1:
-        raise UnsupportedError(f"{text} names an axis twice; a variable is cut along one of its dimensions.")
-
-
 def wanted_layouts(
     variables: Sequence[tf.Variable],
     layout: VariableLayout | Mapping[str, VariableLayout],
@@ -402,7 +407,7 @@ def wanted_layouts(
     """
     check_layout(layout, grid)
     if not isinstance(layout, Mapping):
-        return [_plainly(layout)] * len(variables)
+        return [spelling_of(layout).plain(variable.shape.rank) for variable in variables]
     names = [name_of(variable) for variable in variables]
     idle = [pattern for pattern in layout if not any(fits(name, pattern) for name in names)]
     if idle:
@@ -415,15 +420,8 @@ def wanted_layouts(
         head = slots.get(id(variable))
         if own is not None and not isinstance(own, str) and head is not None and head.shape != variable.shape:
             own = "home"  # what an optimizer keeps of rows and columns is small
-        found.append(None if own is None else _plainly(own))
+        found.append(None if own is None else spelling_of(own).plain(variable.shape.rank))
     return found
-
-
-def _plainly(layout: VariableLayout) -> VariableLayout:
-    """Return a layout in one spelling: one that names no axis is none of a mesh."""
-    if isinstance(layout, str):
-        return layout
-    return tuple(layout) if any(layout) else "home"
 
 
 def slots_by_name(variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 
-from graphsplit.axes.columns import in_columns
+from graphsplit.axes.columns import Columns, in_columns
 from graphsplit.core.device_mesh import DeviceMesh
-from graphsplit.core.layouts import Cut, EvenCut, Shard
+from graphsplit.core.layouts import REPLICATE, Cut, Division, EvenCut, Layout, MeshDivision, Nested, Shard, axis_of
 from graphsplit.core.parted_variables import parts_of
 from graphsplit.planning.state import State, program_of, state_of
 from graphsplit.program.asked_layouts import asked_of
@@ -23,14 +24,17 @@ def program_on_mesh(
 ) -> tuple[Program, State]:
     """Return what is planned for a traced function: its program, in columns and parts as its variables; and its state.
 
+    Variables are taken apart along the axis first. What each column has of a variable is then one of the variables of
+    the program in columns, and may be several in its turn, over the devices of that column.
+
     Args:
       trace: the function.
       find_state, reshard: see `program_of`.
       grid: the mesh on which the function runs, if any: along its axis may lie what no variable is cut for.
     """
     state = find_state(trace)
-    cuts = {name: own for name, own in state.divisions.items() if isinstance(own, Cut) and own.along}
-    found_axes = {(own.along, own.parts) for own in cuts.values()}
+    lying = {name: own for name, own in state.divisions.items() if axis_of(own)}
+    found_axes = {(axis_of(own), _along(own).parts) for own in lying.values()}
     if not found_axes and grid is not None and grid.axis and any(asked_of(op) for op in trace.program.ops):
         found_axes = {(grid.axis, len(grid.columns))}
     if not found_axes:
@@ -38,25 +42,92 @@ def program_on_mesh(
     [(axis, count)] = found_axes
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole that lies along the axis
-        laid = {name: _layout(own) for name, own in cuts.items() if name not in whole}
+        own = {name: division for name, division in lying.items() if name not in whole}
+        laid = {name: _layout(division) for name, division in own.items()}
         found = in_columns(trace.program, axis, count, laid, held_by(trace))
-        if not found.obstacles:
-            break
-        whole.update(found.obstacles)
-    names = [trace.program.ops[i].name for i in trace.program.captures]
-    devices = dict(state.devices)
-    for position, (k, d) in zip(found.program.captures, found.origins, strict=True):
-        if names[k] in laid:
-            devices[found.program.ops[position].name] = cuts[names[k]].devices[d]
-    called = {
-        name: parts.path
-        for name, handle in zip(names, trace.captures, strict=True)
-        if name in laid and (parts := parts_of(handle)) is not None
-    }
-    divisions = {name: own for name, own in state.divisions.items() if name not in whole}
-    left = replace(state, devices=devices, divisions=divisions, whole=whole, in_place=called, gathered=found.gathered)
-    return program_of(trace, lambda _: left, reshard, (found.program, found.origins))
+        obstacles = found.obstacles
+        if not obstacles:
+            columns = _Columned(trace, own, found)
+            there = columns.state(state, whole)
+            program, planned = program_of(trace, partial(_given, there), reshard, columns.given)
+            obstacles = columns.taken_whole(planned)
+            if not obstacles:
+                return program, planned
+        whole.update(obstacles)
 
 
-def _layout(cut: Cut) -> Shard:
-    return Shard(cut.axis, (cut.block,), EvenCut(cut.length))
+def _given(state: State, _: Trace) -> State:
+    return state
+
+
+class _Columned:
+    """The captures of a program in columns.
+
+    Args:
+      trace: of the function.
+      own: how the variables are several that lie along the axis, by the names of their placeholders in the trace.
+      found: the program in columns.
+    """
+
+    def __init__(self, trace: Trace, own: Mapping[str, MeshDivision], found: Columns):
+        self._trace = trace
+        self._own = own
+        self._names = [trace.program.ops[i].name for i in trace.program.captures]
+        self._program = found.program
+        self._captures = [
+            (found.program.ops[position].name, self._names[k], k, d)
+            for position, (k, d) in zip(found.program.captures, found.origins, strict=True)
+        ]
+        self._gathered = found.gathered
+
+    @property
+    def given(self) -> tuple[Program, list[tuple[int, int]]]:
+        """The program, and of each of its captures which one of the trace it is, and the number of its first part."""
+        origins = []
+        for _, name, k, d in self._captures:
+            division = self._own.get(name)
+            origins.append((k, division.firsts[d] if isinstance(division, Nested) else d))
+        return self._program, origins
+
+    def state(self, state: State, whole: Mapping[str, str]) -> State:
+        """Return where the variables are of the program in columns, and how they are several.
+
+        Args:
+          state: of the trace's own program.
+          whole: the variables that are put together for a call, and why.
+        """
+        devices = dict(state.devices)
+        divisions = {name: division for name, division in state.divisions.items() if name not in whole}
+        for there, name, _, d in self._captures:
+            division = self._own.get(name)
+            if isinstance(division, Nested):
+                divisions[there] = division.rows[d]
+            elif division is not None:
+                devices[there] = division.devices[d]
+        paths = zip(self._names, self._trace.captures, strict=True)
+        called = {
+            name: parts.path if (parts := parts_of(handle)) is not None else name
+            for name, handle in paths
+            if name in self._own
+        }
+        return replace(
+            state, devices=devices, divisions=divisions, whole=whole, in_place=called, gathered=self._gathered
+        )
+
+    def taken_whole(self, planned: State) -> dict[str, str]:
+        """Return the variables of which an operation takes a column's part whole, and why."""
+        return {
+            name: planned.whole[there]
+            for there, name, _, _ in self._captures
+            if there in planned.whole and name in self._own
+        }
+
+
+def _along(division: MeshDivision) -> Division:
+    """Return how a variable lies along the axis that is not the batch's."""
+    return division.columns if isinstance(division, Nested) else division
+
+
+def _layout(division: MeshDivision) -> Layout:
+    columns = _along(division)
+    return Shard(columns.axis, (columns.block,), EvenCut(columns.length)) if isinstance(columns, Cut) else REPLICATE

@@ -30,15 +30,10 @@ class VariableCopies(VariableParts):
       in_parts: whether all copies hold the value, or only the variable itself.
     """
 
-    @property
-    def layout(self) -> str:
-        """How users call the way in which it is several."""
-        return "mirrored"
-
     def __init__(self, variable: tf.Variable, copied: Copied):
         self._variable_device = canonical_name(variable.device)
         self._own = variable.handle
-        super().__init__(variable, copied, copied.devices)
+        super().__init__(variable, copied, copied.devices, "mirrored")
         self.take_apart()
 
     def _new_part(self, part: int) -> Any:

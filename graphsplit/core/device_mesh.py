@@ -5,12 +5,54 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 
 BATCH_AXIS = "batch"
-"""The name of the axis over which the rows of the batch are shared out."""
+"""The name of the axis over which the rows of the batch are shared out, unless another one is given."""
+
+LAYOUTS = ("home", "mirrored", "sharded")
+"""The layouts of variables that name no axis; and so no axis is called so."""
+
+
+@dataclass(frozen=True)
+class MeshAxes:
+    """The axes of a mesh.
+
+    Attributes:
+      sizes: how many devices each has, by name, the first axis first; empty without a mesh.
+      batch_axis: the name of the one over which the rows of the batch are shared out. A mesh may lack it.
+
+    >>> axes = MeshAxes((("data", 2), ("model", 4)), "data")
+    >>> axes.axis, axes.count, str(axes)
+    ('model', 8, 'data 2 x model 4')
+    """
+
+    sizes: tuple[tuple[str, int], ...] = ()
+    batch_axis: str = BATCH_AXIS
+
+    def __bool__(self) -> bool:
+        return bool(self.sizes)
+
+    @property
+    def axis(self) -> str:
+        """The name of the axis that is not the batch's; "" if there is none."""
+        return next((name for name, _ in self.sizes if name != self.batch_axis), "")
+
+    @property
+    def rows(self) -> int:
+        """How many devices the batch's axis has."""
+        return dict(self.sizes).get(self.batch_axis, 1)
+
+    @property
+    def count(self) -> int | None:
+        """How many devices it has; None without a mesh."""
+        return math.prod(size for _, size in self.sizes) if self.sizes else None
+
+    def __str__(self) -> str:
+        return " x ".join(f"{name} {size}" for name, size in self.sizes)
 
 
 @dataclass(frozen=True)
@@ -18,27 +60,37 @@ class DeviceMesh:
     """Devices in the order of a mesh: those of the first row, column by column, then those of the next.
 
     Attributes:
-      sizes: how many devices each axis has, by name, the first axis first.
+      axes: see there.
       devices: full names; the last axis changes first.
 
-    >>> DeviceMesh((("batch", 2), ("model", 2)), ("a", "b", "c", "d")).rows
+    >>> DeviceMesh(MeshAxes((("batch", 2), ("model", 2))), ("a", "b", "c", "d")).rows
     (('a', 'b'), ('c', 'd'))
     """
 
-    sizes: tuple[tuple[str, int], ...]
+    axes: MeshAxes
     devices: tuple[str, ...]
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """How many devices each axis has."""
+        return dict(self.axes.sizes)
 
     @property
     def axis(self) -> str:
         """The name of the axis that is not the batch's; "" if there is none."""
-        return axis_of(self.sizes)
+        return self.axes.axis
+
+    @property
+    def batch_axis(self) -> str:
+        """The name of the batch's axis."""
+        return self.axes.batch_axis
 
     @property
     def rows(self) -> tuple[tuple[str, ...], ...]:
         """The devices of each row: those among which the other axis is shared out."""
-        columns = dict(self.sizes).get(self.axis, 1)
+        columns = self.sizes.get(self.axis, 1)
         own = [self.devices[k : k + columns] for k in range(0, len(self.devices), columns)]
-        if len(self.sizes) > 1 and self.sizes[0][0] == self.axis:  # columns first
+        if len(self.sizes) > 1 and next(iter(self.sizes)) == self.axis:  # columns first
             count = len(self.devices) // columns
             own = [self.devices[d::count] for d in range(count)]
         return tuple(own)
@@ -49,56 +101,65 @@ class DeviceMesh:
         return tuple(zip(*self.rows, strict=True))
 
     def __str__(self) -> str:
-        return " x ".join(f"{name} {size}" for name, size in self.sizes)
+        return str(self.axes)
 
 
-def axis_of(sizes: Sequence[tuple[str, int]]) -> str:
-    """Return the name of the axis that is not the batch's; "" if there is none."""
-    return next((name for name, _ in sizes if name != BATCH_AXIS), "")
-
-
-def count_of(sizes: Sequence[tuple[str, int]]) -> int | None:
-    """Return how many devices a mesh has; None without a mesh."""
-    return math.prod(size for _, size in sizes) if sizes else None
-
-
-def mesh_sizes(mesh: Mapping[str, int] | None) -> tuple[tuple[str, int], ...]:
+def mesh_axes(mesh: Mapping[str, int] | None, batch_axis: str | None = None) -> MeshAxes:
     """Return the axes of a mesh as users write it, `{"batch": 2, "model": 4}`, checked.
 
+    Args:
+      mesh: see there; None for no mesh.
+      batch_axis: the name of the axis over which the rows of the batch are shared out; None: the one called "batch",
+        if there is one.
+
     Raises:
-      ArgumentError: for what is no mapping from names to numbers of devices.
+      ArgumentError: for what is no mapping from names to numbers of devices, and an axis that it lacks.
       UnsupportedError: for more than one axis beside the batch's.
     """
     if mesh is None:
-        return ()
+        if batch_axis is not None:
+            raise ArgumentError(
+                f"batch_axis={batch_axis!r} names an axis of a mesh: give the mesh, "
+                f"mesh={{{batch_axis!r}: 2, 'model': 4}}."
+            )
+        return MeshAxes()
     if not isinstance(mesh, Mapping) or not mesh:
         raise ArgumentError(f'mesh={mesh!r}: it maps names of axes to numbers of devices, {{"batch": 2, "model": 4}}.')
     for name, size in mesh.items():
         if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} is no name of an axis; it is a word, 'model'.")
+        if name in LAYOUTS:
+            raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} is a layout; call the axis otherwise.")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} has {size!r} devices; it is a number of at least 1.")
-    others = [name for name in mesh if name != BATCH_AXIS]
-    if len(others) > 1:
-        raise UnsupportedError(
-            f"mesh={dict(mesh)!r} has {len(others)} axes beside {BATCH_AXIS!r}: {', '.join(map(repr, others))}. A mesh "
-            "may have one."
+    if batch_axis is not None and batch_axis not in mesh:
+        near = get_close_matches(str(batch_axis), mesh, 1)
+        raise ArgumentError(
+            f"batch_axis={batch_axis!r}: mesh={dict(mesh)!r} has no such axis."
+            + (f" Did you mean {near[0]!r}?" if near else " It names the axis over which the rows are shared out.")
         )
-    return tuple(mesh.items())
+    axes = MeshAxes(tuple(mesh.items()), batch_axis or BATCH_AXIS)
+    others = [name for name in mesh if name != axes.batch_axis]
+    if len(others) > 1:
+        named = "" if axes.batch_axis in mesh else " batch_axis= names the one over which the rows are shared out."
+        raise UnsupportedError(
+            f"mesh={dict(mesh)!r} has {len(others)} axes beside {axes.batch_axis!r}: {', '.join(map(repr, others))}. "
+            f"A mesh may have one.{named}"
+        )
+    return axes
 
 
-def device_mesh(sizes: Sequence[tuple[str, int]], devices: Sequence[str]) -> DeviceMesh:
+def device_mesh(axes: MeshAxes, devices: Sequence[str]) -> DeviceMesh:
     """Return the mesh of these devices.
 
     Raises:
       ArgumentError: if there are not as many devices as the mesh has.
     """
-    count = count_of(sizes)
-    if count != len(devices):
-        text = " x ".join(str(size) for _, size in sizes) + (f" = {count}" if len(sizes) > 1 else "")
+    if axes.count != len(devices):
+        text = " x ".join(str(size) for _, size in axes.sizes) + (f" = {axes.count}" if len(axes.sizes) > 1 else "")
         names = ", ".join(map(short_name, devices[:8])) + (", ..." if len(devices) > 8 else "")
         raise ArgumentError(
-            f"mesh={dict(sizes)!r} has {text} devices, and there are {len(devices)}: {names}. Name {count} "
+            f"mesh={dict(axes.sizes)!r} has {text} devices, and there are {len(devices)}: {names}. Name {axes.count} "
             "of them in devices, row by row, or change the mesh."
         )
-    return DeviceMesh(tuple(sizes), tuple(devices))
+    return DeviceMesh(axes, tuple(devices))

@@ -6,6 +6,7 @@ Plain Python, no TensorFlow. The terms are those of GSPMD and DTensor. There is 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
@@ -231,8 +232,84 @@ def copied(rank: int | None, devices: Sequence[str], sums: Sequence[str]) -> Cop
     return Copied(tuple(devices), Shard(0) if rank else REPLICATE, tuple(sums))
 
 
+@dataclass(frozen=True)
+class Nested:
+    """A variable that lies along an axis of a mesh, and whose part of each column is several on that column's devices.
+
+    Attributes:
+      axis: what the axis is called.
+      columns: how it lies along the axis: cut, and used where its parts are; or copied, the same in all columns.
+      rows: for each column, how its part or copy is several.
+    """
+
+    axis: str
+    columns: Division
+    rows: tuple[Division, ...]
+
+    @property
+    def parts(self) -> int:
+        """Return how many parts there are, those of the first column first."""
+        return sum([own.parts for own in self.rows])
+
+    @property
+    def devices(self) -> tuple[str, ...]:
+        """The devices of the parts, full names."""
+        return tuple([device for own in self.rows for device in own.devices])
+
+    @property
+    def reshard(self) -> bool:
+        """Whether what is put together in a column is dropped, and put together again for the backward pass."""
+        return any(isinstance(own, Cut) and own.reshard for own in self.rows)
+
+    @property
+    def firsts(self) -> tuple[int, ...]:
+        """The number of each column's first part."""
+        return tuple([sum([own.parts for own in self.rows[:d]]) for d in range(len(self.rows))])
+
+
 Division = Cut | Copied
 """How one variable is several: each a part of it, or each the whole."""
+
+MeshDivision = Division | Nested
+"""How one variable is several on a mesh."""
+
+
+def axis_of(division: MeshDivision) -> str:
+    """Return the axis of a mesh, other than the batch's, along which a variable lies; "" if there is none."""
+    if isinstance(division, Nested):
+        return division.axis
+    return division.along if isinstance(division, Cut) else ""
+
+
+def part_ranges(division: MeshDivision, ranges: Sequence[range]) -> list[tuple[range, ...]]:
+    """Return which entries of a variable each part has, along each dimension.
+
+    Args:
+      division: how the variable is several.
+      ranges: of the variable's own entries.
+
+    >>> [own] = part_ranges(Cut(1, 5, 1), [range(3), range(5)])
+    >>> own
+    (range(0, 3), range(0, 5))
+    """
+    if isinstance(division, Copied):
+        return [tuple(ranges)] * division.parts
+    if isinstance(division, Cut):
+        own, before = ranges[division.axis], (*ranges[: division.axis],)
+        ends = itertools.accumulate(division.lengths)
+        pairs = [own[end - length : end] for end, length in zip(ends, division.lengths, strict=True)]
+        return [(*before, piece, *ranges[division.axis + 1 :]) for piece in pairs]
+    columns = zip(division.rows, part_ranges(division.columns, ranges), strict=True)
+    return [part for own, column in columns for part in part_ranges(own, column)]
+
+
+def part_shapes(division: MeshDivision, shape: Sequence[int]) -> list[tuple[int, ...]]:
+    """Return the shape of each part of a variable.
+
+    >>> part_shapes(Nested("model", Cut(1, 5, 2), (Cut(0, 3, 2), Cut(0, 3, 2))), (3, 5))
+    [(2, 3), (1, 3), (2, 2), (1, 2)]
+    """
+    return [tuple(map(len, part)) for part in part_ranges(division, list(map(range, shape)))]
 
 
 @dataclass(frozen=True)

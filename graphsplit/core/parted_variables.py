@@ -25,8 +25,9 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
+from graphsplit.core.divided_values import pieces_of, whole_of
 from graphsplit.core.errors import UnsupportedError
-from graphsplit.core.layouts import Cut, Division
+from graphsplit.core.layouts import Copied, Cut, MeshDivision, Nested, part_shapes
 from graphsplit.core.parted_classes import are_raw, give_parts, take_parts
 from graphsplit.core.tensorflow_internals import function_graph, give_handle, in_save_context, value_at_call
 
@@ -46,17 +47,19 @@ class VariableParts:
       variable: it is given a class of its own, whose `handle` knows of the parts.
       cut: how it is cut; of one part, it is whole and elsewhere.
       devices: of the parts.
+      layout: how users call the way in which it is several.
 
     Attributes:
       division: how the variable is several.
-      devices: see there.
+      devices, layout: see there.
       name, path: what TensorFlow calls the variable, and what users do.
       in_parts: whether the parts hold the value, or the variable itself.
     """
 
-    def __init__(self, variable: tf.Variable, cut: Division, devices: Sequence[str]):
-        self.division = replace(cut, devices=tuple(devices))
+    def __init__(self, variable: tf.Variable, cut: MeshDivision, devices: Sequence[str], layout: Any = "sharded"):
+        self.division = cut if isinstance(cut, Nested) else replace(cut, devices=tuple(devices))
         self.devices = tuple(devices)
+        self.layout = layout
         self.in_parts = False
         self.name = variable.name.partition(":")[0]
         self.path = str(getattr(variable, "_graphsplit_path", None) or self.name)
@@ -78,14 +81,6 @@ class VariableParts:
             return tf.Variable(nothing, trainable=False, name=name, shape=tf.TensorShape(None))
 
     @property
-    def layout(self) -> str | tuple[str | None, ...]:
-        """How users call the way in which it is several: along an axis of a mesh, the axis for each dimension."""
-        cut = self.cut
-        if not cut.along:
-            return "sharded"
-        return tuple([cut.along if k == cut.axis else None for k in range(int(self._shape.rank))])
-
-    @property
     def cut(self) -> Cut:
         """How it is cut."""
         assert isinstance(self.division, Cut)
@@ -98,9 +93,7 @@ class VariableParts:
 
     def shape_of(self, part: int) -> tuple[int, ...]:
         """Return the shape of a part."""
-        shape = self._shape.as_list()
-        shape[self.cut.axis] = self.cut.lengths[part]
-        return tuple(shape)
+        return part_shapes(self.division, self._shape.as_list())[part]
 
     def handles(self) -> list[tf.Tensor]:
         """Return the handles of the parts, which hold the value now."""
@@ -193,12 +186,10 @@ class VariableParts:
 
     def _pieces(self, value: tf.Tensor) -> list[tf.Tensor]:
         """Return what each part has of a value, on its device."""
-        first, found = 0, []
-        for device, length in zip(self.devices, self.cut.lengths, strict=True):
-            own = value if len(self.devices) == 1 else _piece(value, self.cut.axis, first, length)
+        found = []
+        for device, own in zip(self.devices, pieces_of(value, self.division), strict=True):
             with tf.device(device):
                 found.append(tf.identity(own))
-            first += length
         return found
 
     def take(self, value: Any) -> bool:
@@ -232,8 +223,7 @@ class VariableParts:
 
     def _joined(self) -> tf.Tensor:
         """Return the parts put together, on the device in whose scope this is called."""
-        found = [read_handle(part.handle, self._dtype) for part in self._parts]
-        return tf.concat(found, self.cut.axis) if len(found) > 1 else tf.identity(found[0])
+        return tf.identity(whole_of([read_handle(part.handle, self._dtype) for part in self._parts], self.division))
 
     def put_together(self) -> None:
         """Let the variable itself hold the value."""
@@ -264,7 +254,7 @@ class VariableParts:
     @property
     def reshards(self) -> bool:
         """Whether a device drops the whole after the forward pass, and gets it again for the backward pass."""
-        return isinstance(self.division, Cut) and self.division.reshard
+        return not isinstance(self.division, Copied) and self.division.reshard
 
     def value_without(self, is_lost: Callable[[str], bool]) -> tf.Tensor | None:
         """Return the value as devices have it that are not lost; None if a part of it is gone.
@@ -275,9 +265,9 @@ class VariableParts:
         with self._lock, tf.init_scope():
             if not self.in_parts:
                 return None if is_lost(canonical_name(self._own.device)) else read_handle(self._own, self._dtype)
-            if any(map(is_lost, self.devices)):
-                return None
-            return self._joined()
+            pairs = zip(self.devices, self._parts, strict=True)
+            found = [None if is_lost(device) else read_handle(part.handle, self._dtype) for device, part in pairs]
+            return whole_of(found, self.division)
 
     def release(self, variable: tf.Variable) -> None:
         """Make the variable an ordinary one again; it holds its value."""
@@ -335,9 +325,3 @@ def read_handle(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
 def assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation | None:
     """Let a handle hold a value; in a graph, return the operation that does."""
     return tf.raw_ops.AssignVariableOp(resource=handle, value=value)
-
-
-def _piece(value: tf.Tensor, axis: int, first: int, length: int) -> tf.Tensor:
-    begin = [first if k == axis else 0 for k in range(value.shape.rank)]
-    size = [length if k == axis else -1 for k in range(value.shape.rank)]
-    return tf.slice(value, begin, size)

@@ -11,9 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.layout_spellings import VariableLayout
 from graphsplit.api.options import Options
 from graphsplit.api.parallel_function import ParallelFunction
-from graphsplit.api.variable_layouts import VariableLayout, set_variable_layout
+from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.keras_internals import SharedState, compilation_of, make_slots, sharing_state, step_counter
@@ -157,8 +158,13 @@ class ParallelModel(SharedState):
             return
         make_slots(getattr(self.template, "optimizer", None), self.template.trainable_variables)
         where = self.model_devices
-        mesh = dict(where.options.mesh) or None
-        set_variable_layout(self.template, where.variables, where.devices, mesh=mesh)
+        given: dict[str, Any] = {}
+        if axes := where.options.mesh:
+            given = {
+                "mesh": dict(axes.sizes),
+                "batch_axis": axes.batch_axis if axes.batch_axis in dict(axes.sizes) else None,
+            }
+        set_variable_layout(self.template, where.variables, where.devices, **given)
 
     def _eager(self, kind: str) -> Any:
         """Return the template's own function after a word on what that costs."""

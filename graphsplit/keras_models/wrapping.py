@@ -8,9 +8,9 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from graphsplit.api.chosen_devices import stages_asked
+from graphsplit.api.layout_spellings import VariableLayout, check_layout
 from graphsplit.api.options import Options
-from graphsplit.api.variable_layouts import VariableLayout, check_layout
-from graphsplit.core.device_mesh import count_of, device_mesh, mesh_sizes
+from graphsplit.core.device_mesh import device_mesh, mesh_axes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.keywords import suggesting_options
@@ -38,6 +38,7 @@ def multi_gpu_model(
     strict: bool | float = False,
     mesh: Mapping[str, int] | None = None,
     recompute: str | float | Sequence[str] | None = None,
+    batch_axis: str | None = None,
 ) -> Model:
     """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
 
@@ -70,6 +71,8 @@ def multi_gpu_model(
         then name its axes, `{"*/up/kernel": (None, "model"), "*": "home"}`.
       recompute: what the backward pass makes again instead of finding it kept: `"blocks"`, a share, or patterns of the
         names of layers; see `parallelize`.
+      batch_axis: the name of the axis over which the rows are shared out, if it is not `"batch"`: Keras' meshes call it
+        `"data"`.
 
     Returns:
       The wrapped model, which also has `plan(x, y)` and `placement(x, y)`, and which `verify` takes; or `model` itself
@@ -92,13 +95,13 @@ def multi_gpu_model(
     (5, 1)
     """
     flavor = _check_model(model)
-    sizes = mesh_sizes(mesh)
-    devices = _devices(count_of(sizes) if gpus is None else gpus)
-    grid = device_mesh(sizes, devices) if sizes else None
+    axes = mesh_axes(mesh, batch_axis)
+    devices = _devices(axes.count if gpus is None else gpus)
+    grid = device_mesh(axes, devices) if axes else None
     cpu = None if devices[0] == CPU else CPU  # (None is the first device)
     options = Options(
         devices=devices,
-        mesh=sizes,
+        mesh=axes,
         home=cpu if cpu_relocation else None,
         micro_batches=micro_batches,
         schedule=schedule,

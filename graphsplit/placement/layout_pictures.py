@@ -73,3 +73,23 @@ def _columns(pieces: Sequence[Piece]) -> list[str]:
         lines += [f"│{'│'.join(piece.lines[k].center(wide) for piece in own)}│" for k in range(2)]
         lines.append(f"└{'┴'.join(edge)}┘")
     return lines
+
+
+def table(title: str, cells: Sequence[Sequence[tuple[str, str] | None]]) -> str:
+    """Return a table of what the devices of a mesh have: its rows, and for each device which one and what, or nothing.
+
+    >>> print(table("w float32[2,4]", [[("/device:CPU:0", ":, 0:2"), ("/device:CPU:1", ":, 2:4")]]))
+    w float32[2,4]
+    ┌────────┬────────┐
+    │ CPU:0  │ CPU:1  │
+    │ :, 0:2 │ :, 2:4 │
+    └────────┴────────┘
+    """
+    texts = [[("", "") if cell is None else (short_name(cell[0]), cell[1]) for cell in row] for row in cells]
+    wide = max(len(text) for row in texts for cell in row for text in cell)
+    edges = ["─" * (wide + 2)] * len(texts[0])
+    lines = [f"┌{'┬'.join(edges)}┐"]
+    for k, row in enumerate(texts):
+        lines += [f"├{'┼'.join(edges)}┤"] if k else []
+        lines += ["".join([f"│ {cell[line]:{wide}} " for cell in row]) + "│" for line in range(2)]
+    return "\n".join([title, *lines, f"└{'┴'.join(edges)}┘"])

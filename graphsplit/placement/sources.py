@@ -15,6 +15,7 @@ from graphsplit.core.devices import canonical_name, missing_devices
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.integrity import check_whole
+from graphsplit.core.layouts import part_shapes
 from graphsplit.core.model_files import model_file
 from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.parted_variables import parts_of
@@ -25,7 +26,6 @@ from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.whole_writing import part_shape
 from graphsplit.runtime.executable import Executable
 from graphsplit.runtime.handles import captured
 from graphsplit.tracing.trace import Trace, source_locator
@@ -154,7 +154,7 @@ def _captures(emitted: EmittedGraph, trace: Trace, plan: Plan) -> dict[str, Any]
         division = plan.state.divisions.get(trace.program.ops[trace.program.captures[k]].name)
         if name in found["held"] and division is not None and plan.state.parts:
             dtype, shape = found["held"][name]
-            found["held"][name] = dtype, tf.TensorShape(part_shape(shape.as_list(), division, part))
+            found["held"][name] = dtype, tf.TensorShape(part_shapes(division, shape.as_list())[part])
             if not lie_so:
                 found["resource_devices"][name] = plan.state.devices[name]
     return {"variables": _variable_names(emitted.captures, original, trace.variables), **found}

@@ -49,7 +49,15 @@ def find_gathers(program: Program, handles: Mapping[int, Division]) -> list[Gath
     finder = part_by_part(program, divided)
     needed = _needed(program)
     reads = [(op, tensor) for op in program.ops if op.index in needed for tensor in _reads(program, finder, op)]
-    largest = max([program.bytes(tensor) for _, tensor in reads], default=0)
+    by_column: dict[int | None, list[tuple[Op, Tensor]]] = {}
+    for op, tensor in reads:
+        by_column.setdefault(program.ops[tensor.op].provenance.column, []).append((op, tensor))
+    return [gather for own in by_column.values() for gather in _gathers(program, own)]
+
+
+def _gathers(program: Program, reads: list[tuple[Op, Tensor]]) -> list[Gather]:
+    """Return the gathers of what the devices of one column read, in order."""
+    largest = max([program.bytes(tensor) for _, tensor in reads])
     return _Pages(program, _AT_A_TIME * largest).gathers(reads)
 
 

@@ -77,6 +77,11 @@ class Mesh:
         column = op.provenance.column
         return self.devices[d] if column is None or not self.columns else self.columns[column][self.positions[d]]
 
+    def column_of(self, op: Op) -> tuple[str, ...]:
+        """Return the devices of the column of an operation, by position; empty for one that is in no column."""
+        column = op.provenance.column
+        return self.columns[column] if self.columns and column is not None else ()
+
     def home_of(self, op: Op) -> str | None:
         """Return the device on which an operation of a stage or column runs that runs once; None for others."""
         if op.stage:

@@ -122,15 +122,20 @@ class _Finder:
                 continue
             readers = [i for k in range(len(op.out_shapes)) for i in self._readers.get(Tensor(op.index, k), ())]
             found = [served[i] for i in readers] + [frozenset([self._home])] * (op.index in returned)
-            served[op.index] = frozenset().union(*found)
+            served[op.index] = self._near(op, frozenset().union(*found))
         return served
+
+    def _near(self, op: Op, served: frozenset[str]) -> frozenset[str]:
+        """Return those devices that an operation may run on: one of a column stays in it."""
+        column = self._mesh.column_of(op)
+        return served if not column else served.intersection(column) or frozenset(column[:1])
 
     def _own_place(self, op: Op) -> str | None:
         """Return where an op runs whoever reads it: beside its variable, in its stage."""
         if op.index in self._pinned:
             return self._pinned[op.index]
         touches = any(self._dtype(tensor) == tf.resource for tensor in op.inputs) or tf.resource in op.out_dtypes
-        return None if touches else self._mesh.home_of(op)
+        return None if touches or not op.stage else op.stage.home
 
     def _dtype(self, tensor: Tensor) -> tf.DType:
         return self._program.ops[tensor.op].out_dtypes[tensor.index]
@@ -142,18 +147,22 @@ class _Finder:
         if len(self._served[op.index]) == 1:
             [device] = self._served[op.index]
             return device
-        votes = {self._home: 0}
+        home = self._mesh.home_of(op) or self._home
+        votes = {home: 0}
         for tensor in op.inputs:
             if not self._program.ops[tensor.op].is_constant:
-                device = gathered.get(tensor, of_ops[tensor.op]) or self._home
+                device = gathered.get(tensor, of_ops[tensor.op]) or home
                 votes[device] = votes.get(device, 0) + self._program.bytes(tensor)
-        return max(votes, key=lambda device: (votes[device], device == self._home))
+        near = self._near(op, frozenset(votes))
+        may = [device for device in votes if device in near]
+        return max(may, key=lambda device: (votes[device], device == home))
 
     def _where_gathered(self, op: Op, tensor: Tensor, layout: Layout) -> str:
-        """Return where a tensor is put together: a stage's sums in the stage, others where most of them are owned."""
-        own = self._mesh.home_of(op)
-        if own and isinstance(layout, Partial):
-            return own
+        """Return where a tensor is put together: sums in their stage or column, others where most of them are owned."""
+        if op.stage and isinstance(layout, Partial):
+            return op.stage.home
+        column = self._mesh.column_of(op) if isinstance(layout, Partial) else ()
+        home = column[0] if column else self._home
         votes: dict[str, int] = {}
         for reader in self._readers.get(tensor, ()):
             if len(self._served[reader]) == 1:
@@ -161,4 +170,5 @@ class _Finder:
                 votes[device] = votes.get(device, 0) + 1
         if tensor in self._program.outputs:
             votes[self._home] = votes.get(self._home, 0) + 1
-        return max(votes, key=lambda device: (votes[device], device == self._home), default=self._home)
+        may = [device for device in votes if not column or device in column]
+        return max(may, key=lambda device: (votes[device], device == home), default=home)

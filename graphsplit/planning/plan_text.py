@@ -9,7 +9,7 @@ from fractions import Fraction
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import Cut
+from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, axis_of
 from graphsplit.planning.advice import advice_on
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.compiled_text import compiled_text
@@ -116,11 +116,7 @@ def _in_parts(plan: Decisions) -> list[str]:
         rows, columns = len(plan.mesh.columns[0]), len(plan.mesh.columns)
         lines.append(f"  mesh: {rows} of the batch x {columns} of {plan.mesh.other_axis!r}")
     for name in longest[:_MOST_AT_HOME]:
-        cut = state.divisions[name]
-        if isinstance(cut, Cut):
-            where = f"dimension {cut.axis} along {cut.along!r} ({', '.join(map(str, cut.lengths))})"
-            how = "gathered before it is used" if name in state.gathered else "used where its parts are"
-            lines.append(f"    {state.in_place[name]}: {where}, {how}")
+        lines.append(f"    {state.in_place[name]}: {_on_mesh(state.divisions[name], name in state.gathered)}")
     if len(longest) > _MOST_AT_HOME:
         lines.append(f"    ... and {len(longest) - _MOST_AT_HOME} more along {plan.mesh.other_axis!r}")
     for what, chosen in (("in parts", divided), ("mirrored", copied)):
@@ -131,10 +127,35 @@ def _in_parts(plan: Decisions) -> list[str]:
     return lines + [f"  variable {name} is put together for each call: {why}" for name, why in state.whole.items()]
 
 
+def _on_mesh(division: MeshDivision, is_gathered: bool) -> str:
+    """Say how a variable lies along the axes of a mesh."""
+    columns = division.columns if isinstance(division, Nested) else division
+    how = "gathered before it is used" if is_gathered else "used where its parts are"
+    text = f"the same in all columns of {axis_of(division)!r}"
+    if isinstance(columns, Cut):
+        text = f"dimension {columns.axis} along {axis_of(division)!r} ({_lengths(columns)}), {how}"
+    return f"{text}; {_in_columns(division.rows)}" if isinstance(division, Nested) else text
+
+
+def _in_columns(rows: Sequence[Division]) -> str:
+    """Say how what each column has is several over its devices; of the first column where they differ."""
+    first = rows[0]
+    if isinstance(first, Copied):
+        return "in each column a copy on every device"
+    if first.parts == 1:
+        return "in each column whole on one device, and sent"
+    return f"in each column dimension {first.axis} over its devices ({_lengths(first)}), gathered before it is used"
+
+
+def _lengths(cut: Cut) -> str:
+    return ", ".join(map(str, cut.lengths))
+
+
 def _length_cut(plan: Decisions, name: str) -> int:
     """Return the length, in blocks, of the dimension of a variable that is cut along an axis."""
-    cut = plan.state.divisions[name]
-    return cut.length if isinstance(cut, Cut) else 0
+    division = plan.state.divisions[name]
+    columns = division.columns if isinstance(division, Nested) else division
+    return columns.length if isinstance(columns, Cut) else 0
 
 
 def _counts(plan: Decisions) -> str:

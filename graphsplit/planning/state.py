@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.layouts import Copied, Division
+from graphsplit.core.layouts import Copied, Division, MeshDivision, Nested
 from graphsplit.core.parted_variables import parts_of, parts_of_variable
 from graphsplit.planning.division import Divided, divide
 from graphsplit.program.program import Op, Program
@@ -37,7 +37,7 @@ class State:
 
     devices: Mapping[str, str] = field(default_factory=dict)
     largest_constant: int | None = None
-    divisions: Mapping[str, Division] = field(default_factory=dict)
+    divisions: Mapping[str, MeshDivision] = field(default_factory=dict)
     parts: tuple[tuple[int, int], ...] = ()
     copied: frozenset[int] = frozenset()
     whole: Mapping[str, str] = field(default_factory=dict)
@@ -77,18 +77,21 @@ def program_of(
     """
     state = find_state(trace)
     program, origins = given or (trace.program, [(k, 0) for k in range(len(trace.captures))])
-    if not state.divisions:
+    if not state.divisions and given is None:
         inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}
         return program, replace(state, whole=inside) if inside else state
     names = [program.ops[i].name for i in program.captures]
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
-        cuts = {n: division for n, division in state.divisions.items() if n not in whole and n not in state.in_place}
+        left = {n: division for n, division in state.divisions.items() if n not in whole and n not in state.in_place}
+        cuts = {n: division for n, division in left.items() if not isinstance(division, Nested)}
         divided = divide(program, cuts, reshard)
         devices = _devices_of_parts(state.devices, divided, names, cuts)
         obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
         if not obstacles:
-            copied = frozenset([origins[k][0] for k, name in enumerate(names) if isinstance(cuts.get(name), Copied)])
+            several = {n: division for n, division in state.divisions.items() if n not in whole}
+            own = enumerate([trace.program.ops[i].name for i in trace.program.captures])
+            copied = frozenset([k for k, name in own if isinstance(several.get(name), Copied)])
             parts = tuple([(origins[k][0], origins[k][1] + part) for k, part in divided.origins])
             held = {**cuts, **{name: state.divisions[name] for name in state.in_place}}
             all_whole = {**state.whole, **whole}

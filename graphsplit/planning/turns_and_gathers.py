@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
-from graphsplit.core.layouts import Cut
+from graphsplit.core.layouts import Cut, Nested
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.plan import Plan
@@ -29,7 +29,9 @@ def plan_of_less_alive(make_plan: Callable[[bool], Plan], takes_turns: bool) -> 
     if not takes_turns:
         return make_plan(True)
     kept = make_plan(False)
-    may_drop = any(isinstance(division, Cut) and division.reshard for division in kept.state.divisions.values())
+    may_drop = any(
+        isinstance(division, (Cut, Nested)) and division.reshard for division in kept.state.divisions.values()
+    )
     in_stages = kept.asked.stages is not None or kept.asked.schedule
     if not may_drop or in_stages or kept.program.symbols:  # (what is alive is not known before sizes are)
         return kept

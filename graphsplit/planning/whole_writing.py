@@ -35,7 +35,7 @@ class WholeWriter(RowWriter):
         self._divides: set[int] = set()
         self._gathers = {(reader, gather.tensor): gather for gather in gathers for reader in gather.readers}
         self._gathered: dict[int, Tensor] = {}
-        self._gate: int | None = None  # waits for all that earlier gathers wait for
+        self._gates: dict[int | None, int] = {}  # of each column: what waits for all that its earlier gathers wait for
 
     def _as_whole(self, tensor: Tensor) -> Tensor:
         """Return the whole value: put together, once, where it is in parts; the nearest one where it is copied."""
@@ -63,7 +63,7 @@ class WholeWriter(RowWriter):
             return self._as_whole(tensor)
         if id(gather) not in self._gathered:
             if gather.waits:
-                self._gate = self._write_gate(gather)
+                self._gates[self._column(tensor)] = self._write_gate(gather)
             with self._serving(self._program.ops[tensor.op]):
                 self._gathered[id(gather)] = self._gather(tensor)
         return self._gathered[id(gather)]
@@ -72,8 +72,11 @@ class WholeWriter(RowWriter):
         """Write what has run when all shards have ended what a gather waits for."""
         waits = [copy for position in gather.waits for copy in self._copies[position]]
         node = make_node(self._unused(f"gate_{len(self._gathered)}"), "NoOp", [])
-        controls = (*waits, *(() if self._gate is None else (self._gate,)))
-        return self._new(node, (), [], {}, controls).op
+        before = self._gates.get(self._column(gather.tensor))
+        return self._new(node, (), [], {}, (*waits, *(() if before is None else (before,)))).op
+
+    def _column(self, tensor: Tensor) -> int | None:
+        return self._program.ops[tensor.op].provenance.column
 
     def _gather(self, tensor: Tensor) -> Tensor:
         """Put a value together that leaves its devices when the gate opens."""
@@ -81,11 +84,12 @@ class WholeWriter(RowWriter):
         division = self._finder.cut.get(tensor)
         name = f"{op.name}/gathered_{tensor.index}_{len(self._gathered)}"
         parts = [self._whole[tensor]] if division is None else self._parts[tensor, division]
-        if self._gate is not None:
+        gate = self._gates.get(self._column(tensor))
+        if gate is not None:
             shapes = [part_shape(shape, division, k) for k in range(len(parts))]
             nodes = [make_node(self._unused(f"{name}/part_{k}"), "Identity", [], T=dtype) for k in range(len(parts))]
             sent = zip(nodes, parts, shapes, strict=True)
-            parts = [self._new(node, [part], [(own, dtype)], {}, (self._gate,)) for node, part, own in sent]
+            parts = [self._new(node, [part], [(own, dtype)], {}, (gate,)) for node, part, own in sent]
         if not isinstance(division, Cut):
             return parts[0]
         whole = self._concatenated(name, parts, division.axis, shape, dtype)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import Cut, Division
+from graphsplit.core.layouts import Copied, Cut, MeshDivision
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.planning.state import State
 from graphsplit.program.program import Program
@@ -31,11 +31,18 @@ def state_bytes(trace: Trace, program: Program, state: State, home: str) -> dict
     return found
 
 
-def _of_part(size: int, division: Division | None, part: int) -> int:
+def _of_part(size: int, division: MeshDivision | None, part: int) -> int:
     """Return the bytes of a part: of a copy all, of a slice in proportion to its length."""
-    if not isinstance(division, Cut):
-        return size
-    return size * division.lengths[part] // max(sum(division.lengths), 1)
+    return size if division is None else _parts_of(size, division)[part]
+
+
+def _parts_of(size: int, division: MeshDivision) -> list[int]:
+    if isinstance(division, Cut):
+        return [size * length // max(sum(division.lengths), 1) for length in division.lengths]
+    if isinstance(division, Copied):
+        return [size] * division.parts
+    pairs = zip(division.rows, _parts_of(size, division.columns), strict=True)
+    return [part for own, column in pairs for part in _parts_of(column, own)]
 
 
 def _held(trace: Trace) -> list[int]:

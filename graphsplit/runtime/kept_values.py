@@ -14,7 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import Cut, Division
+from graphsplit.core.divided_values import gradient_of, pieces_of, whole_of
+from graphsplit.core.layouts import MeshDivision
 from graphsplit.core.parted_variables import assign, read_handle
 from graphsplit.core.tensorflow_internals import (
     graph_around,
@@ -38,7 +39,7 @@ class _Capture:
 
     values: slice
     devices: tuple[str, ...]
-    division: Division | None
+    division: MeshDivision | None
     is_variable: bool
 
 
@@ -107,25 +108,16 @@ class KeptValues:
             found.append(made[name][part])
         return found
 
-    def _made(self, capture: _Capture, division: Division | None) -> list[tf.Tensor]:
+    def _made(self, capture: _Capture, division: MeshDivision | None) -> list[tf.Tensor]:
         values: Sequence[tf.Tensor] = self.tensors[capture.values]
         devices = capture.devices
         if not capture.is_variable:
             return list(values)
         if division != capture.division:  # the layout was changed since, or a plan needs all of it in one place
-            values = _pieces(_whole(values, capture.division), division)
+            whole = values[0] if capture.division is None else whole_of(values, capture.division)
+            values = [whole] if division is None else pieces_of(whole, division)
             devices = devices[:1] if division is None else division.devices
         return [_variable(value, device) for value, device in zip(values, devices, strict=True)]
-
-
-def _whole(values: Sequence[tf.Tensor], division: Division | None) -> tf.Tensor:
-    return tf.concat(values, division.axis) if isinstance(division, Cut) and len(values) > 1 else values[0]
-
-
-def _pieces(value: tf.Tensor, division: Division | None) -> Sequence[tf.Tensor]:
-    if division is None:
-        return [value]
-    return tf.split(value, division.lengths, division.axis) if isinstance(division, Cut) else [value] * division.parts
 
 
 def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
@@ -140,16 +132,9 @@ def _read(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     return value
 
 
-def _by_variable(values: Sequence[tf.Tensor], division: Division | None, *gradients: Any) -> list[Any]:
+def _by_variable(values: Sequence[tf.Tensor], division: MeshDivision | None, *gradients: Any) -> list[Any]:
     """Return the gradient by a variable, given those by its value or by the values of its parts."""
-    if len(gradients) == 1:
-        return list(gradients)
-    if isinstance(division, Cut):
-        pairs = zip(values, gradients, strict=True)
-        return [
-            tf.concat([tf.zeros_like(v) if g is None else tf.convert_to_tensor(g) for v, g in pairs], division.axis)
-        ]
-    return [tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None])]
+    return [gradients[0] if division is None else gradient_of(values, gradients, division)]
 
 
 def _variable(value: tf.Tensor, device: str) -> tf.Tensor:

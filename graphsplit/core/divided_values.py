@@ -1,0 +1,73 @@
+"""Values of variables that are several: taken apart, put together, and their gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.core.layouts import Copied, Cut, MeshDivision
+
+
+def pieces_of(value: tf.Tensor, division: MeshDivision) -> list[tf.Tensor]:
+    """Return what each part has of a value.
+
+    >>> import tensorflow as tf
+    >>> from graphsplit.core.layouts import Cut
+    >>> [piece.numpy().tolist() for piece in pieces_of(tf.range(5), Cut(0, 5, 2))]
+    [[0, 1, 2], [3, 4]]
+    """
+    if isinstance(division, Copied):
+        return [value] * division.parts
+    if isinstance(division, Cut):
+        if division.parts == 1:
+            return [value]
+        lengths = division.lengths
+        return [_slice(value, division.axis, sum(lengths[:k]), length) for k, length in enumerate(lengths)]
+    pairs = zip(division.rows, pieces_of(value, division.columns), strict=True)
+    return [piece for own, column in pairs for piece in pieces_of(column, own)]
+
+
+def whole_of(values: Sequence[tf.Tensor | None], division: MeshDivision) -> tf.Tensor | None:
+    """Return the value whose parts these are; None if a part is missing of which there is no copy."""
+    if isinstance(division, Copied):
+        return next((value for value in values if value is not None), None)
+    if isinstance(division, Cut):
+        there = [value for value in values if value is not None]
+        if len(there) < len(values):
+            return None
+        return tf.concat(there, division.axis) if len(there) > 1 else there[0]
+    columns = [whole_of(own, rows) for own, rows in zip(_by_column(values, division), division.rows, strict=True)]
+    return whole_of(columns, division.columns)
+
+
+def gradient_of(values: Sequence[tf.Tensor], gradients: Sequence[Any], division: MeshDivision) -> tf.Tensor | None:
+    """Return the gradient by a variable, given those by its parts, some of which may be None.
+
+    Args:
+      values: of the parts.
+      gradients: by these.
+      division: how the variable is several.
+    """
+    if len(gradients) == 1 or all(gradient is None for gradient in gradients):
+        return gradients[0]
+    if isinstance(division, Copied):
+        return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None])
+    if isinstance(division, Cut):
+        pairs = zip(values, gradients, strict=True)
+        return tf.concat([tf.zeros_like(v) if g is None else tf.convert_to_tensor(g) for v, g in pairs], division.axis)
+    grouped = list(zip(_by_column(values, division), _by_column(gradients, division), division.rows, strict=True))
+    wholes = [whole_of(own, rows) for own, _, rows in grouped]
+    return gradient_of(wholes, [gradient_of(*group) for group in grouped], division.columns)
+
+
+def _by_column(values: Sequence[Any], division: Any) -> list[Sequence[Any]]:
+    pairs = zip(division.firsts, division.rows, strict=True)
+    return [values[first : first + own.parts] for first, own in pairs]
+
+
+def _slice(value: tf.Tensor, axis: int, first: int, length: int) -> tf.Tensor:
+    begin = [first if k == axis else 0 for k in range(value.shape.rank)]
+    size = [length if k == axis else -1 for k in range(value.shape.rank)]
+    return tf.slice(value, begin, size)
