@@ -12,11 +12,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.variable_layouts import VariableLayout, can_be_parted, check_layout
-from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, device_mesh
+from graphsplit.api.layout_spellings import VariableLayout, check_layout
+from graphsplit.api.variable_layouts import can_be_parted
+from graphsplit.core.device_mesh import DeviceMesh, MeshAxes, device_mesh
 from graphsplit.keras_models.distribution.backend import to_backend_mesh
-
-_OTHER = "model"  # what an axis is called here whose user calls it as we call the batch's
 
 
 @dataclass(frozen=True)
@@ -54,7 +53,7 @@ class MeshOfKeras:
         """Return how a variable is to lie for which Keras has these axes.
 
         Raises:
-          UnsupportedError: if they name the axis twice.
+          ArgumentError: if they name the axis twice.
         """
         if len(self.devices) == 1 or not any(axes):
             return Asked("home")
@@ -103,6 +102,5 @@ def mesh_of(distribution: Any, compiled_by_xla: bool = False) -> MeshOfKeras:
     if compiled_by_xla:
         return MeshOfKeras(None, "", batch_axis, devices, "it was compiled with jit_compile=True")
     [axis] = others
-    ours = {batch_axis: BATCH_AXIS, axis: _OTHER if axis == BATCH_AXIS else axis}
-    grid = device_mesh([(ours[name], size) for name, size in sizes], devices)
+    grid = device_mesh(MeshAxes(tuple(sizes), batch_axis), devices)
     return MeshOfKeras(grid, axis, batch_axis, devices)

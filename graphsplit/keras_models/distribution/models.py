@@ -7,6 +7,7 @@ from typing import Any
 
 from graphsplit.api.options import Options
 from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import check_existing
 from graphsplit.core.keras_internals import asks_for_xla
 from graphsplit.keras_models.answers import STEPS
@@ -71,8 +72,8 @@ def distributed(model: Any, distribution: Any, layouts: DistributedLayouts) -> D
             return owner
     check_strategy(model, "keras.distribution")
     mesh = mesh_of(distribution, asks_for_xla(model))
-    devices, sizes = mesh.devices, mesh.grid.sizes if mesh.grid is not None else ()
-    where = ModelDevices(devices, Options(devices=devices, mesh=sizes), None if devices[0] == CPU else CPU)
+    devices, axes = mesh.devices, mesh.grid.axes if mesh.grid is not None else MeshAxes()
+    where = ModelDevices(devices, Options(devices=devices, mesh=axes), None if devices[0] == CPU else CPU)
     own = {"distribution": distribution, "_layouts": layouts}
     made: DistributedModel = wrapped(model, DistributedModel, where, _compiled_by_xla=asks_for_xla(model), **own)
     return made
