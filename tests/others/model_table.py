@@ -78,7 +78,7 @@ def _reason(line: dict[str, Any]) -> str:
 
 
 _SECTION = """
-Models of other packages, tiny, in an environment of their own: three training steps on 7, 7 and 8 rows, on 2 and 3
+Models of other packages, tiny, in an environment of their own: three training steps on 7 rows, on 2 and 3
 devices, with variables at home and sharded, against the same steps on one device. To make this table:
 `python -m tests.others models --page`. Columns as in the table of programs; *difference* is the largest over all four
 ways.
