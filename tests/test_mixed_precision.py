@@ -97,3 +97,19 @@ def test_a_gradient_that_is_not_finite_in_one_shard_skips_the_step(policy: str, 
         seen.append([float(optimizer.dynamic_scale.numpy()), int(optimizer.iterations), int(inner.iterations)])
     assert seen[0] == seen[1]
     assert seen[0][0] == 32.0
+
+
+@pytest.mark.parametrize(
+    ("reduce", "numbers"),
+    [(tf.reduce_mean, [65504.0] * 7), (tf.reduce_sum, [2048.0, 1.0, 0.0, 2048.0, 1.0, 2048.0, 1.0])],
+)
+def test_a_sum_is_rounded_to_a_coarser_type_once_it_is_whole(reduce: Any, numbers: list[float]):
+    """Rounded parts of a mean of the largest float16 add up to infinity."""
+
+    def fn(x: tf.Tensor) -> tf.Tensor:
+        return tf.cast(reduce(tf.cast(x, tf.float32)), tf.float16)
+
+    x = tf.constant(numbers, tf.float16)
+    parallel = gs.parallelize(fn, devices=3)
+    assert parallel(x).numpy() == fn(x).numpy() == np.float16(reduce(np.float32(numbers)))
+    assert len(parallel.plan(x).sharded_ops) == 2  # the cast of rows, and their reduction

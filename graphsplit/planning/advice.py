@@ -51,6 +51,7 @@ ADVICE = (
     Advice("takes a diagonal", "take the diagonal first, with tf.linalg.diag_part"),
     Advice("names no axis", "name the axis"),
     Advice("kernels that cut and join", "cast it first to a type that TensorFlow cuts, int8 or float32"),
+    Advice("before it is rounded", "keep the sum in the finer type"),
     Advice("of integers rounds|integers are summed", "cast to floats first"),
     Advice(
         "not Philox|numbers follow from a seed",

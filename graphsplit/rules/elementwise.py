@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.layouts import PARTIAL_SUM, Layout
+from graphsplit.core.layouts import PARTIAL_MEAN, PARTIAL_SUM, Layout
 from graphsplit.core.symbolic_sizes import Shape, are_same, is_one, is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import ELEMENTS, Declined, Dim, Dims, Factors
@@ -149,9 +149,17 @@ def elementwise(op: Op) -> Factors | Declined:
 
 
 def cast_sum(op: Op, layouts: Sequence[Layout]) -> Answer | None:
-    """Decline a cast of a sum of integers: they may have wrapped around, or be too large to be exact."""
-    exact = not tf.as_dtype(op.attr("SrcT").type).is_floating and not tf.as_dtype(op.attr("SrcT").type).is_complex
-    return Declined("its integers are summed before they are cast") if exact and layouts[0] == PARTIAL_SUM else None
+    """Decline a cast of a sum of integers: they may have wrapped around, or be too large to be exact.
+
+    Decline one to a coarser type as well: a sum is rounded once it is whole, not part by part, and rounded parts may
+    add up to more than the type can hold. (`float16` and `bfloat16` are coarser than each other.)
+    """
+    if layouts[0] not in (PARTIAL_SUM, PARTIAL_MEAN):
+        return None
+    source, target = [tf.as_dtype(op.attr(name).type).real_dtype for name in ("SrcT", "DstT")]
+    if not source.is_floating:
+        return Declined("its integers are summed before they are cast")
+    return Declined("it is summed before it is rounded") if source != target and target.size <= source.size else None
 
 
 register(*UNARY)(elementwise)
