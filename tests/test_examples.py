@@ -28,6 +28,7 @@ RUNS = {
         "--steps",
         "30",
     ],
+    "large_layers.py": ["--steps", "2", "--blocks", "1", "--width", "16"],
     "minigooglenet.py": ["--samples", "18", "--batch", "9", "--epochs", "1", "--devices", "2"],
     "multi_gpu_xception.py": [
         "--devices",
@@ -102,6 +103,15 @@ def test_model_parallel_lstm(tmp_path):
     assert "/device:CPU:1: 2 matrix products forward, 4 backward\n" in printed
     before, after = re.search(r"loss (\S+) at first, (\S+) after", printed).groups()
     assert float(after) < float(before)
+
+
+@pytest.mark.long
+def test_large_layers(tmp_path):
+    printed = run("large_layers.py", tmp_path)
+    assert float(re.search(r"largest difference: (\S+)", printed)[1]) < 1e-5
+    assert "mesh: 2 of the batch x 2 of 'model'" in printed
+    assert "used where its parts are" in printed
+    assert "gathered before it is used" not in printed
 
 
 @pytest.mark.long
