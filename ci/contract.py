@@ -487,6 +487,47 @@ def calls_in_graphs() -> None:
     assert [list(op.node_def.attr["_read_only_resource_inputs"].list.i) for op in calls] == [[1], [1]]
 
 
+@check
+@relies_on("_convert_partitioned_call", "_gradient_function", "_original_op")
+def calls_that_are_vectorized() -> None:
+    """A vectorized Jacobian writes calls anew, or copies them, and they keep their gradients."""
+    w, found = tf.Variable(numbers(4, 5)), []
+
+    @tf.custom_gradient
+    def own(y: tf.Tensor) -> object:
+        value = tf.tanh(y)
+        return value, lambda dy: 1.5 * dy * (1 - value**2)
+
+    def forward(x: tf.Tensor) -> tf.Tensor:
+        return tf.reduce_sum(own(x @ w) ** 2, 0)[:2]
+
+    parallel = gs.parallelize(forward, devices=DEVICES)
+    for fn in (forward, parallel, tf.function(parallel)):
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as inner:
+                totals = fn(numbers(ROWS, 4))
+            penalty = tf.reduce_sum(inner.jacobian(totals, w) ** 2)
+        found.append(outer.gradient(penalty, w))
+    for gradient in found[1:]:
+        np.testing.assert_allclose(gradient, found[0], rtol=1e-9, atol=1e-9)
+
+
+@check
+@relies_on("_captured_inputs")
+def functions_of_before() -> None:
+    """A function that was traced before a variable was laid out asks for it at each call."""
+    w = tf.Variable(numbers(300, 5))
+    add = tf.function(lambda: w.assign_add(tf.ones_like(w)))
+    add()
+    for layout in ("mirrored", "sharded"):
+        before = w.numpy()
+        gs.set_variable_layout(w, layout, DEVICES)
+        step = gs.parallelize(lambda x: x @ w, devices=DEVICES)
+        step(numbers(ROWS, 300))
+        add()
+        np.testing.assert_allclose(step(numbers(ROWS, 300)), numbers(ROWS, 300) @ (before + 1), rtol=1e-9)
+
+
 def kinds_of_keras() -> list[types.ModuleType]:
     """Return the modules that are installed."""
     return [importlib.import_module(name) for name in ("keras", "tf_keras") if importlib.util.find_spec(name)]

@@ -603,3 +603,66 @@ def test_gradients_through_a_vectorized_map_in_a_graph(layout: str):
 
     actual, expected = [tf.function(derivatives, autograph=False)(fn) for fn in (parallel(forward), forward)]
     assert_close(actual, expected, tolerance=1e-11)
+
+
+AROUND = {"eager": lambda f: f, "in a function": lambda f: tf.function(f, autograph=False)}
+
+
+@pytest.mark.parametrize("place", AROUND)
+@pytest.mark.parametrize(
+    "layout", [pytest.param(one, marks=[] if one == "home" else [pytest.mark.long]) for one in LAYOUTS]
+)
+def test_vectorized_jacobians_of_custom_gradients_between_two_tapes(layout: str, place: str):
+    """TensorFlow writes calls anew there, operation by operation, and an operation does not say what its gradient is."""
+    _, w = laid_out(layout)
+    x = rows(7, 6)
+
+    @tf.custom_gradient
+    def own(y):
+        value = tf.tanh(y)
+        return value, lambda dy: 1.5 * dy * (1 - value**2)
+
+    def forward(x):
+        return own(x @ w)
+
+    def derivatives(fn):
+        with tf.GradientTape() as outer:
+            outer.watch(x)
+            with tf.GradientTape() as inner:
+                inner.watch(x)
+                totals = tf.reduce_sum(fn(x) ** 2, 0)[:2]
+            penalty = tf.reduce_sum(inner.jacobian(totals, x) ** 2)
+        return [penalty, *map(tf.convert_to_tensor, outer.gradient(penalty, [w, x]))]
+
+    expected = derivatives(forward)
+    around = [tf.function(parallel(forward), autograph=False)] if layout == "home" else []
+    for sharded in (parallel(forward), *around):
+        assert_close(AROUND[place](partial(derivatives, sharded))(), expected, tolerance=1e-11)
+    assert "MatMul" in [op.type for op in parallel(forward).gradient_plan(x).sharded_ops]
+
+
+@pytest.mark.long
+def test_a_vectorized_jacobian_of_a_vectorized_jacobian_of_a_custom_gradient():
+    w, _ = weights()
+    x = rows()
+
+    @tf.custom_gradient
+    def own(y, z):
+        value = tf.sin(y)
+        return (value, 2 * z), lambda dy, dz: (dy * tf.cos(y) * 1.5, 3 * dz)
+
+    def forward(x):
+        value, shift = own(x @ w, tf.ones((3,), DOUBLE))
+        return value * shift
+
+    def derivatives(fn):
+        with tf.GradientTape() as third:
+            with tf.GradientTape() as outer:
+                with tf.GradientTape() as inner:
+                    totals = tf.reduce_sum(fn(x) ** 2, 0)
+                parts = tf.reduce_sum(inner.jacobian(totals, w) ** 2, 0)
+            second = outer.jacobian(parts, w)
+            total = tf.reduce_sum(second**2)
+        return second, tf.convert_to_tensor(third.gradient(total, w))
+
+    assert_close(derivatives(parallel(forward)), derivatives(forward), tolerance=1e-11)

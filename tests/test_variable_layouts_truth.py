@@ -7,7 +7,9 @@ import copy
 import signal
 import sys
 from collections.abc import Callable
+from functools import partial
 from types import FrameType
+from typing import Any
 
 import keras
 import numpy as np
@@ -60,13 +62,109 @@ def test_everybody_else_finds_the_value():
         expected = 2 * expected
         assert_close(tf.reduce_sum(weight), tf.reduce_sum(tf.constant(expected)))
     double(tf.ones(3))
-    assert read_earlier().shape[0] == 0  # traced before the parts were: nothing there that could be old
+    expected = 2 * expected
+    np.testing.assert_array_equal(read_earlier(), expected)  # traced before the parts were, and told of them, too
+    double(tf.ones(3))
     gs.set_variable_layout(weight, "home")
     np.testing.assert_array_equal(weight.numpy(), 2 * expected)
     np.testing.assert_array_equal(read_earlier(), 2 * expected)
     assert parts_of_variable(weight) is None
     double(tf.ones(3))  # planned again
     np.testing.assert_array_equal(weight.numpy(), 4 * expected)
+
+
+def functions_of(weight: tf.Variable) -> dict[str, Callable[[], tf.Tensor]]:
+    """Return functions that are traced, some of which write the variable."""
+
+    def gradient() -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(weight * weight)
+        return tape.gradient(total, weight)
+
+    def add() -> tf.Tensor:
+        return weight.assign_add(tf.ones_like(weight)) * 1.0
+
+    write = tf.function(add)
+    found = {
+        "read": tf.function(lambda: weight * 1.0),
+        "write": write,
+        "call": tf.function(lambda: write() + 1.0),
+        "branch": tf.function(lambda: tf.cond(tf.reduce_sum(weight) > 0, add, gradient)),
+        "gradient": tf.function(gradient),
+        "concrete": write.get_concrete_function(),
+    }
+    for fn in found.values():
+        fn()
+    return found
+
+
+@pytest.mark.parametrize(
+    "layouts",
+    [
+        ["mirrored"],
+        ["sharded"],
+        ["mirrored", "home", "sharded", "mirrored"],
+        pytest.param(["sharded", "mirrored", "home", "sharded"], marks=pytest.mark.long),
+    ],
+    ids=" ".join,
+)
+def test_functions_that_were_traced_before_a_layout(layouts: list[str]):
+    """They are told at each call, as those are that are traced later; whichever layout came in between."""
+    weight, plain = (tf.Variable(numbers(30, 40)) for _ in range(2))
+    x = numbers(5, 30)
+    sharded, found = [], [(functions_of(variable), variable) for variable in (weight, plain)]
+    for layout in layouts:
+        gs.set_variable_layout(weight, layout, 3)
+        step = gs.parallelize(lambda x: (weight.assign(1.5 * weight), x @ weight)[1], devices=3)
+        for name in found[0][0]:
+            plain.assign(1.5 * plain)
+            assert_close(step(x), x @ plain)
+            one, other = (fns[name]() for fns, _ in found)
+            np.testing.assert_array_equal(one, other)
+            np.testing.assert_array_equal(weight, plain)
+        sharded.append("MatMul" in {op.type for op in step.plan(x).sharded_ops})
+        for fns, variable in found:
+            fns[f"since {layout}"] = tf.function(partial(variable.assign_add, tf.ones((30, 40))))
+            fns[f"since {layout}"]()
+    assert all(sharded)
+
+
+def test_a_step_that_reads_a_mirrored_variable_leaves_its_copies_as_they_are():
+    weight = tf.Variable(numbers(30, 40))
+    inner = tf.function(lambda: tf.reduce_sum(weight))
+    read = tf.function(lambda: inner() + tf.reduce_sum(weight))
+    read()
+    gs.set_variable_layout(weight, "mirrored", 3)
+    parts = parts_of_variable(weight)
+    assert parts is not None
+    assert_close(read(), 2 * tf.reduce_sum(numbers(30, 40)))
+    assert parts.in_parts
+
+
+@pytest.mark.parametrize("layout", ["mirrored", pytest.param("sharded", marks=pytest.mark.long)])
+def test_a_model_that_was_fitted_before_a_layout_goes_on(layout: str):
+    """Keras keeps the functions of `fit`, `evaluate` and `predict`; the last batch makes them trace again."""
+    x, y = numbers(19, 6, 6, 3), numbers(19, 5, seed=1)
+
+    def run(laid: bool) -> list[Any]:
+        model = keras_model()
+        model.compile("adam", "mse")
+
+        def fit() -> list[Any]:
+            found = model.fit(x, y, batch_size=8, shuffle=False, verbose=0).history["loss"]
+            return [*found, model.evaluate(x, y, verbose=0), model.predict(x[:3], verbose=0)]
+
+        found = fit()
+        forward: Any = model
+        if laid:
+            gs.set_variable_layout(model, layout, 3)
+            forward = gs.parallelize(lambda x: model(x, training=False), devices=3)
+        for _ in range(2):
+            found += [*fit(), forward(x)]
+        return found
+
+    for one, other in zip(run(True), run(False), strict=True):
+        assert_close(one, other, tolerance=1e-5)
 
 
 def test_in_a_function_of_the_users():

@@ -19,7 +19,7 @@ from graphsplit.core.devices import canonical_name, resolve_devices, short_name,
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.kernel_devices import can_be_cut
 from graphsplit.core.layouts import Cut, MeshDivision, copied, part_shapes
-from graphsplit.core.parted_variables import VariableParts, parts_of_variable
+from graphsplit.core.parted_variables import VariableParts, parts_of_variable, tell_functions
 from graphsplit.core.patterns import fits, near, scopes_and_names
 from graphsplit.planning.partitioning import Held, head_by_name, shares
 
@@ -115,6 +115,7 @@ def lay_out(
         if own not in (None, "sharded"):
             variable._graphsplit_stays = False
     free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
+    tell_functions([variable for variable, own in free if own not in (None, "home")])
     for variable, own in free:
         if (division := on_mesh.division(variable)) is not None:
             VariableParts(variable, division, division.devices, own).take_apart()

@@ -7,6 +7,7 @@ reads them in between.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -14,9 +15,7 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.layouts import Copied
-from graphsplit.core.parted_classes import are_raw
 from graphsplit.core.parted_variables import VariableParts, assign, read_handle
-from graphsplit.core.tensorflow_internals import value_at_call
 
 
 class VariableCopies(VariableParts):
@@ -49,16 +48,9 @@ class VariableCopies(VariableParts):
         if not only_read:
             self.put_together()
 
-    def _asked_in(self, graph: Any, find: Callable[[], tf.Tensor], only_read: bool) -> tf.Tensor:  # noqa: ARG002
-        if not only_read:
-            self._asking.add(graph)
-
-        def find_there() -> tf.Tensor:  # one handle for all that the function does, which TensorFlow keeps in order
-            if not are_raw():
-                self._ask(graph not in self._asking)
-            return self._own
-
-        return value_at_call(graph, find_there, self._own, (id(self), None))
+    @property
+    def _asks_for_moves(self) -> weakref.WeakSet[Any]:
+        return self._writing  # what only reads finds the value at any time
 
     def _how(self) -> str:
         return f"copied on {', '.join(map(short_name, self.devices))}"

@@ -8,7 +8,7 @@ value is empty, so nobody can read an old one; and a value changes sides only wh
 A variable may also have copies, and be one of them: see `copied_variables`.
 
 A `tf.function` keeps the handles that it was traced with and asks no more. So it is given a handle that is looked up
-whenever it is called.
+whenever it is called; one that was traced before the variable was laid out, too.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ import warnings
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -29,7 +30,13 @@ from graphsplit.core.divided_values import pieces_of, whole_of
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import Copied, Cut, MeshDivision, Nested, part_shapes
 from graphsplit.core.parted_classes import are_raw, give_parts, take_parts
-from graphsplit.core.tensorflow_internals import function_graph, give_handle, in_save_context, value_at_call
+from graphsplit.core.tensorflow_internals import (
+    ask_at_call,
+    function_graph,
+    give_handle,
+    in_save_context,
+    value_at_call,
+)
 
 OWN_TRACE = "_graphsplit_own_trace"
 """The attribute of the graphs of parallelized functions: these find the parts themselves, and are never saved."""
@@ -64,7 +71,11 @@ class VariableParts:
         self.name = variable.name.partition(":")[0]
         self.path = str(getattr(variable, "_graphsplit_path", None) or self.name)
         self._lock = threading.RLock()
-        self._asking: weakref.WeakSet[Any] = weakref.WeakSet()  # graphs of functions that are told at each call
+        if not hasattr(variable, "_graphsplit_asking"):
+            variable._graphsplit_asking = weakref.WeakSet(), weakref.WeakSet()
+        self._asking: weakref.WeakSet[Any]  # graphs of functions that are told at each call, also since other layouts
+        self._writing: weakref.WeakSet[Any]  # those that may write the variable
+        self._asking, self._writing = variable._graphsplit_asking
         self._in_a_row = 0
         self._own = variable.handle
         self._dtype, self._shape = variable.dtype, variable.shape
@@ -107,23 +118,21 @@ class VariableParts:
           only_read: whether it is asked for by what reads the variable.
         """
 
-        def find() -> tf.Tensor:
+        graph = None if tf.executing_eagerly() or in_save_context() else function_graph()
+        if graph is not None:
+            self._asking.add(graph)
+            if not only_read:
+                self._writing.add(graph)
+            writing = self._writing  # one handle for all that the function does, which TensorFlow keeps in order
+            find = partial(_handle_at_call, self._own, lambda: graph not in writing)
+            return value_at_call(graph, find, self._own, (id(self._own), None))
+        with tf.init_scope():  # a graph of TensorFlow 1 has no calls
             if not are_raw():
                 self._ask(only_read)
             return self._own
 
-        graph = None if tf.executing_eagerly() or in_save_context() else function_graph()
-        if graph is not None:
-            return self._asked_in(graph, find, only_read)
-        with tf.init_scope():  # a graph of TensorFlow 1 has no calls
-            return find()
-
     def _ask(self, only_read: bool) -> None:  # noqa: ARG002  # whoever reads it needs the whole as well
         self.put_together()
-
-    def _asked_in(self, graph: Any, find: Callable[[], tf.Tensor], only_read: bool) -> tf.Tensor:  # noqa: ARG002
-        self._asking.add(graph)
-        return value_at_call(graph, find, self._own, (id(self), None))
 
     def _how(self) -> str:
         return f"in parts on {', '.join(map(short_name, self.devices))}"
@@ -147,9 +156,9 @@ class VariableParts:
 
     def check_can_be_saved(self, name: str) -> None:
         """Raise `UnsupportedError` if a function that lives asks for the value at each call: no file can say that."""
-        if self._asking:
+        if self._asks_for_moves:
             gc.collect()  # a graph that nobody holds any more asks for nothing
-        names = sorted({graph.name for graph in self._asking if not getattr(graph, OWN_TRACE, False)})
+        names = sorted({graph.name for graph in self._asks_for_moves if not getattr(graph, OWN_TRACE, False)})
         if names:
             raise UnsupportedError(
                 f"Variable {name!r} lies {self._lies()}, and these functions were traced since: {', '.join(names)}. "
@@ -157,6 +166,11 @@ class VariableParts:
                 " with set_variable_layout(..., 'home'), and make the functions anew before saving them; checkpoints, "
                 "weights and .keras files can be written at any time."
             )
+
+    @property
+    def _asks_for_moves(self) -> weakref.WeakSet[Any]:
+        """The graphs of functions for which the value has to move."""
+        return self._asking
 
     def _lies(self) -> str:
         return "in parts"
@@ -280,6 +294,27 @@ class VariableParts:
         del _by_handle[id(self._own)]  # first: no call moves the value from now on
         _changes[0] += 1
         take_parts(variable)
+
+
+def tell_functions(variables: Sequence[tf.Variable]) -> None:
+    """Let functions that were traced before ordinary variables are laid out ask for their handles at each call.
+
+    All that are traced later do so by themselves. (Not a `tf.data.Dataset` that was made before: its functions have the
+    handles for good.)
+    """
+    if variables:
+        handles = [variable.handle for variable in variables]
+        ask_at_call({id(handle): partial(_handle_when_called, handle) for handle in handles}, OWN_TRACE)
+
+
+def _handle_when_called(handle: tf.Tensor, only_read: bool) -> tf.Tensor:
+    return _handle_at_call(handle, lambda: only_read)
+
+
+def _handle_at_call(handle: tf.Tensor, only_reads: Callable[[], bool]) -> tf.Tensor:
+    """Return a variable's handle, which holds the value from now on, however the variable lies by now."""
+    parts = parts_of(handle)
+    return handle if parts is None else parts.whole_handle(only_reads())
 
 
 def parts_of(handle: tf.Tensor) -> VariableParts | None:

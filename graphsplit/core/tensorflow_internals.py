@@ -10,7 +10,8 @@ from __future__ import annotations
 import collections
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+import gc
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -39,7 +40,7 @@ from tensorflow.python.client import pywrap_tf_session
 # The eager context owns the runtime's function library; the public way into it, tracing, would rebuild in Python
 # every node that is already a finished proto (70 us a node; measured: seconds at 8 devices).
 from tensorflow.python.eager import context, execute, record
-from tensorflow.python.eager.polymorphic_function import atomic_function
+from tensorflow.python.eager.polymorphic_function import atomic_function, concrete_function
 
 # By which attribute a call says which variables it only reads, and which ops only read.
 # Names and counts of an op type's outputs: function bodies refer to tensors as `node:output_name:index`.
@@ -57,6 +58,9 @@ from tensorflow.python.ops import (
     handle_data_util,
     resource_variable_ops,
 )
+
+# How vectorized Jacobians write a call anew, for calls that have a gradient of their own.
+from tensorflow.python.ops.parallel_for import pfor
 
 # Whether functions are traced for a SavedModel, whose variables are looked up when it is loaded.
 from tensorflow.python.saved_model import save_context
@@ -168,7 +172,34 @@ def value_at_call(graph: Any, value: Callable[[], tf.Tensor], handle: tf.Tensor,
       key: one graph has one such tensor for each.
     """
     with graph.as_default():
-        return graph.capture_call_time_value(value, _HandleSpec(handle), key)
+        return graph.capture_call_time_value(value, _HandleSpec.of(handle), key)
+
+
+def ask_at_call(values: Mapping[int, Callable[[bool], tf.Tensor]], leave: str) -> None:
+    """Let functions that were traced before ask, at each call, for tensors that they captured as usual.
+
+    TensorFlow keeps no list of its functions, and only a function's private list says what it takes at a call.
+
+    Args:
+      values: what returns the value of a captured handle, by the id of the handle; it is told whether the function only
+        reads the variable.
+      leave: the attribute of the graphs of functions that stay as they are.
+    """
+    functions = [found for found in gc.get_objects() if issubclass(type(found), concrete_function.ConcreteFunction)]
+    for function in functions:
+        if getattr(function.graph, leave, False) or not any(
+            id(tensor) in values for tensor in function._captured_inputs
+        ):
+            continue
+        inside = {id(outer): id(inner) for outer, inner in function.graph.captures}
+        read = auto_control_deps_utils.get_read_only_resource_input_indices_graph(function.graph)
+        only_read = {id(function.graph.inputs[i]) for i in read}
+        function.set_external_captures(
+            [
+                functools.partial(values[id(t)], inside[id(t)] in only_read) if id(t) in values else t
+                for t in function._captured_inputs
+            ]
+        )
 
 
 class _HandleSpec(tf.TensorSpec):  # type: ignore[misc]  # (TensorFlow has no types)
@@ -178,9 +209,17 @@ class _HandleSpec(tf.TensorSpec):  # type: ignore[misc]  # (TensorFlow has no ty
     take it for the handle: what was recorded in eager code is asked for in functions (as a vectorized Jacobian is one).
     """
 
-    def __init__(self, handle: tf.Tensor):
-        super().__init__((), handle.__tf_tracing_type__(None).dtype)
-        self._number = handle._id
+    def __init__(self, shape: Any, dtype: tf.DType, name: str | None, number: int):
+        super().__init__(shape, dtype, name)
+        self._number = number
+
+    @classmethod
+    def of(cls, handle: tf.Tensor) -> _HandleSpec:
+        """Return what stands for a handle."""
+        return cls((), handle.__tf_tracing_type__(None).dtype, None, handle._id)
+
+    def _serialize(self) -> tuple[Any, ...]:  # what TensorFlow makes it of, for functions with `reduce_retracing`
+        return (*super()._serialize(), self._number)
 
     def placeholder_value(self, placeholder_context: Any) -> Any:
         found = super().placeholder_value(placeholder_context)
@@ -296,7 +335,7 @@ def record_on_tapes(
 
 
 def record_captures(tensors: Sequence[tf.Tensor]) -> None:
-    """Tell the active tapes what stands in the graph being built for those tensors that are handles from outside.
+    """Tell the active tapes what stands in the graph being built for those tensors that are from outside.
 
     Operations take that, and who writes one anew (`tf.vectorized_map`) has only that. Tapes are told whenever something
     is captured, but a call of a function is made while nothing is recorded.
@@ -304,7 +343,7 @@ def record_captures(tensors: Sequence[tf.Tensor]) -> None:
     if not tf.executing_eagerly():
         graph = tf.compat.v1.get_default_graph()
         for tensor in tensors:
-            if tensor.dtype == tf.resource and isinstance(tensor, core.Value):
+            if isinstance(tensor, core.Value):
                 graph.capture(tensor)
 
 
@@ -319,7 +358,106 @@ def set_graph_gradient(outputs: Sequence[tf.Tensor], backward: Callable[..., Any
     of a `tf.function` does, and a SavedModel leaves it to the called function's own operations.
     """
     if outputs:
-        outputs[0].op._gradient_function = lambda op, *gradients: backward(list(op.inputs), list(op.outputs), gradients)
+        call = outputs[0].op
+        call._gradient_function = lambda op, *gradients: backward(list(op.inputs), list(op.outputs), gradients)
+        _register_gradient_of_copies()
+        call._set_attr("_gradient_op_type", tf.compat.v1.AttrValue(s=_COPY.encode()))
+
+
+_COPY = "graphsplit_copied_call"
+"""The name under which copies of calls find their gradients."""
+
+
+@functools.cache
+def _register_gradient_of_copies() -> None:
+    """Let a copy of a call have the call's own gradient: vectorized Jacobians copy what all their rows have in common.
+
+    A copy has the attributes of the call, and knows the call as its original. Without this name TensorFlow differentiates
+    it in C++, and finds zeros where an operation has no gradient there.
+    """
+
+    def gradient_of_copy(op: Any, *gradients: Any) -> Any:
+        if op is None:  # so a SavedModel asks, which leaves calls to their functions' own operations
+            return None
+        original = op
+        while getattr(original, "_gradient_function", None) is None:
+            original = original._original_op
+        return original._gradient_function(op, *gradients)
+
+    tf.RegisterGradient(_COPY)(gradient_of_copy)
+
+
+def set_gradient_by_rows(outputs: Sequence[tf.Tensor], backward: Callable[..., Any]) -> None:
+    """Let a call keep its gradient where a vectorized Jacobian writes it anew, for all rows at once.
+
+    TensorFlow writes the function's operations anew one by one, and differentiates those: what the function says of its
+    gradient is lost, and so is what `tf.custom_gradient` says of operations in it.
+
+    Args:
+      outputs: of the call; see `set_graph_gradient`.
+      backward: its gradient, as there.
+    """
+    if outputs:
+        outputs[0].op.pfor_converter = functools.partial(_vectorized, backward=backward)
+
+
+def _vectorized(call: Any, backward: Callable[..., Any]) -> Any:
+    """Return what stands for the outputs of a call in a vectorized graph, with the call's gradient, taken row by row.
+
+    Args:
+      call: what pfor knows of the call: for each input what stands for it, and whether that has a row for each turn.
+      backward: the call's gradient.
+    """
+    inputs, stacked = [x.t for x in call.inputs], [x.is_stacked for x in call.inputs]
+    with record.stop_recording():
+        found = pfor._convert_partitioned_call(call)
+    outputs = [x.t for x in found]
+    own = functools.partial(_by_rows, backward, stacked, [x.is_stacked for x in found])
+    set_graph_gradient(outputs, own)
+    set_gradient_by_rows(outputs, own)
+    if not tf.executing_eagerly() and record.should_record_backprop(inputs):
+        record_on_tapes("rows", outputs, inputs, lambda *gradients: own(inputs, outputs, gradients))
+    return found
+
+
+def _by_rows(
+    backward: Callable[..., Any],
+    stacked: Sequence[bool],
+    stacked_outputs: Sequence[bool],
+    inputs: Sequence[tf.Tensor],
+    outputs: Sequence[tf.Tensor],
+    gradients: Sequence[Any],
+) -> list[Any]:
+    """Return the gradients by the inputs of a vectorized call: of each row by itself, added up for what rows share."""
+    own, total = inputs[: len(stacked)], next(tf.shape(x)[0] for x, s in zip(inputs, stacked, strict=False) if s)
+    first = tf.one_hot(0, total, dtype=tf.int32)  # what rows share is given its gradient once
+    given = [
+        g if g is None or s else _in_row(tf.convert_to_tensor(g), first)
+        for g, s in zip(gradients, stacked_outputs, strict=True)
+    ]
+    has_rows = [*stacked, *stacked_outputs, *[g is not None for g in given]]
+    everything = [*own, *outputs, *given]
+
+    def one(rows: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        following = iter(rows)
+        row = [next(following) if has else whole for has, whole in zip(has_rows, everything, strict=True)]
+        a, b = len(own), len(own) + len(outputs)
+        found = backward(row[:a], row[a:b], row[b:])
+        which[:] = [k for k, gradient in enumerate(found) if gradient is not None]
+        return [tf.convert_to_tensor(found[k]) for k in which]
+
+    which: list[int] = []
+    by_row = tf.vectorized_map(one, [t for has, t in zip(has_rows, everything, strict=True) if has])
+    result: list[Any] = [None] * len(inputs)
+    for k, gradient in zip(which, by_row, strict=True):
+        result[k] = gradient if stacked[k] else tf.reduce_sum(gradient, 0)
+    return result
+
+
+def _in_row(gradient: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+    """Return a gradient as that of the first of several rows, and zeros for the others."""
+    mask = tf.reshape(tf.cast(first, gradient.dtype), tf.concat([[-1], tf.ones_like(tf.shape(gradient))], 0))
+    return mask * gradient[None]
 
 
 def no_recording() -> Any:

@@ -24,6 +24,7 @@ from graphsplit.core.tensorflow_internals import (
     no_recording,
     record_captures,
     record_on_tapes,
+    set_gradient_by_rows,
     set_graph_gradient,
     tapes_watch_twice,
 )
@@ -281,6 +282,7 @@ class ForwardAndBackward:
             return [*by_given, *[None] * (len(inputs) - first)]
 
         set_graph_gradient(flat, backward)
+        set_gradient_by_rows(flat, backward)
         count = len(self.single.trace.outputs)
         return flat[:count], flat[count:]
 
@@ -375,6 +377,7 @@ class ForwardAndBackward:
             return [*by_arguments, *found[arguments + len(seeds) :], *by_seeds, *nothing]
 
         set_graph_gradient(flat, backward)
+        set_gradient_by_rows(flat, backward)
         if watches(taken[:last]):
             name = f"{self.single.name}_gradient"
             record_on_tapes(name, flat, taken[:last], lambda *gradients: backward(taken, flat, gradients)[:last])

@@ -4,8 +4,7 @@ Keras is asked for the layout of each variable: its patterns are regular express
 matched in full in another, and two that match are an error. No variable is marked, since Keras prefers such a mark to
 all later maps.
 
-What is not cut, which Keras calls replicated, stays where it was made, on GPUs too. Copies on all devices would be
-right for graphsplit's own calls only: a `tf.function` of the user's that was traced before them writes to one of them.
+What is not cut, which Keras calls replicated, stays where it was made, on GPUs too.
 """
 
 from __future__ import annotations
@@ -66,8 +65,6 @@ class DistributedLayouts:
             wanted.append(_of_head(variable, slots, asked).layout if is_ours else None)
         lay_out(variables, wanted, slots, mesh.devices, mesh.grid)
         self._remember([v for v, own in zip(variables, wanted, strict=True) if own not in (None, "home")])
-        if getattr(model, "generate_function", None) is not None:
-            model.generate_function = None  # KerasHub's: traced before variables were laid out, it reads empty ones
 
     def born(self, owner: Any, distribution: Any) -> None:
         """Lay out a variable of Keras that has just been made, if its distribution cuts it: no device has all of them.
