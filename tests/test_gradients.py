@@ -613,7 +613,7 @@ AROUND = {"eager": lambda f: f, "in a function": lambda f: tf.function(f, autogr
     "layout", [pytest.param(one, marks=[] if one == "home" else [pytest.mark.long]) for one in LAYOUTS]
 )
 def test_vectorized_jacobians_of_custom_gradients_between_two_tapes(layout: str, place: str):
-    """TensorFlow writes calls anew there, operation by operation, and an operation does not say what its gradient is."""
+    """TensorFlow writes calls anew there, operation by operation, which do not say what their gradients are."""
     _, w = laid_out(layout)
     x = rows(7, 6)
 

@@ -117,7 +117,6 @@ class VariableParts:
         Args:
           only_read: whether it is asked for by what reads the variable.
         """
-
         graph = None if tf.executing_eagerly() or in_save_context() else function_graph()
         if graph is not None:
             self._asking.add(graph)

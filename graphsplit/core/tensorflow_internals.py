@@ -372,8 +372,8 @@ _COPY = "graphsplit_copied_call"
 def _register_gradient_of_copies() -> None:
     """Let a copy of a call have the call's own gradient: vectorized Jacobians copy what all their rows have in common.
 
-    A copy has the attributes of the call, and knows the call as its original. Without this name TensorFlow differentiates
-    it in C++, and finds zeros where an operation has no gradient there.
+    A copy has the attributes of the call, and knows the call as its original. Without this name TensorFlow
+    differentiates it in C++, and finds zeros where an operation has no gradient there.
     """
 
     def gradient_of_copy(op: Any, *gradients: Any) -> Any:

@@ -29,7 +29,8 @@ class Input:
       values: an expression in `random(3)`, with a `{}` for the shape.
       dims: its shape, in which `rows` is the size of the batch.
       axis: that along which it is split; None for one that stays whole.
-      layout: how a variable lies on the devices; "" for where it was made.
+      layout: how a variable lies on the devices; "" for where it was made, a tuple for one that is cut along an axis of
+        a mesh.
     """
 
     name: str
@@ -37,7 +38,15 @@ class Input:
     dims: tuple[Dim, ...]
     dtype: str
     axis: int | None = None
-    layout: str = ""
+    layout: str | tuple[str | None, ...] = ""
+
+    @property
+    def spelled_layout(self) -> str:
+        """The layout as a script has it."""
+        if isinstance(self.layout, str):
+            return f'"{self.layout or "home"}"'
+        names = ", ".join("None" if name is None else f'"{name}"' for name in self.layout)
+        return f"({names}{',' * (len(self.layout) == 1)})"
 
     @property
     def source(self) -> str:
@@ -84,6 +93,7 @@ class Setting:
       rows: the batch size of each call.
       by_default: whether it is left to `parallelize` which arguments to split.
       in_graph: whether the call, with the tapes around it, is in a `tf.function`.
+      mesh: the devices as rows, along the batch, and columns; None if all are along the batch.
     """
 
     devices: int = 2
@@ -95,6 +105,14 @@ class Setting:
     home: str | None = None
     by_default: bool = False
     in_graph: bool = False
+    mesh: tuple[int, int] | None = None
+
+    @property
+    def on_devices(self) -> str:
+        """The option that says on which devices a program runs."""
+        if self.mesh is None:
+            return f"devices={self.devices}"
+        return f'mesh={{"batch": {self.mesh[0]}, "model": {self.mesh[1]}}}'
 
 
 @dataclass(frozen=True)
@@ -192,18 +210,18 @@ def _layouts(program: Program) -> str:
     """Return what lays variables out, however small they are: all but single numbers."""
     if not any(w.layout for w in program.variables):
         return ""
-    names = ", ".join(f'"{w.layout or "home"}"' for w in program.variables)
+    names = ", ".join(w.spelled_layout for w in program.variables)
     comma = "," if len(program.variables) == 1 else ""
     return f"""\
     partitioning._STAYS = 8
     for variable, layout in zip(variables, ({names}{comma})) if parallel else ():
-        gs.set_variable_layout(variable, layout, devices={program.setting.devices})
+        gs.set_variable_layout(variable, layout, {program.setting.on_devices})
 """
 
 
 def _results(program: Program) -> str:
     setting = program.setting
-    options = [f"devices={setting.devices}"]
+    options = [setting.on_devices]
     if not setting.by_default:
         axes = ", ".join(f'"{x.name}": {x.axis}' for x in program.arguments)
         options.append(f"split={{{axes}}}")

@@ -97,6 +97,9 @@ def _simpler_settings(program: Program) -> Iterator[Program]:
         dataclasses.replace(setting, by_default=True),
     ]
     yield from (dataclasses.replace(program, setting=s) for s in simpler)
+    if setting.mesh is not None:
+        whole = tuple(w if isinstance(w.layout, str) else dataclasses.replace(w, layout="") for w in program.variables)
+        yield dataclasses.replace(program, setting=dataclasses.replace(setting, mesh=None), variables=whole)
     for i, w in enumerate(program.variables):
         if w.layout:
             rest = dataclasses.replace(w, layout="")

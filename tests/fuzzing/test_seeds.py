@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from graphsplit.planning import partitioning
-from tests.fuzzing.generator import MODES, generate
+from tests.fuzzing.generator import MESH, MODES, generate
 from tests.fuzzing.oracle import judge
 from tests.fuzzing.worker import explain
 
@@ -58,6 +58,24 @@ def test_laid_out_variables(first: int) -> None:
         )
 
 
+ON_MESHES = 1000  # programs over variables that are cut along a second axis; the first twenty by default
+NOT_MENDED_ON_MESHES: dict[int, str] = {}
+
+
+@pytest.mark.usefixtures("plain_oracle", "small_variables_are_cut", "bounded")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "first", [pytest.param(i, marks=pytest.mark.long if i >= 20 else ()) for i in range(0, ON_MESHES, 10)]
+)
+def test_meshes(first: int) -> None:
+    for seed in range(first, first + 10):
+        program = generate(seed, MESH)
+        verdict = judge(program)
+        assert verdict.failed == (seed in NOT_MENDED_ON_MESHES), (
+            f"seed {seed}: {explain(program, verdict, SHRINK_SECONDS)}"
+        )
+
+
 @pytest.fixture
 def small_variables_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     """Give back what a program sets (see `program._layouts`) to whoever runs next in this process."""
@@ -71,6 +89,19 @@ def test_variables_are_really_laid_out() -> None:
         ("sharded", "mirrored", "home"), True
     )
     assert all("gs.set_variable_layout(" in p.source for p in programs if any(w.layout for w in p.variables))
+
+
+def test_variables_are_really_cut_along_a_mesh() -> None:
+    programs = [generate(seed, MESH) for seed in range(40)]
+    assert {program.setting.mesh for program in programs} >= {(2, 2), (1, 2), (1, 3), (1, 4)}
+    assert sum(isinstance(w.layout, tuple) for program in programs for w in program.variables) >= 25
+    for program in programs:
+        rows, columns = program.setting.mesh or (0, 0)
+        assert f'g = gs.parallelize(f, mesh={{"batch": {rows}, "model": {columns}}}' in program.source
+        for w in program.variables:
+            if isinstance(w.layout, tuple):
+                assert int(w.dims[w.layout.index("model")]) >= columns
+                assert f"gs.set_variable_layout(variable, layout, {program.setting.on_devices})" in program.source
 
 
 def test_seeds_are_of_all_modes() -> None:
