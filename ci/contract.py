@@ -422,7 +422,7 @@ def classes_of_laid_out_variables() -> None:
         assert not parts.in_parts
         np.testing.assert_allclose(parallel(x), expected)
         np.testing.assert_allclose(w, numbers(300, 16))
-        assert not parts.in_parts
+        assert parts.in_parts  # the host gets the value without
         said = ""
         try:
             tf.saved_model.save(module, f"{folder}/model")
@@ -510,6 +510,21 @@ def calls_that_are_vectorized() -> None:
         found.append(outer.gradient(penalty, w))
     for gradient in found[1:]:
         np.testing.assert_allclose(gradient, found[0], rtol=1e-9, atol=1e-9)
+
+
+@check
+@relies_on("_update_input")
+def gradients_that_read() -> None:
+    """What gradients read by themselves, as recomputed ones do, they read when they run."""
+    w, found = tf.Variable(numbers(4, 5)), []
+    block = tf.recompute_grad(lambda x: tf.tanh(x @ w))
+    for fn in (block, gs.parallelize(block, devices=DEVICES)):
+        w.assign(numbers(4, 5))
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(fn(numbers(ROWS, 4)) ** 2)
+        w.assign(2 * w)
+        found.append(tape.gradient(total, w))
+    np.testing.assert_allclose(found[1], found[0], rtol=1e-9, atol=1e-9)
 
 
 @check

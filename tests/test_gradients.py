@@ -666,3 +666,64 @@ def test_a_vectorized_jacobian_of_a_vectorized_jacobian_of_a_custom_gradient():
         return second, tf.convert_to_tensor(third.gradient(total, w))
 
     assert_close(derivatives(parallel(forward)), derivatives(forward), tolerance=1e-11)
+
+
+@pytest.mark.parametrize("layout", ["home", pytest.param("sharded", marks=pytest.mark.long)])
+def test_what_gradients_read_by_themselves_they_read_when_they_run(layout: str):
+    """So do recomputed gradients, and a `tf.custom_gradient` whose gradient reads a variable: as on one device."""
+    _, w = laid_out(layout)
+    scale = tf.Variable(2.0, dtype=DOUBLE)
+    x, start = rows(7, 6), tf.convert_to_tensor(w)
+    block = tf.recompute_grad(lambda y: tf.tanh(y @ w))
+
+    @tf.custom_gradient
+    def scaled(y):
+        return 2 * y, lambda dy, variables=None: (scale * dy, [None] * len(variables or ()))
+
+    def forward(x):
+        return tf.reduce_sum(scaled(block(x)) ** 2)
+
+    def derivatives(fn):
+        w.assign(start)
+        scale.assign(2.0)
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            loss = fn(x)
+        before = tape.gradient(loss, [w, x])
+        w.assign(w * 2 + 1)
+        scale.assign(3.0)
+        return [loss, *before, *tape.gradient(loss, [w, x])]
+
+    expected, sharded = derivatives(forward), parallel(forward)
+    assert_close(derivatives(sharded), expected, tolerance=1e-11)
+    assert_close(derivatives(tf.function(sharded, autograph=False)), expected, tolerance=1e-11)
+    assert "MatMul" in [op.type for op in sharded.gradient_plan(x).sharded_ops]
+
+
+def test_what_a_gradient_captures_is_by_no_other_source():
+    """An eager tensor that only a gradient captures stands before what functions ask for at each call."""
+    forward, w = laid_out("mirrored")
+    factor = tf.constant(1.5, DOUBLE)
+
+    @tf.custom_gradient
+    def own(y):
+        return tf.sin(y), lambda dy: factor * dy * tf.cos(y)
+
+    def derivatives(fn):
+        x = rows(7, 6)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(fn(x) ** 2)
+        found = [tape.gradient(loss, w)]
+        with tf.GradientTape(persistent=True) as tape:
+            tape.watch(x)
+            loss = tf.reduce_sum(fn(x) ** 2)
+        return [*found, *tape.gradient(loss, [x, w])]
+
+    def whole(x):
+        return own(forward(x))
+
+    assert_close(
+        [*map(tf.convert_to_tensor, derivatives(parallel(whole)))],
+        [*map(tf.convert_to_tensor, derivatives(whole))],
+        tolerance=1e-11,
+    )

@@ -175,6 +175,25 @@ def value_at_call(graph: Any, value: Callable[[], tf.Tensor], handle: tf.Tensor,
         return graph.capture_call_time_value(value, _HandleSpec.of(handle), key)
 
 
+def captured_once_more(graph: Any, handle: tf.Tensor) -> tf.Tensor:
+    """Return what stands in a function's graph for a handle that it has captured already, and is something else."""
+    return value_at_call(graph, functools.partial(_itself, handle), handle, ("once more", id(handle)))
+
+
+def _itself(handle: tf.Tensor) -> tf.Tensor:
+    return handle
+
+
+def is_eager(tensor: tf.Tensor) -> bool:
+    """Return whether a tensor has a value, and is of no graph."""
+    return isinstance(tensor, core.Value)
+
+
+def take_other_input(operation: tf.Operation, index: int, tensor: tf.Tensor) -> None:
+    """Let an operation take another tensor; public operations of a graph stay as they are made."""
+    operation._update_input(index, tensor)
+
+
 def ask_at_call(values: Mapping[int, Callable[[bool], tf.Tensor]], leave: str) -> None:
     """Let functions that were traced before ask, at each call, for tensors that they captured as usual.
 

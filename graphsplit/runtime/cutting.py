@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -26,6 +26,7 @@ class Cut:
       arguments, outputs: how many of each there are.
       groups: for each group, its number of seeds and its number of gradient tensors.
       name: what to call the functions.
+      late: captures of which the forward part knows nothing: what reads them runs backward.
     """
 
     def __init__(
@@ -35,15 +36,17 @@ class Cut:
         outputs: int,
         groups: Sequence[tuple[int, int]],
         name: str,
+        late: Collection[str] = (),
     ):
         self._outputs = outputs
         self._given = (*graph.inputs[:arguments], *graph.captures)
         parts = []
+        later = graph.by_name.after(late) - {*late, *graph.by_name.after(graph.inputs[arguments:])}
         first_seed, first_result = arguments, outputs
         for seeds, results in groups:
             own_seeds = graph.inputs[first_seed : first_seed + seeds]
             own_results = graph.outputs[first_result : first_result + results]
-            parts.append((own_seeds, own_results, graph.by_name.after(own_seeds)))
+            parts.append((own_seeds, own_results, graph.by_name.after(own_seeds) | later))
             first_seed, first_result = first_seed + seeds, first_result + results
         constant = _constant_only(graph) | {n.name for n in graph.nodes if n.op == "Const"}
         forward = set(graph.by_name).difference(*[after for _, _, after in parts])

@@ -38,7 +38,7 @@ from graphsplit.runtime.cutting import Cut
 from graphsplit.runtime.executable import Executable
 from graphsplit.runtime.failures import Located
 from graphsplit.runtime.feeding import FedExecutable
-from graphsplit.runtime.handles import captured, layouts_of, watches
+from graphsplit.runtime.handles import captured, layouts_of, origins_of, watches
 from graphsplit.runtime.joint_trace import differentiable_outputs, gradients_only, joint_trace
 from graphsplit.runtime.kept_values import KeptValues
 from graphsplit.tracing.trace import Trace
@@ -186,7 +186,10 @@ class ForwardAndBackward:
         layouts = [_layout_of(single, k) for group in joint.groups for k in group]
         self.plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
         graph = emit(self.plan)
-        self._cut = Cut(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name)
+        known = {program.ops[i].name for i in program.captures}
+        names = zip(origins_of(joint.trace, self.plan), graph.captures, strict=True)
+        late = [name for (origin, _), name in names if origin not in known]
+        self._cut = Cut(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name, late)
         self._again_functions: dict[int, Differentiable] = {}
         self._whole: dict[int | None, Any] = {}  # forward (None) and backward parts as calls that take all there is
 

@@ -11,7 +11,14 @@ import tensorflow as tf
 from graphsplit.core import structures
 from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.symbolic_sizes import Shape
-from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value
+from graphsplit.core.tensorflow_internals import (
+    captured_once_more,
+    captures_of_graph,
+    is_eager,
+    is_read,
+    resource_value,
+    take_other_input,
+)
 from graphsplit.graph.walks import reached, readers_of
 from graphsplit.program.program import Program
 from graphsplit.tracing.trace import Trace, read_graph
@@ -79,6 +86,7 @@ def _trace_joint(trace: Trace, groups: Sequence[_Group]) -> JointTrace:
     seeds: list[tf.Tensor] = []
     flat: list[tf.Tensor] = []
     trees = []
+    before = len(trace.graph.get_operations())
     with trace.graph.as_default():
         for group in groups:
             targets = [trace.outputs[k] for k in group.outputs]
@@ -92,6 +100,7 @@ def _trace_joint(trace: Trace, groups: Sequence[_Group]) -> JointTrace:
             seeds += own_seeds
             flat += tensors
             trees.append(tree)
+    _read_late(trace.graph, trace.graph.get_operations()[before:])
     outputs_of = [group.outputs for group in groups]
     names = [*trace.program.input_names, *[f"gradient of output {k}" for group in outputs_of for k in group]]
     inputs, outputs = (*trace.inputs, *seeds), (*trace.outputs, *flat)
@@ -99,6 +108,29 @@ def _trace_joint(trace: Trace, groups: Sequence[_Group]) -> JointTrace:
     own = trace.effects, trace.result
     joint = read_graph(trace.function, inputs, outputs, *own, names, shapes, len(seeds), trace.shared)
     return JointTrace(joint, outputs_of, trees)
+
+
+def _read_late(graph: Any, operations: Sequence[tf.Operation]) -> None:
+    """Let gradients that read variables by themselves read them when they run, as `tf.recompute_grad` does.
+
+    Somebody may change a variable between the forward and the backward part. What gradients read is another capture of
+    the variable then: it is no read of the forward part, and stands where gradients come in.
+    """
+    readers = [
+        (op, i, tensor)
+        for op in operations
+        if is_read(op.type) or op.type in _CALLS
+        for i, tensor in enumerate(op.inputs)
+        if tensor.dtype == tf.resource and resource_value(tensor) is not None
+    ]
+    if not readers:
+        return
+    with raw_handles():
+        known, handles = captures_of_graph(graph)
+    outside = {id(inner): outer for inner, outer in zip(known, handles, strict=True)}
+    for op, i, tensor in readers:
+        if id(tensor) in outside and is_eager(outside[id(tensor)]):
+            take_other_input(op, i, captured_once_more(graph, outside[id(tensor)]))
 
 
 def _sources(trace: Trace) -> list[tf.Tensor]:
