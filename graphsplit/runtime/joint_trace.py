@@ -21,7 +21,7 @@ from graphsplit.core.tensorflow_internals import (
 )
 from graphsplit.graph.walks import reached, readers_of
 from graphsplit.program.program import Program
-from graphsplit.tracing.trace import Trace, read_graph
+from graphsplit.tracing.trace import Trace, captures_in_order, read_graph
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 
@@ -134,8 +134,7 @@ def _read_late(graph: Any, operations: Sequence[tf.Operation]) -> None:
 
 
 def _sources(trace: Trace) -> list[tf.Tensor]:
-    with raw_handles():
-        return [*trace.inputs, *captures_of_graph(trace.graph)[0]]
+    return [*trace.inputs, *[placeholder for placeholder, _ in captures_in_order(trace.graph, trace.shared)]]
 
 
 def _shapes(trace: Trace, groups: Sequence[Sequence[int]]) -> list[Shape | None]:

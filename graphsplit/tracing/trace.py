@@ -152,9 +152,8 @@ def read_graph(
       shared: by the traces of this graph, if there is one already.
     """
     graph, shared = function.graph, shared or SharedByTraces()
-    with raw_handles():
-        placeholders, present = captures_of_graph(graph)
-    pairs = zip(placeholders, present, strict=True)
+    pairs = captures_in_order(graph, shared)
+    placeholders = [placeholder for placeholder, _ in pairs]
     captured = [shared.captured.setdefault(placeholder.op.name, tensor) for placeholder, tensor in pairs]
     inner = sorted({name for names in graph.get_collection(_COLLECTION)[-1:] for name in names})
     reading = Reading(
@@ -182,6 +181,17 @@ def read_graph(
     variables = variables_of(graph, placeholders, captured)
     known = (tuple(inputs), tuple(outputs), tuple(effects), graph, function, shared)
     return Trace(program, captures, variables, result, *known)
+
+
+def captures_in_order(graph: Any, shared: SharedByTraces) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Return what a graph captured, placeholders and what they stand for: first what the traces of it know, as they do.
+
+    (What a gradient captures stands before what functions ask for at each call, and would move these.)
+    """
+    with raw_handles():
+        pairs = list(zip(*captures_of_graph(graph), strict=True))
+    known = {name: position for position, name in enumerate(shared.captured)}
+    return sorted(pairs, key=lambda pair: known.get(pair[0].op.name, len(known)))
 
 
 class _ShapesInside:
