@@ -173,6 +173,39 @@ def test_logits_of_minus_infinity(loss_of: Loss):
     assert not parallel.plan(labels, x).state.gathered
 
 
+@pytest.mark.parametrize("find", [tf.argmax, tf.argmin])
+def test_the_largest_class(find: Callable[..., tf.Tensor]):
+    """Two numbers for each row travel; of equal ones the first counts, and what is no number is passed over."""
+    mesh, values = MESHES[0], 10 * numbers(3, 2, VOCABULARY)
+    values[0, 0, [2, 5]], values[0, 1, 4], values[1, 1], values[2, 0, 8:] = np.nan, -np.inf, np.nan, np.inf
+    for dtype, size in ((np.float64, 8), (np.int32, 4)):
+        one = tf.Variable(np.nan_to_num(values, posinf=9, neginf=-9).astype(dtype) if dtype is np.int32 else values)
+        own = tf.Variable(one, name="own")
+        gs.set_variable_layout(own, (None, None, "model"), devices_of(mesh), mesh=mesh)
+        function = lambda x, weights=own: find(weights * x, -1)  # noqa: E731
+        parallel, x = gs.parallelize(function, mesh=mesh, devices=devices_of(mesh)), tf.ones((3, 1, 1), one.dtype)
+        np.testing.assert_array_equal(parallel(x), find(one * x, -1))
+        rows, given = 3 * 2, 3 * size  # `x`, by which each device multiplies
+        # (the largest goes to one device and back, the first of its places to one)
+        assert sent_by_kind(parallel.plan(x))[along("model")] == given + rows * (2 * size + 4)
+
+
+def test_a_gradient_whose_norm_is_taken_is_made_in_parts():
+    table = variable("table", VOCABULARY, WIDTH)
+
+    def step(ids: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.tanh(tf.gather(table, ids)) ** 2)
+        [gradient], norm = tf.clip_by_global_norm([tf.convert_to_tensor(tape.gradient(loss, table))], 0.5)
+        table.assign_sub(gradient)
+        return norm
+
+    plan = along_the_axis(step)
+    plan.check()
+    [added] = [step for op, step in zip(plan.program.ops, plan.steps, strict=True) if op.type == "UnsortedSegmentSum"]
+    assert added.shards.gives == (Shard(0, partition=EvenCut(VOCABULARY)),)
+
+
 def test_half_precision():
     """Sums over classes are taken in float32."""
     mesh = MESHES[0]
@@ -222,9 +255,10 @@ def test_a_keras_language_model(from_logits: bool):
             ]
         )
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
-        template.compile(keras.optimizers.Adam(1e-2, epsilon=1e-2, clipnorm=0.5), loss)
+        template.compile(keras.optimizers.Adam(1e-2, epsilon=1e-2, clipnorm=0.5), loss, metrics=["accuracy"])
         model = template if mesh is None else gs.multi_gpu_model(template, mesh=mesh, variables=layout)
-        history = model.fit(x, y, batch_size=5, epochs=2, shuffle=False, verbose=0).history["loss"]
+        history = model.fit(x, y, batch_size=5, epochs=2, shuffle=False, verbose=0).history
+        history = [history["loss"], history["accuracy"]]
         found.append((history, model.predict(x[:5], verbose=0), template.get_weights()))
         if mesh is not None:
             plan = model.plan(x[:5], y[:5], step="train")

@@ -1,4 +1,4 @@
-"""Softmax and cross entropy over classes that are cut along an axis of the mesh, by a maximum and sums.
+"""Softmax, cross entropy and the largest of classes that are cut along an axis of the mesh, by parts.
 
 TensorFlow has one kernel for each, which needs all classes of a row at once, though all that a row's classes share is
 their largest logit, the sum of their exponentials and the logit of the label: three numbers, whatever the vocabulary.
@@ -22,7 +22,8 @@ from graphsplit.planning.forward_propagation import NaturalForms
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.program.program import Op, Program, Tensor
 
-_KINDS = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
+_BY_SUMS = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})
+_PLACES = frozenset({"ArgMax", "ArgMin"})
 
 
 def with_cut_classes(program: Program, forward: Callable[[Program], NaturalForms]) -> tuple[Program, NaturalForms]:
@@ -41,12 +42,18 @@ def with_cut_classes(program: Program, forward: Callable[[Program], NaturalForms
 
 def _is_cut(op: Op, natural: NaturalForms) -> bool:
     """Return whether an operation works on classes that are cut."""
-    if op.type not in _KINDS or op.controls or op.out_shapes[-1] is None or op.in_shapes[0] is None:
+    if op.type not in _BY_SUMS | _PLACES or op.controls or op.out_shapes[-1] is None or not op.in_shapes[0]:
         return False
-    layout, classes = natural.layout(op.inputs[0]), len(op.in_shapes[0]) - 1
-    is_along = isinstance(layout, Shard) and layout.axis == classes and isinstance(layout.partition, EvenCut)
-    is_one = isinstance(layout, Shard) and len(layout.blocks) == 1
-    return is_along and is_one and (op.type != "SoftmaxCrossEntropyWithLogits" or op.in_shapes[0] == op.in_shapes[1])
+    layout, axis = natural.layout(op.inputs[0]), _axis_of(op)
+    if not isinstance(layout, Shard) or not isinstance(layout.partition, EvenCut) or len(layout.blocks) > 1:
+        return False
+    return layout.axis == axis and (op.type != "SoftmaxCrossEntropyWithLogits" or op.in_shapes[0] == op.in_shapes[1])
+
+
+def _axis_of(op: Op) -> int | None:
+    """Return the axis of the classes; None if it is not known."""
+    rank, axis = len(op.in_shapes[0] or ()), op.constants.get(1) if op.type in _PLACES else np.array(-1)
+    return None if axis is None else int(axis) % rank
 
 
 class _Writer(ProgramWriter):
@@ -79,6 +86,8 @@ class _Writer(ProgramWriter):
         )
 
     def _taken_apart(self, op: Op, inputs: Sequence[Tensor]) -> list[Tensor]:
+        if op.type in _PLACES:
+            return [self._place(op, inputs[0])]
         own, narrow = op.out_dtypes[0], op.out_dtypes[0].size < 4
         logits = self._cast(f"{op.name}/wide", inputs[0], tf.float32) if narrow else inputs[0]  # as sums over many are
         if op.type == "SparseSoftmaxCrossEntropyWithLogits":
@@ -89,6 +98,24 @@ class _Writer(ProgramWriter):
         else:
             results = [self._softmax(op.name, logits, logarithm=op.type == "LogSoftmax")]
         return [self._cast(f"{op.name}/narrow_{k}", r, own) for k, r in enumerate(results)] if narrow else results
+
+    def _place(self, op: Op, tensor: Tensor) -> Tensor:
+        """Return the place of the largest entry, or the smallest: of several that are equal, the first."""
+        name, axis, dtype = op.name, _axis_of(op) or 0, self._type_of(tensor)
+        shape, largest = self._shape_of(tensor), op.type == "ArgMax"
+        if dtype.is_floating:  # what is not a number is passed over
+            unordered = self._made("IsNan", self._unused(f"{name}/nan"), [tensor], [(shape, tf.bool)], {}, T=dtype)
+            last = self._number(f"{name}/last", -math.inf if largest else math.inf, tensor)
+            tensor = self._select(f"{name}/ordered", unordered, last, tensor, shape)
+        best = self._reduced("Max" if largest else "Min", f"{name}/best", tensor, keep=True, axis=axis)
+        are_best = self._made("Equal", self._unused(f"{name}/equal"), [tensor, best], [(shape, tf.bool)], {}, T=dtype)
+        count = int(shape[axis])
+        numbers = np.arange(count, dtype=np.int32).reshape([count, *[1] * (len(shape) - 1 - axis)])
+        places = self._constant(f"{name}/places", numbers, tf.int32)
+        beyond = self._constant(f"{name}/beyond", np.array(count, np.int32), tf.int32)
+        candidates = self._select(f"{name}/candidates", are_best, places, beyond, shape)
+        first = self._reduced("Min", f"{name}/first", candidates, keep=False, axis=axis)
+        return self._cast(f"{name}/result", first, op.out_dtypes[0])
 
     def _softmax(self, name: str, logits: Tensor, *, logarithm: bool) -> Tensor:
         _, shifted, powers, total = self._powers(name, logits)
@@ -153,11 +180,12 @@ class _Writer(ProgramWriter):
         types = {"T": dtype, "TI": self._type_of(labels), "axis": -1}
         return self._made("OneHot", self._unused(name), operands, [(shape, dtype)], {1: depth}, **types)
 
-    def _reduced(self, kind: str, name: str, tensor: Tensor, *, keep: bool) -> Tensor:
+    def _reduced(self, kind: str, name: str, tensor: Tensor, *, keep: bool, axis: int = -1) -> Tensor:
         shape, dtype = self._shape_of(tensor) or (), self._type_of(tensor)
-        axes = np.array([len(shape) - 1], np.int32)
+        at = axis % len(shape)
+        axes = np.array([at], np.int32)
         operands = [tensor, self._constant(f"{name}/axes", axes, tf.int32)]
-        result = [((*shape[:-1], *((1,) if keep else ())), dtype)]
+        result = [((*shape[:at], *((1,) if keep else ()), *shape[at + 1 :]), dtype)]
         return self._made(kind, self._unused(name), operands, result, {1: axes}, T=dtype, Tidx=tf.int32, keep_dims=keep)
 
     def _squeezed(self, name: str, tensor: Tensor) -> Tensor:

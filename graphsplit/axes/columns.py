@@ -31,11 +31,12 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.moves import exchanging
 from graphsplit.planning.owners import Owners
 from graphsplit.planning.plan import Plan
-from graphsplit.program.program import Op, Program, Provenance
+from graphsplit.program.program import Op, Program, Provenance, Tensor
 from graphsplit.program.reader import build_program
 from graphsplit.program.shape_inference import HELPER
 from graphsplit.rules import Declined
 
+_SMALL = 1024  # bytes: less than the copies of a few numbers cost
 _DEVICE = "/device:COLUMN:{}"  # of the axis, whichever row of the mesh it is in
 
 Held = Mapping[str, tuple[tf.DType, tuple[int, ...]]]
@@ -95,7 +96,11 @@ def planned_along(program: Program, axis: str, columns: int, laid: Mapping[str, 
     mesh = Mesh(devices, (1,) * columns, (1,) * columns, tuple(range(columns)), axis=axis)
     answer = _not_by_columns if program.symbols else ControlFlowAnswers(mesh).answer
 
-    def forward(program: Program, kept_home: Mapping[int, str] = MappingProxyType({})) -> NaturalForms:
+    def forward(
+        program: Program,
+        kept_home: Mapping[int, str] = MappingProxyType({}),
+        cuts: Mapping[Tensor, Shard] = MappingProxyType({}),
+    ) -> NaturalForms:
         return AxisForward(
             program,
             laid={i: laid[name] for i in program.captures if (name := program.ops[i].name) in laid},
@@ -104,6 +109,7 @@ def planned_along(program: Program, axis: str, columns: int, laid: Mapping[str, 
             control_flow=answer,
             whole_outputs=program.outputs,
             kept_home=kept_home,
+            cuts=cuts,
             exchanging=exchanging(mesh),
         ).run()
 
@@ -120,11 +126,28 @@ def planned_along(program: Program, axis: str, columns: int, laid: Mapping[str, 
     outputs = (SINGLE_DEVICE,) * len(program.outputs)
 
     def decide(kept_home: Mapping[int, str]) -> Plan:
-        natural = forward(program, kept_home) if kept_home else first
-        steps = AxisBackward(program, natural, outputs, state=plan.state, plan_bodies=lambda *_: {}).run()
-        return passes.owned_and_moved(plan, steps)
+        natural, cuts = forward(program, kept_home) if kept_home else first, dict[Tensor, Shard]()
+        found, wishes = backward(natural)
+        while more := {tensor: layout for tensor, layout in wishes.items() if tensor not in cuts}:
+            cuts |= more  # (a gradient of which a norm is taken is written in parts, and has never to be whole)
+            other, wishes = backward(forward(program, kept_home, cuts))
+            if _sent(other) > _sent(found) + _SMALL * len(cuts):
+                break
+            found = other
+        return found
+
+    def backward(natural: NaturalForms) -> tuple[Plan, Mapping[Tensor, Shard]]:
+        propagation = AxisBackward(program, natural, outputs, state=plan.state, plan_bodies=lambda *_: {})
+        return passes.owned_and_moved(plan, propagation.run()), propagation.wishes
 
     return passes.carry_out_moves(passes.with_lists_in_place(decide))
+
+
+def _sent(plan: Plan) -> int:
+    """Return the bytes that devices of the axis send each other."""
+    return sum(
+        size for collective in passes.carry_out_moves(plan).collectives for _, (*_, size) in collective.transfers()
+    )
 
 
 def _not_by_columns(op: Op, layouts: Sequence[Layout]) -> Declined:  # noqa: ARG001

@@ -108,7 +108,13 @@ class AxisForward(ForwardPropagation):
 
 @dataclass(eq=False)
 class AxisBackward(WholeBackwardPropagation):
-    """What must run along an axis."""
+    """What must run along an axis.
+
+    Attributes:
+      wishes: what is made whole and read both whole and in pieces, and each device could make its own piece of.
+    """
+
+    wishes: dict[Tensor, Shard] = field(default_factory=dict, init=False)
 
     def _visit_whole(self, op: Op) -> Step:
         """Visit an op whose natural form is whole: every device that reads it makes it, if it may."""
@@ -119,16 +125,20 @@ class AxisBackward(WholeBackwardPropagation):
             return self._once(op, required or bool(wanted))
         if self.state.is_everywhere(op):
             return self._step_at_home(op, required, None)
-        made = self._in_pieces(op) or self._on_every_shard(op)
+        made = self._in_pieces(op)
+        if made is None or any(map(is_whole, wanted)):
+            pieces = [(tensor, layout) for tensor, layout in self._demanded(op) if made and isinstance(layout, Shard)]
+            self.wishes.update(pieces)  # type: ignore[arg-type]
+            made = self._on_every_shard(op)
         self._demand_inputs(op, made)
         return Step(False, made, "")
 
     def _in_pieces(self, op: Op) -> Sharded | None:
-        """Return how every device makes its own piece of what all read in the same pieces, and sends nothing for it."""
-        demanded = list(self._demanded(op))
-        layouts = {layout for _, layout in demanded}
-        layout, rule = layouts.pop(), rule_of(op.type)
-        if layouts or not isinstance(layout, Shard) or op.bodies or rule is None:
+        """Return how every device makes its own piece of what is read in the same pieces, and sends nothing for it."""
+        demanded = [(tensor, layout) for tensor, layout in self._demanded(op) if not is_whole(layout)]
+        layouts, rule = {layout for _, layout in demanded}, rule_of(op.type)
+        layout = layouts.pop() if len(layouts) == 1 else None
+        if not isinstance(layout, Shard) or op.bodies or rule is None:
             return None
         found = answer_for_output(rule, op, demanded[0][0].index, layout)
         if found is None or found.draw or any(found.gives[tensor.index] != layout for tensor, _ in demanded):
