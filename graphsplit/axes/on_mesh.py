@@ -8,7 +8,7 @@ from functools import partial
 
 from graphsplit.axes.columns import Columns, in_columns
 from graphsplit.core.device_mesh import DeviceMesh
-from graphsplit.core.layouts import REPLICATE, Cut, Division, EvenCut, Layout, MeshDivision, Nested, Shard, axis_of
+from graphsplit.core.layouts import REPLICATE, Cut, Division, Layout, MeshDivision, Nested, axis_of, evenly
 from graphsplit.core.parted_variables import parts_of
 from graphsplit.planning.state import State, program_of, state_of
 from graphsplit.program.asked_layouts import asked_of
@@ -130,4 +130,6 @@ def _along(division: MeshDivision) -> Division:
 
 def _layout(division: MeshDivision) -> Layout:
     columns = _along(division)
-    return Shard(columns.axis, (columns.block,), EvenCut(columns.length)) if isinstance(columns, Cut) else REPLICATE
+    if not isinstance(columns, Cut):
+        return REPLICATE
+    return evenly(columns.axis, columns.length, columns.parts, columns.block)

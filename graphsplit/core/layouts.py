@@ -349,6 +349,19 @@ MOVES: dict[tuple[type, type], str] = {
 """The field's names for what takes a tensor from one layout to another."""
 
 
+def evenly(axis: int, length: int, parts: int, block: int = 1) -> Shard:
+    """Return how an axis of `length` times `block` entries lies that is cut evenly into consecutive parts.
+
+    Parts that are equal are one block each: so it is seen that each has whole heads, where the axis is heads by width.
+
+    >>> print(evenly(1, 16, 2), evenly(1, 15, 2))
+    shard(1 of 2, blocks=(8,)) shard(1 of 15)
+    """
+    if not length or length % parts:
+        return Shard(axis, (block,), EvenCut(length))
+    return Shard(axis, (block * length // parts,), EvenCut(parts))
+
+
 def joined(layouts: Sequence[Shard]) -> Shard:
     """Return the layout of tensors that are joined along their sharded axis.
 

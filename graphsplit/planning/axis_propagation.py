@@ -51,7 +51,7 @@ class AxisForward(ForwardPropagation):
             self._append(Sharded((), (self.laid[op.index],)), "", (self.laid[op.index],))
             return
         layouts = [self.layout(tensor) for tensor in op.inputs]
-        found, asked = _of_variable(self.program, op, layouts), along(op, self.axis)
+        found, asked = _of_variable(self.program, op, layouts), along(op, self.axis, max(self.exchanging, 1))
         if found is not None:
             self._append_sharded(op, found)
         elif asked is not None:
@@ -194,7 +194,7 @@ def _of_rows(program: Program, op: Op, own: Layout) -> Sharded | None:
     if own.axis > 0:
         return Sharded((own, REPLICATE, own.along(len(numbers) + own.axis - 1)), ())
     most = program.ops[op.inputs[1].op].out_dtypes[op.inputs[1].index].max
-    if own.blocks != (1,) or own.size(0) > most or any(type(size) is not int for size in rows[len(numbers) :]):
+    if len(own.blocks) > 1 or own.size(0) > most or any(type(size) is not int for size in rows[len(numbers) :]):
         return None
     return Sharded((own, REPLICATE, REPLICATE), (), shift={1: Shift(own, others=LEFT_OUT)})
 

@@ -13,11 +13,11 @@ from graphsplit.core.layouts import (
     PARTIAL_SUM,
     REPLICATE,
     SINGLE_DEVICE,
-    EvenCut,
     Layout,
     Partial,
     Shard,
     SingleDevice,
+    evenly,
     is_whole,
 )
 from graphsplit.planning.mesh import Mesh
@@ -142,7 +142,7 @@ class _Finder:
         if not lengths:
             return None
         axis = max(lengths, key=lambda k: (k > 0, lengths[k], k))
-        return Shard(axis, partition=EvenCut(lengths[axis]))
+        return evenly(axis, lengths[axis], self.mesh.shards)
 
     def _is_for_a_part(self, tensor: Tensor, source: Layout, target: Layout) -> bool:
         """Return whether rows are put together where a part of a table is: each of several does, and none for all."""

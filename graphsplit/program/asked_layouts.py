@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import make_node
-from graphsplit.core.layouts import REPLICATE, EvenCut, Replicate, Shard
+from graphsplit.core.layouts import REPLICATE, Replicate, Shard, evenly
 from graphsplit.graph.inlining import CALL_TYPES
 from graphsplit.program.program import Op
 
@@ -72,8 +72,8 @@ def is_of_gradient(op: Op) -> bool:
     return bool(op.attr(_OF_GRADIENT).b)
 
 
-def along(op: Op, axis: str) -> Shard | Replicate | None:
-    """Return how what an operation makes is to lie along an axis; None if nothing is asked of it.
+def along(op: Op, axis: str, parts: int) -> Shard | Replicate | None:
+    """Return how what an operation makes is to lie along an axis of so many devices; None if nothing is asked of it.
 
     A gradient is asked to be cut, not to be whole: what is put together for many readers has a gradient that is a sum
     over them, and whoever reads that in parts has it reduced in parts.
@@ -86,4 +86,4 @@ def along(op: Op, axis: str) -> Shard | Replicate | None:
     dimension, shape = axes.index(axis), op.out_shapes[0]
     length = shape[dimension] if shape is not None else None
     assert length is not None  # (who asks has checked it)
-    return Shard(dimension, (1,), EvenCut(int(length)))
+    return evenly(dimension, int(length), parts)

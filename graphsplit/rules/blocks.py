@@ -28,6 +28,18 @@ def rows_of(layout: Shard, length: Any) -> Any:
     return None if count is None or count < 1 else count
 
 
+def blocks_beside(layout: Shard, count: int) -> tuple[int, ...]:
+    """Return of which blocks zeros consist that stand beside an axis that lies so, `count` for each row.
+
+    What is cut evenly is cut alike there, as its neighbours are that were joined with it.
+
+    >>> blocks_beside(Shard(0, (4,), EvenCut(3)), 8), blocks_beside(Shard(0), 2)
+    ((4, 4), (1, 1))
+    """
+    each = layout.blocks[0] if isinstance(layout.partition, EvenCut) and len(layout.blocks) == 1 else 1
+    return (each,) * (count // each) if each and count % each == 0 else (1,) * count
+
+
 def blocks_between(layout: Shard, begin: Any, end: Any, length: Any) -> tuple[int, int] | None:
     """Return which blocks lie from `begin` to `end` on an axis of `length`, or None if either is inside of one.
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
 from graphsplit.core.symbolic_sizes import Shape, is_at_least, is_one, is_same, quotient
 from graphsplit.program.program import Op
-from graphsplit.rules.blocks import blocks_between, rows_of
+from graphsplit.rules.blocks import blocks_beside, blocks_between, rows_of
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import SKIPPED, ZEROS, Declined, Dim, Factors, Numbered, Resize
 from graphsplit.rules.own_rows import own_elements
@@ -138,12 +138,13 @@ def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer |
         return None
     if isinstance(layout.partition, Joined):
         return None
-    before, after = (replace(layout, axis=axis, blocks=(1,) * count) for count in (ahead, behind))
-    whole = joined([before, layout.along(axis), after])
+    own = layout.along(axis)
+    before, after = (replace(own, blocks=blocks_beside(own, count)) for count in (ahead, behind))
+    whole = joined([before, own, after])
     resize = (
         Resize(0, axis, shape),
         Resize(1, position, begin, before),
-        Resize(2, position, end, whole.between(0, ahead + len(layout.blocks))),
+        Resize(2, position, end, whole.between(0, len(before.blocks) + len(layout.blocks))),
     )
     return Sharded((REPLICATE,) * 4 + (layout,), (whole,), resize)
 

@@ -11,7 +11,7 @@ from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
 from graphsplit.core.polynomials import Polynomial
 from graphsplit.core.symbolic_sizes import is_one, is_same, quotient
 from graphsplit.program.program import Op
-from graphsplit.rules.blocks import blocks_between, rows_of
+from graphsplit.rules.blocks import blocks_beside, blocks_between, rows_of
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.elementwise import result_dims
 from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Part, Resize
@@ -89,7 +89,7 @@ def pad_with_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     counts = [None if rows is None else quotient(count, rows) for count in paddings[axis]]
     if not all(isinstance(count, int) for count in counts) or isinstance(layout.partition, Joined):
         return None
-    before, after = (replace(layout, blocks=(1,) * (count or 0)) for count in counts)
+    before, after = (replace(layout, blocks=blocks_beside(layout, count or 0)) for count in counts)
     resize = (Resize(1, (axis, 0), paddings, before), Resize(1, (axis, 1), paddings, after))
     return Sharded((layout, *(REPLICATE,) * (len(layouts) - 1)), (joined([before, layout, after]),), resize)
 
