@@ -78,9 +78,8 @@ def timeline_of(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
     """Run a function under TensorFlow's profiler and return what ran when on which device.
 
     The function runs three times: to learn where each operation runs, to warm up, and to be recorded. Variables are
-    given back the values that they had. The recorded step is slower than others: a training step of 1,000 operations
-    on 4 logical devices of a 2-core CPU took 46 ms instead of 39; stopping and reading back took another 30 ms. Workers
-    record what they do, too; where one does not, the timeline's `note` names the devices that it has no times of.
+    given back the values that they had. The recorded step is slower than others. Workers record what they do, too;
+    where one does not, the timeline's `note` names the devices that it has no times of.
 
     Args:
       fn: a function made by `parallelize`, or anything that `placement_of` takes but directories.

@@ -21,37 +21,29 @@ _LETTER, _INNER = 3.6, 11.5 * 72  # points that a small letter takes, and that t
 def chrome_trace(step: RecordedStep) -> dict[str, Any]:
     """Return the timeline in the Trace Event Format (chrome://tracing, ui.perfetto.dev): a process per device."""
     number = {device: i for i, device in enumerate(sorted({e.device for e in step.events}, key=natural_order))}
-    trace: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": i, "args": {"name": short_name(device)}}
-        for device, i in number.items()
-    ]
-    trace += [
-        {
-            "ph": "X",
-            "name": event.type,
-            "pid": number[event.device],
-            "tid": event.thread,
-            "ts": event.start_s * 1e6,
-            "dur": event.duration_s * 1e6,
-            "args": {"op": event.name},
-            "cat": "copy" if event.copied else "operation",
-        }
-        for event in step.events
-    ]
-    trace += [
-        {
-            "ph": "X",
-            "name": str(turn),
-            "pid": number[turn.device],
-            "tid": "turns",
-            "ts": turn.start_s * 1e6,
-            "dur": (turn.end_s - turn.start_s) * 1e6,
-            "args": {"shard": turn.shard, "stage": turn.stage},
-            "cat": "turn",
-        }
-        for turn in step.turns
-    ]
+    trace = [trace_place(i, short_name(device)) for device, i in number.items()]
+    for e in step.events:
+        kind, span = "copy" if e.copied else "operation", (e.start_s, e.duration_s)
+        trace.append(trace_span(e.type, number[e.device], e.thread, span, kind, op=e.name))
+    for turn in step.turns:
+        span = turn.start_s, turn.end_s - turn.start_s
+        about = {"shard": turn.shard, "stage": turn.stage}
+        trace.append(trace_span(str(turn), number[turn.device], "turns", span, "turn", **about))
     return {"traceEvents": trace, "displayTimeUnit": "ms"}
+
+
+def trace_place(number: int, name: str) -> dict[str, Any]:
+    """Return the event of a trace that names a place: a device, or a way between two."""
+    return {"ph": "M", "name": "process_name", "pid": number, "args": {"name": name}}
+
+
+def trace_span(
+    name: str, place: int, thread: int | str, span: tuple[float, float], kind: str, **about: object
+) -> dict[str, Any]:
+    """Return the event of a trace that says what ran when, by its start and duration in seconds."""
+    start_s, duration_s = span
+    times = {"ts": start_s * 1e6, "dur": duration_s * 1e6}
+    return {"ph": "X", "name": name, "pid": place, "tid": thread, **times, "args": about, "cat": kind}
 
 
 def page(timeline: RecordedStep, text: str) -> str:

@@ -12,6 +12,7 @@ from graphsplit.placement.colors import COLORS
 from graphsplit.placement.pages import fill_page
 from graphsplit.placement.questions import natural_order
 from graphsplit.placement.recorded_steps import RecordedStep
+from graphsplit.placement.timeline_views import trace_place, trace_span
 from graphsplit.prediction.predicted_step import PredictedStep
 
 _SENT = "#7f7f7f"
@@ -32,22 +33,10 @@ def chrome_trace(prediction: PredictedStep) -> dict[str, Any]:
     """Return the predicted timeline in the Trace Event Format (chrome://tracing, ui.perfetto.dev)."""
     places = places_of(prediction)
     number = {place: i for i, place in enumerate(places)}
-    trace: list[dict[str, Any]] = [
-        {"ph": "M", "name": "process_name", "pid": i, "args": {"name": place}} for place, i in number.items()
-    ]
-    trace += [
-        {
-            "ph": "X",
-            "name": event.type,
-            "pid": number[event.place],
-            "tid": 0,
-            "ts": event.start_s * 1e6,
-            "dur": (event.end_s - event.start_s) * 1e6,
-            "args": {"op": event.name, "bytes": event.bytes},
-            "cat": "send" if "->" in event.place else "operation",
-        }
-        for event in prediction.events
-    ]
+    trace = [trace_place(i, place) for place, i in number.items()]
+    for e in prediction.events:
+        kind, span = "send" if "->" in e.place else "operation", (e.start_s, e.end_s - e.start_s)
+        trace.append(trace_span(e.type, number[e.place], 0, span, kind, op=e.name, bytes=e.bytes))
     trace += [
         {
             "ph": "C",
