@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,10 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.emission.emitter import emit
 from tests.test_mesh import (
     HIDDEN,
+    PERCEPTRON,
     TRANSFORMER,
     WIDTH,
     Made,
@@ -371,3 +374,21 @@ def test_variables_of_another_mesh():
         found = message(gs.ArgumentError, lambda parallel=parallel: parallel(x))
         assert "up along 'model' on CPU:0, CPU:2, CPU:1, CPU:3" in found
         assert "The function runs on mesh " + " x ".join(f"{name} {size}" for name, size in mesh.items()) in found
+
+
+@pytest.mark.parametrize("mesh", [{"batch": 1, "model": 2}, TWO], ids=str)
+def test_what_is_not_cut_has_one_owner(mesh: dict[str, int]):
+    """Columns do not repeat its optimizer's step."""
+    (laid, _), x = perceptron(), tf.constant(numbers(5, WIDTH))
+    gs.set_variable_layout(laid, PERCEPTRON, mesh=mesh)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(forward(laid)(x) ** 2)
+        for own, gradient in zip(laid, tape.gradient(loss, laid), strict=True):
+            own.assign_sub(0.1 * gradient / tf.sqrt(gradient**2 + 0.1))
+        return loss
+
+    graph = emit(gs.parallelize(step, mesh=mesh).plan(x))
+    counts = Counter(node.op for node in graph.nodes)
+    assert counts["AssignSubVariableOp"] == counts["Sqrt"] == 1 + 3 * 2  # only the last bias is not cut
