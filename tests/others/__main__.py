@@ -58,7 +58,7 @@ def parse(words: list[str]) -> argparse.Namespace:
 
 def models(arguments: argparse.Namespace) -> int:
     """Run models of other packages; return the exit code."""
-    lines: list[dict[str, Any]] = read(arguments.read or [])
+    lines = list({(line["package"], line["name"]): line for line in read(arguments.read or [])}.values())
     for line in lines:
         print(f"{line['package']}, {line['name']}: {model_table.brief(line)}")
     if not arguments.read:

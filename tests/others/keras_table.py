@@ -65,17 +65,21 @@ def _short(message: str) -> str:
 
 
 def not_run(lines: Sequence[dict[str, Any]]) -> list[str]:
-    """Return the folders of which tests did not run, and files that could not be read, with the reason."""
+    """Return how many tests of each folder did not run, and which files were not read, or could not be, and why."""
     known = {file: number for line in lines for file, number in line.get("collected", {}).items()}
     ran = Counter(by_file(line) for line in lines if "test" in line)
     unread = {line["not_collected"].rpartition("keras/src/")[2]: line["why"] for line in lines if "why" in line}
-    left: Counter[str] = Counter()
+    left, whole = Counter[str](), Counter[str]()
     for file, number in known.items():
-        left[file.rpartition("/")[0]] += max(number - ran[file], 0)
-    found = [f"{number:,} tests in `{folder}`" for folder, number in sorted(left.items()) if number]
+        folder = file.split("/")[0]
+        whole[folder] += number
+        left[folder] += max(number - ran[file], 0)
+    found = [
+        f"{number:,} of {whole[folder]:,} tests in `{folder}`" for folder, number in sorted(left.items()) if number
+    ]
     files = [str(path.relative_to(keras_folder())) for path in files_of(f for group in GROUPS.values() for f in group)]
     missing = [file for file in files if file not in ran and file not in known and file not in unread]
-    found += [f"all of `{file}`" for file in missing]
+    found += [f"all of {', '.join(f'`{file}`' for file in missing)}"] if missing else []
     reasons = {
         why: sorted(f"`{file}`" for file in unread if unread[file] == why) for why in sorted(set(unread.values()))
     }
@@ -83,7 +87,7 @@ def not_run(lines: Sequence[dict[str, Any]]) -> list[str]:
 
 
 def _listed(items: Any) -> str:
-    return "\n".join(f"* {item}." for item in items) or "* nothing."
+    return "\n".join(f"* {item.rstrip('.')}." for item in items) or "* nothing."
 
 
 _SECTION = """
@@ -104,7 +108,7 @@ On {usual}, {said}
 * *with rows*: programs with a batch of two rows or more; *sharded*: those of them that ran on several devices.
 * Columns that are zero everywhere are left out.
 
-Parts of them in other ways:
+Those, and parts of them in other ways:
 
 {ways}
 
@@ -112,7 +116,7 @@ What calls said that are not equal:
 
 {reasons}
 
-What did not run:
+What did not run when this page was made:
 
 {not_run}
 
