@@ -60,7 +60,21 @@ def document(lines: Sequence[dict[str, Any]]) -> str:
         for line in ran
     ]
     others = [f"* {line['package']}, {line['name']}: {_reason(line)}" for line in lines if "difference" not in line]
+    others += [f"* {package}: {', '.join(names)}" for package, names in _missing(lines).items() if names]
     return _SECTION.format(rows="\n".join(rows), others="\n".join(others) or "* nothing.")
+
+
+def _missing(lines: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
+    """Return the models of each package of which no line says anything."""
+    seen = {(line["package"], line["name"]) for line in lines}
+    return {
+        package: [
+            name
+            for name in importlib.import_module(f"tests.others.packages.{package}").models()
+            if (package, name) not in seen and (package, "all") not in seen
+        ]
+        for package in dict.fromkeys(line["package"] for line in lines if line["package"] in PACKAGES)
+    }
 
 
 def _first_call(line: dict[str, Any]) -> str:
@@ -87,7 +101,7 @@ ways.
 |---|---|---|---|---|---|---|
 {rows}
 
-What did not run:
+What did not run when this page was made:
 
 {others}
 """

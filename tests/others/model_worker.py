@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 import time
 import traceback
@@ -121,7 +122,10 @@ def _apart(expected: np.ndarray, actual: np.ndarray) -> float:
 
 def _said(error: Exception) -> str:
     ours = [line for line in traceback.format_exception(error) if "graphsplit" in line]
-    return f"{type(error).__name__}: {str(error)[:400]} {ours[-1].strip()[:200] if ours else ''}".strip()
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    places = {i + step for i, line in enumerate(lines) if line.startswith("File ") for step in (0, 1)}
+    message = re.sub(r"\x1b\[\d*m", "", " ".join(line for i, line in enumerate(lines) if i not in places))
+    return f"{type(error).__name__}: {message[:400]} {ours[-1].strip()[:200] if ours else ''}".strip()
 
 
 def main(words: list[str]) -> None:
