@@ -250,13 +250,6 @@ def test_a_mesh_without_another_axis():
     assert len(gs.parallelize(function, mesh=mesh, plan="auto").plan(x).devices) <= 4
 
 
-def test_no_prediction_along_an_axis():
-    variables = perceptron()[0]
-    parallel = gs.parallelize(forward(variables), mesh=MESHES[1])
-    call = lambda: gs.predict(parallel, numbers(8, WIDTH), machine="8xH100-SXM5")  # noqa: E731
-    assert "what runs along 'model' cannot be predicted yet" in message(gs.UnsupportedError, call)
-
-
 def test_what_is_put_together_is_said():
     """A decomposition that needs all entries, and a loop around a weight in parts."""
     table = variable("table", VOCABULARY, WIDTH)

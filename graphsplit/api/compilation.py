@@ -28,7 +28,7 @@ from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
-from graphsplit.planning.state import State, program_as_if, program_of, state_of
+from graphsplit.planning.state import State, program_of, state_as_if, state_of
 from graphsplit.planning.turns_and_gathers import plan_of_less_alive
 from graphsplit.prediction.state_bytes import state_bytes
 from graphsplit.program.program import Program
@@ -129,11 +129,14 @@ def _automatic_plan(
 
 def plan_as_if(traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], layout: Layout) -> Plan:
     """Return the plan for devices that need not exist, with variables laid out otherwise; see `divisions_for`."""
-    held = divisions_for(traced, layout, devices)
+    grid = device_mesh(options.mesh, devices) if options.mesh.axis else None
+    asked = check_asked(traced.program, grid) if grid is not None else []
+    splitting = replace(splitting, notes=(*splitting.notes, *asked))
+    state = state_as_if(traced, divisions_for(traced, layout, devices, grid), devices[0])
 
     def make_plan(reshard: bool) -> Plan:
-        program, state = program_as_if(traced, held, devices[0], reshard)
-        return plan_for(program, splitting, options, devices, devices[0], state)
+        program, found = program_on_mesh(traced, lambda _: state, reshard, grid)
+        return plan_for(program, splitting, options, devices, devices[0], found)
 
     return plan_of_less_alive(make_plan, options.micro_batches > 1)
 

@@ -18,7 +18,7 @@ from graphsplit.api.options import Options
 from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_layouts import Layout
 from graphsplit.core import structures
-from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.planning.plan import Plan
@@ -79,17 +79,13 @@ def predicted_call(
 
     Raises:
       ArgumentError: if it is no function, sizes of arguments are not known, or an option cannot be meant.
-      UnsupportedError: for a mesh with another axis than the batch's.
     """
     function = fn.function if isinstance(fn, ParallelFunction) else fn
     options = fn._options if isinstance(fn, ParallelFunction) else Options(jit_compile=is_compiled_function(function))
-    if axis := options.mesh.axis:
-        raise UnsupportedError(
-            f"mesh={dict(options.mesh.sizes)!r}: what runs along {axis!r} cannot be predicted yet. Predict the "
-            "function without this mesh, with layouts that name no axis."
-        )
     if not callable(function):
         raise ArgumentError(f"predict takes a function and its arguments, got {fn!r} for the function.")
+    if given.get("mesh") is not None:  # (as many devices as it has)
+        options = replace(options, devices=None)
     options = replace(options, **{name: value for name, value in given.items() if value is not None}, automatic=None)
     signature = signature_of(function)
     check_split(options.split, parameters_of(signature))

@@ -7,41 +7,61 @@ from dataclasses import replace
 
 import tensorflow as tf
 
+from graphsplit.api.layout_spellings import VariableLayout
 from graphsplit.api.layout_targets import name_of
-from graphsplit.api.variable_layouts import can_be_parted, can_move, is_copied, slots_by_name, wanted_layouts
-from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.layouts import REPLICATE, Copied, Cut, Division, Nested, Shard, axis_of
+from graphsplit.api.variable_layouts import (
+    can_be_parted,
+    can_move,
+    divisions_on_mesh,
+    is_copied,
+    slots_by_name,
+    wanted_layouts,
+)
+from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
+from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.core.layouts import REPLICATE, Copied, Cut, MeshDivision, Shard
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.planning.partitioning import Held, shares
 from graphsplit.tracing.trace import Trace
 
-Layout = str | Mapping[str, str] | None
+Layout = VariableLayout | Mapping[str, VariableLayout] | None
 
 
 def layout_name(layout: Layout) -> str:
     """Return what a prediction calls a layout: "" for as the variables lie."""
-    return layout if isinstance(layout, str) else "by patterns" if layout else ""
+    if layout is None or isinstance(layout, str):
+        return layout or ""
+    return "by patterns" if isinstance(layout, Mapping) else str(layout)
 
 
-def divisions_for(trace: Trace, layout: Layout, devices: Sequence[str]) -> dict[str, Division]:
+def divisions_for(
+    trace: Trace, layout: Layout, devices: Sequence[str], grid: DeviceMesh | None = None
+) -> dict[str, MeshDivision]:
     """Return how the variables of a traced function would be cut or copied, by the names of their placeholders.
 
     Args:
       trace: the function.
       layout: as for `set_variable_layout`; None: as they lie, the same number of a device being the same device.
       devices: full names, the first is home.
+      grid: they as a mesh, if there is one: variables that lie along an axis here lie so along that axis there.
 
     Raises:
-      ArgumentError: for an unknown layout, a pattern that fits no variable, or more devices here than there.
+      ArgumentError: for an unknown layout, a pattern that fits no variable, or more devices here than there; for
+        variables that lie along an axis without that axis.
     """
     variables = list(trace.variables)
+    found: dict[int, MeshDivision] = {}
+    slots = slots_by_name(variables)
     if layout is None:
-        found = _as_they_lie(variables, devices)
+        wanted = _along_axes(variables, grid)
+        found.update(_as_they_lie([v for v, own in zip(variables, wanted, strict=True) if own is None], devices))
     else:
-        wanted = wanted_layouts(variables, layout, slots_by_name(variables)) if variables else []
+        wanted = wanted_layouts(variables, layout, slots, grid) if variables else []
         pairs = list(zip(variables, wanted, strict=True))
-        found = _sharded([v for v, own in pairs if own == "sharded"], devices)
+        found.update(_sharded([v for v, own in pairs if own == "sharded"], devices))
         found.update(_mirrored([v for v, own in pairs if own == "mirrored"], devices))
+    if grid is not None:
+        found.update(divisions_on_mesh(variables, wanted, grid, slots))
     return {name: found[id(v)] for name, v in _by_placeholder(trace).items() if id(v) in found}
 
 
@@ -56,9 +76,9 @@ def _held(variables: Sequence[tf.Variable]) -> list[Held]:
     return [Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size) for v in variables]
 
 
-def _sharded(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, Division]:
+def _sharded(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, MeshDivision]:
     movable = [variable for variable in variables if can_be_parted(variable)]
-    found: dict[int, Division] = {}
+    found: dict[int, MeshDivision] = {}
     for variable, share in zip(movable, shares(_held(movable), len(devices)), strict=True):
         on = [devices[d] for d in share.devices] if share is not None else []
         if share is not None and on != [devices[0]]:
@@ -66,9 +86,9 @@ def _sharded(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[i
     return found
 
 
-def _mirrored(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, Division]:
+def _mirrored(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, MeshDivision]:
     chosen = [variable for variable in variables if can_move(variable) and is_copied(variable)]
-    found: dict[int, Division] = {}
+    found: dict[int, MeshDivision] = {}
     for variable, share in zip(chosen, shares(_held(chosen), len(devices)), strict=True):
         if len(devices) > 1:
             sums = [devices[d] for d in share.devices] if share is not None else [devices[0]]
@@ -77,17 +97,32 @@ def _mirrored(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[
     return found
 
 
-def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, Division]:
-    found: dict[int, Division] = {}
-    wrong, along = [], []
+def _along_axes(variables: Sequence[tf.Variable], grid: DeviceMesh | None) -> list[VariableLayout | None]:
+    """Return the layouts, as users write them, of those variables that lie along axes of a mesh; None of others.
+
+    Raises:
+      ArgumentError: if there are some, and no mesh.
+    """
+    lying = [parts.layout if (parts := parts_of_variable(v)) is not None else None for v in variables]
+    found: list[VariableLayout | None] = [None if own in LAYOUTS else own for own in lying]
+    if grid is None and any(own is not None for own in found):
+        named = [f"{name_of(v)}: {own!r}" for v, own in zip(variables, found, strict=True) if own is not None]
+        raise ArgumentError(
+            f"These variables lie along axes of a mesh, and the prediction has none:\n{bullet_list(named)}\n"
+            'Say which it is for, mesh={"batch": 2, "model": 4}; or how they would lie without: layout="home".'
+        )
+    return found
+
+
+def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, MeshDivision]:
+    found: dict[int, MeshDivision] = {}
+    wrong = []
     for variable in variables:
         parts = parts_of_variable(variable)
         if parts is None:
             continue
         division = parts.division
-        if isinstance(division, Nested) or axis_of(division):
-            along.append(f"{name_of(variable)} along {axis_of(division)!r}")
-            continue
+        assert isinstance(division, (Cut, Copied))  # (of others the layout says how they lie)
         every = (*division.devices, *(division.sums if isinstance(division, Copied) else ()))
         if any(_number(device) >= len(devices) for device in every):
             wrong.append(f"{name_of(variable)} on {len(set(division.devices))} devices")
@@ -98,11 +133,6 @@ def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> di
             found[id(variable)] = replace(division, devices=on, sums=sums)
         else:
             found[id(variable)] = replace(division, devices=on)
-    if along:
-        raise UnsupportedError(
-            f"These variables lie along an axis of a mesh, which cannot be predicted yet:\n{bullet_list(along)}\n"
-            'Say how they would lie otherwise: layout="sharded".'
-        )
     if wrong:
         raise ArgumentError(
             f"These variables lie on more devices than the {len(devices)} of the prediction:\n{bullet_list(wrong)}\n"
@@ -111,15 +141,18 @@ def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> di
     return found
 
 
-def notes_on_layout(trace: Trace, layout: Layout, devices: Sequence[str]) -> tuple[str, ...]:
+def notes_on_layout(
+    trace: Trace, layout: Layout, devices: Sequence[str], grid: DeviceMesh | None = None
+) -> tuple[str, ...]:
     """Return what to say of variables that are predicted as they lie, if they could lie on more of the devices.
 
     Args:
       trace: the function.
       layout: of the variables; None: as they lie.
       devices: full names, the first is home.
+      grid: they as a mesh, if there is one.
     """
-    if layout is not None:
+    if layout is not None or grid is not None:
         return ()
     notes = []
     for kind, what in ((Cut, "sharded"), (Copied, "mirrored")):
@@ -135,7 +168,7 @@ def notes_on_layout(trace: Trace, layout: Layout, devices: Sequence[str]) -> tup
     return tuple(notes)
 
 
-def _numbers(divisions: Iterable[Division]) -> set[int]:
+def _numbers(divisions: Iterable[MeshDivision]) -> set[int]:
     """Return the numbers of the devices that hold variables: home, and those of parts and copies."""
     return {0, *[_number(device) for division in divisions for device in division.devices]}
 

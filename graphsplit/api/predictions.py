@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from graphsplit.api.layout_spellings import VariableLayout, spelling_of
 from graphsplit.api.options import Options
-from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predicted_layouts import Layout, layout_name, notes_on_layout
 from graphsplit.api.stepping import step_of
+from graphsplit.core.device_mesh import device_mesh, mesh_axes
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
@@ -34,6 +35,7 @@ def predict(
     schedule: str | None = None,
     stages: int | None = None,
     unknown_size: UnknownSize = None,
+    mesh: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> Prediction:
     """Return what a step takes on a machine: seconds, and the memory of each device. Nothing runs.
@@ -49,14 +51,16 @@ def predict(
         that come along, `graphsplit calibrate` measures the one at hand.
       devices: how many of its devices; by default as many as `parallelize` was told, else all.
       layout: where variables would live: `"home"`, `"mirrored"`, `"sharded"`, or by patterns, as
-        `set_variable_layout` takes them; None: as they lie.
+        `set_variable_layout` takes them, those that name axes of the mesh too; None: as they lie.
       micro_batches, schedule, stages: as for `parallelize`; None: as `fn` has them.
       unknown_size: what a size counts as that follows from data (`tf.where`): a number, or the least and the most.
         None: between 1 and as many entries as that has of which it is chosen; where nothing says how many, as 1, and
         the prediction says that the step takes at least so long.
+      mesh: its devices as a mesh of named axes, `{"batch": 64, "model": 8}`, as for `parallelize`; None: that of `fn`.
 
     Raises:
-      ArgumentError: for an unknown machine, more devices than it has, sizes that are not known, an unknown layout.
+      ArgumentError: for an unknown machine, more devices than it has, or as many as a mesh has not, sizes that are not
+        known, an unknown layout.
       UnsupportedError: for a graph of more than a million nodes.
 
     >>> import tensorflow as tf, graphsplit as gs
@@ -67,8 +71,10 @@ def predict(
     """
     found, unknown_size = machine_of(machine), checked_unknown_size(unknown_size)
     fn, args, kwargs = step_of(fn, args, kwargs)
-    call = predicted_call(fn, args, kwargs, micro_batches=micro_batches, schedule=schedule, stages=stages)
-    count = _count(fn, devices, found)
+    axes = mesh_axes(mesh) or None
+    options = {"micro_batches": micro_batches, "schedule": schedule, "stages": stages, "mesh": axes}
+    call = predicted_call(fn, args, kwargs, **options)
+    count = _count(call.options, devices, found)
     found.names(count)  # checks that it has so many
     if why := why_too_many(call, count, layout):
         raise UnsupportedError(f"{call.title} on {count} devices: {why}. Choose fewer devices.")
@@ -83,10 +89,11 @@ def predict_call(
     unknown_size: UnknownSize = None,
 ) -> Prediction:
     """Return the prediction of a call that was traced; see `predict`."""
-    plan = call.plan(machine.names(devices), layout)
+    names = machine.names(devices)
+    grid = device_mesh(call.options.mesh, names) if call.options.mesh.axis else None
+    plan = call.plan(names, layout)
     state = state_bytes(call.trace, plan.program, plan.state, plan.home)
-
-    notes = notes_on_layout(call.trace, layout, machine.names(devices))
+    notes = notes_on_layout(call.trace, layout, names, grid)
 
     def at(size: int | None) -> Prediction:
         name = layout_name(layout)
@@ -105,21 +112,28 @@ def predict_call(
 def why_too_many(call: PredictedCall, devices: int, layout: Layout) -> str:
     """Return why the graph of a call is too large for a prediction; "" if it is not.
 
-    Where variables are several, each device sends to each.
+    Where variables are several, each device sends to each; what lies along an axis of a mesh is not sent.
     """
-    exchanged = 0 if layout in (None, "home") else devices * devices * len(call.trace.variables)
+    named = list(layout.values()) if isinstance(layout, Mapping) else [layout]
+    is_sent = any(own is not None and own != "home" and not _stays(own, call.options) for own in named)
+    exchanged = devices * devices * len(call.trace.variables) if is_sent else 0
     nodes = devices * sum(op.type != "Const" for op in call.trace.program.ops) + exchanged
     if nodes <= MOST_NODES:
         return ""
     return f"the graph would have about {nodes:,} nodes, and a prediction replays at most {MOST_NODES:,}"
 
 
-def _count(fn: Any, devices: int | None, machine: Machine) -> int:
+def _stays(layout: VariableLayout, options: Options) -> bool:
+    """Return whether a variable that lies so is cut along the axis of a mesh that is not the batch's, and only so."""
+    spelling = spelling_of(layout)
+    return spelling.others == "home" and bool(spelling.named) and set(spelling.named) <= {options.mesh.axis}
+
+
+def _count(options: Options, devices: int | None, machine: Machine) -> int:
     if devices is not None:
         if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
             raise ArgumentError(f"devices={devices!r}: it is how many of the machine's devices are used, at least 1.")
         return devices
-    options = fn._options if isinstance(fn, ParallelFunction) else Options()
     asked = options.mesh.count if options.devices is None else options.devices
     if isinstance(asked, int):
         return asked

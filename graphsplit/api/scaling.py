@@ -10,9 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.options import Options
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
+from graphsplit.api.predicted_layouts import Layout, layout_name
 from graphsplit.api.predictions import predict_call, why_too_many
 from graphsplit.api.stepping import step_of
+from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.layouts import Shard
 from graphsplit.core.user_code import with_users_traceback
@@ -31,10 +34,11 @@ def scaling(
     *args: Any,
     machine: str | os.PathLike[str] | Machine,
     devices: Sequence[int],
-    layouts: Sequence[str] | None = None,
+    layouts: Sequence[Layout] | None = None,
     kinds: Sequence[str] = KINDS,
     micro_batches: int | None = None,
     unknown_size: UnknownSize = None,
+    mesh: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> Scaling:
     """Return predictions for many numbers of devices: `print` the table, `save` the curve. Nothing runs.
@@ -43,12 +47,15 @@ def scaling(
       fn, *args, **kwargs: as for `predict`.
       machine: see `predict`. Where it has too few devices, it stands for a cluster of such machines.
       devices: how many, `[1, 2, 4, 8]`.
-      layouts: of the variables, `["home", "mirrored", "sharded"]`; None: as they lie.
+      layouts: of the variables, `["home", "mirrored", "sharded"]`, or as `predict` takes them; None: as they lie.
       kinds: `"strong"`, the batch as given over more devices; `"weak"`, on each device as many rows as are given.
       micro_batches, unknown_size: see `predict`.
+      mesh: as for `predict`. Its axis that is not the batch's keeps its size, and the batch's has what is left of each
+        number of devices.
 
     Raises:
-      ArgumentError: as `predict`, and for weak scaling if no argument is split.
+      ArgumentError: as `predict`, for weak scaling if no argument is split, and for a number of devices that is no
+        multiple of those of an axis of the mesh.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> found = gs.scaling(tf.nn.relu, tf.TensorSpec([4096, 512]), machine="dgx-a100", devices=[1, 2])
@@ -61,31 +68,63 @@ def scaling(
     if wrong or not kinds:
         raise ArgumentError(f"kinds={list(kinds)!r}: there are {', '.join(map(repr, KINDS))}.")
     fn, args, kwargs = step_of(fn, args, kwargs)
-    call = predicted_call(fn, args, kwargs, micro_batches=micro_batches)
+    call = predicted_call(fn, args, kwargs, micro_batches=micro_batches, mesh=mesh_axes(mesh) or None)
+    columns = _columns(call, counts)
     batch = int(call.splitting.batch)
     if "weak" in kinds and not batch and max(counts) > 1:
         raise ArgumentError(f"Weak scaling of {call.title}: no argument is split, so there are no rows to add.")
-    calls = {batch: call}
+    calls, names = {batch: call}, [layout_name(layout) for layout in layouts or (None,)]
     points, skipped, notes, assumptions = list[Point](), list[str](), list[str](), tuple[str, ...]()
     for kind, count in itertools.product(kinds, counts):
-        rows = batch * (1 if kind == "strong" else count)
-        if count > rows > 0:
+        own, shares = _with_rows_of_mesh(call.options, count // columns), count // columns
+        rows = batch * (1 if kind == "strong" else shares)
+        if shares > rows > 0:
             skipped.append(f"{kind} scaling on {count} devices: {rows} rows leave some without any")
             continue
         larger = found.covering(count)
         for layout in layouts or (None,):
             if why := why_too_many(call, count, layout):
-                skipped.append(f"{kind} scaling on {count} devices{f', {layout}' if layout else ''}: {why}")
+                name = layout_name(layout)
+                skipped.append(f"{kind} scaling on {count} devices{f', {name}' if name else ''}: {why}")
                 continue
             if rows not in calls:
                 calls[rows] = _with_rows(fn, args, kwargs, call, rows)
-            one = predict_call(calls[rows], larger, count, layout, unknown_size)
+            one = predict_call(_with_options(calls[rows], own), larger, count, layout, unknown_size)
             points.append(_point(kind, one, rows, count))
             notes += one.notes
             assumptions = one.assumptions
-    points.sort(key=lambda p: (kinds.index(p.kind), list(layouts or ("",)).index(p.layout), p.devices))
+    points.sort(key=lambda p: (kinds.index(p.kind), names.index(p.layout), p.devices))
     said = tuple(dict.fromkeys(skipped)), tuple(dict.fromkeys(notes))
     return Scaling(call.title, found.name, tuple(points), assumptions, *said)
+
+
+def _columns(call: PredictedCall, counts: Sequence[int]) -> int:
+    """Return how many devices the axis of the mesh has that is not the batch's; 1 without one."""
+    axes = call.options.mesh
+    columns = dict(axes.sizes).get(axes.axis, 1)
+    has_rows = not axes.axis or axes.batch_axis in dict(axes.sizes)
+    wrong = [count for count in counts if count % columns or (not has_rows and count != columns)]
+    if wrong:
+        raise ArgumentError(
+            f"devices={list(counts)!r}: mesh {axes} has {columns} devices along {axes.axis!r}, and {wrong[0]} is no "
+            "multiple of it, or there is no axis of the batch for the others. Choose other numbers of devices, or give "
+            f'the mesh, mesh={{"batch": 1, {axes.axis!r}: {columns}}}.'
+        )
+    return columns
+
+
+def _with_options(call: PredictedCall, options: Options) -> PredictedCall:
+    """Return the same call under other options, traced only once."""
+    return replace(call, options=options, run_trace=lambda: call.trace) if options != call.options else call
+
+
+def _with_rows_of_mesh(options: Options, rows: int) -> Options:
+    """Return options whose mesh has so many devices along the batch's axis."""
+    axes = options.mesh
+    if not axes.axis:
+        return options
+    sizes = tuple([(name, rows if name == axes.batch_axis else size) for name, size in axes.sizes])
+    return replace(options, mesh=replace(axes, sizes=sizes), devices=None)
 
 
 def _with_rows(

@@ -128,6 +128,19 @@ def _lies_otherwise(parts: VariableParts, own: VariableLayout, division: MeshDiv
     return parts.layout != own if division is None else parts.division != division
 
 
+def divisions_on_mesh(
+    variables: Sequence[tf.Variable],
+    wanted: Sequence[VariableLayout | None],
+    grid: DeviceMesh,
+    slots: Mapping[int, tf.Variable],
+    reshard: bool = True,
+) -> dict[int, MeshDivision]:
+    """Return how variables are several whose layouts name axes of a mesh, by their ids; see `_OnMesh`."""
+    check_layout({k: own for k, own in enumerate(wanted) if own is not None}, grid)
+    on_mesh = _OnMesh(variables, wanted, grid, slots, reshard)
+    return {id(v): division for v in variables if (division := on_mesh.division(v)) is not None}
+
+
 class _OnMesh:
     """How variables lie whose layouts name axes of a mesh.
 

@@ -9,6 +9,7 @@ from functools import partial
 from graphsplit.axes.columns import Columns, in_columns
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.layouts import REPLICATE, Cut, Division, Layout, MeshDivision, Nested, axis_of, evenly
+from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.parted_variables import parts_of
 from graphsplit.planning.state import State, program_of, state_of
 from graphsplit.program.asked_layouts import asked_of
@@ -105,8 +106,10 @@ class _Columned:
             elif division is not None:
                 devices[there] = division.devices[d]
         paths = zip(self._names, self._trace.captures, strict=True)
+        with raw_handles():
+            names = {id(variable.handle): variable.name.partition(":")[0] for variable in self._trace.variables}
         called = {
-            name: parts.path if (parts := parts_of(handle)) is not None else name
+            name: parts.path if (parts := parts_of(handle)) is not None else names.get(id(handle), name)
             for name, handle in paths
             if name in self._own
         }

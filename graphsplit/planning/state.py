@@ -100,18 +100,17 @@ def program_of(
         whole.update(obstacles)
 
 
-def program_as_if(trace: Trace, held: Mapping[str, Division], home: str, reshard: bool = True) -> tuple[Program, State]:
-    """Return what is planned for a traced function as if its variables lay otherwise, on devices that need not exist.
+def state_as_if(trace: Trace, held: Mapping[str, MeshDivision], home: str) -> State:
+    """Return where variables would be if they lay otherwise, on devices that need not exist.
 
     Args:
       trace: the function.
       held: how variables would be cut or copied, by the names of their placeholders.
       home: the device of all others.
-      reshard: see `divide`.
     """
     pairs = zip(trace.program.captures, trace.captures, strict=True)
     devices = {trace.program.ops[i].name: home for i, handle in pairs if handle.dtype == tf.resource}
-    return program_of(trace, lambda _: State(devices, divisions=held), reshard)
+    return State(devices, divisions=held)
 
 
 def _devices_of_parts(

@@ -87,7 +87,7 @@ class PredictedStep:
     @property
     def used(self) -> int:
         """How many devices of the machine are used."""
-        return len(set(self.plan.devices))
+        return len({*self.plan.devices, *[device for column in self.plan.mesh.columns for device in column]})
 
     @property
     def step_s(self) -> float:
