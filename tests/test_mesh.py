@@ -171,7 +171,8 @@ def test_a_transformer(heads: int, mesh: dict[str, int]):
     )  # what the first column makes for the others: looked-up rows, the gradient of the last layer
     if mesh == MESHES[0]:
         assert sums < sent_by_kind(plan)[along("model")] <= sums + others + 1000
-    assert "along 'model': " in str(plan)
+    along_axis = next(line for line in str(plan).splitlines() if "along 'model': " in line)
+    assert "4 all-reduces" in along_axis
     assert "used where its parts are" in str(plan)
 
 

@@ -198,9 +198,8 @@ def _communication(plan: Decisions) -> list[str]:
             lines.append(f"  {kind}: {count_text(len(tensors), 'tensor')}, {size}{sending}{_by_hosts(plan, kind)}")
     if axis := plan.mesh.other_axis:
         text = f"{format_bytes(by_kind.get(along(axis), 0))} sent" if not plan.program.symbols else "of unknown size"
-        roles = dict.fromkeys(op.provenance.role for op in plan.sharded_ops)
-        kinds = ", ".join(role for role in roles if role in _SENT) or "what one column makes for others"
-        lines.append(f"  {along(axis)}: {text} ({kinds})")
+        kinds = [count_text(count, kind) for kind, count in _moves_along(plan).items()]
+        lines.append(f"  {along(axis)}: {', '.join(kinds) or 'what one column makes for others'}, {text}")
     if by_kind.get(COPY):
         lines.append(f"  {COPY}: {format_bytes(by_kind[COPY])} sent")
     for bucket in plan.buckets:
@@ -218,6 +217,22 @@ def _communication(plan: Decisions) -> list[str]:
     if plan.order:
         lines.append(f"  after what other devices wait for: {len(plan.order)} operations")
     return lines
+
+
+def _moves_along(plan: Decisions) -> dict[str, int]:
+    """Return how many moves there are along the axis that is not the batch's, by kind, the most first.
+
+    What is reduced in parts and put together again of the same tensor is an all-reduce.
+    """
+    roles: dict[str, set[str]] = {}
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        if (step.home or step.shards) and op.provenance.role in _SENT:
+            roles.setdefault(op.provenance.origin, set()).add(op.provenance.role)
+    found: Counter[str] = Counter()
+    for own in roles.values():
+        both = own & {"reduce-scatter", "all-gather"}
+        found.update(["all-reduce", *own - both] if len(both) > 1 else own)
+    return dict(found.most_common())
 
 
 def _by_hosts(plan: Decisions, kind: str) -> str:
