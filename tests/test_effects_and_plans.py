@@ -239,7 +239,7 @@ def test_plan_prints_on_a_screen():
     assert lines[3:6] == ["  shard 0: CPU:0, 2 rows", "  shard 1: CPU:1, 1 row", "  argument x: float32[3] shard(0)"]
     assert lines[-3].endswith(f"which entries are new depends on all rows (test_effects_and_plans.py:{here})")
     assert lines[-2] == "      -> rewrite it row by row, or keep its argument whole by split={...: None}"
-    assert lines[-1] == "  alive at most: 12 B on CPU:0, 4 B on CPU:1"
+    assert lines[-1] == "  alive at most: 16 B on CPU:0, 8 B on CPU:1"  # with the pieces that each is sent
 
 
 @pytest.mark.parametrize("rows_of_it", [True, False])

@@ -14,7 +14,7 @@ import graphsplit as gs
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
-from graphsplit.planning.traffic import along, sent_by_kind, traffic
+from graphsplit.planning.traffic import along, traffic
 
 WIDTH, HIDDEN, LENGTH, VOCABULARY, HEAD = 12, 15, 6, 11, 4
 
@@ -170,7 +170,7 @@ def test_a_transformer(heads: int, mesh: dict[str, int]):
         2 * activation
     )  # what the first column makes for the others: looked-up rows, the gradient of the last layer
     if mesh == MESHES[0]:
-        assert sums < sent_by_kind(plan)[along("model")] <= sums + others + 1000
+        assert sums < traffic(plan).by_kind[along("model")] <= sums + others + 1000
     along_axis = next(line for line in str(plan).splitlines() if "along 'model': " in line)
     assert "4 all-reduces" in along_axis
     assert "used where its parts are" in str(plan)

@@ -98,11 +98,10 @@ class _Writer:
 
     def _owns(self, layout: Layout, shards: Iterable[int] | None = None) -> list[int]:
         """Return what shards have, all of them if it is not said which."""
-        is_cut = isinstance(layout, Shard)
         of_rows = isinstance(layout, Partial) or (isinstance(layout, Shard) and layout.partition == BATCH)
         found = []
         for d in self._shards if shards is None else shards:
-            size = round(self._size * self._mesh.share(d)) if is_cut else self._size
+            size = self._mesh.bytes_of(d, self._size, layout)
             shard = d if of_rows else None
             own = Own((), self._made_on[d], size, shard, tensor=self._tensor, layout=layout, by=d)
             found.append(self._add(own))

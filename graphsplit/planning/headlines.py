@@ -9,21 +9,26 @@ from graphsplit.costs.seconds import seconds_of
 from graphsplit.planning.amounts import format_bytes, size_text
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.shares import Shares
-from graphsplit.planning.traffic import traffic
+from graphsplit.planning.traffic import Traffic
 
 _LINK_BYTES_PER_S = 1e10  # PCIe 4: between GPUs of one machine without faster links
 _LAUNCH_S = 5e-6  # to start a kernel from the host
 _NO_WORK = frozenset({"Const", "Placeholder"})
-_SENT = frozenset({"scatter", "broadcast", "send", "gather", "all-gather", "all-to-all", "reduce", "all-reduce"})
 
 
-def headline(plan: Decisions, shares: Shares) -> str:
-    """Return the line."""
+def headline(plan: Decisions, shares: Shares, sends: Traffic) -> str:
+    """Return the line.
+
+    Args:
+      plan: which.
+      shares: what of it runs on the shards.
+      sends: what its devices send.
+    """
     if not plan.mesh.shards:
         return "Plan: nothing is sharded"
     count = len(set(plan.devices))
     where = f"{count} device{'s' if count != 1 else ''}"
-    return f"Plan: {sharded_text(shares)} on {where}, {_sent_text(plan)}{_limit_text(plan)}"
+    return f"Plan: {sharded_text(shares)} on {where}, {_sent_text(plan, sends)}{_limit_text(plan, sends)}"
 
 
 def sharded_text(shares: Shares) -> str:
@@ -33,28 +38,27 @@ def sharded_text(shares: Shares) -> str:
     return f"{100 * shares.sharded_flops / shares.flops:.4g} % of the FLOPs sharded"
 
 
-def _sent_text(plan: Decisions) -> str:
+def _sent_text(plan: Decisions, sends: Traffic) -> str:
     if plan.program.symbols:
-        moved = [move.tensor for move in plan.moves if move.kind in _SENT]
+        moved = [move.tensor for collective in plan.collectives if collective.sends for move in collective.moves]
         return f"{size_text(plan.program, moved)} to send a step"
-    return f"{format_bytes(sum(traffic(plan).sent.values()))} sent a step"
+    return f"{format_bytes(sum(sends.sent.values()))} sent a step"
 
 
-def _limit_text(plan: Decisions) -> str:
+def _limit_text(plan: Decisions, sends: Traffic) -> str:
     """Say what takes longest, of what follows one after the other; nothing where sizes are not known."""
     if plan.program.symbols:
         return ""
-    seconds = limits(plan)
+    seconds = limits(plan, sends)
     return f"; limited by {max(seconds, key=lambda what: seconds[what])}"
 
 
-def limits(plan: Decisions) -> dict[str, float]:
+def limits(plan: Decisions, sends: Traffic) -> dict[str, float]:
     """Return the modelled seconds of a step, by what takes them."""
     program, shards = plan.program, plan.mesh.shards
     largest = max([plan.mesh.share(d) for d in range(shards)], default=1.0)
     pairs = list(zip(program.ops, plan.steps, strict=True))
     busy, at_home = _arithmetic(plan)
-    sends = traffic(plan)
     through = max([*sends.sent.values(), *sends.received.values()], default=0)
     launched = sum(op.type not in _NO_WORK and bool(step.home or step.shards) for op, step in pairs)
     return {

@@ -1,20 +1,22 @@
 """Memory: how many bytes are alive on each device at a time, while a plan runs once in its own order.
 
-Counted is what operations make: activations, gradients, what is moved. Arguments, variables and constants are there
-before. What a kernel needs besides is not known, and an operation that writes its result over its operand is counted
-with both.
+Counted is what operations make, activations and gradients, and what moves consist of (`transfers`): pieces, sums, and
+what a device is sent. Arguments, variables and constants are there before. What a kernel needs besides is not known,
+and an operation that writes its result over its operand is counted with both.
+
+Everything is made when it is first needed, and there until it is needed last; but of a sum that shards of one device
+give to in turns there is one buffer, to which each adds as it comes.
 """
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from graphsplit.core.layouts import Partial, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import Layout, SingleDevice
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.phases import find_phases
-from graphsplit.planning.steps import Move
+from graphsplit.planning.transfers import Own, Read, Relay, Sum
 from graphsplit.planning.turns import find_turns
 from graphsplit.program.program import COPIES, Op, Tensor
 
@@ -34,7 +36,15 @@ def live_bytes(plan: Decisions, shards: Collection[int] | None = None) -> dict[s
       plan: what runs.
       shards: which of them run, beside what runs once; None: all.
     """
-    return _Replay(plan, range(plan.mesh.shards) if shards is None else shards).most()
+    replay = _Replay(plan, range(plan.mesh.shards) if shards is None else shards)
+    replay.run()
+    return replay.most(None if shards is None else _devices(plan, shards))
+
+
+def _devices(plan: Decisions, shards: Collection[int]) -> set[str]:
+    """Return the devices of some shards, and of what runs once."""
+    places = {(op.stage, op.provenance.column): op for op in plan.sharded_ops}.values()
+    return {plan.home, *plan.owners.of_ops, *[plan.shard_device(op, d) for op in places for d in shards]}
 
 
 def held_bytes(plan: Decisions) -> int:
@@ -63,60 +73,94 @@ def _own(plan: Decisions, op: Op) -> Iterator[Tensor]:
             yield tensor
 
 
-Place = int | str | None  # the shard that has a value, or the device that has it whole; None: where it is made whole
+class _Made(NamedTuple):
+    """What an operation makes: a shard's, or (None) once."""
 
-
-@dataclass(frozen=True)
-class _Buffer:
     tensor: Tensor
-    place: Place
+    shard: int | None
+
+
+class _Moved(NamedTuple):
+    """A value of a collective, by the numbers of both, where it is or on a device that is sent it."""
+
+    collective: int
+    value: int
+    device: str
+
+
+class _Copy(NamedTuple):
+    """A variable's value on a device that is sent it because it has no copy of its own."""
+
+    tensor: Tensor
+    device: str
+
+
+_Buffer = _Made | _Moved | _Copy
 
 
 class _Replay:
-    """Every operation in the order of the plan, and when what it makes is needed last."""
+    """Every operation in the order of the plan, and when what it makes is needed first and last."""
 
     def __init__(self, plan: Decisions, shards: Collection[int]):
         self._plan = plan
         self._shards = shards
         self._ops = plan.program.ops
-        self._first = [d for d in range(plan.mesh.shards) if plan.mesh.before(d) is None]
-        sources = (move for move in plan.moves if not is_whole(move.source) and is_whole(move.target))
-        self._put_together: dict[Tensor, Move] = {move.tensor: move for move in sources}
-        self._uses: dict[_Buffer, list[int]] = {}
+        self._first: dict[_Buffer, int] = {}  # in this order
+        self._last: dict[_Buffer, int] = {}
+        self._reads: dict[tuple[Tensor, Layout], tuple[int, tuple[Read, ...]]] = {}
+        self._adding: dict[_Made, list[_Moved]] = {}  # sums that take in what a shard makes when it is there
+        self._missing: dict[_Moved, int] = {}  # how much of that is not there yet
+        for c, collective in enumerate(plan.collectives):
+            self._reads |= {
+                (m.tensor, m.target): (c, r) for m, r in zip(collective.moves, collective.reads, strict=True)
+            }
+            for i, value in enumerate(collective.values):
+                if isinstance(value, Sum) and value.turn is not None:
+                    own = [_Made(own.tensor, own.by) for own in self._owns(c, value.of[1])]
+                    total = _Moved(c, i, value.device)
+                    self._missing[total] = len(own)
+                    for made in own:
+                        self._adding.setdefault(made, []).append(total)
 
-    @functools.cached_property
-    def _run(self) -> list[tuple[int, int | None]]:
-        return list(self._copies())
+    def _owns(self, c: int, i: int) -> Iterator[Own]:
+        """Return what a value consists of."""
+        value = self._plan.collectives[c].values[i]
+        if isinstance(value, Own):
+            yield value
+        for k in value.of:
+            yield from self._owns(c, k)
 
-    def most(self) -> dict[str, int]:
-        """Return the most bytes on each device."""
-        self._note_uses()
+    def run(self) -> None:
+        """Find out when everything is needed."""
+        for n, (i, d) in enumerate(self._copies()):
+            op = self._ops[i]
+            for buffer in self._read(op, d):
+                self._need(buffer, n)
+            for k in range(len(op.out_shapes)):
+                made = _Made(Tensor(i, k), d)
+                self._need(made, n)
+                for total in self._adding.get(made, ()):
+                    self._missing[total] -= 1
+                    if not self._missing[total]:
+                        self._need(total, n)
+
+    def most(self, devices: Collection[str] | None) -> dict[str, int]:
+        """Return the most bytes on each device, or on some."""
         alive: dict[str, int] = {}
         most: dict[str, int] = {}
         ends: dict[int, list[tuple[str, int]]] = {}
-        made: set[_Buffer] = set()
-        for n, (i, d) in enumerate(self._run):
-            op = self._ops[i]
-            outputs = [_Buffer(Tensor(i, k), d) for k in range(len(op.out_shapes))]
-            for buffer in [*self._reads(op, d), *outputs]:
-                root = self._root(buffer)
-                if root in made or not (_has_buffer(self._ops[root.tensor.op]) or self._is_sent(root)):
-                    continue
-                made.add(root)
-                device, size = self._size(root)
+        now = 0
+        for buffer, first in self._first.items():
+            for n in range(now, first):
+                for device, size in ends.pop(n, ()):
+                    alive[device] -= size
+            now = first
+            device, size = self._size(buffer)
+            if devices is None or device in devices:
                 alive[device] = alive.get(device, 0) + size
-                ends.setdefault(max(self._uses.get(root, [n])), []).append((device, size))
                 most[device] = max(most.get(device, 0), alive[device])
-            for device, size in ends.pop(n, ()):
-                alive[device] -= size
+                ends.setdefault(self._last[buffer], []).append((device, size))
         return most
-
-    def _note_uses(self) -> None:
-        for n, (i, d) in enumerate(self._run):
-            for buffer in self._reads(self._ops[i], d):
-                self._uses.setdefault(self._root(buffer), []).append(n)
-        for tensor, move in self._put_together.items():
-            self._keep_parts(tensor, move)
 
     def _copies(self) -> Iterator[tuple[int, int | None]]:
         """Return what runs, in order: what runs once as soon as the shards are ready for it, then phase by phase."""
@@ -139,72 +183,97 @@ class _Replay:
                 yield from ((i, turn.shard) for i in phases[turn.phase].ops)
         yield from ((i, None) for _, i in reversed(once))
 
-    def _reads(self, op: Op, d: int | None) -> Iterator[_Buffer]:
+    def _read(self, op: Op, d: int | None) -> Iterator[_Buffer]:
+        """Return what an operation reads that is a buffer, on a shard or (None) where it runs once."""
         if d is None:
-            yield from (_Buffer(tensor, None) for tensor in op.inputs)
+            own = SingleDevice(self._plan.owners.of_ops[op.index])
+            inputs = [self._plan.program.nearest(op, own.device)] if op.type == COPIES else op.inputs
+            yield from [buffer for tensor in inputs for buffer in self._read_in(tensor, own, None)]
             return
-        own, shards = set(_own(self._plan, op)), self._plan.steps[op.index].shards
+        shards = self._plan.steps[op.index].shards
         assert shards is not None
-        nearest = self._plan.program.nearest(op, self._plan.shard_device(op, d)) if op.type == COPIES else None
-        for i, tensor in enumerate(op.inputs):
-            if i not in shards.makes and nearest in (None, tensor):
-                yield _Buffer(tensor, d if tensor in own else self._sent(op, tensor, shards.wants[i], d))
-
-    def _sent(self, op: Op, tensor: Tensor, want: object, d: int) -> Place:
-        """Return where shard `d` reads a whole value, or its piece of one: where that is made, or what was sent."""
-        device = self._plan.shard_device(op, d)
-        if device == self._device(_Buffer(tensor, None)):
-            return None
-        return d if isinstance(want, Shard) else device
-
-    def _root(self, buffer: _Buffer) -> _Buffer:
-        """Return the buffer that a value shares."""
-        while True:
-            op, d = self._ops[buffer.tensor.op], buffer.place
-            moved = d is None and buffer.tensor in self._put_together
-            if op.type not in _SAME_BUFFER or moved or isinstance(d, str):
-                return buffer
-            if d is None:
-                buffer = _Buffer(op.inputs[0], None)
-            elif self._plan.steps[op.index].shards is None:
-                return buffer
-            else:
-                buffer = next(self._reads(op, d))
-
-    def _keep_parts(self, tensor: Tensor, move: Move) -> None:
-        """Keep what the shards give until it is put together; sums are added up as they come."""
-        uses = self._uses.get(_Buffer(tensor, None), [])
-        if not uses:
+        if op.type == COPIES:
+            device = self._plan.shard_device(op, d)
+            tensor = self._plan.program.nearest(op, device)
+            is_here = self._plan.program.places[tensor.op] == device
+            yield _Made(tensor, None) if is_here else _Copy(tensor, device)
             return
-        added_up = isinstance(move.source, Partial)
-        for d in self._first if added_up else self._shards:
-            last = max(uses) if added_up and len(self._first) == 1 else min(uses)
-            self._uses.setdefault(self._root(_Buffer(tensor, d)), []).append(last)
+        for i, tensor in enumerate(op.inputs):
+            if i not in shards.makes:
+                yield from self._read_in(tensor, shards.wants[i], d)
 
-    def _is_sent(self, buffer: _Buffer) -> bool:
-        """Return whether a buffer is what a device was sent of a variable that lives on another one."""
-        return isinstance(buffer.place, str) and self._ops[buffer.tensor.op].type == "ReadVariableOp"
+    def _read_in(self, tensor: Tensor, layout: Layout, d: int | None) -> Iterator[_Buffer]:
+        """Yield what is read of a tensor in a layout: what was made, or what moved; nothing of what is everywhere."""
+        step = self._plan.steps[tensor.op]
+        if d is not None and step.shards and step.shards.gives[tensor.index] == layout:
+            yield _Made(tensor, d)
+        elif (tensor, layout) in self._reads:
+            c, reads = self._reads[tensor, layout]
+            read = reads[d or 0]
+            yield _Moved(c, read.value, read.device)
+        elif step.home:
+            yield _Made(tensor, None)
+        elif d is None and layout != (here := SingleDevice(self._plan.owners.of(tensor))):
+            yield from self._read_in(tensor, here, None)  # wherever it is put together
+
+    def _need(self, buffer: _Buffer, n: int) -> None:
+        """Note that something is needed, and, the first time, what it is made of."""
+        root = self._root(buffer)
+        if root is None:
+            return
+        if root not in self._first:
+            for source in self._sources(root):
+                self._need(source, n)
+            self._first[root] = n
+        self._last[root] = n
+
+    def _sources(self, buffer: _Buffer) -> Iterator[_Buffer]:
+        """Return what is there while something moves."""
+        if isinstance(buffer, _Moved):
+            value = self._plan.collectives[buffer.collective].values[buffer.value]
+            if value.device != buffer.device:
+                yield _Moved(buffer.collective, buffer.value, value.device)
+            else:
+                yield from (_Moved(buffer.collective, i, value.device) for i in value.of)
+
+    def _root(self, buffer: _Buffer) -> _Buffer | None:
+        """Return the buffer that a value shares; None for what has none."""
+        found: _Buffer | None = buffer
+        while found is not None:
+            buffer, found = found, self._shared(found)
+            if found == buffer:
+                return found
+        return None
+
+    def _shared(self, buffer: _Buffer) -> _Buffer | None:
+        """Return of which buffer a value is another name: itself, if it has one of its own; None if there is none."""
+        if isinstance(buffer, _Copy):
+            return buffer
+        if isinstance(buffer, _Made):
+            op, d = self._ops[buffer.tensor.op], buffer.shard
+            if op.type in _SAME_BUFFER:
+                return next(self._read(op, d), None)
+            return buffer if op.type not in _NO_BUFFER and (d is None or d in self._shards) else None
+        value = self._plan.collectives[buffer.collective].values[buffer.value]
+        if value.device != buffer.device:
+            return buffer
+        if isinstance(value, Own):
+            return next(self._read_in(value.tensor, value.layout, value.by), None)
+        if isinstance(value, Relay) or (isinstance(value, Sum) and value.turn is not None):
+            return _Moved(buffer.collective, value.of[0], value.device)
+        return buffer
 
     def _size(self, buffer: _Buffer) -> tuple[str, int]:
         """Return the device of a buffer, and its bytes."""
-        plan, tensor, d = self._plan, buffer.tensor, buffer.place
-        size, device = plan.program.bytes(tensor), self._device(buffer)
-        if isinstance(d, int):
-            shards = plan.steps[tensor.op].shards
-            if shards is None or isinstance(shards.gives[tensor.index], Shard):
-                size = round(size * plan.mesh.share(d))
-        elif d is None and tensor in self._put_together:
-            added_up = isinstance(self._put_together[tensor].source, Partial)
-            size *= not (added_up and len(self._first) == 1)
-        return device, size
-
-    def _device(self, buffer: _Buffer) -> str:
-        plan, tensor, d = self._plan, buffer.tensor, buffer.place
-        if isinstance(d, str):
-            return d
-        if d is not None:
-            return plan.shard_device(self._ops[tensor.op], d)
-        if tensor in self._put_together:
-            target = self._put_together[tensor].target
-            return (target.device if isinstance(target, SingleDevice) else "") or plan.home
-        return plan.owners.of_ops[tensor.op] or plan.home
+        plan = self._plan
+        if isinstance(buffer, _Moved):
+            return buffer.device, plan.collectives[buffer.collective].values[buffer.value].bytes
+        size = plan.program.bytes(buffer.tensor)
+        if isinstance(buffer, _Copy):
+            return buffer.device, size
+        if buffer.shard is None:
+            return plan.owners.of_ops[buffer.tensor.op] or plan.home, size
+        shards = plan.steps[buffer.tensor.op].shards
+        assert shards is not None
+        size = plan.mesh.bytes_of(buffer.shard, size, shards.gives[buffer.tensor.index])
+        return plan.shard_device(self._ops[buffer.tensor.op], buffer.shard), size

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from graphsplit.core.apportionment import apportion, whole_weights
 from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import host_name
+from graphsplit.core.layouts import Layout, Shard
 from graphsplit.core.symbolic_sizes import Size
 from graphsplit.core.symbolic_sizes import rows as rows_of_unknown_batch
 from graphsplit.program.program import Op
@@ -107,6 +108,16 @@ class Mesh:
         """Return the part of the batch that shard `d` has."""
         shares = self.rows or self.weights
         return shares[d] / sum(shares)
+
+    def bytes_of(self, d: int, size: int, layout: Layout) -> int:
+        """Return how many bytes of a tensor shard `d` has in a layout, where it has any.
+
+        Args:
+          d: the shard.
+          size: of the whole tensor, in bytes.
+          layout: of the tensor on the shards.
+        """
+        return round(size * self.share(d)) if isinstance(layout, Shard) else size
 
     def rows_of(self, batch: int) -> tuple[int, ...]:
         """Return how many rows of a batch each shard has, where that was not known when planning.

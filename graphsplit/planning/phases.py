@@ -16,7 +16,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.layouts import Partial
 from graphsplit.planning.flow import Flow, Source
 from graphsplit.planning.levels import levels_on_shards
 from graphsplit.planning.pipelines import Task, find_tasks
@@ -76,7 +75,7 @@ def _sums(number: Mapping[int, int], collectives: Sequence[Collective]) -> dict[
     """Return by phase the moves that add up what shards give, given the phase of each operation."""
     found: dict[int, list[Move]] = {}
     for collective in collectives:
-        if isinstance(collective.moves[0].source, Partial):
+        if collective.adds_up:
             last = max([number[move.tensor.op] for move in collective.moves])
             found.setdefault(last, []).append(collective.moves[0])
     return found

@@ -21,8 +21,7 @@ from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.shares import Cause, Shares, shares_of
 from graphsplit.planning.stage_texts import stages_text
-from graphsplit.planning.traffic import COPY, along, sent_by_kind, traffic
-from graphsplit.planning.transfers import Sum
+from graphsplit.planning.traffic import COPY, Traffic, along, traffic
 from graphsplit.program.program import Op
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator
@@ -45,9 +44,9 @@ _MOST_MET = 4
 def describe(plan: Decisions) -> str:
     """Return what runs where, what moves, what stayed at home and why."""
     notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
-    shares = shares_of(plan)
+    shares, sends = shares_of(plan), traffic(plan)
     at_home = [*_at_home(plan), *_following(plan, shares)] or ["  nothing that carries the batch runs at home"]
-    found = [*_header(plan, shares), *_communication(plan), *at_home]
+    found = [*_header(plan, shares, sends), *_communication(plan, sends), *at_home]
     return "\n".join([*found, *_turns(plan), *_alive(plan), *_split_turns(plan), *notes])
 
 
@@ -66,9 +65,9 @@ def _share(part: int, whole: int) -> str:
     return f"{100 * part / whole:.4g} %" if whole else "none"
 
 
-def _header(plan: Decisions, shares: Shares) -> list[str]:
+def _header(plan: Decisions, shares: Shares, sends: Traffic) -> list[str]:
     program, steps, mesh = plan.program, plan.steps, plan.mesh
-    lines = [headline(plan, shares), f"  {_counts(plan)}"]
+    lines = [headline(plan, shares, sends), f"  {_counts(plan)}"]
     if mesh.shards:
         flops, size = _share(shares.sharded_flops, shares.flops), _share(shares.sharded_bytes, shares.bytes)
         lines.append(f"  on the shards: {flops} of the FLOPs, {size} of the bytes that are computed")
@@ -187,9 +186,9 @@ def _working(ops: Iterable[Op]) -> list[Op]:
     return [op for op in ops if op.type not in ("Const", "Placeholder")]
 
 
-def _communication(plan: Decisions) -> list[str]:
+def _communication(plan: Decisions, sends: Traffic) -> list[str]:
     lines = []
-    by_kind = {} if plan.program.symbols else sent_by_kind(plan)
+    by_kind = {} if plan.program.symbols else sends.by_kind
     for kind in _SENT:
         tensors = [move.tensor for move in plan.moves if move.kind == kind]
         if tensors:
@@ -206,11 +205,10 @@ def _communication(plan: Decisions) -> list[str]:
         tensors = [move.tensor for move in bucket.moves]
         many = count_text(len(tensors), "tensor")
         lines.append(f"  bucketed {bucket.kind}: {many}, {size_text(plan.program, tensors)}")
-    found = traffic(plan)
-    if found.between_hosts and not plan.program.symbols:
-        between, within = format_bytes(found.between_hosts), format_bytes(found.within_hosts)
+    if sends.between_hosts and not plan.program.symbols:
+        between, within = format_bytes(sends.between_hosts), format_bytes(sends.within_hosts)
         lines.append(f"  between {len(_hosts(plan))} hosts: {between} a call; within them: {within}")
-    device, sent, received = found.busiest
+    device, sent, received = sends.busiest
     if device and not plan.program.symbols:
         amounts = f"sends {format_bytes(sent)}, receives {format_bytes(received)}"
         lines.append(f"  busiest device: {short_name(device)} {amounts} a call")
@@ -241,8 +239,7 @@ def _by_hosts(plan: Decisions, kind: str) -> str:
     if not found:
         return ""
     count = f"{len(_hosts(plan))} hosts"
-    adds_up = any(isinstance(value, Sum) for value in found[0].values)
-    return f", within each host, then between {count}" if adds_up else f", once to each of {count}"
+    return f", within each host, then between {count}" if found[0].adds_up else f", once to each of {count}"
 
 
 def _hosts(plan: Decisions) -> set[str]:

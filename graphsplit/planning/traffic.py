@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import Shard
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.transfers import Send
 from graphsplit.program.program import COPIES
@@ -22,11 +21,13 @@ class Traffic:
       sent: what leaves it for other devices.
       received: what reaches it from other devices.
       between_hosts: how much of all that passes from host to host.
+      by_kind: all that is sent, by the kind of move, and of what is sent between columns by the axis: see `along`.
     """
 
     sent: dict[str, int] = field(default_factory=dict)
     received: dict[str, int] = field(default_factory=dict)
     between_hosts: int = 0
+    by_kind: dict[str, int] = field(default_factory=dict)
 
     @property
     def within_hosts(self) -> int:
@@ -50,24 +51,15 @@ def traffic(plan: Decisions) -> Traffic:
     """
     sent: dict[str, int] = {}
     received: dict[str, int] = {}
-    between_hosts = 0
-    for source, target, size in sorted([send for _, send in _sends(plan)]):
+    between_hosts, by_kind = 0, {COPY: 0}
+    sends = [(send, kind) for kind, send in _sends(plan)]
+    for (source, target, size), kind in sorted(sends):
+        by_kind[kind] = by_kind.get(kind, 0) + (size if source != target else 0)
         if source != target and size:
             sent[source] = sent.get(source, 0) + size
             received[target] = received.get(target, 0) + size
             between_hosts += size if host_name(source) != host_name(target) else 0
-    return Traffic(sent, received, between_hosts)
-
-
-def sent_by_kind(plan: Decisions) -> dict[str, int]:
-    """Return the bytes that one call sends between devices, which add up to what devices send.
-
-    They are told by the kind of move, and of those between columns by the axis: see `along`.
-    """
-    found = {COPY: 0}
-    for kind, (source, target, size) in _sends(plan):
-        found[kind] = found.get(kind, 0) + (size if source != target else 0)
-    return found
+    return Traffic(sent, received, between_hosts, by_kind)
 
 
 def along(axis: str) -> str:
@@ -103,7 +95,7 @@ def _sends_between_columns(plan: Decisions) -> Iterator[tuple[str, Send]]:
                 device, size = plan.shard_device(op, d), plan.program.bytes(tensor)
                 if made is not None and made.gives[tensor.index] == want:
                     source, key = plan.shard_device(plan.program.ops[tensor.op], d), (tensor, d)
-                    size = round(size * plan.mesh.share(d)) if isinstance(want, Shard) else size
+                    size = plan.mesh.bytes_of(d, size, want)
                 elif carried is not None:
                     read = carried.reads[k][d]
                     value = carried.values[read.value]

@@ -142,6 +142,16 @@ class Collective:
         return len({move.tensor for move in self.moves}) > 1
 
     @property
+    def adds_up(self) -> bool:
+        """Whether anything is added up in it."""
+        return any(isinstance(value, Sum) for value in self.values)
+
+    @property
+    def sends(self) -> bool:
+        """Whether anything of it is sent from one device to another."""
+        return next(self.transfers(), None) is not None
+
+    @property
     def gateways(self) -> dict[str, str]:
         """The devices, by host, through which passes what comes from other hosts or leaves for them, if one does."""
         relays = {host_name(v.device): v.device for v in self.values if isinstance(v, Relay)}
