@@ -92,7 +92,7 @@ def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], 
     from graphsplit.core import structures
     from graphsplit.core.devices import canonical_name
     from graphsplit.planning.collectives import bucketed, find_collectives
-    from graphsplit.runtime.executable import Executable
+    from graphsplit.runtime.executable import make_executable
 
     devices = [canonical_name(name) for name in devices]
     added = [tf.Variable(tf.zeros(entries)) for _ in range(vectors)]
@@ -116,7 +116,7 @@ def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], 
     buckets = [[move for move in vectors_moved if move.kind == kind] for kind in kinds]  # whatever their size
     apart = find_collectives(plan.program, plan.mesh, plan.home, plan.moves)
     ways = [tuple(bucketed(apart, own)) for own in (buckets, [])]
-    made = [Executable(traced, replace(plan, collectives=way), "step") for way in ways]
+    made = [make_executable(traced, replace(plan, collectives=way), "step") for way in ways]
     return (lambda: made[0]([x])), (lambda: made[1]([x]))
 
 

@@ -257,9 +257,9 @@ def test_second_derivative_through_a_loop_over_an_unknown_length():
     ((compiled,),) = sharded._traces.compiled.values()
     (pair,) = compiled._pairs.values()
     bodies = compiled.trace.shared.bodies
-    assert len(pair._again_functions) == 1  # the second derivative asked for one of the groups
+    assert len(pair.again) == 1  # the second derivative asked for one of the groups
     seen = len(bodies)
-    for g in range(len(pair._joint.groups)):
+    for g in range(len(pair.joint.groups)):
         pair._again(g)
     assert len(bodies) == seen > 0  # what the others share with it was not read again
 

@@ -13,7 +13,7 @@ import graphsplit as gs
 from graphsplit.core.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission.emitter import emit
-from graphsplit.runtime.feeding import FedExecutable
+from graphsplit.runtime.feeding import make_fed_executable
 from tests.helpers.law import assert_close, assert_law
 from tests.test_parallelize import rows
 
@@ -143,5 +143,5 @@ def test_a_name_scope_of_our_name_changes_nothing():
     for batch, result in zip([x, x], function.map([x, x]), strict=True):
         assert_close(result, f(batch))
     planned = function._planned(x)
-    pieces = FedExecutable(planned.trace, planned.plan, "f").feed([x])
+    pieces = make_fed_executable(planned.trace, planned.plan, "f").feed([x])
     assert sorted(piece.shape[0] for piece in pieces if piece.shape.rank == 2) == [2, 2, 3]

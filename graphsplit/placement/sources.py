@@ -26,7 +26,7 @@ from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
-from graphsplit.runtime.executable import Executable
+from graphsplit.runtime.executable import make_executable
 from graphsplit.runtime.handles import captured
 from graphsplit.tracing.trace import Trace, source_locator
 
@@ -121,7 +121,7 @@ def source_of_plan(trace: Trace, plan: Plan, name: str) -> PlacementSource:
         at_home={op.name: (reason, plan.gathered_bytes(op) if known else 0) for op, reason in plan.stayed_home},
         rows=plan.rows,
         compiled=_calls(emitted),
-        make_run=lambda: Executable(trace, plan, name),
+        make_run=lambda: make_executable(trace, plan, name),
         **_where_planned(plan, _captures(emitted, trace, plan)),
     )
 

@@ -3,19 +3,88 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import make_node, output_type, source_of, split_reference, with_inputs
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.runtime.empty_shards import DeadTensors, waiting_for
-from graphsplit.runtime.executable import runtime_function
+from graphsplit.runtime.empty_shards import DeadTensors, dead_tensors, waiting_for
+from graphsplit.runtime.executable import Function, runtime_function
 
 
-class Cut:
+@dataclass(frozen=True, eq=False)
+class _Backward:
+    """One group's backward part: seeds, residuals and some of the arguments -> gradients.
+
+    Attributes:
+      read: the references of what it reads of forward.
+      function: takes what it reads, then the seeds.
+    """
+
+    read: Sequence[str]
+    function: Function
+
+    def __call__(self, known: Mapping[str, tf.Tensor], seeds: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self.function([*[known[r] for r in self.read], *seeds])
+
+
+@dataclass(frozen=True, eq=False)
+class CutGraph:
     """An emitted graph of outputs and gradients, as functions that run forward and backward.
+
+    Attributes:
+      outputs: how many outputs there are.
+      given: the references of arguments and captures.
+      residuals: those of what forward returns besides the outputs.
+      forward: takes what is given; returns outputs and residuals.
+      backward: for each group.
+    """
+
+    outputs: int
+    given: Sequence[str]
+    residuals: Sequence[str]
+    forward: Function
+    backward: Sequence[_Backward]
+
+    def run_forward(self, given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
+        """Return the outputs and the residuals, for the arguments and captures."""
+        results = self.forward(given)
+        return results[: self.outputs], results[self.outputs :]
+
+    def run_backward(
+        self, g: int, given: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """Return the gradients of group `g`."""
+        known = dict(zip((*self.given, *self.residuals), (*given, *residuals), strict=True))
+        return self.backward[g](known, seeds)
+
+
+class _Part(NamedTuple):
+    """What of an emitted graph belongs to a group.
+
+    Attributes:
+      seeds: names of the placeholders of the gradients that come in.
+      results: references of the gradients that it returns.
+      after: the names of all nodes that depend on its seeds.
+    """
+
+    seeds: Sequence[str]
+    results: Sequence[str]
+    after: set[str]
+
+
+def cut_graph(
+    graph: EmittedGraph,
+    arguments: int,
+    outputs: int,
+    groups: Sequence[tuple[int, int]],
+    name: str,
+    late: Collection[str] = (),
+) -> CutGraph:
+    """Return an emitted graph of outputs and gradients as functions that run forward and backward.
 
     What depends on a seed (the gradient of an output) runs backward, the rest forward. A forward tensor that is read
     backward is a residual and stays on its device; what follows from constants alone is made again instead.
@@ -28,94 +97,75 @@ class Cut:
       name: what to call the functions.
       late: captures of which the forward part knows nothing: what reads them runs backward.
     """
-
-    def __init__(
-        self,
-        graph: EmittedGraph,
-        arguments: int,
-        outputs: int,
-        groups: Sequence[tuple[int, int]],
-        name: str,
-        late: Collection[str] = (),
-    ):
-        self._outputs = outputs
-        self._given = (*graph.inputs[:arguments], *graph.captures)
-        parts = []
-        later = graph.by_name.after(late) - {*late, *graph.by_name.after(graph.inputs[arguments:])}
-        first_seed, first_result = arguments, outputs
-        for seeds, results in groups:
-            own_seeds = graph.inputs[first_seed : first_seed + seeds]
-            own_results = graph.outputs[first_result : first_result + results]
-            parts.append((own_seeds, own_results, graph.by_name.after(own_seeds) | later))
-            first_seed, first_result = first_seed + seeds, first_result + results
-        constant = _constant_only(graph) | {n.name for n in graph.nodes if n.op == "Const"}
-        forward = set(graph.by_name).difference(*[after for _, _, after in parts])
-        crossing = [_crossing(graph, after, results, constant) for _, results, after in parts]
-        dead = DeadTensors(graph)
-        read = [*[r for c in crossing for r in c], *graph.present]
-        self._residuals = [r for r in dict.fromkeys(read) if source_of(r) not in self._given]
-        kept, returned = dead.replaced(self._residuals)
-        self._forward = runtime_function(
-            f"{name}_forward",
-            graph,
-            [*[n for n in graph.nodes if n.name in forward], *kept],
-            self._given,
-            (*graph.outputs[:outputs], *returned),
-            [e for e in graph.effects if e in forward],
-            {},
-        )
-        self._backward = [
-            _Backward(graph, constant, part, crossing[g], dead, f"{name}_backward") for g, part in enumerate(parts)
-        ]
-
-    def run_forward(self, given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
-        """Return the outputs and the residuals, for the arguments and captures."""
-        results = self._forward(given)
-        return results[: self._outputs], results[self._outputs :]
-
-    def run_backward(
-        self, g: int, given: Sequence[tf.Tensor], seeds: Sequence[tf.Tensor], residuals: Sequence[tf.Tensor]
-    ) -> list[tf.Tensor]:
-        """Return the gradients of group `g`."""
-        known = dict(zip((*self._given, *self._residuals), (*given, *residuals), strict=True))
-        return self._backward[g](known, seeds)
+    given = (*graph.inputs[:arguments], *graph.captures)
+    parts = _parts(graph, arguments, outputs, groups, late)
+    constant = _constant_only(graph) | {n.name for n in graph.nodes if n.op == "Const"}
+    forward = set(graph.by_name).difference(*[part.after for part in parts])
+    crossing = [_crossing(graph, part.after, part.results, constant) for part in parts]
+    dead = dead_tensors(graph)
+    read = [*[r for c in crossing for r in c], *graph.present]
+    residuals = [r for r in dict.fromkeys(read) if source_of(r) not in given]
+    kept, returned = dead.replaced(residuals)
+    run_forward = runtime_function(
+        f"{name}_forward",
+        graph,
+        [*[n for n in graph.nodes if n.name in forward], *kept],
+        given,
+        (*graph.outputs[:outputs], *returned),
+        [e for e in graph.effects if e in forward],
+        {},
+    )
+    pairs = zip(parts, crossing, strict=True)
+    backward = [_backward(graph, constant, part, read, dead, f"{name}_backward") for part, read in pairs]
+    return CutGraph(outputs, given, residuals, run_forward, backward)
 
 
-class _Backward:
-    """One group's backward part: seeds, residuals and some of the arguments -> gradients."""
+def _parts(
+    graph: EmittedGraph, arguments: int, outputs: int, groups: Sequence[tuple[int, int]], late: Collection[str]
+) -> list[_Part]:
+    parts, first_seed, first_result = [], arguments, outputs
+    later = graph.by_name.after(late) - {*late, *graph.by_name.after(graph.inputs[arguments:])}
+    for seeds, results in groups:
+        own_seeds = graph.inputs[first_seed : first_seed + seeds]
+        own_results = graph.outputs[first_result : first_result + results]
+        parts.append(_Part(own_seeds, own_results, graph.by_name.after(own_seeds) | later))
+        first_seed, first_result = first_seed + seeds, first_result + results
+    return parts
 
-    def __init__(
-        self,
-        graph: EmittedGraph,
-        constant: set[str],
-        part: tuple[Sequence[str], Sequence[str], set[str]],
-        crossing: Sequence[str],
-        dead: DeadTensors,
-        name: str,
-    ):
-        seeds, results, after = part
-        self._read = list(dict.fromkeys([*crossing, *graph.present]))
-        inputs = {r: f"{graph.scope}/residual_{i}" for i, r in enumerate(self._read)}
-        nodes = [_placeholder(stand_in, graph, r) for r, stand_in in inputs.items()]
-        own, stand_ins, tokens = dead.again(inputs)
-        nodes += own
-        own_constants = constant - after  # (one that waits for a gradient stands with what follows from that)
-        for node in graph.nodes:
-            if node.name in own_constants:
-                nodes.append(waiting_for(node, tokens.get(dead.without.get(node.name, ""))))
-        nodes += [_with_stand_ins(n, stand_ins, after | constant) for n in graph.nodes if n.name in after]
-        self._function = runtime_function(
-            name,
-            graph,
-            nodes,
-            (*inputs.values(), *seeds),
-            [stand_ins.get(r, r) for r in results],
-            [e for e in graph.effects if e in after],
-            {},
-        )
 
-    def __call__(self, known: Mapping[str, tf.Tensor], seeds: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self._function([*[known[r] for r in self._read], *seeds])
+def _backward(
+    graph: EmittedGraph, constant: set[str], part: _Part, crossing: Sequence[str], dead: DeadTensors, name: str
+) -> _Backward:
+    """Return the backward part of a group.
+
+    Args:
+      graph: the whole.
+      constant: names of the nodes that are made again.
+      part: the group's.
+      crossing: what it reads of forward.
+      dead: what may be dead of that.
+      name: what to call the function.
+    """
+    read = list(dict.fromkeys([*crossing, *graph.present]))
+    inputs = {r: f"{graph.scope}/residual_{i}" for i, r in enumerate(read)}
+    nodes = [_placeholder(stand_in, graph, r) for r, stand_in in inputs.items()]
+    own, stand_ins, tokens = dead.again(inputs)
+    nodes += own
+    own_constants = constant - part.after  # (one that waits for a gradient stands with what follows from that)
+    for node in graph.nodes:
+        if node.name in own_constants:
+            nodes.append(waiting_for(node, tokens.get(dead.without.get(node.name, ""))))
+    nodes += [_with_stand_ins(n, stand_ins, part.after | constant) for n in graph.nodes if n.name in part.after]
+    function = runtime_function(
+        name,
+        graph,
+        nodes,
+        (*inputs.values(), *part.seeds),
+        [stand_ins.get(r, r) for r in part.results],
+        [e for e in graph.effects if e in part.after],
+        {},
+    )
+    return _Backward(read, function)
 
 
 def _crossing(graph: EmittedGraph, after: set[str], results: Sequence[str], constant: set[str]) -> list[str]:

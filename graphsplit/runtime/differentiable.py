@@ -8,7 +8,7 @@ also returns the residuals, which stay where they are, and a backward part that 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, NoReturn
 
@@ -34,12 +34,12 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
-from graphsplit.runtime.cutting import Cut
-from graphsplit.runtime.executable import Executable
+from graphsplit.runtime.cutting import CutGraph, cut_graph
+from graphsplit.runtime.executable import Executable, make_executable
 from graphsplit.runtime.failures import Located
-from graphsplit.runtime.feeding import FedExecutable
+from graphsplit.runtime.feeding import FedExecutable, make_fed_executable
 from graphsplit.runtime.handles import captured, layouts_of, origins_of, watches
-from graphsplit.runtime.joint_trace import differentiable_outputs, gradients_only, joint_trace
+from graphsplit.runtime.joint_trace import JointTrace, differentiable_outputs, gradients_only, joint_trace
 from graphsplit.runtime.kept_values import KeptValues
 from graphsplit.tracing.trace import Trace
 
@@ -79,7 +79,7 @@ class Differentiable:
         """The function alone, as it runs when no tape is watching."""
         if self._executable is None:
             with self.trace.lock:
-                self._executable = self._executable or Executable(self.trace, self.plan, self.name)
+                self._executable = self._executable or make_executable(self.trace, self.plan, self.name)
         return self._executable
 
     def sends(self, readers: tuple[str, ...] = ()) -> bool:
@@ -96,7 +96,7 @@ class Differentiable:
         if readers not in self._fed:
             with self.trace.lock:
                 if readers not in self._fed:
-                    self._fed[readers] = FedExecutable(self.trace, self.plan, self.name, readers)
+                    self._fed[readers] = make_fed_executable(self.trace, self.plan, self.name, readers)
         with Located(self.plan, tensors):
             return self._fed[readers].feed(tensors)
 
@@ -167,42 +167,43 @@ class Differentiable:
         if watched not in self._pairs:
             with self.trace.lock:
                 if watched not in self._pairs:
-                    self._pairs[watched] = ForwardAndBackward(self, watched)
+                    self._pairs[watched] = _forward_and_backward(self, watched)
         return self._pairs[watched]
 
 
+@dataclass(frozen=True, eq=False)
 class ForwardAndBackward:
     """A function and its vector-Jacobian products, planned as one program and cut.
 
     Outputs that depend on the same sources share one product. Others have their own, because a source that an output
     does not depend on has no gradient (None), not a gradient of zeros.
+
+    Attributes:
+      single: the function.
+      plan: of both.
+      joint: what is planned.
+      cut: what runs.
+      again: gradients as functions that were made already, by group.
+      whole: forward (None) and backward parts as calls that take all there is, those that were made already.
     """
 
-    def __init__(self, single: Differentiable, watched: Sequence[bool]):
-        self.single = single
-        program = single.trace.program
-        joint = joint_trace(single.trace, watched)
-        self._joint = joint
-        layouts = [_layout_of(single, k) for group in joint.groups for k in group]
-        self.plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
-        graph = emit(self.plan)
-        known = {program.ops[i].name for i in program.captures}
-        names = zip(origins_of(joint.trace, self.plan), graph.captures, strict=True)
-        late = [name for (origin, _), name in names if origin not in known]
-        self._cut = Cut(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name, late)
-        self._again_functions: dict[int, Differentiable] = {}
-        self._whole: dict[int | None, Any] = {}  # forward (None) and backward parts as calls that take all there is
+    single: Differentiable
+    plan: Plan
+    joint: JointTrace
+    cut: CutGraph
+    again: dict[int, Differentiable] = field(default_factory=dict)
+    whole: dict[int | None, Any] = field(default_factory=dict)
 
     def __call__(self, tensors: Sequence[tf.Tensor], kept: KeptValues | None = None) -> list[tf.Tensor]:
         """Run forward and tell the tapes how to run backward."""
-        given = [*tensors, *self._joint.trace.captures]
+        given = [*tensors, *self.joint.trace.captures]
         planned = self._as_planned(given, kept)
         may_go_on = not tf.executing_eagerly() or tapes_watch_twice(given)  # (in a graph what nobody reads is not read)
         values = kept or (self._kept(planned) if may_go_on else None)
         run = partial(self._run_forward_again, kept=kept) if kept else partial(self._run_forward, kept=values)
         outputs, residuals = run(given, planned)
-        for g, group in enumerate(self._joint.groups):
-            sources = self._joint.sources(g)
+        for g, group in enumerate(self.joint.groups):
+            sources = self.joint.sources(g)
 
             def backward(*gradients: Any, g: int = g, sources: Sequence[int] = sources) -> list[Any]:
                 found = self._run_backward(g, given, outputs, gradients, residuals, values, planned)
@@ -220,7 +221,7 @@ class ForwardAndBackward:
           gradients: those of the outputs.
           kept: the values of the captures.
         """
-        given = [*sources, *self._joint.trace.captures[len(sources) - len(self.single.trace.inputs) :]]
+        given = [*sources, *self.joint.trace.captures[len(sources) - len(self.single.trace.inputs) :]]
         outputs, residuals = self._run_forward_again(given, self._as_planned(given, kept), kept)
         return self._gradients(kept, given, [*outputs, *residuals], gradients)[: len(sources)]
 
@@ -231,7 +232,7 @@ class ForwardAndBackward:
         count = len(self.single.trace.outputs)
         outputs, residuals = results[:count], results[count:]
         totals: list[Any] = [None] * len(given)
-        for g, group in enumerate(self._joint.groups):
+        for g, group in enumerate(self.joint.groups):
             own = [gradients[k] for k in group]
             if any(gradient is not None for gradient in own):
                 for i, gradient in enumerate(self._run_backward(g, given, outputs, own, residuals, kept)):
@@ -251,7 +252,7 @@ class ForwardAndBackward:
         """
         record_captures(given)
         with no_recording(), Located(self.plan, given):
-            outputs, residuals = self._cut.run_forward(planned)
+            outputs, residuals = self.cut.run_forward(planned)
 
         def backward(inputs: list[tf.Tensor], results: list[tf.Tensor], gradients: Sequence[Any]) -> list[Any]:
             return self._gradients(kept or self._kept(inputs), inputs, results, gradients)
@@ -273,7 +274,7 @@ class ForwardAndBackward:
         first, last = len(given), len(given) + len(planned)
 
         def run(*flat: tf.Tensor) -> list[tf.Tensor]:
-            outputs, residuals = self._cut.run_forward(flat[first:last])
+            outputs, residuals = self.cut.run_forward(flat[first:last])
             return [*outputs, *residuals]
 
         with Located(self.plan, given):
@@ -295,17 +296,17 @@ class ForwardAndBackward:
         """Return what one operation in the graph returns that runs the forward part (None), or a backward one."""
         record_captures(inputs)
         with no_recording(), self.single.trace.lock:
-            if part not in self._whole:
-                self._whole[part] = tf.function(run, autograph=False)
+            if part not in self.whole:
+                self.whole[part] = tf.function(run, autograph=False)
             # known shapes stay known: TensorFlow refuses a MatrixDiagV3 of known rows whose diagonal it does not know
             specs = [tf.TensorSpec(tensor.shape, tensor.dtype) for tensor in inputs]
             with tf.init_scope():
-                whole = self._whole[part].get_concrete_function(*specs)
+                whole = self.whole[part].get_concrete_function(*specs)
             return list(whole(*inputs))
 
     def _kept(self, planned: Sequence[tf.Tensor]) -> KeptValues:
         """Return the values that captures have now, by arguments and captures as the plan takes them."""
-        return KeptValues.now(self._joint.trace, self.plan, planned[len(self.single.trace.inputs) :])
+        return KeptValues.now(self.joint.trace, self.plan, planned[len(self.single.trace.inputs) :])
 
     def _run_backward(
         self,
@@ -318,7 +319,7 @@ class ForwardAndBackward:
         planned: Sequence[tf.Tensor] = (),
     ) -> list[Any]:
         """Return the gradient by each argument and capture; `planned` is what the forward part was given."""
-        seeds = [_seed(outputs[k], gradient) for k, gradient in zip(self._joint.groups[g], gradients, strict=True)]
+        seeds = [_seed(outputs[k], gradient) for k, gradient in zip(self.joint.groups[g], gradients, strict=True)]
         single, sources = self.single.trace, [*given, *seeds]
         by_tape = bool(planned)  # (`tf.gradients` may ask in a graph that TensorFlow made, which captures nothing more)
         is_watched = watches(sources, single.variables if kept and by_tape else ())
@@ -328,12 +329,12 @@ class ForwardAndBackward:
             with no_recording(), Located(self.plan, given):
                 # (variables that were laid out otherwise meanwhile: it goes back on what the forward part had)
                 planned = planned if planned and not self.single.is_current else self._as_planned(given)
-                flat = self._cut.run_backward(g, planned, seeds, residuals)
+                flat = self.cut.run_backward(g, planned, seeds, residuals)
             if is_watched:
                 record_on_tapes(f"{self.single.name}_gradient", flat, sources, self._refuse)
         else:
             flat = self._run_backward_in_graph(g, given, seeds, residuals, kept)
-        return list(structures.unflatten(self._joint.gradients[g], flat))
+        return list(structures.unflatten(self.joint.gradients[g], flat))
 
     def _refuse(self, *_: Any) -> NoReturn:
         raise UnsupportedError(
@@ -345,7 +346,7 @@ class ForwardAndBackward:
     def _as_planned(self, given: Sequence[tf.Tensor], kept: KeptValues | None = None) -> list[tf.Tensor]:
         """Return arguments and captures as the plan takes them: captures that hold what was kept, or as they are."""
         find = kept.handles if kept else captured
-        return [*given[: len(self.single.trace.inputs)], *find(self._joint.trace, self.plan)]
+        return [*given[: len(self.single.trace.inputs)], *find(self.joint.trace, self.plan)]
 
     def _run_backward_in_graph(
         self,
@@ -365,7 +366,7 @@ class ForwardAndBackward:
         end = held + len(planned)
 
         def run(*flat: tf.Tensor) -> list[tf.Tensor]:
-            return self._cut.run_backward(g, flat[held:end] or flat[:first], flat[first:last], flat[last:held])
+            return self.cut.run_backward(g, flat[held:end] or flat[:first], flat[first:last], flat[last:held])
 
         taken = [*given, *seeds, *residuals, *planned, *(kept.tensors if kept else ())]
         flat = self._as_one_call(g, run, taken)
@@ -392,13 +393,13 @@ class ForwardAndBackward:
         Effects (a counter, a moving average) happened in the first run and are left out of this one.
         """
         with self.single.trace.lock:
-            if g not in self._again_functions:
-                self._again_functions[g] = self._gradients_alone(g)
-        return self._again_functions[g]
+            if g not in self.again:
+                self.again[g] = self._gradients_alone(g)
+        return self.again[g]
 
     def _gradients_alone(self, g: int) -> Differentiable:
-        trace = gradients_only(self.single.trace, self._joint, g)
-        layouts = [_layout_of(self.single, k) for k in self._joint.groups[g]]
+        trace = gradients_only(self.single.trace, self.joint, g)
+        layouts = [_layout_of(self.single, k) for k in self.joint.groups[g]]
         plan = _plan_like(self.single.plan, trace, (*self.single.plan.input_layouts, *layouts))
         live = {op.index for op in (*plan.home_ops, *plan.sharded_ops)}
         changed = _captures_of(self.single.plan.program, self.single.plan.program.writes)
@@ -409,6 +410,18 @@ class ForwardAndBackward:
                 "those changes outside of the function."
             )
         return Differentiable(trace, plan, f"{self.single.name}_gradient")
+
+
+def _forward_and_backward(single: Differentiable, watched: Sequence[bool]) -> ForwardAndBackward:
+    """Return a function with its gradients by what is watched."""
+    program, joint = single.trace.program, joint_trace(single.trace, watched)
+    layouts = [_layout_of(single, k) for group in joint.groups for k in group]
+    plan = _plan_like(single.plan, joint.trace, (*single.plan.input_layouts, *layouts))
+    graph, known = emit(plan), {program.ops[i].name for i in program.captures}
+    names = zip(origins_of(joint.trace, plan), graph.captures, strict=True)
+    late = [name for (origin, _), name in names if origin not in known]
+    cut = cut_graph(graph, len(program.inputs), len(program.outputs), joint.sizes(), single.name, late)
+    return ForwardAndBackward(single, plan, joint, cut)
 
 
 def _captures_of(program: Program, operations: Collection[int]) -> set[str]:

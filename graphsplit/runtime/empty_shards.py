@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -12,29 +13,34 @@ from graphsplit.core.graphdefs import constant_node, inputs_of, make_node, outpu
 from graphsplit.emission.emitted_graph import EmittedGraph
 
 
+@dataclass(frozen=True, eq=False)
 class DeadTensors:
     """Tensors of an emitted graph that are dead if a shard has no rows, where they cross from forward to backward.
 
     A function cannot return what is dead: something stands in its place, and in the backward part it is dead again.
+
+    Attributes:
+      graph: the emitted graph.
+      without: by the name of a node that may be dead, the truth value without which it is.
+      relayed: truth values that were sent on, each with the one that it is a copy of.
     """
 
-    def __init__(self, graph: EmittedGraph):
-        self._graph = graph
-        self._by_name = graph.by_name
-        self.without = graph.dead_without()
-        self._relayed = graph.relayed()
+    graph: EmittedGraph
+    without: Mapping[str, str]
+    relayed: Mapping[str, str]
 
     def present(self, reference: str) -> str | None:
         """Return the truth value without which a tensor is dead, or None if it never is."""
         name, index = split_reference(reference)
-        switch = self._by_name[name]
+        switch = self.graph.by_name[name]
         if switch.op == "Switch" and index == 1:
-            return self._relayed.get(switch.input[1], str(switch.input[1]))
+            return self.relayed.get(switch.input[1], str(switch.input[1]))
         return self.without.get(name)
 
     def _place(self, reference: str) -> tuple[tf.DType, str]:
         name, index = split_reference(reference)
-        return tf.as_dtype(output_type(self._by_name[name], index)), self._by_name[name].device
+        node = self.graph.by_name[name]
+        return tf.as_dtype(output_type(node, index)), node.device
 
     def replaced(self, residuals: Sequence[str]) -> tuple[list[Any], list[str]]:
         """Return the nodes that put something in place of what is dead, and the references to return."""
@@ -44,7 +50,7 @@ class DeadTensors:
             present = self.present(reference)
             if present is not None:
                 dtype, device = self._place(reference)
-                returned[i] = own = f"{self._graph.scope}/returned_{i}"
+                returned[i] = own = f"{self.graph.scope}/returned_{i}"
                 nodes += _nothing(f"{own}/nothing", dtype, device)
                 nodes.append(make_node(f"{own}/instead", "Switch", [f"{own}/nothing", present], device, T=dtype))
                 nodes.append(make_node(own, "Merge", [reference, f"{own}/instead"], device, N=2, T=dtype))
@@ -63,12 +69,17 @@ class DeadTensors:
                 dtype, device = self._place(reference)
                 nodes.append(make_node(f"{stand_in}_taken", "Switch", [stand_in, inputs[present]], device, T=dtype))
                 stand_ins[reference] = f"{stand_in}_taken:1"
-        for present in self._graph.present:
+        for present in self.graph.present:
             token, device = f"{inputs[present]}_token", self._place(present)[1]
             nodes.append(make_node(f"{token}/taken", "Switch", [inputs[present]] * 2, device, T=tf.bool))
             nodes.append(make_node(token, "Identity", [f"{token}/taken:1"], device, T=tf.bool))
             tokens[present] = token
         return nodes, stand_ins, tokens
+
+
+def dead_tensors(graph: EmittedGraph) -> DeadTensors:
+    """Return the tensors of a graph that may be dead."""
+    return DeadTensors(graph, graph.dead_without(), graph.relayed())
 
 
 def _nothing(name: str, dtype: tf.DType, device: str) -> list[Any]:

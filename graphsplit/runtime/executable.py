@@ -6,6 +6,7 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -22,33 +23,28 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.grappler import optimizer_config
 from graphsplit.runtime.handles import captured
-from graphsplit.runtime.undo_log import ClusterFunction
+from graphsplit.runtime.undo_log import cluster_function
 from graphsplit.tracing.trace import Trace
 
 _serial = itertools.count()
 
 
-class Executable:
-    """A plan made runnable: call it with the flat argument tensors, get the flat results."""
+Function = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
+"""What TensorFlow's runtime has: from flat arguments, captures last, to flat results."""
 
-    @collection_paused()
-    def __init__(self, trace: Trace, plan: Plan, name: str):
-        self.plan = plan
-        self._trace = trace
-        graph = self.emitted
-        shapes = {name: without_sizes(plan.program.ops[i].out_shapes[0]) for name, i in _inputs(graph, plan).items()}
-        results = [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs]
-        self._function = runtime_function(
-            name,
-            graph,
-            graph.nodes,
-            (*graph.inputs, *graph.captures),
-            graph.outputs,
-            graph.effects,
-            shapes,
-            results,
-            whole=True,
-        )
+
+@dataclass(frozen=True, eq=False)
+class Executable:
+    """A plan made runnable: call it with the flat argument tensors, get the flat results.
+
+    Attributes:
+      trace, plan: what runs where.
+      function: what runs.
+    """
+
+    trace: Trace
+    plan: Plan
+    function: Function
 
     @property
     def emitted(self) -> EmittedGraph:
@@ -57,7 +53,23 @@ class Executable:
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on the flat arguments."""
-        return self._function([*tensors, *captured(self._trace, self.plan)])
+        return self.function([*tensors, *captured(self.trace, self.plan)])
+
+
+@collection_paused()
+def make_executable(trace: Trace, plan: Plan, name: str) -> Executable:
+    """Return a plan made runnable.
+
+    Args:
+      trace, plan: what runs where.
+      name: what to call the function.
+    """
+    graph = emit(plan)
+    shapes = {name: without_sizes(plan.program.ops[i].out_shapes[0]) for name, i in _inputs(graph, plan).items()}
+    results = [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs]
+    inputs = (*graph.inputs, *graph.captures)
+    parts = (graph, graph.nodes, inputs, graph.outputs, graph.effects, shapes, results)
+    return Executable(trace, plan, runtime_function(name, *parts, whole=True))
 
 
 def runtime_function(
@@ -70,7 +82,7 @@ def runtime_function(
     input_shapes: Mapping[str, Any],
     output_shapes: Sequence[Any] | None = None,
     whole: bool = False,
-) -> Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]:
+) -> Function:
     """Register some of an emitted graph's nodes with TensorFlow's runtime as one function.
 
     Args:
@@ -112,7 +124,7 @@ def runtime_function(
         return RuntimeFunction(definition, functions, specs, results, config, not whole or config is None)
 
     cluster = current_cluster() if is_on_workers else None
-    return make(nodes, inputs) if cluster is None else ClusterFunction(name, cluster, nodes, inputs, make)
+    return make(nodes, inputs) if cluster is None else cluster_function(name, cluster, nodes, inputs, make)
 
 
 def _in_full(nodes: Sequence[Any]) -> list[Any]:

@@ -19,8 +19,8 @@ from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.graph.graph import Graph
 from graphsplit.planning.plan import Plan
-from graphsplit.runtime.empty_shards import DeadTensors
-from graphsplit.runtime.executable import runtime_function
+from graphsplit.runtime.empty_shards import DeadTensors, dead_tensors
+from graphsplit.runtime.executable import Function, runtime_function
 from graphsplit.runtime.handles import captured
 from graphsplit.runtime.reader_copies import on_readers
 from graphsplit.tracing.trace import Trace
@@ -61,7 +61,7 @@ def cut_ahead(graph: EmittedGraph, home: str, readers: Sequence[str] = ()) -> Cu
     """
     by_name, cutting = graph.by_name, _cutting(graph)
     pieces = _pieces(graph, cutting, home)
-    dead = DeadTensors(graph)
+    dead = dead_tensors(graph)
     references = list(dict.fromkeys(reference for reference, _ in pieces))
     instead, returned = dead.replaced(references)
     nodes = [*_feeding_nodes(graph, by_name, cutting), *instead]
@@ -72,42 +72,45 @@ def cut_ahead(graph: EmittedGraph, home: str, readers: Sequence[str] = ()) -> Cu
     return CutAhead([*nodes, *sent], graph.inputs, pieces, cutting, dead)
 
 
+@dataclass(frozen=True, eq=False)
 class FedExecutable:
     """A plan made runnable in two steps: `feed` the flat arguments, then call it with the pieces.
+
+    Attributes:
+      trace, plan: what runs where.
+      feed: cuts the flat arguments, of one reader after the other, and returns the pieces, each where it is read.
+      function: takes the pieces, and the captures.
+    """
+
+    trace: Trace
+    plan: Plan
+    feed: Function
+    function: Function
+
+    def __call__(self, pieces: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the flat results."""
+        return self.function([*pieces, *captured(self.trace, self.plan)])
+
+
+def make_fed_executable(trace: Trace, plan: Plan, name: str, readers: Sequence[str] = ()) -> FedExecutable:
+    """Return a plan made runnable in two steps.
 
     Args:
       trace, plan: what runs where.
       name: what to call the functions.
       readers: see `cut_ahead`.
     """
-
-    def __init__(self, trace: Trace, plan: Plan, name: str, readers: Sequence[str] = ()):
-        graph = emit(plan)
-        ahead = cut_ahead(graph, plan.home, readers)
-        self._trace, self._plan = trace, plan
-        pieces = ahead.pieces
-        self._feed = runtime_function(f"{name}_feed", graph, ahead.nodes, ahead.given, list(pieces.values()), (), {})
-        arguments, taken = _arguments(graph, ahead, plan.home)
-        rest = [_reading(node, taken, ahead.cutting) for node in graph.nodes if node.name not in ahead.cutting]
-        outputs = [taken.get((reference, plan.home), reference) for reference in graph.outputs]
-        self._run = runtime_function(
-            name,
-            graph,
-            [*arguments, *rest],
-            (*pieces.values(), *graph.captures),
-            outputs,
-            graph.effects,
-            {},
-            [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs],
-        )
-
-    def feed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Cut the flat arguments, of one reader after the other; return the pieces, each where it is read."""
-        return self._feed(tensors)
-
-    def __call__(self, pieces: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the flat results."""
-        return self._run([*pieces, *captured(self._trace, self._plan)])
+    graph = emit(plan)
+    ahead = cut_ahead(graph, plan.home, readers)
+    pieces = tuple(ahead.pieces.values())
+    feed = runtime_function(f"{name}_feed", graph, ahead.nodes, ahead.given, pieces, (), {})
+    arguments, taken = _arguments(graph, ahead, plan.home)
+    rest = [_reading(node, taken, ahead.cutting) for node in graph.nodes if node.name not in ahead.cutting]
+    outputs = [taken.get((reference, plan.home), reference) for reference in graph.outputs]
+    shapes = [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs]
+    inputs = (*pieces, *graph.captures)
+    run = runtime_function(name, graph, [*arguments, *rest], inputs, outputs, graph.effects, {}, shapes)
+    return FedExecutable(trace, plan, feed, run)
 
 
 def _arguments(graph: EmittedGraph, ahead: CutAhead, home: str) -> tuple[list[Any], Pieces]:

@@ -23,31 +23,42 @@ Tensors = Sequence[tf.Tensor]
 R = TypeVar("R")
 
 
+@dataclass(frozen=True, eq=False)
 class Kept:
     """What keeps a variable's value: it lives as long as a function that writes the variable.
 
-    Args:
-      handle: of the variable.
+    Attributes:
+      of: the variable's handle.
       dtype: of its value.
+      variable: what the graph writes.
     """
 
-    def __init__(self, handle: tf.Tensor, dtype: tf.DType):
-        self._handle = handle
-        self._dtype = dtype
-        self.device = canonical_name(handle.device)
-        with tf.init_scope(), tf.device(handle.device):
-            nothing = tf.constant([], dtype)
-            self._variable = tf.Variable(nothing, trainable=False, shape=tf.TensorShape(None), name="graphsplit_kept")
+    of: tf.Tensor
+    dtype: tf.DType
+    variable: tf.Variable
+
+    @property
+    def device(self) -> str:
+        """Where the variable lives."""
+        return canonical_name(self.of.device)
 
     @property
     def handle(self) -> tf.Tensor:
         """What the graph writes."""
-        return self._variable.handle
+        return self.variable.handle
 
     def give_back(self) -> None:
         """Let the variable have the value that is kept."""
-        with tf.device(self._handle.device):
-            assign(self._handle, read_handle(self._variable.handle, self._dtype))
+        with tf.device(self.of.device):
+            assign(self.of, read_handle(self.variable.handle, self.dtype))
+
+
+def _keeping(handle: tf.Tensor, dtype: tf.DType) -> Kept:
+    """Return what keeps the value of a variable, given its handle."""
+    with tf.init_scope(), tf.device(handle.device):
+        nothing = tf.constant([], dtype)
+        variable = tf.Variable(nothing, trainable=False, shape=tf.TensorShape(None), name="graphsplit_kept")
+    return Kept(handle, dtype, variable)
 
 
 @dataclass(frozen=True)
@@ -97,7 +108,7 @@ class UndoLog:
                 self._begin_anew()
             found = self._kept.get(id(handle))
             if found is None:
-                found = self._kept[id(handle)] = Kept(handle, dtype)
+                found = self._kept[id(handle)] = _keeping(handle, dtype)
             return found
 
     def counter(self, device: str) -> tf.Tensor:
@@ -211,35 +222,34 @@ def log_of(cluster: Cluster) -> UndoLog:
         return _logs[cluster]
 
 
+Make = Callable[[Sequence[Any], Sequence[str]], RuntimeFunction]
+
+
+@dataclass(eq=False)
 class ClusterFunction:
     """A function of an emitted graph that runs on workers, called as a `RuntimeFunction` is.
 
-    (In a graph that somebody else builds, and runs, it is a plain one.)
+    (In a graph that somebody else builds, and runs, it is a plain one.) What it lacks is made when it is called.
 
-    Args:
+    Attributes:
       name: of the user's function.
       cluster: the workers'.
+      tasks: the workers that it runs on.
       nodes, inputs: of the graph.
+      written: the variables that it may write.
       make: registers a graph's nodes and inputs with TensorFlow's runtime.
     """
 
-    def __init__(
-        self,
-        name: str,
-        cluster: Cluster,
-        nodes: Sequence[Any],
-        inputs: Sequence[str],
-        make: Callable[[Sequence[Any], Sequence[str]], RuntimeFunction],
-    ):
-        self._name = name
-        self._cluster = cluster
-        self._nodes, self._inputs, self._make = nodes, tuple(inputs), make
-        tasks = {task for node in nodes if node.device and (task := task_of(canonical_name(node.device)))}
-        self._tasks = tuple(sorted(number for _, number in tasks))
-        self._written = written_variables(nodes, inputs)
-        self._plain: RuntimeFunction | None = None
-        self._recording: tuple[RuntimeFunction, tuple[Written, ...], tuple[str, ...]] | None = None
-        self._kept: tuple[Kept, ...] = ()
+    name: str
+    cluster: Cluster
+    tasks: tuple[int, ...]
+    nodes: Sequence[Any]
+    inputs: tuple[str, ...]
+    written: Sequence[Written]
+    make: Make
+    _plain: RuntimeFunction | None = None
+    _recording: tuple[RuntimeFunction, tuple[Written, ...], tuple[str, ...]] | None = None
+    _kept: tuple[Kept, ...] = ()
 
     def __call__(self, arguments: Tensors) -> list[tf.Tensor]:
         """Run the function on `arguments`, one tensor for each input.
@@ -249,30 +259,46 @@ class ClusterFunction:
         """
         if not tf.executing_eagerly():
             return self._as_it_is()(arguments)
-        log = log_of(self._cluster)
-        values = [resource_value(arguments[written.argument]) for written in self._written]
+        log = log_of(self.cluster)
+        values = [resource_value(arguments[written.argument]) for written in self.written]
         if not any(values):
-            return log.read(self._name, self._tasks, lambda: self._as_it_is()(arguments))
-        pairs = [(written, value[0]) for written, value in zip(self._written, values, strict=True) if value]
+            return log.read(self.name, self.tasks, lambda: self._as_it_is()(arguments))
+        pairs = [(written, value[0]) for written, value in zip(self.written, values, strict=True) if value]
         function, written, devices = self._recorded(pairs)
         dtypes = [dtype for _, dtype in pairs]
         self._kept = tuple([log.kept(arguments[w.argument], t) for w, t in zip(written, dtypes, strict=True)])
         counters = [log.counter(device) for device in devices]
         given = [*arguments, *[kept.handle for kept in self._kept], *counters]
-        step = _Step(self._name, self._tasks, self._cluster.incarnations, self._kept, devices)
+        step = _Step(self.name, self.tasks, self.cluster.incarnations, self._kept, devices)
         return log.write(step, lambda: function(given))
 
     def _as_it_is(self) -> RuntimeFunction:
         if self._plain is None:
-            self._plain = self._make(self._nodes, self._inputs)
+            self._plain = self.make(self.nodes, self.inputs)
         return self._plain
 
     def _recorded(
         self, pairs: Sequence[tuple[Written, tf.DType]]
     ) -> tuple[RuntimeFunction, tuple[Written, ...], tuple[str, ...]]:
         if self._recording is None:
-            recorded = record(self._nodes, [w for w, _ in pairs], [dtype for _, dtype in pairs])
+            recorded = record(self.nodes, [w for w, _ in pairs], [dtype for _, dtype in pairs])
             devices = tuple([canonical_name(device) for device in recorded.devices])
-            function = self._make(recorded.nodes, (*self._inputs, *recorded.inputs))
+            function = self.make(recorded.nodes, (*self.inputs, *recorded.inputs))
             self._recording = function, tuple([written for written, _ in pairs]), devices
         return self._recording
+
+
+def cluster_function(
+    name: str, cluster: Cluster, nodes: Sequence[Any], inputs: Sequence[str], make: Make
+) -> ClusterFunction:
+    """Return a function that runs on workers.
+
+    Args:
+      name: of the user's function.
+      cluster: the workers'.
+      nodes, inputs: of the graph.
+      make: registers a graph's nodes and inputs with TensorFlow's runtime.
+    """
+    tasks = {task for node in nodes if node.device and (task := task_of(canonical_name(node.device)))}
+    numbers = tuple(sorted(number for _, number in tasks))
+    return ClusterFunction(name, cluster, numbers, nodes, tuple(inputs), written_variables(nodes, inputs), make)
