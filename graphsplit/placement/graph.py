@@ -13,7 +13,7 @@ from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.placement import questions
 from graphsplit.placement.gradients import GradientPair, pair_gradients
-from graphsplit.placement.placed_times import PlacedTimes
+from graphsplit.placement.placed_times import placed_times
 from graphsplit.placement.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
 
 if TYPE_CHECKING:
@@ -134,8 +134,7 @@ class PlacementGraph:
           ArgumentError: for an unknown machine.
         """
         if machine is not None:
-            found = machine_of(machine)
-            times = PlacedTimes(self.ops, self.edges, found)
+            times = placed_times(self.ops, self.edges, machine_of(machine))
             return questions.find_critical_path(self.graph, self.ops, times.seconds_of, times.seconds_of_sent)
         return questions.find_critical_path(
             self.graph,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
 from graphsplit.placement.graph import PlacementGraph
@@ -114,14 +114,25 @@ def _route(what: str, direction: str, transfers: Sequence[Transfer]) -> Route:
     return Route(what, direction, dict(amounts), len(transfers))
 
 
+@dataclass(frozen=True, eq=False)
 class Kinds:
-    """What transfers carry, by where their values come from."""
+    """What transfers carry, by where their values come from.
 
-    def __init__(self, placement: PlacementGraph):
-        self._ops = placement.ops
-        self._graph = placement.graph
-        self._whole = WHOLE if any(op.shard is not None for op in placement.ops.values()) else "values"
-        self._origins = functools.cache(self._find_origins)
+    Attributes:
+      placement: whose transfers.
+      found: the operations from which values come, as far as they were asked for.
+    """
+
+    placement: PlacementGraph
+    found: dict[tuple[str, int], tuple[PlacedOp, ...]] = field(default_factory=dict)
+
+    @functools.cached_property
+    def _whole(self) -> str:
+        return WHOLE if any(op.shard is not None for op in self._ops.values()) else "values"
+
+    @property
+    def _ops(self) -> Mapping[str, PlacedOp]:
+        return self.placement.ops
 
     def called(self, name: str) -> str:
         """Return what users call the value that an operation hands on, a variable or rows of an argument, or ""."""
@@ -155,13 +166,19 @@ class Kinds:
         """Return whether an operation of graphsplit sums, or takes apart or puts together what is summed."""
         return self._ops[name].role in _SUMS
 
+    def _origins(self, name: str, depth: int) -> tuple[PlacedOp, ...]:
+        """Return the operations from which a value comes, which others hand on."""
+        if (name, depth) not in self.found:
+            self.found[name, depth] = self._find_origins(name, depth)
+        return self.found[name, depth]
+
     def _find_origins(self, name: str, depth: int) -> tuple[PlacedOp, ...]:
         op = self._ops[name]
         if op.type not in _SAME_VALUES or not depth:
             return (op,)
         before = [
             source
-            for source, _, data in self._graph.in_edges(name, data=True)
+            for source, _, data in self.placement.graph.in_edges(name, data=True)
             if not data["control"] and (data["dtype"] not in NO_DATA or self._ops[source].variable)
         ]
         found = {o.name: o for source in before for o in self._origins(source, depth - 1)}
