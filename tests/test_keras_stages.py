@@ -13,7 +13,7 @@ import tf_keras
 
 import graphsplit as gs
 from graphsplit.keras_models.batches import parts_of_batch
-from graphsplit.planning.schedules import KINDS
+from graphsplit.planning.schedule.schedules import KINDS
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.keras_cases import CASES, OPTIMIZERS, assert_same, fit, state
 from tests.test_errors import message

@@ -15,7 +15,7 @@ import graphsplit as gs
 from graphsplit.emission.emitter import emit
 from graphsplit.placement.timeline import timeline_of
 from graphsplit.planning.memory import live_bytes
-from graphsplit.planning.schedules import KINDS, Slot, make_schedule
+from graphsplit.planning.schedule.schedules import KINDS, Slot, make_schedule
 from tests.helpers.law import assert_law
 from tests.test_errors import message
 from tests.test_parallelize import rows

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.requirements import explained
-from graphsplit.planning.schedules import KINDS
+from graphsplit.planning.schedule.schedules import KINDS
 from tests.test_parallelize import rows
 
 ROOT = Path(__file__).parent.parent

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core import logical_gpus
-from graphsplit.planning.automatic_stages import cut_into_stages
-from graphsplit.planning.chains import Chain, Room, Sent, cut
-from graphsplit.planning.schedules import KINDS
+from graphsplit.planning.schedule.automatic_stages import cut_into_stages
+from graphsplit.planning.schedule.chains import Chain, Room, Sent, cut
+from graphsplit.planning.schedule.schedules import KINDS
 from tests.helpers.law import assert_close, assert_law
 from tests.test_errors import message
 from tests.test_parallelize import rows

@@ -15,7 +15,7 @@ from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.resharding import Resharding
 from graphsplit.emission.row_counts import RowCounts
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.turns import followed
+from graphsplit.planning.schedule.turns import followed
 
 ORDER_ROLE = "order"
 

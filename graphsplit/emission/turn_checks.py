@@ -8,9 +8,9 @@ from collections.abc import Iterator
 
 from graphsplit.core.errors import CheckError
 from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.planning.phases import Phase
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.turns import followed
+from graphsplit.planning.schedule.phases import Phase
+from graphsplit.planning.schedule.turns import followed
 
 
 def check_turns(plan: Plan, graph: EmittedGraph) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.keras_models.flavors import KERAS_3, Flavor
-from graphsplit.planning.automatic_stages import Beginnings
+from graphsplit.planning.schedule.automatic_stages import Beginnings
 
 _MOST_NAMES = 12
 

@@ -9,17 +9,17 @@ from graphsplit.core.layouts import Layout, Shard, is_whole
 from graphsplit.core.polynomials import Symbol
 from graphsplit.core.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
-from graphsplit.planning.automatic_stages import StageCuts
 from graphsplit.planning.flow import Flow
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.options import PlanOptions
 from graphsplit.planning.owners import Owners
-from graphsplit.planning.phases import Phase
-from graphsplit.planning.schedules import Schedule
+from graphsplit.planning.schedule.automatic_stages import StageCuts
+from graphsplit.planning.schedule.phases import Phase
+from graphsplit.planning.schedule.schedules import Schedule
+from graphsplit.planning.schedule.turns import Turn
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
 from graphsplit.planning.transfers import Collective
-from graphsplit.planning.turns import Turn
 from graphsplit.program.program import Op, Program, Tensor
 
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from graphsplit.core.errors import ArgumentError, UnsupportedError
-from graphsplit.planning.automatic_stages import Beginnings
 from graphsplit.planning.recomputation import Recompute
-from graphsplit.planning.schedules import KINDS
+from graphsplit.planning.schedule.automatic_stages import Beginnings
+from graphsplit.planning.schedule.schedules import KINDS
 
 
 @dataclass(frozen=True, kw_only=True)

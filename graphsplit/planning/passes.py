@@ -8,7 +8,7 @@ from typing import Any
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import SINGLE_DEVICE
-from graphsplit.planning import automatic_stages, collectives, recomputation, strictness
+from graphsplit.planning import collectives, recomputation, strictness
 from graphsplit.planning.backward_propagation import BodyPlanner, WholeBackwardPropagation
 from graphsplit.planning.bucketing import find_buckets, leading_to_shards
 from graphsplit.planning.control_flow import ControlFlowAnswers
@@ -19,13 +19,14 @@ from graphsplit.planning.gateways import through_gateways
 from graphsplit.planning.list_places import misplaced_lists
 from graphsplit.planning.moves import exchanging, find_moves
 from graphsplit.planning.owners import find_owners
-from graphsplit.planning.phases import find_phases
-from graphsplit.planning.pipelines import make_schedules
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.scheduling import find_order
+from graphsplit.planning.schedule import automatic_stages
+from graphsplit.planning.schedule.phases import find_phases
+from graphsplit.planning.schedule.pipelines import make_schedules
+from graphsplit.planning.schedule.scheduling import find_order
+from graphsplit.planning.schedule.turns import find_turns
 from graphsplit.planning.steps import Step
 from graphsplit.planning.transfers import Collective
-from graphsplit.planning.turns import find_turns
 
 
 def recompute(plan: Plan) -> Plan:

@@ -13,11 +13,11 @@ from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning import passes
-from graphsplit.planning.automatic_stages import StageCuts, StagesAsked
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.options import PlanOptions
 from graphsplit.planning.owners import Owners
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.schedule.automatic_stages import StageCuts, StagesAsked
 from graphsplit.planning.state import State
 from graphsplit.program.program import Op, Program
 

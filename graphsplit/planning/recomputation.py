@@ -22,8 +22,8 @@ from graphsplit.core.patterns import fits, near
 from graphsplit.costs.seconds import seconds_of
 from graphsplit.graph.walks import in_order
 from graphsplit.planning.amounts import format_bytes
-from graphsplit.planning.gradient_pairs import backward_ops
 from graphsplit.planning.program_writing import ProgramWriter
+from graphsplit.planning.schedule.gradient_pairs import backward_ops
 from graphsplit.planning.work import data_in
 from graphsplit.program.program import Op, Program, Tensor
 

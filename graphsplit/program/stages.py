@@ -1,9 +1,9 @@
 """Stages: parts of a traced function with devices of their own.
 
-Stages are cut automatically, operation by operation (see `planning.automatic_stages`), or given by `on_device`. Such a
-stage is traced as a call of a function whose name says which devices were asked for. TensorFlow derives the names of
-a call's backward functions from that of its forward function, whatever tape or gradient makes them. So the calls of a
-graph tell, before they are inlined, which operations belong to which stage, forward and backward alike.
+Stages are cut automatically, operation by operation (`planning.schedule.automatic_stages`), or given by `on_device`.
+Such a stage is traced as a call of a function whose name says which devices were asked for. TensorFlow derives the
+names of a call's backward functions from that of its forward function, whatever tape or gradient makes them. So the
+calls of a graph tell, before they are inlined, which operations belong to which stage, forward and backward alike.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 from graphsplit.costs.seconds import seconds_of
-from graphsplit.planning.chains import Chain, Sent
-from graphsplit.planning.gradient_pairs import backward_ops, pair
-from graphsplit.planning.scheduling import COSTLY
+from graphsplit.planning.schedule.chains import Chain, Sent
+from graphsplit.planning.schedule.gradient_pairs import backward_ops, pair
+from graphsplit.planning.schedule.scheduling import COSTLY
 from graphsplit.planning.steps import Step
 from graphsplit.planning.work import data_in
 from graphsplit.program.program import Program, Tensor

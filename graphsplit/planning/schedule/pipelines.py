@@ -13,8 +13,8 @@ from typing import NamedTuple
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.planning.flow import Flow
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.schedules import Schedule, make_schedule
-from graphsplit.planning.scheduling import COSTLY
+from graphsplit.planning.schedule.schedules import Schedule, make_schedule
+from graphsplit.planning.schedule.scheduling import COSTLY
 from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage
 

@@ -7,9 +7,9 @@ from typing import NamedTuple
 
 from graphsplit.core.errors import CheckError
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.phases import Phase
-from graphsplit.planning.schedules import Schedule, Slot
-from graphsplit.planning.scheduling import seeds_of
+from graphsplit.planning.schedule.phases import Phase
+from graphsplit.planning.schedule.schedules import Schedule, Slot
+from graphsplit.planning.schedule.scheduling import seeds_of
 from graphsplit.program.program import Program
 
 

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 
 from graphsplit.core.errors import CheckError
 from graphsplit.planning.flow import Flow, Source
-from graphsplit.planning.levels import levels_on_shards
-from graphsplit.planning.pipelines import Task, find_tasks
-from graphsplit.planning.scheduling import seeds_of
+from graphsplit.planning.schedule.levels import levels_on_shards
+from graphsplit.planning.schedule.pipelines import Task, find_tasks
+from graphsplit.planning.schedule.scheduling import seeds_of
 from graphsplit.planning.steps import Move
 from graphsplit.planning.transfers import Collective
 from graphsplit.program.program import Op

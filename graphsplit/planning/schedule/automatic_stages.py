@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 
 from graphsplit.core.errors import ArgumentError, CheckError, bullet_list
 from graphsplit.planning.amounts import format_bytes
-from graphsplit.planning.chains import Room, cut
-from graphsplit.planning.gradient_pairs import sources_of
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.stage_units import StageUnits, stage_units
+from graphsplit.planning.schedule.chains import Room, cut
+from graphsplit.planning.schedule.gradient_pairs import sources_of
+from graphsplit.planning.schedule.stage_units import StageUnits, stage_units
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Program, Tensor
 from graphsplit.program.stages import Stage
