@@ -10,7 +10,7 @@ give to in turns there is one buffer, to which each adds as it comes.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from graphsplit.core.layouts import Layout, SingleDevice
@@ -107,13 +107,17 @@ class _Replay:
         self._ops = plan.program.ops
         self._first: dict[_Buffer, int] = {}  # in this order
         self._last: dict[_Buffer, int] = {}
-        self._reads: dict[tuple[Tensor, Layout], tuple[int, tuple[Read, ...]]] = {}
+        self._reads: Mapping[tuple[Tensor, Layout], tuple[int, tuple[Read, ...]]] = {
+            (move.tensor, move.target): (c, reads)
+            for c, collective in enumerate(plan.collectives)
+            for move, reads in zip(collective.moves, collective.reads, strict=True)
+        }
         self._adding: dict[_Made, list[_Moved]] = {}  # sums that take in what a shard makes when it is there
         self._missing: dict[_Moved, int] = {}  # how much of that is not there yet
-        for c, collective in enumerate(plan.collectives):
-            self._reads |= {
-                (m.tensor, m.target): (c, r) for m, r in zip(collective.moves, collective.reads, strict=True)
-            }
+
+    def _expect_sums(self) -> None:
+        """Find what sums take in as it comes."""
+        for c, collective in enumerate(self._plan.collectives):
             for i, value in enumerate(collective.values):
                 if isinstance(value, Sum) and value.turn is not None:
                     own = [_Made(own.tensor, own.by) for own in self._owns(c, value.of[1])]
@@ -132,6 +136,7 @@ class _Replay:
 
     def run(self) -> None:
         """Find out when everything is needed."""
+        self._expect_sums()
         for n, (i, d) in enumerate(self._copies()):
             op = self._ops[i]
             for buffer in self._read(op, d):

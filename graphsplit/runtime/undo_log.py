@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
@@ -80,6 +80,23 @@ class _Step:
     devices: tuple[str, ...] = ()
 
 
+@dataclass(frozen=True, eq=False)
+class _Connected:
+    """What is on the workers as long as the same ones are connected.
+
+    Attributes:
+      connections: how often the cluster had been connected.
+      kept: what keeps variables' values, by the handle's id.
+      counters: of each device.
+      counts: what the counters are at.
+    """
+
+    connections: int
+    kept: weakref.WeakValueDictionary[int, Kept] = field(default_factory=weakref.WeakValueDictionary)
+    counters: dict[str, tf.Variable] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
+
+
 class UndoLog:
     """What is needed to take back the call that is running: the counters that say where it has begun to write.
 
@@ -91,34 +108,28 @@ class UndoLog:
         self._cluster = cluster
         self._watch = Watch(cluster)
         self._lock = threading.RLock()
-        self._begin_anew()
+        self._now = _Connected(cluster.connections)
         self._pending: tuple[Call[Any], _Step] | None = None
-
-    def _begin_anew(self) -> None:
-        self._connections = self._cluster.connections
-        self._kept: weakref.WeakValueDictionary[int, Kept] = weakref.WeakValueDictionary()
-        self._counters: dict[str, tf.Variable] = {}
-        self._counts: dict[str, int] = {}
 
     def kept(self, handle: tf.Tensor, dtype: tf.DType) -> Kept:
         """Return what keeps the value of a variable."""
         with self._lock:
-            if self._connections != self._cluster.connections:  # what was kept on a worker went with it
+            if self._now.connections != self._cluster.connections:  # what was kept on a worker went with it
                 self._settle("a call")
-                self._begin_anew()
-            found = self._kept.get(id(handle))
+                self._now = _Connected(self._cluster.connections)
+            found = self._now.kept.get(id(handle))
             if found is None:
-                found = self._kept[id(handle)] = _keeping(handle, dtype)
+                found = self._now.kept[id(handle)] = _keeping(handle, dtype)
             return found
 
     def counter(self, device: str) -> tf.Tensor:
         """Return the handle of a device's counter."""
         with self._lock:
-            if device not in self._counters:
+            if device not in self._now.counters:
                 with tf.init_scope(), tf.device(name_for_runtime(device)):
-                    self._counters[device] = tf.Variable(np.int64(0), trainable=False, name="graphsplit_count")
-                self._counts[device] = 0
-            return self._counters[device].handle
+                    self._now.counters[device] = tf.Variable(np.int64(0), trainable=False, name="graphsplit_count")
+                self._now.counts[device] = 0
+            return self._now.counters[device].handle
 
     def read(self, name: str, tasks: tuple[int, ...], run: Callable[[], R]) -> R:
         """Run what writes nothing, and watch the workers that it runs on.
@@ -162,7 +173,7 @@ class UndoLog:
                 self._raise_if_lost(step, error, True)
                 raise
             for device in step.devices:
-                self._counts[device] += 1
+                self._now.counts[device] += 1
             return results
 
     def _settle(self, name: str) -> None:
@@ -185,12 +196,12 @@ class UndoLog:
                 task = task_of(device)
                 if task is not None and task[1] in lost:
                     continue
-                count = int(read_handle(self._counters[device].handle, tf.int64))
-                if count != self._counts[device]:
+                count = int(read_handle(self._now.counters[device].handle, tf.int64))
+                if count != self._now.counts[device]:
                     for kept in step.kept:
                         if kept.device == device:
                             kept.give_back()
-                self._counts[device] = count
+                self._now.counts[device] = count
 
         with no_recording():
             call = Call(undo)
