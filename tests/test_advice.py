@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.planning.advice import ADVICE, advice_on
+from graphsplit.planning.text.advice import ADVICE, advice_on
 from graphsplit.rules.whole import WHY
 from tests.test_parallelize import rows
 

@@ -7,8 +7,8 @@ from collections import Counter
 from graphsplit.core.devices import short_name
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.records import PlacedOp
-from graphsplit.planning.advice import advice_on
 from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.text.advice import advice_on
 
 FEW_ROWS = 8
 MUCH_WORK = 0.6

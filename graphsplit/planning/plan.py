@@ -9,14 +9,14 @@ from graphsplit.core.notebooks import text_html
 from graphsplit.planning.bucketing import check_buckets
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.moves import find_moves
-from graphsplit.planning.plan_comparison import compare
-from graphsplit.planning.plan_text import describe
 from graphsplit.planning.schedule.automatic_stages import check_stage_cuts
 from graphsplit.planning.schedule.phases import check_phases
 from graphsplit.planning.schedule.scheduling import check_order
 from graphsplit.planning.schedule.turns import check_turns_taken
 from graphsplit.planning.sharding_checks import check_size, check_step
 from graphsplit.planning.steps import Step
+from graphsplit.planning.text.plan_comparison import compare
+from graphsplit.planning.text.plan_text import describe
 from graphsplit.planning.transfer_checks import check_transfers
 from graphsplit.program.program import Op, Tensor
 

@@ -10,17 +10,17 @@ from fractions import Fraction
 from graphsplit.core.devices import short_name
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, axis_of
-from graphsplit.planning.advice import advice_on
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
-from graphsplit.planning.compiled_text import compiled_text
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.flow import meeting_points
-from graphsplit.planning.headlines import headline
-from graphsplit.planning.host_kernels import host_kernels_text
 from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.shares import Cause, Shares, shares_of
-from graphsplit.planning.stage_texts import stages_text
+from graphsplit.planning.text.advice import advice_on
+from graphsplit.planning.text.compiled_text import compiled_text
+from graphsplit.planning.text.headlines import headline
+from graphsplit.planning.text.host_kernels import host_kernels_text
+from graphsplit.planning.text.stage_texts import stages_text
 from graphsplit.planning.traffic import COPY, Traffic, along, traffic
 from graphsplit.program.program import Op
 
