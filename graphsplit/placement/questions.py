@@ -11,6 +11,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from graphsplit.core import patterns
+from graphsplit.graph.walks import reached
 from graphsplit.placement.records import NO_DATA, Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
 
 if TYPE_CHECKING:
@@ -47,15 +48,8 @@ def _through_removed(ops: Mapping[str, PlacedOp], edges: Sequence[Edge]) -> list
             feeds[edge.target].append(edge)
     found = []
     for edge in edges:
-        pending, seen = [edge], {edge.source}
-        while pending:
-            origin = pending.pop()
-            if origin.source not in feeds:
-                found.append((edge, origin))
-                continue
-            fresh = [feed for feed in feeds[origin.source] if feed.source not in seen]
-            seen.update(feed.source for feed in fresh)
-            pending += fresh
+        origins = reached([edge], lambda e: feeds.get(e.source, ())) if edge.source in feeds else [edge]
+        found += [(edge, origin) for origin in origins if origin.source not in feeds]
     return found
 
 

@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
+from graphsplit.graph.walks import reached
 
 _PASSES = frozenset({"Identity"})
 
@@ -83,16 +84,14 @@ def _unchanged(op: Any, body: Any, k: int) -> Any:
 
 def _comparisons(condition: Any) -> list[Any]:
     """Return the comparisons that must all hold for another turn; none if it asks anything else."""
-    pending, found = [origin(condition, condition.outputs[0])], []
-    while pending:
-        op = condition.ops[pending.pop().op]
-        if op.type == "LogicalAnd":
-            pending += [origin(condition, tensor) for tensor in op.inputs]
-        elif op.type == "Less":
-            found.append(op)
-        else:
-            return []
-    return found
+
+    def asked_by(position: int) -> list[int]:
+        op = condition.ops[position]
+        return [origin(condition, tensor).op for tensor in op.inputs] if op.type == "LogicalAnd" else []
+
+    asked = [condition.ops[i] for i in reached([origin(condition, condition.outputs[0]).op], asked_by)]
+    found = [op for op in asked if op.type == "Less"]
+    return found if all(op.type in ("Less", "LogicalAnd") for op in asked) else []
 
 
 def pushed_counters(op: Any, turns: Turns) -> list[int]:
