@@ -127,7 +127,7 @@ def emit_pairwise(plan: Any) -> Any:
     import tensorflow as tf
 
     from graphsplit.core.graphdefs import make_node
-    from graphsplit.emission.emitter import emit
+    from graphsplit.emission import emit
 
     graph = emit(plan)
     nodes, origins = [], dict(graph.origins)

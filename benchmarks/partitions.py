@@ -13,8 +13,7 @@ from graphsplit.core.devices import canonical_name
 from graphsplit.core.graphdefs import GraphDef, make_node, split_reference
 from graphsplit.core.symbolic_sizes import without_sizes
 from graphsplit.core.tensorflow_internals import partition_graphs
-from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import EmittedGraph, emit
 from graphsplit.planning.plan import Plan
 
 _SENDS = ("_Send", "_HostSend")

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from graphsplit.core.graphdefs import make_node
 from graphsplit.core.layouts import SINGLE_DEVICE, Shard
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import emit
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program

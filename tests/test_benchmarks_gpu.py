@@ -20,7 +20,7 @@ from benchmarks.report import page
 from benchmarks.results import Record, Results
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import data, workload
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import emit
 from tests.helpers import fake_nvidia_smi
 from tests.helpers.law import assert_close
 

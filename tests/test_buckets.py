@@ -10,8 +10,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
-from graphsplit.emission.checks import check_emitted
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import check_emitted, emit
 from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import ancestors_of, numbers
 

@@ -11,9 +11,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.layouts import REPLICATE, Partial, Shard, SingleDevice
-from graphsplit.emission.checks import check_emitted
-from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.planning.steps import Move, Step
 from graphsplit.program.program import Program, Tensor
 from graphsplit.rules import Sharded

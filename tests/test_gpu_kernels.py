@@ -15,8 +15,7 @@ from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
 from graphsplit.core.graphdefs import make_node
 from graphsplit.core.kernel_devices import kernel_devices
-from graphsplit.emission.checks import check_emitted
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import check_emitted, emit
 from tests.helpers.gpu_plans import plan_for_gpus, without_gpu_kernel
 from tests.helpers.policies import policy
 

@@ -13,8 +13,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.graphdefs import split_reference
 from graphsplit.core.hosts import by_host, host_name
-from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import EmittedGraph, emit
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.feeding import CutAhead, cut_ahead
 from tests.helpers.hosts import on_hosts, on_local_devices, replanned

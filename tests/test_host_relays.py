@@ -12,10 +12,8 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.graphdefs import make_node, split_reference
 from graphsplit.core.hosts import host_name
-from graphsplit.emission import emitter
+from graphsplit.emission import EmittedGraph, Origin, emit, emitter
 from graphsplit.emission.draft import Draft, prefix_of_shard
-from graphsplit.emission.emitted_graph import EmittedGraph, Origin
-from graphsplit.emission.emitter import emit
 from graphsplit.emission.host_relays import relay_within_hosts
 from tests.helpers.hosts import assert_law_on_hosts, on_hosts, replanned, worker_device
 from tests.helpers.layout_cases import deep_step, numbers

@@ -17,10 +17,8 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.api.compilation import default_home
 from graphsplit.core.hosts import host_name
-from graphsplit.emission.checks import check_emitted
+from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.emission.compiled_calls import graph_def_that_runs
-from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.emission.emitter import emit
 from graphsplit.planning.state import state_of
 from graphsplit.planning.traffic import traffic
 from graphsplit.planning.transfers import Collective, Relay, Slice, Sum, Value

@@ -12,8 +12,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.parted_variables import parts_of_variable
-from graphsplit.emission.checks import check_emitted
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.traffic import along, traffic
 
 WIDTH, HIDDEN, LENGTH, VOCABULARY, HEAD = 12, 15, 6, 11, 4

@@ -11,8 +11,7 @@ import tensorflow as tf
 from keras import layers
 
 import graphsplit as gs
-from graphsplit.emission.checks import check_emitted
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import check_emitted, emit
 from tests.helpers.keras_cases import CASES, assert_same, fit, state
 from tests.helpers.law import assert_close, assert_law
 from tests.helpers.sampler import sample_arguments, sample_program

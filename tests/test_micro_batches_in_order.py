@@ -12,8 +12,7 @@ from keras import layers
 import graphsplit as gs
 from graphsplit.core.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import partition_graphs
-from graphsplit.emission.checks import check_emitted
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.memory import live_bytes
 from tests.helpers.law import assert_law
 from tests.test_micro_batches import GIVEN, training

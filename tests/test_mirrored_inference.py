@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import emit
 from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import crossing, keras_model, numbers
 

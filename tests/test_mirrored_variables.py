@@ -9,11 +9,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.errors import CheckError
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.tensorflow_internals import partition_graphs
-from graphsplit.emission.checks import check_emitted
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import (
@@ -246,7 +244,7 @@ def test_the_checker_sees_another_copy():
     nodes = {origin.shard: name for name, origin in graph.origins.items() if origin.op == copies[0]}
     by_name = {node.name: node for node in graph.nodes}
     by_name[nodes[1]].input[0] = by_name[nodes[2]].input[0]
-    with pytest.raises(CheckError, match="and the plan says"):
+    with pytest.raises(gs.CheckError, match="and the plan says"):
         check_emitted(plan, graph)
     assert made.weights
 

@@ -10,7 +10,6 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.errors import CheckError
 from graphsplit.core.tensorflow_internals import partition_graphs
 from tests.helpers.law import assert_close, assert_law
 
@@ -316,5 +315,5 @@ def test_a_device_that_does_not_exist():
 def test_a_plan_with_other_positions_than_shards_is_refused():
     plan = gs.parallelize(network(on(STAGE))[0], devices=OUTER).plan(rows())
     plan.check()
-    with pytest.raises(CheckError, match="positions"):
+    with pytest.raises(gs.CheckError, match="positions"):
         dataclasses.replace(plan, mesh=dataclasses.replace(plan.mesh, positions=(0,))).check()

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import emit
 from graphsplit.planning.steps import Step
 from tests.helpers.law import assert_close, assert_law
 from tests.test_packing import regression_step

@@ -12,7 +12,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import partition_graphs
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import emit
 from graphsplit.runtime.feeding import make_fed_executable
 from tests.helpers.law import assert_close, assert_law
 from tests.test_parallelize import rows

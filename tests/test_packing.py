@@ -13,9 +13,8 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.graphdefs import make_node
+from graphsplit.emission import Origin, emit
 from graphsplit.emission.draft import Draft, prefix_of_shard
-from graphsplit.emission.emitted_graph import Origin
-from graphsplit.emission.emitter import emit
 from graphsplit.emission.loop_inputs import bring_loop_inputs
 from graphsplit.planning.bucketing import check_buckets
 from graphsplit.planning.collectives import bucketed, find_collectives

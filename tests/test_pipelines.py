@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.emission.emitter import emit
-from graphsplit.placement.timeline import timeline_of
+from graphsplit.emission import emit
+from graphsplit.placement import timeline_of
 from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.schedule.schedules import KINDS, Slot, make_schedule
 from tests.helpers.law import assert_law

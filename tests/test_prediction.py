@@ -14,7 +14,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.work import bytes_of
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import emit
 from graphsplit.emission.sizes import sizes_of
 from graphsplit.placement.builders import placement_of_plan
 from tests.helpers.messages import raises

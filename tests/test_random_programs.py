@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import emit
 from graphsplit.program.program import Op
 from graphsplit.rules import registry
 from tests.helpers.law import assert_law

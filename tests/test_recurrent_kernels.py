@@ -12,8 +12,7 @@ import tensorflow as tf
 from keras import layers
 
 import graphsplit as gs
-from graphsplit.emission.checks import check_emitted
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import check_emitted, emit
 from tests.helpers.cudnn_on_cpu import STEPS, cudnn
 from tests.helpers.law import assert_close, squares_step
 

@@ -11,8 +11,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
-from graphsplit.emission.checks import check_emitted
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close

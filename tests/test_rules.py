@@ -10,7 +10,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.layouts import PARTIAL_SUM, Partial, Shard
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import emit
 from graphsplit.planning import forward_propagation
 from graphsplit.rules import answers, rule_of, ruled_types
 from tests.helpers.law import assert_close

@@ -15,7 +15,7 @@ import hashlib
 import keras
 import tensorflow as tf
 import graphsplit as gs
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import emit
 
 gs.use_logical_devices(3)
 widths = (24, 24, 24, 24, 24, 24, 90)

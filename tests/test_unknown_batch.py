@@ -14,7 +14,7 @@ from keras import layers
 import graphsplit as gs
 from benchmarks.coverage_models import MODELS
 from graphsplit.core.symbolic_sizes import rows as rows_
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import emit
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.law import assert_close, assert_law
 from tests.rule_cases import CASES, Case

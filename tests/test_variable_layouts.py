@@ -7,7 +7,6 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import Cut
 from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.tensorflow_internals import partition_graphs
@@ -162,7 +161,7 @@ def test_a_program_in_parts_is_a_program():
     divided.program.check()
     assert divided.origins[:3] == ((0, 0), (0, 1), (0, 2))
     assert len(divided.program.captures) == len(program.captures) + 2
-    with pytest.raises(CheckError):  # (the check can fail)
+    with pytest.raises(gs.CheckError):  # (the check can fail)
         type(program)(**{**divided.program.__dict__, "ops": divided.program.ops[:-5]}).check()
 
 

@@ -22,7 +22,6 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.resilience import Resilient
 from graphsplit.clusters import addresses, exposure
 from graphsplit.core.devices import canonical_name, short_name, task_of
 from graphsplit.core.graphdefs import make_node
@@ -140,7 +139,7 @@ def test_batches_are_kept_only_since_a_checkpoint(tmp_path: Path):
     step = gs.parallelize(lambda x: tf.reduce_sum(x * weight, 1), devices=2)
     manager = tf.train.CheckpointManager(tf.train.Checkpoint(weight=weight), str(tmp_path), 1)
     cluster: Any = SimpleNamespace(health=lambda: SimpleNamespace(lost=()))
-    resilient: Any = Resilient(step, cluster, manager)
+    resilient: Any = gs.Resilient(step, cluster, manager)
 
     def given() -> weakref.ref[Any]:
         batch = tf.ones((4, 3)) * 2.0

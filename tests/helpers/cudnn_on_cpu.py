@@ -16,8 +16,7 @@ from unittest import mock
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import make_node
-from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import EmittedGraph, emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime import differentiable, executable, feeding
 

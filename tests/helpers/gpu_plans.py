@@ -13,7 +13,7 @@ from graphsplit.api.compilation import trace_and_plan
 from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.kernel_devices import kernel_devices
-from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission import EmittedGraph
 from graphsplit.planning.state import State
 from graphsplit.tracing.trace import Trace
 

@@ -14,9 +14,7 @@ from graphsplit.core import structures
 from graphsplit.core.graphdefs import NodeDef, make_node, split_reference
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Division
-from graphsplit.emission.checks import check_emitted
-from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.planning.collectives import bucketed, find_collectives, in_turns
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.planner import plan_program

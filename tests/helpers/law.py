@@ -10,8 +10,7 @@ import numpy as np
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.emission.checks import check_emitted
-from graphsplit.emission.emitter import emit
+from graphsplit.emission import check_emitted, emit
 
 TOLERANCE = {tf.float16: 2e-3, tf.bfloat16: 2e-2, tf.float32: 1e-5, tf.float64: 1e-12, tf.complex64: 1e-5}
 
