@@ -9,10 +9,11 @@ all shards have read what has to go. In between, one weight computes while the n
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
 
 from graphsplit.core.layouts import Cut, Division, Shard
+from graphsplit.graph.walks import reached
 from graphsplit.planning.part_by_part import PartByPart, part_by_part
 from graphsplit.program.program import Op, Program, Tensor
 
@@ -61,12 +62,10 @@ def _gathers(program: Program, reads: list[tuple[Op, Tensor]]) -> list[Gather]:
     return _Pages(program, _AT_A_TIME * largest).gathers(reads)
 
 
-def _needed(program: Program) -> set[int]:
+def _needed(program: Program) -> Set[int]:
     """Return the operations from which a result or an effect follows."""
-    found = {*[tensor.op for tensor in program.outputs], *program.effects}
-    for op in reversed(program.ops):
-        found.update(op.sources if op.index in found else ())
-    return found
+    ends = [*[tensor.op for tensor in program.outputs], *program.effects]
+    return reached(ends, lambda i: program.ops[i].sources)
 
 
 def _reads(program: Program, finder: PartByPart, op: Op) -> Iterator[Tensor]:

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Sequence
 from fractions import Fraction
 
 from graphsplit.core.devices import short_name
+from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, axis_of
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
@@ -41,6 +42,7 @@ _MOST_AT_HOME = 12
 _MOST_MET = 4
 
 
+@collection_paused()
 def describe(plan: Decisions) -> str:
     """Return what runs where, what moves, what stayed at home and why."""
     notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
