@@ -49,7 +49,7 @@ def merge(
         else:
             twins[node.name] = name
     for node in kept:  # again, for those that stand before their inputs
-        set_inputs(node, [_renamed(reference, twins) for reference in node.input])
+        _let_read(node, [_renamed(reference, twins) for reference in node.input])
     return kept, [_renamed(reference, twins) for reference in references]
 
 
@@ -63,11 +63,17 @@ def drop_idle_waits(nodes: Sequence[Any]) -> None:
     for node in nodes:
         pure = _is_pure(node.op)
         if pure:
-            set_inputs(node, [r for r in node.input if r[0] != "^" or r[1:] not in idle])
+            _let_read(node, [r for r in node.input if r[0] != "^" or r[1:] not in idle])
         # EnsureShape may be there for its error, and others wait for that
         silent = (pure and node.op != "EnsureShape") or node.op in ("Placeholder", _READ)
         if silent and all(source_of(reference) in idle for reference in node.input):
             idle.add(node.name)
+
+
+def _let_read(node: Any, inputs: list[str]) -> None:
+    """Let a node read something else, if it is something else: for most nodes it is not."""
+    if inputs != node.input:
+        set_inputs(node, inputs)
 
 
 def _key(node: Any, twins: Mapping[str, str]) -> Hashable | None:
