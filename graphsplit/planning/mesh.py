@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -106,8 +107,13 @@ class Mesh:
 
     def share(self, d: int) -> float:
         """Return the part of the batch that shard `d` has."""
+        return self._shares[d]
+
+    @functools.cached_property
+    def _shares(self) -> Sequence[float]:
         shares = self.rows or self.weights
-        return shares[d] / sum(shares)
+        total = sum(shares)
+        return [share / total for share in shares]
 
     def bytes_of(self, d: int, size: int, layout: Layout) -> int:
         """Return how many bytes of a tensor shard `d` has in a layout, where it has any.

@@ -77,6 +77,7 @@ class _Pieces:
     def __init__(self, shards: int):
         self._shards = shards
         self._everybody = frozenset(range(shards))
+        self.alone = [frozenset([d]) if shards > 1 else None for d in range(shards)]  # what a sum consists of, at first
         self._by_layout: dict[tuple[Shard, int], frozenset[tuple[int, Shard, Entries]]] = {}
 
     def of_shard(self, layout: Shard, d: int) -> frozenset[tuple[int, Shard, Entries]]:
@@ -138,8 +139,9 @@ class _Check:
         of = [self._values[i].bytes for i in value.of]
         if isinstance(value, Own):
             size = self._program.bytes(value.tensor)
-            is_cut = isinstance(value.layout, Shard) and value.by is not None
-            expected = {round(size * self._mesh.share(value.by or 0)) if is_cut else size}
+            if isinstance(value.layout, Shard) and value.by is not None:
+                size = round(size * self._mesh.share(value.by))
+            expected = {size}
         elif isinstance(value, Concatenation):
             expected = {sum(of)}
         else:
@@ -165,8 +167,7 @@ class _Check:
         """Return what a shard has of a tensor in a layout, or (None) what is whole."""
         if isinstance(layout, Shard) and d is not None:
             return _Content(tensor, self._pieces.of_shard(layout, d))
-        of = frozenset([d]) if isinstance(layout, Partial) and d is not None else None
-        return self._whole(_Content(tensor, of=of))
+        return _Content(tensor, of=self._pieces.alone[d] if isinstance(layout, Partial) and d is not None else None)
 
     def _expected(self, move: Move) -> Iterator[tuple[str, _Content]]:
         """Yield where what a move makes is read, and what it has to be there."""
