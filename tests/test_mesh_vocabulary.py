@@ -17,7 +17,7 @@ from graphsplit.core.layouts import EvenCut, Shard
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.sharding_checks import check_step
-from graphsplit.planning.traffic import along, sent_by_kind, traffic
+from graphsplit.planning.traffic import along, traffic
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Shift
 from tests.test_mesh import LENGTH, MESHES, VOCABULARY, WIDTH, Made, assert_law, devices_of, ids_of, numbers, variable
@@ -116,7 +116,7 @@ def test_three_numbers_for_each_token_travel():
     tokens = 5 * LENGTH
     sums = 2 * 2 * tokens * WIDTH * 8  # two all-reduces, each a reduce-scatter and an all-gather on two devices
     numbers_of_tokens = 3 * 2 * tokens * TOKEN  # to one device, and what they amount to back
-    assert sent_by_kind(parallel.plan(ids_of(5)))[along("model")] == sums + numbers_of_tokens
+    assert traffic(parallel.plan(ids_of(5))).by_kind[along("model")] == sums + numbers_of_tokens
 
 
 @pytest.mark.long

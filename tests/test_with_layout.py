@@ -13,7 +13,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
-from graphsplit.planning.traffic import sent_by_kind
+from graphsplit.planning.traffic import traffic
 
 WIDTH, HIDDEN, LENGTH = 16, 32, 7
 LAYOUT = {"up": (None, "model"), "down": ("model", None), "*": "home"}
@@ -75,7 +75,7 @@ def test_a_sequence_is_cut_for_the_bytes_of_the_sums():
     ends = x[:, : LENGTH // 2].shape.num_elements() * 8  # of the argument, and of what is returned
     ran = gs.placement_of(parallel, x, actual=True)
     sent = sum(transfer.bytes for transfer in ran.transfers)
-    assert sent == sum(sent_by_kind(parallel.plan(x)).values())
+    assert sent == sum(traffic(parallel.plan(x)).by_kind.values())
     assert 4 * size + 2 * ends <= sent <= 4 * size + 2 * ends + small
     roles = {op.provenance.role for op in parallel.plan(x).program.ops}
     assert {"all-gather", "reduce-scatter"} <= roles
