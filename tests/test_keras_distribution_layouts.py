@@ -71,13 +71,14 @@ def layouts_of(model: keras.Model) -> dict[str, Any]:
 
 
 def assert_in_parts(model: keras.Model) -> None:
-    """Assert that a step left each part where it is, and that no device has more of a variable than its part."""
+    """Assert that a step left each part where it is, and that the parts of a variable are all that there is of it."""
     for variable in [*model.variables, *model.optimizer.variables]:
         parts = parts_of_variable(variable.value)
         if parts is not None:
+            held = [size for size in parts.bytes_on_devices().values() if size]
             assert parts.in_parts, variable.path
-            largest = max(parts.cut.lengths) * (math.prod(variable.shape) // parts.cut.length)
-            assert max(parts.bytes_on_devices().values()) == largest * variable.value.dtype.size
+            assert len(held) == len(parts.devices) > 1
+            assert sum(held) == math.prod(variable.shape) * variable.value.dtype.size
 
 
 def names(count: int) -> tuple[str, ...]:
@@ -292,7 +293,6 @@ def test_what_a_map_leaves_out_is_on_the_plan(enabled: gs.KerasDistribution):
     expected_model, model = made(), made()
     entries = {
         ".*wide/kernel": ("batch", "model"),
-        ".*wide/bias": ("batch",),
         ".*dense.*kernel": (None, "model"),
         ".*nothing": ("model",),
     }
@@ -302,16 +302,13 @@ def test_what_a_map_leaves_out_is_on_the_plan(enabled: gs.KerasDistribution):
         plan = enabled.plan(model, data()[0], data()[1][:, :1])
     assert [str(warning.message) for warning in told] == [
         "ModelParallel on 4 devices: variables do not all lie as its layout map says:\n"
-        "  - along 'batch', the batch's axis: divided over all devices instead\n"
-        "  - also along 'batch', the batch's axis: cut along 'model' only\n"
-        "  - dimension 1 has 1 entry for 2 devices: it stays whole\n"
+        "  - dimension 1 has 1 entry for 2 devices along 'model': it stays whole\n"
         "The numbers are those of one device. The plan names the variables."
     ]
     own = f"{model.name}/"
+    last = model.layers[-1].kernel.path.removeprefix(own)
     assert [note.replace(own, "") for note in plan.notes] == [
-        "wide/kernel: also along 'batch', the batch's axis: cut along 'model' only",
-        "wide/bias: along 'batch', the batch's axis: divided over all devices instead",
-        f"{model.layers[-1].kernel.path}: dimension 1 has 1 entry for 2 devices: it stays whole".replace(own, ""),
+        f"{last}: dimension 1 has 1 entry for 2 devices along 'model': it stays whole",
         "of the layout map, these match no variable and no layer's output: '.*nothing'",
         "no pattern of the layout map matches left_1/kernel [32, 9], 1.2 kB, 12 % of the model: whole on its device",
         "no pattern of the layout map matches left_2/kernel [9, 9], 324 B, 3.4 % of the model: whole on its device",
@@ -319,14 +316,48 @@ def test_what_a_map_leaves_out_is_on_the_plan(enabled: gs.KerasDistribution):
     assert all(f"  note: {note}" in str(plan) for note in plan.notes)
 
 
-def test_entries_for_outputs():
-    entries = {".*wide.*kernel": (None, "model"), ".*wide/output": ("batch", None)}
+BOTH_AXES = {
+    ".*wide/kernel": ("data", "model"),
+    ".*odd/kernel": ("model", "data"),
+    ".*wide/bias": ("model",),
+    ".*dense.*kernel": ("data", None),
+    ".*dense.*bias": ("data",),
+}
+
+
+def test_maps_of_both_axes(enabled: gs.KerasDistribution):
+    """As KerasHub's are: what is cut along the batch's axis as well is gathered along that one, and not the other."""
     expected_model, model = compiled(wide()), compiled(wide())
-    with model_parallel(4, entries).scope():
-        with pytest.warns(UserWarning, match="is for what a layer returns, and is not used") as told:
-            assert_same([*fit(model), *state(model)], [*fit(expected_model), *state(expected_model)])
-        assert len(told) == 1
-        assert_sharded(model, ("MatMul", "Tanh"), 2)
+    with model_parallel(4, BOTH_AXES, {"data": 2, "model": 2}, "data").scope():
+        found = [*fit(model), *fit(model)]
+        assert_in_parts(model)
+        assert_same([*found, *state(model)], [*fit(expected_model), *fit(expected_model), *state(expected_model)])
+        plan = enabled.plan(model, *data())
+        assert not plan.state.gathered
+        assert set(BOTH_AXES.values()) <= set(layouts_of(model).values())
+        kernels = [parts_of_variable(layer.kernel.value) for layer in model.layers if hasattr(layer, "kernel")]
+        assert [len(parts.devices) for parts in kernels] == [4, 4, 2]
+        kernels[0].take_apart()
+        assert [size for size in kernels[0].bytes_on_devices().values() if size] == [30 * 8 * 4] * 4
+
+
+OUTPUTS = {".*wide.*kernel": (None, "model"), ".*wide/output": ("batch", None), ".*odd/output": ("batch", "model")}
+
+
+def test_entries_for_outputs(enabled: gs.KerasDistribution):
+    """What is asked for whole is put together where it is made, what is asked for in parts is not."""
+    expected_model, model = compiled(wide()), compiled(wide())
+    with model_parallel(4, OUTPUTS).scope():
+        assert_same([*fit(model), *state(model)], [*fit(expected_model), *state(expected_model)])
+        notes = enabled.plan(model, *data()).notes
+    assert [note.partition(" at ")[0] for note in notes[:2]] == [
+        "with_layout (None, None) of [19, 16]",
+        "with_layout (None, 'model') of [19, 7]",
+    ]
+    assert not any("match no variable" in note for note in notes)
+    other = model_parallel(4, {".*wide.*kernel": (None, "model"), ".*wide/output": ("model", None, None)})
+    with other.scope(), pytest.warns(UserWarning, match="is not used: it has 3 dimensions, and the output 2"):
+        fit(model)
 
 
 def test_a_function_for_generating_goes_on():

@@ -67,11 +67,6 @@ def process_id() -> int:
     return 0
 
 
-def distribute_tensor(tensor: Any, layout: Any) -> Any:  # noqa: ARG001  # (Keras' signature, as in all below)
-    """Return the tensor: where it lies changes no value, and the plan decides that."""
-    return tensor
-
-
 def distribute_value(value: Any, layout: Any) -> Any:  # noqa: ARG001
     """Return the value; the step that reads it divides it."""
     return value

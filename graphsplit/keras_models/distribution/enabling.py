@@ -207,10 +207,10 @@ class _Running:
         if (distribution := _present()) is not None:
             self._layouts.born(variable, distribution)
 
-    def constrains(self, layout: Any) -> None:
-        """Take note of where the layout map of the distribution that is set wants what a layer returns."""
-        if (distribution := _present()) is not None:
-            self._layouts.constrains(layout, distribution)
+    def with_layout(self, tensor: Any, layout: Any) -> Any:
+        """Ask that a tensor lies so on the mesh of the distribution that is set."""
+        distribution = _present()
+        return tensor if distribution is None else self._layouts.with_layout(tensor, layout, distribution)
 
 
 def _present() -> Any:

@@ -37,6 +37,7 @@ class DistributedLayouts:
         self._variables: weakref.WeakValueDictionary[int, tf.Variable] = weakref.WeakValueDictionary()
         self._told: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
         self._of_outputs: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._not_used: weakref.WeakSet[Any] = weakref.WeakSet()
 
     def follow(self, model: Any, distribution: Any) -> None:
         """Lay the variables of a model out as a distribution says: its optimizer's and its metrics' too."""
@@ -118,22 +119,24 @@ class DistributedLayouts:
         for variable in ours:
             del self._variables[id(variable)]
 
-    def constrains(self, layout: Any, distribution: Any) -> None:
-        """Remember that a layout map has an entry for an output, and say, once for each, that it is not used."""
-        layout_map = layout_map_of(distribution)
-        pattern = next((p for p in layout_map or () if layout_map[p] is layout), None)
-        if pattern is None or layout in self._of_outputs:  # (a user's own call gets back what it gives)
-            return
+    def with_layout(self, tensor: Any, layout: Any, distribution: Any) -> Any:
+        """Ask that a tensor lies so; say, once for a layout, where that is not done."""
+        if not isinstance(tensor, tf.Tensor) or not hasattr(layout, "axes"):
+            return tensor  # (a symbolic one of Keras)
         self._of_outputs.add(layout)
         mesh = mesh_of(distribution)
-        if mesh.grid is None and set(layout.axes[1:]) <= {None} and layout.axes[:1] in [(mesh.batch_axis,), (None,)]:
-            return  # rows are what each device has
-        warnings.warn(
-            f"{type(distribution).__name__} on {len(mesh.devices)} devices: the entry {pattern!r} of its layout map, "
-            f"{tuple(layout.axes)!r}, is for what a layer returns, and is not used: where that lies follows from the "
-            "batch and from the variables that it is made of. The numbers are those of one device.",
-            stacklevel=user_stack_level(),
-        )
+        found, why_not = mesh.of_output(tensor, layout.axes)
+        if why_not and layout not in self._not_used:
+            self._not_used.add(layout)
+            layout_map = layout_map_of(distribution)
+            pattern = next((p for p in layout_map or () if layout_map[p] is layout), None)
+            entry = "a layout" if pattern is None else f"the entry {pattern!r} of its layout map"
+            warnings.warn(
+                f"{type(distribution).__name__} on {len(mesh.devices)} devices: {entry}, {tuple(layout.axes)!r}, is "
+                f"for what a layer returns, and is not used: {why_not}. The numbers are those of one device.",
+                stacklevel=user_stack_level(),
+            )
+        return found
 
     @property
     def of_outputs(self) -> Collection[Any]:

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from graphsplit.api.layout_spellings import VariableLayout, check_layout
 from graphsplit.api.variable_layouts import can_be_parted
+from graphsplit.api.with_layout import with_layout
 from graphsplit.core.device_mesh import DeviceMesh, MeshAxes, device_mesh
 from graphsplit.keras_models.distribution.backend import to_backend_mesh
 
@@ -36,45 +37,71 @@ class MeshOfKeras:
     """A distribution's mesh.
 
     Attributes:
-      grid: it as ours, if it has an axis of several devices beside the batch's, and only one.
-      axis: what Keras' user calls that axis, or "".
-      batch_axis: what Keras' user calls the batch's.
       devices: full names, row by row.
-      why_not: why variables are divided over all devices instead, and gathered; "" where they are not.
+      grid: it as ours, if it has no more than one axis of several devices beside the batch's.
+      why_not: why there is none, and variables are divided over all devices and gathered; "" where there is one.
     """
 
-    grid: DeviceMesh | None
-    axis: str
-    batch_axis: str
     devices: tuple[str, ...]
+    grid: DeviceMesh | None
     why_not: str = ""
 
     def layout_of(self, variable: tf.Variable, axes: Sequence[str | None]) -> Asked:
         """Return how a variable is to lie for which Keras has these axes.
 
         Raises:
-          ArgumentError: if they name the axis twice.
+          ArgumentError: if they name an axis twice.
         """
         if len(self.devices) == 1 or not any(axes):
             return Asked("home")
-        if self.why_not:
+        if self.grid is None:
             return Asked("sharded")
-        if self.grid is None or self.axis not in axes:
-            if self.batch_axis not in axes:  # along an axis of one device
-                return Asked("home")
-            return Asked("sharded", f"along {self.batch_axis!r}, the batch's axis: divided over all devices instead")
-        own = tuple([self.grid.axis if name == self.axis else None for name in axes])
+        own = [name if name in self.grid.sizes else None for name in axes]  # (others have one device)
         check_layout(own, self.grid)
-        dimension, columns = axes.index(self.axis), len(self.grid.rows[0])
-        length = variable.shape[dimension] if dimension < len(variable.shape) else columns  # (longer ones are refused)
-        if length < columns:
-            entries = f"{length} entr{'y' if length == 1 else 'ies'}"
-            return Asked("home", f"dimension {dimension} has {entries} for {columns} devices: it stays whole")
         if not can_be_parted(variable):
             return Asked("home", f"TensorFlow cannot cut {variable.dtype.name}: it stays whole")
-        if self.batch_axis in axes:
-            return Asked(own, f"also along {self.batch_axis!r}, the batch's axis: cut along {self.axis!r} only")
-        return Asked(own)
+        if (dimension := self._too_short(own, variable.shape)) is not None:
+            length, columns = variable.shape[dimension], len(self.grid.columns)
+            own[dimension] = None
+            entries = f"{length} entr{'y' if length == 1 else 'ies'}"
+            instead = (
+                f"dimension {dimension} has {entries} for {columns} devices along {self.grid.axis!r}: it stays whole"
+            )
+            return Asked(tuple(own) if any(own) else "home", instead)
+        return Asked(tuple(own) if any(own) else "home")
+
+    def _too_short(self, own: Sequence[str | None], shape: Any) -> int | None:
+        """Return the dimension that is to be cut along the axis beside the batch's, if not all its devices get some."""
+        assert self.grid is not None
+        dimension = own.index(self.grid.axis) if self.grid.axis in own else None
+        if dimension is None or dimension >= len(shape) or shape[dimension] >= len(self.grid.columns):
+            return None  # (one that is too long for the variable is refused where it is laid out)
+        return dimension
+
+    def of_output(self, tensor: tf.Tensor, axes: Sequence[str | None]) -> tuple[tf.Tensor, str]:
+        """Return what a layer returns, asked to lie as Keras has it; and why it does not, or "".
+
+        Its rows lie as those of the batch do, whatever the axes say of the first dimension.
+        """
+        if self.grid is None:
+            return tensor, self.why_not
+        shape, batch, axis = tensor.shape, self.grid.batch_axis, self.grid.axis
+        if shape.rank != len(axes):
+            return tensor, f"it has {len(axes)} dimensions, and the output {shape.rank}"
+        if batch in axes[1:]:
+            return tensor, f"{batch!r}, the batch's axis, cuts the rows of an output, which are its first dimension"
+        if not axis:
+            return tensor, ""
+        names = [name if name == axis else None for name in axes]
+        if axis in names:
+            length = shape[names.index(axis)]
+            if length is None or length < len(self.grid.columns):
+                entries = "an unknown number of" if length is None else length
+                return (
+                    tensor,
+                    f"dimension {names.index(axis)} has {entries} entries for {len(self.grid.columns)} devices",
+                )
+        return with_layout(tensor, tuple(names)), ""
 
 
 def mesh_of(distribution: Any, compiled_by_xla: bool = False) -> MeshOfKeras:
@@ -88,19 +115,13 @@ def mesh_of(distribution: Any, compiled_by_xla: bool = False) -> MeshOfKeras:
 
     mesh, devices = distribution.device_mesh, to_backend_mesh(distribution.device_mesh)
     batch_axis = str(distribution.get_data_layout((1,)).axes[0])
-    sizes = [(str(name), int(size)) for name, size in zip(mesh.axis_names, mesh.shape, strict=True) if size > 1]
+    sizes = tuple([(str(name), int(n)) for name, n in zip(mesh.axis_names, mesh.shape, strict=True) if n > 1])
     others = [name for name, _ in sizes if name != batch_axis]
     if isinstance(distribution, keras.distribution.DataParallel):
-        return MeshOfKeras(None, "", batch_axis, devices, "the batch goes over all of them")
+        return MeshOfKeras(devices, None, "the batch goes over all of them")
     if len(others) > 1:
-        names = ", ".join(map(repr, others))
-        return MeshOfKeras(
-            None, "", batch_axis, devices, f"its mesh has {len(others)} axes beside the batch's, {names}"
-        )
-    if not others:
-        return MeshOfKeras(None, "", batch_axis, devices)
-    if compiled_by_xla:
-        return MeshOfKeras(None, "", batch_axis, devices, "it was compiled with jit_compile=True")
-    [axis] = others
-    grid = device_mesh(MeshAxes(tuple(sizes), batch_axis), devices)
-    return MeshOfKeras(grid, axis, batch_axis, devices)
+        why_not = f"its mesh has {len(others)} axes beside the batch's, {', '.join(map(repr, others))}"
+        return MeshOfKeras(devices, None, why_not)
+    if others and compiled_by_xla:
+        return MeshOfKeras(devices, None, "it was compiled with jit_compile=True")
+    return MeshOfKeras(devices, device_mesh(MeshAxes(sizes, batch_axis), devices) if sizes else None)

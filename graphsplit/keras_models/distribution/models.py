@@ -72,7 +72,7 @@ def distributed(model: Any, distribution: Any, layouts: DistributedLayouts) -> D
             return owner
     check_strategy(model, "keras.distribution")
     mesh = mesh_of(distribution, asks_for_xla(model))
-    devices, axes = mesh.devices, mesh.grid.axes if mesh.grid is not None else MeshAxes()
+    devices, axes = mesh.devices, MeshAxes() if mesh.grid is None else mesh.grid.axes
     where = ModelDevices(devices, Options(devices=devices, mesh=axes), None if devices[0] == CPU else CPU)
     own = {"distribution": distribution, "_layouts": layouts}
     made: DistributedModel = wrapped(model, DistributedModel, where, _compiled_by_xla=asks_for_xla(model), **own)

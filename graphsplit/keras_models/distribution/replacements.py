@@ -12,6 +12,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import tensorflow as tf
+
 from graphsplit.core.errors import UnsupportedError, bullet_list
 from graphsplit.core.keras_internals import tensorflow_distribution, tensorflow_trainer, tensorflow_variable
 from graphsplit.keras_models.answers import STEPS
@@ -32,8 +34,8 @@ class Running(Protocol):
     def born(self, variable: Any) -> None:
         """Lay out a variable that has just been made."""
 
-    def constrains(self, layout: Any) -> None:
-        """Take note of where a layout map wants what a layer returns."""
+    def with_layout(self, tensor: Any, layout: Any) -> Any:
+        """Ask that a tensor lies so."""
 
 
 @dataclass(frozen=True)
@@ -100,9 +102,8 @@ def _initialize(original: Any, running: Running) -> Any:
 
 
 def _distribute_tensor(original: Any, running: Running) -> Any:  # noqa: ARG001
-    def distribute_tensor(tensor: Any, layout: Any) -> Any:
-        running.constrains(layout)
-        return backend.distribute_tensor(tensor, layout)
+    def distribute_tensor(tensor: Any, layout: Any) -> Any:  # (a layer may return several)
+        return tf.nest.map_structure(lambda one: running.with_layout(one, layout), tensor)
 
     return distribute_tensor
 
