@@ -105,10 +105,12 @@ def test_automatic_xla_stays_off():
     assert not any("_XlaMustCompile" in node.attr for node in definition.node)
 
 
-def test_automatic_xla_that_is_asked_for():
+def test_the_default_of_keras_compiles_nothing():
     model = gs.multi_gpu_model(small(), 2)
-    assert message(gs.ArgumentError, model.compile, "sgd", "mse", jit_compile="auto") == (
-        "jit_compile is True or False, got 'auto'. Write True, or leave it out."
+    model.compile("sgd", "mse", jit_compile="auto")
+    assert not model._compiled_by_xla
+    assert message(gs.ArgumentError, model.compile, "sgd", "mse", jit_compile="yes") == (
+        "jit_compile is True or False, got 'yes'. Write True, or leave it out."
     )
 
 

@@ -77,10 +77,11 @@ class ParallelModel(SharedState):
                 "called under a tf.distribute strategy's scope, which would mirror the optimizer's variables. Call it "
                 "outside of `with strategy.scope():`."
             )
-        asked = bound.get("jit_compile")  # (what Keras makes of its default is meant for one device)
-        if asked is not None:
-            check_jit_compile(asked)
-        object.__setattr__(self, "_compiled_by_xla", bool(asked))
+        asked = bound.get("jit_compile")
+        if asked in (None, "auto"):  # (Keras' own default, and what it makes of that, is meant for one device)
+            asked = False
+        check_jit_compile(asked)
+        object.__setattr__(self, "_compiled_by_xla", asked)
         return self.template.compile(*args, **kwargs)
 
     def plan(self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None) -> Plan:
