@@ -13,6 +13,7 @@ import graphsplit as gs
 from graphsplit.planning import planner
 
 DECIDES = {
+    "recompute": {"program", "notes"},
     "propagate": {"steps", "owners", "moves"},
     "cut_into_stages": {"program", "stage_cuts", "owners", "moves"},
     "put_in_order": {"order"},
@@ -60,6 +61,7 @@ CASES = {
         training_step(), devices=[f"/job:worker/task:{task}/device:CPU:{d}" for task in (0, 1) for d in (0, 1)]
     ),
     "micro-batches": lambda: gs.parallelize(training_step(), devices=2, micro_batches=2),
+    "recomputing": lambda: gs.parallelize(training_step(), devices=2, recompute="blocks"),
     "a stage in a loop": lambda: gs.parallelize(with_stage_in_a_branch, devices=2),
 }
 
