@@ -357,6 +357,19 @@ def test_gradients_do_not_wait_for_each_other():
     assert "IdentityN" not in {node.op for node in parallel.graph_def(x).node}
 
 
+def test_verify_takes_no_overflow_for_rounding():
+    """Where the next larger argument overflows on one device as well, an infinite result is wrong all the same."""
+    traced = []
+
+    def overflowing(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        traced.append(1)
+        largest = tf.reduce_max(x)
+        return largest * 2 if len(traced) == 1 else largest, largest  # (the first trace is the parallelized one)
+
+    report = gs.verify(gs.parallelize(overflowing, devices=2), tf.fill([9], tf.constant(tf.float16.max, tf.float16)))
+    assert [d.is_rounding for d in report.differences] == [False, True]
+
+
 def test_verify_has_nothing_to_compare_random_numbers_without_a_seed_with():
     calls = []
 

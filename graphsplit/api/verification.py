@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -148,16 +149,21 @@ def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     most = [ROUNDED * max(last_place(value.dtype), runs.last_place) for value in expected]
     if any(difference.relative > explained for difference, explained in zip(apart, most, strict=True)):
         again = list(map(difference_of, names, expected, runs.on_one_device()))
-        most = [max(explained, MARGIN * by.relative) for explained, by in zip(most, again, strict=True)]
+        most = list(map(_explained, most, again))
         for seed in range(_PERTURBED_RUNS):
             moved = map(difference_of, names, expected, runs.on_one_device(np.random.default_rng(seed)))
-            most = [max(explained, MARGIN * by.relative) for explained, by in zip(most, moved, strict=True)]
+            most = list(map(_explained, most, moved))
     judged = [replace(difference, rounding=explained) for difference, explained in zip(apart, most, strict=True)]
     judged = [
         replace(d, again=by.relative if by.relative > _HALF else 0.0) for d, by in zip(judged, again, strict=True)
     ]
     judged.sort(key=lambda d: (d.is_rounding, -d.share))
     return Report(tuple(judged), function.devices, _causes(function.plan(*args, **kwargs)))
+
+
+def _explained(before: float, by: Difference) -> float:
+    """Return how far rounding explains, given another run: one that overflows tells nothing of finite numbers."""
+    return max(before, MARGIN * by.relative) if math.isfinite(by.relative) else before
 
 
 _JUMPS = frozenset({"ArgMax", "ArgMin", "Bucketize", "Ceil", "Floor", "Rint", "Round", "Sign", "TopKV2", "Where"})
@@ -290,6 +296,6 @@ def difference_of(name: str, expected: tf.Tensor, actual: tf.Tensor) -> Differen
         return Difference(name, 0.0, 0.0)
     same_special = (np.isnan(a) & np.isnan(b)) | (a == b)
     distance = np.where(same_special, 0.0, np.abs(np.where(same_special, 0, a) - np.where(same_special, 0, b)))
-    largest = float(np.nan_to_num(distance, nan=np.inf).max())
+    largest = float(np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max())
     scale = float(np.max(np.abs(a[np.isfinite(a)]), initial=0.0))
     return Difference(name, largest, largest / scale if scale else largest)
