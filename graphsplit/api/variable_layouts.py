@@ -112,6 +112,8 @@ def lay_out(
         parts = parts_of_variable(variable)
         if own is not None and parts is not None and _lies_otherwise(parts, own, on_mesh.division(variable)):
             parts.release(variable)
+        elif own == "sharded" and parts is not None:
+            parts.reshard(reshard_after_forward)  # it stays where it is
         if own not in (None, "sharded"):
             variable._graphsplit_stays = False
     free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]

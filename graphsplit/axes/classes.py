@@ -44,6 +44,8 @@ def _is_cut(op: Op, natural: NaturalForms) -> bool:
     """Return whether an operation works on classes that are cut."""
     if op.type not in _BY_SUMS | _PLACES or op.controls or op.out_shapes[-1] is None or not op.in_shapes[0]:
         return False
+    if op.type in _PLACES and tf.as_dtype(op.attr("T").type) == tf.bool:  # of which no kernel finds the largest
+        return False
     layout, axis = natural.layout(op.inputs[0]), _axis_of(op)
     if not isinstance(layout, Shard) or not isinstance(layout.partition, EvenCut) or len(layout.blocks) > 1:
         return False

@@ -207,6 +207,12 @@ def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Prog
     origin_of = {_plain(name): origin for name, origin in graph.origins.items()}
     column_of = {_plain(node.name): columns.get(node.device) for node in graph.nodes}
     shapes = _shapes(plan, graph)
+    for function in graph.library.function:
+        for node in function.node_def:
+            _rename(node)
+        for ends in (function.ret, function.control_ret):
+            for name in list(ends):
+                ends[name] = _plain(ends[name])
     for node in graph.nodes:  # the names of helpers are those of who reads next
         _rename(node)
         if "output_shapes" in node.attr and not node.attr["output_shapes"].list.shape:  # of what a column's bodies make

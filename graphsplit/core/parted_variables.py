@@ -269,6 +269,12 @@ class VariableParts:
         """Whether a device drops the whole after the forward pass, and gets it again for the backward pass."""
         return not isinstance(self.division, Copied) and self.division.reshard
 
+    def reshard(self, after_forward: bool) -> None:
+        """Let what is planned from now on drop the whole after the forward pass, or keep it."""
+        if isinstance(self.division, Cut) and self.division.reshard != after_forward:
+            self.division = replace(self.division, reshard=after_forward)
+            _changes[0] += 1
+
     def value_without(self, is_lost: Callable[[str], bool]) -> tf.Tensor | None:
         """Return the value as devices have it that are not lost; None if a part of it is gone.
 

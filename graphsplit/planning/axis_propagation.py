@@ -124,6 +124,8 @@ class AxisBackward(WholeBackwardPropagation):
         if op.type == "Placeholder" or not elsewhere or not self._may_repeat(op):
             return self._once(op, required or bool(wanted))
         if self.state.is_everywhere(op):
+            if any(isinstance(layout, Partial) for layout in wanted):  # a sum has it once, from one device
+                return self._once(op, True)
             return self._step_at_home(op, required, None)
         made = self._in_pieces(op)
         if made is None or any(map(is_whole, wanted)):

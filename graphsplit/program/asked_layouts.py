@@ -22,8 +22,9 @@ from graphsplit.program.program import Op
 Axes = tuple[str | None, ...]
 """For each dimension the axis of the mesh along which it is cut, or None."""
 
-_MARK = "with_layout_{}x"
-_MARKED = re.compile(r"with_layout_([0-9a-f]*)x_\d+")
+_MARK = "graphsplit_with_layout_{}_axes"
+_MARKED = re.compile(r"graphsplit_with_layout_((?:[0-9a-f]{2})+)_axes_\d+")
+_PASSING_ON = frozenset({"Identity", "NoOp"})
 _BACKWARD = "__backward_"  # how TensorFlow names backward functions
 _ATTRIBUTE, _OF_GRADIENT = "_graphsplit_layout", "_graphsplit_of_gradient"
 
@@ -45,19 +46,25 @@ def _spelled(axes: Axes) -> str:
 
 def write_marks(graph: Any) -> None:
     """Let the marked calls of a `GraphDef`, in its functions too, be operations that say what is asked; edits it."""
-    library = {function.signature.name: function.signature for function in graph.library.function}
-    if not any(_MARKED.search(name) for name in library):
+    library = {function.signature.name: function for function in graph.library.function}
+    marks = {name for name, function in library.items() if _MARKED.search(name) and _passes_on(function)}
+    if not marks:
         return
     for nodes in (graph.node, *[function.node_def for function in graph.library.function]):
         for node in nodes:
             name = node.attr["f"].func.name if node.op in CALL_TYPES else ""
-            found = _MARKED.search(name)
-            if found and len(library[name].input_arg) == len(library[name].output_arg) == 1:
+            if name in marks:
                 dtype = tf.as_dtype(node.attr["Tin"].list.type[0])
                 made = make_node(node.name, "Identity", node.input, node.device, T=dtype)
-                made.attr[_ATTRIBUTE].s = bytes.fromhex(found[1])
+                made.attr[_ATTRIBUTE].s = bytes.fromhex(_MARKED.findall(name)[0])
                 made.attr[_OF_GRADIENT].b = _BACKWARD in name
                 node.CopyFrom(made)
+
+
+def _passes_on(function: Any) -> bool:
+    """Return whether a function returns the one thing that it is given: a name alone says nothing."""
+    is_one = len(function.signature.input_arg) == len(function.signature.output_arg) == 1
+    return is_one and all(node.op in _PASSING_ON for node in function.node_def)
 
 
 def asked_of(op: Op) -> Axes | None:
