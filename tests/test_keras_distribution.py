@@ -404,7 +404,7 @@ def test_two_dimensional_meshes_and_other_devices_than_the_first():
     square = distribution.ModelParallel(layout_map=distribution.LayoutMap(mesh))  # (Keras' DataParallel fails there)
     last = distribution.DataParallel(devices=["cpu:4"])
     odd = distribution.DataParallel(devices=["cpu:3", "cpu:1"])
-    for one, rows in ((square, (1, 1, 1, 0)), (last, (3,)), (odd, (2, 1))):
+    for one, rows in ((square, (2, 1)), (last, (3,)), (odd, (2, 1))):
         with one.scope():
             model = compiled(small())
             assert_same(numbers_of(model.fit(x, y, batch_size=8, epochs=2, verbose=0)), expected)

@@ -45,7 +45,7 @@ def summable(case: Case) -> list[int]:
 def partial_sums_are_kept_as_in_loops(monkeypatch: pytest.MonkeyPatch) -> None:
     """Put reductions off wherever a rule says that its op is linear, also where it would not pay: is it true?"""
     monkeypatch.setattr(answers, "_pays", lambda op, partial: True)
-    monkeypatch.setattr(forward_propagation, "_forks", lambda program, wanted: set())
+    monkeypatch.setattr(forward_propagation, "forks", lambda *_, **__: set())
 
 
 def check_whole_plan(plan: gs.Plan) -> None:

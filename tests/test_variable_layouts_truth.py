@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import signal
 import sys
 from collections.abc import Callable
@@ -348,8 +349,10 @@ def test_an_interrupt_leaves_one_value_whole(monkeypatch: pytest.MonkeyPatch, la
 
 @pytest.mark.parametrize("layout", ["sharded", "mirrored"])
 @pytest.mark.parametrize("what", ["home", "mirrored", "sharded"])
-def test_an_interrupt_while_a_layout_changes(layout: str, what: str):
+def test_an_interrupt_while_a_layout_changes(layout: str, what: str, request: pytest.FixtureRequest):
     """As if Ctrl-C came at any line that makes a variable one with parts, or an ordinary one again."""
+    gc.freeze()  # what tests before have left is not looked through at each line
+    request.addfinalizer(gc.unfreeze)
     x = tf.ones((6, 60))
     for line in range(1, 100):
         variable = tf.Variable(tf.ones((60, 8)))

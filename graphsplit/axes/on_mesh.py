@@ -11,7 +11,7 @@ from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.layouts import REPLICATE, Cut, Division, Layout, MeshDivision, Nested, axis_of, evenly
 from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.parted_variables import parts_of
-from graphsplit.planning.state import State, program_of, state_of
+from graphsplit.planning.state import State, program_of, state_of, with_twins
 from graphsplit.program.asked_layouts import asked_of
 from graphsplit.program.program import Program
 from graphsplit.tracing.trace import Trace, held_by
@@ -54,7 +54,7 @@ def program_on_mesh(
             obstacles = columns.taken_whole(planned)
             if not obstacles:
                 return program, planned
-        whole.update(obstacles)
+        whole.update(with_twins(trace, obstacles))
 
 
 def _given(state: State, _: Trace) -> State:

@@ -13,7 +13,9 @@ whenever it is called; one that was traced before the variable was laid out, too
 
 from __future__ import annotations
 
+import functools
 import gc
+import sys
 import threading
 import warnings
 import weakref
@@ -307,9 +309,20 @@ def tell_functions(variables: Sequence[tf.Variable]) -> None:
     All that are traced later do so by themselves. (Not a `tf.data.Dataset` that was made before: its functions have the
     handles for good.)
     """
-    if variables:
-        handles = [variable.handle for variable in variables]
+    handles = [variable.handle for variable in variables if _references(variable) > _usual_references()]
+    if handles:  # (to look through all that lives takes a while)
         ask_at_call({id(handle): partial(_handle_when_called, handle) for handle in handles}, OWN_TRACE)
+
+
+def _references(variable: tf.Variable) -> int:
+    """Return by how many a variable's handle is held: by each function that was traced with it, too."""
+    return sys.getrefcount(variable.handle)
+
+
+@functools.cache
+def _usual_references() -> int:
+    with tf.init_scope(), tf.device("CPU:0"):
+        return _references(tf.Variable(0.0, trainable=False))
 
 
 def _handle_when_called(handle: tf.Tensor, only_read: bool) -> tf.Tensor:

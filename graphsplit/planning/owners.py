@@ -147,7 +147,7 @@ class _Finder:
         if len(self._served[op.index]) == 1:
             [device] = self._served[op.index]
             return device
-        home = self._mesh.home_of(op) or self._home
+        home = next(iter(self._mesh.column_of(op)), self._home)
         votes = {home: 0}
         for tensor in op.inputs:
             if not self._program.ops[tensor.op].is_constant:

@@ -97,7 +97,18 @@ def program_of(
             all_whole = {**state.whole, **whole}
             found = replace(state, devices=devices, divisions=held, parts=parts, copied=copied, whole=all_whole)
             return divided.program, found
-        whole.update(obstacles)
+        whole.update(with_twins(trace, obstacles))
+
+
+def with_twins(trace: Trace, whole: Mapping[str, str]) -> dict[str, str]:
+    """Return captures that are taken whole, and why, with other captures of their variables.
+
+    What a gradient reads by itself is captured once more, and a value cannot be whole and in parts at once.
+    """
+    captures = zip(trace.program.captures, trace.captures, strict=True)
+    handles = {trace.program.ops[i].name: id(handle) for i, handle in captures}
+    reasons = {handles[name]: reason for name, reason in whole.items() if name in handles}
+    return {**whole, **{name: reasons[own] for name, own in handles.items() if own in reasons}}
 
 
 def state_as_if(trace: Trace, held: Mapping[str, MeshDivision], home: str) -> State:

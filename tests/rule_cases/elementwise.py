@@ -67,7 +67,7 @@ case("Square", ints(9)("b3"))
 case("Cast", "b3", DstT=tf.float32)
 case("Cast", ints(300)("b3"), DstT=tf.uint8)
 case("Cast", BOOL("b3"), DstT=tf.float64)
-case("Cast", "+3", DstT=tf.float32)
+case("Cast", "+3", DstT=tf.complex128)
 # Bytes wrap around: their sum must be complete before it is cast.
 add("Cast", lambda rows, x: call("Cast", call("Cast", x, DstT=tf.float64) * 2, DstT=tf.float32), [ints(250)("b3")])
 case("Bitcast", "b3", type=tf.int64)
