@@ -18,7 +18,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -79,14 +79,26 @@ def show(model: str, counts: list[int], rounds: int, small: bool) -> None:
 def _ask(
     measure: str, model: str, counts: list[int], rounds: int, small: bool, environment: dict[str, str]
 ) -> dict[str, Any]:
-    command = [sys.executable, "-m", "benchmarks.microbatches", "--measure", measure, "--models", model]
-    command += ["--counts", ",".join(map(str, counts)), "--rounds", str(rounds), *(["--small"] if small else [])]
+    options = ["--measure", measure, "--models", model, "--counts", ",".join(map(str, counts))]
+    found: dict[str, Any] = asked(
+        "benchmarks.microbatches", [*options, "--rounds", str(rounds), *(["--small"] if small else [])], environment
+    )
+    return found
+
+
+def asked(module: str, options: Sequence[str], environment: Mapping[str, str]) -> Any:
+    """Return what a benchmark prints last, as JSON, in a process of its own without GPUs.
+
+    Args:
+      module, options: of the process.
+      environment: variables for it, beside those of this one.
+    """
+    command = [sys.executable, "-m", module, *options]
     own = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", **environment}
     done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def _memory(model: str, count: int, small: bool) -> dict[str, Any]:
@@ -121,15 +133,24 @@ def _status(name: str) -> int:
 
 def _times(model: str, counts: list[int], rounds: int, small: bool) -> dict[str, float]:
     """Return the median seconds of a step for each number of micro-batches, measured in turns."""
-    steps = {count: training_step(model, count, small) for count in counts}
-    found: dict[int, list[float]] = {count: [] for count in counts}
+    return times_of({str(count): training_step(model, count, small) for count in counts}, rounds)
+
+
+def times_of(steps: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]], rounds: int) -> dict[str, float]:
+    """Return the median seconds of each step, measured in turns.
+
+    Args:
+      steps: and the arguments of each.
+      rounds: how often each is measured.
+    """
+    found: dict[str, list[float]] = {name: [] for name in steps}
     for number in range(rounds + 1):  # the first one prepares
-        for count, (step, arguments) in steps.items():
+        for name, (step, arguments) in steps.items():
             start = time.perf_counter()
             float(step(*arguments))
             if number:
-                found[count].append(time.perf_counter() - start)
-    return {str(count): statistics.median(seconds) for count, seconds in found.items()}
+                found[name].append(time.perf_counter() - start)
+    return {name: statistics.median(seconds) for name, seconds in found.items()}
 
 
 def training_step(model: str, micro_batches: int, small: bool) -> tuple[Any, tuple[Any, ...]]:

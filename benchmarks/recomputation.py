@@ -10,17 +10,11 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import statistics
-import subprocess
-import sys
-import time
-from pathlib import Path
 from typing import Any
 
-from benchmarks.microbatches import GIVEN_BACK, peak_of
+from benchmarks.microbatches import GIVEN_BACK, asked, peak_of, times_of
 
-ROOT = Path(__file__).parent.parent
+MODULE = "benchmarks.recomputation"
 WAYS = {"transformer": ("plain", "by hand", "blocks", "0.5"), "resnet50": ("plain", "blocks", "0.5")}
 
 
@@ -36,7 +30,8 @@ def main() -> None:
     if options.measure == "memory":
         print(json.dumps(peak_of(*training_step(options.models, options.way, options.small))))
     elif options.measure == "time":
-        print(json.dumps(_times(options.models, options.rounds, options.small)))
+        steps = {way: training_step(options.models, way, options.small) for way in WAYS[options.models]}
+        print(json.dumps(times_of(steps, options.rounds)))
     else:
         for model in options.models.split(","):
             show(model, options.rounds, options.small)
@@ -45,37 +40,15 @@ def main() -> None:
 def show(model: str, rounds: int, small: bool) -> None:
     """Measure a model and print a line for each way of recomputing."""
     own = ["--models", model, "--rounds", str(rounds), *(["--small"] if small else [])]
-    seconds = _ask([*own, "--measure", "time"], {})
+    seconds = asked(MODULE, [*own, "--measure", "time"], {})
     print(model)
     plain = 0
     for way in WAYS[model]:
-        peak, loss = _ask([*own, "--measure", "memory", "--way", way], GIVEN_BACK)
+        peak, loss = asked(MODULE, [*own, "--measure", "memory", "--way", way], GIVEN_BACK)
         plain, took = plain or peak, seconds[way] / seconds["plain"]
         print(
             f"  {way:>8}: peak {peak / 1e6:8.1f} MB = {peak / plain:.3f}; time {took:.3f}; loss {loss:.6f}", flush=True
         )
-
-
-def _ask(options: list[str], environment: dict[str, str]) -> Any:
-    command = [sys.executable, "-m", "benchmarks.recomputation", *options]
-    own = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", **environment}
-    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _times(model: str, rounds: int, small: bool) -> dict[str, float]:
-    """Return the median seconds of a step for each way, measured in turns."""
-    steps = {way: training_step(model, way, small) for way in WAYS[model]}
-    found: dict[str, list[float]] = {way: [] for way in steps}
-    for number in range(rounds + 1):  # the first one prepares
-        for way, (step, arguments) in steps.items():
-            start = time.perf_counter()
-            float(step(*arguments))
-            if number:
-                found[way].append(time.perf_counter() - start)
-    return {way: statistics.median(seconds) for way, seconds in found.items()}
 
 
 def training_step(model: str, way: str, small: bool) -> tuple[Any, tuple[Any, ...]]:
@@ -97,8 +70,8 @@ def training_step(model: str, way: str, small: bool) -> tuple[Any, tuple[Any, ..
         optimizer.apply(tape.gradient(loss, variables), variables)
         return loss
 
-    asked = {"blocks": "blocks", "0.5": 0.5}.get(way)
-    return gs.parallelize(step, devices=[device], recompute=asked), (x, y)
+    recompute = {"blocks": "blocks", "0.5": 0.5}.get(way)
+    return gs.parallelize(step, devices=[device], recompute=recompute), (x, y)
 
 
 def _transformer(by_hand: bool, small: bool) -> Any:

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.parted_variables import VariableParts, parts_of_variable
 from tests.helpers.keras_cases import assert_same, assert_sharded, state
 from tests.test_keras_distribution import compiled, fixture_enabled, numbers_of, parallel  # noqa: F401 (a fixture)
 
@@ -48,12 +48,14 @@ def data(rows: int = ROWS) -> tuple[np.ndarray, np.ndarray]:
 
 def devices_of(model: keras.Model) -> dict[str, tuple[str, ...]]:
     """Return the devices of each variable of a model and its optimizer that is laid out, by its path."""
-    found = {}
-    for variable in [*model.variables, *model.optimizer.variables]:
-        parts = parts_of_variable(variable.value)
-        if parts is not None:
-            found[variable.path.partition("/")[2]] = parts.devices
-    return found
+    return {path: parts.devices for path, parts in parts_of_model(model).items()}
+
+
+def parts_of_model(model: keras.Model) -> dict[str, VariableParts]:
+    """Return the parts of each variable of a model and its optimizer that is laid out, by its path."""
+    variables = {v.path.partition("/")[2]: v.value for v in [*model.variables, *model.optimizer.variables]}
+    found = {path: parts_of_variable(value) for path, value in variables.items()}
+    return {path: parts for path, parts in found.items() if parts is not None}
 
 
 def fit(model: keras.Model) -> list[tuple[str, Any]]:
@@ -62,12 +64,7 @@ def fit(model: keras.Model) -> list[tuple[str, Any]]:
 
 def layouts_of(model: keras.Model) -> dict[str, Any]:
     """Return the layout of each variable of a model and its optimizer that is laid out, by its path."""
-    found = {}
-    for variable in [*model.variables, *model.optimizer.variables]:
-        parts = parts_of_variable(variable.value)
-        if parts is not None:
-            found[variable.path.partition("/")[2]] = parts.layout
-    return found
+    return {path: parts.layout for path, parts in parts_of_model(model).items()}
 
 
 def assert_in_parts(model: keras.Model) -> None:

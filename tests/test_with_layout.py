@@ -14,6 +14,7 @@ import graphsplit as gs
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.traffic import traffic
+from tests.test_mesh import devices_of
 
 WIDTH, HIDDEN, LENGTH = 16, 32, 7
 LAYOUT = {"up": (None, "model"), "down": ("model", None), "*": "home"}
@@ -45,10 +46,6 @@ def perceptron(ask: Callable[..., Any]) -> tuple[list[tf.Variable], Callable[...
         return loss, y
 
     return variables, step
-
-
-def devices_of(mesh: dict[str, int]) -> list[str]:
-    return [f"CPU:{i}" for i in range(int(np.prod(list(mesh.values()))))]
 
 
 def assert_law(mesh: dict[str, int], batches: Sequence[tf.Tensor], **options: Any) -> gs.ParallelFunction[..., Any]:
