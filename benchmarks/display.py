@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
-from benchmarks.results import Results
+from benchmarks.results import Record, Results
 
 console = Console() if Console().is_terminal else Console(width=150)  # a log has no width of its own
 
@@ -33,26 +35,60 @@ def milliseconds(seconds: float) -> str:
     return f"{seconds * 1e3:.{2 if seconds < 0.01 else 1 if seconds < 0.1 else 0}f}"
 
 
-def summary_columns(results: Results) -> list[str]:
-    """Return the columns of the summary: one for each number of devices."""
-    return ["workload", "mode", *[f"N = {n}" for n in _counts(results)]]
-
-
-def summary_rows(results: Results) -> list[list[str]]:
-    """Return graphsplit's step as a multiple of the yardstick's and of MirroredStrategy's, a row for each workload."""
+def ratios(results: Results, to: str, times: bool = False) -> tuple[list[str], list[list[str]]]:
+    """Return a table of graphsplit's step as a multiple of another contestant's; `times` shows the other's as well."""
+    counts = sorted({cell[2] for cell in results.cells() if results.ratio(cell, "graphsplit", to) is not None})
     rows = []
-    for workload, mode in dict.fromkeys(cell[:2] for cell in results.cells()):
-        cells = [(workload, mode, n) for n in _counts(results)]
-        ratios = [
-            [results.ratio(cell, "graphsplit", other) for other in (yardstick(results), "mirrored")] for cell in cells
-        ]
-        rows.append([workload, mode, *[f"{times(a)} / {times(b)}" for a, b in ratios]])
-    return rows
+    for workload, mode in _programs(results):
+        found = [results.ratio((workload, mode, n), "graphsplit", to) for n in counts]
+        other = [r for n in counts[:1] if times and (r := results.find(workload, mode, n, to))]
+        shown = [f"{milliseconds(r.median_s)} ms" for r in other] or ["-"] * times
+        rows.append([workload, mode, *shown, *[_ratio(value) for value in found]])
+    return ["workload", "mode", *([to] if times else []), *[f"N = {n}" for n in counts]], rows
+
+
+def side_by_side(results: Results, say: Callable[[Record], str]) -> tuple[list[str], list[list[str]]]:
+    """Return a table of one figure: of the plain function, and of the others on few and on many devices."""
+    columns = [("plain", n) for n in _counts(results)[:1]]
+    columns += [(name, n) for n in _few_and_many(results) for name in ("mirrored", "graphsplit")]
+    rows = []
+    for workload, mode in _programs(results):
+        found = [results.find(workload, mode, n, name) for name, n in columns]
+        rows.append([workload, mode, *["-" if record is None else say(record) for record in found]])
+    named = [name if name == "plain" else f"{name}, N = {n}" for name, n in columns]
+    return ["workload", "mode", *named], rows
+
+
+def sent(results: Results) -> tuple[list[str], list[list[str]]]:
+    """Return a table of the MB that a step of graphsplit sends, beside the least."""
+    counts, rows = _few_and_many(results), []
+    for workload, mode in _programs(results):
+        found = [results.find(workload, mode, n, "graphsplit") for n in counts]
+        sizes = [(_megabytes(r, "total"), _megabytes(r, "bound")) if r and r.graph else ("-", "-") for r in found]
+        rows.append([workload, mode, *[size for pair in sizes for size in pair]])
+    return ["workload", "mode", *[name for n in counts for name in (f"N = {n}", "least")]], rows
+
+
+def _megabytes(record: Record, which: str) -> str:
+    return f"{record.graph['communication'][which]['transfer_bytes'] / 1e6:.2f}"
+
+
+def _programs(results: Results) -> list[tuple[str, str]]:
+    return list(dict.fromkeys(cell[:2] for cell in results.cells()))
 
 
 def _counts(results: Results) -> list[int]:
-    other = yardstick(results)
-    return sorted({cell[2] for cell in results.cells() if results.ratio(cell, "graphsplit", other) is not None})
+    return sorted({cell[2] for cell in results.cells()})
+
+
+def _few_and_many(results: Results) -> list[int]:
+    """Return two numbers of devices: 2 and 8 where both were measured, else the fewest and the most."""
+    several = [n for n in _counts(results) if n > 1] or _counts(results)
+    return [n for n in (2, 8) if n in several] or sorted({several[0], several[-1]})
+
+
+def _ratio(value: float | None) -> str:
+    return "-" if value is None else f"{value:.2f}"
 
 
 def yardstick(results: Results) -> str:

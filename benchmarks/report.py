@@ -1,4 +1,7 @@
-"""`python -m benchmarks.report results.json docs/measurements.md`: results as a page, losses included."""
+"""`python -m benchmarks.report results.json docs/measurements.md`: results as a page for readers, losses included.
+
+The page has the tables that answer a reader's questions. Every row goes into a second file, `--rows`.
+"""
 
 from __future__ import annotations
 
@@ -16,33 +19,27 @@ from benchmarks.results import Record, Results
 from graphsplit.core import forms
 
 _METHOD = """\
-Written by `python -m benchmarks.report` from {source}; numbers are copied, not typed.
-
-## How it was measured
-
-`python -m benchmarks {form}`. Every contestant runs in a process of its own. The processes of one workload and number
-of devices N exist at the same time; the parent asks one after the other to run k steps, {rounds} rounds of about
-{round_s} s each, so that slow spells of the machine hit everybody. Step times are medians over the rounds, ± half the
-distance of the quartiles; ratios are medians of the ratios within each round. The first call is timed once, from the
-call to its result on the host, after the model was built.
+`python -m benchmarks {form}` runs every contestant in a process of its own. It asks the processes one after the
+other to run some steps, in {rounds} rounds of about {round_s} s each, so that a slow spell of the machine hits all
+of them. Step times are medians over the rounds, and ratios are medians of the ratios within each round. The first
+call is timed once, from the call to its result, after the model was built.
 
 * **plain**: the function as it is, a `tf.function` on one device.
 * **towers**: the step traced again for each device under `tf.device`, gradients averaged by hand.
-* **mirrored**: `tf.distribute.MirroredStrategy`, same Keras model and optimizer; its input is distributed beforehand,
-  outside of the clock.
-* **ceiling**: N independent processes of the plain function with 1/N of the batch each, all stepping at the same time;
-  the slowest counts. They exchange nothing and do not compute the same thing: nobody can be asked to be faster. (Where
-  a step is short, sharing one process is cheaper than N processes, and everyone passes it.)
+* **mirrored**: `tf.distribute.MirroredStrategy` with the same Keras model and optimizer. Its input is distributed
+  before the clock starts.
+* **ceiling**: N independent processes of the plain function, each with 1/N of the batch, all at the same time; the
+  slowest counts. They exchange nothing, so they do not compute the same thing, and nobody can be asked to be
+  faster. (Where a step is short, one shared process costs less than N processes, and everyone is faster than the
+  ceiling.)
 * **graphsplit**: `gs.parallelize(step, devices=N)`.
 
-{devices}
-Memory is the largest resident size of a contestant's process, summed over processes, TensorFlow and Keras included
-(about {floor_mb:.0f} MB before the first step of one process).
+{devices} Memory is the largest resident size of a contestant's process, summed over its processes. TensorFlow and
+Keras are in it: one process has about {floor_mb:.0f} MB before its first step.
 """
 _LOGICAL = """\
-Devices are logical CPU devices, modelled as devices of one core: one intra-op thread each, at most as many inter-op
-threads as cores for all of them, and the plain function has one thread. This machine has {cores} cores: beyond
-N = {cores} the curves show overhead, not speed-up.
+Devices are logical CPU devices, each with one thread, and the plain function has one thread. This machine has
+{cores} cores: beyond N = {cores} the tables show overhead, and no speed-up.
 """
 _GPUS = """\
 Devices are GPUs: {gpus}.{logical}
@@ -58,37 +55,87 @@ _LINKS = (("PCIe 4.0 x16", 25e9), ("NVLink 4", 450e9))  # usable bytes per secon
 def main(
     source: Annotated[Path, typer.Argument()],
     target: Annotated[Path, typer.Argument()],
+    rows: Annotated[Path | None, typer.Option(help="Where every row goes; by default beside the page.")] = None,
     many: Annotated[Path | None, typer.Option(help="Results on many more devices, with a batch of their own.")] = None,
     kept: Annotated[str, typer.Option(help="Where the raw results are kept, to be said on the page.")] = "",
 ) -> None:
-    """Write the page `target`, and the curves of the steps beside it, from the results in `source`."""
-    target.parent.mkdir(parents=True, exist_ok=True)
+    """Write the page `target` with the curves of the steps beside it, and all `rows`, from the results in `source`."""
+    rows = rows or target.with_name(f"{target.stem}_rows.md")
+    for path in (target, rows):
+        path.parent.mkdir(parents=True, exist_ok=True)
     results, more = Results.load(source), Results.load(many) if many else None
     said = f"`{kept or os.path.relpath(source.resolve(), target.parent.resolve())}`"
-    forms.write(str(target), page(results, said, _pictures(results, target), more).encode())
+    forms.write(str(target), page(results, said, str(rows), _pictures(results, target), more).encode())
+    forms.write(str(rows), every_row(results, said, more).encode())
 
 
-def page(results: Results, source: str, pictures: Sequence[str], many: Results | None = None) -> str:
-    """Return the page; `source` says where the results are, and `pictures` lie beside the page."""
+def page(results: Results, source: str, rows: str, pictures: Sequence[str], many: Results | None = None) -> str:
+    """Return the page for readers; `source` says where the results are, `rows` where every row is."""
     parts = [
         "# Measurements",
-        _method(results, source),
-        "## Environment",
-        _table(["what", "value"], [[key, str(value)] for key, value in results.environment.items()]),
-        *_other_commits(results),
-        "## In short",
-        f"graphsplit's step as a multiple of {_yardstick(results)} / of MirroredStrategy's; below 1, it is faster.",
-        _table(display.summary_columns(results), display.summary_rows(results)),
-        *(["## Scaling", *[f"![Step time against devices]({picture})" for picture in pictures]] if pictures else []),
+        f"Written by `python -m benchmarks.report` from {source}; numbers are copied, not typed. These tables answer "
+        f"questions. Every row of every contestant is in `{rows}`.",
+        "**graphsplit** is compared with **plain**, the same `tf.function` on one device, with **mirrored**, "
+        "`tf.distribute.MirroredStrategy`, and with a **ceiling** that exchanges nothing: [how](#how-it-was-measured). "
+        "N is the number of devices. Ratios below 1 mean that graphsplit is faster.",
+        "## Is a step faster than on one device?",
+        "The plain step, and graphsplit's as a multiple of it.",
+        _table(*display.ratios(results, "plain", times=True)),
+        *[f"![Step time against devices]({picture})" for picture in pictures],
+        "## Is it faster than MirroredStrategy?",
+        "graphsplit's step as a multiple of MirroredStrategy's.",
+        _table(*display.ratios(results, "mirrored")),
+        *(
+            []
+            if display.yardstick(results) == "plain"
+            else [
+                "## How near is it to what is possible?",
+                "graphsplit's step as a multiple of the ceiling's.",
+                _table(*display.ratios(results, "ceiling")),
+            ]
+        ),
         "## Where graphsplit loses",
         _losses(results, many),
+        "## How much memory does it take?",
+        "MB of the process at most, TensorFlow and Keras included.",
+        _table(*display.side_by_side(results, lambda record: f"{record.peak_bytes / 1e6:.0f}")),
+        *_gpu_memory(results),
+        "## How long does the first call take?",
+        "Seconds. graphsplit traces and plans once, where MirroredStrategy traces for each device.",
+        _table(*display.side_by_side(results, lambda record: f"{record.first_s['total']:.2f}")),
+        "## How much is sent?",
+        "MB that cross devices in one step with variables at home, beside the least that a data-parallel step sends. "
+        "[Layouts](variables.md) send less through the busiest device.",
+        _table(*display.sent(results)),
+        *_many_devices(many),
+        "## How it was measured",
+        _method(results),
+        _table(["what", "value"], [[key, str(value)] for key, value in results.environment.items()]),
+        *_other_commits(results),
+    ]
+    return "\n\n".join(part.strip() for part in parts) + "\n"
+
+
+def every_row(results: Results, source: str, many: Results | None = None) -> str:
+    """Return all that was measured, a row for each contestant."""
+    parts = [
+        "# Every row of the measurements",
+        f"Written by `python -m benchmarks.report` from {source}. `docs/measurements.md` says how it was measured, and "
+        "has the tables that answer questions.",
         "## Steps",
         _table(display.STEP_COLUMNS, display.step_rows(results)),
-        *_gpu_memory(results),
         "## Time to the first result",
         "Parts of graphsplit's first call; `rest` is TensorFlow's own: placement, graph optimisation, the step itself.",
         _table(display.FIRST_CALL_COLUMNS, display.first_call_rows(results)),
-        *_many_devices(many),
+        *(
+            []
+            if many is None
+            else [
+                "## Many devices",
+                _table(display.STEP_COLUMNS, display.step_rows(many)),
+                _table(display.FIRST_CALL_COLUMNS, display.first_call_rows(many)),
+            ]
+        ),
         "## Communication",
         _COMMUNICATION,
         _table(display.COMMUNICATION_COLUMNS, display.communication_rows(results)),
@@ -101,9 +148,10 @@ def page(results: Results, source: str, pictures: Sequence[str], many: Results |
 
 _COMMUNICATION = """\
 Tensors that cross devices in one step, by the plan, and the least that a data-parallel step with variables at home
-sends: every parameter to N-1 devices, every gradient back, their rows of the inputs and of the outputs. Whole values
-read on the shards count N-1 transfers each. `in graph` counts the same in the emitted graph, from its nodes' devices.
-BatchNormalization in training has to send more than the bound: statistics of the whole batch, and their gradients.
+sends: every parameter to N-1 devices, every gradient back, their rows of the inputs and of the outputs. Whole
+values read on the shards count N-1 transfers each. `in graph` counts the same in the emitted graph, from its nodes'
+devices. BatchNormalization in training has to send more than the bound: statistics of the whole batch, and their
+gradients.
 
 The rules, and the measurements behind them (a ResNet50 training step, 8 logical CPU devices of 2 cores):
 
@@ -112,20 +160,19 @@ The rules, and the measurements behind them (a ResNet50 training step, 8 logical
   722, tree 664 to 702). The tree took 6 % less memory and 0.3 to 0.6 s longer to the first step.
 * A value that several linear operations read is reduced once before them, unless that moves more bytes.
 * Constants are made on each device, equal ones once; whole values are sent once to each device that reads them.
-* Vectors of up to 16 kB are packed, four or more: biases and scales are joined at home and sent to each device as one,
-  their gradients joined on each device and reduced as one. `python -m benchmarks.packing`, 32 vectors on 8 devices:
-  the step takes 0.64 of the time for vectors of 1 kB, 0.79 for 16 kB, 0.96 for 64 kB (on 2 devices 0.90, 0.95, 0.97).
-  The ResNet50 step: 0.96. What BatchNormalization sums in the middle of a step travels alone: each sum waits for
-  another."""
+* Vectors of up to 16 kB are packed, four or more: biases and scales are joined at home and sent to each device as
+  one, their gradients joined on each device and reduced as one. `python -m benchmarks.packing`, 32 vectors on 8
+  devices: the step takes 0.64 of the time for vectors of 1 kB, 0.79 for 16 kB, 0.96 for 64 kB (on 2 devices 0.90,
+  0.95, 0.97). The ResNet50 step: 0.96. What BatchNormalization sums in the middle of a step travels alone: each sum
+  waits for another."""
 
 
-def _method(results: Results, source: str) -> str:
+def _method(results: Results) -> str:
     settings, machine = results.settings, results.environment
     devices = _LOGICAL if settings["kind"] == "cpu" else _GPUS
     logical = _DIVIDED.format(**settings) if settings.get("memory_mb") else ""
     plain = [r.before_bytes for r in results.records if r.contestant == "plain" and r.before_bytes]
     return _METHOD.format(
-        source=source,
         form=f"--{settings['form']}" + (" --small" if settings["small"] else ""),
         rounds=settings["rounds"],
         round_s=settings["round_s"],
@@ -134,14 +181,10 @@ def _method(results: Results, source: str) -> str:
     )
 
 
-def _yardstick(results: Results) -> str:
-    return {"ceiling": "the ceiling's", "plain": "the plain function's"}[display.yardstick(results)]
-
-
 def _gpu_memory(results: Results) -> list[str]:
     rows = display.gpu_memory_rows(results)
-    head = "The most that tensors took on a GPU from the first call on (`tf.config.experimental.get_memory_info`)."
-    return ["## Memory on GPUs", head, _table(display.GPU_MEMORY_COLUMNS, rows)] if rows else []
+    head = "The most that tensors took on a GPU from the first call on (`tf.config.experimental.get_memory_info`):"
+    return [head, _table(display.GPU_MEMORY_COLUMNS, rows)] if rows else []
 
 
 def _other_commits(results: Results) -> list[str]:
@@ -177,14 +220,13 @@ def _many_devices(many: Results | None) -> list[str]:
         "## Many devices",
         _MANY.format(batch=many.records[0].batch),
         _table(display.STEP_COLUMNS, display.step_rows(many)),
-        _table(display.FIRST_CALL_COLUMNS, display.first_call_rows(many)),
     ]
 
 
 _MANY = """\
-With a batch of {batch}, so that every one of 64 devices has rows. New for each device is its share of the graph; what
-takes time there is TensorFlow's own work on every node and every copy between devices: instantiating, placing,
-partitioning, preparing kernels. It grows with the sharded operations and with nothing else."""
+With a batch of {batch}, so that every device has rows. Each device adds its own copy of the sharded operations to
+the graph. The first call is longer by what TensorFlow does with each node and each copy between devices: it
+instantiates, places and partitions them, and prepares their kernels."""
 
 
 def _losses(results: Results, many: Results | None) -> str:
@@ -198,18 +240,19 @@ def _losses(results: Results, many: Results | None) -> str:
 
 
 _WHY = """\
-Why: two timings of the same process differ by up to 2 %, and some of these by no more. Beyond that:
+Two timings of the same process differ by up to 2 %, and some of these differences are no larger. The others have
+reasons:
 
-* MiniGoogLeNet with BatchNormalization: its statistics are those of the whole batch, as on one device, so at every one
-  of its 19 normalizations each device waits three times for the slowest. MirroredStrategy does not wait: it normalizes
-  each device's rows by their own statistics, which is another result.
-* The LSTM's loops turn 32 times, forward, in 2 ms: each device hands the weights that it was sent from turn to turn,
-  which a loop that reads variables in place does not.
-* The forward MiniGoogLeNet: both devices share one pool of threads, and what one core made the other often reads; the
-  ceiling's processes keep to their cores. MirroredStrategy loses the same.
-* The polynomial fit: 16 devices each get 8 points.
+* MiniGoogLeNet with BatchNormalization: the statistics are those of the whole batch, as on one device. So all
+  devices wait for each other three times at each of its 19 normalizations. MirroredStrategy does not wait: it
+  normalizes each device's rows by their own statistics, which is another result.
+* The LSTM forward: its loops take 32 turns in 2 ms. Each device carries its copy of the weights from turn to turn;
+  a loop that reads variables in place does not.
+* MiniGoogLeNet forward: both devices share one pool of threads, and one core often reads what the other has
+  written. The processes of the ceiling keep to their cores. MirroredStrategy loses as much.
+* The polynomial fit: each of 16 devices gets 8 points.
 
-On N devices more than the machine has cores, everyone pays for taking turns; the ceiling's processes do so too."""
+With more devices than cores everyone pays for taking turns, the ceiling's processes too."""
 
 
 def _gpu_expectation(results: Results) -> list[str]:

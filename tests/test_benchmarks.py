@@ -63,7 +63,8 @@ def test_a_tiny_run(tmp_path: Path):
     assert results.planning[0]["sharded_operations"] > 50
     page = tmp_path / "performance.md"
     run("benchmarks.report", path, page)
-    assert "polyfit" in page.read_text()
+    assert "| polyfit | training |" in page.read_text()
+    assert "| polyfit | training | 2 | graphsplit |" in (tmp_path / "performance_rows.md").read_text()
 
 
 def test_phases_watch_what_exists():

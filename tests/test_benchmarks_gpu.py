@@ -16,7 +16,7 @@ from benchmarks import display
 from benchmarks.__main__ import choose_cells
 from benchmarks.choices import Way, choices, compiled, emit_pairwise, measure
 from benchmarks.gpus import memory_of_each, peak_bytes, reset_peaks
-from benchmarks.report import page
+from benchmarks.report import every_row, page
 from benchmarks.results import Record, Results
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import data, workload
@@ -88,25 +88,27 @@ def test_the_page_of_a_gpu(tmp_path: Path):
     records[1].first_s.update(dict.fromkeys(display.FIRST_CALL_PARTS, 1.0))
     settings = {"kind": "gpu", "form": "gpu", "small": False, "rounds": 2, "round_s": 0.5, "memory_mb": 3000}
     environment = {"gpus": ["NVIDIA H200, compute capability 9.0", "driver 570"], "cores": 16, "commit": "abc"}
-    text = page(Results(environment, settings, records), "gpu.json", [])
-    assert "`python -m benchmarks --gpu`." in text
+    text = page(Results(environment, settings, records), "gpu.json", "rows.md", [])
+    assert "`python -m benchmarks --gpu` runs" in text
+    assert "Every row of every contestant is in `rows.md`." in text
     assert (
         "Devices are GPUs: NVIDIA H200, compute capability 9.0; driver 570. Each is divided into logical GPUs of 3000 "
         "MiB: kernels, placement and memory are those\nof real devices, links between devices are not"
     ) in text
-    assert "as a multiple of the plain function's / of MirroredStrategy's" in text
-    assert "| mlp | training | 0.50x / - |" in text
+    assert "| workload | mode | plain | N = 2 |\n| --- | --- | --- | --- |\n| mlp | training | 2000 ms | 0.50 |" in text
+    assert "How near is it to what is possible" not in text  # nobody asked for the ceiling
     assert (
-        "## Memory on GPUs\n\nThe most that tensors took on a GPU from the first call on "
-        "(`tf.config.experimental.get_memory_info`).\n\n"
+        "The most that tensors took on a GPU from the first call on "
+        "(`tf.config.experimental.get_memory_info`):\n\n"
         "| workload | mode | N | contestant | largest MB | MB on each GPU |\n"
         "| --- | --- | --- | --- | --- | --- |\n| mlp | training | 2 | plain | 9 | 9 |\n"
         "| mlp | training | 2 | graphsplit | 6 | 5, 6 |\n"
     ) in text
-    assert "What to expect on GPUs" not in text
+    assert "What to expect on GPUs" not in every_row(Results(environment, settings, records), "gpu.json")
     settings.update(kind="cpu", memory_mb=None)
-    text = page(Results(environment, settings, records), "cpu.json", [])
+    text = every_row(Results(environment, settings, records), "cpu.json")
     assert "What to expect on GPUs" in text
+    assert "| mlp | training | 2 | graphsplit | 1000 ±0% | 0.50x |" in text
 
 
 @pytest.mark.parametrize(
