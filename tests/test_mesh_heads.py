@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from graphsplit.core.layouts import EvenCut, Shard, evenly
-from graphsplit.planning.traffic import along, sent_by_kind
+from graphsplit.planning.traffic import along, traffic
 from graphsplit.rules.blocks import blocks_beside
 from tests.test_mesh import HEAD, LENGTH, MESHES, WIDTH, Made, assert_law, ids_of, sgd, variable
 
@@ -50,7 +50,7 @@ def test_merged_heads_that_divide(heads: int, mesh: dict[str, int]):
     assert not plan.state.gathered
     sums = 2 * (devices - 1) * 5 * LENGTH * WIDTH * 8
     ids = (devices - 1) * 5 * LENGTH * 8
-    assert sums <= sent_by_kind(plan)[along("model")] - ids <= sums + 100  # a norm
+    assert sums <= traffic(plan).by_kind[along("model")] - ids <= sums + 100  # a norm
 
 
 @pytest.mark.long

@@ -17,7 +17,7 @@ from graphsplit.core.layouts import EvenCut, Shard
 from graphsplit.emission.checks import check_emitted
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.sharding_checks import check_step
-from graphsplit.planning.traffic import along, sent_by_kind, traffic
+from graphsplit.planning.traffic import along, traffic
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Shift
 from tests.test_mesh import LENGTH, MESHES, VOCABULARY, WIDTH, Made, assert_law, devices_of, ids_of, numbers, variable
@@ -187,7 +187,7 @@ def test_the_largest_class(find: Callable[..., tf.Tensor]):
         np.testing.assert_array_equal(parallel(x), find(one * x, -1))
         rows, given = 3 * 2, 3 * size  # `x`, by which each device multiplies
         # (the largest goes to one device and back, the first of its places to one)
-        assert sent_by_kind(parallel.plan(x))[along("model")] == given + rows * (2 * size + 4)
+        assert traffic(parallel.plan(x)).by_kind[along("model")] == given + rows * (2 * size + 4)
 
 
 def test_a_gradient_whose_norm_is_taken_is_made_in_parts():

@@ -64,14 +64,10 @@ class _HostReader:
     Args:
       name: of the user's function.
       host: as `host_name` has it.
-      make: returns the pipeline, a `tf.data.Dataset`.
       number: of the batch with which it begins.
-
-    Raises:
-      ArgumentError: if `make` returns something else.
     """
 
-    def __init__(self, name: str, host: str, make: Callable[[], Any], number: int):
+    def __init__(self, name: str, host: str, number: int):
         self._name = name
         self._device = host_device(host)
         self.task = task_of(self._device)
@@ -79,6 +75,10 @@ class _HostReader:
         self._number = number
         self._last: _Element | None = None
         self._has_last = False
+        self._next: Callable[[], tuple[Any, tf.Tensor]]
+
+    def start(self, make: Callable[[], Any]) -> None:
+        """Begin to read what `make` returns; it raises `ArgumentError` for what is no `tf.data.Dataset`."""
         with tf.device(name_for_runtime(self._device)):
             self._next = self._located(lambda: self._started(make))
 
@@ -214,5 +214,7 @@ class HostPipeline:
     def _reader(self, host: str, number: int) -> _HostReader:
         found = self._readers.get(host)
         if found is None or not found.can_read(number):
-            found = self._readers[host] = _HostReader(self._name, host, self._make, number)
+            found = _HostReader(self._name, host, number)
+            found.start(self._make)
+            self._readers[host] = found
         return found

@@ -38,6 +38,10 @@ class _Layout:
     reshard: bool
 
 
+def _latest(checkpoint: Any) -> str | None:
+    return None if checkpoint is None else checkpoint.latest_checkpoint
+
+
 class Resilient(Generic[P, R]):
     """A parallelized function that goes on without the workers that are lost. Made by `resilient`.
 
@@ -56,7 +60,7 @@ class Resilient(Generic[P, R]):
         self._layouts: dict[int, _Layout] = {}
         self._known: dict[int, tf.Variable] = {}
         self._since: list[Callable[[ParallelFunction[P, R]], Any]] = []  # the calls since the checkpoint that counts
-        self._counts = self._latest()
+        self._counts = _latest(checkpoint)
         functools.update_wrapper(self, step.function, updated=())
 
     @property
@@ -75,8 +79,8 @@ class Resilient(Generic[P, R]):
 
     def _run(self, call: Callable[[ParallelFunction[P, R]], Any]) -> Any:
         self._take_in()
-        if self._latest() != self._counts:
-            self._since, self._counts = [], self._latest()
+        if (latest := _latest(self._checkpoint)) != self._counts:
+            self._since, self._counts = [], latest
         result = self._until_it_happens(call)
         if self._counts is not None and result is not END:  # (without a checkpoint, no call can be made again)
             self._since.append(call)
@@ -159,9 +163,6 @@ class Resilient(Generic[P, R]):
 
     def _alive(self, devices: Sequence[str]) -> tuple[str, ...]:
         return tuple([d for d in devices if (task := task_of(d)) is None or task[1] not in self._lost])
-
-    def _latest(self) -> str | None:
-        return None if self._checkpoint is None else self._checkpoint.latest_checkpoint
 
     def _remember(self, function: ParallelFunction[P, R]) -> None:
         """Note the variables that a function uses, and how they lie while nobody is lost."""

@@ -59,7 +59,7 @@ def compile_clusters(
     """
     functions = {function.signature.name: function for function in graph.library.function}
     web = Graph(nodes)
-    return _Writer(graph, web, find_clusters(graph, web, outputs, functions)).write(outputs, effects)
+    return _CallWriter(graph, web, find_clusters(graph, web, outputs, functions)).write(outputs, effects)
 
 
 def graph_def_that_runs(graph: EmittedGraph) -> Any:
@@ -73,7 +73,7 @@ def graph_def_that_runs(graph: EmittedGraph) -> Any:
     return found
 
 
-class _Content(NamedTuple):
+class _ClusterContent(NamedTuple):
     """What is in a cluster's function.
 
     Attributes:
@@ -93,7 +93,7 @@ def _call_name(scope: str, cluster: XlaCluster) -> str:
     return f"{scope}/compiled/{who}/{device}/{cluster.level}"
 
 
-class _Writer:
+class _CallWriter:
     def __init__(self, graph: EmittedGraph, web: Graph, clusters: Sequence[XlaCluster]):
         self._graph = graph
         self._nodes = web.nodes
@@ -165,7 +165,7 @@ class _Writer:
                     inputs[f"{name}:{index}"] = None
         return list(inputs), list(controls)
 
-    def _content(self, cluster: XlaCluster, inputs: Sequence[str], returned: Sequence[str]) -> _Content:
+    def _content(self, cluster: XlaCluster, inputs: Sequence[str], returned: Sequence[str]) -> _ClusterContent:
         prefix = "" if cluster.key.shard is None else self._graph.prefixes[cluster.key.shard]
         inner = {reference: f"{self._graph.scope}/input_{i}" for i, reference in enumerate(inputs)}
         inner.update({r.removesuffix(":0"): stand_in for r, stand_in in inner.items() if r.endswith(":0")})
@@ -187,9 +187,9 @@ class _Writer:
             read = () if node.op == "Const" else tuple([name_of(r) for r in node.input])
             members.append((names[node.name], tuple([r for r in read if r]), _attributes(node)))
         types = tuple([self._type(reference) for reference in inputs])
-        return _Content(types, tuple(members), tuple(map(name_of, returned)))
+        return _ClusterContent(types, tuple(members), tuple(map(name_of, returned)))
 
-    def _function(self, cluster: XlaCluster, content: _Content) -> Any:
+    def _function(self, cluster: XlaCluster, content: _ClusterContent) -> Any:
         stand_ins = [f"{self._graph.scope}/input_{i}" for i in range(len(content.types))]
         pairs = zip(stand_ins, content.types, strict=True)
         nodes = [make_node(name, "Placeholder", [], dtype=tf.as_dtype(dtype)) for name, dtype in pairs]

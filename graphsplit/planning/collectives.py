@@ -56,7 +56,7 @@ def _together(moves: Iterable[Move]) -> list[list[Move]]:
 
 def _made(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> Collective:
     first = moves[0]
-    writer = _Writer(program, mesh, home, first.tensor)
+    writer = _ValueWriter(program, mesh, home, first.tensor)
     if is_whole(first.source) and is_whole(first.target):
         own = writer.whole(first.source, first.target)
         reads = [writer.sent(own, move.target) for move in moves]
@@ -65,7 +65,7 @@ def _made(program: Program, mesh: Mesh, home: str, moves: Sequence[Move]) -> Col
     return Collective(tuple(moves), tuple(writer.values), tuple(map(tuple, reads)))
 
 
-class _Writer:
+class _ValueWriter:
     """Writes the values of one tensor's moves."""
 
     def __init__(self, program: Program, mesh: Mesh, home: str, tensor: Tensor):
@@ -222,17 +222,17 @@ class _Writer:
         return (layout.device if isinstance(layout, SingleDevice) else "") or self._home
 
 
-_TABLE: dict[tuple[type, type], Callable[[_Writer, Move], list[Read]]] = {
-    (SingleDevice, Shard): _Writer.scattered,
-    (SingleDevice, Partial): _Writer.filled,
-    (Replicate, Shard): _Writer.sliced,
-    (Replicate, Partial): _Writer.filled,
-    (Shard, SingleDevice): _Writer.gathered,
-    (Shard, Replicate): _Writer.all_gathered,
-    (Shard, Shard): _Writer.exchanged,
-    (Partial, SingleDevice): _Writer.reduced,
-    (Partial, Replicate): _Writer.all_reduced,
-    (Partial, Shard): _Writer.reduce_scattered,
+_TABLE: dict[tuple[type, type], Callable[[_ValueWriter, Move], list[Read]]] = {
+    (SingleDevice, Shard): _ValueWriter.scattered,
+    (SingleDevice, Partial): _ValueWriter.filled,
+    (Replicate, Shard): _ValueWriter.sliced,
+    (Replicate, Partial): _ValueWriter.filled,
+    (Shard, SingleDevice): _ValueWriter.gathered,
+    (Shard, Replicate): _ValueWriter.all_gathered,
+    (Shard, Shard): _ValueWriter.exchanged,
+    (Partial, SingleDevice): _ValueWriter.reduced,
+    (Partial, Replicate): _ValueWriter.all_reduced,
+    (Partial, Shard): _ValueWriter.reduce_scattered,
 }
 """What carries out a move, by its layouts; whole values are sent as they are."""
 

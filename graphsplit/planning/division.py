@@ -63,10 +63,10 @@ def divide(program: Program, cuts: Mapping[str, Division], reshard: bool = True)
     finder = part_by_part(program, handles)
     if finder.obstacles:
         return Divided(program, tuple([(k, 0) for k in range(len(program.captures))]), finder.obstacles)
-    return _Writer(program, finder, find_gathers(program, handles) if reshard else ()).divided()
+    return _PartsWriter(program, finder, find_gathers(program, handles) if reshard else ()).divided()
 
 
-class _Writer(WholeWriter):
+class _PartsWriter(WholeWriter):
     """Writes the program in parts, in the order of the original."""
 
     def __init__(self, program: Program, finder: PartByPart, gathers: Sequence[Gather]):

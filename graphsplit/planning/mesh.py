@@ -84,13 +84,6 @@ class Mesh:
         column = op.provenance.column
         return self.columns[column] if self.columns and column is not None else ()
 
-    def home_of(self, op: Op) -> str | None:
-        """Return the device on which an operation of a stage or column runs that runs once; None for others."""
-        if op.stage:
-            return op.stage.home
-        column = op.provenance.column
-        return None if column is None or not self.columns else self.columns[column][0]
-
     def copy_for(self, device: str) -> int:
         """Return the shard whose copy a device reads of what all shards have: its own, or one of its host.
 

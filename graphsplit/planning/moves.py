@@ -39,7 +39,7 @@ def find_moves(program: Program, mesh: Mesh, steps: Sequence[Step], owners: Owne
       owners: where whole values are made.
       state: where lives what the program does not compute.
     """
-    finder = _Finder(program, mesh, steps, owners, state)
+    finder = _MoveFinder(program, mesh, steps, owners, state)
     for op, step in zip(program.ops, steps, strict=True):
         for tensor, layout in reads_of(program, op, step, owners):
             finder.read(tensor, layout)
@@ -91,7 +91,7 @@ def made_in(op: Op, step: Step, output: int, owners: Owners) -> list[Layout]:
 
 
 @dataclass
-class _Finder:
+class _MoveFinder:
     program: Program
     mesh: Mesh
     steps: Sequence[Step]

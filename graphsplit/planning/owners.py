@@ -48,7 +48,7 @@ def find_owners(program: Program, steps: Sequence[Step], mesh: Mesh, home: str, 
     pinned = _pinned(program, state, home)
     if not program.stages and not mesh.columns and all(device in (home, "") for device in pinned.values()):
         return Owners(tuple([pinned.get(op.index, home) for op in program.ops]), {}, home)
-    return _Finder(program, steps, mesh, home, pinned).owners()
+    return _OwnerFinder(program, steps, mesh, home, pinned).owners()
 
 
 def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
@@ -81,7 +81,7 @@ def _calls_back(op: Op) -> bool:
     return op.type in _CALLBACKS or any(_calls_back(inner) for body in op.bodies.values() for inner in body.ops)
 
 
-class _Finder:
+class _OwnerFinder:
     def __init__(self, program: Program, steps: Sequence[Step], mesh: Mesh, home: str, pinned: Mapping[int, str]):
         self._program = program
         self._mesh = mesh

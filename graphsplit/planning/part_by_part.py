@@ -53,10 +53,10 @@ class PartByPart:
 
 def part_by_part(program: Program, handles: Mapping[int, Division]) -> PartByPart:
     """Return which operations of a program are done part by part; `handles` as in `PartByPart`."""
-    return _Finder(program, handles).find()
+    return _PartFinder(program, handles).find()
 
 
-class _Finder:
+class _PartFinder:
     def __init__(self, program: Program, handles: Mapping[int, Division]):
         self._program = program
         self._handles = {i: cut for i, cut in handles.items() if cut.parts > 1}

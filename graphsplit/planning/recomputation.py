@@ -86,7 +86,7 @@ def recomputed(program: Program, asked: Recompute, batch: int) -> tuple[Program,
         f"recomputing: {format_bytes(saved)} of {format_bytes(passes.kept_bytes)} that the backward pass reads are "
         f"dropped and made again, in {count}, which runs {share} again"
     )
-    return _Writer(passes, blocks).write(), [note]
+    return _CopyWriter(passes, blocks).write(), [note]
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,7 +270,7 @@ def _entry(passes: _Passes, made: set[int], end: int) -> tuple[int, int] | None:
     return None
 
 
-class _Writer(ProgramWriter):
+class _CopyWriter(ProgramWriter):
     """Writes the operations of a program, and the copies before those that read them."""
 
     def __init__(self, passes: _Passes, blocks: Sequence[Block]):

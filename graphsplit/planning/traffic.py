@@ -62,11 +62,6 @@ def traffic(plan: Decisions) -> Traffic:
     return Traffic(sent, received, between_hosts, by_kind)
 
 
-def sent_by_kind(plan: Decisions) -> dict[str, int]:
-    """Return the bytes that one call sends between devices, by the kind of move; see `Traffic.by_kind`."""
-    return traffic(plan).by_kind
-
-
 def along(axis: str) -> str:
     """Return what sends along an axis are called, which no kind of move is, whatever a user calls the axis."""
     return f"along {axis!r}"

@@ -19,7 +19,7 @@ from graphsplit.program.function_bodies import Bodies, Elements
 from graphsplit.program.node_simplification import SIMPLIFIED, is_known, simplified
 from graphsplit.program.program import SIZES, Op, Program, Provenance, Tensor, is_repeatable, is_stateful
 from graphsplit.program.row_numbers import NUMBERED, Numbers, RowNumbers
-from graphsplit.program.shape_inference import HELPER, Findings, Value, known_shape
+from graphsplit.program.shape_inference import HELPER, Findings, Integers, known_shape
 from graphsplit.program.stages import StageCalls
 from graphsplit.program.tensor_lists import Lists
 from graphsplit.program.tile_simplification import untile
@@ -201,7 +201,7 @@ class OperationReader:
         self._replaced[Tensor(op.index, output)] = self._constant(f"{op.name}/value_{output}", value, op, output)
         if self._unknown:
             entries = tuple([tuple(Polynomial.of(entry).terms.items()) for entry in value.flat])
-            found = Value(op.out_dtypes[output], value.shape, entries)
+            found = Integers(op.out_dtypes[output], value.shape, entries)
             self.found.values[f"{op.name}:{output}" if output else op.name] = found
 
     def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:

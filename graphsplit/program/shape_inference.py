@@ -32,7 +32,7 @@ class InferenceError(ValueError):
     """Shapes that do not follow: TensorFlow refuses them."""
 
 
-class Value(NamedTuple):
+class Integers(NamedTuple):
     """Integers that follow from unknown sizes."""
 
     dtype: tf.DType
@@ -58,7 +58,7 @@ class Findings:
     outputs: dict[str, tuple[Shape | None, ...]] = field(default_factory=dict)
     elements: dict[str, Shape | None] = field(default_factory=dict)
     counts: dict[str, Size] = field(default_factory=dict)
-    values: dict[str, Value] = field(default_factory=dict)
+    values: dict[str, Integers] = field(default_factory=dict)
 
 
 def import_for_shapes(

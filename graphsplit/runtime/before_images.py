@@ -39,7 +39,7 @@ class Written(NamedTuple):
     device: str
 
 
-class Recorded(NamedTuple):
+class RecordingGraph(NamedTuple):
     """A graph that keeps before-images.
 
     Attributes:
@@ -62,7 +62,7 @@ def written_variables(nodes: Sequence[Any], inputs: Sequence[str]) -> list[Writt
     return [Written(k, name, by_name[name].device) for k, name in enumerate(inputs) if name in written]
 
 
-def record(nodes: Sequence[Any], written: Sequence[Written], dtypes: Sequence[tf.DType]) -> Recorded:
+def record(nodes: Sequence[Any], written: Sequence[Written], dtypes: Sequence[tf.DType]) -> RecordingGraph:
     """Let a graph keep the values that variables have before it writes them.
 
     Args:
@@ -95,7 +95,7 @@ def record(nodes: Sequence[Any], written: Sequence[Written], dtypes: Sequence[tf
     position = {variable.name: place for variable, place in zip(order, kept, strict=True)}
     counters = [f"{control[1:].rpartition('/')[0]}/counter" for control in ready.values()]
     own = [position[variable.name] for variable in written]
-    return Recorded([*[_waiting(node, waits) for node in nodes], *new], [*own, *counters], list(ready))
+    return RecordingGraph([*[_waiting(node, waits) for node in nodes], *new], [*own, *counters], list(ready))
 
 
 def _waiting(node: Any, waits: dict[str, str]) -> Any:

@@ -128,7 +128,9 @@ def enable_keras_distribution() -> KerasDistribution:
     """
     was_enabled = bool(_enabled)
     if not was_enabled:
-        _enabled.append(_Running())
+        running = _Running()
+        running.start()
+        _enabled.append(running)
     return KerasDistribution(_enabled[0], was_enabled)
 
 
@@ -139,7 +141,11 @@ class _Running:
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._told: weakref.WeakSet[type] = weakref.WeakSet()
         self._layouts = DistributedLayouts()
-        self._replacements = Replacements(self)
+        self._replacements = Replacements()
+
+    def start(self) -> None:
+        """Replace the names."""
+        self._replacements.put_in_place(self)
         register(self.stand_in)
 
     def stop(self) -> None:

@@ -164,18 +164,21 @@ REPLACEMENTS = (
 
 
 class Replacements:
-    """The names as they are replaced, until they are taken back.
+    """The names as they are replaced, until they are taken back."""
 
-    Args:
-      running: what runs meanwhile.
-
-    Raises:
-      UnsupportedError: for a Keras that lacks one of them, or has it otherwise. Then none is replaced.
-    """
-
-    def __init__(self, running: Running):
-        check_keras()
+    def __init__(self) -> None:
         self._before: list[tuple[Any, str, Any]] = []
+
+    def put_in_place(self, running: Running) -> None:
+        """Replace all names.
+
+        Args:
+          running: what runs meanwhile.
+
+        Raises:
+          UnsupportedError: for a Keras that lacks one of them, or has it otherwise. Then none is replaced.
+        """
+        check_keras()
         for owner, name, original, new in _in_order(running):
             self._before.append((owner, name, original))
             setattr(owner, name, new)

@@ -79,7 +79,7 @@ def cut(chain: Chain, count: int, room: Room | None = None) -> tuple[int, ...] |
     >>> cut(Chain((1.0, 1.0, 2.0, 1.0, 1.0)), 3)
     (0, 2, 3)
     """
-    search = _Search(chain, count, room)
+    search = _PartSearch(chain, count, room)
     best = search.fastest()
     return None if best is None else search.least_sent(best * _SLACK)
 
@@ -88,7 +88,7 @@ def _parts(values: Sequence[float], starts: Sequence[int]) -> list[float]:
     return [sum(values[a:b]) for a, b in pairwise([*starts, len(values)])]
 
 
-class _Search:
+class _PartSearch:
     def __init__(self, chain: Chain, count: int, room: Room | None):
         self._chain, self._count, self._room = chain, count, room
         self._time = np.array([0.0, *accumulate(chain.seconds)])

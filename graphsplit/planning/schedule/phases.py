@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from graphsplit.core.errors import CheckError
 from graphsplit.planning.flow import Flow, Source
 from graphsplit.planning.schedule.levels import levels_on_shards
-from graphsplit.planning.schedule.pipelines import Task, find_tasks
+from graphsplit.planning.schedule.pipelines import StageTask, find_tasks
 from graphsplit.planning.schedule.scheduling import seeds_of
 from graphsplit.planning.steps import Move
 from graphsplit.planning.transfers import Collective
@@ -44,7 +44,7 @@ class Phase:
     ends: tuple[int, ...]
     level: int = 0
     sums: tuple[Move, ...] = ()
-    task: Task | None = None
+    task: StageTask | None = None
 
 
 def find_phases(flow: Flow, collectives: Sequence[Collective], schedule: str = "") -> tuple[Phase, ...]:
@@ -57,12 +57,12 @@ def find_phases(flow: Flow, collectives: Sequence[Collective], schedule: str = "
     """
     program, levels, seeds = flow.program, levels_on_shards(flow), seeds_of(flow.program)
     tasks = find_tasks(flow, schedule) if schedule else [None] * len(program.ops)
-    members: dict[tuple[int, frozenset[int], Task | None], list[int]] = {}
+    members: dict[tuple[int, frozenset[int], StageTask | None], list[int]] = {}
     for op in program.ops:
         if flow.steps[op.index].shards:
             members.setdefault((levels[op.index], seeds[op.index], tasks[op.index]), []).append(op.index)
 
-    def place(key: tuple[int, frozenset[int], Task | None]) -> tuple[object, ...]:
+    def place(key: tuple[int, frozenset[int], StageTask | None]) -> tuple[object, ...]:
         level, given, task = key
         return level, len(given), sorted(given), task.place if task else (), members[key][0]
 
@@ -81,7 +81,7 @@ def _sums(number: Mapping[int, int], collectives: Sequence[Collective]) -> dict[
     return found
 
 
-def _phase(flow: Flow, ops: Sequence[int], level: int, sums: Sequence[Move], task: Task | None) -> Phase:
+def _phase(flow: Flow, ops: Sequence[int], level: int, sums: Sequence[Move], task: StageTask | None) -> Phase:
     own, starts, continued = set(ops), [], set()
     for i in ops:
         inside = [s.op for s in flow.of_shard(i) if s.on_shards and not s.of_all and s.op in own]

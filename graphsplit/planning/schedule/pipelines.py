@@ -19,7 +19,7 @@ from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage
 
 
-class Task(NamedTuple):
+class StageTask(NamedTuple):
     """What a stage does in a slot.
 
     Attributes:
@@ -65,7 +65,7 @@ def make_schedules(kind: str, program: Program, mesh: Mesh) -> dict[int, Schedul
     return {count: make_schedule(kind, len(stages), count, chunks) for count in sorted(counts)}
 
 
-def find_tasks(flow: Flow, kind: str) -> list[Task | None]:
+def find_tasks(flow: Flow, kind: str) -> list[StageTask | None]:
     """Return what each operation on the shards belongs to; None for others.
 
     Args:
@@ -84,15 +84,15 @@ def find_tasks(flow: Flow, kind: str) -> list[Task | None]:
         for i in own[op.index]:
             if begins[i] and task is not None:
                 found[i] = min(task, found[i] or task)
-    first = Task((0, 0), 0, "F")
+    first = StageTask((0, 0), 0, "F")
     found = [(task or first) if steps[op.index].shards else None for op, task in zip(ops, found, strict=True)]
     return _with_weights_apart(flow.program, own, found) if kind == "zero-bubble" else found
 
 
-def _tasks_in_order(program: Program, own: Sequence[Sequence[int]], sharded: Sequence[int]) -> list[Task | None]:
+def _tasks_in_order(program: Program, own: Sequence[Sequence[int]], sharded: Sequence[int]) -> list[StageTask | None]:
     """Return the tasks of what stages do, and of what follows beside them."""
     stages = stages_in_order(program)
-    found: list[Task | None] = [None] * len(program.ops)
+    found: list[StageTask | None] = [None] * len(program.ops)
     for position in sharded:
         op = program.ops[position]
         stage, before = op.stage, max([t for i in own[position] if (t := found[i])], default=None)
@@ -101,7 +101,7 @@ def _tasks_in_order(program: Program, own: Sequence[Sequence[int]], sharded: Seq
             continue
         number, is_backward = stages.index(stage), op.provenance.backward
         place = 2 * len(stages) - 1 - number if is_backward else number
-        found[position] = task = Task((place, 0), number, "B" if is_backward else "F")
+        found[position] = task = StageTask((place, 0), number, "B" if is_backward else "F")
         if before is not None and before > task:
             raise ArgumentError(
                 f"A schedule lets shards go through the stages once, and {stage} reads at {op.name!r} what "
@@ -112,8 +112,8 @@ def _tasks_in_order(program: Program, own: Sequence[Sequence[int]], sharded: Seq
 
 
 def _with_weights_apart(
-    program: Program, own: Sequence[Sequence[int]], found: Sequence[Task | None]
-) -> list[Task | None]:
+    program: Program, own: Sequence[Sequence[int]], found: Sequence[StageTask | None]
+) -> list[StageTask | None]:
     """Return the tasks with what only leads to gradients of weights apart."""
     result = list(found)
     costly = [0] * len(program.ops)  # operations on the longest way from one to its end
@@ -125,7 +125,7 @@ def _with_weights_apart(
         costly[op.index] += op.type in COSTLY
         is_weights = task.kind == "B" and costly[op.index] <= 1 and not leads_on[op.index]
         if is_weights:
-            result[op.index] = Task((task.place[0], 1), task.stage, "W")
+            result[op.index] = StageTask((task.place[0], 1), task.stage, "W")
         for i in own[op.index]:
             costly[i] = max(costly[i], costly[op.index])
             leads_on[i] = leads_on[i] or not is_weights
