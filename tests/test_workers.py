@@ -22,7 +22,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.clusters import addresses, exposure
+from graphsplit.clusters import addresses
 from graphsplit.core.devices import canonical_name, short_name, task_of
 from graphsplit.core.graphdefs import make_node
 from graphsplit.runtime.before_images import record, written_variables
@@ -172,13 +172,13 @@ def test_a_port_in_use_and_a_public_address(monkeypatch: pytest.MonkeyPatch):
         taken.listen()
         port = taken.getsockname()[1]
         with pytest.raises(gs.DeviceError) as raised:
-            exposure.check_port(port, insecure=True)
+            addresses.check_port(port, insecure=True)
         assert str(raised.value) == (f"Port {port} is in use here. Choose another --port, or end what listens there.")
     [port] = addresses.free_ports(1)
-    monkeypatch.setattr(exposure, "public_addresses", lambda: ["8.8.8.8"])
+    monkeypatch.setattr(addresses, "public_addresses", lambda: ["8.8.8.8"])
     with pytest.raises(gs.UnsupportedError, match=r"^This machine has a public address, 8\.8\.8\.8\. .*--insecure"):
-        exposure.check_port(port, insecure=False)
-    exposure.check_port(port, insecure=True)
+        addresses.check_port(port, insecure=False)
+    addresses.check_port(port, insecure=True)
 
 
 def test_addresses_of_this_machine():

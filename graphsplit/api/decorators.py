@@ -16,7 +16,7 @@ from graphsplit.api.options import DevicesLike, Options
 from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.keywords import suggesting_options
+from graphsplit.core.patterns import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.costs.machine import Machine
 

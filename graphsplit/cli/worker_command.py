@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from graphsplit.clusters.exposure import check_port
+from graphsplit.clusters.addresses import check_port
 
 
 def add_command(app: typer.Typer, run: Callable[..., None]) -> None:

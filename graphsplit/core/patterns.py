@@ -1,10 +1,13 @@
-"""Patterns of names with scopes, as users write them for operations and variables, and what is like a wrong one."""
+"""Names and patterns of names as users write them: which they fit, and what was meant by a wrong one."""
 
 from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterable
+import functools
+import inspect
+from collections.abc import Callable, Iterable
+from typing import ParamSpec, TypeVar
 
 _NEAR, _MOST_NEAR = 0.5, 3  # how alike names are that are suggested, of which 1 are equal ones; and how many
 
@@ -38,3 +41,39 @@ def scopes_and_names(names: Iterable[str]) -> list[str]:
         *scopes, last = name.split("/")
         found.update(dict.fromkeys([*[f"{scope}/*" for scope in scopes], *([] if scopes else [last])]))
     return list(found)
+
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+_NEAR = 0.7  # how alike, of 1: `variables` and `devices`, which are no misspellings of each other, are 0.5
+_LAYOUTS = "Where variables live is said of them: gs.set_variable_layout(model, 'sharded', devices=...)."
+_ELSEWHERE = dict.fromkeys(("variables", "layout", "layouts", "variable_layout"), _LAYOUTS)
+"""What others call something that is said in another way here."""
+
+
+def suggesting_options(function: Callable[P, R]) -> Callable[P, R]:
+    """Return a public function whose `TypeError` for an option that it does not have names those that it has."""
+    known = [
+        name
+        for name, parameter in inspect.signature(function).parameters.items()
+        if parameter.kind != parameter.VAR_KEYWORD
+    ]
+
+    @functools.wraps(function)
+    def call(*args: P.args, **kwargs: P.kwargs) -> R:
+        wrong = [name for name in kwargs if name not in known]
+        if wrong:
+            raise TypeError(f"{function.__name__}() has no option {_said(wrong, known)}")
+        return function(*args, **kwargs)
+
+    return call
+
+
+def _said(wrong: list[str], known: list[str]) -> str:
+    """Name the wrong options, and what is near them or says the same, or else all there are."""
+    alike = list(dict.fromkeys(found for name in wrong for found in near(name, known, cutoff=_NEAR)[:1]))
+    said = [f"Did you mean {', '.join(f'{name}=' for name in alike)}?"] if alike else []
+    said += dict.fromkeys(_ELSEWHERE[name] for name in wrong if name in _ELSEWHERE)
+    names = ", ".join(f"{name}=" for name in wrong)
+    return f"{names}. {' '.join(said) or 'It has ' + ', '.join(f'{name}=' for name in known[1:]) + '.'}"

@@ -1,8 +1,11 @@
-"""What graphsplit needs to run, and what to say where it is not there. Imports nothing heavy."""
+"""What graphsplit needs to run, what not everybody needs, and what to say without it. Imports nothing heavy."""
 
 from __future__ import annotations
 
 import sys
+from typing import Any
+
+from graphsplit.core.errors import UnsupportedError
 
 OLDEST, NEWEST = (2, 16, 2), (2, 22)  # of TensorFlow, as in setup.cfg
 
@@ -31,3 +34,28 @@ def explained(error: ImportError) -> ImportError:
 def _fits(version: str) -> bool:
     numbers = tuple([int(part) for part in version.split(".")[:2]])
     return OLDEST[:2] <= numbers <= NEWEST
+
+
+def how_to_install(package: str, extra: str) -> str:
+    """Return what to type: the package, or the extra that names it, where graphsplit is a clone.
+
+    >>> how_to_install("matplotlib", "plots")
+    "pip install matplotlib, or, in a clone of graphsplit, pip install '.[plots]'"
+    """
+    return f"pip install {package}, or, in a clone of graphsplit, pip install '.[{extra}]'"
+
+
+def figure_class(what: str) -> Any:
+    """Return matplotlib's `Figure`.
+
+    Args:
+      what: needs it, the subject of a sentence.
+
+    Raises:
+      UnsupportedError: if matplotlib is not installed.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise UnsupportedError(f"{what} needs matplotlib: {how_to_install('matplotlib', 'plots')}.") from error
+    return Figure

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from graphsplit.api.decorators import parallelize
 from graphsplit.core.errors import UnsupportedError
-from graphsplit.core.extras import how_to_install
+from graphsplit.core.requirements import how_to_install
 from graphsplit.demos.display import console, demo_devices, progress, table
 
 TEST_IMAGES = 297

@@ -18,7 +18,6 @@ from graphsplit.emission.draft import Draft, prefix_of_shard
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin
 from graphsplit.emission.host_relays import relay_within_hosts
 from graphsplit.emission.local_emitter import emit_local
-from graphsplit.emission.loop_inputs import bring_loop_inputs
 from graphsplit.emission.resharding import Resharding
 from graphsplit.emission.row_counts import (
     AxisRows,
@@ -30,7 +29,14 @@ from graphsplit.emission.row_counts import (
     length_sizes,
     measured,
 )
-from graphsplit.emission.shard_copies import ShardCopies, carries, told_sizes, write_sizes, write_told
+from graphsplit.emission.shard_copies import (
+    ShardCopies,
+    bring_loop_inputs,
+    carries,
+    told_sizes,
+    write_sizes,
+    write_told,
+)
 from graphsplit.graph.function_calls import CONTROL_FLOW, hand_over, named_by_content, rename_functions
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import COPIES, SIZES, Op

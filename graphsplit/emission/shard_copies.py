@@ -17,7 +17,6 @@ from graphsplit.core.symbolic_sizes import OWN, ROWS
 from graphsplit.emission import random_numbers
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
-from graphsplit.emission.loop_inputs import bring_loop_inputs
 from graphsplit.emission.row_counts import BEGIN, RowCounts
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names, hand_over, rename_functions
 from graphsplit.planning.local_plan import LocalPlan
@@ -259,3 +258,27 @@ def write_sizes(draft: Draft, counts: RowCounts, op: Op, d: int | None, device: 
 def carries(op: Op, name: str) -> bool:
     """Return whether a function of a control-flow op returns what it is given, for the next turn of a loop."""
     return CONTROL_FLOW[op.type].loops and name == function_names(op.node)[1]
+
+
+_RESOURCE = tf.resource.as_datatype_enum
+
+
+def bring_loop_inputs(node: Any, draft: Draft) -> None:
+    """Let a loop or branch, written last, read copies on its own device of what is made elsewhere.
+
+    TensorFlow turns a loop into `Enter`, `Switch`, `Merge` and `NextIteration` nodes, and puts those of each loop
+    variable on the device that its first value comes from. A variable that came from elsewhere, be it only weights read
+    at home, would travel there and back in every turn.
+
+    Args:
+      node: the loop or branch; it is changed.
+      draft: takes the copies, which belong to whom their reader belongs to.
+    """
+    flow, origin = CONTROL_FLOW[node.op], draft.origins[node.name]
+    for i, dtype in enumerate(node.attr[flow.types].list.type, int(flow.chooses)):
+        if draft.device_of(node.input[i]) == node.device or dtype == _RESOURCE:
+            continue
+        name = f"{node.name}/graphsplit_input_{i}"
+        copy = make_node(name, "Identity", [node.input[i]], node.device, T=tf.as_dtype(dtype))
+        draft.add(copy, origin._replace(role="part"))
+        node.input[i] = name

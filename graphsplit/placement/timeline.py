@@ -13,10 +13,9 @@ from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.placement.actual import match, require_runnable
 from graphsplit.placement.builders import source_of
 from graphsplit.placement.flattening import flatten
-from graphsplit.placement.host_recordings import missing_in, record_hosts
 from graphsplit.placement.pages import in_frame
 from graphsplit.placement.placements import Placement
-from graphsplit.placement.profiles import SendEvent, read_events
+from graphsplit.placement.profiles import SendEvent, missing_in, read_events, record_hosts
 from graphsplit.placement.reading import bytes_of, read_ops
 from graphsplit.placement.recorded_steps import RecordedStep, TurnSpan
 from graphsplit.placement.sources import PlacementSource, StateKeeper

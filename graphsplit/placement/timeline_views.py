@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphsplit.core.devices import short_name
-from graphsplit.core.extras import figure_class
+from graphsplit.core.requirements import figure_class
 from graphsplit.placement.colors import device_colors
 from graphsplit.placement.pages import fill_page
 from graphsplit.placement.profiles import OpEvent

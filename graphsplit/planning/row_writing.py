@@ -1,7 +1,14 @@
-"""Rows by their ids, written: what is done for each part of a table, beside it, with the ids that are its own.
+"""Rows by their ids: what looks up rows of a table, adds them up or writes them goes to where they are.
+
+Of a table whose rows lie on several devices, the ids of a batch are sent to all, and the rows that were looked up come
+back: what travels grows with the batch, and not with the table. So do the gradients of the rows, which are added up
+where these are, and what is written to them.
 
 Each part takes ids for its own rows; an id of no part is the first one's, whose operation says what it says of such. Of
 what is looked up, every part yields rows for all ids, which count where the id is its own.
+
+Rows of a table that is copied are written to one copy, and what they are then goes to the others: added up on each, in
+an order of its own, they might differ.
 """
 
 from __future__ import annotations
@@ -12,13 +19,13 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import make_node
-from graphsplit.core.layouts import Cut
+from graphsplit.core.layouts import Copied, Cut, Division
 from graphsplit.planning.program_writing import ProgramWriter
-from graphsplit.program.program import Op, Tensor
+from graphsplit.program.program import Op, Program, Tensor
 
 
 class RowWriter(ProgramWriter):
-    """Appends what goes to where rows are; see `row_finding`."""
+    """Appends what goes to where rows are."""
 
     def __init__(self, names: Sequence[str]):
         super().__init__(names)
@@ -117,3 +124,29 @@ class RowWriter(ProgramWriter):
         types = {"Tparams": dtype, "Tindices": tf.int64, "Taxis": tf.int32, "batch_dims": 0}
         result = [((None, *self._shape_of(flat)[1:]), dtype)]
         return self._made("GatherV2", self._unused(name), operands, result, {2: axis}, **types)
+
+
+_WRITES = frozenset({f"ResourceScatter{how}" for how in ("Add", "Div", "Max", "Min", "Mul", "Sub", "Update")})
+
+
+def finds_rows(program: Program, op: Op, table: Cut) -> bool:
+    """Return whether an operation looks up rows of its first operand, fewer bytes than that has."""
+    if op.type != "GatherV2" or not table.is_of_rows or op.in_shapes[1] is None or op.out_shapes[0] is None:
+        return False
+    axis, dtype = op.constants.get(2), op.out_dtypes[0]
+    plain = axis is not None and int(axis) == 0 and not op.attr("batch_dims").i and not op.controls
+    numeric = dtype.is_floating or dtype.is_integer or dtype.is_complex
+    return plain and numeric and program.bytes(Tensor(op.index, 0)) < program.bytes(op.inputs[0])
+
+
+def adds_up_rows(program: Program, op: Op, table: Cut) -> bool:
+    """Return whether an operation adds up rows by their ids, of fewer bytes than what is wanted has."""
+    if op.type != "UnsortedSegmentSum" or not table.is_of_rows or op.in_shapes[1] is None or op.controls:
+        return False
+    return program.bytes(op.inputs[0]) < program.bytes(Tensor(op.index, 0))
+
+
+def writes_rows(op: Op, table: Division) -> bool:
+    """Return whether an operation writes rows of the variable that is its first operand."""
+    known = op.type in _WRITES and op.in_shapes[1] is not None and bool(op.in_shapes[2])
+    return known and (isinstance(table, Copied) or table.is_of_rows)

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from graphsplit.core import forms
-from graphsplit.core.extras import figure_class
 from graphsplit.core.notebooks import text_html
+from graphsplit.core.requirements import figure_class
 from graphsplit.planning.amounts import aligned, count_text, format_bytes
 
 _HEADERS = ("scaling", "variables", "devices", "rows", "step", "rows/s", "efficiency", "peak", "sent")

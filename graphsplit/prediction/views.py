@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from graphsplit.core.devices import short_name
-from graphsplit.core.extras import figure_class
+from graphsplit.core.requirements import figure_class
 from graphsplit.placement.colors import COLORS
 from graphsplit.placement.pages import fill_page
 from graphsplit.placement.questions import natural_order

@@ -16,13 +16,12 @@ from graphsplit.core.symbolic_sizes import Shape, are_same, confirmed, has_sizes
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.constant_folding import FOLDABLE, fold
 from graphsplit.program.function_bodies import Bodies, Elements
-from graphsplit.program.node_simplification import SIMPLIFIED, is_known, simplified
+from graphsplit.program.node_simplification import SIMPLIFIED, is_known, simplified, untile
 from graphsplit.program.program import SIZES, Op, Program, Provenance, Tensor, is_repeatable, is_stateful
 from graphsplit.program.row_numbers import NUMBERED, Numbers, RowNumbers
 from graphsplit.program.shape_inference import HELPER, Findings, Integers, known_shape
 from graphsplit.program.stages import StageCalls
 from graphsplit.program.tensor_lists import Lists
-from graphsplit.program.tile_simplification import untile
 from graphsplit.program.trip_counts import pushed_counters, turns_of
 
 _GRADIENTS = frozenset(

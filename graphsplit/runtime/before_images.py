@@ -5,8 +5,8 @@ variables of their own, and a counter goes up; writes wait for that. A kept valu
 until that is written. So whoever finds the counter gone up after a failure knows that the kept values are of that step,
 and one that has not gone up says that nothing was written there. (As in the undo logs of databases.)
 
-Reading the values from outside before each step instead costs another round of messages: a small step over two
-processes took 44 ms instead of 21, and without waiting for it, 90 of 2,400 values read were those of after the step.
+Reading the values from outside before each step instead costs another round of messages; and without waiting for it,
+some of the values that were read would be those of after the step.
 """
 
 from __future__ import annotations

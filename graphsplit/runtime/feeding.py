@@ -13,7 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node, output_type, source_of, split_reference, with_inputs
+from graphsplit.core.graphdefs import make_node, output_type, source_of, split_reference, with_inputs, with_prefix
+from graphsplit.core.hosts import host_device, host_name
 from graphsplit.core.symbolic_sizes import without_sizes
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.emission.emitter import emit
@@ -22,7 +23,6 @@ from graphsplit.planning.plan import Plan
 from graphsplit.runtime.empty_shards import DeadTensors, dead_tensors
 from graphsplit.runtime.executable import Function, runtime_function
 from graphsplit.runtime.handles import captured
-from graphsplit.runtime.reader_copies import on_readers
 from graphsplit.tracing.trace import Trace
 
 _AHEAD = frozenset({"scatter", "sizes", RELAY_ROLE})  # what cuts, and counts what is cut, and sends the counts on
@@ -174,3 +174,36 @@ def _reading(node: Any, pieces: Pieces, cutting: set[str]) -> Any:
     """Return `node` reading pieces instead of cut arguments."""
     inputs = [pieces.get((r, node.device), r) for r in node.input if r[0] != "^" or r[1:] not in cutting]
     return with_inputs(node, inputs)
+
+
+def on_readers(
+    readers: Sequence[str], scope: str, nodes: Sequence[Any], inputs: Sequence[str], sent: Sequence[Any]
+) -> tuple[list[Any], list[str]]:
+    """Return nodes that cut the arguments on each host that has them, and the names of the arguments.
+
+    What devices of other hosts read comes from the first of them.
+
+    Args:
+      readers: the hosts.
+      scope: a name scope that nodes of the user's are not in.
+      nodes: what cuts the arguments, their placeholders included.
+      inputs: names of the placeholders.
+      sent: the nodes that take each piece to its device; they keep their names.
+    """
+    copies: list[Any] = []
+    for k, host in enumerate(readers):
+        copies += [_copy(node, f"{scope}/reader_{k}/", host_device(host), named=True) for node in nodes]
+    for node in sent:
+        host = host_name(node.device)
+        reader = readers.index(host) if host in readers else 0
+        copies.append(_copy(node, f"{scope}/reader_{reader}/", node.device, named=False))
+    return copies, [f"{scope}/reader_{k}/{name}" for k in range(len(readers)) for name in inputs]
+
+
+def _copy(node: Any, prefix: str, device: str, named: bool) -> Any:
+    """Return a node on a device that reads what has a prefix; itself has it, too, if it is `named` so."""
+    copy = with_prefix(node, prefix)
+    copy.device = device
+    if not named:
+        copy.name = node.name
+    return copy

@@ -17,11 +17,9 @@ def optimizer_config(nodes: Sequence[Any], library: Any) -> bytes | None:
     """Return the serialized `ConfigProto` under which a graph is called; None stands for TensorFlow's own choice.
 
     On GPUs the optimizer chooses the layout of convolutions: all of it runs. On CPUs it takes most of the time to the
-    first step, growing with the number of devices, and does not make steps faster: a ResNet50 training step on 8
-    logical devices of 2 cores came first after 5.4 s instead of 13.6, and then took 0.31 s either way. Loops are the
-    exception: TensorFlow puts their bodies in place with an `Identity` for each argument and result, a third of what
-    an LSTM does in a turn, and only the optimizer takes them out again. (Its training step on 2 logical devices: 5.5
-    ms instead of 6.1; all of the optimizer, 5.8 ms, takes 0.1 s longer to the first.)
+    first step, growing with the number of devices, and does not make steps faster. Loops are the exception:
+    TensorFlow puts their bodies in place with an `Identity` for each argument and result, and only the optimizer takes
+    them out again.
     """
     if any("GPU" in node.device for node in nodes):
         return None

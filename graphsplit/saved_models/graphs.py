@@ -25,9 +25,8 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.planning.strictness import check_strict
 from graphsplit.program.program import Program
-from graphsplit.saved_models.notes import noting
 from graphsplit.saved_models.options import TranspileOptions, names_in
-from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, ModelPart, arguments_of, read_part, take_part
+from graphsplit.saved_models.parts import PLACEHOLDERS, VARIABLES, ModelPart, arguments_of, noting, read_part, take_part
 
 
 def transpile_graph_def(

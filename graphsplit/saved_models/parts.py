@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any
@@ -12,13 +12,15 @@ import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.graphdefs import GraphDef, make_node, output_names, source_of, split_reference, with_inputs
-from graphsplit.core.marks import is_marked
+from graphsplit.core.marks import is_marked, mark
 from graphsplit.core.structures import Branch, TensorLeaf
 from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import import_operations
+from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.graph.function_calls import functions_called
 from graphsplit.graph.graph import Graph
 from graphsplit.graph.walks import reached
+from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Program
 from graphsplit.program.shape_inference import known_shape
 from graphsplit.tracing.graph_to_program import Reading, graph_to_program
@@ -287,3 +289,9 @@ def _check_names(by_name: Graph, inputs: Sequence[str], outputs: Sequence[str]) 
     if missing:
         there = ", ".join(name for name in by_name if by_name[name].op in PLACEHOLDERS) or "none"
         raise ArgumentError(f"The graph has no node for:\n{bullet_list(missing)}\nIts placeholders are: {there}.")
+
+
+def noting(plan: Plan, graph: EmittedGraph) -> Callable[[Any], Any]:
+    """Return what notes on a node of an emitted graph, wherever it is put, what the plan says of it; see `mark`."""
+    reasons = {op.name: reason for op, reason in plan.stayed_home}
+    return lambda node: mark(node, graph.shard_of(node.name), reasons.get(node.name, ""), graph.serves(node.name))

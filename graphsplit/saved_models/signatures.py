@@ -19,8 +19,7 @@ from graphsplit.graph.function_calls import functions_called
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.shape_inference import known_shape
-from graphsplit.saved_models.notes import noting
-from graphsplit.saved_models.parts import LARGE_BYTES
+from graphsplit.saved_models.parts import LARGE_BYTES, noting
 from graphsplit.saved_models.weights import (
     Mirror,
     Mirrors,

@@ -21,10 +21,10 @@ from graphsplit.core.marks import mark
 from graphsplit.emission.emitter import emit
 from graphsplit.graph.function_calls import functions_called
 from graphsplit.planning.state import State
-from graphsplit.saved_models.notes import noting
 from graphsplit.saved_models.parts import (
     CannotBeSplitError,
     arguments_of,
+    noting,
     plain_reference,
     read_part,
     take_part,

@@ -18,10 +18,9 @@ from graphsplit.core.symbolic_sizes import Shape
 from graphsplit.graph.inlining import inline_calls
 from graphsplit.program.asked_layouts import write_marks
 from graphsplit.program.program import Program
-from graphsplit.program.reader import build_program
+from graphsplit.program.reader import build_for_any_batch, build_program
 from graphsplit.program.shape_inference import known_shape
 from graphsplit.program.stages import StageCalls, stage_calls
-from graphsplit.program.symbolic_reading import build_for_any_batch
 from graphsplit.tracing.branch_effects import ShapeOf
 from graphsplit.tracing.common_subexpressions import drop_idle_waits, merge
 from graphsplit.tracing.decompositions import decompose

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 from graphsplit.core import forms
 from graphsplit.core.errors import CheckError
-from graphsplit.core.extras import figure_class
+from graphsplit.core.requirements import figure_class
 
 KINDS = ("gpipe", "1f1b", "interleaved", "zero-bubble")
 _MOST_COLUMNS = 40
