@@ -52,7 +52,6 @@ BEFORE = {  # what pages that show pieces of code take for granted
     'parallel_model.compile("adam", "mse")\n'
     'model.export("saved_model_directory", verbose=False)\n'
     "graph = tf.function(lambda x: x + 1).get_concrete_function(x).graph\n",
-    "prediction.md": STEP + 'other = gs.predict(train_step, x, y, machine="8xA100-SXM4-80GB", devices=1)\n',
     "variables.md": "import graphsplit as gs\ngs.use_logical_devices(4)\n",
 }
 # What the code of each page prints, in part, from top to bottom in one process, on CPUs.
