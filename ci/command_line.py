@@ -26,8 +26,8 @@ def text() -> str:
     parts = [
         "# Command line",
         "Written by `python ci/command_line.py`. `graphsplit --install-completion` completes commands, options and "
-        "machines in your shell; `graphsplit COMMAND --help` says the same as this page. What is wrong with arguments "
-        "exits with status 2, and says so.",
+        "machines in your shell; `graphsplit COMMAND --help` says the same as this page. Wrong arguments are an error "
+        "message and exit status 2.",
     ]
     parts += _command("graphsplit", typer.main.get_command(app))
     return "\n\n".join(parts) + "\n"

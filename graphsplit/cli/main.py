@@ -96,15 +96,16 @@ def devices() -> None:
 @app.command()
 def doctor(
     devices: Annotated[
-        int | None, typer.Option("--devices", min=1, help="How many; by default all GPUs, else four CPU devices.")
+        int | None,
+        typer.Option("--devices", min=1, help="How many devices to check; by default all GPUs, or four CPU devices."),
     ] = None,
     memory_mb: Annotated[
-        int | None, typer.Option("--memory-mb", min=1, help="Divide the GPUs into --devices, of so many MiB each.")
+        int | None, typer.Option("--memory-mb", min=1, help="Divide the GPUs into --devices parts of so many MiB.")
     ] = None,
 ) -> None:
-    """Say what TensorFlow and the driver find here, and check the law on each device and on all together.
+    """Print the devices that TensorFlow and the driver find, and compare results on each device and on all of them.
 
-    The exit status is 1 where the law does not hold, or TensorFlow does not use the GPU that the driver has.
+    The exit status is 1 if results differ, or if TensorFlow does not use a GPU that the driver has.
     """
 
     def check() -> None:
@@ -124,13 +125,13 @@ def doctor(
 def inspect(
     target: Annotated[str, typer.Argument(metavar="WHAT", help="A SavedModel's directory, or module:function.")],
     spec: Annotated[
-        list[str] | None, typer.Option("--spec", help="An argument, like 'float32[64,784]', ? for any size; repeat.")
+        list[str] | None, typer.Option("--spec", help="An argument: 'float32[64,784]', ? for any size; repeat.")
     ] = None,
     devices: Annotated[
-        str | None, typer.Option("--devices", help="Split it: so many, or GPU:0,GPU:1,..., which need not be here.")
+        str | None, typer.Option("--devices", help="Split over so many devices, or GPU:0,GPU:1,... (need not exist).")
     ] = None,
-    actual: Annotated[bool, typer.Option("--actual", help="Run it once, and see where TensorFlow ran what.")] = False,
-    signature: Annotated[str, typer.Option("--signature", help="Which one of a SavedModel.")] = "serving_default",
+    actual: Annotated[bool, typer.Option("--actual", help="Run once, and show where TensorFlow ran it.")] = False,
+    signature: Annotated[str, typer.Option("--signature", help="The SavedModel's signature.")] = "serving_default",
     output: Annotated[
         list[str] | None, typer.Option("-o", "--output", help=f"A file to write: {', '.join(PLACEMENT_SUFFIXES)}.")
     ] = None,
@@ -138,7 +139,7 @@ def inspect(
         str | None, typer.Option("--timeline", help=f"Record one step: {', '.join(TIMELINE_SUFFIXES)}.")
     ] = None,
 ) -> None:
-    """Show which operation runs on which device, and what moves between them."""
+    """Show which operation runs on which device, and what is sent between devices."""
     outputs, specs = output or (), spec or ()
 
     def show() -> None:
@@ -159,29 +160,35 @@ def inspect(
 
 @app.command()
 def transpile(
-    source: Annotated[str, typer.Argument(metavar="IN", help="A SavedModel's directory; a graph's .pb or .pbtxt.")],
+    source: Annotated[str, typer.Argument(metavar="IN", help="A SavedModel's directory, or a graph: .pb, .pbtxt.")],
     target: Annotated[str, typer.Argument(metavar="OUT", help="Where to write.")],
     devices: Annotated[
         str | None,
         typer.Option(
             "--devices",
-            help="GPU:0,GPU:1,... (required); the first is home. A number: so many GPUs, CPU devices without any here.",
+            help="Required: GPU:0,GPU:1,..., the default device first; or how many GPUs (without GPUs, CPU devices).",
         ),
     ] = None,
-    signatures: Annotated[str, typer.Option("--signatures", help="Which ones, with commas; all by default.")] = "",
-    split: Annotated[str, typer.Option("--split", help="An axis; none; or x=0,mask=none.")] = "0",
-    strict: Annotated[bool, typer.Option("--strict", help="Fail if work on the batch would run at home.")] = False,
+    signatures: Annotated[str, typer.Option("--signatures", help="Names, with commas; all by default.")] = "",
+    split: Annotated[str, typer.Option("--split", help="The axis to split: 0, none, or x=0,mask=none.")] = "0",
+    strict: Annotated[
+        bool, typer.Option("--strict", help="Fail if work on the batch would run on one device.")
+    ] = False,
     strict_share: Annotated[
         float | None,
-        typer.Option("--strict-share", min=0, max=1, help="Fail if more than this share of the work would: 0.1."),
+        typer.Option("--strict-share", min=0, max=1, help="Fail if more than this share would: 0.1."),
     ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace OUT if it is a model or graph.")] = False,
-    strip: Annotated[bool, typer.Option("--strip-devices", help="Only remove all requests for devices.")] = False,
+    strip: Annotated[bool, typer.Option("--strip-devices", help="Only remove the devices in the graph.")] = False,
     replicate: Annotated[
         bool, typer.Option("--replicate-weights", help="A copy of the weights in every device's memory.")
     ] = False,
-    inputs: Annotated[str, typer.Option("--inputs", help="Of a graph; by default its placeholders.")] = "",
-    outputs: Annotated[str, typer.Option("--outputs", help="Of a graph; by default what nobody reads.")] = "",
+    inputs: Annotated[
+        str, typer.Option("--inputs", help="Of a graph: its arguments; by default its placeholders.")
+    ] = "",
+    outputs: Annotated[
+        str, typer.Option("--outputs", help="Of a graph: its results; by default what no operation reads.")
+    ] = "",
 ) -> None:
     """Turn a finished SavedModel, or a graph, into one that runs on several devices."""
 

@@ -16,7 +16,7 @@ from graphsplit.costs.machine_schema import parse
 
 Run = Callable[..., None]
 Target = Annotated[str, typer.Argument(metavar="WHAT", help="A function, module:function.")]
-Specs = Annotated[list[str] | None, typer.Option("--spec", help="An argument, like 'float32[64,784]'; repeat.")]
+Specs = Annotated[list[str] | None, typer.Option("--spec", help="An argument: 'float32[64,784]'; repeat.")]
 
 
 def machines_like(incomplete: str) -> list[str]:
@@ -60,15 +60,17 @@ def _predict(run: Run) -> Callable[..., None]:
         target: Target,
         machine: Machine,
         spec: Specs = None,
-        devices: Annotated[str, typer.Option("--devices", help="How many, with commas: 1,2,4,8.")] = "1",
-        layout: Annotated[str, typer.Option("--layout", help="home, mirrored, sharded, with commas.")] = "",
+        devices: Annotated[str, typer.Option("--devices", help="Numbers of devices, with commas: 1,2,4,8.")] = "1",
+        layout: Annotated[
+            str, typer.Option("--layout", help="Layouts of variables, with commas: home, mirrored, sharded.")
+        ] = "",
         micro_batches: MicroBatches = None,
-        weak: Annotated[bool, typer.Option("--weak", help="Weak scaling as well: more rows on more devices.")] = False,
+        weak: Annotated[bool, typer.Option("--weak", help="Also weak scaling: as many rows per device.")] = False,
         output: Annotated[
             list[str] | None, typer.Option("-o", "--output", help="A file to write: .html, .json, .png.")
         ] = None,
     ) -> None:
-        """Say how long a step takes on a machine, and what each device holds, without running it."""
+        """Predict how long a step takes on a machine, and what each device holds, without running it."""
         counts: list[int] = []
 
         def check() -> None:
@@ -100,10 +102,12 @@ def _machines(run: Run) -> Callable[..., None]:
     def machines(
         name: Annotated[
             str | None,
-            typer.Argument(metavar="[NAME]", autocompletion=machines_like, help="Of one, all figures and sources."),
+            typer.Argument(
+                metavar="[NAME]", autocompletion=machines_like, help="One machine: all its figures and their sources."
+            ),
         ] = None,
     ) -> None:
-        """List the machines that come along."""
+        """List the machines that come with graphsplit."""
 
         def act() -> None:
             from graphsplit.cli import predicting
@@ -122,7 +126,7 @@ def _calibrate(run: Run) -> Callable[..., None]:
         spec: Specs = None,
         devices: Annotated[int | None, typer.Option("--devices", min=1, help="Logical CPU devices; 2.")] = None,
         micro_batches: Annotated[
-            str, typer.Option("--micro-batches", help="In how many parts of the batch the function is measured.")
+            str, typer.Option("--micro-batches", help="In how many parts of the batch to measure WHAT.")
         ] = "1,2,4,8",
     ) -> None:
         """Measure this machine: products, convolutions, memory, copies between devices, the cost of launching."""
@@ -151,7 +155,7 @@ def _validate(run: Run) -> Callable[..., None]:
         spec: Specs = None,
         devices: Annotated[int, typer.Option("--devices", min=1, help="How many.")] = 2,
         micro_batches: Annotated[int, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")] = 1,
-        steps: Annotated[int, typer.Option("--rounds", min=1, help="How often it is timed, at most.")] = 50,
+        steps: Annotated[int, typer.Option("--rounds", min=1, help="The most steps that are timed.")] = 50,
         output: Annotated[
             list[str] | None, typer.Option("-o", "--output", help="A page to write, .html: both timelines.")
         ] = None,
