@@ -35,7 +35,7 @@ def with_cut_classes(program: Program, forward: Callable[[Program], NaturalForms
     """
     natural = forward(program)
     while found := [op for op in program.ops if _is_cut(op, natural)]:  # (what follows from one may be cut, too)
-        program = _Writer(program, found).write()
+        program = _ClassWriter(program, found).write()
         natural = forward(program)
     return program, natural
 
@@ -58,7 +58,7 @@ def _axis_of(op: Op) -> int | None:
     return None if axis is None else int(axis) % rank
 
 
-class _Writer(ProgramWriter):
+class _ClassWriter(ProgramWriter):
     """Writes a program again, with some operations over classes taken apart."""
 
     def __init__(self, program: Program, found: Sequence[Op]):
