@@ -1,4 +1,4 @@
-"""Addresses of workers: as users write them, as cluster resolvers know them, and this machine's own."""
+"""Addresses of workers, as users write them and this machine's own, and who can reach a worker there."""
 
 from __future__ import annotations
 
@@ -14,6 +14,10 @@ from graphsplit.core.errors import ArgumentError, DeviceError, UnsupportedError
 
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
 _IPV6_TABLE = "/proc/net/if_inet6"
+WARNING = (
+    "TensorFlow's server listens on all interfaces and asks nobody who they are: whoever reaches this port can read "
+    "and write this account's files and run what they like. Let only your own machines reach it."
+)
 
 
 def checked_address(address: object) -> str:
@@ -121,12 +125,6 @@ def own_addresses() -> Sequence[str]:
 
 def _family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
-
-
-WARNING = (
-    "TensorFlow's server listens on all interfaces and asks nobody who they are: whoever reaches this port can read "
-    "and write this account's files and run what they like. Let only your own machines reach it."
-)
 
 
 def check_port(port: int, insecure: bool) -> None:

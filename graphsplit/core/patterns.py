@@ -9,7 +9,14 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
 
+P = ParamSpec("P")
+R = TypeVar("R")
+
 _NEAR, _MOST_NEAR = 0.5, 3  # how alike names are that are suggested, of which 1 are equal ones; and how many
+_NEAR_OPTION = 0.7  # how alike, of 1: `variables` and `devices`, which are no misspellings of each other, are 0.5
+_LAYOUTS = "Where variables live is said of them: gs.set_variable_layout(model, 'sharded', devices=...)."
+_ELSEWHERE = dict.fromkeys(("variables", "layout", "layouts", "variable_layout"), _LAYOUTS)
+"""What others call something that is said in another way here."""
 
 
 def fits(name: str, pattern: str) -> bool:
@@ -43,15 +50,6 @@ def scopes_and_names(names: Iterable[str]) -> list[str]:
     return list(found)
 
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
-_NEAR = 0.7  # how alike, of 1: `variables` and `devices`, which are no misspellings of each other, are 0.5
-_LAYOUTS = "Where variables live is said of them: gs.set_variable_layout(model, 'sharded', devices=...)."
-_ELSEWHERE = dict.fromkeys(("variables", "layout", "layouts", "variable_layout"), _LAYOUTS)
-"""What others call something that is said in another way here."""
-
-
 def suggesting_options(function: Callable[P, R]) -> Callable[P, R]:
     """Return a public function whose `TypeError` for an option that it does not have names those that it has."""
     known = [
@@ -72,7 +70,7 @@ def suggesting_options(function: Callable[P, R]) -> Callable[P, R]:
 
 def _said(wrong: list[str], known: list[str]) -> str:
     """Name the wrong options, and what is near them or says the same, or else all there are."""
-    alike = list(dict.fromkeys(found for name in wrong for found in near(name, known, cutoff=_NEAR)[:1]))
+    alike = list(dict.fromkeys(found for name in wrong for found in near(name, known, cutoff=_NEAR_OPTION)[:1]))
     said = [f"Did you mean {', '.join(f'{name}=' for name in alike)}?"] if alike else []
     said += dict.fromkeys(_ELSEWHERE[name] for name in wrong if name in _ELSEWHERE)
     names = ", ".join(f"{name}=" for name in wrong)

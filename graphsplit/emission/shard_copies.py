@@ -28,6 +28,7 @@ from graphsplit.rules.local_operands import resized
 
 _PART = "part"
 EmitLocal = Callable[[LocalPlan, str, int, bool], tuple[str, dict[str, Any]]]
+_RESOURCE = tf.resource.as_datatype_enum
 
 
 class ShardCopies:
@@ -258,9 +259,6 @@ def write_sizes(draft: Draft, counts: RowCounts, op: Op, d: int | None, device: 
 def carries(op: Op, name: str) -> bool:
     """Return whether a function of a control-flow op returns what it is given, for the next turn of a loop."""
     return CONTROL_FLOW[op.type].loops and name == function_names(op.node)[1]
-
-
-_RESOURCE = tf.resource.as_datatype_enum
 
 
 def bring_loop_inputs(node: Any, draft: Draft) -> None:

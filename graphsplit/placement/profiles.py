@@ -32,6 +32,11 @@ _OP_EVENT = re.compile(r"^(?P<name>[A-Za-z0-9._][\w.\-/>\\]*):(?P<type>_?[A-Z]\w
 _STREAM, _COPY = "Stream #", "Memcpy"
 _ENVIRONMENT, _STARTED = "Task Environment", "profile_start_time"  # a plane, and what it says
 HOST_LEVEL, DEVICE_LEVEL = 3, 1  # how much is recorded
+_NO_STREAMS = (
+    "no stream of a GPU was recorded, so the times on GPUs are those of launches on the host. The profiler needs CUPTI "
+    "and the right to use it: https://developer.nvidia.com/ERR_NVGPUCTRPERM"
+)
+_CLOCKS = "times of several machines are set side by side by their clocks, which may be milliseconds apart"
 
 
 @dataclass(frozen=True)
@@ -220,13 +225,6 @@ def _send(plane: Any, event: Any, nodes: Mapping[str, Any]) -> SendEvent | None:
     source, output = split_reference(node.input[0])
     route = [full_name(node.attr[key].s.decode()) for key in ("send_device", "recv_device")]
     return SendEvent(plain_name(source), output, route[0], route[1], plain_name(re.sub(r"/_\d+$", "", node.name)))
-
-
-_NO_STREAMS = (
-    "no stream of a GPU was recorded, so the times on GPUs are those of launches on the host. The profiler needs CUPTI "
-    "and the right to use it: https://developer.nvidia.com/ERR_NVGPUCTRPERM"
-)
-_CLOCKS = "times of several machines are set side by side by their clocks, which may be milliseconds apart"
 
 
 def record_hosts(run: Callable[[], Any], graphs: Iterable[Any]) -> tuple[list[Recorded], list[str]]:

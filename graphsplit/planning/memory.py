@@ -36,9 +36,9 @@ def live_bytes(plan: Decisions, shards: Collection[int] | None = None) -> dict[s
       plan: what runs.
       shards: which of them run, beside what runs once; None: all.
     """
-    replay = _Replay(plan, range(plan.mesh.shards) if shards is None else shards)
-    replay.run()
-    return replay.most(None if shards is None else _devices(plan, shards))
+    lifetimes = _Lifetimes(plan, range(plan.mesh.shards) if shards is None else shards)
+    lifetimes.run()
+    return lifetimes.most(None if shards is None else _devices(plan, shards))
 
 
 def _devices(plan: Decisions, shards: Collection[int]) -> set[str]:
@@ -98,7 +98,7 @@ class _Copy(NamedTuple):
 _Buffer = _Made | _Moved | _Copy
 
 
-class _Replay:
+class _Lifetimes:
     """Every operation in the order of the plan, and when what it makes is needed first and last."""
 
     def __init__(self, plan: Decisions, shards: Collection[int]):

@@ -23,6 +23,8 @@ from graphsplit.core.layouts import Copied, Cut, Division
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.program.program import Op, Program, Tensor
 
+_WRITES = frozenset({f"ResourceScatter{how}" for how in ("Add", "Div", "Max", "Min", "Mul", "Sub", "Update")})
+
 
 class RowWriter(ProgramWriter):
     """Appends what goes to where rows are."""
@@ -124,9 +126,6 @@ class RowWriter(ProgramWriter):
         types = {"Tparams": dtype, "Tindices": tf.int64, "Taxis": tf.int32, "batch_dims": 0}
         result = [((None, *self._shape_of(flat)[1:]), dtype)]
         return self._made("GatherV2", self._unused(name), operands, result, {2: axis}, **types)
-
-
-_WRITES = frozenset({f"ResourceScatter{how}" for how in ("Add", "Div", "Max", "Min", "Mul", "Sub", "Update")})
 
 
 def finds_rows(program: Program, op: Op, table: Cut) -> bool:

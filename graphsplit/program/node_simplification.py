@@ -17,6 +17,7 @@ from graphsplit.program.program import Op, Tensor
 
 SIMPLIFIED = frozenset({"ConcatV2", "EnsureShape", "Squeeze"})
 """The types of nodes that may be simplified."""
+_SCALES = frozenset({"Mul", "RealDiv"})
 
 
 def simplified(
@@ -69,9 +70,6 @@ def _with_squeezed_axes(node: Any, shape: Shape | None) -> Any:
     copy = deepcopy(node)
     copy.attr["squeeze_dims"].list.i.extend(i for i, size in enumerate(shape) if is_one(size))
     return copy
-
-
-_SCALES = frozenset({"Mul", "RealDiv"})
 
 
 def untile(op: Op, ops: Sequence[Op]) -> list[Op]:
