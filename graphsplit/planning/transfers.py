@@ -20,7 +20,7 @@ from graphsplit.planning.steps import Move
 from graphsplit.program.program import Tensor
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Value:
     """What a device has while tensors move.
 
@@ -37,7 +37,7 @@ class Value:
     shard: int | None = None
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Own(Value):
     """What a move starts from: what a shard has of a tensor, or (`by` is None) all of it where it is whole."""
 
@@ -64,7 +64,7 @@ class Split(NamedTuple):
     sizes: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Slice(Value):
     """One piece of a value, which is split where it is."""
 
@@ -72,14 +72,14 @@ class Slice(Value):
     piece: int
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Concatenation(Value):
     """Values one after the other along an axis."""
 
     axis: int = 0
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Sum(Value):
     """What values amount to, added up or reduced in another way, in this order.
 
@@ -96,12 +96,12 @@ class Sum(Value):
     host: str = ""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Zeros(Value):
     """Zeros of the shape of a value. Those of known shape are made of nothing."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Relay(Value):
     """The same again, on a device from which others of its host get it."""
 
