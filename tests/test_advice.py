@@ -81,7 +81,7 @@ def test_the_same_words_everywhere():
     with pytest.raises(gs.StrictError) as error:
         gs.parallelize(printing, devices=2, strict=True).plan(x)
     assert str(error.value) == (
-        "strict=True, but these operations carry rows of the batch and would run at home:\n"
+        "strict=True, but these operations carry rows of the batch and would run on one device:\n"
         f"  - StringFormat 'StringFormat' at test_advice.py:{line}: 0 B gathered; no rule for StringFormat\n"
         f"    -> {DO}\n"
         "Or drop strict=True, or give the share of the work that may stay: strict=0.1."
@@ -98,8 +98,8 @@ def test_a_report_of_a_saved_model_says_it_too(tmp_path):
     tf.saved_model.save(module, str(tmp_path / "one"), signatures=module.serve)
     report = str(gs.transpile_saved_model(tmp_path / "one", tmp_path / "two", 2))
     assert (
-        "runs at home: which entries are new depends on all rows; rewrite it row by row, or keep its argument whole by "
-        "split={...: None}"
+        "runs on one device: which entries are new depends on all rows; rewrite it row by row, or keep its "
+        "argument whole by split={...: None}"
     ) in report
 
 

@@ -18,6 +18,7 @@ from tests.helpers.messages import message
 
 CPUS = "".join(f"  - CPU:{i}\n" for i in range(5))
 MAKE_MORE = "To try several devices without GPUs, call graphsplit.use_logical_devices(n) before TensorFlow starts."
+_ALLOWED = "True, False, or the share of the work that may run on one device, 0.1"
 
 
 def identity(x):
@@ -124,8 +125,8 @@ def test_weights(weights: Any, expected: str):
 @pytest.mark.parametrize(
     ("option", "value", "expected"),
     [
-        ("strict", "yes", "strict is True, False, or the share of the work that may run at home, 0.1; got 'yes'."),
-        ("strict", None, "strict is True, False, or the share of the work that may run at home, 0.1; got None."),
+        ("strict", "yes", f"strict is {_ALLOWED}; got 'yes'."),
+        ("strict", None, f"strict is {_ALLOWED}; got None."),
         ("reduce_retracing", 7, "reduce_retracing is True or False, got 7."),
         ("random", 3, "random=3 is not known; choose 'exact' or 'independent'."),
     ],
@@ -148,7 +149,7 @@ def test_transpiling_what_is_no_graph():
     )
     graph = tf.Graph().as_graph_def()
     assert message(gs.ArgumentError, lambda: gs.transpile_graph_def(graph, "x", "y", 2, strict="yes")) == (
-        "strict is True, False, or the share of the work that may run at home, 0.1; got 'yes'."
+        "strict is True, False, or the share of the work that may run on one device, 0.1; got 'yes'."
     )
 
 
@@ -298,7 +299,7 @@ def test_strict_names_the_operation_and_the_line():
     call = gs.parallelize(couples, devices=2, strict=True)
     text = message(gs.StrictError, lambda: call(tf.constant([1.0, 2.0, 1.0, 3.0])))
     assert re.sub(r"'\S*Unique'", "'Unique'", text) == (
-        "strict=True, but these operations carry rows of the batch and would run at home:\n"
+        "strict=True, but these operations carry rows of the batch and would run on one device:\n"
         f"  - Unique 'Unique' at test_errors.py:{here}: 0 B gathered; which entries are new depends on all rows\n"
         "    -> rewrite it row by row, or keep its argument whole by split={...: None}\n"
         "Or drop strict=True, or give the share of the work that may stay: strict=0.1."

@@ -61,7 +61,7 @@ def test_every_example_is_run():
 def test_vector_addition(tmp_path):
     printed = run("vector_addition.py", tmp_path)
     assert "largest difference: 0.0" in printed
-    assert "nothing that carries the batch runs at home" in printed
+    assert "all work on the batch is sharded" in printed
 
 
 def test_polynomial_fit(tmp_path):

@@ -164,8 +164,8 @@ def test_warnings_are_sentences():
     assert placement.warnings == (
         "90% of the FLOPs run on GPU:0",
         "a shard has 4 rows: likely launch-bound",
-        "12.0 MB gathered at home by Unique, called at model.py:31: no rule for Sum; write it in operations that have "
-        "a rule, or move it into dataset.map",
+        "12.0 MB gathered on one device by Unique, called at model.py:31: no rule for Sum; write it in operations that "
+        "have a rule, or move it into dataset.map",
         "2.0 MB move between devices, most of all b (2.0 MB from GPU:1 to GPU:0)",
         "sizes of 1 operation are not known before the run; their bytes and FLOPs count as 0",
     )

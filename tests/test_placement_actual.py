@@ -249,7 +249,7 @@ def test_what_stays_at_home_is_a_warning_with_its_line():
     [op] = placement.home_ops_with_batch
     assert (op.type, op.gathered_bytes) == ("Unique", 6 * 2 * 4)
     [warning] = [text for text in placement.warnings if "Unique" in text]
-    assert warning.startswith("48 B gathered at home by Unique, called at test_placement_actual.py:")
+    assert warning.startswith("48 B gathered on one device by Unique, called at test_placement_actual.py:")
 
 
 def test_names_of_inlined_bodies():

@@ -126,7 +126,7 @@ def test_strict_on_the_command_line_has_no_dataset(tmp_path: Path):
     assert ran.exit_code == 2
     name = "StatefulPartitionedCall/StatefulPartitionedCall/StringFormat"
     assert re.sub(r"\.py:\d+", ".py:N", ran.output).splitlines()[-5:] == [
-        "Error: strict=True, but these operations carry rows of the batch and would run at home:",
+        "Error: strict=True, but these operations carry rows of the batch and would run on one device:",
         f"  - StringFormat '{name}' at test_saved_models_errors.py:N: 0 B gathered; no rule for StringFormat",
         "    -> save the model without it",
         "Or drop strict=True, or give the share of the work that may stay: strict=0.1.",
@@ -134,7 +134,7 @@ def test_strict_on_the_command_line_has_no_dataset(tmp_path: Path):
     ]
     ran = CliRunner().invoke(app, [*arguments, "--strict-share", "0.1"])
     assert ran.exit_code == 0, ran.output
-    assert "runs at home: no rule for StringFormat; save the model without it" in ran.output
+    assert "runs on one device: no rule for StringFormat; save the model without it" in ran.output
     assert ran.output.splitlines()[-2:] == [
         "  note: this machine has no GPU, so the model asks for CPU:0, CPU:1 from now on, wherever it is loaded; for a "
         "server with GPUs name them: --devices GPU:0,GPU:1",

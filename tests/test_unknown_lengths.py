@@ -227,4 +227,4 @@ def test_shapes_that_do_not_follow_are_kept_at_home() -> None:
     parallel = gs.parallelize(f, devices=2)
     assert_close(parallel(tf.ones((6, 2))), f(tf.ones((6, 2))))
     note = next(note for note in parallel.plan(tf.ones((6, 2))).program.notes)
-    assert note.startswith("shapes do not follow for every batch size, so everything runs at home: ")
+    assert note.startswith("shapes do not follow for every batch size, so everything runs on one device: ")

@@ -241,9 +241,9 @@ def _batch_notes(batch: int | None, deciding: str) -> tuple[str, ...]:
     if batch is None and deciding:
         return (f"{_ANY_BATCH} of {deciding}: each shard takes its share of the rows, whole rows only",)
     if batch == 0:
-        return (f"{deciding} has no rows; everything runs at home",)
+        return (f"{deciding} has no rows; everything runs on one device",)
     if not deciding:
-        return ("no argument has an axis to split; everything runs at home",)
+        return ("no argument has an axis to split; everything runs on one device",)
     return ()
 
 

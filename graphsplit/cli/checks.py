@@ -59,7 +59,7 @@ def check_transpile(source: str, target: str, devices: str | None, overwrite: bo
     if devices is None and not strip:
         raise ArgumentError(
             "Which devices? --devices GPU:0,GPU:1 names them, --devices 4 takes the first four. They need not exist on "
-            "this machine; the first is home."
+            "this machine; the first is the default device."
         )
     if is_graph_file(source):
         check_graph_file(source)

@@ -110,7 +110,7 @@ class WorkerLostError(GraphsplitError, ConnectionError):
 
 
 class StrictError(GraphsplitError):
-    """`strict=True` was asked for and an operation that carries the batch would run at home.
+    """`strict=True` was asked for and an operation that carries the batch would run on one device.
 
     Each operation comes with its line, the bytes that would be gathered for it, why, and what to do about it
     ([all reasons](at_home.md)). Or give the share of the work that may stay: `strict=0.1`.
@@ -119,7 +119,8 @@ class StrictError(GraphsplitError):
     >>> distinct = gs.parallelize(lambda x: tf.unique(tf.tanh(x)).y, devices=2, strict=True)
     >>> distinct(tf.ones(6))  # doctest: +NORMALIZE_WHITESPACE, +ELLIPSIS
     Traceback (most recent call last):
-    graphsplit.core.errors.StrictError: strict=True, but these operations carry rows of the batch and would run at home:
+    graphsplit.core.errors.StrictError: strict=True, but these operations carry rows of the batch and would run on
+    one device:
       - Unique 'Unique' at ...: 24 B gathered; which entries are new depends on all rows
         -> rewrite it row by row, or keep its argument whole by split={...: None}
     Or drop strict=True, or give the share of the work that may stay: strict=0.1.

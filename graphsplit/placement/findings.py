@@ -56,9 +56,9 @@ def _gathered_at_home(placement: PlacementGraph) -> list[str]:
         where = f", called at {op.source}" if op.source else ""
         why = f"{op.home_reason}; {advice_on(op.home_reason)}"
         known = f"{format_bytes(op.gathered_bytes)} gathered" if op.gathered_bytes else "rows gathered"
-        found.append(f"{known} at home by {op.type}{where}: {why}")
+        found.append(f"{known} on one device by {op.type}{where}: {why}")
     more = len(placement.home_ops_with_batch) - 5
-    return found + ([f"{_count(more, 'more operation')} at home carry rows of the batch"] if more > 0 else [])
+    return found + ([f"{_count(more, 'more operation')} on one device carry rows of the batch"] if more > 0 else [])
 
 
 def _large_transfers(placement: PlacementGraph) -> list[str]:

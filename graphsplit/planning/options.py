@@ -122,7 +122,8 @@ def _check_strict(strict: object) -> None:
     """Raise `ArgumentError` unless `strict` is True, False or a share."""
     if isinstance(strict, bool) or (_is_share(strict) and float(strict) <= 1):  # type: ignore[arg-type]
         return
-    raise ArgumentError(f"strict is True, False, or the share of the work that may run at home, 0.1; got {strict!r}.")
+    allowed = "True, False, or the share of the work that may run on one device, 0.1"
+    raise ArgumentError(f"strict is {allowed}; got {strict!r}.")
 
 
 def _shares(weights: Sequence[float] | None) -> tuple[float, ...] | None:

@@ -37,7 +37,7 @@ def check_strict(plan: Decisions, strict: bool | float, finished: bool = False) 
         causes = [_with_advice(cause_text(plan, cause, shares), cause.reason, finished) for cause in worst]
         raise StrictError(
             f"strict={strict}, but {100 * shares.at_home:.2g} % of the floating-point operations work on the batch and "
-            f"would run at home, more than {100 * largest:.2g} %:\n"
+            f"would run on one device, more than {100 * largest:.2g} %:\n"
             f"{bullet_list(causes)}\nOr drop strict, or give the share that may stay: strict=0.1."
         )
 
@@ -65,7 +65,7 @@ def _stayed_message(plan: Decisions, stayed: Sequence[tuple[Op, str]], finished:
         text = f"{op.type} {op.name!r}{where}: {plan.gathered_text(op)} gathered; {reason}"
         lines.append(_with_advice(text, reason, finished))
     return (
-        "strict=True, but these operations carry rows of the batch and would run at home:\n"
+        "strict=True, but these operations carry rows of the batch and would run on one device:\n"
         f"{bullet_list(lines)}\n"
         "Or drop strict=True, or give the share of the work that may stay: strict=0.1."
     )

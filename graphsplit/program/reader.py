@@ -162,7 +162,7 @@ def build_for_any_batch(
                 notes.append(f"shapes do not follow for every {last.name}: {reason}")
             else:
                 given = {}
-                notes.append(f"shapes do not follow for every batch size, so everything runs at home: {reason}")
+                notes.append(f"shapes do not follow for every batch size, so everything runs on one device: {reason}")
 
 
 def _without(shape: Shape | None, symbol: Symbol) -> Shape | None:

@@ -10,7 +10,7 @@ from graphsplit.planning.amounts import aligned, format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.text.advice import advice_on
 
-_HEADERS = ("signature", "split", "on every shard", "at home", "batch at home", "resharded", "sent whole")
+_HEADERS = ("signature", "split", "on every shard", "once", "batch on one device", "resharded", "sent whole")
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class SignatureReport:
         if plan is None:
             return [f"kept as it is: {self.kept}"]
         stayed = [
-            f"{op.type} {op.name!r} runs at home: {reason}; {advice_on(reason, finished=True)}"
+            f"{op.type} {op.name!r} runs on one device: {reason}; {advice_on(reason, finished=True)}"
             for op, reason in plan.stayed_home[:6]
         ]
         more = len(plan.stayed_home) - len(stayed)

@@ -59,7 +59,7 @@ function showDetails(item) {
     line("operations", item.count);
     line("FLOPs", formatFlops(item.flops));
     line("outputs", formatBytes(item.bytes));
-    line("at home", item.homes ? item.homes + " carry rows of the batch" : "");
+    line("on one device", item.homes ? item.homes + " carry rows of the batch" : "");
     line("critical", item.critical ? item.critical + " on the critical path" : "");
     return;
   }

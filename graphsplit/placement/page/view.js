@@ -111,9 +111,9 @@ const onceHere = (leaf) => (leaf.lane.shard && D.ops[leaf.op][OP.shard] < 0 ? "r
 
 function subtitle(item, op, width) { // what does not fit is left out, from the end
   const parts = op
-    ? [D.types[op[OP.type]], op[OP.ran] ? "" : "(not run)", atHome(op) ? "at home" : onceHere(item), op[OP.shapes]]
+    ? [D.types[op[OP.type]], op[OP.ran] ? "" : "(not run)", atHome(op) ? "on one device" : onceHere(item), op[OP.shapes]]
     : [item.count + " ops", item.flops ? formatFlops(item.flops) : "", item.bytes ? formatBytes(item.bytes) : "",
-      item.homes ? item.homes + " at home" : ""];
+      item.homes ? item.homes + " on one device" : ""];
   const kept = parts.filter(Boolean), join = () => kept.join(op ? "  " : " \u00b7 ");
   while (kept.length > 1 && measure(join(), 10.5) > width) kept.pop();
   return fit(join(), width, 10.5);

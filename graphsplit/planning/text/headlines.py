@@ -63,7 +63,7 @@ def limits(plan: Decisions, sends: Traffic) -> dict[str, float]:
     launched = sum(op.type not in _NO_WORK and bool(step.home or step.shards) for op, step in pairs)
     return {
         "arithmetic on the shards": busy * largest,
-        "arithmetic at home": at_home,
+        "arithmetic on one device": at_home,
         "communication": through / _LINK_BYTES_PER_S,
         "launching operations": launched * _LAUNCH_S,
     }

@@ -44,20 +44,21 @@ _MOST_MET = 4
 
 @collection_paused()
 def describe(plan: Decisions) -> str:
-    """Return what runs where, what moves, what stayed at home and why."""
+    """Return what runs where, what moves, what stayed on one device and why."""
     notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
     shares, sends = shares_of(plan), traffic(plan)
-    at_home = [*_at_home(plan), *_following(plan, shares)] or ["  nothing that carries the batch runs at home"]
+    nothing = ["  all work on the batch is sharded"] if plan.mesh.shards else []
+    at_home = [*_at_home(plan), *_following(plan, shares)] or nothing
     found = [*_header(plan, shares, sends), *_communication(plan, sends), *at_home]
     return "\n".join([*found, *_turns(plan), *_alive(plan), *_split_turns(plan), *notes])
 
 
 def cause_text(plan: Decisions, cause: Cause, shares: Shares) -> str:
-    """Return what keeps work on the batch at home, and how much, for people."""
+    """Return what keeps work on the batch on one device, and how much, for people."""
     where = plan.program.line_of(cause.op)
-    text = f"{cause.op.type} {cause.op.name!r} at home"
+    text = f"{cause.op.type} {cause.op.name!r} runs on one device"
     if cause.followers:
-        text += f" takes {_kinds(cause.followers, 3)} with it"
+        text += f", and so does what follows it ({_kinds(cause.followers, 3)})"
     if shares.flops:
         text += f": {100 * cause.flops / shares.flops:.2g} % of the FLOPs"
     return f"{text}; {cause.reason}" + (f" ({where})" if where else "")
@@ -83,8 +84,7 @@ def _header(plan: Decisions, shares: Shares, sends: Traffic) -> list[str]:
     lines += [*stages_text(plan), *_in_parts(plan)]
     lines.append(f"  on every shard: {_count(plan.sharded_ops)}")
     for device, ops in _once(plan).items():
-        where = "at home: " if device == plan.home else f"on {short_name(device)}:"
-        lines.append(f"  once, {where} {_count(ops)}")
+        lines.append(f"  once, on {short_name(device)}: {_count(ops)}")
     lines += compiled_text(plan)
     without = host_kernels_text(plan)
     return [*lines, f"  on the host, for want of a GPU kernel: {without}"] if without else lines
@@ -261,7 +261,7 @@ def _at_home(plan: Decisions) -> list[str]:
     stayed = sorted(plan.stayed_home, key=lambda pair: -plan.gathered_bytes(pair[0]))
     if not stayed:
         return []
-    lines = [f"  carry the batch and run at home: {len(stayed)}"]
+    lines = [f"  carry the batch and run on one device: {len(stayed)}"]
     for op, reason in stayed[:_MOST_AT_HOME]:
         where = plan.program.line_of(op)
         gathered = plan.gathered_text(op)
@@ -272,7 +272,7 @@ def _at_home(plan: Decisions) -> list[str]:
 
 
 def _following(plan: Decisions, shares: Shares) -> list[str]:
-    """Say what follows at home from each operation that has rows there, where it is any work."""
+    """Say what follows on one device from each operation that has rows there, where it is any work."""
     found = [cause for cause in shares.causes if cause.flops and (cause.followers or not plan.stayed_home)]
     lines = [
         line
@@ -282,7 +282,7 @@ def _following(plan: Decisions, shares: Shares) -> list[str]:
     more = len(found) - _MOST_AT_HOME
     lines += [f"    ... and {more} more"] if more > 0 else []
     return (
-        [f"  of the FLOPs that work on the batch, {100 * shares.at_home:.2g} % of all run at home:", *lines]
+        [f"  {100 * shares.at_home:.2g} % of the FLOPs work on the batch and run on one device:", *lines]
         if lines
         else []
     )
