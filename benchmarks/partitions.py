@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.graphdefs import GraphDef, make_node, split_reference
-from graphsplit.core.symbolic_sizes import without_sizes
+from graphsplit.core.sizes.symbolic_sizes import without_sizes
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import EmittedGraph, emit
 from graphsplit.planning.plan import Plan

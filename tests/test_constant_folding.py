@@ -12,8 +12,8 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.graphdefs import constant_value
-from graphsplit.core.polynomials import values_at
-from graphsplit.core.symbolic_sizes import ROWS, Size, rows, shape_at
+from graphsplit.core.sizes.polynomials import values_at
+from graphsplit.core.sizes.symbolic_sizes import ROWS, Size, rows, shape_at
 from graphsplit.program import constant_folding
 from graphsplit.program.constant_folding import FOLDABLE
 from graphsplit.program.program import SIZES

@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from graphsplit.core.apportionment import apportion
 from graphsplit.core.layouts import Shard
+from graphsplit.core.sizes.apportionment import apportion
 from graphsplit.emission.constants import own_rows
 from graphsplit.rules.answers import _axis_of, _factor_at
 from graphsplit.rules.reshapes import factor_shapes

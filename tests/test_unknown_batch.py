@@ -13,7 +13,7 @@ from keras import layers
 
 import graphsplit as gs
 from benchmarks.coverage_models import MODELS
-from graphsplit.core.symbolic_sizes import rows as rows_
+from graphsplit.core.sizes.symbolic_sizes import rows as rows_
 from graphsplit.emission import emit
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.law import assert_close, assert_law

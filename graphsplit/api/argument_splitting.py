@@ -11,9 +11,9 @@ import tensorflow as tf
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.kernel_devices import can_be_cut
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
-from graphsplit.core.polynomials import Polynomial
+from graphsplit.core.sizes.polynomials import Polynomial
+from graphsplit.core.sizes.symbolic_sizes import MOST_LENGTHS, Shape, Size, length, rows
 from graphsplit.core.structures import Branch, CompositeLeaf, StaticLeaf, TensorLeaf, Tree, paths, step_path
-from graphsplit.core.symbolic_sizes import MOST_LENGTHS, Shape, Size, length, rows
 
 _ANY_BATCH = "planned for any batch size"
 Split: TypeAlias = "int | Mapping[Any, Split] | Sequence[Split] | None"  # nested as the arguments are

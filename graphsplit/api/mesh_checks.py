@@ -12,7 +12,7 @@ from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.layouts import MeshDivision, Nested, axis_of
 from graphsplit.core.parted_variables import parts_of
-from graphsplit.core.symbolic_sizes import has_sizes
+from graphsplit.core.sizes.symbolic_sizes import has_sizes
 from graphsplit.program.asked_layouts import asked_of, is_of_gradient
 from graphsplit.program.program import Op, Program
 from graphsplit.tracing.trace import Trace

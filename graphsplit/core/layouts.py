@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from graphsplit.core.apportionment import apportion
+from graphsplit.core.sizes.apportionment import apportion
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.program.flops import count_flops
 from graphsplit.program.program import Op, Program

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
-from graphsplit.core.apportionment import whole_weights
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.graphdefs import function_definition, make_node
 from graphsplit.core.layouts import SINGLE_DEVICE, SingleDevice
 from graphsplit.core.node_writer import Writer, host_of
-from graphsplit.core.polynomials import Symbol
-from graphsplit.core.symbolic_sizes import ROWS
+from graphsplit.core.sizes.apportionment import whole_weights
+from graphsplit.core.sizes.polynomials import Symbol
+from graphsplit.core.sizes.symbolic_sizes import ROWS
 from graphsplit.emission.barriers import Barriers, ended_nodes
 from graphsplit.emission.draft import Draft, prefix_of_shard
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin

@@ -6,8 +6,8 @@ from typing import Any
 
 from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.layouts import REPLICATE, Layout, Shard
-from graphsplit.core.polynomials import Symbol
-from graphsplit.core.symbolic_sizes import ROWS
+from graphsplit.core.sizes.polynomials import Symbol
+from graphsplit.core.sizes.symbolic_sizes import ROWS
 from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft, prefix_of_any
 from graphsplit.emission.row_counts import FixedRows, RowCounts, Site, ToldRows, length_sizes

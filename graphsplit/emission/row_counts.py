@@ -19,8 +19,16 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.graphdefs import constant_node
 from graphsplit.core.layouts import EvenCut, Shard
 from graphsplit.core.node_writer import Writer, host_of
-from graphsplit.core.polynomials import Monomial, Polynomial, Symbol, coefficients, is_symbolic, substituted, values_at
-from graphsplit.core.symbolic_sizes import OWN, ROWS
+from graphsplit.core.sizes.polynomials import (
+    Monomial,
+    Polynomial,
+    Symbol,
+    coefficients,
+    is_symbolic,
+    substituted,
+    values_at,
+)
+from graphsplit.core.sizes.symbolic_sizes import OWN, ROWS
 
 BEGIN = Symbol("first row", 0, 0, 0)
 """The number of the first row of a shard. It occurs in what a shard makes for itself, in no shape."""

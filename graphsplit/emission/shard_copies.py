@@ -12,8 +12,8 @@ import tensorflow as tf
 
 from graphsplit.core.graphdefs import constant_node, make_node
 from graphsplit.core.layouts import PARTIAL_MEAN, Shard
-from graphsplit.core.polynomials import Polynomial, Symbol
-from graphsplit.core.symbolic_sizes import OWN, ROWS
+from graphsplit.core.sizes.polynomials import Polynomial, Symbol
+from graphsplit.core.sizes.symbolic_sizes import OWN, ROWS
 from graphsplit.emission import random_numbers
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from graphsplit.core.graphdefs import constant_value, inputs_of, output_names, output_type, source_of, split_reference
 from graphsplit.core.layouts import Layout, Shard
-from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.costs.work import Described
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.planning.plan import Plan

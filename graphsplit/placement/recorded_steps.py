@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from graphsplit.core.intervals import covered
+from graphsplit.core.sizes.intervals import covered
 from graphsplit.placement.placements import Placement
 from graphsplit.placement.profiles import OpEvent
 from graphsplit.placement.questions import natural_order

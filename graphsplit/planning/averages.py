@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from graphsplit.core.layouts import PARTIAL_MEAN, PARTIAL_SUM, Layout, is_whole
-from graphsplit.core.symbolic_sizes import has_sizes
+from graphsplit.core.sizes.symbolic_sizes import has_sizes
 from graphsplit.program.program import Op
 from graphsplit.rules import Sharded
 

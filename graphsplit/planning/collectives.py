@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from graphsplit.core.layouts import BATCH, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
-from graphsplit.core.symbolic_sizes import has_sizes
+from graphsplit.core.sizes.symbolic_sizes import has_sizes
 from graphsplit.planning.averages import entries_averaged
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.steps import Move

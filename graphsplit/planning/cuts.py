@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from graphsplit.core.layouts import Layout, OtherRows, Shard, is_whole
-from graphsplit.core.symbolic_sizes import Shape, is_same, quotient
+from graphsplit.core.sizes.symbolic_sizes import Shape, is_same, quotient
 from graphsplit.costs.break_even import COPY_BYTES, FLOPS_PER_BYTE, LEAST_OTHER_BYTES, LEAST_OTHER_FLOPS, LEAST_SHARE
 from graphsplit.costs.work import flops_of
 from graphsplit.planning.forward_propagation import ForwardPropagation, NaturalForms

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
 from graphsplit.core.layouts import Layout, Shard, is_whole
-from graphsplit.core.polynomials import Symbol
-from graphsplit.core.symbolic_sizes import ROWS, Size, symbols_in
+from graphsplit.core.sizes.polynomials import Symbol
+from graphsplit.core.sizes.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
 from graphsplit.planning.flow import Flow
 from graphsplit.planning.mesh import Mesh

@@ -20,7 +20,7 @@ from graphsplit.core.layouts import (
     Shard,
     is_whole,
 )
-from graphsplit.core.symbolic_sizes import has_sizes
+from graphsplit.core.sizes.symbolic_sizes import has_sizes
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.home_rows import rows_at_home
 from graphsplit.program.program import Op, Program, Tensor

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from graphsplit.core.layouts import Layout, Shard, is_whole
-from graphsplit.core.symbolic_sizes import Shape, is_same
+from graphsplit.core.sizes.symbolic_sizes import Shape, is_same
 from graphsplit.planning.steps import Move, Step
 from graphsplit.program.program import Program
 

@@ -6,12 +6,12 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphsplit.core.apportionment import apportion, whole_weights
 from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Layout, Shard
-from graphsplit.core.symbolic_sizes import Size
-from graphsplit.core.symbolic_sizes import rows as rows_of_unknown_batch
+from graphsplit.core.sizes.apportionment import apportion, whole_weights
+from graphsplit.core.sizes.symbolic_sizes import Size
+from graphsplit.core.sizes.symbolic_sizes import rows as rows_of_unknown_batch
 from graphsplit.program.program import Op
 
 

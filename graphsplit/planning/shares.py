@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from graphsplit.core.layouts import Shard
-from graphsplit.core.symbolic_sizes import is_same, quotient
+from graphsplit.core.sizes.symbolic_sizes import is_same, quotient
 from graphsplit.costs.work import flops_of
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.work import data_in

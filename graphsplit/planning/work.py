@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.symbolic_sizes import Shape, is_same
+from graphsplit.core.sizes.symbolic_sizes import Shape, is_same
 from graphsplit.graph.walks import reached
 from graphsplit.program.program import Op, Program
 from graphsplit.rules.random import is_random

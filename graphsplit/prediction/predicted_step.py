@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
-from graphsplit.core.intervals import covered
+from graphsplit.core.sizes.intervals import covered
 from graphsplit.costs.machine import Machine
 from graphsplit.placement.reasons import plain_type
 from graphsplit.placement.recorded_steps import RecordedStep

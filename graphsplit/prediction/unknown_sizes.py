@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.program.program import Op, Program
 
 UnknownSize = int | tuple[int, int] | None

@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import inputs_of, make_node
-from graphsplit.core.symbolic_sizes import Shape, are_same, has_sizes, is_one, is_same
+from graphsplit.core.sizes.symbolic_sizes import Shape, are_same, has_sizes, is_one, is_same
 from graphsplit.program.program import Op, Tensor
 
 SIMPLIFIED = frozenset({"ConcatV2", "EnsureShape", "Squeeze"})

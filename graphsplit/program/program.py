@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import host_name
-from graphsplit.core.polynomials import Symbol
-from graphsplit.core.symbolic_sizes import ROWS, Shape
+from graphsplit.core.sizes.polynomials import Symbol
+from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.program.row_numbers import Numbers
 from graphsplit.program.stages import Stage

@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.polynomials import Symbol
-from graphsplit.core.symbolic_sizes import ROWS, Shape, has_sizes, symbols_in, witnesses
+from graphsplit.core.sizes.polynomials import Symbol
+from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape, has_sizes, symbols_in, witnesses
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.function_bodies import Bodies, Elements
 from graphsplit.program.operation_reader import OperationReader

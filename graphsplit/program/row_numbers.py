@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from graphsplit.core.polynomials import is_symbolic
+from graphsplit.core.sizes.polynomials import is_symbolic
 
 NUMBERED = {
     "CropAndResize": 2,

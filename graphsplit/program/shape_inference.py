@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.graphdefs import constant_node, make_node, source_of, split_reference
-from graphsplit.core.polynomials import Point, Polynomial
-from graphsplit.core.symbolic_sizes import Shape, Size, shape_at
+from graphsplit.core.sizes.polynomials import Point, Polynomial
+from graphsplit.core.sizes.symbolic_sizes import Shape, Size, shape_at
 from graphsplit.core.tensorflow_internals import import_operations
 
 HELPER = "/graphsplit_"

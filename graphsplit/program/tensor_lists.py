@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.polynomials import Polynomial, Symbol
-from graphsplit.core.symbolic_sizes import Shape, Size, as_exact, has_sizes, joined_shapes, with_sizes
+from graphsplit.core.sizes.polynomials import Polynomial, Symbol
+from graphsplit.core.sizes.symbolic_sizes import Shape, Size, as_exact, has_sizes, joined_shapes, with_sizes
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.program.function_bodies import ITEM, Elements, Given
 from graphsplit.program.program import Op, Tensor

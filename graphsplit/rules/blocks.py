@@ -6,7 +6,7 @@ import itertools
 from typing import Any
 
 from graphsplit.core.layouts import BATCH, EvenCut, Joined, OtherRows, Shard
-from graphsplit.core.symbolic_sizes import is_same, quotient
+from graphsplit.core.sizes.symbolic_sizes import is_same, quotient
 
 
 def rows_of(layout: Shard, length: Any) -> Any:
@@ -14,7 +14,7 @@ def rows_of(layout: Shard, length: Any) -> Any:
 
     Of batches that are joined it is those of the one for which the shards were made.
 
-    >>> from graphsplit.core.symbolic_sizes import rows
+    >>> from graphsplit.core.sizes.symbolic_sizes import rows
     >>> rows_of(Shard(0, (1, 2)), rows(3))
     rows
     >>> rows_of(Shard(0, (1, 1), Joined((BATCH, OtherRows(10)))), 13)
@@ -43,7 +43,7 @@ def blocks_beside(layout: Shard, count: int) -> tuple[int, ...]:
 def blocks_between(layout: Shard, begin: Any, end: Any, length: Any) -> tuple[int, int] | None:
     """Return which blocks lie from `begin` to `end` on an axis of `length`, or None if either is inside of one.
 
-    >>> from graphsplit.core.symbolic_sizes import rows
+    >>> from graphsplit.core.sizes.symbolic_sizes import rows
     >>> blocks_between(Shard(0, (1, 2, 1)), rows(1), rows(3), rows(4))
     (1, 2)
     """

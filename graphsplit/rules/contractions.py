@@ -9,7 +9,7 @@ import string
 
 import numpy as np
 
-from graphsplit.core.symbolic_sizes import is_same
+from graphsplit.core.sizes.symbolic_sizes import is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.elementwise import result_dims
 from graphsplit.rules.factors import Declined, Dims, Factors, Resize

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
-from graphsplit.core.symbolic_sizes import Shape, is_at_least, is_one, is_same, quotient
+from graphsplit.core.sizes.symbolic_sizes import Shape, is_at_least, is_one, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.blocks import blocks_beside, blocks_between, rows_of
 from graphsplit.rules.contractions import shape_operand

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 
-from graphsplit.core.symbolic_sizes import Shape, quotient
+from graphsplit.core.sizes.symbolic_sizes import Shape, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import Declined, Dims, Factors, Part, Resize

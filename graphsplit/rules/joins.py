@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
-from graphsplit.core.symbolic_sizes import as_size, is_same, quotient
+from graphsplit.core.sizes.symbolic_sizes import as_size, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.blocks import blocks_between, rows_of
 from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Resize

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from graphsplit.core.symbolic_sizes import is_same
+from graphsplit.core.sizes.symbolic_sizes import is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import ELEMENTS, LIST, Declined, Dims, Factors, Resize
 from graphsplit.rules.registry import register

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import numpy as np
 
 from graphsplit.core.layouts import Shard
-from graphsplit.core.polynomials import Polynomial
-from graphsplit.core.symbolic_sizes import as_exact
+from graphsplit.core.sizes.polynomials import Polynomial
+from graphsplit.core.sizes.symbolic_sizes import as_exact
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Place
 from graphsplit.rules.registry import Sharded

@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
-from graphsplit.core.polynomials import Polynomial
-from graphsplit.core.symbolic_sizes import is_one, is_same, quotient
+from graphsplit.core.sizes.polynomials import Polynomial
+from graphsplit.core.sizes.symbolic_sizes import is_one, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.blocks import blocks_beside, blocks_between, rows_of
 from graphsplit.rules.contractions import shape_operand

@@ -5,7 +5,7 @@ Places are numbers in the whole, so the axes that they number must be whole; the
 
 from __future__ import annotations
 
-from graphsplit.core.symbolic_sizes import are_same, is_same
+from graphsplit.core.sizes.symbolic_sizes import are_same, is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dims, Factors
 from graphsplit.rules.registry import register

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphsplit.core.symbolic_sizes import are_same
+from graphsplit.core.sizes.symbolic_sizes import are_same
 from graphsplit.program.program import Op
 from graphsplit.rules.elementwise import elementwise
 from graphsplit.rules.factors import Declined, Dims, Factors

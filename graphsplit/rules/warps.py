@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from graphsplit.core.symbolic_sizes import Shape, is_one, is_same
+from graphsplit.core.sizes.symbolic_sizes import Shape, is_one, is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dims, Factors, Resize
 from graphsplit.rules.own_rows import own_images

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from graphsplit.core.graphdefs import make_node, output_type, source_of, split_reference, with_inputs, with_prefix
 from graphsplit.core.hosts import host_device, host_name
-from graphsplit.core.symbolic_sizes import without_sizes
+from graphsplit.core.sizes.symbolic_sizes import without_sizes
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.graph.graph import Graph

@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from graphsplit.core import structures
 from graphsplit.core.parted_classes import raw_handles
-from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import (
     captured_once_more,
     captures_of_graph,

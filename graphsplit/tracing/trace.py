@@ -15,7 +15,7 @@ from graphsplit.core.errors import OutputError, bullet_list
 from graphsplit.core.graphdefs import make_node, set_inputs
 from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.parted_variables import OWN_TRACE
-from graphsplit.core.symbolic_sizes import Shape
+from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value, rewritten_by_autograph
 from graphsplit.core.user_code import user_line
 from graphsplit.program.program import Program, is_stateful, is_write

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from graphsplit.core.polynomials import Point, Polynomial, Symbol, UndecidedError, at_stand_ins
+from graphsplit.core.sizes.polynomials import Point, Polynomial, Symbol, UndecidedError, at_stand_ins
 
 STAND_IN = 27720
 ROWS = Symbol("rows", STAND_IN, 1, STAND_IN)
