@@ -607,7 +607,8 @@ if __name__ == "__main__":
         print("loaded")
         sys.exit()
     import graphsplit as gs
-    from graphsplit.core import keras_internals, parted_variables, tensorflow_internals
+    from graphsplit.core import keras_internals, tensorflow_internals
+    from graphsplit.core.variables import parted_variables
 
     gs.use_logical_devices(DEVICES)
     if asked.write:

@@ -12,8 +12,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.runtime.differentiable import Differentiable
 from tests.helpers.law import assert_close
 

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import VariableParts, parts_of_variable
+from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
 from tests.helpers.keras_cases import assert_same, assert_sharded, state
 from tests.test_keras_distribution import compiled, fixture_enabled, numbers_of, parallel  # noqa: F401 (a fixture)
 

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.helpers.float64 import EXACT
 from tests.helpers.keras_cases import ROWS, assert_same, assert_sharded, classes, numbers
 

@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close

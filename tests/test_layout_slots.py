@@ -12,7 +12,7 @@ import tf_keras
 
 import graphsplit as gs
 from graphsplit.api.layout_targets import slots_of, variables_of
-from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import parts_of_variable
 
 DEVICES = 3
 SHAPES = ((90,), (90,), (90,), (900, 40), (200, 40), (90,))

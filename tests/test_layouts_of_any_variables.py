@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.helpers.law import assert_law
 
 LAYOUTS = ("home", "sharded", "mirrored")

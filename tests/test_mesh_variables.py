@@ -16,7 +16,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission.emitter import emit
 from tests.test_mesh import (
     HIDDEN,

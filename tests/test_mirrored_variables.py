@@ -9,8 +9,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.traffic import traffic
 from tests.helpers.law import assert_close

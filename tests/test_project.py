@@ -50,7 +50,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors and from i
 ]
 NEED_FRESH_PROCESS = {"DeviceError", "WorkerLostError", "use_logical_devices"}  # `test_docs` runs their examples
 MODULES = sorted(p.relative_to(PACKAGE).as_posix() for p in PACKAGE.rglob("*.py"))
-FENCED = ["core/keras_internals.py", "core/parted_classes.py", "core/tensorflow_internals.py"]
+FENCED = ["core/keras_internals.py", "core/tensorflow_internals.py", "core/variables/parted_classes.py"]
 PUBLIC_IN_PYTHON = {"_asdict", "_exit", "_fields", "_getframe", "_make", "_replace"}  # the underscore is in its manual
 FRIENDS = {  # of a `ParallelFunction`, which other files of its floor and the next one share
     *(

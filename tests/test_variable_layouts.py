@@ -8,8 +8,8 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.layouts import Cut
-from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.division import divide
 from graphsplit.planning.partitioning import Held, shares
 from graphsplit.planning.traffic import traffic

@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import (
     keras_model,

@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import VariableParts, parts_of_variable
+from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
 from tests.helpers.layout_cases import numbers
 
 LAYOUTS = ("home", "sharded", "mirrored")

@@ -18,9 +18,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core import copied_variables, parted_classes, parted_variables
-from graphsplit.core.parted_classes import raw_handles
-from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.variables import copied_variables, parted_classes, parted_variables
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.helpers.law import assert_close
 from tests.helpers.layout_cases import (
     Optimizer,

@@ -22,8 +22,8 @@ from graphsplit.core.device_mesh import device_mesh
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.hosts import host_name
-from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.sizes.symbolic_sizes import Size
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan

@@ -10,11 +10,11 @@ import tensorflow as tf
 
 from graphsplit.api.layout_targets import name_of, variables_of
 from graphsplit.api.parallel_function import ParallelFunction
-from graphsplit.core.copied_variables import VariableCopies
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.layouts import Nested, Shard, part_ranges
-from graphsplit.core.parted_variables import VariableParts, parts_of_variable
+from graphsplit.core.variables.copied_variables import VariableCopies
+from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
 from graphsplit.placement.layout_pictures import Piece, picture, table
 from graphsplit.placement.pages import shape_text
 from graphsplit.planning.amounts import count_text

@@ -11,8 +11,8 @@ from graphsplit.core.device_mesh import DeviceMesh, device_mesh
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.layouts import MeshDivision, Nested, axis_of
-from graphsplit.core.parted_variables import parts_of
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
+from graphsplit.core.variables.parted_variables import parts_of
 from graphsplit.program.asked_layouts import asked_of, is_of_gradient
 from graphsplit.program.program import Op, Program
 from graphsplit.tracing.trace import Trace

@@ -20,7 +20,7 @@ from graphsplit.api.variable_layouts import (
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.layouts import REPLICATE, Copied, Cut, MeshDivision, Shard
-from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.partitioning import Held, shares
 from graphsplit.tracing.trace import Trace
 

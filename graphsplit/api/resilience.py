@@ -20,8 +20,8 @@ from graphsplit.clusters.cluster import Cluster, current_cluster
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import canonical_name, name_for_runtime, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, WorkerLostError, bullet_list
-from graphsplit.core.parted_variables import assign, move_variable, parts_of_variable
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.core.variables.parted_variables import assign, move_variable, parts_of_variable
 
 P = ParamSpec("P")
 R = TypeVar("R")

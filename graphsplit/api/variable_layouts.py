@@ -13,14 +13,14 @@ import tensorflow as tf
 
 from graphsplit.api.layout_spellings import LayoutOnMesh, VariableLayout, check_layout, check_one, spelling_of
 from graphsplit.api.layout_targets import name_of, slots_of, variables_of
-from graphsplit.core.copied_variables import VariableCopies
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh, mesh_axes
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.kernel_devices import can_be_cut
 from graphsplit.core.layouts import Cut, MeshDivision, copied, part_shapes
-from graphsplit.core.parted_variables import VariableParts, parts_of_variable, tell_functions
 from graphsplit.core.patterns import fits, near, scopes_and_names
+from graphsplit.core.variables.copied_variables import VariableCopies
+from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable, tell_functions
 from graphsplit.planning.partitioning import Held, head_by_name, shares
 
 

@@ -9,8 +9,8 @@ from functools import partial
 from graphsplit.axes.columns import Columns, in_columns
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.layouts import REPLICATE, Cut, Division, Layout, MeshDivision, Nested, axis_of, evenly
-from graphsplit.core.parted_classes import raw_handles
-from graphsplit.core.parted_variables import parts_of
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import parts_of
 from graphsplit.planning.state import State, program_of, state_of, with_twins
 from graphsplit.program.asked_layouts import asked_of
 from graphsplit.program.program import Program

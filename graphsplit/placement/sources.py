@@ -17,11 +17,11 @@ from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.integrity import check_whole
 from graphsplit.core.layouts import part_shapes
 from graphsplit.core.model_files import model_file
-from graphsplit.core.parted_classes import raw_handles
-from graphsplit.core.parted_variables import parts_of
 from graphsplit.core.stored_models import load_saved_model, read_saved_model, signatures_of
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value, rewritten_by_autograph
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import parts_of
 from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit

@@ -18,7 +18,6 @@ from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
-from graphsplit.core.parted_variables import layout_changes
 from graphsplit.core.tensorflow_internals import (
     accumulator_watches,
     no_recording,
@@ -28,6 +27,7 @@ from graphsplit.core.tensorflow_internals import (
     set_graph_gradient,
     tapes_watch_twice,
 )
+from graphsplit.core.variables.parted_variables import layout_changes
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan

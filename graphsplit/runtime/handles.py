@@ -9,9 +9,9 @@ import tensorflow as tf
 
 from graphsplit.clusters.cluster import current_cluster
 from graphsplit.core.devices import task_of
-from graphsplit.core.parted_classes import raw_handles
-from graphsplit.core.parted_variables import VariableParts, are_any_parts, parts_of
 from graphsplit.core.tensorflow_internals import tape_watches
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import VariableParts, are_any_parts, parts_of
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.undo_log import log_of
 from graphsplit.tracing.trace import Trace

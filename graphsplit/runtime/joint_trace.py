@@ -9,7 +9,6 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core import structures
-from graphsplit.core.parted_classes import raw_handles
 from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import (
     captured_once_more,
@@ -19,6 +18,7 @@ from graphsplit.core.tensorflow_internals import (
     resource_value,
     take_other_input,
 )
+from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.graph.walks import reached, readers_of
 from graphsplit.program.program import Program
 from graphsplit.tracing.trace import Trace, captures_in_order, read_graph

@@ -15,8 +15,8 @@ from graphsplit.clusters.cluster import Cluster, lost_error
 from graphsplit.clusters.watching import Call, Frozen, Watch
 from graphsplit.core.devices import canonical_name, name_for_runtime, task_of
 from graphsplit.core.errors import WorkerLostError
-from graphsplit.core.parted_variables import assign, read_handle
 from graphsplit.core.tensorflow_internals import RuntimeFunction, no_recording, resource_value
+from graphsplit.core.variables.parted_variables import assign, read_handle
 from graphsplit.runtime.before_images import Written, record, written_variables
 
 Tensors = Sequence[tf.Tensor]

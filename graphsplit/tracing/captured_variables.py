@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from graphsplit.core.parted_classes import raw_handles
-from graphsplit.core.parted_variables import parts_of
 from graphsplit.core.tensorflow_internals import resource_value, variable_behind
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import parts_of
 
 _objects: weakref.WeakValueDictionary[int, tf.Variable] = weakref.WeakValueDictionary()  # by the ids of their handles
 

@@ -13,11 +13,11 @@ import tensorflow as tf
 from graphsplit.core import structures
 from graphsplit.core.errors import OutputError, bullet_list
 from graphsplit.core.graphdefs import make_node, set_inputs
-from graphsplit.core.parted_classes import raw_handles
-from graphsplit.core.parted_variables import OWN_TRACE
 from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value, rewritten_by_autograph
 from graphsplit.core.user_code import user_line
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import OWN_TRACE
 from graphsplit.program.program import Program, is_stateful, is_write
 from graphsplit.tracing.captured_variables import variables_of
 from graphsplit.tracing.graph_to_program import Reading, graph_to_program

@@ -20,7 +20,7 @@ import keras
 import pytest
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.keras_models.distribution import enabling
 
 DEVICES = 4

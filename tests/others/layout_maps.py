@@ -25,7 +25,7 @@ import keras
 import numpy as np
 
 import graphsplit as gs
-from graphsplit.core.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.others.environments import Environment
 
 REQUIREMENTS = ("--no-deps keras-hub==0.32.0", "kagglehub", "regex")

@@ -22,9 +22,9 @@ from graphsplit.api.variable_layouts import NewVariables, is_sharded, lay_out
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import bullet_list
 from graphsplit.core.keras_internals import asks_for_xla, compilation_of, layout_map_of, make_slots, value_of_new
-from graphsplit.core.parted_classes import raw_handles
-from graphsplit.core.parted_variables import parts_of_variable
 from graphsplit.core.user_code import user_stack_level
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.keras_models.distribution.meshes import Asked, MeshOfKeras, mesh_of
 
 

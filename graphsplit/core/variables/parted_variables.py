@@ -28,10 +28,8 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.divided_values import pieces_of, whole_of
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.layouts import Copied, Cut, MeshDivision, Nested, part_shapes
-from graphsplit.core.parted_classes import are_raw, give_parts, take_parts
 from graphsplit.core.tensorflow_internals import (
     ask_at_call,
     function_graph,
@@ -39,6 +37,8 @@ from graphsplit.core.tensorflow_internals import (
     in_save_context,
     value_at_call,
 )
+from graphsplit.core.variables.divided_values import pieces_of, whole_of
+from graphsplit.core.variables.parted_classes import are_raw, give_parts, take_parts
 
 OWN_TRACE = "_graphsplit_own_trace"
 """The attribute of the graphs of parallelized functions: these find the parts themselves, and are never saved."""

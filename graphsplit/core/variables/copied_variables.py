@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.layouts import Copied
-from graphsplit.core.parted_variables import VariableParts, assign, read_handle
+from graphsplit.core.variables.parted_variables import VariableParts, assign, read_handle
 
 
 class VariableCopies(VariableParts):
