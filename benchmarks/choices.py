@@ -21,7 +21,7 @@ from unittest import mock
 import graphsplit as gs
 from benchmarks.environment import environment
 from benchmarks.workloads import WORKLOADS, Workload, data, workload
-from graphsplit.core import forms
+from graphsplit.core.storage import forms
 
 RESULTS = Path(__file__).parent / "results"
 Step = Callable[[], Any]

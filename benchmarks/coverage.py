@@ -29,8 +29,8 @@ from benchmarks.coverage_programs import Outcome, document, program_table, run_p
 from benchmarks.display import console, progress
 from benchmarks.environment import environment
 from benchmarks.programs import PROGRAMS
-from graphsplit.core import forms
 from graphsplit.core.layouts import is_whole
+from graphsplit.core.storage import forms
 
 ROWS = 11  # a number that is no width of any network: see `summarize`
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from graphsplit.core import forms
+from graphsplit.core.storage import forms
 
 COVERAGE = Path(__file__).parent.parent / "docs" / "coverage.md"
 

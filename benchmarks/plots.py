@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.results import CONTESTANTS, Record, Results
-from graphsplit.core import forms
+from graphsplit.core.storage import forms
 
 _LOOKS = {
     "plain": ("0.5", "-"),

@@ -16,7 +16,7 @@ from benchmarks import display
 from benchmarks.goals import broken_goals, met_goals
 from benchmarks.plots import draw
 from benchmarks.results import Record, Results
-from graphsplit.core import forms
+from graphsplit.core.storage import forms
 
 _METHOD = """\
 `python -m benchmarks {form}` runs every contestant in a process of its own. It asks the processes one after the

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from graphsplit.core import forms
+from graphsplit.core.storage import forms
 
 CONTESTANTS = ("plain", "towers", "mirrored", "ceiling", "graphsplit")
 

@@ -20,7 +20,7 @@ import typer
 import graphsplit as gs
 from benchmarks.display import console, progress, times
 from benchmarks.environment import load_average
-from graphsplit.core import forms
+from graphsplit.core.storage import forms
 
 Names = Annotated[str, typer.Option(help="Comma-separated numbers.")]
 

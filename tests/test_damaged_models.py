@@ -18,8 +18,8 @@ from typing import Any
 import pytest
 
 import graphsplit as gs
-from graphsplit.core.integrity import check_fingerprint
-from graphsplit.core.stored_models import read_saved_model
+from graphsplit.core.storage.integrity import check_fingerprint
+from graphsplit.core.storage.stored_models import read_saved_model
 from tests.helpers.messages import raises
 from tests.helpers.saved_model_cases import CASES, WITH_FINGERPRINTS, tensorflow_1, text
 

@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core import files, forms
+from graphsplit.core.storage import files, forms
 from graphsplit.placement import Placement, Timeline, placement_of_graph
 from graphsplit.placement.exports import WRITERS
 from graphsplit.placement.profiles import OpEvent

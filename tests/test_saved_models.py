@@ -15,7 +15,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.layouts import Shard
-from graphsplit.core.stored_models import read_saved_model
+from graphsplit.core.storage.stored_models import read_saved_model
 from graphsplit.emission import emit
 from tests.helpers.saved_model_cases import CASES, Requests
 

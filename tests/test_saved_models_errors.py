@@ -17,8 +17,8 @@ from typer.testing import CliRunner
 
 import graphsplit as gs
 from graphsplit.cli import app
-from graphsplit.core import files
-from graphsplit.core.stored_models import read_saved_model
+from graphsplit.core.storage import files
+from graphsplit.core.storage.stored_models import read_saved_model
 from tests.helpers.messages import message
 from tests.helpers.saved_model_cases import tensorflow_1
 
@@ -273,7 +273,7 @@ def test_an_interruption_leaves_one_of_both_whole(exchange: bool, tmp_path: Path
 def test_a_kill_at_any_moment_leaves_one_of_both_whole(tmp_path: Path):
     script = """
 import os, sys
-from graphsplit.core.files import replacing
+from graphsplit.core.storage.files import replacing
 for turn in range(10**6):
     with replacing(sys.argv[1], lambda path: "") as made:
         os.mkdir(made)

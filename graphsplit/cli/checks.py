@@ -10,9 +10,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from graphsplit.core import files, forms
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.model_files import check_graph_file, is_graph_file, model_file, why_other_kind
+from graphsplit.core.storage import files, forms
+from graphsplit.core.storage.model_files import check_graph_file, is_graph_file, model_file, why_other_kind
 
 CALIBRATED = "written by graphsplit calibrate"
 """What a machine file says of itself that may be replaced by another one."""

@@ -16,8 +16,8 @@ from graphsplit.cli.checks import check_inspect, check_transpile, parse_devices,
 from graphsplit.cli.predict_commands import add_commands
 from graphsplit.cli.worker_command import add_command
 from graphsplit.core.errors import ArgumentError, GraphsplitError, StrictError
-from graphsplit.core.forms import PLACEMENT_SUFFIXES, TIMELINE_SUFFIXES
 from graphsplit.core.requirements import explained
+from graphsplit.core.storage.forms import PLACEMENT_SUFFIXES, TIMELINE_SUFFIXES
 from graphsplit.core.version import __version__
 
 # TensorFlow reports its build and missing drivers on every start; a newcomer would read that as failure.

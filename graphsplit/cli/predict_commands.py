@@ -10,8 +10,8 @@ from typing import Annotated
 import typer
 
 from graphsplit.cli.checks import check_machine_file, split_spec, split_target
-from graphsplit.core import forms
 from graphsplit.core.errors import ArgumentError
+from graphsplit.core.storage import forms
 from graphsplit.costs.machine_schema import parse
 
 Run = Callable[..., None]

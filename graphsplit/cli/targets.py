@@ -17,8 +17,8 @@ from graphsplit.cli.checks import split_spec, split_target, working_directory_fi
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import ArgumentError, GraphsplitError, bullet_list
 from graphsplit.core.marks import is_marked
-from graphsplit.core.model_files import model_file
-from graphsplit.core.stored_models import read_saved_model
+from graphsplit.core.storage.model_files import model_file
+from graphsplit.core.storage.stored_models import read_saved_model
 from graphsplit.core.structures import spec_text
 from graphsplit.core.user_code import place_of_error
 from graphsplit.placement.sources import load_signature

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from graphsplit.cli.progress import shown_progress
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.files import write
-from graphsplit.core.model_files import is_graph_file
+from graphsplit.core.storage.files import write
+from graphsplit.core.storage.model_files import is_graph_file
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.saved_models import files
 from graphsplit.saved_models.graphs import transpile_and_plan

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from graphsplit.core.files import kind_of, replacing
+from graphsplit.core.storage.files import kind_of, replacing
 
 _SUFFIXES = (".keras", ".h5")
 _IN_THE_WAY = ("", "a plain file")  # what Keras replaces without a word

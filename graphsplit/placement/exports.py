@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core import files, forms
+from graphsplit.core.storage import files, forms
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.pages import page_html

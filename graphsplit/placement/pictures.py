@@ -7,9 +7,9 @@ import shutil
 import subprocess
 from typing import Any
 
-from graphsplit.core import forms
 from graphsplit.core.errors import StorageError, UnsupportedError
 from graphsplit.core.requirements import how_to_install
+from graphsplit.core.storage import forms
 from graphsplit.placement.colors import device_colors
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.summaries import Box, LaneFlow, Summary, summarize

@@ -14,10 +14,10 @@ import tensorflow as tf
 from graphsplit.core.devices import canonical_name, missing_devices
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.graphdefs import function_definition
-from graphsplit.core.integrity import check_whole
 from graphsplit.core.layouts import part_shapes
-from graphsplit.core.model_files import model_file
-from graphsplit.core.stored_models import load_saved_model, read_saved_model, signatures_of
+from graphsplit.core.storage.integrity import check_whole
+from graphsplit.core.storage.model_files import model_file
+from graphsplit.core.storage.stored_models import load_saved_model, read_saved_model, signatures_of
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import RuntimeFunction, resource_value, rewritten_by_autograph
 from graphsplit.core.variables.parted_classes import raw_handles

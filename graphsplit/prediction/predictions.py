@@ -6,10 +6,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 
-from graphsplit.core import forms
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.notebooks import text_html
+from graphsplit.core.storage import forms
 from graphsplit.costs.machine import Link, Machine
 from graphsplit.costs.seconds import Costs
 from graphsplit.emission.emitter import emit

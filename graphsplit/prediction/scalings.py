@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from graphsplit.core import forms
 from graphsplit.core.notebooks import text_html
 from graphsplit.core.requirements import figure_class
+from graphsplit.core.storage import forms
 from graphsplit.planning.amounts import aligned, count_text, format_bytes
 
 _HEADERS = ("scaling", "variables", "devices", "rows", "step", "rows/s", "efficiency", "peak", "sent")

@@ -10,8 +10,8 @@ from google.protobuf.unknown_fields import UnknownFieldSet
 
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.graphdefs import GraphDef
-from graphsplit.core.model_files import check_graph_file, model_file
-from graphsplit.core.stored_models import parse
+from graphsplit.core.storage.model_files import check_graph_file, model_file
+from graphsplit.core.storage.stored_models import parse
 
 
 def write_saved_model(directory: str, model: Any) -> None:

@@ -17,7 +17,7 @@ from graphsplit.api.compilation import plan_for
 from graphsplit.api.options import Options
 from graphsplit.core.errors import ArgumentError, CheckError
 from graphsplit.core.graphdefs import GraphDef, make_node, output_type, split_reference
-from graphsplit.core.stored_models import check_registered
+from graphsplit.core.storage.stored_models import check_registered
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.graph.graph import Graph

@@ -6,10 +6,10 @@ import os
 import shutil
 from typing import Any
 
-from graphsplit.core.files import replacing, write
-from graphsplit.core.integrity import check_whole
-from graphsplit.core.model_files import is_graph_file
-from graphsplit.core.stored_models import read_saved_model
+from graphsplit.core.storage.files import replacing, write
+from graphsplit.core.storage.integrity import check_whole
+from graphsplit.core.storage.model_files import is_graph_file
+from graphsplit.core.storage.stored_models import read_saved_model
 from graphsplit.saved_models import files
 from graphsplit.saved_models.options import TranspileOptions, path_in
 from graphsplit.saved_models.targets import check_target

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from graphsplit.core.errors import ArgumentError, UnsupportedError
-from graphsplit.core.files import Recognizer, check_apart, check_free, check_writable, kind_of
-from graphsplit.core.model_files import why_other_kind
-from graphsplit.core.stored_models import asset_names, read_saved_model
+from graphsplit.core.storage.files import Recognizer, check_apart, check_free, check_writable, kind_of
+from graphsplit.core.storage.model_files import why_other_kind
+from graphsplit.core.storage.stored_models import asset_names, read_saved_model
 from graphsplit.saved_models.files import read_graph_def
 
 # What TensorFlow writes into the directory of a SavedModel, besides assets, which the graph names.

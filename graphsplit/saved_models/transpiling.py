@@ -15,9 +15,9 @@ import tensorflow as tf
 from graphsplit.api.argument_splitting import Split
 from graphsplit.api.options import quiet
 from graphsplit.core.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
-from graphsplit.core.files import Recognizer, replacing, writing_failed
-from graphsplit.core.integrity import check_whole
-from graphsplit.core.stored_models import load_saved_model, read_saved_model, signatures_of
+from graphsplit.core.storage.files import Recognizer, replacing, writing_failed
+from graphsplit.core.storage.integrity import check_whole
+from graphsplit.core.storage.stored_models import load_saved_model, read_saved_model, signatures_of
 from graphsplit.planning.strictness import check_strict
 from graphsplit.saved_models import files
 from graphsplit.saved_models.options import TranspileOptions, path_in

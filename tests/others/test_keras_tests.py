@@ -16,7 +16,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from benchmarks import pages
-from graphsplit.core import forms
+from graphsplit.core.storage import forms
 from graphsplit.rules import registry
 from tests.fuzzing.verdicts import DIFFERENT, EQUAL, NOT_TRACEABLE, RAISED, UNSTABLE
 from tests.others import __main__ as main

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.files import kind_of
+from graphsplit.core.storage.files import kind_of
 
 GRAPH_SUFFIXES = (".pb", ".pbtxt")
 

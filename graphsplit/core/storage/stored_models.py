@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.graphdefs import MetaGraphDef
-from graphsplit.core.model_files import model_file
+from graphsplit.core.storage.model_files import model_file
 from graphsplit.core.tensorflow_internals import new_saved_model, op_definition
 
 _ASSETS = "saved_model_assets"
