@@ -13,8 +13,15 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core import devices, logical_gpus, nvidia_driver
-from graphsplit.core.nvidia_driver import DriverGpu, NotKnownError, read_driver, read_peer_access, smallest_memory_mb
+from graphsplit.core import devices
+from graphsplit.core.gpus import logical_gpus, nvidia_driver
+from graphsplit.core.gpus.nvidia_driver import (
+    DriverGpu,
+    NotKnownError,
+    read_driver,
+    read_peer_access,
+    smallest_memory_mb,
+)
 from graphsplit.demos import display
 from tests.helpers import fake_nvidia_smi
 from tests.test_errors import message

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core import logical_gpus
+from graphsplit.core.gpus import logical_gpus
 from graphsplit.planning.schedule.automatic_stages import cut_into_stages
 from graphsplit.planning.schedule.chains import Chain, Room, Sent, cut
 from graphsplit.planning.schedule.schedules import KINDS

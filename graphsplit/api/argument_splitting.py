@@ -9,7 +9,7 @@ from typing import Any, TypeAlias
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, bullet_list
-from graphsplit.core.kernel_devices import can_be_cut
+from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.sizes.polynomials import Polynomial
 from graphsplit.core.sizes.symbolic_sizes import MOST_LENGTHS, Shape, Size, length, rows

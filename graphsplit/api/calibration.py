@@ -178,7 +178,7 @@ def _model(device: str) -> str:
 
 
 def _memory_bytes(device: str) -> int:
-    from graphsplit.core.logical_gpus import gpu_memory_bytes
+    from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
 
     known = gpu_memory_bytes([device])
     return known if known is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

@@ -17,7 +17,7 @@ from graphsplit.core.devices import (
     short_name,
 )
 from graphsplit.core.errors import ArgumentError, bullet_list
-from graphsplit.core.logical_gpus import gpu_memory_bytes
+from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
 from graphsplit.planning.schedule.automatic_stages import Beginnings, StagesAsked
 from graphsplit.program.program import Program
 

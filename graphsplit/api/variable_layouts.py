@@ -16,7 +16,7 @@ from graphsplit.api.layout_targets import name_of, slots_of, variables_of
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh, mesh_axes
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.kernel_devices import can_be_cut
+from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.layouts import Cut, MeshDivision, copied, part_shapes
 from graphsplit.core.patterns import fits, near, scopes_and_names
 from graphsplit.core.variables.copied_variables import VariableCopies

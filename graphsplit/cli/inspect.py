@@ -24,7 +24,7 @@ from graphsplit.cli.targets import (
 )
 from graphsplit.core.devices import use_logical_devices
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.logical_gpus import has_gpus
+from graphsplit.core.gpus.logical_gpus import has_gpus
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import eager_context_started
 from graphsplit.placement.builders import placement_of

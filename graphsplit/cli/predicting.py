@@ -18,7 +18,7 @@ from graphsplit.cli.progress import shown_progress
 from graphsplit.cli.targets import check_specs, example, load_target, parse_spec
 from graphsplit.core.devices import available_devices, use_logical_devices
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.logical_gpus import has_gpus
+from graphsplit.core.gpus.logical_gpus import has_gpus
 from graphsplit.core.storage import files
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import known_machines, machine_text

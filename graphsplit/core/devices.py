@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, DeviceError, bullet_list
-from graphsplit.core.logical_gpus import count_gpus, cut_gpus
+from graphsplit.core.gpus.logical_gpus import count_gpus, cut_gpus
 from graphsplit.core.tensorflow_internals import eager_context_started, own_task
 from graphsplit.core.user_code import user_stack_level
 

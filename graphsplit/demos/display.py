@@ -11,7 +11,7 @@ from rich.progress import track
 from rich.table import Table
 
 from graphsplit.core.devices import resolve_devices, short_name, use_logical_devices
-from graphsplit.core.logical_gpus import count_gpus
+from graphsplit.core.gpus.logical_gpus import count_gpus
 
 Item = TypeVar("Item")
 console = Console()

@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.kernel_devices import Kernel, fits, kernel_of
+from graphsplit.core.gpus.kernel_devices import Kernel, fits, kernel_of
 from graphsplit.core.tensorflow_internals import op_definition, registered_xla_kernels
 from graphsplit.graph.function_calls import CONTROL_FLOW, functions_called
 

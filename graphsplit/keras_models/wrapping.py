@@ -13,7 +13,7 @@ from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import device_mesh, mesh_axes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.logical_gpus import has_gpus
+from graphsplit.core.gpus.logical_gpus import has_gpus
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.keras_models.answers import STEPS
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of

@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, GraphsplitError
+from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.core.graphdefs import source_of
-from graphsplit.core.kernel_devices import kernel_devices
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.graph.walks import reached
 from graphsplit.placement.flattening import FlatNode

@@ -8,7 +8,7 @@ from typing import ClassVar
 
 import tensorflow as tf
 
-from graphsplit.core.kernel_devices import can_be_cut
+from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.layouts import (
     PARTIAL_MEAN,
     PARTIAL_SUM,

@@ -11,7 +11,7 @@ from graphsplit.api.argument_splitting import Split
 from graphsplit.api.options import DevicesLike, Options, check_flag, quiet
 from graphsplit.core.devices import names_of_devices, short_name
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.logical_gpus import count_gpus
+from graphsplit.core.gpus.logical_gpus import count_gpus
 
 
 @dataclass(frozen=True)

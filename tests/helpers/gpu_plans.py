@@ -12,7 +12,7 @@ import graphsplit as gs
 from graphsplit.api.compilation import trace_and_plan
 from graphsplit.api.options import Options
 from graphsplit.core import structures
-from graphsplit.core.kernel_devices import kernel_devices
+from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.emission import EmittedGraph
 from graphsplit.planning.state import State
 from graphsplit.tracing.trace import Trace

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import tensorflow as tf
 
 from graphsplit.core.errors import DeviceError
-from graphsplit.core.nvidia_driver import smallest_memory_mb
+from graphsplit.core.gpus.nvidia_driver import smallest_memory_mb
 from graphsplit.core.tensorflow_internals import eager_context_started
 
 
