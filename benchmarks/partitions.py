@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.graphdefs import GraphDef, make_node, split_reference
+from graphsplit.core.protos.graphdefs import GraphDef, make_node, split_reference
 from graphsplit.core.sizes.symbolic_sizes import without_sizes
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import EmittedGraph, emit

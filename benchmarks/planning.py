@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node
 from graphsplit.core.layouts import SINGLE_DEVICE, Shard
+from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.emission import emit
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan

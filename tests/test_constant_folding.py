@@ -11,7 +11,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.graphdefs import constant_value
+from graphsplit.core.protos.graphdefs import constant_value
 from graphsplit.core.sizes.polynomials import values_at
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Size, rows, shape_at
 from graphsplit.program import constant_folding

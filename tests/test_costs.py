@@ -7,7 +7,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.automatic_plans import machine_of_gpu
-from graphsplit.core.graphdefs import make_node
+from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.costs.families import family_of
 from graphsplit.costs.machine import Device, Host, Link, Machine, Sample
 from graphsplit.costs.seconds import Costs

@@ -14,7 +14,7 @@ import graphsplit as gs
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
 from graphsplit.core.gpus.kernel_devices import kernel_devices
-from graphsplit.core.graphdefs import make_node
+from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.emission import check_emitted, emit
 from tests.helpers.gpu_plans import plan_for_gpus, without_gpu_kernel
 from tests.helpers.policies import policy

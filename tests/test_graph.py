@@ -10,7 +10,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.graphdefs import (
+from graphsplit.core.protos.graphdefs import (
     GraphDef,
     make_node,
     prefixed,

@@ -10,8 +10,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.graphdefs import make_node, split_reference
 from graphsplit.core.hosts import host_name
+from graphsplit.core.protos.graphdefs import make_node, split_reference
 from graphsplit.emission import EmittedGraph, Origin, emit, emitter
 from graphsplit.emission.draft import Draft, prefix_of_shard
 from graphsplit.emission.host_relays import relay_within_hosts

@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.graphdefs import make_node
+from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.costs.families import FAMILIES
 from graphsplit.costs.machine import Device, Host, Link, Machine, Sample
 from graphsplit.costs.machine_files import known_machines, machine, machine_text, read_machine

@@ -10,7 +10,7 @@ import tensorflow as tf
 from keras import layers
 
 import graphsplit as gs
-from graphsplit.core.graphdefs import split_reference
+from graphsplit.core.protos.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.memory import live_bytes

@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.graphdefs import make_node
+from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.emission import Origin, emit
 from graphsplit.emission.draft import Draft, prefix_of_shard
 from graphsplit.emission.shard_copies import bring_loop_inputs

@@ -168,7 +168,7 @@ def test_a_device_that_is_not_there_is_reported_as_moved():
 def test_an_op_without_a_kernel_is_reported_as_moved():
     """The kernels are TensorFlow's own; only the graph that ran is made up, for want of a GPU."""
     from graphsplit.core.gpus.kernel_devices import kernel_devices
-    from graphsplit.core.graphdefs import make_node
+    from graphsplit.core.protos.graphdefs import make_node
 
     op = PlacedOp("length", "StringLength", GPU0)
     facts = Facts(

@@ -6,7 +6,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.graphdefs import make_node
+from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.costs.families import family_of
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.work import Work

@@ -13,8 +13,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.graphdefs import make_node, output_names
 from graphsplit.core.layouts import Partial
+from graphsplit.core.protos.graphdefs import make_node, output_names
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.program.undefined_outputs import MAY_BE_UNDEFINED, undefined_outputs
 from tests.rule_cases import CASES

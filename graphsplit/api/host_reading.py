@@ -24,8 +24,8 @@ from graphsplit.clusters.cluster import current_cluster
 from graphsplit.clusters.watching import Call
 from graphsplit.core.devices import name_for_runtime, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError
-from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.hosts import host_device
+from graphsplit.core.protos.graphdefs import function_definition
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import RuntimeFunction
 from graphsplit.runtime.undo_log import log_of

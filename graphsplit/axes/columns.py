@@ -16,8 +16,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.axes.classes import with_cut_classes
-from graphsplit.core.graphdefs import source_of
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
+from graphsplit.core.protos.graphdefs import source_of
 from graphsplit.core.sizes.symbolic_sizes import without_sizes
 from graphsplit.costs.work import Described
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin

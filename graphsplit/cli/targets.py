@@ -16,7 +16,7 @@ from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.cli.checks import split_spec, split_target, working_directory_first
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import ArgumentError, GraphsplitError, bullet_list
-from graphsplit.core.marks import is_marked
+from graphsplit.core.protos.marks import is_marked
 from graphsplit.core.storage.model_files import model_file
 from graphsplit.core.storage.stored_models import read_saved_model
 from graphsplit.core.structures import spec_text

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node
-from graphsplit.core.node_writer import host_of
+from graphsplit.core.protos.graphdefs import make_node
+from graphsplit.core.protos.node_writer import host_of
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.resharding import Resharding

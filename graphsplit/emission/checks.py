@@ -15,8 +15,8 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.graphdefs import source_of, split_reference
 from graphsplit.core.layouts import MOVES, Layout, Shard, SingleDevice, is_whole
+from graphsplit.core.protos.graphdefs import source_of, split_reference
 from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.planning.plan import Plan

@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from graphsplit.core.graphdefs import source_of
+from graphsplit.core.protos.graphdefs import source_of
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.graph.compilability import holds_variants, why_not_compiled
 from graphsplit.graph.graph import Graph

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_node, make_node
 from graphsplit.core.hosts import host_name
+from graphsplit.core.protos.graphdefs import constant_node, make_node
 from graphsplit.emission import primitives
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin

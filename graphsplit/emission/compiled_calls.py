@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import (
+from graphsplit.core.protos.graphdefs import (
     NodeDef,
     function_definition,
     make_node,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from graphsplit.core.graphdefs import constant_node, constant_value
 from graphsplit.core.layouts import Layout, Shard
+from graphsplit.core.protos.graphdefs import constant_node, constant_value
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.row_counts import RowCounts

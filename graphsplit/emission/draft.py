@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import copied, source_of
+from graphsplit.core.protos.graphdefs import copied, source_of
 from graphsplit.emission.emitted_graph import Origin
 from graphsplit.program.program import Op, Program, Tensor
 

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any, NamedTuple
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.graphdefs import GraphDef, source_of
+from graphsplit.core.protos.graphdefs import GraphDef, source_of
 from graphsplit.graph.graph import Graph
 from graphsplit.graph.walks import reached
 

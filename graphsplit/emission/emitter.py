@@ -7,9 +7,9 @@ from copy import deepcopy
 from typing import Any
 
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.graphdefs import function_definition, make_node
 from graphsplit.core.layouts import SINGLE_DEVICE, SingleDevice
-from graphsplit.core.node_writer import Writer, host_of
+from graphsplit.core.protos.graphdefs import function_definition, make_node
+from graphsplit.core.protos.node_writer import Writer, host_of
 from graphsplit.core.sizes.apportionment import whole_weights
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS

@@ -10,9 +10,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node, output_type, set_inputs, source_of, split_reference
 from graphsplit.core.hosts import host_name
-from graphsplit.core.node_writer import host_of
+from graphsplit.core.protos.graphdefs import make_node, output_type, set_inputs, source_of, split_reference
+from graphsplit.core.protos.node_writer import host_of
 from graphsplit.emission.draft import SIZES_ROLE, Draft
 from graphsplit.emission.emitted_graph import RELAY_ROLE, Origin
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.layouts import REPLICATE, Layout, Shard
+from graphsplit.core.protos.graphdefs import function_definition
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS
 from graphsplit.emission.constants import Constants

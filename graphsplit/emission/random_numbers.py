@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_node, copied, make_node
-from graphsplit.core.node_writer import Writer
+from graphsplit.core.protos.graphdefs import constant_node, copied, make_node
+from graphsplit.core.protos.node_writer import Writer
 from graphsplit.rules.factors import Draw
 
 _SEEDS_APART = 0x9E3779B1  # any large odd number: seeds of neighbouring shards share no digits

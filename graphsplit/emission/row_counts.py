@@ -16,9 +16,9 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.graphdefs import constant_node
 from graphsplit.core.layouts import EvenCut, Shard
-from graphsplit.core.node_writer import Writer, host_of
+from graphsplit.core.protos.graphdefs import constant_node
+from graphsplit.core.protos.node_writer import Writer, host_of
 from graphsplit.core.sizes.polynomials import (
     Monomial,
     Polynomial,

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_node, make_node
 from graphsplit.core.layouts import PARTIAL_MEAN, Shard
+from graphsplit.core.protos.graphdefs import constant_node, make_node
 from graphsplit.core.sizes.polynomials import Polynomial, Symbol
 from graphsplit.core.sizes.symbolic_sizes import OWN, ROWS
 from graphsplit.emission import random_numbers

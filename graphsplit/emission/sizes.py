@@ -13,8 +13,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_value, inputs_of, output_names, output_type, source_of, split_reference
 from graphsplit.core.layouts import Layout, Shard
+from graphsplit.core.protos.graphdefs import (
+    constant_value,
+    inputs_of,
+    output_names,
+    output_type,
+    source_of,
+    split_reference,
+)
 from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.costs.work import Described
 from graphsplit.emission.emitted_graph import EmittedGraph

@@ -70,7 +70,7 @@ def _xla_kernels(op_type: str, kind: str) -> tuple[Kernel, ...]:
 def holds_variants(node: Any) -> bool:
     """Return whether an operation reads or makes lists of tensors, which XLA keeps in a form of its own.
 
-    >>> from graphsplit.core.graphdefs import make_node
+    >>> from graphsplit.core.protos.graphdefs import make_node
     >>> holds_variants(make_node("l", "TensorListReserve", ["shape", "count"], element_dtype=tf.float32))
     True
     """

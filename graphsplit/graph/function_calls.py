@@ -10,7 +10,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import inputs_of
+from graphsplit.core.protos.graphdefs import inputs_of
 from graphsplit.graph.walks import reached
 
 

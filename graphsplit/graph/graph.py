@@ -9,7 +9,7 @@ from typing import Any
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.graphdefs import source_of
+from graphsplit.core.protos.graphdefs import source_of
 from graphsplit.graph.walks import in_order, reached, readers_of
 
 
@@ -23,7 +23,7 @@ class Graph:
       nodes: `NodeDef`s. What they read must not change while somebody asks.
       outside: names that nodes may read and that are none of them: the arguments of a function.
 
-    >>> from graphsplit.core.graphdefs import make_node
+    >>> from graphsplit.core.protos.graphdefs import make_node
     >>> graph = Graph([make_node("c", "Mul", ["a", "b:1"]), make_node("b", "Exp", ["a"]), make_node("a", "Const", [])])
     >>> graph.order, graph.after(["b"]) == {"b", "c"}
     (['a', 'b', 'c'], True)

@@ -7,7 +7,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import (
+from graphsplit.core.protos.graphdefs import (
     GraphDef,
     inputs_of,
     make_node,

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, GraphsplitError
 from graphsplit.core.gpus.kernel_devices import kernel_devices
-from graphsplit.core.graphdefs import source_of
+from graphsplit.core.protos.graphdefs import source_of
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.graph.walks import reached
 from graphsplit.placement.flattening import FlatNode

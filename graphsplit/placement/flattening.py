@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import inputs_of, make_node, source_of, split_reference
-from graphsplit.core.marks import is_marked, shard_of
+from graphsplit.core.protos.graphdefs import inputs_of, make_node, source_of, split_reference
+from graphsplit.core.protos.marks import is_marked, shard_of
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.graph.inlining import Body, Replaced, function_called, is_compiled
 

@@ -20,8 +20,8 @@ from graphsplit.clusters.cluster import current_cluster
 from graphsplit.clusters.profiling import recorded
 from graphsplit.core.devices import short_name, task_of
 from graphsplit.core.errors import StorageError, UnsupportedError
-from graphsplit.core.graphdefs import split_reference
 from graphsplit.core.hosts import host_name
+from graphsplit.core.protos.graphdefs import split_reference
 from graphsplit.core.tensorflow_internals import parse_profile
 from graphsplit.placement.actual import plain_name
 from graphsplit.placement.questions import natural_order

@@ -12,8 +12,8 @@ import tensorflow as tf
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.gpus.kernel_devices import kernel_devices
-from graphsplit.core.graphdefs import make_node, source_of, split_reference, with_inputs
-from graphsplit.core.marks import home_reason_of, role_of
+from graphsplit.core.protos.graphdefs import make_node, source_of, split_reference, with_inputs
+from graphsplit.core.protos.marks import home_reason_of, role_of
 from graphsplit.core.tensorflow_internals import import_operations
 from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape

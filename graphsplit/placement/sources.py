@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, missing_devices
 from graphsplit.core.errors import ArgumentError, bullet_list
-from graphsplit.core.graphdefs import function_definition
 from graphsplit.core.layouts import part_shapes
+from graphsplit.core.protos.graphdefs import function_definition
 from graphsplit.core.storage.integrity import check_whole
 from graphsplit.core.storage.model_files import model_file
 from graphsplit.core.storage.stored_models import load_saved_model, read_saved_model, signatures_of

@@ -18,8 +18,8 @@ from collections.abc import Sequence
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node
 from graphsplit.core.layouts import Copied, Cut, Division
+from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.program.program import Op, Program, Tensor
 

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node
 from graphsplit.core.layouts import Cut, Division
+from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.gathering import Gather
 from graphsplit.planning.part_by_part import PartByPart
 from graphsplit.planning.row_writing import RowWriter

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from graphsplit.core.graphdefs import inputs_of, source_of, split_reference
+from graphsplit.core.protos.graphdefs import inputs_of, source_of, split_reference
 from graphsplit.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.costs.work import Work
 from graphsplit.emission.compiled_calls import compile_clusters

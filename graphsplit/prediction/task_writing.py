@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.gpus.kernel_devices import kernel_devices
-from graphsplit.core.graphdefs import inputs_of, source_of
+from graphsplit.core.protos.graphdefs import inputs_of, source_of
 from graphsplit.costs.families import FREE
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.seconds import Costs

@@ -14,8 +14,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node
 from graphsplit.core.layouts import REPLICATE, Replicate, Shard, evenly
+from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.graph.inlining import CALL_TYPES
 from graphsplit.program.program import Op
 

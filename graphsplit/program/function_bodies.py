@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_value
+from graphsplit.core.protos.graphdefs import constant_value
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import Shape, agreed, are_same, has_sizes, with_sizes, without_sizes
 from graphsplit.graph.function_calls import function_names, functions_named

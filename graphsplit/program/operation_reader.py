@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_node, constant_value, split_reference
+from graphsplit.core.protos.graphdefs import constant_node, constant_value, split_reference
 from graphsplit.core.sizes.polynomials import Polynomial, Symbol, is_symbolic, values_planned
 from graphsplit.core.sizes.symbolic_sizes import Shape, are_same, confirmed, has_sizes, joined_shapes, with_sizes
 from graphsplit.graph.function_calls import CONTROL_FLOW

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_node, make_node, source_of, split_reference
+from graphsplit.core.protos.graphdefs import constant_node, make_node, source_of, split_reference
 from graphsplit.core.sizes.polynomials import Point, Polynomial
 from graphsplit.core.sizes.symbolic_sizes import Shape, Size, shape_at
 from graphsplit.core.tensorflow_internals import import_operations

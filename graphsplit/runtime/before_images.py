@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_node, inputs_of, make_node, source_of, with_inputs
+from graphsplit.core.protos.graphdefs import constant_node, inputs_of, make_node, source_of, with_inputs
 from graphsplit.core.tensorflow_internals import is_read
 from graphsplit.graph.graph import Graph
 

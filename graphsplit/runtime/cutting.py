@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node, output_type, source_of, split_reference, with_inputs
+from graphsplit.core.protos.graphdefs import make_node, output_type, source_of, split_reference, with_inputs
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.runtime.empty_shards import DeadTensors, dead_tensors, waiting_for

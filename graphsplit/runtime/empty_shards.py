@@ -9,7 +9,14 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_node, inputs_of, make_node, output_type, split_reference, with_inputs
+from graphsplit.core.protos.graphdefs import (
+    constant_node,
+    inputs_of,
+    make_node,
+    output_type,
+    split_reference,
+    with_inputs,
+)
 from graphsplit.emission.emitted_graph import EmittedGraph
 
 

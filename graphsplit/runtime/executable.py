@@ -14,7 +14,7 @@ import tensorflow as tf
 from graphsplit.clusters.cluster import current_cluster
 from graphsplit.core.devices import check_runnable, name_for_runtime, task_of
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.graphdefs import function_definition, output_type, split_reference
+from graphsplit.core.protos.graphdefs import function_definition, output_type, split_reference
 from graphsplit.core.sizes.symbolic_sizes import without_sizes
 from graphsplit.core.tensorflow_internals import RuntimeFunction, own_task
 from graphsplit.emission.compiled_calls import compile_clusters

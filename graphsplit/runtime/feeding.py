@@ -13,8 +13,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node, output_type, source_of, split_reference, with_inputs, with_prefix
 from graphsplit.core.hosts import host_device, host_name
+from graphsplit.core.protos.graphdefs import (
+    make_node,
+    output_type,
+    source_of,
+    split_reference,
+    with_inputs,
+    with_prefix,
+)
 from graphsplit.core.sizes.symbolic_sizes import without_sizes
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.emission.emitter import emit

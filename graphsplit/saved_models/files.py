@@ -9,7 +9,7 @@ from google.protobuf import text_format
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.graphdefs import GraphDef
+from graphsplit.core.protos.graphdefs import GraphDef
 from graphsplit.core.storage.model_files import check_graph_file, model_file
 from graphsplit.core.storage.stored_models import parse
 

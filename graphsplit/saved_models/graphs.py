@@ -16,7 +16,7 @@ from graphsplit.api.argument_splitting import Split, resolve_split
 from graphsplit.api.compilation import plan_for
 from graphsplit.api.options import Options
 from graphsplit.core.errors import ArgumentError, CheckError
-from graphsplit.core.graphdefs import GraphDef, make_node, output_type, split_reference
+from graphsplit.core.protos.graphdefs import GraphDef, make_node, output_type, split_reference
 from graphsplit.core.storage.stored_models import check_registered
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit

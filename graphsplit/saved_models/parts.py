@@ -11,8 +11,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.graphdefs import GraphDef, make_node, output_names, source_of, split_reference, with_inputs
-from graphsplit.core.marks import is_marked, mark
+from graphsplit.core.protos.graphdefs import GraphDef, make_node, output_names, source_of, split_reference, with_inputs
+from graphsplit.core.protos.marks import is_marked, mark
 from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.core.structures import Branch, TensorLeaf
 from graphsplit.core.tensorflow_internals import import_operations

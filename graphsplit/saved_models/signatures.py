@@ -12,7 +12,7 @@ from graphsplit.api.compilation import trace_and_plan
 from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
-from graphsplit.core.graphdefs import GraphDef, output_type, source_of, split_reference, with_inputs
+from graphsplit.core.protos.graphdefs import GraphDef, output_type, source_of, split_reference, with_inputs
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.graph.function_calls import functions_called

@@ -16,8 +16,8 @@ import tensorflow as tf
 from graphsplit.api.argument_splitting import resolve_split
 from graphsplit.api.compilation import plan_for
 from graphsplit.api.options import Options
-from graphsplit.core.graphdefs import function_definition, make_node, output_type, split_reference
-from graphsplit.core.marks import mark
+from graphsplit.core.protos.graphdefs import function_definition, make_node, output_type, split_reference
+from graphsplit.core.protos.marks import mark
 from graphsplit.emission.emitter import emit
 from graphsplit.graph.function_calls import functions_called
 from graphsplit.planning.state import State

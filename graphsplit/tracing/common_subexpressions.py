@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
-from graphsplit.core.graphdefs import set_inputs, source_of, with_inputs
+from graphsplit.core.protos.graphdefs import set_inputs, source_of, with_inputs
 from graphsplit.core.tensorflow_internals import op_definition
 from graphsplit.graph.function_calls import CONTROL_FLOW
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import (
+from graphsplit.core.protos.graphdefs import (
     GraphDef,
     constant_node,
     constant_value,

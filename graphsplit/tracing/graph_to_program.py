@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.devices import names_device
-from graphsplit.core.graphdefs import GraphDef, source_of
+from graphsplit.core.protos.graphdefs import GraphDef, source_of
 from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.graph.inlining import inline_calls
 from graphsplit.program.asked_layouts import write_marks

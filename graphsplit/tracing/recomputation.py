@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node, source_of, split_reference
+from graphsplit.core.protos.graphdefs import make_node, source_of, split_reference
 
 _FROM_ZERO_TO_GRADIENT = ("Equal", "Cast", "Max", "StridedSlice", "Reshape")  # tf.recompute_grad of TensorFlow 2.21
 

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from graphsplit.core import structures
 from graphsplit.core.errors import OutputError, bullet_list
-from graphsplit.core.graphdefs import make_node, set_inputs
+from graphsplit.core.protos.graphdefs import make_node, set_inputs
 from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.core.tensorflow_internals import captures_of_graph, resource_value, rewritten_by_autograph
 from graphsplit.core.user_code import user_line

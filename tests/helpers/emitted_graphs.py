@@ -13,7 +13,7 @@ import keras
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.graphdefs import function_definition, split_reference
+from graphsplit.core.protos.graphdefs import function_definition, split_reference
 from graphsplit.core.storage.stored_models import read_saved_model
 from graphsplit.emission import emit
 from graphsplit.emission.compiled_calls import compile_clusters

@@ -11,9 +11,9 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core import structures
-from graphsplit.core.graphdefs import NodeDef, make_node, split_reference
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Division
+from graphsplit.core.protos.graphdefs import NodeDef, make_node, split_reference
 from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.planning.collectives import bucketed, find_collectives, in_turns
 from graphsplit.planning.decisions import Decisions

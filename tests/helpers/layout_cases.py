@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.graphdefs import split_reference
+from graphsplit.core.protos.graphdefs import split_reference
 from graphsplit.emission import check_emitted, emit
 from tests.helpers.law import assert_law
 

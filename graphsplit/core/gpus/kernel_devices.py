@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import make_node
+from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.core.tensorflow_internals import op_definition, registered_kernels
 
 _DEFAULT = "DEFAULT"  # kernels for every kind of device that has none of its own: TensorFlow's `DEVICE_DEFAULT`
@@ -20,7 +20,7 @@ def kernel_devices(node: Any) -> frozenset[str]:
     The kernels for GPUs are known wherever TensorFlow is built with CUDA, also where there is no GPU.
 
     >>> import tensorflow as tf
-    >>> from graphsplit.core.graphdefs import make_node
+    >>> from graphsplit.core.protos.graphdefs import make_node
     >>> sorted(kernel_devices(make_node("y", "StringUpper", ["x"])))
     ['CPU']
     """

@@ -11,7 +11,7 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.graphdefs import MetaGraphDef
+from graphsplit.core.protos.graphdefs import MetaGraphDef
 from graphsplit.core.storage.model_files import model_file
 from graphsplit.core.tensorflow_internals import new_saved_model, op_definition
 

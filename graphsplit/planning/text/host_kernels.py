@@ -8,7 +8,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.gpus.kernel_devices import kernel_devices
-from graphsplit.core.graphdefs import make_node
+from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.transfers import Concatenation, Slice, Sum, Value
 from graphsplit.program.program import COPIES, SIZES, Op

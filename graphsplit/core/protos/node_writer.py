@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.graphdefs import constant_node, make_node
+from graphsplit.core.protos.graphdefs import constant_node, make_node
 
 AddNode = Callable[[Any], None]
 

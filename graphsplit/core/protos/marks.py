@@ -22,7 +22,7 @@ def mark(node: Any, shard: int | None = None, home_reason: str = "", role: str =
       home_reason: why it runs at home, if it carries rows of the batch and does.
       role: what it is there for, if it is no operation of the model: the kind of a move, `"scatter"`, or `"sizes"`.
 
-    >>> from graphsplit.core.graphdefs import NodeDef
+    >>> from graphsplit.core.protos.graphdefs import NodeDef
     >>> shard_of(mark(NodeDef(name="AddV2"), 0)), shard_of(mark(NodeDef(name="AddN")))
     (0, None)
     """
