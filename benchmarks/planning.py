@@ -15,7 +15,7 @@ from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.program.program import Program
-from graphsplit.program.reader import build_program
+from graphsplit.program.reading.reader import build_program
 
 _NODES_PER_LAYER = 6
 _ROWS, _WIDTH = 32, 16

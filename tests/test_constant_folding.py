@@ -14,10 +14,10 @@ import graphsplit as gs
 from graphsplit.core.protos.graphdefs import constant_value
 from graphsplit.core.sizes.polynomials import values_at
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Size, rows, shape_at
-from graphsplit.program import constant_folding
-from graphsplit.program.constant_folding import FOLDABLE
 from graphsplit.program.program import SIZES
-from graphsplit.program.reader import build_program
+from graphsplit.program.reading import constant_folding
+from graphsplit.program.reading.constant_folding import FOLDABLE
+from graphsplit.program.reading.reader import build_program
 from tests.helpers.law import assert_close
 
 TRIALS = 60

@@ -32,8 +32,8 @@ from graphsplit.planning.moves import exchanging
 from graphsplit.planning.owners import Owners
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Op, Program, Provenance, Tensor
-from graphsplit.program.reader import build_program
-from graphsplit.program.shape_inference import HELPER
+from graphsplit.program.reading.reader import build_program
+from graphsplit.program.reading.shape_inference import HELPER
 from graphsplit.rules import Declined
 
 _SMALL = 1024  # bytes: less than the copies of a few numbers cost

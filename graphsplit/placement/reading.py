@@ -19,7 +19,7 @@ from graphsplit.placement.flattening import FlatNode
 from graphsplit.placement.records import NO_DATA, Edge, PlacedOp, Shape
 from graphsplit.placement.sources import PlacementSource
 from graphsplit.program.flops import count_flops
-from graphsplit.program.shape_inference import known_shape
+from graphsplit.program.reading.shape_inference import known_shape
 
 Outputs = Mapping[str, Sequence[tuple[Shape | None, str, int]]]
 _NO_KERNELS = frozenset({"Placeholder"})  # of an argument: it is where the caller put it

@@ -15,7 +15,7 @@ from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.row_loops import answer_row_loop, is_row_list
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.program.trip_counts import origin
+from graphsplit.program.reading.trip_counts import origin
 from graphsplit.rules import Answer, Declined, Sharded
 
 _ADDS = frozenset({"Add", "AddN", "AddV2"})

@@ -23,7 +23,7 @@ from graphsplit.planning.forward_propagation import ForwardPropagation, NaturalF
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.work import is_data
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.program.undefined_outputs import undefined_outputs
+from graphsplit.program.reading.undefined_outputs import undefined_outputs
 from graphsplit.rules import Answer, Sharded, answer_for_output
 from graphsplit.rules.random import rule_to_make
 

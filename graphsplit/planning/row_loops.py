@@ -20,7 +20,7 @@ from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.program.trip_counts import Turns, origin, turns_of
+from graphsplit.program.reading.trip_counts import Turns, origin, turns_of
 from graphsplit.rules import Answer, Declined, Sharded
 from graphsplit.rules.factors import LIST, Place, Resize, Shift
 

@@ -14,7 +14,7 @@ from graphsplit.emission.sizes import described, shapes_on
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.prediction.buffers import SAME_BUFFER
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.program.trip_counts import origin, turns_of
+from graphsplit.program.reading.trip_counts import origin, turns_of
 
 _TURN_OPS = 3  # `Switch`, `Merge` and `NextIteration` of each value that a loop carries, in every turn
 

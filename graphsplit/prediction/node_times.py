@@ -17,7 +17,7 @@ from graphsplit.prediction.bodies import BodyTime, bytes_in_lists, seconds_of_bo
 from graphsplit.prediction.buffers import SAME_BUFFER
 from graphsplit.prediction.compiled_work import Pricing, RunGraph, work_of_call
 from graphsplit.program.program import Op
-from graphsplit.program.trip_counts import turns_of
+from graphsplit.program.reading.trip_counts import turns_of
 
 
 class NodeTime(NamedTuple):

@@ -14,9 +14,9 @@ from graphsplit.core.hosts import host_name
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
-from graphsplit.program.row_numbers import Numbers
+from graphsplit.program.reading.row_numbers import Numbers
+from graphsplit.program.reading.undefined_outputs import undefined_outputs
 from graphsplit.program.stages import Stage
-from graphsplit.program.undefined_outputs import undefined_outputs
 
 SIZES = "Sizes"
 """The type of an op that TensorFlow does not have: integers that follow from unknown sizes."""

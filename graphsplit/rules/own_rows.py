@@ -1,8 +1,8 @@
 """Ops that read or write rows by numbers which are those of the rows themselves: each shard its own.
 
 Which image a box is of, which entry of a flat batch is added to: where the numbers are known to be those of the rows
-that they belong to (`program/row_numbers.py`), nothing of other shards is read. The numbers count the whole, so each
-shard takes off what comes before its own.
+that they belong to (`program/reading/row_numbers.py`), nothing of other shards is read. The numbers count the whole, so
+each shard takes off what comes before its own.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from graphsplit.graph.graph import Graph
 from graphsplit.graph.walks import reached
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Program
-from graphsplit.program.shape_inference import known_shape
+from graphsplit.program.reading.shape_inference import known_shape
 from graphsplit.tracing.graph_to_program import Reading, graph_to_program
 
 V1_CONTROL_FLOW = frozenset(

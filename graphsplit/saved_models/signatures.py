@@ -18,7 +18,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.graph.function_calls import functions_called
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
-from graphsplit.program.shape_inference import known_shape
+from graphsplit.program.reading.shape_inference import known_shape
 from graphsplit.saved_models.parts import LARGE_BYTES, noting
 from graphsplit.saved_models.weights import (
     Mirror,

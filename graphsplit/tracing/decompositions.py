@@ -24,7 +24,7 @@ from graphsplit.core.protos.graphdefs import (
     split_reference,
 )
 from graphsplit.graph.inlining import inline_calls
-from graphsplit.program.shape_inference import known_shape
+from graphsplit.program.reading.shape_inference import known_shape
 
 _FORWARD = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 _BACKWARD = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})

@@ -18,8 +18,8 @@ from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.graph.inlining import inline_calls
 from graphsplit.program.asked_layouts import write_marks
 from graphsplit.program.program import Program
-from graphsplit.program.reader import build_for_any_batch, build_program
-from graphsplit.program.shape_inference import known_shape
+from graphsplit.program.reading.reader import build_for_any_batch, build_program
+from graphsplit.program.reading.shape_inference import known_shape
 from graphsplit.program.stages import StageCalls, stage_calls
 from graphsplit.tracing.branch_effects import ShapeOf
 from graphsplit.tracing.common_subexpressions import drop_idle_waits, merge

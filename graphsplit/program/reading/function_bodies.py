@@ -20,9 +20,9 @@ from graphsplit.core.sizes.symbolic_sizes import Shape, agreed, are_same, has_si
 from graphsplit.graph.function_calls import function_names, functions_named
 from graphsplit.graph.inlining import function_graph, inline_calls
 from graphsplit.program.program import Op, Program
-from graphsplit.program.shape_inference import InferenceError
+from graphsplit.program.reading.shape_inference import InferenceError
+from graphsplit.program.reading.trip_counts import origin
 from graphsplit.program.stages import stage_calls
-from graphsplit.program.trip_counts import origin
 
 Elements = tuple[tf.DType, Shape | None]
 ITEM = {"TensorListFromTensor": 0, "TensorListPushBack": 1, "TensorListSetItem": 2}

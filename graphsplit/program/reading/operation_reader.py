@@ -14,15 +14,15 @@ from graphsplit.core.protos.graphdefs import constant_node, constant_value, spli
 from graphsplit.core.sizes.polynomials import Polynomial, Symbol, is_symbolic, values_planned
 from graphsplit.core.sizes.symbolic_sizes import Shape, are_same, confirmed, has_sizes, joined_shapes, with_sizes
 from graphsplit.graph.function_calls import CONTROL_FLOW
-from graphsplit.program.constant_folding import FOLDABLE, fold
-from graphsplit.program.function_bodies import Bodies, Elements
-from graphsplit.program.node_simplification import SIMPLIFIED, is_known, simplified, untile
 from graphsplit.program.program import SIZES, Op, Program, Provenance, Tensor, is_repeatable, is_stateful
-from graphsplit.program.row_numbers import NUMBERED, Numbers, RowNumbers
-from graphsplit.program.shape_inference import HELPER, Findings, Integers, known_shape
+from graphsplit.program.reading.constant_folding import FOLDABLE, fold
+from graphsplit.program.reading.function_bodies import Bodies, Elements
+from graphsplit.program.reading.node_simplification import SIMPLIFIED, is_known, simplified, untile
+from graphsplit.program.reading.row_numbers import NUMBERED, Numbers, RowNumbers
+from graphsplit.program.reading.shape_inference import HELPER, Findings, Integers, known_shape
+from graphsplit.program.reading.tensor_lists import Lists
+from graphsplit.program.reading.trip_counts import pushed_counters, turns_of
 from graphsplit.program.stages import StageCalls
-from graphsplit.program.tensor_lists import Lists
-from graphsplit.program.trip_counts import pushed_counters, turns_of
 
 _GRADIENTS = frozenset(
     {"gradient_tape", "gradients"}

@@ -13,10 +13,10 @@ from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape, has_sizes, symbols_in, witnesses
 from graphsplit.graph.function_calls import CONTROL_FLOW
-from graphsplit.program.function_bodies import Bodies, Elements
-from graphsplit.program.operation_reader import OperationReader
 from graphsplit.program.program import Op, Program, Provenance
-from graphsplit.program.shape_inference import Findings, InferenceError, import_for_shapes
+from graphsplit.program.reading.function_bodies import Bodies, Elements
+from graphsplit.program.reading.operation_reader import OperationReader
+from graphsplit.program.reading.shape_inference import Findings, InferenceError, import_for_shapes
 from graphsplit.program.stages import Stage, StageCalls
 
 

@@ -10,9 +10,9 @@ import tensorflow as tf
 from graphsplit.core.sizes.polynomials import Polynomial, Symbol
 from graphsplit.core.sizes.symbolic_sizes import Shape, Size, as_exact, has_sizes, joined_shapes, with_sizes
 from graphsplit.core.tensorflow_internals import resource_value
-from graphsplit.program.function_bodies import ITEM, Elements, Given
 from graphsplit.program.program import Op, Tensor
-from graphsplit.program.shape_inference import ELEMENT_SHAPE, Findings, known_shape
+from graphsplit.program.reading.function_bodies import ITEM, Elements, Given
+from graphsplit.program.reading.shape_inference import ELEMENT_SHAPE, Findings, known_shape
 
 _EMPTY = frozenset({"EmptyTensorList", "TensorListReserve"})
 _ON_LISTS = frozenset({*ELEMENT_SHAPE, *ITEM, "Identity"})
