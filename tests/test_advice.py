@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.planning.text.advice import ADVICE, advice_on
-from graphsplit.rules.whole import WHY
+from graphsplit.rules.families.whole import WHY
 from tests.test_parallelize import rows
 
 ROOT = Path(__file__).parent.parent

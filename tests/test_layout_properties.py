@@ -11,7 +11,7 @@ from graphsplit.core.layouts import Shard
 from graphsplit.core.sizes.apportionment import apportion
 from graphsplit.emission.constants import own_rows
 from graphsplit.rules.answers import _axis_of, _factor_at
-from graphsplit.rules.reshapes import factor_shapes
+from graphsplit.rules.families.reshapes import factor_shapes
 
 SEEDS = range(400)
 

@@ -1,4 +1,4 @@
-"""Random ops on the shards, as graph nodes: see `rules/random.py` for what is drawn and why it is exact."""
+"""Random ops on the shards, as graph nodes: see `rules/families/random.py` for what is drawn and why it is exact."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ from graphsplit.core import structures
 from graphsplit.core.errors import CheckError
 from graphsplit.core.user_code import user_stack_level
 from graphsplit.planning.plan import Plan
-from graphsplit.rules.random import has_seeded_kernels
+from graphsplit.rules.families.random import has_seeded_kernels
 
 _LEFT_OUT = object()  # stands for an argument of a step that a batch does not have
 

@@ -16,7 +16,7 @@ from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import COPIES, Op, Program, Tensor
 from graphsplit.rules import Sharded, answer_for_output
-from graphsplit.rules.random import STATEFUL_RANDOM, rule_to_make
+from graphsplit.rules.families.random import STATEFUL_RANDOM, rule_to_make
 
 _DEEPEST_REMAKE = 24
 _INFINITE = 1 << 62

@@ -25,7 +25,7 @@ from graphsplit.planning.work import is_data
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.undefined_outputs import undefined_outputs
 from graphsplit.rules import Answer, Sharded, answer_for_output
-from graphsplit.rules.random import rule_to_make
+from graphsplit.rules.families.random import rule_to_make
 
 Pass = Callable[..., ForwardPropagation]
 """Makes a forward pass of a class over the program, given the class and its further arguments."""

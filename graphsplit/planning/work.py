@@ -10,7 +10,7 @@ import tensorflow as tf
 from graphsplit.core.sizes.symbolic_sizes import Shape, is_same
 from graphsplit.graph.walks import reached
 from graphsplit.program.program import Op, Program
-from graphsplit.rules.random import is_random
+from graphsplit.rules.families.random import is_random
 
 
 def data_in(program: Program, batch: int) -> list[bool]:

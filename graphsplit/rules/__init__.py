@@ -1,6 +1,8 @@
 """Op rules, one module per family. Importing this package registers them all."""
 
-from graphsplit.rules import (
+from graphsplit.rules.answers import answer, answer_for_output, stays_partial
+from graphsplit.rules.factors import Declined
+from graphsplit.rules.families import (
     contractions,
     elementwise,
     gathers,
@@ -20,8 +22,6 @@ from graphsplit.rules import (
     warps,
     whole,
 )
-from graphsplit.rules.answers import answer, answer_for_output, stays_partial
-from graphsplit.rules.factors import Declined
 from graphsplit.rules.registry import Answer, Sharded, rule_of, ruled_types
 
 __all__ = [

@@ -6,8 +6,8 @@ import operator
 
 from graphsplit.core.sizes.symbolic_sizes import Shape, quotient
 from graphsplit.program.program import Op
-from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import Declined, Dims, Factors, Part, Resize
+from graphsplit.rules.families.contractions import shape_operand
 from graphsplit.rules.registry import register
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from graphsplit.program.program import Op
-from graphsplit.rules.elementwise import elementwise
 from graphsplit.rules.factors import Declined, Factors
+from graphsplit.rules.families.elementwise import elementwise
 from graphsplit.rules.registry import register
 
 register("FakeQuantWithMinMaxArgs", "FakeQuantWithMinMaxVars", "FakeQuantWithMinMaxVarsPerChannel")(elementwise)

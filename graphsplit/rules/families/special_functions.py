@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from graphsplit.rules.elementwise import elementwise
+from graphsplit.rules.families.elementwise import elementwise
+from graphsplit.rules.families.rowwise import by_core_ranks
 from graphsplit.rules.registry import register
-from graphsplit.rules.rowwise import by_core_ranks
 
 ENTRY_BY_ENTRY = [
     "BesselI0",

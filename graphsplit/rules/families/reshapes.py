@@ -10,8 +10,8 @@ from typing import Any
 from graphsplit.core.sizes.polynomials import UndecidedError
 from graphsplit.core.sizes.symbolic_sizes import Shape, is_at_least, is_same, quotient
 from graphsplit.program.program import Op
-from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Part, Resize
+from graphsplit.rules.families.contractions import shape_operand
 from graphsplit.rules.registry import register
 
 

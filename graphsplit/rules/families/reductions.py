@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.program.program import Op
-from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import DROPPED, Declined, Dims, Factors, Numbered, Resize
+from graphsplit.rules.families.contractions import shape_operand
 from graphsplit.rules.own_rows import own_scatter, own_segments
 from graphsplit.rules.registry import register
 

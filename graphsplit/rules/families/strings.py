@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from graphsplit.core.sizes.symbolic_sizes import are_same
 from graphsplit.program.program import Op
-from graphsplit.rules.elementwise import elementwise
 from graphsplit.rules.factors import Declined, Dims, Factors
+from graphsplit.rules.families.elementwise import elementwise
 from graphsplit.rules.registry import register
 
 ENTRY_BY_ENTRY = [

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from graphsplit.core.sizes.symbolic_sizes import Shape, is_one
 from graphsplit.program.program import Op
-from graphsplit.rules.elementwise import broadcast_dims, result_dims
 from graphsplit.rules.factors import Declined, Dims, Factors
+from graphsplit.rules.families.elementwise import broadcast_dims, result_dims
 from graphsplit.rules.registry import register
 
 _COLUMNS = 64  # a factor that is no leading axis: more than any tensor has

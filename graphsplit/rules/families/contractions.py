@@ -11,8 +11,8 @@ import numpy as np
 
 from graphsplit.core.sizes.symbolic_sizes import is_same
 from graphsplit.program.program import Op
-from graphsplit.rules.elementwise import result_dims
 from graphsplit.rules.factors import Declined, Dims, Factors, Resize
+from graphsplit.rules.families.elementwise import result_dims
 from graphsplit.rules.registry import register
 
 _M, _N, _K = 0, 1, 2

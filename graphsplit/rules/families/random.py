@@ -10,8 +10,8 @@ from __future__ import annotations
 import tensorflow as tf
 
 from graphsplit.program.program import Op, Program
-from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import Declined, Draw, Factors, Resize
+from graphsplit.rules.families.contractions import shape_operand
 from graphsplit.rules.registry import Rule, register, rule_of
 
 _PHILOX, _AUTOMATIC = 1, 3

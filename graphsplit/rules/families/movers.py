@@ -12,9 +12,9 @@ from graphsplit.core.sizes.polynomials import Polynomial
 from graphsplit.core.sizes.symbolic_sizes import is_one, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.blocks import blocks_beside, blocks_between, rows_of
-from graphsplit.rules.contractions import shape_operand
-from graphsplit.rules.elementwise import result_dims
 from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Part, Resize
+from graphsplit.rules.families.contractions import shape_operand
+from graphsplit.rules.families.elementwise import result_dims
 from graphsplit.rules.registry import Answer, Sharded, register
 
 

@@ -14,8 +14,8 @@ from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
 from graphsplit.core.sizes.symbolic_sizes import Shape, is_at_least, is_one, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.blocks import blocks_beside, blocks_between, rows_of
-from graphsplit.rules.contractions import shape_operand
 from graphsplit.rules.factors import SKIPPED, ZEROS, Declined, Dim, Factors, Numbered, Resize
+from graphsplit.rules.families.contractions import shape_operand
 from graphsplit.rules.own_rows import own_elements
 from graphsplit.rules.registry import Answer, Sharded, register
 
