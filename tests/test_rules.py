@@ -11,7 +11,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.layouts import PARTIAL_SUM, Partial, Shard
 from graphsplit.emission import emit
-from graphsplit.planning import forward_propagation
+from graphsplit.planning.propagation import forward_propagation
 from graphsplit.rules import answers, rule_of, ruled_types
 from tests.helpers.law import assert_close
 from tests.rule_cases import CASES, Case

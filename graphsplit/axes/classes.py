@@ -18,8 +18,8 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.layouts import EvenCut, Shard
-from graphsplit.planning.forward_propagation import NaturalForms
 from graphsplit.planning.program_writing import ProgramWriter
+from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.program.program import Op, Program, Tensor
 
 _BY_SUMS = frozenset({"LogSoftmax", "Softmax", "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"})

@@ -24,13 +24,13 @@ from graphsplit.emission.emitted_graph import EmittedGraph, Origin
 from graphsplit.emission.emitter import emit
 from graphsplit.emission.sizes import sizes_of
 from graphsplit.planning import passes
-from graphsplit.planning.axis_propagation import AxisBackward, AxisForward
-from graphsplit.planning.control_flow import ControlFlowAnswers
-from graphsplit.planning.forward_propagation import NaturalForms
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.moves import exchanging
-from graphsplit.planning.owners import Owners
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.propagation.axis_propagation import AxisBackward, AxisForward
+from graphsplit.planning.propagation.control_flow import ControlFlowAnswers
+from graphsplit.planning.propagation.forward_propagation import NaturalForms
+from graphsplit.planning.propagation.owners import Owners
 from graphsplit.program.program import Op, Program, Provenance, Tensor
 from graphsplit.program.reading.reader import build_program
 from graphsplit.program.reading.shape_inference import HELPER

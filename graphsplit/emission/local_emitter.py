@@ -14,7 +14,7 @@ from graphsplit.emission.row_counts import FixedRows, RowCounts, Site, ToldRows,
 from graphsplit.emission.shard_copies import ShardCopies, write_sizes, write_told
 from graphsplit.graph.function_calls import named_by_content
 from graphsplit.graph.inlining import XLA_ATTRIBUTE
-from graphsplit.planning.local_plan import LocalPlan
+from graphsplit.planning.propagation.local_plan import LocalPlan
 from graphsplit.program.program import SIZES, Op, Tensor
 
 

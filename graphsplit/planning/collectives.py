@@ -14,8 +14,8 @@ from dataclasses import replace
 
 from graphsplit.core.layouts import BATCH, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
-from graphsplit.planning.averages import entries_averaged
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.propagation.averages import entries_averaged
 from graphsplit.planning.steps import Move
 from graphsplit.planning.transfers import (
     Collective,

@@ -9,10 +9,10 @@ from graphsplit.core.layouts import Layout, Shard, is_whole
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
-from graphsplit.planning.flow import Flow
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.options import PlanOptions
-from graphsplit.planning.owners import Owners
+from graphsplit.planning.propagation.flow import Flow
+from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts
 from graphsplit.planning.schedule.phases import Phase
 from graphsplit.planning.schedule.schedules import Schedule

@@ -21,7 +21,7 @@ from graphsplit.core.layouts import (
     is_whole,
 )
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.owners import Owners
+from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
 from graphsplit.program.program import COPIES, Op, Program, Tensor

@@ -9,17 +9,17 @@ from typing import Any
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import SINGLE_DEVICE
 from graphsplit.planning import collectives, recomputation, strictness
-from graphsplit.planning.backward_propagation import BodyPlanner, WholeBackwardPropagation
 from graphsplit.planning.bucketing import find_buckets, leading_to_shards
-from graphsplit.planning.control_flow import ControlFlowAnswers
-from graphsplit.planning.cuts import with_cuts
 from graphsplit.planning.decisions import flow_of
-from graphsplit.planning.forward_propagation import ForwardPropagation
 from graphsplit.planning.gateways import through_gateways
-from graphsplit.planning.list_places import misplaced_lists
 from graphsplit.planning.moves import exchanging, find_moves
-from graphsplit.planning.owners import find_owners
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.propagation.backward_propagation import BodyPlanner, WholeBackwardPropagation
+from graphsplit.planning.propagation.control_flow import ControlFlowAnswers
+from graphsplit.planning.propagation.cuts import with_cuts
+from graphsplit.planning.propagation.forward_propagation import ForwardPropagation
+from graphsplit.planning.propagation.list_places import misplaced_lists
+from graphsplit.planning.propagation.owners import find_owners
 from graphsplit.planning.schedule import automatic_stages
 from graphsplit.planning.schedule.phases import find_phases
 from graphsplit.planning.schedule.pipelines import make_schedules

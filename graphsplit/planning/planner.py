@@ -15,8 +15,8 @@ from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning import passes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.options import PlanOptions
-from graphsplit.planning.owners import Owners
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts, StagesAsked
 from graphsplit.planning.state import State
 from graphsplit.program.program import Op, Program

@@ -14,8 +14,8 @@ from typing import NamedTuple
 from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import by_host, host_name
 from graphsplit.core.layouts import Layout, Partial, Replicate, Shard, SingleDevice
-from graphsplit.planning.averages import entries_averaged
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.propagation.averages import entries_averaged
 from graphsplit.planning.steps import Move
 from graphsplit.planning.transfers import (
     Collective,

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import Cut, Division
 from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.planning.gathering import Gather
 from graphsplit.planning.part_by_part import PartByPart
+from graphsplit.planning.propagation.gathering import Gather
 from graphsplit.planning.row_writing import RowWriter
 from graphsplit.program.program import COPIES, Op, Program, Tensor
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from graphsplit.planning.flow import Flow, Source
+from graphsplit.planning.propagation.flow import Flow, Source
 from graphsplit.planning.schedule.scheduling import seeds_of
 from graphsplit.program.program import Op
 

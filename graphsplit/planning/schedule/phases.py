@@ -16,7 +16,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graphsplit.core.errors import CheckError
-from graphsplit.planning.flow import Flow, Source
+from graphsplit.planning.propagation.flow import Flow, Source
 from graphsplit.planning.schedule.levels import levels_on_shards
 from graphsplit.planning.schedule.pipelines import StageTask, find_tasks
 from graphsplit.planning.schedule.scheduling import seeds_of

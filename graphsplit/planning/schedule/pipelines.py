@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from graphsplit.core.errors import ArgumentError, bullet_list
-from graphsplit.planning.flow import Flow
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.propagation.flow import Flow
 from graphsplit.planning.schedule.schedules import Schedule, make_schedule
 from graphsplit.planning.schedule.scheduling import COSTLY
 from graphsplit.program.program import Program

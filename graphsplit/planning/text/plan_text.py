@@ -13,10 +13,10 @@ from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, axis_of
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.decisions import Decisions, flow_of
-from graphsplit.planning.flow import meeting_points
 from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.shares import Cause, Shares, shares_of
+from graphsplit.planning.propagation.flow import meeting_points
+from graphsplit.planning.propagation.shares import Cause, Shares, shares_of
 from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.compiled_text import compiled_text
 from graphsplit.planning.text.headlines import headline

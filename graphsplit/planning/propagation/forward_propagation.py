@@ -22,7 +22,7 @@ from graphsplit.core.layouts import (
 )
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
 from graphsplit.graph.function_calls import CONTROL_FLOW
-from graphsplit.planning.home_rows import rows_at_home
+from graphsplit.planning.propagation.home_rows import rows_at_home
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of, stays_partial
 

@@ -10,8 +10,8 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, Layout, Shard, SingleDevice, is_whole
 from graphsplit.graph.walks import reached
-from graphsplit.planning.averages import as_planned
-from graphsplit.planning.forward_propagation import NaturalForms
+from graphsplit.planning.propagation.averages import as_planned
+from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import COPIES, Op, Program, Tensor

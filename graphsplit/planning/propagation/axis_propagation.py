@@ -18,8 +18,8 @@ from dataclasses import dataclass, field
 import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Partial, Shard, SingleDevice, is_whole
-from graphsplit.planning.backward_propagation import WholeBackwardPropagation
-from graphsplit.planning.forward_propagation import ForwardPropagation, forks
+from graphsplit.planning.propagation.backward_propagation import WholeBackwardPropagation
+from graphsplit.planning.propagation.forward_propagation import ForwardPropagation, forks
 from graphsplit.planning.steps import Step
 from graphsplit.program.asked_layouts import along
 from graphsplit.program.program import Op, Program, Tensor

@@ -16,8 +16,8 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Shard
 from graphsplit.graph.function_calls import function_names
-from graphsplit.planning.local_plan import LocalPlan
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.propagation.local_plan import LocalPlan
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import Turns, origin, turns_of
