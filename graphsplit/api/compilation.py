@@ -29,7 +29,7 @@ from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.state import State, program_of, state_as_if, state_of
-from graphsplit.planning.turns_and_gathers import plan_of_less_alive
+from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
 from graphsplit.prediction.state_bytes import state_bytes
 from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage, check_stages

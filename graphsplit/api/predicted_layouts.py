@@ -21,7 +21,7 @@ from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.layouts import REPLICATE, Copied, Cut, MeshDivision, Shard
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.planning.partitioning import Held, shares
+from graphsplit.planning.variables.partitioning import Held, shares
 from graphsplit.tracing.trace import Trace
 
 Layout = VariableLayout | Mapping[str, VariableLayout] | None

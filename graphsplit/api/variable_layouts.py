@@ -21,7 +21,7 @@ from graphsplit.core.layouts import Cut, MeshDivision, copied, part_shapes
 from graphsplit.core.patterns import fits, near, scopes_and_names
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable, tell_functions
-from graphsplit.planning.partitioning import Held, head_by_name, shares
+from graphsplit.planning.variables.partitioning import Held, head_by_name, shares
 
 
 def set_variable_layout(

@@ -10,7 +10,7 @@ import tensorflow as tf
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.layouts import Copied, Division, MeshDivision, Nested
 from graphsplit.core.variables.parted_variables import parts_of, parts_of_variable
-from graphsplit.planning.division import Divided, divide
+from graphsplit.planning.variables.division import Divided, divide
 from graphsplit.program.program import Op, Program
 from graphsplit.tracing.trace import Trace
 

@@ -32,7 +32,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
-from graphsplit.planning.turns_and_gathers import plan_of_less_alive
+from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
 from graphsplit.runtime.cutting import CutGraph, cut_graph
 from graphsplit.runtime.executable import Executable, make_executable

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from graphsplit.core.tensorflow_internals import registered_kernels
-from graphsplit.planning import division, partitioning
+from graphsplit.planning.variables import division, partitioning
 from graphsplit.program.program import Op
 from graphsplit.rules import registry, ruled_types
 from graphsplit.rules.factors import Factors

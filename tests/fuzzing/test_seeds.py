@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from graphsplit.planning import partitioning
+from graphsplit.planning.variables import partitioning
 from tests.fuzzing.generator import MESH, MODES, generate
 from tests.fuzzing.oracle import judge
 from tests.fuzzing.worker import explain

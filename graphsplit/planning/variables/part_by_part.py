@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, Copied, Cut, Division, Layout, Partial, Shard
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
-from graphsplit.planning.row_writing import adds_up_rows, finds_rows, writes_rows
+from graphsplit.planning.variables.row_writing import adds_up_rows, finds_rows, writes_rows
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, rule_of, stays_partial
 from graphsplit.rules.factors import Dims, Factors

@@ -26,9 +26,9 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import Copied, Cut, Division, EvenCut, Partial, Shard
 from graphsplit.core.protos.graphdefs import constant_value
-from graphsplit.planning.part_by_part import JOINS, PartByPart, part_by_part
 from graphsplit.planning.propagation.gathering import Gather, find_gathers
-from graphsplit.planning.whole_writing import WholeWriter, part_shape
+from graphsplit.planning.variables.part_by_part import JOINS, PartByPart, part_by_part
+from graphsplit.planning.variables.whole_writing import WholeWriter, part_shape
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Place

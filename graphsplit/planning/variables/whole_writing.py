@@ -10,9 +10,9 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import Cut, Division
 from graphsplit.core.protos.graphdefs import make_node
-from graphsplit.planning.part_by_part import PartByPart
 from graphsplit.planning.propagation.gathering import Gather
-from graphsplit.planning.row_writing import RowWriter
+from graphsplit.planning.variables.part_by_part import PartByPart
+from graphsplit.planning.variables.row_writing import RowWriter
 from graphsplit.program.program import COPIES, Op, Program, Tensor
 
 
