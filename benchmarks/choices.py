@@ -90,7 +90,7 @@ class Way:
 
 def choices(host: str) -> dict[str, dict[str, Way]]:
     """Return the choices, each with the other ways; `host` is a device for variables beside the others."""
-    from graphsplit.planning import bucketing
+    from graphsplit.planning.communication import bucketing
     from graphsplit.runtime import executable
 
     config = (executable, "optimizer_config")

@@ -91,7 +91,7 @@ def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], 
     from graphsplit.api.options import Options
     from graphsplit.core import structures
     from graphsplit.core.devices import canonical_name
-    from graphsplit.planning.collectives import bucketed, find_collectives
+    from graphsplit.planning.communication.collectives import bucketed, find_collectives
     from graphsplit.runtime.executable import make_executable
 
     devices = [canonical_name(name) for name in devices]

@@ -123,7 +123,7 @@ def test_every_way_computes_the_same(name: str):
 
 def test_ways_are_other_ways():
     import graphsplit as gs
-    from graphsplit.planning import bucketing
+    from graphsplit.planning.communication import bucketing
 
     found = workload("transformer", small=True, batch=7)
     arguments = [tf.constant(array) for array in data(found, 7)]

@@ -16,10 +16,10 @@ from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.emission import Origin, emit
 from graphsplit.emission.draft import Draft, prefix_of_shard
 from graphsplit.emission.shard_copies import bring_loop_inputs
-from graphsplit.planning.bucketing import check_buckets
-from graphsplit.planning.collectives import bucketed, find_collectives
+from graphsplit.planning.communication.bucketing import check_buckets
+from graphsplit.planning.communication.collectives import bucketed, find_collectives
+from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.steps import Move
-from graphsplit.planning.transfers import Collective
 from graphsplit.program.program import Tensor
 from graphsplit.runtime.grappler import optimizer_config
 from tests.helpers.law import assert_close, assert_law

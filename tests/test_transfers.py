@@ -11,7 +11,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.layouts import MOVES
-from graphsplit.planning.transfers import Collective, Concatenation, Own, Read, Slice, Sum, Value, Zeros
+from graphsplit.planning.communication.transfers import Collective, Concatenation, Own, Read, Slice, Sum, Value, Zeros
 from tests.helpers.layout_cases import deep_step, numbers
 from tests.test_exchanges import trained
 from tests.test_parallelize import rows

@@ -24,8 +24,8 @@ from graphsplit.emission.emitted_graph import EmittedGraph, Origin
 from graphsplit.emission.emitter import emit
 from graphsplit.emission.sizes import sizes_of
 from graphsplit.planning import passes
+from graphsplit.planning.communication.moves import exchanging
 from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.moves import exchanging
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.axis_propagation import AxisBackward, AxisForward
 from graphsplit.planning.propagation.control_flow import ControlFlowAnswers

@@ -19,11 +19,11 @@ from graphsplit.core.layouts import MOVES, Layout, Shard, SingleDevice, is_whole
 from graphsplit.core.protos.graphdefs import source_of, split_reference
 from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
+from graphsplit.planning.communication.transfers import Collective, Concatenation, Own, Slice, Sum, Zeros
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.schedule.phases import Phase
 from graphsplit.planning.schedule.turns import followed
 from graphsplit.planning.steps import Move
-from graphsplit.planning.transfers import Collective, Concatenation, Own, Slice, Sum, Zeros
 from graphsplit.program.program import COPIES, Op, Tensor
 from graphsplit.rules.factors import ZEROS
 

@@ -18,7 +18,17 @@ from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.primitives import Nodes
 from graphsplit.emission.row_counts import RowCounts
-from graphsplit.planning.transfers import Collective, Concatenation, Own, Relay, Slice, Split, Sum, Value, Zeros
+from graphsplit.planning.communication.transfers import (
+    Collective,
+    Concatenation,
+    Own,
+    Relay,
+    Slice,
+    Split,
+    Sum,
+    Value,
+    Zeros,
+)
 
 _WORDS = {Own: "own", Slice: "slice", Concatenation: "join", Sum: "sum", Zeros: "zeros", Relay: "relay"}
 

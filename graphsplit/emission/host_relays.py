@@ -1,7 +1,7 @@
 """Between hosts once: what is small, and no move of the plan, goes to a host once, however many of its devices want it.
 
 Numbers and truths about rows, zeros, and the signals that keep an order travel as messages of their own, and between
-hosts a message takes long, whatever it carries. (What a plan moves has gateways: `planning/gateways.py`.)
+hosts a message takes long, whatever it carries. (What a plan moves has gateways: `planning/communication/gateways.py`.)
 """
 
 from __future__ import annotations

@@ -10,9 +10,9 @@ from graphsplit.emission.collectives import CollectiveWriter
 from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.row_counts import RowCounts
+from graphsplit.planning.communication.transfers import Collective, Own
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Move
-from graphsplit.planning.transfers import Collective, Own
 from graphsplit.program.program import Tensor
 
 

@@ -9,6 +9,7 @@ from graphsplit.core.layouts import Layout, Shard, is_whole
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Size, symbols_in
 from graphsplit.planning.amounts import size_text
+from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.options import PlanOptions
 from graphsplit.planning.propagation.flow import Flow
@@ -19,7 +20,6 @@ from graphsplit.planning.schedule.schedules import Schedule
 from graphsplit.planning.schedule.turns import Turn
 from graphsplit.planning.state import State
 from graphsplit.planning.steps import Move, Step
-from graphsplit.planning.transfers import Collective
 from graphsplit.program.program import Op, Program, Tensor
 
 

@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterator, Mapping
 from typing import NamedTuple
 
 from graphsplit.core.layouts import Layout, SingleDevice
+from graphsplit.planning.communication.transfers import Own, Read, Relay, Sum
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.schedule.phases import find_phases
 from graphsplit.planning.schedule.turns import find_turns
-from graphsplit.planning.transfers import Own, Read, Relay, Sum
 from graphsplit.program.program import COPIES, Op, Tensor
 
 _SAME_BUFFER = frozenset(

@@ -8,11 +8,13 @@ from typing import Any
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import SINGLE_DEVICE
-from graphsplit.planning import collectives, recomputation, strictness
-from graphsplit.planning.bucketing import find_buckets, leading_to_shards
+from graphsplit.planning import recomputation, strictness
+from graphsplit.planning.communication import collectives
+from graphsplit.planning.communication.bucketing import find_buckets, leading_to_shards
+from graphsplit.planning.communication.gateways import through_gateways
+from graphsplit.planning.communication.moves import exchanging, find_moves
+from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.decisions import flow_of
-from graphsplit.planning.gateways import through_gateways
-from graphsplit.planning.moves import exchanging, find_moves
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.backward_propagation import BodyPlanner, WholeBackwardPropagation
 from graphsplit.planning.propagation.control_flow import ControlFlowAnswers
@@ -26,7 +28,6 @@ from graphsplit.planning.schedule.pipelines import make_schedules
 from graphsplit.planning.schedule.scheduling import find_order
 from graphsplit.planning.schedule.turns import find_turns
 from graphsplit.planning.steps import Step
-from graphsplit.planning.transfers import Collective
 
 
 def recompute(plan: Plan) -> Plan:

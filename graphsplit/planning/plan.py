@@ -6,18 +6,18 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import PARTIAL_SUM
 from graphsplit.core.notebooks import text_html
-from graphsplit.planning.bucketing import check_buckets
+from graphsplit.planning.communication.bucketing import check_buckets
+from graphsplit.planning.communication.moves import find_moves
+from graphsplit.planning.communication.sharding_checks import check_size, check_step
+from graphsplit.planning.communication.transfer_checks import check_transfers
 from graphsplit.planning.decisions import Decisions, flow_of
-from graphsplit.planning.moves import find_moves
 from graphsplit.planning.schedule.automatic_stages import check_stage_cuts
 from graphsplit.planning.schedule.phases import check_phases
 from graphsplit.planning.schedule.scheduling import check_order
 from graphsplit.planning.schedule.turns import check_turns_taken
-from graphsplit.planning.sharding_checks import check_size, check_step
 from graphsplit.planning.steps import Step
 from graphsplit.planning.text.plan_comparison import compare
 from graphsplit.planning.text.plan_text import describe
-from graphsplit.planning.transfer_checks import check_transfers
 from graphsplit.program.program import Op, Tensor
 
 

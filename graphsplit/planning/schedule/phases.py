@@ -16,12 +16,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from graphsplit.core.errors import CheckError
+from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.propagation.flow import Flow, Source
 from graphsplit.planning.schedule.levels import levels_on_shards
 from graphsplit.planning.schedule.pipelines import StageTask, find_tasks
 from graphsplit.planning.schedule.scheduling import seeds_of
 from graphsplit.planning.steps import Move
-from graphsplit.planning.transfers import Collective
 from graphsplit.program.program import Op
 
 

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from graphsplit.costs.seconds import seconds_of
 from graphsplit.planning.amounts import format_bytes, size_text
+from graphsplit.planning.communication.traffic import Traffic
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.propagation.shares import Shares
-from graphsplit.planning.traffic import Traffic
 
 _LINK_BYTES_PER_S = 1e10  # PCIe 4: between GPUs of one machine without faster links
 _LAUNCH_S = 5e-6  # to start a kernel from the host

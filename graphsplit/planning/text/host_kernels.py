@@ -9,8 +9,8 @@ import tensorflow as tf
 
 from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.core.protos.graphdefs import make_node
+from graphsplit.planning.communication.transfers import Concatenation, Slice, Sum, Value
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.transfers import Concatenation, Slice, Sum, Value
 from graphsplit.program.program import COPIES, SIZES, Op
 
 _REDUCTIONS = {

@@ -6,9 +6,9 @@ from collections import Counter
 
 from graphsplit.core.devices import short_name
 from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.communication.traffic import traffic
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.memory import live_bytes
-from graphsplit.planning.traffic import traffic
 
 
 def compare(plan: Decisions, other: Decisions) -> str:

@@ -12,6 +12,7 @@ from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, axis_of
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
+from graphsplit.planning.communication.traffic import COPY, Traffic, along, traffic
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.mesh import Mesh
@@ -22,7 +23,6 @@ from graphsplit.planning.text.compiled_text import compiled_text
 from graphsplit.planning.text.headlines import headline
 from graphsplit.planning.text.host_kernels import host_kernels_text
 from graphsplit.planning.text.stage_texts import stages_text
-from graphsplit.planning.traffic import COPY, Traffic, along, traffic
 from graphsplit.program.program import Op
 
 _FINEST_SHARE = 100  # shares of an unknown number of rows are printed as fractions with at most this denominator

@@ -14,10 +14,7 @@ from dataclasses import replace
 
 from graphsplit.core.layouts import BATCH, Layout, Partial, Replicate, Shard, SingleDevice, is_whole
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
-from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.propagation.averages import entries_averaged
-from graphsplit.planning.steps import Move
-from graphsplit.planning.transfers import (
+from graphsplit.planning.communication.transfers import (
     Collective,
     Concatenation,
     Own,
@@ -30,6 +27,9 @@ from graphsplit.planning.transfers import (
     Zeros,
     rewritten,
 )
+from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.propagation.averages import entries_averaged
+from graphsplit.planning.steps import Move
 from graphsplit.program.program import Program, Tensor
 
 

@@ -14,10 +14,7 @@ from typing import NamedTuple
 from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import by_host, host_name
 from graphsplit.core.layouts import Layout, Partial, Replicate, Shard, SingleDevice
-from graphsplit.planning.mesh import Mesh
-from graphsplit.planning.propagation.averages import entries_averaged
-from graphsplit.planning.steps import Move
-from graphsplit.planning.transfers import (
+from graphsplit.planning.communication.transfers import (
     Collective,
     Concatenation,
     Own,
@@ -27,6 +24,9 @@ from graphsplit.planning.transfers import (
     Value,
     Zeros,
 )
+from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.propagation.averages import entries_averaged
+from graphsplit.planning.steps import Move
 from graphsplit.program.program import Program, Tensor
 
 Entries = tuple[tuple[int, int], ...]

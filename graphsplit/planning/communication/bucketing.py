@@ -18,8 +18,8 @@ from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import PARTIAL_SUM, Layout, Partial, SingleDevice
 from graphsplit.costs.break_even import BUCKET_BYTES, BUCKET_BYTES_BETWEEN_HOSTS, FEWEST_IN_BUCKET, SMALL_BYTES
 from graphsplit.graph.walks import reached, readers_of
+from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.steps import Move, Step
-from graphsplit.planning.transfers import Collective
 from graphsplit.program.program import Op, Program, Tensor
 
 

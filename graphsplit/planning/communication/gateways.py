@@ -15,7 +15,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from graphsplit.core.hosts import by_host, host_name
-from graphsplit.planning.transfers import Collective, Read, Relay, Rewrite, Sum, Value, rewritten
+from graphsplit.planning.communication.transfers import Collective, Read, Relay, Rewrite, Sum, Value, rewritten
 
 Passed = Counter[str]
 """The bytes that have passed through each device."""

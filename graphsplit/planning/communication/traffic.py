@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from graphsplit.core.hosts import host_name
+from graphsplit.planning.communication.transfers import Send
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.transfers import Send
 from graphsplit.program.program import COPIES
 
 COPY = "copy"  # of a variable that lies in copies, for a shard on a device without one
