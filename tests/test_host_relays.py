@@ -13,8 +13,8 @@ import graphsplit as gs
 from graphsplit.core.hosts import host_name
 from graphsplit.core.protos.graphdefs import make_node, split_reference
 from graphsplit.emission import EmittedGraph, Origin, emit, emitter
+from graphsplit.emission.communication.host_relays import relay_within_hosts
 from graphsplit.emission.draft import Draft, prefix_of_shard
-from graphsplit.emission.host_relays import relay_within_hosts
 from tests.helpers.hosts import assert_law_on_hosts, on_hosts, replanned, worker_device
 from tests.helpers.layout_cases import deep_step, numbers
 

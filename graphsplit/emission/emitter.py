@@ -14,11 +14,11 @@ from graphsplit.core.sizes.apportionment import whole_weights
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS
 from graphsplit.emission.barriers import Barriers, ended_nodes
+from graphsplit.emission.communication.host_relays import relay_within_hosts
+from graphsplit.emission.communication.resharding import Resharding
 from graphsplit.emission.draft import Draft, prefix_of_shard
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin
-from graphsplit.emission.host_relays import relay_within_hosts
 from graphsplit.emission.local_emitter import emit_local
-from graphsplit.emission.resharding import Resharding
 from graphsplit.emission.row_counts import (
     AxisRows,
     FixedRows,

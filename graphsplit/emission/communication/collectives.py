@@ -13,10 +13,10 @@ import tensorflow as tf
 
 from graphsplit.core.hosts import host_name
 from graphsplit.core.protos.graphdefs import constant_node, make_node
-from graphsplit.emission import primitives
+from graphsplit.emission.communication import primitives
+from graphsplit.emission.communication.primitives import Nodes
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
-from graphsplit.emission.primitives import Nodes
 from graphsplit.emission.row_counts import RowCounts
 from graphsplit.planning.communication.transfers import (
     Collective,

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import Layout, Shard, SingleDevice, is_whole
-from graphsplit.emission.collectives import CollectiveWriter
+from graphsplit.emission.communication.collectives import CollectiveWriter
 from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.row_counts import RowCounts
