@@ -12,7 +12,7 @@ from graphsplit.costs.families import family_of
 from graphsplit.costs.machine import Device, Host, Link, Machine, Sample
 from graphsplit.costs.seconds import Costs
 from graphsplit.costs.work import Work, work_of
-from graphsplit.emission.sizes import Sizes, alike
+from graphsplit.emission.shards.sizes import Sizes, alike
 
 F32 = tf.float32
 

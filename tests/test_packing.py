@@ -15,7 +15,7 @@ import graphsplit as gs
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.emission import Origin, emit
 from graphsplit.emission.draft import Draft, prefix_of_shard
-from graphsplit.emission.shard_copies import bring_loop_inputs
+from graphsplit.emission.shards.shard_copies import bring_loop_inputs
 from graphsplit.planning.communication.bucketing import check_buckets
 from graphsplit.planning.communication.collectives import bucketed, find_collectives
 from graphsplit.planning.communication.transfers import Collective

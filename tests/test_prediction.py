@@ -15,7 +15,7 @@ import graphsplit as gs
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.work import bytes_of
 from graphsplit.emission import emit
-from graphsplit.emission.sizes import sizes_of
+from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.placement.builders import placement_of_plan
 from tests.helpers.messages import raises
 

@@ -22,7 +22,7 @@ from graphsplit.core.sizes.symbolic_sizes import without_sizes
 from graphsplit.costs.work import Described
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin
 from graphsplit.emission.emitter import emit
-from graphsplit.emission.sizes import sizes_of
+from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.planning import passes
 from graphsplit.planning.communication.moves import exchanging
 from graphsplit.planning.mesh import Mesh

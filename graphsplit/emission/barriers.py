@@ -13,7 +13,7 @@ from graphsplit.core.protos.node_writer import host_of
 from graphsplit.emission.communication.resharding import Resharding
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
-from graphsplit.emission.row_counts import RowCounts
+from graphsplit.emission.shards.row_counts import RowCounts
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.schedule.turns import followed
 

@@ -8,7 +8,7 @@ from graphsplit.core.layouts import Layout, Shard
 from graphsplit.core.protos.graphdefs import constant_node, constant_value
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
-from graphsplit.emission.row_counts import RowCounts
+from graphsplit.emission.shards.row_counts import RowCounts
 from graphsplit.planning.mesh import Mesh
 from graphsplit.program.program import SIZES, Op
 

@@ -19,7 +19,7 @@ from graphsplit.emission.communication.resharding import Resharding
 from graphsplit.emission.draft import Draft, prefix_of_shard
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin
 from graphsplit.emission.local_emitter import emit_local
-from graphsplit.emission.row_counts import (
+from graphsplit.emission.shards.row_counts import (
     AxisRows,
     FixedRows,
     Measured,
@@ -29,7 +29,7 @@ from graphsplit.emission.row_counts import (
     length_sizes,
     measured,
 )
-from graphsplit.emission.shard_copies import (
+from graphsplit.emission.shards.shard_copies import (
     ShardCopies,
     bring_loop_inputs,
     carries,

@@ -10,8 +10,8 @@ from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS
 from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft, prefix_of_any
-from graphsplit.emission.row_counts import FixedRows, RowCounts, Site, ToldRows, length_sizes
-from graphsplit.emission.shard_copies import ShardCopies, write_sizes, write_told
+from graphsplit.emission.shards.row_counts import FixedRows, RowCounts, Site, ToldRows, length_sizes
+from graphsplit.emission.shards.shard_copies import ShardCopies, write_sizes, write_told
 from graphsplit.graph.function_calls import named_by_content
 from graphsplit.graph.inlining import XLA_ATTRIBUTE
 from graphsplit.planning.propagation.local_plan import LocalPlan

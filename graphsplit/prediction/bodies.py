@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from graphsplit.costs.seconds import Costs, sample_key
 from graphsplit.costs.work import Described, bytes_of, work_of
-from graphsplit.emission.sizes import described, shapes_on
+from graphsplit.emission.shards.sizes import described, shapes_on
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.prediction.buffers import SAME_BUFFER
 from graphsplit.program.program import Op, Program, Tensor

@@ -11,7 +11,7 @@ from graphsplit.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.costs.seconds import Costs, sample_key, told_attributes
 from graphsplit.costs.work import Work, bytes_of, is_known, work_of
 from graphsplit.emission.emitted_graph import Origin
-from graphsplit.emission.sizes import Sizes, alike
+from graphsplit.emission.shards.sizes import Sizes, alike
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.bodies import BodyTime, bytes_in_lists, seconds_of_bodies
 from graphsplit.prediction.buffers import SAME_BUFFER

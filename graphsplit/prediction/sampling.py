@@ -11,7 +11,7 @@ from graphsplit.costs.machine import Sample
 from graphsplit.costs.seconds import sample_key
 from graphsplit.costs.work import Described, Work, work_of
 from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.emission.sizes import sizes_of
+from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.placement.recorded_steps import RecordedStep
 from graphsplit.planning.plan import Plan

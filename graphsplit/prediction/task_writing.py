@@ -17,7 +17,7 @@ from graphsplit.costs.seconds import Costs
 from graphsplit.costs.work import bytes_of, is_known
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
-from graphsplit.emission.sizes import sizes_of
+from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.graph.graph import Graph
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import SAME_BUFFER, Buffer, allocated

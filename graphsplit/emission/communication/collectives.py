@@ -17,7 +17,7 @@ from graphsplit.emission.communication import primitives
 from graphsplit.emission.communication.primitives import Nodes
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
-from graphsplit.emission.row_counts import RowCounts
+from graphsplit.emission.shards.row_counts import RowCounts
 from graphsplit.planning.communication.transfers import (
     Collective,
     Concatenation,

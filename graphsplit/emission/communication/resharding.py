@@ -9,7 +9,7 @@ from graphsplit.core.layouts import Layout, Shard, SingleDevice, is_whole
 from graphsplit.emission.communication.collectives import CollectiveWriter
 from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft
-from graphsplit.emission.row_counts import RowCounts
+from graphsplit.emission.shards.row_counts import RowCounts
 from graphsplit.planning.communication.transfers import Collective, Own
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Move

@@ -14,10 +14,10 @@ from graphsplit.core.layouts import PARTIAL_MEAN, Shard
 from graphsplit.core.protos.graphdefs import constant_node, make_node
 from graphsplit.core.sizes.polynomials import Polynomial, Symbol
 from graphsplit.core.sizes.symbolic_sizes import OWN, ROWS
-from graphsplit.emission import random_numbers
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
-from graphsplit.emission.row_counts import BEGIN, RowCounts
+from graphsplit.emission.shards import random_numbers
+from graphsplit.emission.shards.row_counts import BEGIN, RowCounts
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names, hand_over, rename_functions
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.local_plan import LocalPlan
