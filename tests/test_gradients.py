@@ -14,7 +14,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.runtime.differentiable import Differentiable
+from graphsplit.runtime.gradients.differentiable import Differentiable
 from tests.helpers.law import assert_close
 
 DOUBLE = tf.float64

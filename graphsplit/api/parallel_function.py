@@ -44,7 +44,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State, state_elsewhere, state_of
 from graphsplit.program.program import Program
-from graphsplit.runtime.differentiable import Differentiable
+from graphsplit.runtime.gradients.differentiable import Differentiable
 from graphsplit.tracing.trace import Trace, inside_trace
 
 if TYPE_CHECKING:

@@ -10,7 +10,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError
-from graphsplit.runtime.differentiable import Differentiable
+from graphsplit.runtime.gradients.differentiable import Differentiable
 
 MOST_COVERED = 1000
 

@@ -18,7 +18,8 @@ import tensorflow as tf
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.emission import EmittedGraph, emit
 from graphsplit.planning.plan import Plan
-from graphsplit.runtime import differentiable, executable, feeding
+from graphsplit.runtime import executable, feeding
+from graphsplit.runtime.gradients import differentiable
 
 Function = Callable[..., Any]
 

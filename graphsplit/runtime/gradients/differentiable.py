@@ -34,13 +34,13 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
-from graphsplit.runtime.cutting import CutGraph, cut_graph
 from graphsplit.runtime.executable import Executable, make_executable
 from graphsplit.runtime.failures import Located
 from graphsplit.runtime.feeding import FedExecutable, make_fed_executable
+from graphsplit.runtime.gradients.cutting import CutGraph, cut_graph
+from graphsplit.runtime.gradients.joint_trace import JointTrace, differentiable_outputs, gradients_only, joint_trace
+from graphsplit.runtime.gradients.kept_values import KeptValues
 from graphsplit.runtime.handles import captured, layouts_of, origins_of, watches
-from graphsplit.runtime.joint_trace import JointTrace, differentiable_outputs, gradients_only, joint_trace
-from graphsplit.runtime.kept_values import KeptValues
 from graphsplit.tracing.trace import Trace
 
 
