@@ -15,8 +15,8 @@ from graphsplit.core.errors import ArgumentError
 from graphsplit.core.layouts import Nested, Shard, part_ranges
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
-from graphsplit.placement.layout_pictures import Piece, picture, table
-from graphsplit.placement.pages import shape_text
+from graphsplit.placement.views.layout_pictures import Piece, picture, table
+from graphsplit.placement.views.pages import shape_text
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.plan import Plan
 

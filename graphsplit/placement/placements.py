@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 
-from graphsplit.placement.exports import save
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.pages import in_frame, page_html
-from graphsplit.placement.tables import render
+from graphsplit.placement.views.exports import save
+from graphsplit.placement.views.pages import in_frame, page_html
+from graphsplit.placement.views.tables import render
 
 
 class Placement(PlacementGraph):

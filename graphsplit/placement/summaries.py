@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.lanes import lanes_of
 from graphsplit.placement.questions import reading_order
 from graphsplit.placement.records import PlacedOp
+from graphsplit.placement.views.lanes import lanes_of
 
 _HIDDEN = frozenset({"Const", "NoOp"})
 

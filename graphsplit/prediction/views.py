@@ -8,11 +8,11 @@ from typing import Any
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.requirements import figure_class
-from graphsplit.placement.colors import COLORS
-from graphsplit.placement.pages import fill_page
 from graphsplit.placement.questions import natural_order
 from graphsplit.placement.recorded_steps import RecordedStep
-from graphsplit.placement.timeline_views import trace_place, trace_span
+from graphsplit.placement.views.colors import COLORS
+from graphsplit.placement.views.pages import fill_page
+from graphsplit.placement.views.timeline_views import trace_place, trace_span
 from graphsplit.prediction.predicted_step import PredictedStep
 
 _SENT = "#7f7f7f"

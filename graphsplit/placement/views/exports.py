@@ -13,8 +13,8 @@ import tensorflow as tf
 from graphsplit.core.storage import files, forms
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.pages import page_html
-from graphsplit.placement.pictures import save_dot, save_picture
+from graphsplit.placement.views.pages import page_html
+from graphsplit.placement.views.pictures import save_dot, save_picture
 
 
 def save(placement: PlacementGraph, path: str | os.PathLike[str]) -> None:

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 
 from graphsplit.core.devices import short_name
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.lanes import Lane, home_device
 from graphsplit.placement.questions import layer_names, natural_order
 from graphsplit.placement.records import PlacedOp
 from graphsplit.placement.summaries import scope_path
+from graphsplit.placement.views.lanes import Lane, home_device
 from graphsplit.planning.amounts import count_text
 
 _CALL = re.compile(r"(Stateful)?PartitionedCall(_\d+)?")

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 from graphsplit.core.devices import short_name
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.lanes import home_device
 from graphsplit.placement.records import NO_DATA, PlacedOp, Transfer
+from graphsplit.placement.views.lanes import home_device
 from graphsplit.planning.amounts import format_bytes
 
 WEIGHTS, GRADIENTS, SUMS = "weights", "gradients", "sums over rows"

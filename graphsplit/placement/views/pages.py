@@ -10,15 +10,15 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from graphsplit.core.devices import short_name
-from graphsplit.placement.colors import device_colors
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.lanes import Lane, lanes_of
-from graphsplit.placement.overviews import alike_lanes, folded_scopes, page_paths
 from graphsplit.placement.questions import natural_order, reading_order
 from graphsplit.placement.records import CriticalPath, PlacedOp, Transfer
-from graphsplit.placement.routes import Kinds, routes_of, way_text, ways_text
-from graphsplit.placement.tables import format_flops
+from graphsplit.placement.views.colors import device_colors
+from graphsplit.placement.views.lanes import Lane, lanes_of
+from graphsplit.placement.views.overviews import alike_lanes, folded_scopes, page_paths
+from graphsplit.placement.views.routes import Kinds, routes_of, way_text, ways_text
+from graphsplit.placement.views.tables import format_flops
 from graphsplit.planning.amounts import count_text, format_bytes
 
 
@@ -45,7 +45,7 @@ def fill_page(
       data: what the scripts draw.
       texts: what else the page names in double braces.
     """
-    files = importlib.resources.files("graphsplit.placement") / folder
+    files = importlib.resources.files("graphsplit.placement.views") / folder
     parts = {
         "title": html.escape(title),
         **{name: html.escape(text) for name, text in (texts or {}).items()},

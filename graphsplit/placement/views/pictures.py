@@ -10,10 +10,10 @@ from typing import Any
 from graphsplit.core.errors import StorageError, UnsupportedError
 from graphsplit.core.requirements import how_to_install
 from graphsplit.core.storage import forms
-from graphsplit.placement.colors import device_colors
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.summaries import Box, LaneFlow, Summary, summarize
-from graphsplit.placement.tables import format_flops, shorten
+from graphsplit.placement.views.colors import device_colors
+from graphsplit.placement.views.tables import format_flops, shorten
 from graphsplit.planning.amounts import format_bytes
 
 _WIDTH, _HEIGHT, _ROW = 3.0, 0.62, 0.9  # of a box, and from one box to the next, in inches
