@@ -20,7 +20,7 @@ from graphsplit.costs.families import FAMILIES
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.machine_files import machine_text, read_machine
 from graphsplit.costs.work import Work
-from graphsplit.placement.profiles import OpEvent
+from graphsplit.placement.recorded.profiles import OpEvent
 from graphsplit.prediction import sampling, timing
 from tests.helpers.messages import raises
 

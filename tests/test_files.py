@@ -16,7 +16,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.storage import files, forms
 from graphsplit.placement import Placement, Timeline, placement_of_graph
-from graphsplit.placement.profiles import OpEvent
+from graphsplit.placement.recorded.profiles import OpEvent
 from graphsplit.placement.views.exports import WRITERS
 from tests.helpers.placements import two_device_graph
 from tests.test_saved_models_errors import contents, message, save

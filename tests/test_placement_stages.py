@@ -9,8 +9,8 @@ import pytest
 
 import graphsplit as gs
 from graphsplit.placement import PlacedOp, Placement, Timeline, timeline_of
-from graphsplit.placement.profiles import OpEvent
-from graphsplit.placement.recorded_steps import find_turns
+from graphsplit.placement.recorded.profiles import OpEvent
+from graphsplit.placement.recorded.recorded_steps import find_turns
 from graphsplit.placement.summaries import summarize
 from graphsplit.placement.views.lanes import Lane, lanes_of
 from graphsplit.placement.views.pages import page_data

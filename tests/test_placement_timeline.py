@@ -14,7 +14,7 @@ from graphsplit.cli import app
 from graphsplit.cli.targets import example, parse_spec
 from graphsplit.core.tensorflow_internals import parse_profile
 from graphsplit.placement import Placement, Timeline, timeline_of
-from graphsplit.placement.profiles import OpEvent, Recorded, missing_in, read_events
+from graphsplit.placement.recorded.profiles import OpEvent, Recorded, missing_in, read_events
 from graphsplit.placement.views.timeline_views import figure
 
 WEIGHTS = tf.constant([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]])

@@ -22,8 +22,8 @@ from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.emission.emitter import emit
 from graphsplit.placement.builders import source_of
+from graphsplit.placement.recorded.timeline import timeline_of_source
 from graphsplit.placement.sources import StateKeeper
-from graphsplit.placement.timeline import timeline_of_source
 from graphsplit.planning.amounts import count_text
 from graphsplit.prediction import microbenchmarks, timing
 from graphsplit.prediction.microbenchmarks import Measurements

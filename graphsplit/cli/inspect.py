@@ -28,7 +28,7 @@ from graphsplit.core.gpus.logical_gpus import has_gpus
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import eager_context_started
 from graphsplit.placement.builders import placement_of
-from graphsplit.placement.timeline import timeline_of
+from graphsplit.placement.recorded.timeline import timeline_of
 
 _NO_WORK = {"Const", "Identity", "NoOp", "Placeholder"}
 

@@ -23,8 +23,8 @@ from graphsplit.core.storage import files
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import known_machines, machine_text
 from graphsplit.costs.machine_files import machine as machine_of
+from graphsplit.placement.recorded.timeline import timeline_of
 from graphsplit.placement.sources import StateKeeper
-from graphsplit.placement.timeline import timeline_of
 from graphsplit.planning.amounts import aligned
 from graphsplit.prediction.predictions import amount
 from graphsplit.prediction.timing import reference, usual_seconds_of_calls

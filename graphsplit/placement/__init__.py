@@ -5,8 +5,8 @@ from __future__ import annotations
 from graphsplit.placement.builders import placement_of, placement_of_graph, placement_of_plan
 from graphsplit.placement.graph import PlacementError
 from graphsplit.placement.placements import Placement
+from graphsplit.placement.recorded.timeline import Timeline, timeline_of
 from graphsplit.placement.records import Change, CriticalPath, DeviceTotals, Edge, PlacedOp, Transfer
-from graphsplit.placement.timeline import Timeline, timeline_of
 
 __all__ = [
     "Change",

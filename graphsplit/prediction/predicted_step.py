@@ -10,7 +10,7 @@ from graphsplit.core.devices import short_name
 from graphsplit.core.sizes.intervals import covered
 from graphsplit.costs.machine import Machine
 from graphsplit.placement.reasons import plain_type
-from graphsplit.placement.recorded_steps import RecordedStep
+from graphsplit.placement.recorded.recorded_steps import RecordedStep
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import Memory

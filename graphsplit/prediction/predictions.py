@@ -13,7 +13,7 @@ from graphsplit.core.storage import forms
 from graphsplit.costs.machine import Link, Machine
 from graphsplit.costs.seconds import Costs
 from graphsplit.emission.emitter import emit
-from graphsplit.placement.recorded_steps import RecordedStep
+from graphsplit.placement.recorded.recorded_steps import RecordedStep
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction import views

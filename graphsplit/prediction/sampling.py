@@ -13,7 +13,7 @@ from graphsplit.costs.work import Described, Work, work_of
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
-from graphsplit.placement.recorded_steps import RecordedStep
+from graphsplit.placement.recorded.recorded_steps import RecordedStep
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.bodies import body_operations
 from graphsplit.program.program import Op

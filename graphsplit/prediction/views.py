@@ -9,7 +9,7 @@ from typing import Any
 from graphsplit.core.devices import short_name
 from graphsplit.core.requirements import figure_class
 from graphsplit.placement.questions import natural_order
-from graphsplit.placement.recorded_steps import RecordedStep
+from graphsplit.placement.recorded.recorded_steps import RecordedStep
 from graphsplit.placement.views.colors import COLORS
 from graphsplit.placement.views.pages import fill_page
 from graphsplit.placement.views.timeline_views import trace_place, trace_span

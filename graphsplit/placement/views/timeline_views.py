@@ -7,9 +7,9 @@ from typing import Any
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.requirements import figure_class
-from graphsplit.placement.profiles import OpEvent
 from graphsplit.placement.questions import natural_order
-from graphsplit.placement.recorded_steps import COLORS, RecordedStep, TurnSpan, draw_turns
+from graphsplit.placement.recorded.profiles import OpEvent
+from graphsplit.placement.recorded.recorded_steps import COLORS, RecordedStep, TurnSpan, draw_turns
 from graphsplit.placement.views.colors import device_colors
 from graphsplit.placement.views.pages import fill_page
 from graphsplit.planning.amounts import format_bytes

@@ -9,8 +9,8 @@ from typing import Any, NamedTuple
 
 from graphsplit.core.sizes.intervals import covered
 from graphsplit.placement.placements import Placement
-from graphsplit.placement.profiles import OpEvent
 from graphsplit.placement.questions import natural_order
+from graphsplit.placement.recorded.profiles import OpEvent
 from graphsplit.placement.records import PlacedOp
 
 

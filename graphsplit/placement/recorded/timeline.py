@@ -10,13 +10,13 @@ from typing import Any
 from graphsplit.core.devices import short_name
 from graphsplit.core.storage import forms
 from graphsplit.core.tensorflow_internals import partition_graphs
-from graphsplit.placement.actual import match, require_runnable
 from graphsplit.placement.builders import source_of
 from graphsplit.placement.flattening import flatten
 from graphsplit.placement.placements import Placement
-from graphsplit.placement.profiles import SendEvent, missing_in, read_events, record_hosts
 from graphsplit.placement.reading import bytes_of, read_ops
-from graphsplit.placement.recorded_steps import RecordedStep, TurnSpan
+from graphsplit.placement.recorded.actual import match, require_runnable
+from graphsplit.placement.recorded.profiles import SendEvent, missing_in, read_events, record_hosts
+from graphsplit.placement.recorded.recorded_steps import RecordedStep, TurnSpan
 from graphsplit.placement.sources import PlacementSource, StateKeeper
 from graphsplit.placement.views.pages import in_frame
 from graphsplit.placement.views.timeline_views import chrome_trace, figure, page, stages_text
