@@ -21,8 +21,8 @@ import graphsplit as gs
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import data, workload
 from graphsplit.costs.machine_files import read_machine
-from graphsplit.prediction import timing
 from graphsplit.prediction.buffers import Memory
+from graphsplit.prediction.measuring import timing
 
 _THREADS = 1
 _MOST_DEVICES = 8

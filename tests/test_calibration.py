@@ -21,7 +21,7 @@ from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.machine_files import machine_text, read_machine
 from graphsplit.costs.work import Work
 from graphsplit.placement.recorded.profiles import OpEvent
-from graphsplit.prediction import sampling, timing
+from graphsplit.prediction.measuring import sampling, timing
 from tests.helpers.messages import raises
 
 WEIGHTS = tf.Variable(tf.ones([64, 64]) / 64, name="weights")

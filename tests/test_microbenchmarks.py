@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 from graphsplit.costs.families import FAMILIES
-from graphsplit.prediction import microbenchmarks, probes, rates, timing
+from graphsplit.prediction.measuring import microbenchmarks, probes, rates, timing
 
 
 def test_what_is_smaller_takes_no_longer():

@@ -25,9 +25,9 @@ from graphsplit.placement.builders import source_of
 from graphsplit.placement.recorded.timeline import timeline_of_source
 from graphsplit.placement.sources import StateKeeper
 from graphsplit.planning.amounts import count_text
-from graphsplit.prediction import microbenchmarks, timing
-from graphsplit.prediction.microbenchmarks import Measurements
-from graphsplit.prediction.sampling import kinds_of, samples_of
+from graphsplit.prediction.measuring import microbenchmarks, timing
+from graphsplit.prediction.measuring.microbenchmarks import Measurements
+from graphsplit.prediction.measuring.sampling import kinds_of, samples_of
 
 _LEAST_RECORDED, _MOST_RECORDED, _RECORDED_S = 2, 50, 0.3  # steps, and how long they take
 _LOGICAL_DEVICES = 64

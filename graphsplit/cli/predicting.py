@@ -26,8 +26,8 @@ from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.placement.recorded.timeline import timeline_of
 from graphsplit.placement.sources import StateKeeper
 from graphsplit.planning.amounts import aligned
+from graphsplit.prediction.measuring.timing import reference, usual_seconds_of_calls
 from graphsplit.prediction.predictions import amount
-from graphsplit.prediction.timing import reference, usual_seconds_of_calls
 
 
 def predict(

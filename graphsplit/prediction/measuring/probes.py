@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from graphsplit.prediction.timing import Call, relative_seconds_of_calls, seconds_of_warm_call
+from graphsplit.prediction.measuring.timing import Call, relative_seconds_of_calls, seconds_of_warm_call
 
 Step = Callable[[tf.Tensor], tf.Tensor]
 Key = TypeVar("Key", bound=Hashable)

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 import tensorflow as tf
 
 from graphsplit.costs.machine import Curve
-from graphsplit.prediction.probes import Probe, Step, operation
+from graphsplit.prediction.measuring.probes import Probe, Step, operation
 
 _POOL_BYTES = 256_000_000  # more than caches have
 _MOST_OPERANDS = 400

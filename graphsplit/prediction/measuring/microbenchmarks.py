@@ -9,9 +9,16 @@ from dataclasses import dataclass
 import tensorflow as tf
 
 from graphsplit.costs.machine import Curve
-from graphsplit.prediction.probes import Probe, Step, chain, chains, figures, operation, traced
-from graphsplit.prediction.rates import CONVOLUTIONS, PLAIN, convolution_step, operands_of, rate_probes, rates_of
-from graphsplit.prediction.timing import Call, reference
+from graphsplit.prediction.measuring.probes import Probe, Step, chain, chains, figures, operation, traced
+from graphsplit.prediction.measuring.rates import (
+    CONVOLUTIONS,
+    PLAIN,
+    convolution_step,
+    operands_of,
+    rate_probes,
+    rates_of,
+)
+from graphsplit.prediction.measuring.timing import Call, reference
 
 TURNS_S = 75.0
 _LONG = 12
