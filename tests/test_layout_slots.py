@@ -11,7 +11,7 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
-from graphsplit.api.layout_targets import slots_of, variables_of
+from graphsplit.api.layouts.layout_targets import slots_of, variables_of
 from graphsplit.core.variables.parted_variables import parts_of_variable
 
 DEVICES = 3

@@ -11,11 +11,11 @@ import tensorflow as tf
 from graphsplit.api.argument_splitting import Splitting, argument_paths, resolve_split
 from graphsplit.api.automatic_plans import Automatic, machine_like
 from graphsplit.api.chosen_devices import check_no_others, stages_asked
-from graphsplit.api.mesh_checks import check_asked, check_mesh
+from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh
+from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.api.options import Options
 from graphsplit.api.plan_search import LAYOUTS, Candidate, choose
 from graphsplit.api.predicted_layouts import Layout, divisions_for
-from graphsplit.api.variable_layouts import set_variable_layout
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import device_mesh

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
-from graphsplit.api.layout_targets import name_of
+from graphsplit.api.layouts.layout_targets import name_of
 from graphsplit.core.errors import ArgumentError
 from graphsplit.costs.machine import Machine
 from graphsplit.planning.amounts import format_bytes

@@ -7,9 +7,9 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from graphsplit.api.layout_spellings import VariableLayout
-from graphsplit.api.layout_targets import name_of
-from graphsplit.api.variable_layouts import (
+from graphsplit.api.layouts.layout_spellings import VariableLayout
+from graphsplit.api.layouts.layout_targets import name_of
+from graphsplit.api.layouts.variable_layouts import (
     can_be_parted,
     can_move,
     divisions_on_mesh,

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from graphsplit.api.layout_spellings import VariableLayout, spelling_of
+from graphsplit.api.layouts.layout_spellings import VariableLayout, spelling_of
 from graphsplit.api.options import Options
 from graphsplit.api.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predicted_layouts import Layout, layout_name, notes_on_layout

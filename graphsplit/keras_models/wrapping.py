@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from graphsplit.api.chosen_devices import stages_asked
-from graphsplit.api.layout_spellings import VariableLayout, check_layout
+from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout
 from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import device_mesh, mesh_axes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name

@@ -6,7 +6,7 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from graphsplit.api.layout_targets import name_of, variables_with_owners
+from graphsplit.api.layouts.layout_targets import name_of, variables_with_owners
 from graphsplit.core.keras_internals import layout_map_of
 from graphsplit.keras_models.distribution.layouts import asked_of
 from graphsplit.keras_models.distribution.meshes import MeshOfKeras

@@ -11,8 +11,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.layout_spellings import LayoutOnMesh, VariableLayout, check_layout, check_one, spelling_of
-from graphsplit.api.layout_targets import name_of, slots_of, variables_of
+from graphsplit.api.layouts.layout_spellings import LayoutOnMesh, VariableLayout, check_layout, check_one, spelling_of
+from graphsplit.api.layouts.layout_targets import name_of, slots_of, variables_of
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh, mesh_axes
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
