@@ -87,7 +87,7 @@ def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], 
     """Return the step with its packs, and without."""
     import tensorflow as tf
 
-    from graphsplit.api.compilation import trace_and_plan
+    from graphsplit.api.calls.compilation import trace_and_plan
     from graphsplit.api.options import Options
     from graphsplit.core import structures
     from graphsplit.core.devices import canonical_name

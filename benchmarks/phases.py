@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from graphsplit.api import compilation
+from graphsplit.api.calls import compilation
 from graphsplit.runtime import executable
 
 FLOORS = {

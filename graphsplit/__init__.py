@@ -15,15 +15,15 @@ from graphsplit.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from graphsplit.api.calibration import calibrate
+    from graphsplit.api.calls.parallel_function import ParallelFunction
+    from graphsplit.api.calls.retracing import RetracingWarning
     from graphsplit.api.decorators import make_parallel, parallelize
     from graphsplit.api.layouts.layout_views import visualize_layout
     from graphsplit.api.layouts.variable_layouts import set_variable_layout, variable_layout
     from graphsplit.api.layouts.with_layout import with_layout
     from graphsplit.api.on_device import on_device
-    from graphsplit.api.parallel_function import ParallelFunction
     from graphsplit.api.predictions import predict
     from graphsplit.api.resilience import Resilient, resilient
-    from graphsplit.api.retracing import RetracingWarning
     from graphsplit.api.scaling import scaling
     from graphsplit.api.verification import Difference, Report, verify
     from graphsplit.clusters.cluster import Cluster, connect
@@ -54,10 +54,10 @@ _MODULES = {
     "api.decorators": ["make_parallel", "parallelize"],
     "api.layouts.layout_views": ["visualize_layout"],
     "api.on_device": ["on_device"],
-    "api.parallel_function": ["ParallelFunction"],
+    "api.calls.parallel_function": ["ParallelFunction"],
     "api.predictions": ["predict"],
     "api.resilience": ["Resilient", "resilient"],
-    "api.retracing": ["RetracingWarning"],
+    "api.calls.retracing": ["RetracingWarning"],
     "api.scaling": ["scaling"],
     "api.layouts.variable_layouts": ["set_variable_layout", "variable_layout"],
     "api.verification": ["Difference", "Report", "verify"],

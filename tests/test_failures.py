@@ -13,7 +13,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api import parallel_function
+from graphsplit.api.calls import parallel_function
 from graphsplit.core.user_code import user_line
 from graphsplit.tracing import trace
 

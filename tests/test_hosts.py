@@ -15,7 +15,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.compilation import default_home
+from graphsplit.api.calls.compilation import default_home
 from graphsplit.core.hosts import host_name
 from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.emission.compiled_calls import graph_def_that_runs

@@ -15,8 +15,8 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api import traces
-from graphsplit.api.traces import PerInstance
+from graphsplit.api.calls import traces
+from graphsplit.api.calls.traces import PerInstance
 from graphsplit.runtime import undo_log
 from tests.helpers.law import assert_close
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
 from graphsplit.api.options import Options
-from graphsplit.api.parallel_function import P, ParallelFunction, R
 from graphsplit.core.devices import canonical_name, resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.program.stages import marked

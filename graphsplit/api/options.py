@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphsplit.api.argument_splitting import Split
 from graphsplit.api.automatic_plans import Automatic
+from graphsplit.api.calls.argument_splitting import Split
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import canonical_name, resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError

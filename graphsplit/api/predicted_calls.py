@@ -10,12 +10,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.argument_splitting import Splitting, argument_paths, check_split, resolve_split
-from graphsplit.api.call_signatures import as_call, by_bound_arguments, parameters_of, signature_of, spread
-from graphsplit.api.chosen_devices import check_no_others
-from graphsplit.api.compilation import plan_as_if, variables_elsewhere
+from graphsplit.api.calls.argument_splitting import Splitting, argument_paths, check_split, resolve_split
+from graphsplit.api.calls.call_signatures import as_call, by_bound_arguments, parameters_of, signature_of, spread
+from graphsplit.api.calls.chosen_devices import check_no_others
+from graphsplit.api.calls.compilation import plan_as_if, variables_elsewhere
+from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.options import Options
-from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predicted_layouts import Layout
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, bullet_list

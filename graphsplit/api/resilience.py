@@ -12,9 +12,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 
 import tensorflow as tf
 
+from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.host_reading import HostPipeline, is_dataset_function
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
-from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.prefetching import END, ReadCall
 from graphsplit.clusters.cluster import Cluster, current_cluster
 from graphsplit.core.device_mesh import MeshAxes

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Protocol, runtime_checkable
 
-from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.core.stand_ins import answering
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import rich.console
 
+from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.decorators import parallelize
-from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.cli.targets import (
     by_position,
     check_not_split,

@@ -9,8 +9,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calibration import calibrated
+from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.decorators import parallelize
-from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.api.predictions import predict as predicted
 from graphsplit.api.scaling import scaling
 from graphsplit.cli.checks import CALIBRATED, why_not_calibrated

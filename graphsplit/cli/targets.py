@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.cli.checks import split_spec, split_target, working_directory_first
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import ArgumentError, GraphsplitError, bullet_list

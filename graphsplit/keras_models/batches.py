@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.argument_splitting import argument_paths
-from graphsplit.api.parallel_function import ParallelFunction
+from graphsplit.api.calls.argument_splitting import argument_paths
+from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.core import structures
 from graphsplit.core.errors import CheckError
 from graphsplit.core.user_code import user_stack_level

@@ -11,10 +11,10 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.layout_spellings import VariableLayout
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.api.options import Options
-from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.keras_internals import SharedState, compilation_of, make_slots, sharing_state, step_counter

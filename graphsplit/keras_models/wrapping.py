@@ -7,7 +7,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from graphsplit.api.chosen_devices import stages_asked
+from graphsplit.api.calls.chosen_devices import stages_asked
 from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout
 from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import device_mesh, mesh_axes

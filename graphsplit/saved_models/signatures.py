@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.compilation import trace_and_plan
+from graphsplit.api.calls.compilation import trace_and_plan
 from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.errors import UnsupportedError

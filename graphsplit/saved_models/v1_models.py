@@ -13,8 +13,8 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.argument_splitting import resolve_split
-from graphsplit.api.compilation import plan_for
+from graphsplit.api.calls.argument_splitting import resolve_split
+from graphsplit.api.calls.compilation import plan_for
 from graphsplit.api.options import Options
 from graphsplit.core.protos.graphdefs import function_definition, make_node, output_type, split_reference
 from graphsplit.core.protos.marks import mark

@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.compilation import trace_and_plan
+from graphsplit.api.calls.compilation import trace_and_plan
 from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.gpus.kernel_devices import kernel_devices

@@ -8,8 +8,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.layout_targets import name_of, variables_of
-from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.layouts import Nested, Shard, part_ranges

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.options import Options
-from graphsplit.api.parallel_function import ParallelFunction
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import check_existing
 from graphsplit.core.keras_internals import asks_for_xla

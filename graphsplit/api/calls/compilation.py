@@ -8,9 +8,9 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.argument_splitting import Splitting, argument_paths, resolve_split
 from graphsplit.api.automatic_plans import Automatic, machine_like
-from graphsplit.api.chosen_devices import check_no_others, stages_asked
+from graphsplit.api.calls.argument_splitting import Splitting, argument_paths, resolve_split
+from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.api.options import Options

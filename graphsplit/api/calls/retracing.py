@@ -6,7 +6,7 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from graphsplit.api.argument_splitting import argument_paths
+from graphsplit.api.calls.argument_splitting import argument_paths
 from graphsplit.core import structures
 from graphsplit.core.errors import bullet_list
 from graphsplit.core.user_code import user_stack_level

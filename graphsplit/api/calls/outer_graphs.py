@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 import tensorflow as tf
 
-from graphsplit.api.traces import Traces
+from graphsplit.api.calls.traces import Traces
 from graphsplit.core import structures
 from graphsplit.core.devices import task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list

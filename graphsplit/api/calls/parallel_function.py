@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 import tensorflow as tf
 
 from graphsplit.api import prefetching
-from graphsplit.api.argument_splitting import check_split, resolve_split, same_batch
-from graphsplit.api.call_signatures import (
+from graphsplit.api.calls.argument_splitting import check_split, resolve_split, same_batch
+from graphsplit.api.calls.call_signatures import (
     as_call,
     as_specified,
     by_bound_arguments,
@@ -22,17 +22,17 @@ from graphsplit.api.call_signatures import (
     signature_of,
     spread,
 )
-from graphsplit.api.chosen_devices import ChosenDevices, choose_devices
-from graphsplit.api.compilation import trace_and_plan
-from graphsplit.api.options import Options
-from graphsplit.api.outer_graphs import (
+from graphsplit.api.calls.chosen_devices import ChosenDevices, choose_devices
+from graphsplit.api.calls.compilation import trace_and_plan
+from graphsplit.api.calls.outer_graphs import (
     check_no_replica,
     check_no_spread_values,
     warn_of_outer_graph,
     warn_of_stateless_scope,
 )
-from graphsplit.api.retracing import warn_of_retracing
-from graphsplit.api.traces import PerInstance, Signature, Traces
+from graphsplit.api.calls.retracing import warn_of_retracing
+from graphsplit.api.calls.traces import PerInstance, Signature, Traces
+from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.gc_pause import collection_paused
