@@ -13,9 +13,9 @@ from typing import Any, Generic, ParamSpec, TypeVar
 import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
-from graphsplit.api.host_reading import HostPipeline, is_dataset_function
+from graphsplit.api.input.host_reading import HostPipeline, is_dataset_function
+from graphsplit.api.input.prefetching import END, ReadCall
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
-from graphsplit.api.prefetching import END, ReadCall
 from graphsplit.clusters.cluster import Cluster, current_cluster
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import canonical_name, name_for_runtime, short_name, task_of

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar,
 
 import tensorflow as tf
 
-from graphsplit.api import prefetching
 from graphsplit.api.calls.argument_splitting import check_split, resolve_split, same_batch
 from graphsplit.api.calls.call_signatures import (
     as_call,
@@ -32,6 +31,7 @@ from graphsplit.api.calls.outer_graphs import (
 )
 from graphsplit.api.calls.retracing import warn_of_retracing
 from graphsplit.api.calls.traces import PerInstance, Signature, Traces
+from graphsplit.api.input import prefetching
 from graphsplit.api.options import Options
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, UnsupportedError

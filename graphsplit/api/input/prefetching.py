@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
-from graphsplit.api.host_reading import HostPipeline, connection, is_dataset_function
+from graphsplit.api.input.host_reading import HostPipeline, connection, is_dataset_function
 from graphsplit.core import structures
 from graphsplit.core.hosts import by_host
 

@@ -1,0 +1,1 @@
+"""Input: read by the host that uses it, and sent ahead."""
