@@ -57,7 +57,7 @@ def machine(path: str) -> dict[str, Any]:
 
 def calibrate(name: str, mode: str, small: bool, path: str, calibrated: str) -> dict[str, Any]:
     """Write the file of the machine with a workload's operations, as one device with one thread takes them."""
-    from graphsplit.api.calibration import measure_function
+    from graphsplit.api.predicted.calibration import measure_function
     from graphsplit.costs.machine_files import machine_text
 
     start(1)

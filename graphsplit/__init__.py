@@ -14,7 +14,6 @@ from graphsplit.core.requirements import explained
 from graphsplit.core.version import __version__ as __version__
 
 if TYPE_CHECKING:
-    from graphsplit.api.calibration import calibrate
     from graphsplit.api.calls.parallel_function import ParallelFunction
     from graphsplit.api.calls.retracing import RetracingWarning
     from graphsplit.api.decorators import make_parallel, parallelize
@@ -22,9 +21,10 @@ if TYPE_CHECKING:
     from graphsplit.api.layouts.variable_layouts import set_variable_layout, variable_layout
     from graphsplit.api.layouts.with_layout import with_layout
     from graphsplit.api.on_device import on_device
-    from graphsplit.api.predictions import predict
+    from graphsplit.api.predicted.calibration import calibrate
+    from graphsplit.api.predicted.predictions import predict
+    from graphsplit.api.predicted.scaling import scaling
     from graphsplit.api.resilience import Resilient, resilient
-    from graphsplit.api.scaling import scaling
     from graphsplit.api.verification import Difference, Report, verify
     from graphsplit.clusters.cluster import Cluster, connect
     from graphsplit.clusters.local_workers import LocalWorkers
@@ -50,15 +50,15 @@ if TYPE_CHECKING:
     from graphsplit.saved_models import TranspileReport, strip_devices, transpile_graph_def, transpile_saved_model
 
 _MODULES = {
-    "api.calibration": ["calibrate"],
+    "api.predicted.calibration": ["calibrate"],
     "api.decorators": ["make_parallel", "parallelize"],
     "api.layouts.layout_views": ["visualize_layout"],
     "api.on_device": ["on_device"],
     "api.calls.parallel_function": ["ParallelFunction"],
-    "api.predictions": ["predict"],
+    "api.predicted.predictions": ["predict"],
     "api.resilience": ["Resilient", "resilient"],
     "api.calls.retracing": ["RetracingWarning"],
-    "api.scaling": ["scaling"],
+    "api.predicted.scaling": ["scaling"],
     "api.layouts.variable_layouts": ["set_variable_layout", "variable_layout"],
     "api.verification": ["Difference", "Report", "verify"],
     "api.layouts.with_layout": ["with_layout"],

@@ -8,7 +8,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.plan_search import Candidate, choose
-from graphsplit.api.predicted_calls import predicted_call
+from graphsplit.api.predicted.predicted_calls import predicted_call
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.prediction.predictions import predict_plan

@@ -15,7 +15,7 @@ import tensorflow as tf
 import graphsplit as gs
 from benchmarks import prediction, prediction_worker
 from benchmarks.prediction import ranked, regrets, summary, table
-from graphsplit.api import calibration, fitting
+from graphsplit.api.predicted import calibration, fitting
 from graphsplit.costs.families import FAMILIES
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.machine_files import machine_text, read_machine

@@ -13,7 +13,7 @@ import tensorflow as tf
 from typer.testing import CliRunner
 
 import graphsplit as gs
-from graphsplit.api import predictions
+from graphsplit.api.predicted import predictions
 from graphsplit.cli import app
 from graphsplit.cli.predict_commands import machines_like
 from graphsplit.costs.machine_files import known_machines, machine

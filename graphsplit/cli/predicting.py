@@ -8,11 +8,11 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.calibration import calibrated
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.decorators import parallelize
-from graphsplit.api.predictions import predict as predicted
-from graphsplit.api.scaling import scaling
+from graphsplit.api.predicted.calibration import calibrated
+from graphsplit.api.predicted.predictions import predict as predicted
+from graphsplit.api.predicted.scaling import scaling
 from graphsplit.cli.checks import CALIBRATED, why_not_calibrated
 from graphsplit.cli.progress import shown_progress
 from graphsplit.cli.targets import check_specs, example, load_target, parse_spec

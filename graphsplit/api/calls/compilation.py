@@ -15,7 +15,7 @@ from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.api.options import Options
 from graphsplit.api.plan_search import LAYOUTS, Candidate, choose
-from graphsplit.api.predicted_layouts import Layout, divisions_for
+from graphsplit.api.predicted.predicted_layouts import Layout, divisions_for
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
 from graphsplit.core.device_mesh import device_mesh

@@ -16,7 +16,7 @@ from graphsplit.api.calls.chosen_devices import check_no_others
 from graphsplit.api.calls.compilation import plan_as_if, variables_elsewhere
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.options import Options
-from graphsplit.api.predicted_layouts import Layout
+from graphsplit.api.predicted.predicted_layouts import Layout
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.gc_pause import collection_paused

@@ -11,9 +11,9 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.options import Options
-from graphsplit.api.predicted_calls import PredictedCall, predicted_call
-from graphsplit.api.predicted_layouts import Layout, layout_name
-from graphsplit.api.predictions import predict_call, why_too_many
+from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
+from graphsplit.api.predicted.predicted_layouts import Layout, layout_name
+from graphsplit.api.predicted.predictions import predict_call, why_too_many
 from graphsplit.api.stepping import step_of
 from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.errors import ArgumentError

@@ -13,9 +13,9 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
-from graphsplit.api.fitting import MeasuredStep, fitted, pooled, threads_of_process
 from graphsplit.api.options import Options, quiet
-from graphsplit.api.predicted_calls import predicted_call
+from graphsplit.api.predicted.fitting import MeasuredStep, fitted, pooled, threads_of_process
+from graphsplit.api.predicted.predicted_calls import predicted_call
 from graphsplit.core.devices import available_devices
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.tensorflow_internals import is_compiled_function
