@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from graphsplit.api.calls.parallel_function import ParallelFunction
     from graphsplit.api.calls.retracing import RetracingWarning
     from graphsplit.api.decorators import make_parallel, parallelize
+    from graphsplit.api.layouts.layout_spellings import cut
     from graphsplit.api.layouts.layout_views import visualize_layout
     from graphsplit.api.layouts.variable_layouts import set_variable_layout, variable_layout
     from graphsplit.api.layouts.with_layout import with_layout
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 _MODULES = {
     "api.predicted.calibration": ["calibrate"],
     "api.decorators": ["make_parallel", "parallelize"],
+    "api.layouts.layout_spellings": ["cut"],
     "api.layouts.layout_views": ["visualize_layout"],
     "api.on_device": ["on_device"],
     "api.calls.parallel_function": ["ParallelFunction"],
@@ -115,6 +117,7 @@ __all__ = [
     "available_devices",
     "calibrate",
     "connect",
+    "cut",
     "enable_keras_distribution",
     "make_parallel",
     "multi_gpu_model",

@@ -8,7 +8,7 @@ from functools import partial
 
 from graphsplit.axes.columns import Columns, in_columns
 from graphsplit.core.device_mesh import DeviceMesh
-from graphsplit.core.layouts import REPLICATE, Cut, Division, Layout, MeshDivision, Nested, axis_of, evenly
+from graphsplit.core.layouts import REPLICATE, Cut, Division, Layout, MeshDivision, Nested, axis_of
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import parts_of
 from graphsplit.planning.state import State, program_of, state_of, with_twins
@@ -135,4 +135,4 @@ def _layout(division: MeshDivision) -> Layout:
     columns = _along(division)
     if not isinstance(columns, Cut):
         return REPLICATE
-    return evenly(columns.axis, columns.length, columns.parts, columns.block)
+    return columns.in_place

@@ -161,6 +161,8 @@ class Cut:
       devices: of the pieces, full names, if they are known.
       along: the axis of a mesh along which a variable is cut, and used where its pieces are; "" where it is put
         together before it is used.
+      blocks: how often such an axis lies in the variable's, one after the other, each cut by itself: of fused queries,
+        keys and values, a piece has its heads of all three.
     """
 
     axis: int
@@ -170,6 +172,7 @@ class Cut:
     reshard: bool = True
     devices: tuple[str, ...] = ()
     along: str = ""
+    blocks: int = 1
 
     @property
     def is_of_rows(self) -> bool:
@@ -183,7 +186,23 @@ class Cut:
         >>> Cut(0, 10, 4).lengths
         (3, 3, 2, 2)
         """
-        return tuple([self.block * count for count in EvenCut(self.length).counts(self.parts)])
+        return tuple([sum(map(len, own)) for own in self.ranges])
+
+    @property
+    def ranges(self) -> list[list[range]]:
+        """Return which entries each piece has: a range of each block.
+
+        >>> Cut(0, 3, 2, blocks=2).ranges
+        [[range(0, 2), range(3, 5)], [range(2, 3), range(5, 6)]]
+        """
+        size, firsts = self.block * self.length, range(self.blocks)
+        ends = list(itertools.accumulate([self.block * n for n in EvenCut(self.length).counts(self.parts)], initial=0))
+        return [[range(k * size + start, k * size + end) for k in firsts] for start, end in itertools.pairwise(ends)]
+
+    @property
+    def in_place(self) -> Shard:
+        """Return the layout of a variable along an axis of a mesh."""
+        return evenly(self.axis, self.length, self.parts, self.block).repeated(self.blocks)
 
     @property
     def layout(self) -> Shard:
@@ -281,8 +300,8 @@ def axis_of(division: MeshDivision) -> str:
     return division.along if isinstance(division, Cut) else ""
 
 
-def part_ranges(division: MeshDivision, ranges: Sequence[range]) -> list[tuple[range, ...]]:
-    """Return which entries of a variable each part has, along each dimension.
+def part_ranges(division: MeshDivision, ranges: Sequence[Sequence[int]]) -> list[tuple[Sequence[int], ...]]:
+    """Return which entries of a variable each part has, along each dimension: a range where they follow each other.
 
     Args:
       division: how the variable is several.
@@ -296,9 +315,9 @@ def part_ranges(division: MeshDivision, ranges: Sequence[range]) -> list[tuple[r
         return [tuple(ranges)] * division.parts
     if isinstance(division, Cut):
         own, before = ranges[division.axis], (*ranges[: division.axis],)
-        ends = itertools.accumulate(division.lengths)
-        pairs = [own[end - length : end] for end, length in zip(ends, division.lengths, strict=True)]
-        return [(*before, piece, *ranges[division.axis + 1 :]) for piece in pairs]
+        pieces = [[own[entries.start : entries.stop] for entries in blocks] for blocks in division.ranges]
+        joined = [piece[0] if len(piece) == 1 else [*itertools.chain(*piece)] for piece in pieces]
+        return [(*before, piece, *ranges[division.axis + 1 :]) for piece in joined]
     columns = zip(division.rows, part_ranges(division.columns, ranges), strict=True)
     return [part for own, column in columns for part in part_ranges(own, column)]
 

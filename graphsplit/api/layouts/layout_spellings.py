@@ -16,7 +16,59 @@ from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, copied, part_shapes
 
-Dimensions = Sequence[str | Sequence[str] | None]
+
+@dataclass(frozen=True)
+class AxisCut:
+    """An axis of a mesh along which a dimension is cut, between units; see `cut`. Of a name alone, `blocks` is 0."""
+
+    axis: str
+    unit: int = 1
+    blocks: int = 0
+
+    @property
+    def plain(self) -> str | AxisCut:
+        """As users write it."""
+        return self if self.blocks else self.axis
+
+    def __repr__(self) -> str:
+        return f"gs.cut({self.axis!r}, unit={self.unit}, blocks={self.blocks})"
+
+
+def cut(axis: str, *, unit: int = 1, blocks: int = 1) -> AxisCut:
+    """Return an entry of a variable's layout: the dimension is cut along an axis of the mesh, between units.
+
+    It stands where the name of the axis would: `{"*/qkv/kernel": (None, gs.cut("model", unit=64, blocks=3))}`. Heads
+    that are merged with their width, or with each other, so stay whole, and nothing is gathered for them.
+
+    Args:
+      axis: of the mesh, and not that of the batch: what is cut along that is put together before it is used.
+      unit: entries of the dimension that stay together: the width of a head.
+      blocks: how many equal blocks lie one after the other along the dimension, each cut by itself: 3 of fused queries,
+        keys and values, 2 of a fused gate and up. Each device has its units of every block. Where a block has fewer
+        units than the axis has devices (a few heads of keys and values), each device has a copy of the variable.
+
+    Raises:
+      ArgumentError: for a unit, or a number of blocks, that is not at least 1. (Where the variable is laid out, for
+        those that do not divide its dimension, and for an axis that the mesh lacks.)
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> qkv = tf.Variable(tf.zeros((8, 3 * 4 * 2)), name="qkv")   # queries, keys and values of 4 heads of width 2
+    >>> gs.set_variable_layout(qkv, (None, gs.cut("model", unit=2, blocks=3)), mesh={"model": 2})
+    >>> gs.visualize_layout(qkv)
+    qkv float32[8,24], each row of devices along 'model'
+    ┌────────────────────┬────────────────────┐
+    │ CPU:0              │ CPU:1              │
+    │ :, 0:4 8:12 16:20  │ :, 4:8 12:16 20:24 │
+    └────────────────────┴────────────────────┘
+    """
+    for name, number in (("unit", unit), ("blocks", blocks)):
+        if isinstance(number, bool) or not isinstance(number, int) or number < 1:
+            raise ArgumentError(f"cut({axis!r}, {name}={number!r}): {name} is a number of at least 1.")
+    return AxisCut(axis, unit, blocks)
+
+
+Axes = str | AxisCut | Sequence[str | AxisCut] | None
+Dimensions = Sequence[Axes]
 VariableLayout = str | Dimensions | tuple[Dimensions, str]
 """One of `LAYOUTS`; or for each dimension the axes of a mesh along which it is cut, or None; or a pair of both."""
 
@@ -26,23 +78,28 @@ class Spelling:
     """What a layout says, however it is spelled.
 
     Attributes:
-      dimensions: the axes of the mesh along which each dimension is cut; empty if none is.
+      dimensions: the axes of the mesh along which each dimension is cut, and how; empty if none is.
       others: one of `LAYOUTS`: how the variable lies along the axes that no dimension names.
     """
 
-    dimensions: tuple[tuple[str, ...], ...]
+    dimensions: tuple[tuple[AxisCut, ...], ...]
     others: str
 
     @property
     def named(self) -> dict[str, int]:
         """The dimension that is cut along each axis."""
-        return {axis: k for k, axes in enumerate(self.dimensions) for axis in axes}
+        return {own.axis: k for k, axes in enumerate(self.dimensions) for own in axes}
+
+    def cut_along(self, axis: str) -> AxisCut | None:
+        """Return how the dimension that is cut along an axis is cut."""
+        return next((own for axes in self.dimensions for own in axes if own.axis == axis), None)
 
     def plain(self, rank: int) -> Any:
         """Return the layout of a variable as users write it, always in the same way."""
         if not self.named:
             return self.others
-        own: list[Any] = [axes if len(axes) > 1 else next(iter(axes), None) for axes in self.dimensions]
+        named = [tuple([one.plain for one in axes]) for axes in self.dimensions]
+        own: list[Any] = [axes if len(axes) > 1 else next(iter(axes), None) for axes in named]
         dimensions = (*own, *[None] * (rank - len(own)))
         return dimensions if self.others == "home" else (dimensions, self.others)
 
@@ -50,17 +107,22 @@ class Spelling:
 def spelling_of(layout: VariableLayout) -> Spelling:
     """Return what a layout says.
 
-    >>> spelling_of(((None, "model"), "sharded"))
-    Spelling(dimensions=((), ('model',)), others='sharded')
+    >>> spelling_of(((None, cut("model", unit=2)), "sharded"))
+    Spelling(dimensions=((), (gs.cut('model', unit=2, blocks=1),)), others='sharded')
     """
     if isinstance(layout, str):
         return Spelling((), layout)
     others = "home"
-    dimensions: Sequence[Any] = layout
-    if len(layout) == 2 and layout[1] in LAYOUTS and not isinstance(layout[0], str) and layout[0] is not None:
+    dimensions: Any = layout
+    if len(layout) == 2 and layout[1] in LAYOUTS and _is_several(layout[0]):
         dimensions, others = layout[0], str(layout[1])
-    named = [() if own is None else (own,) if isinstance(own, str) else tuple(own) for own in dimensions]
-    return Spelling(tuple(named), others)
+    named = [() if own is None else tuple(own) if _is_several(own) else (own,) for own in dimensions]
+    axes = [tuple([one if isinstance(one, AxisCut) else AxisCut(one) for one in own]) for own in named]
+    return Spelling(tuple(axes), others)
+
+
+def _is_several(own: Any) -> bool:
+    return isinstance(own, Sequence) and not isinstance(own, str)
 
 
 def check_layout(layout: Any, grid: DeviceMesh | None = None) -> None:
@@ -77,7 +139,7 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
             raise ArgumentError(f"There is no variable layout {layout!r}; there are {known}.")
         return
     text = f"The variable layout {layout!r}"
-    if not all(own is None or isinstance(own, (str, Sequence)) for own in layout):
+    if not all(own is None or isinstance(own, (str, AxisCut, Sequence)) for own in layout):
         raise ArgumentError(
             f"{text} names, for each dimension, an axis of a mesh or None: (None, 'model'). Without axes there are "
             f"{known}."
@@ -88,8 +150,8 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
             f"Without a mesh there are {known}."
         )
     axes, spelling = dict(grid.sizes), spelling_of(layout)
-    named = [name for own in spelling.dimensions for name in own]
-    is_pair = len(layout) == 2 and not isinstance(layout[0], (str, type(None))) and isinstance(layout[1], str)
+    named = [one.axis for own in spelling.dimensions for one in own]
+    is_pair = len(layout) == 2 and _is_several(layout[0]) and isinstance(layout[1], str)
     if is_pair and layout[1] not in axes and layout[1] not in LAYOUTS:
         raise ArgumentError(f"{text}: {layout[1]!r} is no axis of mesh {grid}, and none of {known}.")
     for name in named:
@@ -99,6 +161,12 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
             raise ArgumentError(
                 f"{text}: mesh {grid} has no axis {name!r}; it has {', '.join(map(repr, axes))}.{meant}"
             )
+    along_batch = spelling.cut_along(grid.batch_axis)
+    if along_batch is not None and along_batch.plain != grid.batch_axis:
+        raise ArgumentError(
+            f"{text}: what is cut along {grid.batch_axis!r}, the batch's axis, is put together before it is used, so "
+            f"that it has no units. Name {grid.batch_axis!r} alone."
+        )
     if twice := [name for name in axes if named.count(name) > 1]:
         raise ArgumentError(
             f"{text} names axis {twice[0]!r} twice; each axis cuts one dimension of a variable. Take None for the "
@@ -138,16 +206,34 @@ class LayoutOnMesh:
         if rank > len(self._shape):
             yield f"{self._spelling.plain(rank)} has {rank} dimensions, the variable {len(self._shape)}"
             return
-        k = self._spelling.named.get(self._grid.axis)
-        count = len(self._grid.columns)
-        if k is not None and self._shape[k] < count:
-            yield f"dimension {k} has {self._shape[k]} entries, and {self._grid.axis!r} has {count} devices"
+        asked, axis, count = self._spelling.cut_along(self._grid.axis), self._grid.axis, len(self._grid.columns)
+        if asked is None:
+            return
+        k, blocks = self._spelling.named[axis], asked.blocks or 1
+        size, one_block = self._shape[k], self._shape[k] // blocks
+        if not asked.blocks and size < count:
+            yield f"dimension {k} has {size} entries, and {axis!r} has {count} devices; gs.cut({axis!r}) copies it"
+        elif size % blocks:
+            near = _nearest(blocks, size)
+            yield f"dimension {k} has {size} entries, which are not {blocks} equal blocks; blocks={near} divides them"
+        elif one_block % asked.unit:
+            near, each = (
+                _nearest(asked.unit, one_block),
+                f"entries in each of {blocks} blocks" if blocks > 1 else "entries",
+            )
+            yield f"dimension {k} has {one_block} {each}, which are not units of {asked.unit}; unit={near} divides them"
 
     @property
-    def columns(self) -> Cut | None:
-        """How the variable is cut along the axis that is not the batch's, if it is."""
-        k, firsts = self._spelling.named.get(self._grid.axis), self._grid.rows[0]
-        return None if k is None else Cut(k, self._shape[k], len(firsts), devices=firsts, along=self._grid.axis)
+    def columns(self) -> Division | None:
+        """How the variable is cut along the axis that is not the batch's, if it is; copied where it has few units."""
+        asked, firsts = self._spelling.cut_along(self._grid.axis), self._grid.rows[0]
+        if asked is None:
+            return None
+        k, blocks = self._spelling.named[self._grid.axis], asked.blocks or 1
+        units = self._shape[k] // asked.unit // blocks
+        if units < len(firsts):
+            return copied(len(self._shape), firsts, firsts)
+        return Cut(k, units, len(firsts), asked.unit, devices=firsts, along=self._grid.axis, blocks=blocks)
 
     def division(self, shared: Sequence[Division] = ()) -> MeshDivision:
         """Return how the variable is several.
@@ -157,7 +243,7 @@ class LayoutOnMesh:
         """
         columns, row = self.columns, self._spelling.named.get(self._grid.batch_axis)
         heads, others = self._grid.columns, self._spelling.others
-        if columns is not None and len(heads[0]) == 1:
+        if isinstance(columns, Cut) and len(heads[0]) == 1:
             return columns
         if columns is None:
             assert row is not None
@@ -171,9 +257,11 @@ class LayoutOnMesh:
             shapes = part_shapes(columns, self._shape)
             own = [self._gathered(row, shape, devices) for shape, devices in zip(shapes, heads, strict=True)]
             return Nested(self._grid.axis, columns, tuple(own))
-        if others == "home":
+        if others == "home" and isinstance(columns, Cut):
             return columns
-        if others == "mirrored":
+        if others == "home" or len(heads[0]) == 1:
+            shared = [Cut(0, self._shape[0], 1, devices=own[:1]) for own in heads]
+        elif others == "mirrored":
             shared = [Copied(own, copied(len(self._shape), own, own).layout, own) for own in heads]
         return Nested(self._grid.axis, columns, tuple(shared))
 
@@ -181,3 +269,8 @@ class LayoutOnMesh:
         """Return how a dimension is cut over devices that put it together before they use it. None has no part."""
         count = max(min(len(devices), shape[k]), 1)
         return Cut(k, shape[k], count, reshard=self._reshard, devices=tuple(devices[:count]))
+
+
+def _nearest(number: int, size: int) -> int:
+    """Return what divides a size and is nearest to a number."""
+    return min([k for k in range(1, size + 1) if size % k == 0], key=lambda k: abs(k - number))

@@ -12,7 +12,7 @@ from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.layout_targets import name_of, variables_of
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.layouts import Nested, Shard, part_ranges
+from graphsplit.core.layouts import MeshDivision, Nested, Shard, axis_of, part_ranges
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
 from graphsplit.placement.views.layout_pictures import Piece, picture, table
@@ -88,7 +88,7 @@ def _picture_of_variable(variable: tf.Variable) -> str:
         return _whole(f"{title}, whole", canonical_name(variable.device), variable.shape.rank)
     if isinstance(parts, VariableCopies):
         return picture(f"{title}, a copy on each device", [Piece(parts.devices)], None, variable.shape.rank or 0)
-    if isinstance(parts.division, Nested):
+    if isinstance(parts.division, Nested) or parts.cut.blocks > 1:
         return _picture_on_mesh(title, parts.division, variable.shape.as_list())
     if len(parts.devices) == 1:
         return _whole(f"{title}, whole on its owner", parts.devices[0], variable.shape.rank)
@@ -100,19 +100,22 @@ def _picture_of_variable(variable: tf.Variable) -> str:
     )
 
 
-def _picture_on_mesh(title: str, division: Nested, shape: Sequence[int]) -> str:
+def _picture_on_mesh(title: str, division: MeshDivision, shape: Sequence[int]) -> str:
     """Return a table with the devices of a column one above the other."""
     ranges = part_ranges(division, list(map(range, shape)))
     texts = [", ".join([_range_text(own, size) for own, size in zip(part, shape, strict=True)]) for part in ranges]
     cells = list(zip(division.devices, texts, strict=True))
-    ends = [*division.firsts[1:], len(cells)]
-    columns = [cells[first:end] for first, end in zip(division.firsts, ends, strict=True)]
+    firsts = division.firsts if isinstance(division, Nested) else range(division.parts)
+    columns = [cells[first:end] for first, end in zip(firsts, [*firsts[1:], len(cells)], strict=True)]
     rows = list(itertools.zip_longest(*columns))
-    return table(f"{title}, each row of devices along {division.axis!r}", rows)
+    return table(f"{title}, each row of devices along {axis_of(division)!r}", rows)
 
 
-def _range_text(own: range, size: int) -> str:
-    return ":" if own == range(size) else f"{own.start}:{own.stop}"
+def _range_text(own: Sequence[int], size: int) -> str:
+    """Return `0:2`, or `0:2 6:8` of several blocks."""
+    starts = [k for k in range(len(own)) if k == 0 or own[k] != own[k - 1] + 1]
+    ends = [own[k - 1] + 1 for k in [*starts[1:], len(own)]]
+    return ":" if len(own) == size else " ".join([f"{own[k]}:{end}" for k, end in zip(starts, ends, strict=True)])
 
 
 def _lengths(parts: VariableParts) -> Sequence[int]:

@@ -49,7 +49,8 @@ def set_variable_layout(
         from its beginning or from any `/` on: Keras 3 calls a table `sequential/embedding/embeddings`. A slot of an
         optimizer fits what its variable fits, too. With a `mesh`, a layout may also name an axis of the mesh for a
         dimension, `(None, "model")`: the variable is cut along that dimension, each device of the axis has a part,
-        and what is computed with it is computed where the parts are. The axis of the batch, `("batch", "model")`,
+        and what is computed with it is computed where the parts are. `cut` says of which units the dimension consists,
+        and stands where the axis would. The axis of the batch, `("batch", "model")`,
         divides: what is cut along it is put together before it is used. A pair says how the variable lies along the
         axis that no dimension names, `((None, "model"), "mirrored")`. `docs/large_layers.md` has a table.
       devices: how many, or which; all by default. Those of a mesh row by row.

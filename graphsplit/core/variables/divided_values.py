@@ -23,8 +23,8 @@ def pieces_of(value: tf.Tensor, division: MeshDivision) -> list[tf.Tensor]:
     if isinstance(division, Cut):
         if division.parts == 1:
             return [value]
-        lengths = division.lengths
-        return [_slice(value, division.axis, sum(lengths[:k]), length) for k, length in enumerate(lengths)]
+        axis, cut = division.axis, division.ranges
+        return [_joined([_slice(value, axis, own.start, len(own)) for own in blocks], axis) for blocks in cut]
     pairs = zip(division.rows, pieces_of(value, division.columns), strict=True)
     return [piece for own, column in pairs for piece in pieces_of(column, own)]
 
@@ -37,7 +37,11 @@ def whole_of(values: Sequence[tf.Tensor | None], division: MeshDivision) -> tf.T
         there = [value for value in values if value is not None]
         if len(there) < len(values):
             return None
-        return tf.concat(there, division.axis) if len(there) > 1 else there[0]
+        axis, cut = division.axis, division.ranges
+        if division.blocks > 1 and len(there) > 1:
+            each = [tf.split(value, list(map(len, own)), axis) for value, own in zip(there, cut, strict=True)]
+            there = [pieces[k] for k in range(division.blocks) for pieces in each]
+        return _joined(there, axis)
     columns = [whole_of(own, rows) for own, rows in zip(_by_column(values, division), division.rows, strict=True)]
     return whole_of(columns, division.columns)
 
@@ -56,7 +60,7 @@ def gradient_of(values: Sequence[tf.Tensor], gradients: Sequence[Any], division:
         return tf.add_n([tf.convert_to_tensor(gradient) for gradient in gradients if gradient is not None])
     if isinstance(division, Cut):
         pairs = zip(values, gradients, strict=True)
-        return tf.concat([tf.zeros_like(v) if g is None else tf.convert_to_tensor(g) for v, g in pairs], division.axis)
+        return whole_of([tf.zeros_like(v) if g is None else tf.convert_to_tensor(g) for v, g in pairs], division)
     grouped = list(zip(_by_column(values, division), _by_column(gradients, division), division.rows, strict=True))
     wholes = [whole_of(own, rows) for own, _, rows in grouped]
     return gradient_of(wholes, [gradient_of(*group) for group in grouped], division.columns)
@@ -65,6 +69,10 @@ def gradient_of(values: Sequence[tf.Tensor], gradients: Sequence[Any], division:
 def _by_column(values: Sequence[Any], division: Any) -> list[Sequence[Any]]:
     pairs = zip(division.firsts, division.rows, strict=True)
     return [values[first : first + own.parts] for first, own in pairs]
+
+
+def _joined(pieces: Sequence[tf.Tensor], axis: int) -> tf.Tensor:
+    return tf.concat(pieces, axis) if len(pieces) > 1 else pieces[0]
 
 
 def _slice(value: tf.Tensor, axis: int, first: int, length: int) -> tf.Tensor:

@@ -149,14 +149,16 @@ def _in_columns(rows: Sequence[Division]) -> str:
 
 
 def _lengths(cut: Cut) -> str:
-    return ", ".join(map(str, cut.lengths))
+    units = f"; units of {cut.block}" if cut.block > 1 else ""
+    blocks = f"; {cut.blocks} blocks" if cut.blocks > 1 else ""
+    return f"{', '.join(map(str, cut.lengths))}{units}{blocks}"
 
 
 def _length_cut(plan: Decisions, name: str) -> int:
-    """Return the length, in blocks, of the dimension of a variable that is cut along an axis."""
+    """Return the length of the dimension of a variable that is cut along an axis."""
     division = plan.state.divisions[name]
     columns = division.columns if isinstance(division, Nested) else division
-    return columns.length if isinstance(columns, Cut) else 0
+    return sum(columns.lengths) if isinstance(columns, Cut) else 0
 
 
 def _counts(plan: Decisions) -> str:

@@ -1,0 +1,263 @@
+"""Dimensions that are made of units: heads merged with their width, fused queries, keys and values, gate and up."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.variables.parted_variables import parts_of_variable
+from tests.test_mesh import Made, Step, assert_law, devices_of, message, numbers, variable
+from tests.test_mesh_variables import six
+
+WIDTH, LENGTH, SIZE, HIDDEN = 12, 5, 4, 10  # SIZE is the width of a head
+ACTIVATIONS = LENGTH * WIDTH * 8  # bytes of a row
+TWO = {"batch": 2, "model": 2}
+
+
+def block(heads: int, shared: int = 0, fused: bool = False) -> tuple[dict[str, tf.Variable], Step]:
+    """Attention and SwiGLU, as models have them whose kernels are matrices; `shared` heads of keys and values."""
+    few = shared or heads
+    if fused:
+        into = {"qkv": variable("qkv", WIDTH, 3 * heads * SIZE), "bias": variable("bias", 3 * heads * SIZE)}
+    else:
+        into = {name: variable(name, WIDTH, (heads if name == "q" else few) * SIZE, seed=ord(name)) for name in "qkv"}
+    rest = {"o": (heads * SIZE, WIDTH), "gate_up": (WIDTH, 2 * HIDDEN), "down": (HIDDEN, WIDTH)}
+    own = {**into, **{name: variable(name, *shape) for name, shape in rest.items()}}
+
+    def apart(x: tf.Tensor, count: int) -> tf.Tensor:
+        return tf.transpose(tf.reshape(x, (-1, LENGTH, count, SIZE)), (0, 2, 1, 3))
+
+    def run(x: tf.Tensor) -> tf.Tensor:
+        both = tf.split(x @ own["qkv"] + own["bias"], 3, -1) if fused else [x @ own[name] for name in "qkv"]
+        q, k, v = (apart(one, count) for one, count in zip(both, (heads, few, few), strict=True))
+        k, v = (tf.repeat(one, heads // few, 1) if few < heads else one for one in (k, v))
+        weights = tf.nn.softmax(tf.einsum("bhte,bhse->bhts", q, k) / 2.0)
+        mixed = tf.transpose(tf.einsum("bhts,bhse->bhte", weights, v), (0, 2, 1, 3))
+        x += tf.reshape(mixed, (-1, LENGTH, heads * SIZE)) @ own["o"]
+        gate, up = tf.split(x @ own["gate_up"], 2, -1)
+        return x + (tf.nn.silu(gate) * up) @ own["down"]
+
+    return own, run
+
+
+def trained(heads: int, shared: int = 0, fused: bool = False) -> Made:
+    """A step of Adam by hand; its slots are named after their variables."""
+    named, run = block(heads, shared, fused)
+    weights = list(named.values())
+    first, second = (
+        [tf.Variable(tf.zeros_like(own), name=f"{name}_{slot}", trainable=False) for name, own in named.items()]
+        for slot in "mv"
+    )
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            y = run(x)
+            loss = tf.reduce_mean(y**2)
+        for own, m, v, gradient in zip(weights, first, second, tape.gradient(loss, weights), strict=True):
+            m.assign(0.9 * m + 0.1 * gradient)
+            v.assign(0.99 * v + 0.01 * gradient**2)
+            own.assign_sub(0.01 * m / (tf.sqrt(v) + 1e-2))  # (a larger epsilon: rounding counts less)
+        return loss, y
+
+    return [*weights, *first, *second], step
+
+
+HEADS = gs.cut("model", unit=SIZE)
+FUSED = gs.cut("model", unit=SIZE, blocks=3)
+ALIKE = {"o*": (HEADS,), "gate_up*": (None, gs.cut("model", blocks=2)), "down*": ("model",), "*": "home"}
+APART = {**{f"{name}*": (None, HEADS) for name in "qkv"}, **ALIKE}
+MERGED = {"qkv*": (None, FUSED), "bias*": (FUSED,), **ALIKE}
+
+
+def along_model(plan: Any) -> str:
+    return next(line for line in str(plan).splitlines() if "along 'model': " in line)
+
+
+CASES = [
+    pytest.param(4, 0, True, {"batch": 1, "model": 2}, marks=pytest.mark.long),
+    pytest.param(4, 0, False, {"batch": 2, "model": 1}, marks=pytest.mark.long),
+    pytest.param(3, 0, True, TWO),
+    pytest.param(3, 0, False, {"batch": 3, "model": 2}, marks=[pytest.mark.long, six]),
+    pytest.param(4, 2, False, TWO, marks=pytest.mark.long),
+    pytest.param(4, 2, False, {"batch": 1, "model": 4}, marks=pytest.mark.long),
+    pytest.param(4, 1, False, {"batch": 1, "model": 2}, marks=pytest.mark.long),
+    pytest.param(4, 1, False, {"model": 4}, marks=pytest.mark.long),
+]
+
+
+@pytest.mark.parametrize(("heads", "shared", "fused", "mesh"), CASES, ids=str)
+def test_a_block(heads: int, shared: int, fused: bool, mesh: dict[str, int]):
+    """A training step, uneven rows, fewer rows than devices; nothing but sums of activations moves along the axis."""
+    batches = [tf.constant(numbers(rows, LENGTH, WIDTH)) for rows in (5, 1)]
+    layout = MERGED if fused else APART
+    parallel = assert_law(lambda: trained(heads, shared, fused), layout, mesh, batches)
+    if mesh["model"] > 1:
+        plan = parallel.plan(batches[0])
+        assert not plan.state.gathered
+        few_heads = shared and shared < mesh["model"]
+        others = {0: "", 1: ", 2 reduces", 2: ", 2 all-gathers"}[shared if few_heads else 0]
+        assert f"along 'model': 3 all-reduces{others}, " in along_model(
+            plan
+        )  # 2 forward, 1 backward: `x` has no gradient
+
+
+@pytest.mark.parametrize(
+    ("heads", "shared", "fused", "columns"),
+    [(4, 0, True, 2), (3, 0, True, 2), (3, 0, False, 2), (4, 2, False, 2), (4, 2, False, 4), (4, 1, False, 4)],
+)
+def test_no_activation_is_gathered_forward(heads: int, shared: int, fused: bool, columns: int):
+    """Two sums over the columns, in TensorFlow's partition graphs too, and each device has its part of each weight."""
+    mesh, x = {"batch": 1, "model": columns}, tf.constant(numbers(3, LENGTH, WIDTH))
+    own, run = block(heads, shared, fused)
+    expected = run(x)
+    layout = {name: cut for name, cut in (MERGED if fused else APART).items() if name == "*" or name.strip("*") in own}
+    gs.set_variable_layout(own, layout, devices_of(mesh), mesh=mesh)
+    parallel = gs.parallelize(run, mesh=mesh, devices=devices_of(mesh))
+    np.testing.assert_allclose(parallel(x), expected, 1e-9, 1e-10)
+    assert "along 'model': 1 all-reduce, 1 reduce, " in along_model(parallel.plan(x))  # (what is returned is reduced)
+    ran = gs.placement_of(parallel, x, actual=True)
+    sent = 4 * (columns - 1) * 3 * ACTIVATIONS  # `x` to the other columns, twice for the all-reduce, once for the other
+    assert 0 <= sum(transfer.bytes for transfer in ran.transfers) - sent <= 64  # (integers of shapes)
+    for name, weight in own.items():
+        parts = parts_of_variable(weight)
+        is_copied = name in "kv" and 0 < shared < columns
+        assert sum(parts.bytes_on_devices().values()) == weight.shape.num_elements() * 8 * (columns if is_copied else 1)
+        assert len({device for device, size in parts.bytes_on_devices().items() if size}) == columns
+
+
+def test_each_part_has_its_units_of_every_block():
+    own, mesh = variable("qkv", 2, 3 * 3 * SIZE), devices_of(TWO)
+    gs.set_variable_layout(own, (None, FUSED), mesh, mesh=TWO)
+    parts = parts_of_variable(own)
+    np.testing.assert_array_equal(own.numpy(), numbers(2, 3 * 3 * SIZE))  # put together
+    parts.take_apart()
+    heads = numbers(2, 3 * 3 * SIZE).reshape(2, 3, 3, SIZE)
+    for part, chosen in zip(parts._parts, (heads[:, :, :2], heads[:, :, 2:]), strict=True):
+        np.testing.assert_array_equal(part.numpy(), chosen.reshape(2, -1))
+    parts.take(tf.constant(heads[::-1].reshape(2, -1)))
+    np.testing.assert_array_equal(own.numpy(), heads[::-1].reshape(2, -1))
+    gs.set_variable_layout(own, ("batch", FUSED), mesh, mesh=TWO)
+    assert ":, 0:8 12:20 24:32" not in str(gs.visualize_layout(own))
+    assert "0:1, 0:8 12:20 24:32" in str(gs.visualize_layout(own))
+    for layout in ((None, FUSED), ((None, FUSED), "mirrored"), ("batch", FUSED), ((None, FUSED), "sharded")):
+        gs.set_variable_layout(own, layout, mesh, mesh=TWO)
+        assert parts_of_variable(own).layout == layout
+        np.testing.assert_array_equal(own.numpy(), heads[::-1].reshape(2, -1))
+
+
+@pytest.mark.parametrize("layout", [((None, FUSED), "mirrored"), ((None, FUSED), "sharded"), ("batch", FUSED)])
+def test_gradients_from_outside(layout: Any):
+    found, x = [], tf.constant(numbers(5, LENGTH, WIDTH))
+    for mesh in (None, TWO):
+        own, run = block(3, fused=True)
+        function: Callable[..., Any] = run
+        if mesh is not None:
+            gs.set_variable_layout(own, {**MERGED, "qkv*": layout}, devices_of(mesh), mesh=mesh)
+            function = gs.parallelize(run, mesh=mesh, devices=devices_of(mesh))
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(function(x) ** 2)
+        found.append([loss, *tape.gradient(loss, list(own.values()))])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, 1e-9, 1e-9)
+
+
+def test_files_are_those_of_one_device(tmp_path: Path):
+    def made() -> keras.Model:
+        keras.utils.set_random_seed(3)
+        layers = [keras.layers.Dense(2 * HIDDEN, name="gate_up"), keras.layers.Dense(WIDTH, name="down")]
+        return keras.Sequential([keras.Input((WIDTH,)), *layers])
+
+    layout = {
+        "gate_up/kernel": (None, gs.cut("model", blocks=2)),
+        "gate_up/bias": (gs.cut("model", blocks=2),),
+        "*": "home",
+    }
+    x = numbers(7, WIDTH).astype(np.float32)
+    found = []
+    for mesh in (None, TWO):
+        template = made()
+        template.compile(keras.optimizers.Adam(1e-2, epsilon=1e-2), "mse")
+        model = template if mesh is None else gs.multi_gpu_model(template, mesh=mesh, variables=layout)
+        model.fit(x, x, batch_size=5, epochs=2, shuffle=False, verbose=0)
+        found.append(template)
+    for one, other in zip(found[0].get_weights(), found[1].get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, 1e-4, 1e-6)
+    kernel = found[1].get_layer("gate_up").kernel.value
+    slots = [v.value for v in found[1].optimizer.variables if v.shape == kernel.shape]
+    assert [parts_of_variable(v).division for v in slots] == [parts_of_variable(kernel).division] * 2
+    found[1].save_weights(tmp_path / "model.weights.h5")
+    plain = made()
+    plain.load_weights(tmp_path / "model.weights.h5")
+    for one, other in zip(found[1].get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def lays(layout: Any) -> Callable[[], None]:
+    own = variable("qkv", WIDTH, 3 * 4 * SIZE)
+    return lambda: gs.set_variable_layout(own, layout, devices_of(TWO), mesh=TWO)
+
+
+@pytest.mark.parametrize(
+    ("call", "expected"),
+    [
+        (
+            lays((None, gs.cut("model", unit=5))),
+            "qkv: dimension 1 has 48 entries, which are not units of 5; unit=4 divides them",
+        ),
+        (
+            lays((None, gs.cut("model", unit=5, blocks=3))),
+            "dimension 1 has 16 entries in each of 3 blocks, which are not units of 5; unit=4 divides them",
+        ),
+        (
+            lays((None, gs.cut("model", blocks=5))),
+            "has 48 entries, which are not 5 equal blocks; blocks=4 divides them",
+        ),
+        (lays((None, gs.cut("modle", unit=4))), "has no axis 'modle'; it has 'batch', 'model'. Did you mean 'model'?"),
+        (lays((None, gs.cut("batch", unit=4))), "Name 'batch' alone"),
+        (lays((gs.cut("model"), HEADS)), "names axis 'model' twice"),
+        (lays((HEADS, "mirrored")), "has no axis 'mirrored'"),
+        (lambda: gs.cut("model", unit=0), "cut('model', unit=0): unit is a number of at least 1"),
+        (lambda: gs.cut("model", blocks=1.5), "blocks=1.5): blocks is a number of at least 1"),
+    ],
+)
+def test_what_cannot_be_meant(call: Callable[[], Any], expected: str):
+    assert expected in message(gs.ArgumentError, call)
+
+
+def attention_of_keras(heads: int, shared: int) -> keras.Model:
+    keras.utils.set_random_seed(1)
+    x = keras.Input((LENGTH, WIDTH))
+    if shared:
+        layer: Any = keras.layers.GroupQueryAttention(SIZE, heads, shared, name="attention")
+    else:
+        layer = keras.layers.MultiHeadAttention(heads, SIZE, name="attention")
+    return keras.Model(x, layer(x, x))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("heads", "shared", "columns"), [(4, 0, 2), (3, 0, 2), (4, 2, 2), (4, 2, 4), (4, 1, 2)])
+def test_attention_of_keras(heads: int, shared: int, columns: int):
+    cut, x = gs.cut("model"), numbers(7, LENGTH, WIDTH).astype(np.float32)
+    layout = {"*query/kernel": (None, "model"), "*query/bias": ("model",), "*output/kernel": ("model",)}
+    layout |= {
+        f"*{name}/{kind}": (None, cut)[kind == "bias" :] for name in ("key", "value") for kind in ("kernel", "bias")
+    }
+    found = []
+    for mesh in (None, {"batch": 4 // columns, "model": columns}):
+        template = attention_of_keras(heads, shared)
+        template.compile(keras.optimizers.Adam(1e-2, epsilon=1e-2), "mse")
+        model = template if mesh is None else gs.multi_gpu_model(template, mesh=mesh, variables={**layout, "*": "home"})
+        model.fit(x, x, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        found.append(template)
+    for one, other in zip(found[0].get_weights(), found[1].get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, 1e-4, 1e-6)
+    plan = gs.parallelize(lambda x: found[1](x), mesh=mesh).plan(x)
+    assert "along 'model': 1 reduce, " in along_model(plan)
+    assert str(plan).count("the same in all columns of 'model'") == (4 if 0 < shared < columns else 0)
