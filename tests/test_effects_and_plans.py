@@ -183,7 +183,7 @@ def test_verify_ranks_by_what_rounding_explains():
     first = str(report).splitlines()[0]
     assert [d.share for d in report.differences] == sorted((d.share for d in report.differences), reverse=True)
     assert report.passed
-    assert "PASS: every difference is rounding; nearest to what that explains is output " in first or not report.largest
+    assert "PASS: every difference is rounding; largest: output " in first or not report.largest
 
 
 def test_verify_names_what_makes_more_of_a_rounding_error():

@@ -55,8 +55,8 @@ class Report:
             return "PASS: equal bit by bit"
         if self.passed:
             return (
-                f"PASS: every difference is rounding; nearest to what that explains is {d.name}, {d.relative:.2g} of "
-                f"{d.rounding:.2g} relative"
+                f"PASS: every difference is rounding; largest: {d.name}, {d.relative:.2g} relative, where rounding "
+                f"explains {d.rounding:.2g}"
             )
         if d.again:
             return (
@@ -78,7 +78,7 @@ class Report:
             explained = f" ({d.rounding:.2g} is rounding)" if d.relative else ""
             lines.append(f"  {d.name:{width}}  {d.absolute:.2g} absolute, {d.relative:.2g} relative{explained}")
         if len(self.differences) > 10:
-            lines.append(f"  ... and {len(self.differences) - 10} more, each a smaller part of what rounding explains")
+            lines.append(f"  ... and {len(self.differences) - 10} more, smaller in proportion to rounding")
         return "\n".join(lines)
 
     __repr__ = __str__  # what a prompt, and an assertion that fails, show

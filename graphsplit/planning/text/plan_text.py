@@ -312,7 +312,7 @@ def _alive(plan: Decisions) -> list[str]:
     most = [f"{format_bytes(size)} on {short_name(device)}" for device, size in live_bytes(plan, shards).items()]
     others = len(set(plan.devices)) - len({plan.devices[d] for d in shards})
     if others:
-        most.append(f"no more on {others} others")
+        most.append(f"no more on {count_text(others, 'other')}")
     return [f"  alive at most: {', '.join(most)}"] if most else []
 
 
