@@ -92,6 +92,15 @@ def test_every_folder_is_a_floor():
     assert listed == FLOORS[::-1], "CONTRIBUTING.md lists other floors"
 
 
+def test_every_room_is_listed_and_says_what_it_is():
+    rooms = sorted({m.rpartition("/")[0] for m in MODULES if m.count("/") == 2})
+    text = (ROOT / "CONTRIBUTING.md").read_text().partition("| floor | rooms |")[2].partition("\n\n")[0]
+    listed = re.findall(r"^\| (\w+) \| (.*) \|$", text, re.MULTILINE)
+    assert sorted(f"{floor}/{room}" for floor, own in listed for room in re.findall(r"`(\w+)/`", own)) == rooms
+    for room in rooms:
+        assert ast.get_docstring(ast.parse((PACKAGE / room / "__init__.py").read_text())), room
+
+
 @pytest.mark.parametrize("module", [m for m in MODULES if m != "__init__.py"])
 def test_imports_point_downwards(module: str):
     floor = module.split("/")[0]
