@@ -14,10 +14,19 @@ def with_section(text: str, title: str, body: str) -> str:
     """Return a page whose section of this title has this body; a new one stands at the end."""
     text = text.replace(f"<!-- {forms.MARK} -->", "").rstrip()
     section = f"## {title}\n\n{body.strip()}\n"
-    pattern = re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-    if pattern.search(text):
-        return pattern.sub(lambda _: section + "\n", text).rstrip() + "\n"
+    if _section(title).search(text):
+        return _section(title).sub(lambda _: section + "\n", text).rstrip() + "\n"
     return f"{text}\n\n{section}"
+
+
+def section_of(text: str, title: str) -> str:
+    """Return the section of this title, or nothing."""
+    found = _section(title).search(text)
+    return found.group() if found else ""
+
+
+def _section(title: str) -> re.Pattern[str]:
+    return re.compile(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 
 
 def sections(text: str) -> str:

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
+import graphsplit as gs
+from graphsplit.planning.communication.sharding_checks import check_step
 from tests.helpers.law import assert_law
 from tests.test_parallelize import rows
 
@@ -79,6 +83,70 @@ def test_elements_of_each_row(devices: int):
     assert devices == 1 or not [move for move in plan.moves if move.kind in ("gather", "all-gather")]
 
 
+UPDATES = ("update", "add", "sub", "min", "max")
+
+
+@pytest.mark.parametrize("kind", UPDATES)
+def test_elements_put_into_each_row(kind: str):
+    """Each shard puts those of its own rows, and their gradients take them out again."""
+    scatter = getattr(tf, f"tensor_scatter_nd_{kind}")
+
+    def apply(h, i):
+        own = tf.stack([tf.range(tf.shape(h)[0], dtype=tf.int64), i[:, 0]], -1)
+        return scatter(h, own, 2.0 * h[:, 3]) + scatter(tf.zeros_like(h), own, h[:, 0])
+
+    plan = law(apply, PICKED, devices=3, sharded=["GatherNd"])
+    assert_own(plan, f"TensorScatter{kind.title()}", 3)
+    assert not [move for move in plan.moves if move.kind in ("gather", "all-gather")]
+    op = next(op for op in plan.sharded_ops if op.type == f"TensorScatter{kind.title()}")
+    step = plan.steps[op.index]
+    with pytest.raises(gs.CheckError, match="numbers entries"):
+        check_step(plan.program, op, replace(step, shards=replace(step.shards, shift={})), plan.mesh)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_elements_of_rows_of_unknown_number(devices: int):
+    def apply(h, i):
+        own = tf.stack([tf.range(tf.shape(h)[0], dtype=tf.int64), i[:, 0]], -1)
+        return tf.tensor_scatter_nd_update(h, own, tf.gather_nd(h, own) ** 2)
+
+    signature = [tf.TensorSpec((None, 4), tf.float64), tf.TensorSpec((None, 3), tf.int64)]
+    calls = [(rows(n, 4), PICKED[:n]) for n in (COUNT, 2, 7, 1)]
+    plan = law(apply, devices=devices, calls=calls, signature=signature)
+    for op_type in ("GatherNd", "ScatterNd", "TensorScatterUpdate"):
+        assert_own(plan, op_type, devices)
+
+
+@pytest.mark.parametrize("order", ["every other", "from one", "of another length"])
+def test_numbers_of_other_rows_of_unknown_number(order: str):
+    def apply(h):
+        n = tf.shape(h)[0]
+        starts = {"every other": (0, 2 * n, 2), "from one": (1, n + 1), "of another length": (0, 9)}
+        places = tf.range(*starts[order])
+        return tf.gather_nd(h, tf.stack([places % n, places % 6], -1))
+
+    signature = [tf.TensorSpec((None, 4), tf.float64)]
+    plan = law(apply, devices=3, calls=[(rows(COUNT, 4),), (rows(2, 4),)], signature=signature, at_home=None)
+    assert not any(step.shards and step.shards.shift for step in plan.steps)
+
+
+@pytest.mark.parametrize("kind", ["add", "sub", "min", "max"])
+def test_updates_of_a_whole_tensor_are_joined(kind: str):
+    """Each shard puts its rows into the tensor, or into zeros. A tensor that is larger than they are stays whole."""
+    scatter = getattr(tf, f"tensor_scatter_nd_{kind}")
+    table, large = (tf.reshape(tf.range(3.0 * n, dtype=tf.float64), [n, 3]) for n in (6, COUNT + 1))
+
+    def apply(h, i):
+        once = scatter(table, i[:, :1], h[:, :3])
+        _, turned = tf.while_loop(lambda k, t: k < 2, lambda k, t: (k + 1, scatter(t, i[:, :1], h[:, 3:])), (0, table))
+        return once * turned + tf.reduce_sum(scatter(large, i[:, :1], h[:, :3]))
+
+    plan = law(apply, PICKED, devices=3, at_home=None)
+    found = [op for op in plan.sharded_ops if op.type == f"TensorScatter{kind.title()}"]
+    assert len(found) == 1, str(plan)
+    assert "partial" in str(plan.steps[found[0].index].shards.gives[0])
+
+
 @pytest.mark.parametrize("devices", DEVICES)
 @pytest.mark.parametrize("each", [1, 2])
 def test_crops_from_the_image_of_each_row(devices: int, each: int):
@@ -112,7 +180,8 @@ def test_numbers_of_other_rows(order: str):
     def apply(h):
         picked = tf.gather_nd(h, tf.stack([ids, ids % 6], -1))
         added = tf.math.unsorted_segment_sum(h, ids, COUNT) + tf.scatter_nd(ids[:, None], h, [COUNT, 6])
-        return added * picked[:, None]
+        put = tf.tensor_scatter_nd_update(h, tf.stack([ids, ids % 6], -1), h[:, 0])
+        return added * picked[:, None] + put
 
     plan = law(apply, devices=3, at_home=None)
     assert not any(step.shards and step.shards.shift for step in plan.steps)

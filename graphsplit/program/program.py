@@ -14,7 +14,7 @@ from graphsplit.core.hosts import host_name
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
-from graphsplit.program.reading.row_numbers import Numbers
+from graphsplit.program.reading.row_numbers import InOrder, Numbers
 from graphsplit.program.reading.undefined_outputs import undefined_outputs
 from graphsplit.program.stages import Stage
 
@@ -114,7 +114,7 @@ class Op:
     bodies: Mapping[str, Program] = field(default_factory=dict)
     symbols: Mapping[int, np.ndarray] = field(default_factory=dict)
     yields: np.ndarray | None = None
-    numbers: Mapping[int, Numbers] = field(default_factory=dict)
+    numbers: Mapping[int, Numbers | InOrder] = field(default_factory=dict)
     provenance: Provenance = Provenance()
 
     def __repr__(self) -> str:

@@ -50,27 +50,37 @@ def parse(words: list[str]) -> argparse.Namespace:
     models.add_argument("names", nargs="*", metavar="NAME", help="models; all, if none is named")
     models.add_argument("--package", choices=model_table.PACKAGES, action="append", help="all, if none is named")
     models.add_argument("--environment", type=Path, help="a folder to keep the environment in; else a temporary one")
+    models.add_argument("--devices", type=int, nargs="+", default=[2, 3])
+    models.add_argument("--seconds", type=int, default=1200, help="the longest that a model may take")
     models.add_argument("--record", type=Path, help="also write what became of each model, a line of JSON each")
+    models.add_argument("--resume", action="store_true", help="run no model again that is in the record")
     models.add_argument("--read", type=Path, nargs="+", help="run nothing; sum up such records")
-    models.add_argument("--page", action="store_true", help=f"also write {pages.COVERAGE.name}")
+    models.add_argument(
+        "--page", action="store_true", help=f"also write {pages.COVERAGE.name}, whose rows of other models stay"
+    )
     return parser.parse_args(words)
 
 
 def models(arguments: argparse.Namespace) -> int:
     """Run models of other packages; return the exit code."""
-    lines = list({(line["package"], line["name"]): line for line in read(arguments.read or [])}.values())
+    is_resumed = arguments.resume and arguments.record.exists()
+    before = read(arguments.read or ([arguments.record] if is_resumed else []))
+    lines = list({(line["package"], line["name"]): line for line in before if line["name"] != "the rest"}.values())
     for line in lines:
         print(f"{line['package']}, {line['name']}: {model_table.brief(line)}")
     if not arguments.read:
         with tempfile.TemporaryDirectory() as temporary:
             environment = Environment((arguments.environment or Path(temporary) / "environment").absolute())
             for package in arguments.package or model_table.PACKAGES:
-                for line in model_table.run(package, arguments.names, environment):
+                done = [line["name"] for line in lines if line["package"] == package]
+                options = model_table.Options(arguments.names, done, arguments.devices, arguments.seconds)
+                for line in model_table.run(package, options, environment):
                     lines.append(line)
                     write(arguments.record, [line])
                     print(f"{line['package']}, {line['name']}: {model_table.brief(line)}", flush=True)
     if arguments.page:
-        pages.write_section(_MODELS, model_table.document(lines))
+        page = pages.COVERAGE.read_text() if pages.COVERAGE.exists() else ""
+        pages.write_section(_MODELS, model_table.document(lines, pages.section_of(page, _MODELS)))
     return any(map(model_table.verdict, lines)) or not any("difference" in line for line in lines)
 
 

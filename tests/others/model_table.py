@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import subprocess
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from tests.others.environments import Environment
@@ -15,14 +17,24 @@ PACKAGES = ("keras_hub", "transformers", "gpflow", "probability")
 EQUAL = {"float64": 1e-9, "float32": 1e-4}  # relative to the largest entry, after three steps
 
 
-def run(package: str, names: Sequence[str], environment: Environment) -> Iterator[dict[str, Any]]:
+@dataclass(frozen=True)
+class Options:
+    """Which models run (all but those that are done, if none is named), on how many devices, how long at most."""
+
+    names: Sequence[str] = ()
+    done: Sequence[str] = ()
+    devices: Sequence[int] = (2, 3)
+    seconds: int = 1200
+
+
+def run(package: str, options: Options, environment: Environment) -> Iterator[dict[str, Any]]:
     """Yield a line for each model of a package; one line if it cannot be installed or started."""
     why = environment.install(requirements_of(package))
     if why:
         yield {"package": package, "name": "all", "not_run": f"could not be installed: {why}"}
         return
     try:
-        for line in environment.run("tests.others.model_worker", package, *names):
+        for line in environment.run("tests.others.model_worker", package, json.dumps(asdict(options))):
             if line.startswith("{"):
                 yield {"package": package, **json.loads(line)}
     except subprocess.CalledProcessError as error:
@@ -51,29 +63,46 @@ def brief(line: dict[str, Any]) -> str:
     return verdict(line) or str(line.get("not_run") or equal)
 
 
-def document(lines: Sequence[dict[str, Any]]) -> str:
-    """Return the section of the page."""
-    ran = [line for line in lines if "difference" in line]
-    rows = [
-        f"| {line['package']} | {line['name']} | {line['difference']:.0e} | {line['dtype']} | "
-        f"{100 * line['share']:.1f} % | {_at_home(line)} | {_first_call(line)} |"
-        for line in ran
-    ]
-    others = [f"* {line['package']}, {line['name']}: {_reason(line)}" for line in lines if "difference" not in line]
-    others += [f"* {package}: {', '.join(names)}" for package, names in _missing(lines).items() if names]
+def document(lines: Sequence[dict[str, Any]], before: str = "") -> str:
+    """Return the section of the page; what it said before of models that are not in these lines stays."""
+    found = dict(_said_before(before)) | {(line["package"], line["name"]): _line(line) for line in lines}
+    order = {package: i for i, package in enumerate(PACKAGES)}
+    said = [found[key] for key in sorted(found, key=lambda key: order.get(key[0], len(order)))]  # (packages together)
+    rows = [line for line in said if line.startswith("|")]
+    others = [line for line in said if line.startswith("*")]
+    others += [f"* {package}: {', '.join(names)}" for package, names in _missing(list(found)).items() if names]
     return _SECTION.format(rows="\n".join(rows), others="\n".join(others) or "* nothing.")
 
 
-def _missing(lines: Sequence[dict[str, Any]]) -> dict[str, list[str]]:
-    """Return the models of each package of which no line says anything."""
-    seen = {(line["package"], line["name"]) for line in lines}
+def _line(line: dict[str, Any]) -> str:
+    if "difference" not in line:
+        return f"* {line['package']}, {line['name']}: {_reason(line)}"
+    devices = ", ".join(map(str, line["devices"]))
+    return (
+        f"| {line['package']} | {line['name']} | {devices} | {line['difference']:.0e} | {line['dtype']} | "
+        f"{100 * line['share']:.1f} % | {_at_home(line)} | {_first_call(line)} |"
+    )
+
+
+def _said_before(section: str) -> Iterator[tuple[tuple[str, str], str]]:
+    """Yield what a section of the page says of each model, by package and name."""
+    for line in section.splitlines():
+        named = re.match(r"\| (\w+) \| (.+?) \| |\* (\w+), (.+?): ", line)
+        if named and "package" not in named.groups():
+            package, name = filter(None, named.groups())
+            yield (package, name), line
+
+
+def _missing(seen: Sequence[tuple[str, str]]) -> dict[str, list[str]]:
+    """Return the models of each package of which nothing is said."""
     return {
         package: [
             name
             for name in importlib.import_module(f"tests.others.packages.{package}").models()
             if (package, name) not in seen and (package, "all") not in seen
         ]
-        for package in dict.fromkeys(line["package"] for line in lines if line["package"] in PACKAGES)
+        for package in PACKAGES
+        if any(package == of for of, _ in seen)
     }
 
 
@@ -92,13 +121,14 @@ def _reason(line: dict[str, Any]) -> str:
 
 
 _SECTION = """
-Models of other packages, tiny, in an environment of their own: three training steps on 7 rows, on 2 and 3
-devices, with variables at home and sharded, against the same steps on one device. To make this table:
-`python -m tests.others models --page`. Columns as in the table of programs; *difference* is the largest over all four
-ways.
+Models of other packages, tiny, in an environment of their own: three training steps on 7 rows, on several devices, with
+variables at home and sharded, against the same steps on one device. To make this table: `python -m tests.others models
+--page`; to run some of them anew, name them. Columns as in the table of programs; *difference* is the largest over all
+numbers of devices, both ways, and *dtype* the coarsest in which a step computes. First calls are of a machine that had
+other work, too.
 
-| package | model | difference | dtype | FLOPs sharded | rows at home, and why | first call |
-|---|---|---|---|---|---|---|
+| package | model | devices | difference | dtype | FLOPs sharded | rows at home, and why | first call |
+|---|---|---|---|---|---|---|---|
 {rows}
 
 What did not run when this page was made:

@@ -1,6 +1,7 @@
-"""`python -m tests.others.model_worker PACKAGE [NAME]`: three training steps of a package's models, both ways.
+"""`python -m tests.others.model_worker PACKAGE OPTIONS`: three training steps of a package's models, both ways.
 
-Prints a line of JSON for each model. Runs in an environment that has the package.
+The options are those of `model_table`, as JSON. Prints a line of JSON for each model. Runs in an environment that has
+the package.
 """
 
 from __future__ import annotations
@@ -9,10 +10,12 @@ import importlib
 import json
 import os
 import re
+import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -26,39 +29,70 @@ import graphsplit as gs
 from benchmarks.coverage_models import Training
 from benchmarks.coverage_programs import count, start_elsewhere
 from tests.fuzzing.oracle import distance, scale
+from tests.others.model_table import Options
 
-ROWS = 7  # uneven on 2 and 3 devices
+ROWS = 7  # uneven on any number of devices
 STEPS = 3
-DEVICES = (2, 3)
 LAYOUTS = ("home", "sharded")
 
 
-def outcomes(package: Any, names: list[str]) -> Iterator[dict[str, Any]]:
+def outcomes(package: Any, options: Options) -> Iterator[dict[str, Any]]:
     """Yield what became of each model of a package."""
     models = package.models()
-    for name, make in [(name, models[name]) for name in names or models if name in models]:
-        precision = "float32" if name in getattr(package, "FLOAT32", ()) else package.PRECISION
-        keras.config.set_floatx(precision)
-        keras.config.set_dtype_policy(precision)
-        keras.backend.clear_session()
-        keras.utils.set_random_seed(1)
-        try:
-            training = make()
-            start_elsewhere(training.variables)  # (a bias of keys has no gradient: what stays at zero is rounding)
-            plain = _Run(training, tf.function(training.step))
-        except Exception as error:  # a version without this model, or one that does not run: nothing of ours
-            yield {"name": name, "not_run": _said(error)}
-            continue
-        try:
-            yield {"name": name, **outcome(training, plain)}
-        except Exception as error:
-            yield {"name": name, "raised": _said(error)}
+    for name in options.names or models:
+        if name in models and name not in options.done:
+            yield {"name": name, **_limited(package, name, options)}
 
 
-def outcome(training: Training, plain: _Run) -> dict[str, Any]:
+def _limited(package: Any, name: str, options: Options) -> dict[str, Any]:
+    """Return what became of a model, or that it took too long."""
+    try:
+        with _at_most(options.seconds):
+            return _outcome_of(package, name, options)
+    except _TooLong:
+        return {"not_run": f"it took longer than {options.seconds} s"}
+
+
+def _outcome_of(package: Any, name: str, options: Options) -> dict[str, Any]:
+    precision = "float32" if name in getattr(package, "FLOAT32", ()) else package.PRECISION
+    keras.config.set_floatx(precision)
+    keras.config.set_dtype_policy(precision)
+    keras.backend.clear_session()
+    keras.utils.set_random_seed(1)
+    try:
+        training = package.models()[name]()
+        start_elsewhere(training.variables)  # (a bias of keys has no gradient: what stays at zero is rounding)
+        plain = _Run(training, tf.function(training.step))
+    except Exception as error:  # a version without this model, or one that does not run: nothing of ours
+        return {"not_run": _said(error)}
+    try:
+        return outcome(training, plain, options.devices)
+    except Exception as error:
+        return {"raised": _said(error)}
+
+
+class _TooLong(BaseException):
+    """What `_at_most` raises: no `except Exception` of a model may take it."""
+
+
+@contextmanager
+def _at_most(seconds: int) -> Iterator[None]:
+    def stop(*_: Any) -> None:
+        raise _TooLong
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(seconds)
+    try:
+        yield
+    finally:
+        signal.alarm(0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def outcome(training: Training, plain: _Run, numbers_of_devices: Sequence[int]) -> dict[str, Any]:
     """Return the largest difference over all ways of running, and how much was sharded."""
     largest, first_call = 0.0, 0.0
-    for devices in DEVICES:
+    for devices in numbers_of_devices:
         for layout in LAYOUTS:
             parallel = gs.parallelize(training.step, devices=devices)
             plain.restore()
@@ -69,12 +103,13 @@ def outcome(training: Training, plain: _Run) -> dict[str, Any]:
             largest = max(largest, *map(_apart, plain.results, found.results))
             if layout != "home":
                 gs.set_variable_layout(list(laid_out), "home", devices)
-            elif devices == DEVICES[-1]:
+            elif devices == numbers_of_devices[-1]:
                 first_call = found.first_s / _Run(training, tf.function(training.step), 1).first_s  # (all is warm)
                 plan = parallel.plan(*training.inputs(ROWS))
     plain.restore()
-    flops, sharded, whole = count(training, DEVICES[-1])
+    flops, sharded, whole = count(training, numbers_of_devices[-1])
     return {
+        "devices": list(numbers_of_devices),
         "difference": largest,
         "dtype": coarsest(plan),
         "share": sharded / flops if flops else 0.0,
@@ -130,8 +165,9 @@ def _said(error: Exception) -> str:
 
 def main(words: list[str]) -> None:
     """Print what became of each model."""
-    gs.use_logical_devices(DEVICES[-1] + 1)  # (`count` wants one more, for what is at home)
-    for found in outcomes(importlib.import_module(f"tests.others.packages.{words[0]}"), words[1:]):
+    options = Options(**json.loads(words[1]))
+    gs.use_logical_devices(max(options.devices) + 1)  # (`count` wants one more, for what is at home)
+    for found in outcomes(importlib.import_module(f"tests.others.packages.{words[0]}"), options):
         print(json.dumps(found), flush=True)
 
 

@@ -271,6 +271,8 @@ def test_sections_of_a_page():
     text = pages.with_section("# Page\n\nWords.\n", "One", "1")
     text = pages.with_section(text, "Two", "2")
     text = pages.with_section(text, "One", "one")
+    assert pages.section_of(text, "One").strip() == "## One\n\none"
+    assert not pages.section_of(text, "Three")
     assert text == "# Page\n\nWords.\n\n## One\n\none\n\n## Two\n\n2\n"
     assert pages.sections(f"{text}<!-- {forms.MARK} -->\n") == "## One\n\none\n\n## Two\n\n2"
     assert pages.sections("# Page\n") == ""

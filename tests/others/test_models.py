@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from tests.helpers.float64 import float64  # noqa: F401 (a fixture)
 from tests.others import model_table
 from tests.others.__main__ import parse
 from tests.others.environments import Environment
+from tests.others.model_table import Options
 from tests.others.model_worker import outcomes
 
 
@@ -43,6 +45,11 @@ def in_float32_inside() -> Training:
     return Training(lambda x: tf.cast(tf.tanh(tf.cast(x, tf.float32)), x.dtype), [], lambda rows: (numbers(rows, 3),))
 
 
+def endless() -> Training:
+    while True:
+        time.sleep(0.01)
+
+
 def missing() -> Training:
     raise AttributeError("no such model in this version")
 
@@ -51,19 +58,20 @@ PACKAGE = SimpleNamespace(
     PRECISION="float64",
     models=lambda: (
         {"dense": dense, "running sums": running_sums, "whole": whole, "missing": missing}
-        | {"in float32 inside": in_float32_inside}
+        | {"in float32 inside": in_float32_inside, "endless": endless}
     ),
 )
 
 
-def found(*names: str) -> dict[str, dict]:
+def found(*names: str, **options) -> dict[str, dict]:
     """Return the lines of models by their names, as they come from the process that runs them."""
-    return {one["name"]: json.loads(json.dumps({"package": "p", **one})) for one in outcomes(PACKAGE, list(names))}
+    lines = outcomes(PACKAGE, Options(names, **options))
+    return {one["name"]: json.loads(json.dumps({"package": "p", **one})) for one in lines}
 
 
 @pytest.mark.usefixtures("float64")
 def test_models_are_compared_and_counted(monkeypatch: pytest.MonkeyPatch):
-    lines = found()
+    lines = found("dense", "running sums", "whole", "missing", "in float32 inside")
     assert lines["dense"]["difference"] < 1e-12
     assert lines["dense"]["dtype"] == "float64"
     assert lines["in float32 inside"]["dtype"] == "float32"
@@ -82,6 +90,30 @@ def test_models_are_compared_and_counted(monkeypatch: pytest.MonkeyPatch):
     raised = found("dense")["dense"]
     assert model_table.verdict(raised).startswith("raised AttributeError")
     assert "* p, dense: raised AttributeError" in model_table.document([raised])
+
+
+@pytest.mark.usefixtures("float64")
+def test_models_that_take_too_long_or_are_done_are_left():
+    lines = found(done=["whole", "dense", "running sums", "in float32 inside", "endless"])
+    assert list(lines) == ["missing"]
+    assert found("whole", devices=(2,))["whole"]["devices"] == [2]
+    assert model_table.brief(found("endless", seconds=1)["endless"]) == "it took longer than 1 s"
+
+
+def test_the_page_keeps_what_is_said_of_models_that_did_not_run():
+    line = {"package": "gpflow", "devices": [2, 3], "difference": 1e-16, "dtype": "float64", "share": 1.0}
+    line |= {"at_home": [], "first_call": 1.0}
+    before = model_table.document(
+        [{**line, "name": "SVGP, Gaussian"}, {"package": "gpflow", "name": "SVGP, Bernoulli", "raised": "A: b"}]
+    )
+    assert "* gpflow: SVGP, Student's t, not whitened, SVGP, two outputs, SVGP, shared kernel" in before
+    other = {"package": "p", "name": "other", "not_run": "c"}
+    page = model_table.document([{**line, "name": "SVGP, Bernoulli", "difference": 2e-16}, other], before)
+    assert "| gpflow | SVGP, Gaussian | 2, 3 | 1e-16 |" in page
+    assert "| gpflow | SVGP, Bernoulli | 2, 3 | 2e-16 |" in page
+    assert "* p, other: c" in page
+    assert "Bernoulli: raised" not in page
+    assert model_table.document([], page) == page
 
 
 def test_every_package_says_what_it_needs():

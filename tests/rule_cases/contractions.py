@@ -3,7 +3,7 @@
 import numpy as np
 import tensorflow as tf
 
-from tests.rule_cases.table import add, call, case
+from tests.rule_cases.table import add, call, case, ints
 
 case("MatMul", "b4", "43")
 case("MatMul", "b4", "34", transpose_b=True)
@@ -20,6 +20,16 @@ case("MatMul", "34", "+42")
 # Every row with every row: one operand stays cut, the other is gathered.
 add("MatMul", lambda rows, x: call("MatMul", x, x, transpose_b=True), ["b3"])
 add("MatMul", lambda rows, x, y: call("MatMul", x, y), ["b4", "4b"])
+
+_PLACES = np.array([[0, 1], [2, 0], [2, 2], [3, 1]])  # of the entries of a 4 x 3 matrix
+case("SparseTensorDenseMatMul", _PLACES, "4", [4, 3], "3b")
+case("SparseTensorDenseMatMul", _PLACES, "4", [4, 3], "b3", adjoint_b=True)
+case("SparseTensorDenseMatMul", _PLACES, "4", [4, 3], "4b", adjoint_a=True)
+case("SparseTensorDenseMatMul", _PLACES, "+4", [4, 3], "32")
+case("SparseTensorDenseMatMul", _PLACES, "4", [4, 3], "+32")
+_EDGES = ints(4, dtype=np.int64)("b2")
+case("SparseTensorDenseMatMul", _EDGES, "b", [4, 4], "43")
+case("SparseTensorDenseMatMul", _EDGES, "b", [4, 4], "34", adjoint_a=True, adjoint_b=True)
 
 for _type in ["BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"]:
     _more = {"Tout": tf.float64} if _type == "BatchMatMulV3" else {}

@@ -2,6 +2,7 @@
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from tests.rule_cases.table import POSITIVE, add, call, case, ints
 
@@ -16,6 +17,17 @@ for _type in ["TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub", "Te
         ["b5", ints(99)("b1"), "b5"],
         at_home=1,
     )
+    # An element of each row.
+    add(
+        _type,
+        lambda rows, x, places, y, op_type=_type: call(op_type, x, tf.stack([tf.range(rows), places], 1), y),
+        ["b5", ints(5)("b"), "b"],
+        answered=False,
+    )
+    if _type != "TensorScatterUpdate":  # Into what is whole: it is put together from the devices' parts, if it pays.
+        case(_type, "21", ints(2)("b21"), "b21")
+        case(_type, "22", ints(2)("3b1"), "3b2")
+        case(_type, "93", ints(9)("b1"), "b3", expect={"at_home": 1, "answered": False})
 
 
 def _updated(rows, x, update, start):

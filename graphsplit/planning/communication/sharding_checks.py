@@ -54,7 +54,8 @@ def _check_numbers(op: Op, shards: Sharded) -> None:
         "GatherV2": lambda: _lies(shards.wants[0], op.constants.get(2), op.in_shapes[0]),
         "OneHot": lambda: _lies(shards.gives[0], op.attr("axis").i, op.out_shapes[0]),
         "UnsortedSegment": lambda: _lies(shards.gives[0], 0, op.out_shapes[0]),
-    }.get("UnsortedSegment" if op.type.startswith("UnsortedSegment") else op.type, lambda: None)()
+        "TensorScatter": lambda: _lies(shards.gives[0], 0, op.out_shapes[0]),
+    }.get(next(filter(op.type.startswith, ("UnsortedSegment", "TensorScatter")), op.type), lambda: None)()
     writes_rows = op.type.startswith("ResourceScatter") and isinstance(shards.wants[0], Shard)
     if writes_rows and shards.wants[0].axis == 0:  # type: ignore[union-attr]
         cut = shards.wants[0]  # type: ignore[assignment]

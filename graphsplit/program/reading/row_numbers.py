@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from graphsplit.core.sizes.polynomials import is_symbolic
+from graphsplit.core.sizes.symbolic_sizes import is_same
 
 NUMBERED = {
     "CropAndResize": 2,
@@ -19,6 +20,11 @@ NUMBERED = {
     "CropAndResizeGradImage": 2,
     "GatherNd": 1,
     "ScatterNd": 0,
+    "TensorScatterAdd": 1,
+    "TensorScatterMax": 1,
+    "TensorScatterMin": 1,
+    "TensorScatterSub": 1,
+    "TensorScatterUpdate": 1,
     "UnsortedSegmentMax": 1,
     "UnsortedSegmentMin": 1,
     "UnsortedSegmentProd": 1,
@@ -36,12 +42,22 @@ class Numbers(NamedTuple):
     least: np.ndarray
     bound: int
 
-    def are_of(self, rows: int, count: int) -> bool:
+    def are_of(self, rows: Any, count: int) -> bool:
         """Return whether, cut into `rows` rows, each has the numbers of its own `count` entries only."""
-        if not rows or self.least.size % rows:
+        if type(rows) is not int or not rows or self.least.size % rows:
             return False
         least, first = self.least.reshape(rows, -1), np.arange(rows)[:, None] * count
         return bool(np.all(least >= first) and np.all(least + self.bound <= first + count))
+
+
+class InOrder(NamedTuple):
+    """What is known of an operand of unknown size: its entries are 0, 1, 2 and so on, as many as a polynomial says."""
+
+    size: Any
+
+    def are_of(self, rows: Any, count: int) -> bool:
+        """Return whether, cut into `rows` rows, each has its own number only."""
+        return count == 1 and is_same(self.size, rows)
 
 
 class RowNumbers:
@@ -60,7 +76,7 @@ class RowNumbers:
             if type(length) is int:
                 self._gathered[op.inputs[1]] = min(length, self._gathered.get(op.inputs[1], length))
 
-    def find(self, op: Any) -> dict[int, Numbers]:
+    def find(self, op: Any) -> dict[int, Numbers | InOrder]:
         """Return what is known of the operand of an op that may number rows."""
         operand = NUMBERED.get(op.type)
         if operand is None:
@@ -68,12 +84,15 @@ class RowNumbers:
         found = self._first_column(op.inputs[operand]) if _has_columns(op.type) else self._numbers(op.inputs[operand])
         return {} if found is None else {operand: found}
 
-    def _numbers(self, tensor: Any) -> Numbers | None:
+    def _numbers(self, tensor: Any) -> Numbers | InOrder | None:
         for _ in range(_MOST_STEPS):
             op = self._ops[tensor.op]
             if tensor in self._known or op.type not in _IN_ORDER:
                 break
             tensor = op.inputs[0]
+        op = self._ops[tensor.op]
+        if op.type == "Range" and 1 in op.symbols and (op.constants.get(0), op.constants.get(2)) == (0, 1):
+            return InOrder(op.symbols[1].item())
         found, shape = self._sum(tensor), self._ops[tensor.op].out_shapes[tensor.index]
         if found is None or not found.least.size or shape is None or None in shape:
             return None
@@ -95,7 +114,7 @@ class RowNumbers:
             return None
         return Numbers(a.least + b.least, a.bound + b.bound - 1)
 
-    def _first_column(self, tensor: Any) -> Numbers | None:
+    def _first_column(self, tensor: Any) -> Numbers | InOrder | None:
         """Return what is known of the first index of each of some vectors."""
         if tensor in self._known:
             value = self._known[tensor]
@@ -111,4 +130,4 @@ class RowNumbers:
 
 
 def _has_columns(op_type: str) -> bool:
-    return op_type in ("GatherNd", "ScatterNd")
+    return op_type in ("GatherNd", "ScatterNd") or op_type.startswith("TensorScatter")

@@ -45,6 +45,13 @@ def batch_matmul(op: Op) -> Factors | Declined:
     return Factors(inputs, ((*[3 + i if isinstance(i, int) else None for i in leading], _M, _N),), {_K: "sum"})
 
 
+@register("SparseTensorDenseMatMul", linear=(1, 3))
+def sparse_matmul(op: Op) -> Factors | Declined:
+    """`(indices, values, shape, kn) -> mn`: a sum over entries, each of which may be of any `m` and `k`."""
+    right: Dims = (_N, None) if op.attr("adjoint_b").b else (None, _N)
+    return Factors(((_K, None), (_K,), None, right), ((None, _N),), {_K: "sum"})
+
+
 @register("Einsum", linear=(0, 1))
 def einsum(op: Op) -> Factors | Declined:
     """The equation is the rule. An ellipsis stands for broadcast axes; a repeated letter (a diagonal) is declined."""

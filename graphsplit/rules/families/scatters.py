@@ -5,13 +5,43 @@ Places are numbers in the whole, so the axes that they number must be whole; the
 
 from __future__ import annotations
 
-from graphsplit.core.sizes.symbolic_sizes import are_same, is_same
+import math
+from collections.abc import Sequence
+
+from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard, is_whole
+from graphsplit.core.sizes.symbolic_sizes import are_same, is_at_least, is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dims, Factors
-from graphsplit.rules.registry import register
+from graphsplit.rules.own_rows import own_updates
+from graphsplit.rules.registry import Answer, Sharded, register
+
+_JOINED: dict[str, tuple[Layout, Layout]] = {  # how the tensor is read, and what joins the devices' parts
+    "TensorScatterAdd": (PARTIAL_SUM, PARTIAL_SUM),
+    "TensorScatterMax": (REPLICATE, Partial("max")),
+    "TensorScatterMin": (REPLICATE, Partial("min")),
+    "TensorScatterSub": (PARTIAL_SUM, PARTIAL_SUM),
+}
 
 
-@register("TensorScatterUpdate", "TensorScatterAdd", "TensorScatterSub", "TensorScatterMin", "TensorScatterMax")
+def scatter_own(op: Op, layouts: Sequence[Layout]) -> Answer | None:
+    """Answer for updates of rows' own elements; and of a whole tensor, where that is no larger than the updates.
+
+    Then every device puts its own updates into it, or into zeros, and what they have is joined.
+    """
+    own = own_updates(op, layouts)
+    if own is not None or op.type not in _JOINED or None in op.in_shapes:
+        return own
+    tensor, indices, updates = [shape or () for shape in op.in_shapes]
+    cut = layouts[2]
+    if not is_whole(layouts[0]) or not isinstance(cut, Shard) or cut.axis >= len(indices) - 1:
+        return None
+    if None in (*tensor, *updates) or not is_at_least(math.prod(updates), math.prod(tensor)):
+        return None
+    read, joined = _JOINED[op.type]
+    return Sharded((read, cut, cut), (joined,))
+
+
+@register("TensorScatterUpdate", *_JOINED, layouts=scatter_own)
 def tensor_scatter(op: Op) -> Factors | Declined:
     """`(tensor, indices, updates)`: the axes behind those that are indexed are the same in all."""
     tensor, indices, updates = op.in_shapes

@@ -188,6 +188,13 @@ GatherV2 {f:abc} {index:abd:c} 2 batch_dims={pick:0|1|2}
 GatherNd {f:ab} {index:c1:a}
 GatherNd {f:abb} {index:cd2:1}
 OneHot {index:*:3} 3 tf.constant(2.0,tf.float64) tf.constant(-1.0,tf.float64) axis={pick:-1|0}
+TensorScatterAdd|TensorScatterSub|TensorScatterMax|TensorScatterMin {f:ab} {index:c1:a} {f:cb}
+TensorScatterUpdate {f:ab} {index:11:a} {f:1b}
+TensorScatterUpdate|TensorScatterAdd|TensorScatterSub|TensorScatterMax|TensorScatterMin {f:ab}
+    tf.stack([tf.range({size:a}),tf.cast({index:a:b},tf.int32)],1) {f:a}
+GatherNd {f:ab} tf.stack([tf.range({size:a}),tf.cast({index:a:b},tf.int32)],1)
+SparseTensorDenseMatMul [[0,1],[2,0]] {f:2} [3,2] {f:2a}
+SparseTensorDenseMatMul tf.cast({index:a2:4},tf.int64) {f:a} [4,4] {f:4b} adjoint_a={flag}
 ScatterNd {index:a1:4} {f:ab} [4,{size:b}]
 ScatterNd {index:ac2:2} {f:acb} [2,2,{size:b}]
 UnsortedSegmentSum|UnsortedSegmentProd {f:ab} {index:a:3} 3

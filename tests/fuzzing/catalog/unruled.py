@@ -23,8 +23,6 @@ ListDiff {i:a} {i:b}
 Gather {f:ab} {index:c:a}
 DynamicPartition {f:ab} {index:a:3} num_partitions=3
 DynamicStitch|ParallelDynamicStitch [[0,2],[1]] [{f:2a},{f:1a}]
-TensorScatterAdd|TensorScatterSub|TensorScatterMax|TensorScatterMin {f:ab} {index:c1:a} {f:cb}
-TensorScatterUpdate {f:ab} {index:11:a} {f:1b}
 ScatterNdNonAliasingAdd {f:ab} {index:c1:a} {f:cb}
 TensorStridedSliceUpdate {f:4b} [1] [3] [1] {f:2b}
 SegmentSum|SegmentMean|SegmentMax|SegmentMin|SegmentProd {f:ab} tf.sort({index:a:3})
