@@ -252,7 +252,7 @@ import numpy as np
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.planning import partitioning
+from graphsplit.planning.variables import partitioning
 
 
 def random(number):

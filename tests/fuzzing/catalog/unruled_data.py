@@ -45,6 +45,7 @@ tf.io.serialize_sparse(tf.sparse.from_dense({i:ab}))
 tf.io.serialize_many_sparse(tf.sparse.from_dense({i:ab}))
 tf.raw_ops.SparseToDense(sparse_indices=[[0, 1], [2, 0]], output_shape=[3, 2], sparse_values={f:2},
     default_value=tf.constant(0.5, tf.float64))
+tf.raw_ops.SparseTensorDenseAdd(a_indices=[[0, 1], [2, 0]], a_values={f:2}, a_shape=[3, 2], b={f:32})
 RaggedRange {index:a:3} {index:a:3}+3 tf.ones([{size:a}],tf.int32)
 tf.ragged.range({n:a}).to_tensor()
 tf.gather(tf.RaggedTensor.from_tensor({f:ab}), {index:c:a}).to_tensor()
