@@ -25,6 +25,15 @@ def host_device(host: str) -> str:
     return f"{host}/device:CPU:0"
 
 
+def host_devices(devices: Iterable[str]) -> tuple[str, ...]:
+    """Return the CPU devices of the hosts of some devices: their hosts' memory.
+
+    >>> host_devices(["/device:GPU:0", "/device:GPU:1", "/job:worker/replica:0/task:1/device:GPU:0"])
+    ('/device:CPU:0', '/job:worker/replica:0/task:1/device:CPU:0')
+    """
+    return tuple(map(host_device, by_host(devices)))
+
+
 def by_host(devices: Iterable[str]) -> dict[str, list[str]]:
     """Return devices, each once, by their hosts.
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import types
 import warnings
@@ -12,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
-from graphsplit.api.layouts.layout_spellings import VariableLayout
-from graphsplit.api.layouts.variable_layouts import set_variable_layout
+from graphsplit.api.layouts.layout_spellings import VariableLayout, names_host
+from graphsplit.api.layouts.variable_layouts import set_variable_layout, variable_layout
 from graphsplit.api.options import Options
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError
@@ -157,8 +158,11 @@ class ParallelModel(SharedState):
         """Lay out what the model has by now; an optimizer makes its slots first."""
         if self.model_devices.variables == "home":
             return
-        make_slots(getattr(self.template, "optimizer", None), self.template.trainable_variables)
         where = self.model_devices
+        # (where slots do not fit on a device, they are never there: each goes to the host before the next is made)
+        on_host = names_host(where.variables) and tf.executing_eagerly()
+        with variable_layout("host", where.devices) if on_host else contextlib.nullcontext():
+            make_slots(getattr(self.template, "optimizer", None), self.template.trainable_variables)
         given: dict[str, Any] = {}
         if axes := where.options.mesh:
             given = {

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from graphsplit.api.calls.chosen_devices import stages_asked
-from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout
+from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout, names_host
 from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import device_mesh, mesh_axes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
@@ -57,7 +57,8 @@ def multi_gpu_model(
       cpu_relocation: keep the weights on the CPU and update them there. They must have been made there.
       variables: where the weights and the optimizer's slots live: a layout, or layouts by patterns of names, as
         `set_variable_layout` takes them. `"sharded"` divides them over the devices, which a model that is too large for
-        one device needs; `"mirrored"` copies them to all.
+        one device needs; `"mirrored"` copies them to all; `{"adam*": "host", "*": "home"}` keeps Adam's slots in the
+        host's memory, also for one device.
       micro_batches: into how many parts the rows of each device are divided, which it computes one after the other: a
         batch that does not fit into its memory, the result of one that does.
       schedule: the order in which they go through stages; see `parallelize`.
@@ -111,7 +112,8 @@ def multi_gpu_model(
         devices_argument="gpus",
     )
     stages_asked(options, devices)  # (checks that they make whole pipelines)
-    if len(devices) == 1 and micro_batches == 1 and schedule is None and recompute is None:
+    plain = micro_batches == 1 and schedule is None and recompute is None and not names_host(variables)
+    if len(devices) == 1 and plain:
         return model
     check_strategy(model, "multi_gpu_model")
     if cpu_relocation:

@@ -1,8 +1,8 @@
 """How layouts of variables are spelled, checked, and what each says of a variable on a mesh.
 
-A word, `"home"`, `"mirrored"` or `"sharded"`; or for each dimension the axis of the mesh along which it is cut, or
-None; or both as a pair, `((None, "model"), "sharded")`: the word is then for the axis of which the dimensions say
-nothing. `docs/large_layers.md` has them in a table.
+A word, `"home"`, `"mirrored"`, `"sharded"` or `"host"`; or for each dimension the axis of the mesh along which it is
+cut, or None; or both as a pair, `((None, "model"), "sharded")`: the word is then for the axis of which the dimensions
+say nothing. `docs/large_layers.md` has them in a table.
 """
 
 from __future__ import annotations
@@ -69,8 +69,11 @@ def cut(axis: str, *, unit: int = 1, blocks: int = 1) -> AxisCut:
 
 Axes = str | AxisCut | Sequence[str | AxisCut] | None
 Dimensions = Sequence[Axes]
+WORDS = (*LAYOUTS, "host")
+"""The layouts that are a word: those that a part along an axis of a mesh may have, and the host's memory."""
+
 VariableLayout = str | Dimensions | tuple[Dimensions, str]
-"""One of `LAYOUTS`; or for each dimension the axes of a mesh along which it is cut, or None; or a pair of both."""
+"""One of `WORDS`; or for each dimension the axes of a mesh along which it is cut, or None; or a pair of both."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +82,7 @@ class Spelling:
 
     Attributes:
       dimensions: the axes of the mesh along which each dimension is cut, and how; empty if none is.
-      others: one of `LAYOUTS`: how the variable lies along the axes that no dimension names.
+      others: one of `WORDS`: how the variable lies along the axes that no dimension names.
     """
 
     dimensions: tuple[tuple[AxisCut, ...], ...]
@@ -133,9 +136,9 @@ def check_layout(layout: Any, grid: DeviceMesh | None = None) -> None:
 
 def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
     """Raise `ArgumentError` unless this is one layout; see `check_layout`."""
-    known = ", ".join(map(repr, LAYOUTS))
+    known = ", ".join(map(repr, WORDS))
     if isinstance(layout, str) or not isinstance(layout, Sequence):
-        if layout not in LAYOUTS:
+        if layout not in WORDS:
             raise ArgumentError(f"There is no variable layout {layout!r}; there are {known}.")
         return
     text = f"The variable layout {layout!r}"
@@ -153,6 +156,7 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
     named = [one.axis for own in spelling.dimensions for one in own]
     is_pair = len(layout) == 2 and _is_several(layout[0]) and isinstance(layout[1], str)
     if is_pair and layout[1] not in axes and layout[1] not in LAYOUTS:
+        known = ", ".join(map(repr, LAYOUTS))
         raise ArgumentError(f"{text}: {layout[1]!r} is no axis of mesh {grid}, and none of {known}.")
     for name in named:
         if name not in axes:
@@ -177,6 +181,11 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
             f"{text}: the dimensions name all axes of mesh {grid}, and {spelling.others!r} is for the others. Leave it "
             "out."
         )
+
+
+def names_host(layout: Any) -> bool:
+    """Return whether a layout, or one of several by patterns, is the host's memory."""
+    return "host" in (list(layout.values()) if isinstance(layout, Mapping) else [layout])
 
 
 class LayoutOnMesh:

@@ -5,18 +5,26 @@ from __future__ import annotations
 import contextlib
 import math
 import weakref
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.layout_spellings import LayoutOnMesh, VariableLayout, check_layout, check_one, spelling_of
+from graphsplit.api.layouts.layout_spellings import (
+    WORDS,
+    LayoutOnMesh,
+    VariableLayout,
+    check_layout,
+    check_one,
+    spelling_of,
+)
 from graphsplit.api.layouts.layout_targets import name_of, slots_of, variables_of
-from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh, device_mesh, mesh_axes
+from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_axes
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gpus.kernel_devices import can_be_cut
+from graphsplit.core.hosts import host_devices
 from graphsplit.core.layouts import Cut, MeshDivision, copied, part_shapes
 from graphsplit.core.patterns import fits, near, scopes_and_names
 from graphsplit.core.variables.copied_variables import VariableCopies
@@ -43,16 +51,17 @@ def set_variable_layout(
       target: a variable, a `tf.Module`, a Keras 3 or tf_keras model (with its optimizer and metrics) or optimizer, or
         any structure of these.
       layout: `"home"`, whole where the variable was made; `"sharded"`, divided: each device owns its share of the
-        bytes, large variables in slices and small ones whole, and updates it; `"mirrored"`, copied: each device has
-        all of it, reads that, and updates it as all others do theirs. Or a mapping of patterns of names to
-        layouts, the first that fits a variable counts: `{"embedding*": "sharded", "*": "home"}`. A pattern fits a name
-        from its beginning or from any `/` on: Keras 3 calls a table `sequential/embedding/embeddings`. A slot of an
-        optimizer fits what its variable fits, too. With a `mesh`, a layout may also name an axis of the mesh for a
-        dimension, `(None, "model")`: the variable is cut along that dimension, each device of the axis has a part,
-        and what is computed with it is computed where the parts are. `cut` says of which units the dimension consists,
-        and stands where the axis would. The axis of the batch, `("batch", "model")`,
-        divides: what is cut along it is put together before it is used. A pair says how the variable lies along the
-        axis that no dimension names, `((None, "model"), "mirrored")`. `docs/large_layers.md` has a table.
+        bytes, large variables in slices and small ones whole, and updates it; `"mirrored"`, copied: each device has all
+        of it, reads that, and updates it as all others do theirs; `"host"`, in the memory of the devices' host, on its
+        `CPU:0`, where slots are updated, too: gradients travel there, and updates back. Or a mapping of patterns of
+        names to layouts, the first that fits a variable counts: `{"embedding*": "sharded", "*": "home"}`. A pattern
+        fits a name from its beginning or from any `/` on: Keras 3 calls a table `sequential/embedding/embeddings`. A
+        slot of an optimizer fits what its variable fits, too. With a `mesh`, a layout may also name an axis of the mesh
+        for a dimension, `(None, "model")`: the variable is cut along that dimension, each device of the axis has a
+        part, and what is computed with it is computed where the parts are. `cut` says of which units the dimension
+        consists, and stands where the axis would. The axis of the batch, `("batch", "model")`, divides: what is cut
+        along it is put together before it is used. A pair says how the variable lies along the axis that no dimension
+        names, `((None, "model"), "mirrored")`. `docs/large_layers.md` has a table.
       devices: how many, or which; all by default. Those of a mesh row by row.
       mesh, batch_axis: the mesh of the functions that use the variables, `{"batch": 2, "model": 4}`; see `parallelize`.
       reshard_after_forward: whether a device that has computed with the whole of a sharded variable drops it, and gets
@@ -113,17 +122,18 @@ def lay_out(
         parts = parts_of_variable(variable)
         if own is not None and parts is not None and _lies_otherwise(parts, own, on_mesh.division(variable)):
             parts.release(variable)
-        elif own == "sharded" and parts is not None:
+        elif own in _PLACES and parts is not None:
             parts.reshard(reshard_after_forward)  # it stays where it is
-        if own not in (None, "sharded"):
-            variable._graphsplit_stays = False
+        if own is not None and own != getattr(variable, "_graphsplit_stays", own):
+            variable._graphsplit_stays = ""
     free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
     tell_functions([variable for variable, own in free if own not in (None, "home")])
     for variable, own in free:
         if (division := on_mesh.division(variable)) is not None:
             VariableParts(variable, division, division.devices, own).take_apart()
-    new = [variable for variable, own in free if own == "sharded" and _owners(variable) is None]
-    _shard(new, devices, reshard_after_forward, _loads(variables, devices), slots)
+    for layout, places in _PLACES.items():
+        new = [variable for variable, own in free if own == layout and _owners(variable, layout) is None]
+        _shard(new, layout, places(devices), reshard_after_forward, _loads(variables, places(devices)), slots)
     _mirror([variable for variable, own in free if own == "mirrored"], devices, slots)
 
 
@@ -168,7 +178,7 @@ class _OnMesh:
         self._found: dict[int, MeshDivision] = {}
         if grid is None:
             return
-        named = [(v, own) for v, own in zip(variables, wanted, strict=True) if own is not None and own not in LAYOUTS]
+        named = [(v, own) for v, own in zip(variables, wanted, strict=True) if own is not None and own not in WORDS]
         layouts = [(v, LayoutOnMesh(own, v.shape.as_list(), grid, reshard)) for v, own in named]
         _check_can_lie(layouts, grid)
         shared = self._shared([(v, own) for v, own in layouts if own.shares_columns], grid, slots, reshard)
@@ -257,7 +267,7 @@ class NewVariables:
     def __init__(self, devices: Sequence[str], reshard_after_forward: bool = True):
         self._devices = tuple(devices)
         self._reshard = reshard_after_forward
-        self._loads = dict.fromkeys(devices, 0)
+        self._loads = dict.fromkeys([*devices, *host_devices(devices)], 0)
         self._trained = _Trained()
 
     def add(self, variable: tf.Variable) -> tf.Variable | None:
@@ -266,9 +276,9 @@ class NewVariables:
 
     def lay_out(self, variable: tf.Variable, layout: str, head: tf.Variable | None) -> None:
         """Lay a new variable out; a sharded slot goes to where the variable lies to which it belongs, its head."""
-        if layout == "sharded":
-            slots = {} if head is None else {id(variable): head}
-            _shard([variable], self._devices, self._reshard, self._loads, slots)
+        if layout in _PLACES:
+            slots, places = {} if head is None else {id(variable): head}, _PLACES[layout](self._devices)
+            _shard([variable], layout, places, self._reshard, self._loads, slots)
         elif layout == "mirrored":
             _check_may_be_copies([variable], self._devices)
             _mirror([variable], self._devices)
@@ -306,8 +316,13 @@ class _Trained:
                 parts.take_apart()
 
 
+_PLACES: Mapping[Any, Callable[[Sequence[str]], Sequence[str]]] = {"sharded": tuple, "host": host_devices}
+"""Over which devices a variable is divided, by its layout: all, or their hosts. (Most have one, with all of it.)"""
+
+
 def _shard(
     variables: Sequence[tf.Variable],
+    layout: str,
     devices: Sequence[str],
     reshard: bool,
     loads: dict[str, int],
@@ -317,6 +332,7 @@ def _shard(
 
     Args:
       variables, devices, reshard: what, over which, and whether it is dropped after the forward pass.
+      layout: what that is called.
       loads: the bytes that each device owns already; theirs are added.
       slots: the variables of slots.
     """
@@ -324,7 +340,7 @@ def _shard(
     owned = [loads[device] for device in devices]
     for variable, share in zip(chosen, shares(_held(chosen, slots), len(devices), owned), strict=True):
         head = slots.get(id(variable))
-        known = None if head is None or head.shape != variable.shape else _owners(head)
+        known = None if head is None or head.shape != variable.shape else _owners(head, layout)
         if known is not None:
             cut, on = known
         elif share is not None:
@@ -334,23 +350,28 @@ def _shard(
         for device, length in zip(on, cut.lengths, strict=True):
             loads[device] = loads.get(device, 0) + _bytes_of(variable) // cut.length * length
         if list(on) == [canonical_name(variable.device)]:
-            variable._graphsplit_stays = True
+            variable._graphsplit_stays = layout
         else:
-            VariableParts(variable, cut, on).take_apart()
+            VariableParts(variable, cut, on, layout).take_apart()
 
 
-def _owners(variable: Any) -> tuple[Cut, Sequence[str]] | None:
-    """Return how a sharded variable is cut, and the devices that own it: its own, where it stays; None for others."""
+def _owners(variable: Any, layout: str) -> tuple[Cut, Sequence[str]] | None:
+    """Return how a variable of a layout is cut, and the devices that own it: its own, where it stays; None for others.
+
+    Args:
+      variable: which.
+      layout: one of `_PLACES`.
+    """
     parts = parts_of_variable(variable)
     if parts is not None:
-        return (parts.cut, parts.devices) if parts.layout == "sharded" else None
-    stays = getattr(variable, "_graphsplit_stays", False)
+        return (parts.cut, parts.devices) if parts.layout == layout else None
+    stays = getattr(variable, "_graphsplit_stays", "") == layout
     return (Cut(0, variable.shape[0], 1), [canonical_name(variable.device)]) if stays else None
 
 
 def is_sharded(variable: tf.Variable) -> bool:
     """Return whether a variable is laid out as `"sharded"`, in slices or whole on its owner."""
-    return _owners(variable) is not None
+    return _owners(variable, "sharded") is not None
 
 
 def _loads(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str, int]:
@@ -460,10 +481,10 @@ def _idle_message(idle: Sequence[str], names: Sequence[str]) -> str:
 def _check_free(
     variables: Sequence[tf.Variable], wanted: Sequence[VariableLayout | None], devices: Sequence[str]
 ) -> None:
-    wrong = []
+    wrong, known = [], {*devices, *host_devices(devices)}
     for variable, own in zip(variables, wanted, strict=True):
         parts = parts_of_variable(variable)
-        if own not in (None, "home") and parts is not None and not set(parts.devices) <= set(devices):
+        if own not in (None, "home") and parts is not None and not set(parts.devices) <= known:
             wrong.append(f"{name_of(variable)} on {', '.join(map(short_name, parts.devices))}")
     if wrong:
         raise ArgumentError(

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.layout_spellings import VariableLayout
+from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, names_host
 from graphsplit.api.layouts.layout_targets import name_of
 from graphsplit.api.layouts.variable_layouts import (
     can_be_parted,
@@ -17,8 +17,8 @@ from graphsplit.api.layouts.variable_layouts import (
     slots_by_name,
     wanted_layouts,
 )
-from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
-from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.core.device_mesh import DeviceMesh
+from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.layouts import REPLICATE, Copied, Cut, MeshDivision, Shard
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.variables.partitioning import Held, shares
@@ -48,10 +48,18 @@ def divisions_for(
     Raises:
       ArgumentError: for an unknown layout, a pattern that fits no variable, or more devices here than there; for
         variables that lie along an axis without that axis.
+      UnsupportedError: for variables in the host's memory.
     """
     variables = list(trace.variables)
     found: dict[int, MeshDivision] = {}
     slots = slots_by_name(variables)
+    lying = [parts.layout for v in variables if (parts := parts_of_variable(v)) is not None]
+    if names_host(layout) or (layout is None and "host" in lying):
+        raise UnsupportedError(
+            "A prediction with variables in the host's memory, layout 'host': files of machines do not say how fast a "
+            'host computes, and predictions do not know. Predict with layout="home", and let print(plan) say which '
+            "bytes travel."
+        )
     if layout is None:
         wanted = _along_axes(variables, grid)
         found.update(_as_they_lie([v for v, own in zip(variables, wanted, strict=True) if own is None], devices))
@@ -104,7 +112,7 @@ def _along_axes(variables: Sequence[tf.Variable], grid: DeviceMesh | None) -> li
       ArgumentError: if there are some, and no mesh.
     """
     lying = [parts.layout if (parts := parts_of_variable(v)) is not None else None for v in variables]
-    found: list[VariableLayout | None] = [None if own in LAYOUTS else own for own in lying]
+    found: list[VariableLayout | None] = [None if own in WORDS else own for own in lying]
     if grid is None and any(own is not None for own in found):
         named = [f"{name_of(v)}: {own!r}" for v, own in zip(variables, found, strict=True) if own is not None]
         raise ArgumentError(

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import math
 import sys
 import threading
 import warnings
@@ -107,6 +108,11 @@ class VariableParts:
     def shape_of(self, part: int) -> tuple[int, ...]:
         """Return the shape of a part."""
         return part_shapes(self.division, self._shape.as_list())[part]
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """The bytes of each part."""
+        return tuple([self._dtype.size * math.prod(self.shape_of(part)) for part in range(len(self.devices))])
 
     def handles(self) -> list[tf.Tensor]:
         """Return the handles of the parts, which hold the value now."""

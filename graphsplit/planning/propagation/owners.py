@@ -1,14 +1,16 @@
 """Owners: on which device whole values are made. Arithmetic for a variable runs where the variable is.
 
 What only leads to changes of one device's variables belongs to that device: an optimizer's momentum never travels.
-What serves several devices (a global norm), or nobody, runs where most of what it reads already is, or at home.
+What serves several devices (a global norm), or nobody, runs where most of what it reads already is, or at home. On a
+device that only holds variables, the host of GPUs, also runs what serves another one and makes no more than it reads
+there: of the slots in the host's memory none is sent, but the update that follows from them.
 """
 
 from __future__ import annotations
 
 import functools
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass
 
 import tensorflow as tf
@@ -22,6 +24,8 @@ from graphsplit.program.program import Op, Program, Tensor
 
 _CALLBACKS = frozenset({"PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2"})
 _HERE = "/device:CPU:0"
+_FEW = 256  # bytes: for so few nothing runs elsewhere (they are counters, and never laid out)
+_MORE = 8  # and an eighth of what is read there may be sent more: a rate, for instance
 
 
 @dataclass(frozen=True)
@@ -49,6 +53,13 @@ def find_owners(program: Program, steps: Sequence[Step], mesh: Mesh, home: str, 
     if not program.stages and not mesh.columns and all(device in (home, "") for device in pinned.values()):
         return Owners(tuple([pinned.get(op.index, home) for op in program.ops]), {}, home)
     return _OwnerFinder(program, steps, mesh, home, pinned).owners()
+
+
+def computing_devices(program: Program, mesh: Mesh, home: str) -> Set[str]:
+    """Return the devices that do more than to hold variables: home, and those of shards, stages and columns."""
+    stages = [device for stage in program.stages for device in stage.devices]
+    columns = [device for column in mesh.columns for device in column]
+    return {home, *mesh.devices, *stages, *columns}
 
 
 def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
@@ -144,18 +155,25 @@ class _OwnerFinder:
         own = self._own_place(op)
         if own is not None:
             return own
-        if len(self._served[op.index]) == 1:
-            [device] = self._served[op.index]
-            return device
         home = next(iter(self._mesh.column_of(op)), self._home)
         votes = {home: 0}
-        for tensor in op.inputs:
+        for tensor in dict.fromkeys(op.inputs):
             if not self._program.ops[tensor.op].is_constant:
                 device = gathered.get(tensor, of_ops[tensor.op]) or home
                 votes[device] = votes.get(device, 0) + self._program.bytes(tensor)
         near = self._near(op, frozenset(votes))
         may = [device for device in votes if device in near]
-        return max(may, key=lambda device: (votes[device], device == home))
+        most = max(may, key=lambda device: (votes[device], device == home))
+        if len(self._served[op.index]) != 1:
+            return most
+        [device] = self._served[op.index]
+        more = sum(op.out_bytes) + votes.get(device, 0) - votes[most]  # to be sent, if it does not run there
+        is_cheap = votes[most] > _FEW and votes[most] >= _MORE * more
+        return most if most not in self._computing and is_cheap else device
+
+    @functools.cached_property
+    def _computing(self) -> Set[str]:
+        return computing_devices(self._program, self._mesh, self._home)
 
     def _where_gathered(self, op: Op, tensor: Tensor, layout: Layout) -> str:
         """Return where a tensor is put together: sums in their stage or column, others where most of them are owned."""

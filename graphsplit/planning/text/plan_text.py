@@ -17,6 +17,7 @@ from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.memory import held_bytes, live_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import meeting_points
+from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.planning.propagation.shares import Cause, Shares, shares_of
 from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.compiled_text import compiled_text
@@ -81,7 +82,7 @@ def _header(plan: Decisions, shares: Shares, sends: Traffic) -> list[str]:
     live = [op for op, step in zip(program.ops, steps, strict=True) if step.home or step.shards]
     found = Counter(op.stage for op in live if op.stage)
     lines += [f"  stage {stage}: {count_text(count, 'operation')}" for stage, count in found.items()]
-    lines += [*stages_text(plan), *_in_parts(plan)]
+    lines += [*stages_text(plan), *_in_parts(plan), *_only_held(plan, sends)]
     lines.append(f"  on every shard: {_count(plan.sharded_ops)}")
     for device, ops in _once(plan).items():
         lines.append(f"  once, on {short_name(device)}: {_count(ops)}")
@@ -126,6 +127,22 @@ def _in_parts(plan: Decisions) -> list[str]:
             devices = sorted({short_name(state.devices[plan.program.ops[i].name]) for i in own})
             lines.append(f"  variables {what}: {len(chosen)}, on {', '.join(devices)}")
     return lines + [f"  variable {name} is put together for each call: {why}" for name, why in state.whole.items()]
+
+
+def _only_held(plan: Decisions, sends: Traffic) -> list[str]:
+    """Say what devices hold that compute nothing else, the hosts of GPUs, and what they send and receive for that."""
+    state, lines, computing = plan.state, [], computing_devices(plan.program, plan.mesh, plan.home)
+    held: dict[str, list[tuple[int, int]]] = {}
+    for position, (k, part) in zip(plan.program.captures, state.parts, strict=True) if state.parts else ():
+        device = state.devices.get(plan.program.ops[position].name, plan.home)
+        if device not in computing and k in state.sizes:
+            held.setdefault(device, []).append((k, state.sizes[k][part]))
+    for device, own in held.items():
+        count, size = len({k for k, _ in own}), format_bytes(sum([size for _, size in own]))
+        received, sent = (format_bytes(by.get(device, 0)) for by in (sends.received, sends.sent))
+        travels = "" if plan.program.symbols else f"; it receives {received} and sends {sent} a call"
+        lines.append(f"  variables in the memory of {short_name(device)}: {count}, {size}{travels}")
+    return lines
 
 
 def _on_mesh(division: MeshDivision, is_gathered: bool) -> str:
