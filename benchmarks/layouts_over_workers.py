@@ -8,6 +8,7 @@ The devices are the CPUs of so many worker processes, each with one thread for a
 `(N - 1) P` bytes through one process. Workers that share cores share the N optimizers of "mirrored", too, and over
 loopback nothing is limited but those cores, so that what counts is how many bytes travel in all. With `--mbit` each
 worker has a link of that many megabits a second (see `benchmarks.links`), as machines have, and the busiest one counts.
+"In columns" every second weight is cut by its columns and the others by their rows: activations travel, and no weights.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ _WAYS: dict[str, dict[str, Any]] = {
     "mirrored": {"layout": "mirrored"},
     "sharded": {"layout": "sharded"},
     "sharded, not again": {"layout": "sharded", "reshard_after_forward": False},
+    "in columns": {"layout": {"*weight_*[02468]": (None, "model"), "*weight_*[13579]": ("model", None)}},
 }
 
 
@@ -42,7 +44,8 @@ def main() -> None:
     started = linked_workers(options.workers, options.mbit) if options.mbit else gs.LocalWorkers(options.workers)
     with started as workers:
         devices = gs.connect(workers).devices
-        show(devices, Network(options.width, options.depth, options.rows, options.optimizer), options.rounds)
+        network = Network(options.width, options.depth, options.rows, options.optimizer)
+        show(devices, network, options.rounds, options.mbit)
 
 
 @dataclass(frozen=True)
@@ -55,18 +58,20 @@ class Network:
     optimizer: str
 
 
-def show(devices: Sequence[str], network: Network, rounds: int) -> None:
-    """Time the steps of all layouts side by side, and print."""
+def show(devices: Sequence[str], network: Network, rounds: int, mbit: int | None = None) -> None:
+    """Time the steps of all layouts side by side, and print; with links, also how long the plan's bytes take on one."""
     import tensorflow as tf
 
     import graphsplit as gs
+    from graphsplit.planning.communication.traffic import traffic
 
     x = tf.random.stateless_normal((network.rows, network.width), [1, 2])
     steps = {}
     for name, how in _WAYS.items():
         variables, step = training(network, devices[0])
-        gs.set_variable_layout(variables, how["layout"], devices, **{k: v for k, v in how.items() if k != "layout"})
-        parallel = gs.parallelize(step, devices=devices)
+        mesh = {"mesh": {"model": len(devices)}} if isinstance(how["layout"], dict) else {}
+        gs.set_variable_layout(variables, devices=devices, **how, **mesh)
+        parallel = gs.parallelize(step, devices=devices, **mesh)
         begin = time.perf_counter()
         loss = float(parallel(x))
         print(f"{name:<18} first call {time.perf_counter() - begin:.1f} s, loss {loss:.6f}", flush=True)
@@ -82,7 +87,12 @@ def show(devices: Sequence[str], network: Network, rounds: int) -> None:
     print(f"{len(devices)} workers, {size:.0f} MB of weights, {network.optimizer}: a step, and as a multiple of home's")
     for name, seconds in found.items():
         ratio = statistics.median(a / b for a, b in zip(seconds, found["home"], strict=True))
-        print(f"  {name:<18} {1e3 * statistics.median(seconds):.0f} ms, {ratio:.2f}", flush=True)
+        size = max(traffic(steps[name].plan(x)).busiest[1:])
+        on_link = f"; {8e-3 * size / mbit:.0f} ms of them for the busiest link, by the plan" if mbit else ""
+        print(
+            f"  {name:<18} {1e3 * statistics.median(seconds):.0f} ms, {ratio:.2f}, {size / 1e6:.2f} MB{on_link}",
+            flush=True,
+        )
 
 
 def training(network: Network, device: str) -> tuple[list[Any], Callable[[Any], Any]]:
