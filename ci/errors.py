@@ -1,4 +1,4 @@
-"""`python ci/errors.py` writes `docs/errors.md`: public errors and warnings by their docstrings, and what they say."""
+"""`python ci/errors.py` writes `docs/errors.md`, kinds of errors by their docstrings, and `docs/messages.md`."""
 
 from __future__ import annotations
 
@@ -11,48 +11,62 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parent.parent
-PAGE = ROOT / "docs" / "errors.md"
 REFUSALS = ("UnsupportedError", "CannotBeSplitError")
-ABOUT = {  # what the files of a folder are about, in the order of the page; others follow by their names
-    "api": "Calls, plans and predictions",
-    "runtime": "Gradients from outside",
-    "keras_models": "Keras models",
-    "core": "Variables, arguments, SavedModels that are read",
-    "saved_models": "Transpiling",
-    "clusters": "Several machines",
-    "placement": "Placements and timelines",
-    "demos": "Demonstrations",
+TOPICS = {  # what files are about, by how their paths begin, in the order of the page
+    "Calls": ("api", "core/containers", "core/devices"),
+    "Layouts and meshes": ("api/layouts", "core/variables", "core/device_mesh"),
+    "Gradients": ("runtime", "planning"),
+    "Keras models": ("keras_models",),
+    "Predictions": ("api/predicted", "api/automatic_plans"),
+    "SavedModels and graphs": ("saved_models", "core/storage", "core/protos"),
+    "Several machines": ("clusters", "api/resilience", "api/input"),
+    "Pictures, timelines, demonstrations": ("placement", "demos", "core/requirements"),
 }
 HEAD = """\
 # Errors and warnings
 
-Written by `python ci/errors.py` from docstrings, whose examples are run by tests. (Messages are wrapped here; `...` in
-them is a path, a port or a line.)
+A message says what was asked, on which argument, what clashes, and what to write instead. [Messages](messages.md)
+lists those that refuse or warn.
 
-A message says what was asked, on which argument, what clashes, and what to write instead. Errors of your own function
-keep their type and arrive with your lines alone (all lines: `tf.debugging.disable_traceback_filtering()`). What fails
-while a graph runs keeps TensorFlow's type, and says first where: `GPU:2, rows 12-15, train.py:14: ...`."""
+Errors of your own function keep their type. Their traceback shows your lines only;
+`tf.debugging.disable_traceback_filtering()` shows all. An error while a graph runs keeps TensorFlow's type and
+begins with the place: `GPU:2, rows 12-15, train.py:14: ...`.
+
+`python ci/errors.py` writes this page from docstrings, whose examples are run by tests. Messages are wrapped here;
+`...` in them is a path, a port or a line."""
+MESSAGES = """\
+# Messages
+
+What graphsplit refuses with an `UnsupportedError`, and what it warns of, by topic. `…` stands for what is filled in:
+a name, a number, a list. Search this page for the words that you see. [Errors and warnings](errors.md) has the
+kinds, with examples, and [limits](limits.md) the reasons. `python ci/errors.py` writes this page from the code."""
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the pages."""
     sys.path.insert(0, str(ROOT))
-    PAGE.write_text(text(), encoding="utf-8")
+    for name, page in (("errors", text()), ("messages", messages())):
+        (ROOT / "docs" / f"{name}.md").write_text(page, encoding="utf-8")
 
 
 def text() -> str:
-    """Return the page."""
+    """Return the page of the kinds."""
     kinds = public_kinds()
     rows = [f"| [{kind.__name__}](#{kind.__name__.lower()}) | {_also(kind)} | {_summary(kind)} |" for kind in kinds]
     parts = [HEAD, "\n".join(["| kind | is also a | means |", "|---|---|---|", *rows])]
     for kind in kinds:
         parts += [f"## {kind.__name__}", *_sections(kind)]
-    parts.append("## Everything that is refused")
-    parts.append("Every `UnsupportedError` in the code, for you to find the words of one; `…` is filled in.")
-    parts += _listed(_messages(_is_refusal))
-    parts.append("## Everything that is warned of")
-    parts.append("Besides `RetracingWarning` these are Python's `UserWarning`.")
-    parts += _listed(_messages(_is_warning))
+    return "\n\n".join(parts) + "\n"
+
+
+def messages() -> str:
+    """Return the page of the messages."""
+    parts = [MESSAGES]
+    refused, warned = _messages(_is_refusal), _messages(_is_warning)
+    for topic in TOPICS:
+        parts += [f"## {topic}", "\n".join(_listed(refused[topic]))]
+        if warned[topic]:
+            parts += ["Warnings:", "\n".join(_listed(warned[topic]))]
     return "\n\n".join(parts) + "\n"
 
 
@@ -102,14 +116,20 @@ def _shown(example: str) -> str:
 
 
 def _messages(wanted: Any) -> dict[str, list[str]]:
-    """Return the messages of calls in the code, by the folder that they are in."""
-    found: dict[str, list[str]] = {folder: [] for folder in ABOUT}
+    """Return the messages of calls in the code, by topic."""
+    found: dict[str, list[str]] = {topic: [] for topic in TOPICS}
     for path in sorted((ROOT / "graphsplit").glob("*/**/*.py")):
-        folder = path.relative_to(ROOT / "graphsplit").parts[0]
+        topic = _topic(path.relative_to(ROOT / "graphsplit").as_posix())
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and wanted(node):
-                found.setdefault(folder, []).append(_said(node.args[0]))
+                found[topic].append(_said(node.args[0]))
     return found
+
+
+def _topic(path: str) -> str:
+    """Return what a file is about: that of the longest beginning of its path, "Calls" if there is none."""
+    pairs = [(len(start), topic) for topic, starts in TOPICS.items() for start in starts if path.startswith(start)]
+    return max(pairs, default=(0, "Calls"))[1]
 
 
 def _is_refusal(call: ast.Call) -> bool:
@@ -132,11 +152,11 @@ def _said(node: ast.expr) -> str:
     return "…"
 
 
-def _listed(messages: dict[str, list[str]]) -> Iterator[str]:
-    for folder, said in messages.items():
-        if said:
-            yield f"### {ABOUT.get(folder, folder.capitalize())}"
-            yield "\n".join(f"* {_escaped(message)}" for message in dict.fromkeys(said))
+def _listed(messages: list[str]) -> Iterator[str]:
+    """Yield messages as a list in the order of their words, each with its first sentence in bold."""
+    for message in sorted({_escaped(message) for message in messages}, key=lambda text: text.lstrip("….:, ").lower()):
+        first, *rest = re.split(r"(?<=[.…]) (?=[A-Z])", message, maxsplit=1)
+        yield " ".join([f"* **{first}**", *rest])
 
 
 def _escaped(message: str) -> str:

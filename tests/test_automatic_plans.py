@@ -198,7 +198,7 @@ def test_what_was_compared_is_explained():
     ("options", "message"),
     [
         ({"plan": "best"}, "plan='best': it is 'auto', for the fastest plan that fits, or None, for what you say."),
-        ({"memory": "40GB"}, "memory='40GB' is for plan='auto', by which plans are compared. Give that as well."),
+        ({"memory": "40GB"}, "memory='40GB' is used by plan='auto' only. Give that as well."),
         (
             {"plan": "auto", "memory": "much"},
             "memory='much': it is a number of bytes, or a text like '40GB', for each device.",

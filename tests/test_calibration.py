@@ -122,7 +122,7 @@ def test_a_call_takes_longer_on_more_devices():
 def test_what_xla_compiles_is_not_measured():
     with raises(
         gs.UnsupportedError,
-        "calibrate measures operations one by one, and jit_compile=True lets XLA make other ones of them. Measure the "
+        "calibrate measures operations one by one, and jit_compile=True makes XLA fuse them. Measure the "
         "function without jit_compile; predictions of the compiled one are made of the same operations.",
     ):
         calibration.measure_function(rough(), tf.function(step, jit_compile=True), [tf.ones([256, 64])])

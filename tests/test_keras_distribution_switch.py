@@ -159,7 +159,7 @@ def test_a_class_that_drives_batches_itself_is_told(kind: type):
         with pytest.warns(UserWarning, match="of its own") as told:
             model.fit(x, y, verbose=0)
         assert str(told[0].message) == (
-            "Own has a make_train_function of its own. What that returns drives the batches itself and stays on one "
+            "Own has a make_train_function of its own, which runs the batches itself, on one "
             "device, instead of the 3 of DataParallel. Override train_step, test_step or predict_step instead."
         )
         assert told[0].filename == __file__

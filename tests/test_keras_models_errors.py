@@ -49,7 +49,7 @@ def test_own_batch_functions():
 
     model = Own([layers.Input((3,)), layers.Dense(2)], name="own")
     assert message(gs.UnsupportedError, gs.multi_gpu_model, model, 2) == (
-        "'own' has a make_train_function of its own. What that returns drives the batches itself and cannot be split. "
+        "'own' has a make_train_function of its own, which runs the batches itself and cannot be split. "
         "Override train_step, test_step or predict_step instead."
     )
 

@@ -81,13 +81,13 @@ def test_a_loop_that_reads_parts_each_time_is_told():
         apply(x)
         tf.reduce_sum(weight)
     said = (
-        "Variable 'weight', in parts on CPU:0, CPU:1, was asked for between each two of the last 10 calls of a "
-        "parallelized function, and each call moved its 4800 bytes again (other variables may be asked for, too). Do "
-        "inside of the function what is done with it in each step, or lay it out as 'home'."
+        "Variable 'weight', in parts on CPU:0, CPU:1, was read or changed between any two of the last 10 calls "
+        "of a parallelized function, so each call moved its 4800 bytes again (and perhaps those of other variables). "
+        "Do inside of the function what you do with it in each step, or lay it out as 'home'."
     )
     apply(x)
     tf.reduce_sum(weight)
-    with pytest.warns(UserWarning, match="was asked for") as found:
+    with pytest.warns(UserWarning, match="was read or changed") as found:
         apply(x)
     tf.reduce_sum(weight)
     apply(x)  # once is enough

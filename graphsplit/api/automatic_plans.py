@@ -112,9 +112,7 @@ def checked_automatic(plan: Any, memory: Any, machine: Any) -> Automatic | None:
     if plan is None:
         for name, value in (("memory", memory), ("machine", machine)):
             if value is not None:
-                raise ArgumentError(
-                    f"{name}={value!r} is for plan='auto', by which plans are compared. Give that as well."
-                )
+                raise ArgumentError(f"{name}={value!r} is used by plan='auto' only. Give that as well.")
         return None
     if machine is not None:
         machine_of(machine)

@@ -171,8 +171,8 @@ class Resilient(Generic[P, R]):
             parts = parts_of_variable(variable)
             if parts is not None and not isinstance(parts.layout, str):
                 raise UnsupportedError(
-                    f"resilient: variable {parts.name!r} lies along an axis of a mesh, and a worker that is lost takes "
-                    "the only copy of its part along. Lay it out as 'home', 'mirrored' or 'sharded'."
+                    f"resilient: variable {parts.name!r} lies along an axis of a mesh, and a lost worker would take "
+                    "the only copy of its part with it. Lay it out as 'home', 'mirrored' or 'sharded'."
                 )
             if parts is not None and not self._lost:
                 self._layouts[id(variable)] = _Layout(str(parts.layout), parts.devices, parts.reshards)
@@ -309,5 +309,5 @@ def resilient(
         raise ArgumentError(f"resilient(on_lost={on_lost!r}) is not known; 'survivors' goes on with those left.")
     cluster = current_cluster()
     if cluster is None:
-        raise UnsupportedError("resilient goes on when workers are lost; connect to some first: graphsplit.connect.")
+        raise UnsupportedError("resilient is for workers, and none is connected: call graphsplit.connect first.")
     return Resilient(step, cluster, checkpoint)

@@ -146,8 +146,8 @@ class StorageError(GraphsplitError, OSError):
 class UnsupportedError(GraphsplitError, NotImplementedError):
     """A combination that graphsplit knows and does not support (yet).
 
-    The message says what to write instead, where there is something. All messages of this kind are listed below;
-    [limits](limits.md) puts them into context.
+    The message says what to write instead, where there is something. [Messages](messages.md) lists all of this
+    kind; [limits](limits.md) puts them into context.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> x = tf.ones((4, 2))

@@ -151,8 +151,8 @@ def _check_model(model: Any) -> Flavor:
         )
     if own := own_functions(model):
         raise UnsupportedError(
-            f"{model.name!r} has a {' and a '.join(own)} of its own. What that returns drives the batches itself and "
-            "cannot be split. Override train_step, test_step or predict_step instead."
+            f"{model.name!r} has a {' and a '.join(own)} of its own, which runs the batches itself and cannot be "
+            "split. Override train_step, test_step or predict_step instead."
         )
     return flavor
 

@@ -55,8 +55,8 @@ class PlanOptions:
         object.__setattr__(self, "recompute", _recompute(self.recompute))
         if self.recompute is not None and self.jit_compile:
             raise UnsupportedError(
-                f"recompute={self.recompute!r} with jit_compile=True: XLA computes once what is there twice, so "
-                "nothing would be dropped. Use one or the other."
+                f"recompute={self.recompute!r} with jit_compile=True: XLA merges equal computations, so nothing "
+                "would be recomputed. Use one or the other."
             )
         for name in ("micro_batches", "stages", "bucket_bytes"):
             if isinstance(value := getattr(self, name), np.integer):

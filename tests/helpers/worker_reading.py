@@ -308,9 +308,9 @@ def a_step_inside_of_a_function(workers, cluster) -> None:
         outer(rows(6))
         gs.parallelize(network.train, devices=["CPU:0", "CPU:1"])(rows(5))
     assert [str(each.message) for each in found if each.category is UserWarning] == [
-        "train is called inside of a tf.function, and runs on workers 0, 1. There it is a part of that function's "
-        "graph, which TensorFlow runs by itself: a call that waits for a worker that stands still waits as long as "
-        "that does, and when a worker is lost, variables that the call has written are not given back their values. "
-        "Call train outside of tf.function, or give parallelize the whole function: then a step happens or does not."
+        "train is called inside of a tf.function, and runs on workers 0, 1. TensorFlow runs the graph of that "
+        "function by itself: while a worker hangs, the call does not end, and when a worker is lost, variables keep "
+        "what the call has written so far. Call train outside of tf.function, or parallelize the whole function: then "
+        "a step happens completely or not at all."
     ]
     assert np.array_equal(network.count, 3)

@@ -32,11 +32,10 @@ def warn_of_outer_graph(name: str, traces: Traces, devices: Iterable[str]) -> No
     several = "s" if len(tasks) > 1 else ""
     workers = ", ".join([str(number) for _, number in tasks])
     warnings.warn(
-        f"{name} is called inside of a tf.function, and runs on worker{several} {workers}. There it is a part of that "
-        "function's graph, which TensorFlow runs by itself: a call that waits for a worker that stands still waits as "
-        "long as that does, and when a worker is lost, variables that the call has written are not given back their "
-        f"values. Call {name} outside of tf.function, or give parallelize the whole function: then a step happens or "
-        "does not.",
+        f"{name} is called inside of a tf.function, and runs on worker{several} {workers}. TensorFlow runs the graph "
+        "of that function by itself: while a worker hangs, the call does not end, and when a worker is lost, variables "
+        f"keep what the call has written so far. Call {name} outside of tf.function, or parallelize the whole "
+        "function: then a step happens completely or not at all.",
         stacklevel=user_stack_level(),
     )
 

@@ -117,8 +117,8 @@ def measure_function(
     function = fn.function if isinstance(fn, ParallelFunction) else fn
     if is_compiled_function(function):
         raise UnsupportedError(
-            "calibrate measures operations one by one, and jit_compile=True lets XLA make other ones of them. Measure "
-            "the function without jit_compile; predictions of the compiled one are made of the same operations."
+            "calibrate measures operations one by one, and jit_compile=True makes XLA fuse them. Measure the "
+            "function without jit_compile; predictions of the compiled one are made of the same operations."
         )
     for count in micro_batches:
         Options(micro_batches=count)  # (checks it)

@@ -150,9 +150,9 @@ class VariableParts:
         if self._in_a_row == _MANY and _warned[0] != _changes[0]:
             _warned[0] = _changes[0]
             warnings.warn(
-                f"Variable {self.name!r}, {self._how()}, was asked for between each two of the last {_MANY} calls "
-                f"of a parallelized function, and each call moved its {self._bytes} bytes again (other variables "
-                "may be asked for, too). Do inside of the function what is done with it in each step, or lay it "
+                f"Variable {self.name!r}, {self._how()}, was read or changed between any two of the last {_MANY} "
+                f"calls of a parallelized function, so each call moved its {self._bytes} bytes again (and perhaps "
+                "those of other variables). Do inside of the function what you do with it in each step, or lay it "
                 "out as 'home'.",
                 stacklevel=2,
             )

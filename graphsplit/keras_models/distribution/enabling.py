@@ -202,8 +202,8 @@ class _Running:
             return
         self._told.add(type(model))
         warnings.warn(
-            f"{type(model).__name__} has a {' and a '.join(own)} of its own. What that returns drives the batches "
-            f"itself and stays on one device, instead of the {distribution.device_mesh.devices.size} of "
+            f"{type(model).__name__} has a {' and a '.join(own)} of its own, which runs the batches itself, on "
+            f"one device, instead of the {distribution.device_mesh.devices.size} of "
             f"{type(distribution).__name__}. Override train_step, test_step or predict_step instead.",
             stacklevel=user_stack_level(),
         )
