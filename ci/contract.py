@@ -201,7 +201,7 @@ def keras_models_answer() -> None:
 
 
 @check
-@relies_on("_shape", "_value", "_compile_config", "_layout_map")
+@relies_on("_shape", "_compile_config", "_layout_map")
 def keras_distributions() -> None:
     """What of Keras is replaced for `keras.distribution` is there, does what is listed, and is Keras' own again."""
     from graphsplit.keras_models.distribution.replacements import REPLACEMENTS
@@ -454,10 +454,20 @@ def tapes_know_handles_by_their_numbers() -> None:
 
 
 @check
-@relies_on("_handle", "_handle_data", "_jit_compile", "_c_graph", "_from_c_op", "_initialized", "_server_def")
+@relies_on(
+    "_handle", "_handle_data", "_jit_compile", "_c_graph", "_from_c_op", "_initialized", "_server_def",
+    "_variable_creator_stack",
+)  # fmt: skip
 def what_tensorflow_does_not_tell() -> None:
     internals = tensorflow_internals
     w, other = tf.Variable(numbers(4, 5)), tf.Variable(2 * numbers(4, 5))
+    empty = internals.variable_without_value(shape=(4, 5), dtype=tf.float64, name="empty")
+    assert (type(empty), vars(empty).keys()) == (type(w), vars(w).keys())
+    assert not tf.raw_ops.VarIsInitializedOp(resource=empty.handle)
+    empty.assign(w)
+    np.testing.assert_array_equal(empty, w)
+    with tf.variable_creator_scope(lambda make, **options: make(**options)):
+        assert len(internals.variable_creators()) == 1
     assert internals.has_handle(w)
     assert internals.resource_value(w.handle) == (tf.float64, tf.TensorShape([4, 5]))
     internals.give_handle(w, other.handle)
@@ -549,7 +559,7 @@ def kinds_of_keras() -> list[types.ModuleType]:
 
 
 @check
-@relies_on("_trainable_variables", "_index_dict", "_unique_id", "_create_all_weights")
+@relies_on("_trainable_variables", "_index_dict", "_unique_id", "_create_all_weights", "_distributed_container")
 def slots_of_optimizers() -> None:
     makers = [kind.optimizers.Adam for kind in kinds_of_keras()]
     makers += [kind.optimizers.legacy.Adam for kind in kinds_of_keras()[1:]]
@@ -560,6 +570,20 @@ def slots_of_optimizers() -> None:
         slots = list(keras_internals.slots_of(optimizer, own))
         assert [sum(v is variable for _, v in slots) for variable in own] == [2, 2, 2], (make, slots)
         assert all(slot.shape == v.shape for slot, v in slots), (make, slots)
+        gs.set_variable_layout(own := tf.Variable(numbers(300, 16)), "sharded", devices=DEVICES)
+        keras_internals.make_slots(make(), [own])
+        assert parted_variables.parts_of_variable(own).in_parts  # no optimizer asks for all of it, to know it by
+    for kind in kinds_of_keras():
+        kind.utils.set_random_seed(3)
+        expected = kind.layers.Dense(300, kernel_initializer=kind.initializers.GlorotUniform(seed=3))
+        expected.build((None, 16))
+        with gs.variable_layout("sharded", devices=DEVICES):
+            found = kind.layers.Dense(300, kernel_initializer=kind.initializers.GlorotUniform(seed=3))
+            found.build((None, 16))
+        for a, b in zip(found.variables, expected.variables, strict=True):
+            np.testing.assert_array_equal(a.numpy(), b.numpy())
+        own = [v if isinstance(v, tf.Variable) else v.value for v in found.variables]
+        assert any(parted_variables.parts_of_variable(v) is not None for v in own)
 
 
 @check

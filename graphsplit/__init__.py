@@ -19,7 +19,8 @@ if TYPE_CHECKING:
     from graphsplit.api.decorators import make_parallel, parallelize
     from graphsplit.api.layouts.layout_spellings import cut
     from graphsplit.api.layouts.layout_views import visualize_layout
-    from graphsplit.api.layouts.variable_layouts import set_variable_layout, variable_layout
+    from graphsplit.api.layouts.new_variables import variable_layout
+    from graphsplit.api.layouts.variable_layouts import set_variable_layout
     from graphsplit.api.layouts.with_layout import with_layout
     from graphsplit.api.on_device import on_device
     from graphsplit.api.predicted.calibration import calibrate
@@ -55,13 +56,14 @@ _MODULES = {
     "api.decorators": ["make_parallel", "parallelize"],
     "api.layouts.layout_spellings": ["cut"],
     "api.layouts.layout_views": ["visualize_layout"],
+    "api.layouts.new_variables": ["variable_layout"],
     "api.on_device": ["on_device"],
     "api.calls.parallel_function": ["ParallelFunction"],
     "api.predicted.predictions": ["predict"],
     "api.resilience": ["Resilient", "resilient"],
     "api.calls.retracing": ["RetracingWarning"],
     "api.predicted.scaling": ["scaling"],
-    "api.layouts.variable_layouts": ["set_variable_layout", "variable_layout"],
+    "api.layouts.variable_layouts": ["set_variable_layout"],
     "api.verification": ["Difference", "Report", "verify"],
     "api.layouts.with_layout": ["with_layout"],
     "clusters.cluster": ["Cluster", "connect"],

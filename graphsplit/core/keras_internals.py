@@ -186,14 +186,21 @@ def tensorflow_variable() -> Any:
     return importlib.import_module("keras.src.backend.tensorflow.core").Variable
 
 
-def value_of_new(variable: Any) -> Any:
-    """Return the TensorFlow variable of a variable of Keras 3 that is being made, and let it have its shape.
-
-    A distribution asks for the shape, which Keras sets only after the value.
-    """
+def give_shape(variable: Any, shape: Sequence[int]) -> None:
+    """Let a variable of Keras 3 that is being made have its shape: a distribution asks for it before Keras sets it."""
     if variable._shape is None:
-        variable._shape = tuple(variable._value.shape)
-    return variable._value
+        variable._shape = tuple(shape)
+
+
+def new_variable_of(make: Any) -> tuple[Any, Any] | None:
+    """Return the initializer and the variable of Keras 3 for which a function makes the value; None for others.
+
+    All that `tf.Variable` is told of them is this function, which Keras makes around the two.
+    """
+    if getattr(getattr(make, "__code__", None), "co_freevars", None) != ("initializer", "self"):
+        return None
+    initializer, owner = (cell.cell_contents for cell in make.__closure__)
+    return (initializer, owner) if isinstance(owner, tensorflow_variable()) else None
 
 
 def layout_map_of(distribution: Any) -> Any:

@@ -508,6 +508,24 @@ def has_handle(variable: tf.Variable) -> bool:
     return hasattr(variable, "_handle")
 
 
+def variable_without_value(**options: Any) -> tf.Variable:
+    """Return a variable whose resource is empty: no device has memory for it, until somebody assigns a value.
+
+    Public `tf.Variable` wants a value, and has all of it on the variable's device.
+
+    Args:
+      **options: of `tf.Variable`, but for the value; dtype and shape must be among them.
+    """
+    variable = resource_variable_ops.UninitializedVariable(**options)
+    variable.__class__ = resource_variable_ops.ResourceVariable  # what `tf.Variable` makes, with the same attributes
+    return variable
+
+
+def variable_creators() -> list[Any]:
+    """Return the functions that make variables here instead of `tf.Variable`, the outermost scope's first."""
+    return [creator for _, creator in tf.compat.v1.get_default_graph()._variable_creator_stack]
+
+
 def give_handle(variable: tf.Variable, handle: tf.Tensor) -> None:
     """Let a variable object stand for another resource: its own went with the process that held it.
 

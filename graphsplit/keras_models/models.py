@@ -14,7 +14,8 @@ import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.layout_spellings import VariableLayout, names_host
-from graphsplit.api.layouts.variable_layouts import set_variable_layout, variable_layout
+from graphsplit.api.layouts.new_variables import variable_layout
+from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.api.options import Options
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import UnsupportedError

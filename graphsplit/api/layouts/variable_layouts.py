@@ -1,11 +1,9 @@
-"""Where variables live: `set_variable_layout` for those that exist, `variable_layout` for those that will."""
+"""Where variables live that exist: `set_variable_layout`. For those that will, there are `new_variables`."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -16,7 +14,6 @@ from graphsplit.api.layouts.layout_spellings import (
     LayoutOnMesh,
     VariableLayout,
     check_layout,
-    check_one,
     spelling_of,
 )
 from graphsplit.api.layouts.layout_targets import name_of, slots_of, variables_of
@@ -29,7 +26,7 @@ from graphsplit.core.layouts import Cut, MeshDivision, copied, part_shapes
 from graphsplit.core.patterns import fits, near, scopes_and_names
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable, tell_functions
-from graphsplit.planning.variables.partitioning import Held, head_by_name, shares
+from graphsplit.planning.variables.partitioning import Held, shares
 
 
 def set_variable_layout(
@@ -117,12 +114,12 @@ def lay_out(
     """
     on_mesh = _OnMesh(variables, wanted, grid, slots, reshard_after_forward)
     _check_free(variables, wanted, devices)
-    _check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], devices)
+    check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], devices)
     for variable, own in zip(variables, wanted, strict=True):
         parts = parts_of_variable(variable)
         if own is not None and parts is not None and _lies_otherwise(parts, own, on_mesh.division(variable)):
             parts.release(variable)
-        elif own in _PLACES and parts is not None:
+        elif own in PLACES and parts is not None:
             parts.reshard(reshard_after_forward)  # it stays where it is
         if own is not None and own != getattr(variable, "_graphsplit_stays", own):
             variable._graphsplit_stays = ""
@@ -131,10 +128,10 @@ def lay_out(
     for variable, own in free:
         if (division := on_mesh.division(variable)) is not None:
             VariableParts(variable, division, division.devices, own).take_apart()
-    for layout, places in _PLACES.items():
+    for layout, places in PLACES.items():
         new = [variable for variable, own in free if own == layout and _owners(variable, layout) is None]
-        _shard(new, layout, places(devices), reshard_after_forward, _loads(variables, places(devices)), slots)
-    _mirror([variable for variable, own in free if own == "mirrored"], devices, slots)
+        shard(new, layout, places(devices), reshard_after_forward, _loads(variables, places(devices)), slots)
+    mirror([variable for variable, own in free if own == "mirrored"], devices, slots)
 
 
 def _lies_otherwise(parts: VariableParts, own: VariableLayout, division: MeshDivision | None) -> bool:
@@ -201,7 +198,7 @@ class _OnMesh:
             shapes = [part_shapes(own.columns, v.shape.as_list())[d] for v, own in layouts if own.columns is not None]
             held = [
                 replace(one, shape=shape)
-                for one, shape in zip(_held([v for v, _ in layouts], slots), shapes, strict=True)
+                for one, shape in zip(held_of([v for v, _ in layouts], slots), shapes, strict=True)
             ]
             for (variable, _), share, shape in zip(layouts, shares(held, len(devices)), shapes, strict=True):
                 if share is None:  # a few bytes
@@ -219,108 +216,11 @@ def _check_can_lie(layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]], grid: De
         raise ArgumentError(f"These variables cannot lie so on mesh {grid}:\n{bullet_list(wrong)}")
 
 
-@contextlib.contextmanager
-def variable_layout(
-    layout: str, devices: int | Sequence[str] | None = None, *, reshard_after_forward: bool = True
-) -> Iterator[None]:
-    """Lay out the variables that are made inside the `with` block, each as soon as it is made.
-
-    An optimizer's slots, which are not trained, go to where the variable of the same block lies whose shape they have,
-    and whose name is in theirs.
-
-    Args:
-      layout, reshard_after_forward: see `set_variable_layout`.
-      devices: how many, or which; all by default.
-
-    Raises:
-      ArgumentError: for an unknown layout.
-      DeviceError: if there are not that many devices.
-
-    >>> import tensorflow as tf, graphsplit as gs
-    >>> with gs.variable_layout("sharded", devices=2):
-    ...     table = tf.Variable(tf.ones((1000, 64)), name="table")
-    >>> float(tf.reduce_sum(table))
-    64000.0
-    """
-    check_one(layout)
-    made = NewVariables(resolve_devices(devices), reshard_after_forward)
-
-    def create(make: Any, **options: Any) -> Any:
-        variable = make(**options)
-        if tf.executing_eagerly() and isinstance(variable, tf.Variable):
-            made.lay_out(variable, layout, made.add(variable))
-        return variable
-
-    with tf.variable_creator_scope(create):
-        yield
-    made.take_apart()
-
-
-class NewVariables:
-    """Lays variables out one by one, each as soon as it is made.
-
-    Args:
-      devices: full names.
-      reshard_after_forward: see `set_variable_layout`.
-    """
-
-    def __init__(self, devices: Sequence[str], reshard_after_forward: bool = True):
-        self._devices = tuple(devices)
-        self._reshard = reshard_after_forward
-        self._loads = dict.fromkeys([*devices, *host_devices(devices)], 0)
-        self._trained = _Trained()
-
-    def add(self, variable: tf.Variable) -> tf.Variable | None:
-        """Remember a new variable, if it is trained; return the one that it is a slot of, if it is a slot."""
-        return self._trained.slots_among(variable).get(id(variable))
-
-    def lay_out(self, variable: tf.Variable, layout: str, head: tf.Variable | None) -> None:
-        """Lay a new variable out; a sharded slot goes to where the variable lies to which it belongs, its head."""
-        if layout in _PLACES:
-            slots, places = {} if head is None else {id(variable): head}, _PLACES[layout](self._devices)
-            _shard([variable], layout, places, self._reshard, self._loads, slots)
-        elif layout == "mirrored":
-            _check_may_be_copies([variable], self._devices)
-            _mirror([variable], self._devices)
-
-    def take_apart(self) -> None:
-        """Let parts hold their values again: Keras' optimizers ask each variable for its handle to know it by."""
-        self._trained.take_apart()
-
-
-class _Trained:
-    """The variables of a block that are trained; slots that are made after them are told by their names."""
-
-    def __init__(self) -> None:
-        self._made: list[weakref.ref[tf.Variable]] = []
-        self._held: list[Held] = []
-
-    def slots_among(self, variable: tf.Variable) -> dict[int, tf.Variable]:
-        """Return the variable that a new one is a slot of, by the slot's id, if it is one; see `slots_of`."""
-        if not can_move(variable):
-            return {}
-        [held] = _held([variable], {})
-        if variable.trainable:
-            self._made.append(weakref.ref(variable))
-            self._held.append(held)
-            return {}
-        position = head_by_name(held, self._held)
-        head = None if position is None else self._made[position]()
-        return {} if head is None else {id(variable): head}
-
-    def take_apart(self) -> None:
-        """See `NewVariables.take_apart`."""
-        for made in self._made:
-            parts = parts_of_variable(made())
-            if isinstance(parts, VariableParts):
-                parts.take_apart()
-
-
-_PLACES: Mapping[Any, Callable[[Sequence[str]], Sequence[str]]] = {"sharded": tuple, "host": host_devices}
+PLACES: Mapping[Any, Callable[[Sequence[str]], Sequence[str]]] = {"sharded": tuple, "host": host_devices}
 """Over which devices a variable is divided, by its layout: all, or their hosts. (Most have one, with all of it.)"""
 
 
-def _shard(
+def shard(
     variables: Sequence[tf.Variable],
     layout: str,
     devices: Sequence[str],
@@ -338,7 +238,7 @@ def _shard(
     """
     chosen = [variable for variable in variables if can_be_parted(variable)]
     owned = [loads[device] for device in devices]
-    for variable, share in zip(chosen, shares(_held(chosen, slots), len(devices), owned), strict=True):
+    for variable, share in zip(chosen, shares(held_of(chosen, slots), len(devices), owned), strict=True):
         head = slots.get(id(variable))
         known = None if head is None or head.shape != variable.shape else _owners(head, layout)
         if known is not None:
@@ -360,7 +260,7 @@ def _owners(variable: Any, layout: str) -> tuple[Cut, Sequence[str]] | None:
 
     Args:
       variable: which.
-      layout: one of `_PLACES`.
+      layout: one of `PLACES`.
     """
     parts = parts_of_variable(variable)
     if parts is not None:
@@ -393,7 +293,7 @@ def _bytes_of(variable: tf.Variable) -> int:
     return int(variable.dtype.size) * int(variable.shape.num_elements())
 
 
-def _held(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) -> list[Held]:
+def held_of(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) -> list[Held]:
     """Return what is to be shared out; of slots it is known which variable each belongs to."""
     positions = {id(variable): i for i, variable in enumerate(variables)}
     heads = [positions.get(id(slots.get(id(variable)))) for variable in variables]
@@ -401,14 +301,14 @@ def _held(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) ->
     return [Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size, head) for v, head in pairs]
 
 
-def _mirror(
+def mirror(
     variables: Sequence[tf.Variable], devices: Sequence[str], slots: Mapping[int, tf.Variable] | None = None
 ) -> None:
     """Copy variables to all devices. What all copies need of a sum is added up where the variable's parts would lie."""
     several = len({task_of(device) for device in devices}) > 1  # where a counter's only copy may be lost, it has others
     here = [v for v in variables if can_move(v) and canonical_name(v.device) in devices]
     chosen = [v for v in here if several or is_copied(v)]
-    for variable, share in zip(chosen, shares(_held(chosen, slots or {}), len(devices)), strict=True):
+    for variable, share in zip(chosen, shares(held_of(chosen, slots or {}), len(devices)), strict=True):
         if len(devices) < 2:
             continue
         sums = [devices[d] for d in share.devices] if share is not None else [canonical_name(variable.device)]
@@ -446,27 +346,25 @@ def wanted_layouts(
     check_layout(layout, grid)
     if not isinstance(layout, Mapping):
         return [spelling_of(layout).plain(variable.shape.rank) for variable in variables]
-    names = [name_of(variable) for variable in variables]
-    idle = [pattern for pattern in layout if not any(fits(name, pattern) for name in names)]
-    if idle:
+    check_patterns(layout, [name_of(variable) for variable in variables])
+    return [layout_by_name(variable, layout, slots.get(id(variable))) for variable in variables]
+
+
+def layout_by_name(
+    variable: tf.Variable, layout: Mapping[str, VariableLayout], head: tf.Variable | None
+) -> VariableLayout | None:
+    """Return the layout of the first pattern that fits a variable, or the one that it is a slot of; None: of none."""
+    names = [name_of(own) for own in (variable, head) if own is not None]
+    own = next((own for pattern, own in layout.items() if any(fits(name, pattern) for name in names)), None)
+    if own is not None and not isinstance(own, str) and head is not None and head.shape != variable.shape:
+        own = "home"  # what an optimizer keeps of rows and columns is small
+    return None if own is None else spelling_of(own).plain(variable.shape.rank)
+
+
+def check_patterns(layout: Mapping[str, VariableLayout], names: Sequence[str]) -> None:
+    """Raise `ArgumentError` if a pattern fits none of the names."""
+    if idle := [pattern for pattern in layout if not any(fits(name, pattern) for name in names)]:
         raise ArgumentError(_idle_message(idle, names))
-    found: list[VariableLayout | None] = []
-    for variable, name in zip(variables, names, strict=True):
-        both = [name, *([name_of(slots[id(variable)])] if id(variable) in slots else [])]
-        fitting = [own for p, own in layout.items() if any(fits(one, p) for one in both)]
-        own: VariableLayout | None = fitting[0] if fitting else None
-        head = slots.get(id(variable))
-        if own is not None and not isinstance(own, str) and head is not None and head.shape != variable.shape:
-            own = "home"  # what an optimizer keeps of rows and columns is small
-        found.append(None if own is None else spelling_of(own).plain(variable.shape.rank))
-    return found
-
-
-def slots_by_name(variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:
-    """Return the variable that each slot belongs to, by the slot's id, as its name tells; `slots_of` knows better."""
-    trained = _Trained()
-    first = sorted(variables, key=lambda variable: not variable.trainable)
-    return {slot: head for variable in first for slot, head in trained.slots_among(variable).items()}
 
 
 def _idle_message(idle: Sequence[str], names: Sequence[str]) -> str:
@@ -493,7 +391,7 @@ def _check_free(
         )
 
 
-def _check_may_be_copies(variables: Iterable[tf.Variable], devices: Sequence[str]) -> None:
+def check_may_be_copies(variables: Iterable[tf.Variable], devices: Sequence[str]) -> None:
     """Raise `ArgumentError` if variables that are to be copied are on none of the devices.
 
     Integers may be, and stay: on machines with GPUs, TensorFlow has those of 32 bits on the CPU.

@@ -9,12 +9,12 @@ import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, names_host
 from graphsplit.api.layouts.layout_targets import name_of
+from graphsplit.api.layouts.new_variables import slots_by_name
 from graphsplit.api.layouts.variable_layouts import (
     can_be_parted,
     can_move,
     divisions_on_mesh,
     is_copied,
-    slots_by_name,
     wanted_layouts,
 )
 from graphsplit.core.device_mesh import DeviceMesh

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.layouts import Copied
-from graphsplit.core.variables.parted_variables import VariableParts, assign, read_handle
+from graphsplit.core.variables.parted_variables import VariableParts, assign, is_initialized, read_handle
 
 
 class VariableCopies(VariableParts):
@@ -59,6 +59,8 @@ class VariableCopies(VariableParts):
         return "copied on several devices"
 
     def _take_apart(self) -> None:
+        if not is_initialized(self._own):  # a new variable: it takes its value, and then the copies do
+            return
         value = read_handle(self._own, self._dtype)
         for part in self._parts:
             if not isinstance(part, _Itself):
@@ -75,6 +77,10 @@ class VariableCopies(VariableParts):
 
     def take(self, value: Any) -> bool:  # noqa: ARG002
         """Return that the variable itself takes any value: it is one of the copies."""
+        return False
+
+    def fill(self, make: Callable[[Sequence[int]], tf.Tensor]) -> bool:  # noqa: ARG002
+        """Return that the variable itself takes the value, as with `take`."""
         return False
 
     def on_host(self) -> None:

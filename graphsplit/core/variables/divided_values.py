@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -10,8 +10,8 @@ import tensorflow as tf
 from graphsplit.core.layouts import Copied, Cut, MeshDivision
 
 
-def pieces_of(value: tf.Tensor, division: MeshDivision) -> list[tf.Tensor]:
-    """Return what each part has of a value.
+def pieces_of(value: tf.Tensor, division: MeshDivision) -> Iterator[tf.Tensor]:
+    """Yield what each part has of a value; each is cut off when it is asked for.
 
     >>> import tensorflow as tf
     >>> from graphsplit.core.layouts import Cut
@@ -19,14 +19,14 @@ def pieces_of(value: tf.Tensor, division: MeshDivision) -> list[tf.Tensor]:
     [[0, 1, 2], [3, 4]]
     """
     if isinstance(division, Copied):
-        return [value] * division.parts
-    if isinstance(division, Cut):
-        if division.parts == 1:
-            return [value]
-        axis, cut = division.axis, division.ranges
-        return [_joined([_slice(value, axis, own.start, len(own)) for own in blocks], axis) for blocks in cut]
-    pairs = zip(division.rows, pieces_of(value, division.columns), strict=True)
-    return [piece for own, column in pairs for piece in pieces_of(column, own)]
+        yield from [value] * division.parts
+    elif isinstance(division, Cut):
+        for blocks in division.ranges:
+            pieces = [_slice(value, division.axis, own.start, len(own)) for own in blocks if division.parts > 1]
+            yield _joined(pieces or [value], division.axis)
+    else:
+        for own, column in zip(division.rows, pieces_of(value, division.columns), strict=True):
+            yield from pieces_of(column, own)
 
 
 def whole_of(values: Sequence[tf.Tensor | None], division: MeshDivision) -> tf.Tensor | None:

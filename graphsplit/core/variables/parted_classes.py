@@ -88,10 +88,16 @@ def _parted_class(kind: type) -> type:
             value = variable._graphsplit_parts.on_host() if tf.executing_eagerly() else None
             return kind.numpy(variable) if value is None else value.numpy()  # type: ignore[attr-defined]
 
+        # Keras' optimizers know a variable by its container, if it is in one; if not, they look for that at its handle
+        own |= {"_distributed_container": _itself}
         own |= {"_read_variable_op": read, "_export_to_saved_model_graph": export}
         own |= {"is_initialized": is_initialized, "numpy": numpy}
         _classes[kind] = type(kind.__name__, (kind,), {**own, **_writes(kind), "__module__": kind.__module__})
     return _classes[kind]
+
+
+def _itself(variable: Any) -> Any:
+    return variable
 
 
 def _writes(kind: type) -> dict[str, Any]:

@@ -20,7 +20,7 @@ import sys
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -37,6 +37,7 @@ from graphsplit.core.tensorflow_internals import (
     give_handle,
     in_save_context,
     value_at_call,
+    variable_without_value,
 )
 from graphsplit.core.variables.divided_values import pieces_of, whole_of
 from graphsplit.core.variables.parted_classes import are_raw, give_parts, take_parts
@@ -90,9 +91,10 @@ class VariableParts:
 
     def _new_part(self, part: int) -> tf.Variable:
         with tf.init_scope(), tf.device(self.devices[part]):
-            nothing = tf.constant([], self._dtype)  # (`tf.zeros` has no 8-bit floats)
-            name = f"{self.name}/part_{part}"
-            return tf.Variable(nothing, trainable=False, name=name, shape=tf.TensorShape(None))
+            name, shape = f"{self.name}/part_{part}", tf.TensorShape(None)
+            made = variable_without_value(name=name, dtype=self._dtype, shape=shape, trainable=False)
+            self._empty(made.handle)
+            return made
 
     @property
     def cut(self) -> Cut:
@@ -107,7 +109,10 @@ class VariableParts:
 
     def shape_of(self, part: int) -> tuple[int, ...]:
         """Return the shape of a part."""
-        return part_shapes(self.division, self._shape.as_list())[part]
+        return self._shapes()[part]
+
+    def _shapes(self) -> list[tuple[int, ...]]:
+        return part_shapes(self.division, self._shape.as_list())
 
     @property
     def sizes(self) -> tuple[int, ...]:
@@ -200,18 +205,20 @@ class VariableParts:
     # it before that side counts, and only then is the other one emptied.
 
     def _take_apart(self) -> None:
-        for part, piece in zip(self._parts, self._pieces(read_handle(self._own, self._dtype)), strict=True):
-            assign(part.handle, piece)
+        if is_initialized(self._own):  # (a new variable may have no value yet)
+            _assign_all(self._parts, self._pieces(read_handle(self._own, self._dtype)))
         self.in_parts = True
         self._empty(self._own)
 
-    def _pieces(self, value: tf.Tensor) -> list[tf.Tensor]:
-        """Return what each part has of a value, on its device."""
-        found = []
-        for device, own in zip(self.devices, pieces_of(value, self.division), strict=True):
+    def _pieces(self, value: tf.Tensor) -> Iterator[tf.Tensor]:
+        """Yield what each part has of a value, on its device. It is cut off where the value is, and no more is sent."""
+        pieces = pieces_of(value, self.division)
+        for device in self.devices:
+            with tf.device(value.device):
+                own = next(pieces)
             with tf.device(device):
-                found.append(tf.identity(own))
-        return found
+                own = tf.identity(own)
+            yield own
 
     def take(self, value: Any) -> bool:
         """Let the parts hold a value that somebody gives the variable, if it is they who hold the present one.
@@ -232,10 +239,23 @@ class VariableParts:
             if value.dtype != self._dtype or value.shape != self._shape:
                 return False
             parts = [self._new_part(part) for part in range(len(self.devices))]  # the old ones hold all until then
-            for part, piece in zip(parts, self._pieces(value), strict=True):
-                assign(part.handle, piece)
+            _assign_all(parts, self._pieces(value))
             self._parts = parts
             return True
+
+    def fill(self, make: Callable[[Sequence[int]], tf.Tensor]) -> bool:
+        """Give parts that have no value yet one whose entries are all the same: each is made on its device.
+
+        Args:
+          make: makes a value of a shape, in the scope of a device.
+
+        Returns:
+          As `take`.
+        """
+        for device, part, shape in zip(self.devices, self._parts, self._shapes(), strict=True):
+            with tf.device(device):
+                assign(part.handle, make(shape))
+        return True
 
     def on_host(self) -> tf.Tensor | None:
         """Return the value in the host's memory, put together there; None if it is not the parts that hold it."""
@@ -259,7 +279,7 @@ class VariableParts:
 
     def _empty(self, handle: tf.Tensor) -> None:
         with tf.device(handle.device):
-            assign(handle, tf.constant([], self._dtype))
+            assign(handle, tf.constant([], self._dtype))  # (`tf.zeros` has no 8-bit floats)
 
     def _handles(self) -> Sequence[tf.Tensor]:
         return [self._own, *[part.handle for part in self._parts]]
@@ -328,7 +348,7 @@ def _references(variable: tf.Variable) -> int:
 @functools.cache
 def _usual_references() -> int:
     with tf.init_scope(), tf.device("CPU:0"):
-        return _references(tf.Variable(0.0, trainable=False))
+        return _references(variable_without_value(dtype=tf.float32, shape=(), trainable=False))
 
 
 def _handle_when_called(handle: tf.Tensor, only_read: bool) -> tf.Tensor:
@@ -379,6 +399,16 @@ def move_variable(variable: tf.Variable, device: str, value: tf.Tensor) -> None:
 def read_handle(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Return the value behind a handle."""
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def is_initialized(handle: tf.Tensor) -> bool:
+    """Return whether there is a value behind a handle; asked eagerly."""
+    return bool(tf.raw_ops.VarIsInitializedOp(resource=handle))
+
+
+def _assign_all(parts: Sequence[tf.Variable], pieces: Iterator[tf.Tensor]) -> None:
+    for part in parts:
+        assign(part.handle, next(pieces))
 
 
 def assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation | None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 import weakref
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Any
 
+from graphsplit.api.layouts.new_variables import are_laid_out_when_made, laid_out_when_made
 from graphsplit.core.devices import available_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.stand_ins import register, unregister
@@ -208,10 +211,12 @@ class _Running:
             stacklevel=user_stack_level(),
         )
 
-    def born(self, variable: Any) -> None:
-        """Lay out a variable that has just been made, under the distribution that is set."""
-        if (distribution := _present()) is not None:
-            self._layouts.born(variable, distribution)
+    def born(self, variable: Any, value: Any) -> AbstractContextManager[None]:
+        """Lay out a variable that is made in the block of an initial value, under the distribution that is set."""
+        distribution = _present()
+        if distribution is None or are_laid_out_when_made():  # (what a user has laid out stays so)
+            return contextlib.nullcontext()
+        return laid_out_when_made(lambda made: self._layouts.born(made, variable, distribution), only=value)
 
     def with_layout(self, tensor: Any, layout: Any) -> Any:
         """Ask that a tensor lies so on the mesh of the distribution that is set."""

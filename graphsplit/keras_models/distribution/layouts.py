@@ -18,12 +18,12 @@ import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import VariableLayout
 from graphsplit.api.layouts.layout_targets import slots_of, variables_of, variables_with_owners
-from graphsplit.api.layouts.variable_layouts import NewVariables, is_sharded, lay_out
+from graphsplit.api.layouts.new_variables import NewVariables
+from graphsplit.api.layouts.variable_layouts import is_sharded, lay_out
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import bullet_list
-from graphsplit.core.keras_internals import asks_for_xla, compilation_of, layout_map_of, make_slots, value_of_new
+from graphsplit.core.keras_internals import asks_for_xla, compilation_of, give_shape, layout_map_of, make_slots
 from graphsplit.core.user_code import user_stack_level
-from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.keras_models.distribution.meshes import Asked, MeshOfKeras, mesh_of
 
@@ -49,10 +49,7 @@ class DistributedLayouts:
             self.bring_home(model)
         mesh = mesh_of(distribution, asks_for_xla(model))
         if any(asked.layout != "home" for asked in asked_of(model, distribution, mesh).values()):
-            with (
-                raw_handles()
-            ):  # an optimizer asks variables for their handles, to know them by, and they stay in parts
-                make_slots(getattr(model, "optimizer", None), model.trainable_variables)
+            make_slots(getattr(model, "optimizer", None), model.trainable_variables)
             self._lay_out(model, distribution, mesh)
         self._models[model] = weakref.ref(distribution), present
 
@@ -67,35 +64,32 @@ class DistributedLayouts:
         lay_out(variables, wanted, slots, mesh.devices, mesh.grid)
         self._remember([v for v, own in zip(variables, wanted, strict=True) if own not in (None, "home")])
 
-    def born(self, owner: Any, distribution: Any) -> None:
-        """Lay out a variable of Keras that has just been made, if its distribution cuts it: no device has all of them.
+    def born(self, variable: tf.Variable, owner: Any, distribution: Any) -> None:
+        """Lay out a variable of Keras that is being made, if its distribution cuts it: no device has all of it.
+
+        Args:
+          variable: it may have no value yet.
+          owner: of Keras, whose value it will be.
+          distribution: that is set.
 
         Raises:
           ValueError: as Keras says, if two patterns match.
         """
-        variable = value_of_new(owner)
-        if not tf.executing_eagerly() or parts_of_variable(variable) is not None:
-            return
         mesh = mesh_of(distribution)
         variable._graphsplit_path = owner.path
+        give_shape(owner, variable.shape)
         if distribution not in self._born:
-            self._born[distribution] = NewVariables(mesh.devices)
+            self._born[distribution] = NewVariables(mesh.devices, grid=mesh.grid)
         new = self._born[distribution]
         head = new.add(variable)
         if head is not None and head.shape == variable.shape:
             asked = Asked(_present_layout(head))
-            if (parts := parts_of_variable(head)) is not None:
-                parts.take_apart()  # of an optimizer that its user builds: see `follow`
         else:
             asked = _asked(owner, variable, distribution, mesh)
             self._say_what_is_otherwise(distribution, mesh, {id(variable): asked})
-        if asked.layout == "home":
-            return
-        if asked.layout == "sharded":
-            new.lay_out(variable, "sharded", head)
-        else:
-            lay_out([variable], [asked.layout], {}, mesh.devices, mesh.grid)
-        self._remember([variable])
+        if asked.layout != "home":
+            new.lay_out(variable, asked.layout, head)
+            self._remember([variable])
 
     def bring_home(self, model: Any) -> None:
         """Make the variables of a model that a distribution laid out ordinary ones again."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import inspect
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -31,8 +32,8 @@ class Running(Protocol):
     def says_that_it_drives_batches(self, model: Any) -> None:
         """Say, once, that a class has such a function of its own."""
 
-    def born(self, variable: Any) -> None:
-        """Lay out a variable that has just been made."""
+    def born(self, variable: Any, value: Any) -> AbstractContextManager[None]:
+        """Lay out a variable that is made in the block of an initial value."""
 
     def with_layout(self, tensor: Any, layout: Any) -> Any:
         """Ask that a tensor lies so."""
@@ -95,8 +96,8 @@ def _strategy(original: Any, running: Running) -> Any:
 def _initialize(original: Any, running: Running) -> Any:
     @functools.wraps(original)
     def initialize(self: Any, value: Any) -> None:
-        original(self, value)
-        running.born(self)
+        with running.born(self, value):
+            original(self, value)
 
     return initialize
 
@@ -130,7 +131,7 @@ REPLACEMENTS = (
     Replacement(
         tensorflow_variable,
         "_initialize",
-        "each variable gets its value there: what a layout map cuts is laid out before the next one is made",
+        "each variable gets its value there: what a layout map cuts is laid out before it has one",
         _initialize,
         ("self", "value"),
     ),

@@ -115,7 +115,7 @@ class KeptValues:
             return list(values)
         if division != capture.division:  # the layout was changed since, or a plan needs all of it in one place
             whole = values[0] if capture.division is None else whole_of(values, capture.division)
-            values = [whole] if division is None else pieces_of(whole, division)
+            values = [whole] if division is None else list(pieces_of(whole, division))
             devices = devices[:1] if division is None else division.devices
         return [_variable(value, device) for value, device in zip(values, devices, strict=True)]
 

@@ -1,0 +1,190 @@
+"""Where variables live that are yet to be made: no device has the whole of one that is to lie in parts."""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout, spelling_of
+from graphsplit.api.layouts.layout_targets import name_of
+from graphsplit.api.layouts.variable_layouts import (
+    PLACES,
+    can_move,
+    check_may_be_copies,
+    check_patterns,
+    held_of,
+    lay_out,
+    layout_by_name,
+    mirror,
+    shard,
+)
+from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_axes
+from graphsplit.core.devices import resolve_devices
+from graphsplit.core.hosts import host_devices
+from graphsplit.core.keras_internals import new_variable_of
+from graphsplit.core.tensorflow_internals import variable_creators, variable_without_value
+from graphsplit.core.variables.initial_values import InitialValue, initial_value
+from graphsplit.planning.variables.partitioning import Held, head_by_name
+
+_OPTIONS = ("trainable", "name", "constraint", "synchronization", "aggregation")
+
+
+@contextlib.contextmanager
+def variable_layout(
+    layout: VariableLayout | Mapping[str, VariableLayout],
+    devices: int | Sequence[str] | None = None,
+    *,
+    mesh: Mapping[str, int] | None = None,
+    batch_axis: str | None = None,
+    reshard_after_forward: bool = True,
+) -> Iterator[None]:
+    """Lay out the variables that are made inside the `with` block, each while it is made.
+
+    One that is to lie in parts is born in parts: what its initializer draws is drawn in the host's memory, one variable
+    after the other, and each device gets its part of it. Where Keras' initializer makes all entries the same (zeros,
+    ones, a constant), each device makes its own part, and nobody has the whole. So the numbers are those of a variable
+    that is made in the host's memory as usual. An optimizer's slots, which are not trained, go to where the variable of
+    the same block lies whose shape they have, and whose name is in theirs.
+
+    Args:
+      layout, mesh, batch_axis, reshard_after_forward: see `set_variable_layout`. A name is the one that the variable is
+        made with: a layer outside of a model knows nothing of the model.
+      devices: how many, or which; all by default.
+
+    Raises:
+      ArgumentError: for an unknown layout, or a variable that cannot be cut so; at the end of the block, for a pattern
+        that fits no variable.
+      DeviceError: if there are not that many devices.
+
+    >>> import tensorflow as tf, graphsplit as gs
+    >>> with gs.variable_layout({"table": "sharded"}, devices=2):
+    ...     table = tf.Variable(lambda: tf.ones((1000, 64)), name="table")
+    >>> float(tf.reduce_sum(table))
+    64000.0
+    """
+    axes = mesh_axes(mesh, batch_axis)
+    names = resolve_devices(axes.count if devices is None and axes else devices)
+    grid = device_mesh(axes, names) if axes else None
+    check_layout(layout, grid)
+    new = NewVariables(names, reshard_after_forward, grid)
+    made: list[str] = []
+
+    def lay(variable: tf.Variable) -> None:
+        head = new.add(variable)
+        made.append(name_of(variable))
+        if isinstance(layout, Mapping):
+            new.lay_out(variable, layout_by_name(variable, layout, head), head)
+        else:
+            new.lay_out(variable, spelling_of(layout).plain(variable.shape.rank), head)
+
+    with laid_out_when_made(lay):
+        yield
+    if isinstance(layout, Mapping):
+        check_patterns(layout, made)
+
+
+@contextlib.contextmanager
+def laid_out_when_made(lay: Callable[[tf.Variable], None], only: Any = None) -> Iterator[None]:
+    """Have each eager variable that is made in a block laid out before it has a value, if TensorFlow alone makes it.
+
+    What somebody else makes, a strategy say, has its value first. Of several such blocks the innermost counts.
+
+    Args:
+      lay: lays a variable out.
+      only: the initial value of the one that is meant; None: all are. (An initializer may make variables, too.)
+    """
+
+    def create(make: Callable[..., Any], **options: Any) -> Any:
+        if not tf.executing_eagerly() or (only is not None and options.get("initial_value") is not only):
+            return make(**options)
+        first = None
+        if all(creator in _ours for creator in variable_creators()) and not options.get("caching_device"):
+            first = initial_value(options.get("initial_value"), options.get("dtype"), options.get("shape"))
+        if not isinstance(first, InitialValue):
+            variable = make(**(options if first is None else {**options, "initial_value": first}))
+            if isinstance(variable, tf.Variable):
+                lay(variable)
+            return variable
+        known = {name: options[name] for name in _OPTIONS if name in options}
+        variable = variable_without_value(shape=first.shape, dtype=first.dtype, **known)
+        if (owned := new_variable_of(options.get("initial_value"))) is not None:
+            variable._graphsplit_path = owned[1].path
+        lay(variable)
+        first.give(variable)
+        return variable
+
+    _ours.add(create)
+    with tf.variable_creator_scope(create):
+        yield
+
+
+_ours: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def are_laid_out_when_made() -> bool:
+    """Return whether a block is open that lays out what is made in it."""
+    return any(creator in _ours for creator in variable_creators())
+
+
+class NewVariables:
+    """Lays variables out one by one, each as soon as it is made.
+
+    Args:
+      devices: full names.
+      reshard_after_forward: see `set_variable_layout`.
+      grid: the devices as a mesh, if layouts name axes of one.
+    """
+
+    def __init__(self, devices: Sequence[str], reshard_after_forward: bool = True, grid: DeviceMesh | None = None):
+        self._devices = tuple(devices)
+        self._reshard = reshard_after_forward
+        self._grid = grid
+        self._loads = dict.fromkeys([*devices, *host_devices(devices)], 0)
+        self._trained = _Trained()
+
+    def add(self, variable: tf.Variable) -> tf.Variable | None:
+        """Remember a new variable, if it is trained; return the one that it is a slot of, if it is a slot."""
+        return self._trained.slots_among(variable).get(id(variable))
+
+    def lay_out(self, variable: tf.Variable, layout: VariableLayout | None, head: tf.Variable | None) -> None:
+        """Lay a new variable out; a sharded slot goes to where the variable lies to which it belongs, its head."""
+        if isinstance(layout, str) and layout in PLACES:
+            slots, places = {} if head is None else {id(variable): head}, PLACES[layout](self._devices)
+            shard([variable], layout, places, self._reshard, self._loads, slots)
+        elif layout == "mirrored":
+            check_may_be_copies([variable], self._devices)
+            mirror([variable], self._devices)
+        elif layout not in (None, "home"):
+            lay_out([variable], [layout], {}, self._devices, self._grid, reshard_after_forward=self._reshard)
+
+
+class _Trained:
+    """The variables of a block that are trained; slots that are made after them are told by their names."""
+
+    def __init__(self) -> None:
+        self._made: list[weakref.ref[tf.Variable]] = []
+        self._held: list[Held] = []
+
+    def slots_among(self, variable: tf.Variable) -> dict[int, tf.Variable]:
+        """Return the variable that a new one is a slot of, by the slot's id, if it is one; see `slots_of`."""
+        if not can_move(variable):
+            return {}
+        [held] = held_of([variable], {})
+        if variable.trainable:
+            self._made.append(weakref.ref(variable))
+            self._held.append(held)
+            return {}
+        position = head_by_name(held, self._held)
+        head = None if position is None else self._made[position]()
+        return {} if head is None else {id(variable): head}
+
+
+def slots_by_name(variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:
+    """Return the variable that each slot belongs to, by the slot's id, as its name tells; `slots_of` knows better."""
+    trained = _Trained()
+    first = sorted(variables, key=lambda variable: not variable.trainable)
+    return {slot: head for variable in first for slot, head in trained.slots_among(variable).items()}
