@@ -92,9 +92,9 @@ def _sends_between_columns(plan: Decisions) -> Iterator[tuple[str, Send]]:
                 continue
             made, (carried, k) = plan.steps[tensor.op].shards, carried_out.get((tensor, want), (None, 0))
             for d in range(plan.mesh.shards):
-                device, size = plan.shard_device(op, d), plan.program.bytes(tensor)
+                device, size = plan.mesh.read_at(op, i, d), plan.program.bytes(tensor)
                 if made is not None and made.gives[tensor.index] == want:
-                    source, key = plan.shard_device(plan.program.ops[tensor.op], d), (tensor, d)
+                    source, key = plan.mesh.made_at(plan.program.ops[tensor.op], tensor.index, d), (tensor, d)
                     size = plan.mesh.bytes_of(d, size, want)
                 elif carried is not None:
                     read = carried.reads[k][d]

@@ -11,6 +11,7 @@ from graphsplit.core.devices import short_name
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, axis_of
+from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.communication.traffic import COPY, Traffic, along, traffic
 from graphsplit.planning.decisions import Decisions, flow_of
@@ -220,6 +221,7 @@ def _communication(plan: Decisions, sends: Traffic) -> list[str]:
         text = f"{format_bytes(by_kind.get(along(axis), 0))} sent" if not plan.program.symbols else "of unknown size"
         kinds = [count_text(count, kind) for kind, count in _moves_along(plan).items()]
         lines.append(f"  {along(axis)}: {', '.join(kinds) or 'what one column makes for others'}, {text}")
+        lines += _turns_along(plan)
     if by_kind.get(COPY):
         lines.append(f"  {COPY}: {format_bytes(by_kind[COPY])} sent")
     for bucket in plan.buckets:
@@ -243,9 +245,26 @@ def _moves_along(plan: Decisions) -> dict[str, int]:
 
     What is reduced in parts and put together again of the same tensor is an all-reduce.
     """
+    live = [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.home or step.shards]
+    return _kinds_of_moves(live)
+
+
+def _turns_along(plan: Decisions) -> list[str]:
+    """Say which loops and branches run in all columns as one, and what they move along the axis in each turn."""
+    lines = []
+    for op in [op for op, step in zip(plan.program.ops, plan.steps, strict=True) if step.home or step.shards]:
+        if op.has_columns:
+            inside = _kinds_of_moves([inner for body in op.bodies.values() for inner in body.ops])
+            kinds = [count_text(count, kind) for kind, count in inside.items()]
+            when = "in each turn of" if CONTROL_FLOW[op.type].loops else "in"
+            lines.append(f"    {when} {op.type} {op.name!r}: {', '.join(kinds) or 'no moves'}")
+    return lines
+
+
+def _kinds_of_moves(ops: Iterable[Op]) -> dict[str, int]:
     roles: dict[str, set[str]] = {}
-    for op, step in zip(plan.program.ops, plan.steps, strict=True):
-        if (step.home or step.shards) and op.provenance.role in _SENT:
+    for op in ops:
+        if op.provenance.role in _SENT:
             roles.setdefault(op.provenance.origin, set()).add(op.provenance.role)
     found: Counter[str] = Counter()
     for own in roles.values():
@@ -350,7 +369,7 @@ def _split_turns(plan: Decisions) -> list[str]:
     """Say which loops and branches are one for all shards, which work on each turn together, and why."""
     pairs = zip(plan.program.ops, plan.steps, strict=True)
     found = [(op, step.reason) for op, step in pairs if step.home and step.bodies]
-    return [f"  one for all shards, which meet in every turn: {op.type} {op.name!r}; {why}" for op, why in found]
+    return [f"  one for all shards, which meet in every turn: {op.type} {op.name!r}; {why}" for op, why in found if why]
 
 
 def _count(ops: tuple[Op, ...]) -> str:
