@@ -12,6 +12,7 @@ from graphsplit.api.predicted.predicted_calls import predicted_call
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.prediction.predictions import predict_plan
+from graphsplit.prediction.state_bytes import state_bytes
 from tests.helpers.messages import raises
 
 
@@ -146,7 +147,8 @@ def test_the_smallest_number_of_devices_that_would_do():
         return call.plan(names, candidate.layouts, **candidate.options)
 
     plan = call.plan(machine.names(3), "sharded")
-    three = max(predict_plan(plan, machine, title="step").memory_bytes.values())
+    state = state_bytes(call.trace, plan.program, plan.state, plan.home)
+    three = max(predict_plan(plan, machine, title="step", state=state).memory_bytes.values())
     with pytest.raises(gs.ArgumentError) as error:
         choose("The step", call.trace, 2, machine, three, plan_for)
     message = str(error.value)

@@ -63,7 +63,7 @@ PRINTED = {
     "prediction.md": "Prediction of train_step on 8 of 8xA100-SXM4-80GB",
     "variables.md": "",
     "reading_a_plan.md": "  shard 1: CPU:1, 15 rows",
-    "large_layers.md": "used where its parts are",
+    "large_layers.md": "in each turn of StatelessWhile 'while': 1 reduce",
     "index.md": "PASS: ",
     "at_home.md": "-> rewrite it row by row, or keep its argument whole",
     "compiled_shards.md": "compiled by XLA between moves: 15 of 15 operations",

@@ -74,6 +74,90 @@ def test_networks_run_on_gpus_throughout(name: str, mode: str, policy: str):
     assert "for want of a GPU kernel" not in str(plan)
 
 
+HERE = [f"CPU:{d}" for d in range(1, 5)]  # they stand for the GPUs, and CPU:0 is their host
+ALONG = {"table": ("model", None), "up": (None, "model"), "bias": ("model",), "down": ("model", None)}
+ON_MESH: dict[str, Any] = {"mesh": {"batch": 2, "model": 2}}
+PROGRAMS: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "a mesh, a vocabulary in parts": (ALONG, ON_MESH, "table: dimension 0 along 'model' (32, 32), used where"),
+    "a mesh, recomputed": (ALONG, {**ON_MESH, "recompute": 0.9}, "recomputing: "),
+    "a mesh, the rest divided": ({**ALONG, "*": "sharded"}, ON_MESH, "variables in parts: "),
+    "slots on the host": ({"slot*": "host"}, {}, "variables in the memory of CPU:0: "),
+    "slots on the host, weights divided": ({"slot*": "host", "*": "sharded"}, {}, "once, on CPU:0: "),
+    "all on the host": ("host", {}, "variables in the memory of CPU:0: "),
+    "divided, recomputed": ("sharded", {"recompute": 0.9}, "recomputing: "),
+    "micro-batches, mirrored": ("mirrored", {"micro_batches": 2}, "variables mirrored: "),
+}
+QUICK = {"a mesh, a vocabulary in parts", "slots on the host, weights divided", "divided, recomputed"}
+
+
+@pytest.mark.parametrize("dtype", [tf.float32, tf.float16], ids=lambda dtype: dtype.name)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[] if name in QUICK else [pytest.mark.long]) for name in PROGRAMS]
+)
+def test_layouts_run_on_gpus_throughout(name: str, dtype: tf.DType):
+    layout, options, said = PROGRAMS[name]
+    step, variables = language_model(dtype)
+    mesh = options.get("mesh")
+    gs.set_variable_layout(variables, layout, devices=HERE if mesh else HERE[:3], mesh=mesh)
+    words = tf.constant(np.arange(9 * 6).reshape(9, 6), tf.int32)
+    plan = plan_for_gpus(step, [words, words], **options)
+    plan.check()
+    graph = emit(plan)
+    check_emitted(plan, graph)
+    assert {node.device for node in graph.nodes if "GPU" in node.device} == {
+        f"/device:GPU:{d}" for d in range(4 if mesh else 3)
+    }
+    assert said in str(plan)
+    assert not plan.state.whole
+    assert without_gpu_kernel(graph) == {}
+    assert "for want of a GPU kernel" not in str(plan)
+
+
+def test_no_gpu_is_asked_to_cut_what_it_has_no_kernel_for():
+    """Several layers that drop out have a seed each: vectors of uint64, which are known before the shards run."""
+
+    def drop(x: tf.Tensor) -> Any:
+        seeds = [generator.make_seeds(1)[:, 0] for _ in range(4)]
+        return [tf.random.stateless_uniform(tf.shape(x), seed) * x for seed in seeds]
+
+    with tf.device(HERE[0]):
+        generator = tf.random.Generator.from_seed(1)
+    plan = plan_for_gpus(drop, [tf.ones((7, 3))])
+    assert without_gpu_kernel(emit(plan)) == {}
+    assert [move.kind for move in plan.moves].count("broadcast") >= 4
+    assert not plan.buckets
+    assert gs.parallelize(drop, devices=HERE).plan(tf.ones((7, 3))).buckets  # CPU devices join and cut them
+
+
+def language_model(dtype: tf.DType) -> tuple[Any, list[tf.Variable]]:
+    """Return a training step of a small model of words, Adam written out, and its variables."""
+    with tf.device(HERE[0]):
+        shapes = {"table": (64, 16), "up": (16, 160), "bias": (160,), "down": (160, 16)}
+        weights = [tf.Variable(tf.ones(shape, dtype), name=name) for name, shape in shapes.items()]
+        slots = [[tf.Variable(tf.zeros_like(v), name=f"slot_{k}_{v.name[:-2]}") for k in (0, 1)] for v in weights]
+        generator = tf.random.Generator.from_seed(1)
+
+    def step(words: tf.Tensor, labels: tf.Tensor) -> tf.Tensor:
+        table, up, bias, down = weights
+        with tf.GradientTape() as tape:
+            x = tf.gather(table, words)
+            for seed in (generator.make_seeds(1)[:, 0], tf.constant([1, 2])):
+                h = tf.nn.gelu(tf.tensordot(x, up, 1) + bias)
+                kept = tf.cast(tf.random.stateless_uniform(tf.shape(h), tf.cast(seed, tf.int32)) > 0.1, h.dtype)
+                x = x + tf.tensordot(h * kept, down, 1)
+            logits = tf.tensordot(x, tf.transpose(table), 1)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+        gradients = tape.gradient(loss, weights)
+        for v, gradient, (m, s) in zip(weights, gradients, slots, strict=True):
+            g = tf.convert_to_tensor(gradient)
+            m.assign_add(0.1 * (g - m))
+            s.assign_add(0.1 * (g * g - s))
+            v.assign_sub(m / (tf.sqrt(s) + 0.1))
+        return loss
+
+    return step, [*weights, *[slot for own in slots for slot in own]]
+
+
 @pytest.mark.parametrize("counter_last", [False, True])
 def test_a_branch_runs_beside_most_of_its_variables(counter_last: bool):
     """A step counter of int32 is on the host, and what the same branch does to weights is not."""

@@ -251,7 +251,7 @@ def test_a_mesh_without_another_axis():
 
 
 def test_what_is_put_together_is_said():
-    """A decomposition that needs all entries, and a loop around a weight in parts."""
+    """A decomposition that needs all entries."""
     table = variable("table", VOCABULARY, WIDTH)
     one = tf.Variable(table)
     mesh = MESHES[0]
@@ -260,18 +260,6 @@ def test_what_is_put_together_is_said():
     x = tf.constant(numbers(3, VOCABULARY))
     np.testing.assert_allclose(parallel(x), x @ tf.linalg.qr(one)[0], 1e-9)
     assert "table: dimension 0 along 'model' (6, 5), gathered before it is used" in str(parallel.plan(x))
-
-    def repeated(own: tf.Variable) -> Step:
-        return tf.function(
-            lambda x: tf.while_loop(lambda i, _: i < 3, lambda i, h: (i + 1, tf.tanh(h @ own)), (0, x))[1]
-        )
-
-    weight = variable("weight", WIDTH, WIDTH)
-    other = tf.Variable(weight)
-    gs.set_variable_layout(weight, (None, "model"), devices_of(mesh), mesh=mesh)
-    parallel, x = gs.parallelize(repeated(weight), mesh=mesh, devices=devices_of(mesh)), tf.constant(numbers(5, WIDTH))
-    np.testing.assert_allclose(parallel(x), repeated(other)(x), 1e-9)
-    assert "weight: dimension 1 along 'model' (6, 6), gathered before it is used" in str(parallel.plan(x))
 
 
 def network() -> keras.Model:

@@ -17,6 +17,7 @@ from graphsplit.costs.machine import Machine
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.predictions import Prediction, predict_plan
+from graphsplit.prediction.state_bytes import state_bytes
 from graphsplit.tracing.trace import Trace
 
 LAYOUTS = ("home", "mirrored", "sharded")
@@ -188,7 +189,8 @@ class _Search:
     def _look_at(self, candidate: Candidate) -> Prediction:
         machine = self._machine.covering(candidate.devices)
         plan = self._make_plan(machine.names(candidate.devices), candidate)
-        found = predict_plan(plan, machine, title=self._title, layout=candidate.layout)
+        state = state_bytes(self._trace, plan.program, plan.state, plan.home)
+        found = predict_plan(plan, machine, title=self._title, state=state, layout=candidate.layout)
         self._compared[candidate] = found.step_s, max(found.memory_bytes.values(), default=0)
         self._idle[candidate] = max([1.0 - share.computing for share in found.shares.values()], default=0.0)
         return found

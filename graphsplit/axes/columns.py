@@ -8,36 +8,23 @@ Each knows its column, and the operation that it came from. The rows of the batc
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from types import MappingProxyType
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.axes.classes import with_cut_classes
-from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, is_whole
+from graphsplit.axes.plans import planned_along
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout, is_whole
 from graphsplit.core.protos.graphdefs import source_of
-from graphsplit.core.sizes.symbolic_sizes import without_sizes
 from graphsplit.costs.work import Described
-from graphsplit.emission.emitted_graph import EmittedGraph, Origin
+from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.emission.shards.sizes import sizes_of
-from graphsplit.planning import passes
-from graphsplit.planning.communication.moves import exchanging
-from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.propagation.axis_propagation import AxisBackward, AxisForward
-from graphsplit.planning.propagation.control_flow import ControlFlowAnswers
-from graphsplit.planning.propagation.forward_propagation import NaturalForms
-from graphsplit.planning.propagation.owners import Owners
-from graphsplit.program.program import Op, Program, Provenance, Tensor
+from graphsplit.program.program import Op, Program, Provenance
 from graphsplit.program.reading.reader import build_program
 from graphsplit.program.reading.shape_inference import HELPER
-from graphsplit.rules import Declined
-
-_SMALL = 1024  # bytes: less than the copies of a few numbers cost
-_DEVICE = "/device:COLUMN:{}"  # of the axis, whichever row of the mesh it is in
 
 Held = Mapping[str, tuple[tf.DType, tuple[int, ...]]]
 
@@ -90,71 +77,6 @@ def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Lay
     return Columns(_read(plan, graph, resources), tuple(origins), {}, _gathered(plan, positions))
 
 
-def planned_along(program: Program, axis: str, columns: int, laid: Mapping[str, Layout]) -> Plan:
-    """Return the plan of an axis, whose program has some operations taken apart; arguments as of `in_columns`."""
-    devices = tuple([_DEVICE.format(m) for m in range(columns)])
-    mesh = Mesh(devices, (1,) * columns, (1,) * columns, tuple(range(columns)), axis=axis)
-    answer = _not_by_columns if program.symbols else ControlFlowAnswers(mesh).answer
-
-    def forward(
-        program: Program,
-        kept_home: Mapping[int, str] = MappingProxyType({}),
-        cuts: Mapping[Tensor, Shard] = MappingProxyType({}),
-    ) -> NaturalForms:
-        return AxisForward(
-            program,
-            laid={i: laid[name] for i in program.captures if (name := program.ops[i].name) in laid},
-            axis=axis,
-            input_layouts=(SINGLE_DEVICE,) * len(program.inputs),
-            control_flow=answer,
-            whole_outputs=program.outputs,
-            kept_home=kept_home,
-            cuts=cuts,
-            exchanging=exchanging(mesh),
-        ).run()
-
-    program, first = with_cut_classes(program, forward)
-    plan = Plan(
-        program=program,
-        mesh=mesh,
-        home=devices[0],
-        input_layouts=(SINGLE_DEVICE,) * len(program.inputs),
-        steps=(),
-        owners=Owners((), {}, devices[0]),
-        moves=(),
-    )
-    outputs = (SINGLE_DEVICE,) * len(program.outputs)
-
-    def decide(kept_home: Mapping[int, str]) -> Plan:
-        natural, cuts = forward(program, kept_home) if kept_home else first, dict[Tensor, Shard]()
-        found, wishes = backward(natural)
-        while more := {tensor: layout for tensor, layout in wishes.items() if tensor not in cuts}:
-            cuts |= more  # (a gradient of which a norm is taken is written in parts, and has never to be whole)
-            other, wishes = backward(forward(program, kept_home, cuts))
-            if _sent(other) > _sent(found) + _SMALL * len(cuts):
-                break
-            found = other
-        return found
-
-    def backward(natural: NaturalForms) -> tuple[Plan, Mapping[Tensor, Shard]]:
-        propagation = AxisBackward(program, natural, outputs, state=plan.state, plan_bodies=lambda *_: {})
-        return passes.owned_and_moved(plan, propagation.run()), propagation.wishes
-
-    return passes.carry_out_moves(passes.with_lists_in_place(decide))
-
-
-def _sent(plan: Plan) -> int:
-    """Return the bytes that devices of the axis send each other."""
-    return sum(
-        size for collective in passes.carry_out_moves(plan).collectives for _, (*_, size) in collective.transfers()
-    )
-
-
-def _not_by_columns(op: Op, layouts: Sequence[Layout]) -> Declined:  # noqa: ARG001
-    """Decline to run a loop or branch in parts, whose body would be told of rows that a column has not."""
-    return Declined("the number of rows is only known when it runs")
-
-
 def _obstacles(plan: Plan, laid: Mapping[int, Layout]) -> dict[str, str]:
     """Return the variables whose handles would have to move, and the operations that no rule does in parts."""
     found: dict[str, str] = {}
@@ -202,29 +124,21 @@ def _part(
 
 def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Program:
     """Return what was written for the axis as a program."""
-    before = plan.program
-    columns = {device: number for number, device in enumerate(plan.devices)}
-    origin_of = {_plain(name): origin for name, origin in graph.origins.items()}
-    column_of = {_plain(node.name): columns.get(node.device) for node in graph.nodes}
-    shapes = _shapes(plan, graph)
+    before, shapes = plan.program, _shapes(plan, graph)
+    provenances = {name: _provenance(*body) for name, body in graph.bodies.items()}
+    provenance = _provenance(plan, graph)
     for function in graph.library.function:
         for node in function.node_def:
+            node.device = ""  # (whoever plans the rows says where in a row)
+            if function.signature.name in graph.bodies:
+                _tell_results(node, *graph.bodies[function.signature.name])
             _rename(node)
         for ends in (function.ret, function.control_ret):
             for name in list(ends):
                 ends[name] = _plain(ends[name])
     for node in graph.nodes:  # the names of helpers are those of who reads next
+        _tell_results(node, plan, graph)
         _rename(node)
-        if "output_shapes" in node.attr and not node.attr["output_shapes"].list.shape:  # of what a column's bodies make
-            found = _results(plan, origin_of[node.name])
-            node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in found])
-
-    def provenance(name: str) -> Provenance:
-        origin = origin_of[source_of(name)]
-        came_from = Provenance() if origin.op is None else before.ops[origin.op].provenance
-        is_one = origin.shard is not None or origin.role not in ("op", "constant")
-        return replace(came_from, column=column_of.get(name) if is_one else None, role=origin.role)
-
     made = build_program(
         graph.nodes,
         inputs=graph.inputs,
@@ -241,9 +155,40 @@ def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Prog
         notes=before.notes,
         locate=before.locate,
         shapes=shapes,
-        provenance=functools.cache(provenance),
+        provenance=provenance,
+        provenances=provenances,
     )
     return replace(made, stages=before.stages)
+
+
+def _provenance(plan: Plan, graph: EmittedGraph) -> Callable[[str], Provenance]:
+    """Return what says where an operation comes from that was written for the axis, and in which column it is."""
+    columns = {device: number for number, device in enumerate(plan.devices)}
+    origin_of = {_plain(name): origin for name, origin in graph.origins.items()}
+    column_of = {_plain(node.name): columns.get(node.device) for node in graph.nodes}
+    arguments = {f"a{i}": name for i, name in enumerate(graph.inputs)} if plan.output_layouts else {}
+
+    def provenance(name: str) -> Provenance:
+        name = arguments.get(name, name)
+        origin = origin_of[source_of(name)]
+        came_from = Provenance() if origin.op is None else plan.program.ops[origin.op].provenance
+        is_one = origin.shard is not None or origin.role not in ("op", "constant")
+        return replace(came_from, column=column_of.get(name) if is_one else None, role=origin.role)
+
+    return functools.cache(provenance)
+
+
+def _tell_results(node: Any, plan: Plan, graph: EmittedGraph) -> None:
+    """Note on a node that was written for the axis the shapes of what a column's bodies make."""
+    if "output_shapes" in node.attr and not node.attr["output_shapes"].list.shape:
+        origin = graph.origins[node.name]
+        assert origin.op is not None
+        op, shards = plan.program.ops[origin.op], plan.steps[origin.op].shards
+        d = origin.shard if shards is not None else None
+        gives = (SINGLE_DEVICE,) * len(op.out_shapes) if d is None or shards is None else shards.gives
+        pairs = zip(op.out_shapes, gives, strict=True)
+        found = [tf.TensorShape(plan.mesh.shape_on(d or 0, shape, layout)) for shape, layout in pairs]
+        node.attr["output_shapes"].list.shape.extend([shape.as_proto() for shape in found])
 
 
 def _shapes(plan: Plan, graph: EmittedGraph) -> dict[str, Sequence[Described]] | None:
@@ -266,20 +211,6 @@ def _rename(node: Any) -> None:
         inputs = [_plain(reference) for reference in node.input]
         del node.input[:]
         node.input.extend(inputs)
-
-
-def _results(plan: Plan, origin: Origin) -> list[Any]:
-    """Return the shapes of what a loop or branch makes, in a column or once."""
-    assert origin.op is not None
-    op, shards = plan.program.ops[origin.op], plan.steps[origin.op].shards
-    gives = shards.gives if shards is not None and origin.shard is not None else (SINGLE_DEVICE,) * len(op.out_shapes)
-    columns, found = (1,) * plan.mesh.shards, []
-    for shape, layout in zip(op.out_shapes, gives, strict=True):
-        own = without_sizes(shape)
-        if own is not None and isinstance(layout, Shard) and origin.shard is not None:
-            own = (*own[: layout.axis], layout.own(columns, origin.shard), *own[layout.axis + 1 :])
-        found.append(own)
-    return found
 
 
 def _plain(text: str) -> str:

@@ -11,6 +11,7 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.protos.graphdefs import GraphDef, source_of
 from graphsplit.graph.graph import Graph
 from graphsplit.graph.walks import reached
+from graphsplit.planning.plan import Plan
 
 RELAY_ROLE = "relay"
 _OF_OPERATIONS = frozenset({"op", "part", "shift", "constant"})
@@ -50,6 +51,7 @@ class EmittedGraph:
       beside_variables: names of nodes without a device of their own: their variable's, wherever a loader puts that.
       compiled: whether XLA compiles what runs between moves, when the graph is made to run.
       uncompiled: positions of operations that are left out of that.
+      bodies: of functions of loops and branches whose turns are split, by name: the plans, and what was emitted.
     """
 
     nodes: tuple[Any, ...] = field(repr=False)
@@ -66,6 +68,7 @@ class EmittedGraph:
     prefixes: Mapping[int, str] = field(default_factory=dict, repr=False)
     compiled: bool = False
     uncompiled: frozenset[int] = frozenset()
+    bodies: Mapping[str, tuple[Plan, EmittedGraph]] = field(default_factory=dict, repr=False)
 
     @cached_property
     def by_name(self) -> Graph:

@@ -6,8 +6,10 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from typing import Any
 
+import tensorflow as tf
+
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.layouts import SINGLE_DEVICE, SingleDevice
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout, SingleDevice
 from graphsplit.core.protos.graphdefs import function_definition, make_node
 from graphsplit.core.protos.node_writer import Writer, host_of
 from graphsplit.core.sizes.apportionment import whole_weights
@@ -39,7 +41,9 @@ from graphsplit.emission.shards.shard_copies import (
 )
 from graphsplit.graph.function_calls import CONTROL_FLOW, hand_over, named_by_content, rename_functions
 from graphsplit.planning.plan import Plan
-from graphsplit.program.program import COPIES, SIZES, Op
+from graphsplit.planning.steps import spread
+from graphsplit.program.program import COPIES, SIZES, Op, Tensor
+from graphsplit.rules import Sharded
 
 
 @collection_paused()
@@ -55,8 +59,10 @@ def emit(plan: Plan) -> EmittedGraph:
     return _Emitter(plan, draft, _count_rows(plan, draft, given)).emit()
 
 
-def _emit_body(plan: Plan, name: str, returns_told: bool) -> tuple[str, dict[str, Any]]:
-    """Return the name of a function of a loop or branch at home, whose turns are split, and it and what it calls.
+def _emit_body(
+    plan: Plan, name: str, returns_told: bool
+) -> tuple[str, dict[str, Any], dict[str, tuple[Plan, EmittedGraph]]]:
+    """Return the name of a function of a loop or branch whose turns are split, it and what it calls, and their graphs.
 
     It is told the sizes that are not known, and returns them too if it is called with them again.
     """
@@ -67,7 +73,8 @@ def _emit_body(plan: Plan, name: str, returns_told: bool) -> tuple[str, dict[str
     outputs = [*graph.outputs, *(told.values() if returns_told else [])]
     function = function_definition(name, graph.nodes, [*graph.inputs, *told.values()], outputs, graph.effects)
     function = named_by_content(function)
-    return str(function.signature.name), {**emitter.functions, function.signature.name: function}
+    name = function.signature.name
+    return name, {**emitter.functions, name: function}, {**graph.bodies, name: (plan, graph)}
 
 
 def _argument(plan: Plan, position: int, axis: int, each: int = 1) -> Measured:
@@ -101,13 +108,16 @@ class _Emitter:
         self._counts = counts
         self._moves = Resharding(plan, draft, counts)
         self.functions: dict[str, Any] = {}
+        self._bodies: dict[str, tuple[Plan, EmittedGraph]] = {}
         self._copies = ShardCopies(draft, counts, plan.mesh, plan.random, self.functions, emit_local)
         self._barriers = Barriers(plan, draft, counts)
         self._ended: set[str] = set()
 
     def emit(self) -> EmittedGraph:
         self._write_operations()  # and the moves that they are the first to read
-        outputs = tuple(self._moves.whole(tensor, SINGLE_DEVICE) for tensor in self._program.outputs)
+        layouts = self._plan.output_layouts or [SINGLE_DEVICE] * len(self._program.outputs)
+        pairs = zip(self._program.outputs, layouts, strict=True)
+        outputs = tuple([reference for tensor, layout in pairs for reference in self._of_each(tensor, layout)])
         ends = self._write_ends_of_effects()
         self._moves.check()
         self._barriers.write(self._moves)
@@ -118,7 +128,9 @@ class _Emitter:
         for op, step in zip(self._program.ops, self._plan.steps, strict=True):
             if step.home:
                 self._emit_once(op)
-            if step.shards:
+            if step.shards and step.shards.together:
+                self._emit_together(op, step.shards)
+            elif step.shards:
                 for d in self._draft.shards:
                     self._emit_shard(op, d)
 
@@ -127,13 +139,12 @@ class _Emitter:
         return tuple(name for i in effects for name in self._ends(i))
 
     def _graph(self, outputs: tuple[str, ...], ends: tuple[str, ...]) -> EmittedGraph:
-        ops = self._program.ops
         library = deepcopy(self._program.library)
         library.function.extend(self.functions.values())
         return EmittedGraph(
             nodes=tuple(self._draft.nodes),
-            inputs=tuple(ops[i].name for i in self._program.inputs),
-            captures=tuple(self._capture_names()),
+            inputs=tuple(self._placeholders(self._program.inputs)),
+            captures=tuple(self._placeholders(self._program.captures)),
             outputs=outputs,
             effects=ends,
             origins=self._draft.origins,
@@ -145,12 +156,13 @@ class _Emitter:
             prefixes=self._draft.prefixes,
             compiled=bool(self._plan.jit_compile),
             uncompiled=frozenset(self._plan.turns_split),
+            bodies=self._bodies,
         )
 
-    def _capture_names(self) -> list[str]:
-        """Return the names of the placeholders of captures: of one that lies along an axis, each shard has its own."""
+    def _placeholders(self, positions: Sequence[int]) -> list[str]:
+        """Return the names of placeholders: of one that lies along an axis, each shard has its own."""
         found: list[str] = []
-        for i in self._program.captures:
+        for i in positions:
             prefixes = [self._draft.prefixes[d] for d in self._draft.shards] if self._plan.steps[i].shards else [""]
             found += [prefix + self._program.ops[i].name for prefix in prefixes]
         return found
@@ -165,7 +177,7 @@ class _Emitter:
     def _ends(self, position: int) -> list[str]:
         """Return the names of nodes that have run when all nodes have that an op became, or will not run."""
         name = self._program.ops[position].name
-        if self._plan.steps[position].home:
+        if self._plan.steps[position].home or self._runs_together(position):
             return [name]
         names = [self._draft.prefixes[d] + name for d in self._draft.shards]
         absent = [d for d in self._draft.shards if self._counts.may_be_absent(d)]
@@ -179,6 +191,34 @@ class _Emitter:
             for node in ended_nodes(ended, controls, self._counts.present(absent[0]), home):
                 self._draft.add(node, origin)
         return [ended]
+
+    def _runs_together(self, position: int) -> bool:
+        shards = self._plan.steps[position].shards
+        return shards is not None and shards.together
+
+    def _of_each(self, tensor: Tensor, layout: Layout) -> list[str]:
+        """Return the references of what each shard has of a tensor; the one that there is on a single device."""
+        if layout == SINGLE_DEVICE:
+            return [self._moves.whole(tensor, SINGLE_DEVICE)]
+        return [self._moves.on_shard(tensor, layout, d, self._plan.devices[d]) for d in self._draft.shards]
+
+    def _emit_together(self, op: Op, sharded: Sharded) -> None:
+        """Write a loop or branch that is given what each shard has, and makes what each shard has of its results."""
+        wanted = zip(op.inputs, sharded.wants, strict=True)
+        inputs = [reference for tensor, want in wanted for reference in self._of_each(tensor, want)]
+        controls = [f"^{name}" for c in op.controls for name in self._ends(c) if not self._is_argument(c)]
+        node = self._draft.copy(op, op.name, self._plan.home, inputs + controls, None)
+        self._split_turns(op, node, sharded.bodies)
+        flow, mesh = CONTROL_FLOW[op.type], self._plan.mesh
+        for attribute, layouts in ((flow.types, sharded.wants[flow.chooses :]), ("Tout", sharded.gives)):
+            if attribute in node.attr:
+                types = node.attr[attribute].list.type
+                pairs = zip(list(types), spread(layouts, mesh.shards), strict=True)
+                types[:] = [dtype for dtype, numbers in pairs for _ in numbers]
+        made = zip(op.out_shapes, sharded.gives, spread(sharded.gives, mesh.shards), strict=True)
+        shapes = [mesh.shape_on(d, shape, layout) for shape, layout, own in made for d in range(len(own))]
+        del node.attr["output_shapes"].list.shape[:]
+        node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in shapes])
 
     def _emit_once(self, op: Op) -> None:
         device = self._plan.owners.of_ops[op.index]
@@ -195,7 +235,7 @@ class _Emitter:
         if bodies := self._plan.steps[op.index].bodies:
             self._split_turns(op, node, bodies)
         if op.type in CONTROL_FLOW:
-            bring_loop_inputs(node, self._draft)
+            bring_loop_inputs(node, self._draft, self._plan.mesh.carried_at(op, device, None))
 
     def _write_copy(self, op: Op, name: str, inputs: Sequence[str], device: str, d: int | None) -> None:
         """Write what reads the nearest copy."""
@@ -220,7 +260,11 @@ class _Emitter:
         prefix, controls = self._draft.prefixes[d], []
         for c in op.controls:
             if not self._is_argument(c):
-                own = self._plan.steps[c].shards is not None and not self._plan.steps[c].home
+                own = (
+                    self._plan.steps[c].shards is not None
+                    and not self._plan.steps[c].home
+                    and not self._runs_together(c)
+                )
                 controls += [f"^{n}" for n in ([prefix + self._program.ops[c].name] if own else self._ends(c))]
         if op.index in self._plan.order:
             controls.append(f"^{prefix}{self._program.ops[self._plan.order[op.index]].name}")
@@ -234,7 +278,8 @@ class _Emitter:
         """Let a loop or branch that runs once call functions whose turns are split over the devices."""
         names = {}
         for name, plan in bodies.items():
-            names[name], functions = _emit_body(plan, name, carries(op, name))
+            names[name], functions, inside = _emit_body(plan, name, carries(op, name))
             self.functions.update(functions)
+            self._bodies.update(inside)
         rename_functions(node, names)
         hand_over(node, self._counts.told(None, told_sizes(self._program.symbols, on_shard=False)))

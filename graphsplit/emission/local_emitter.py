@@ -55,10 +55,13 @@ class _LocalEmitter:
                 self._write_whole(op)
             if step.shards:
                 wanted = enumerate(zip(op.inputs, step.shards.wants, strict=True))
-                data = ["" if i in step.shards.makes else self._read(t, want) for i, (t, want) in wanted]
-                self._copies.write(op, step.shards, self._d, "", data, self._controls(op))
+                device = self._device(op)
+                data = ["" if i in step.shards.makes else self._read(t, want, device) for i, (t, want) in wanted]
+                self._copies.write(op, step.shards, self._d, device, data, self._controls(op))
         pairs = zip(self._program.outputs, self._plan.output_layouts, strict=True)
-        outputs = [self._read(tensor, layout) for tensor, layout in pairs] + (self._told if carries else [])
+        outputs = [
+            self._read(tensor, layout, self._device(self._program.ops[tensor.op])) for tensor, layout in pairs
+        ] + (self._told if carries else [])
         inputs = [*[self._program.ops[i].name for i in self._program.inputs], *self._told]
         function = function_definition(name, self._draft.nodes, inputs, outputs, ())
         for original in self._program.library.function:
@@ -73,8 +76,14 @@ class _LocalEmitter:
         if op.type == SIZES:
             write_sizes(self._draft, self._counts, op, self._d, "")
             return
-        data = [self._read(tensor, REPLICATE) for tensor in op.inputs]
-        self._draft.copy(op, op.name, "", [*data, *self._controls(op)], self._d)
+        device = self._device(op)
+        data = [self._read(tensor, REPLICATE, device) for tensor in op.inputs]
+        self._draft.copy(op, op.name, device, [*data, *self._controls(op)], self._d)
+
+    def _device(self, op: Op) -> str:
+        """Return the device of an operation in a column; "" where the loop or branch is."""
+        mesh = self._plan.mesh
+        return mesh.near(self._d, op) if mesh.column_of(op) else ""
 
     def _controls(self, op: Op) -> list[str]:
         return [f"^{self._name(c)}" for c in op.controls if self._program.ops[c].type != "Placeholder"]
@@ -83,7 +92,7 @@ class _LocalEmitter:
         name = self._program.ops[position].name
         return name if self._plan.steps[position].home else self._draft.prefixes[self._d] + name
 
-    def _read(self, tensor: Tensor, layout: Layout) -> str:
+    def _read(self, tensor: Tensor, layout: Layout, device: str) -> str:
         op, step = self._program.ops[tensor.op], self._plan.steps[tensor.op]
         suffix = f":{tensor.index}" if tensor.index else ""
         if op.type == "Placeholder":
@@ -91,5 +100,5 @@ class _LocalEmitter:
         if step.shards and step.shards.gives[tensor.index] == layout:
             return self._draft.prefixes[self._d] + op.name + suffix
         if op.is_constant and (isinstance(layout, Shard) or not step.home):
-            return self._constants.get(op, layout, self._d, "")
+            return self._constants.get(op, layout, self._d, device)
         return op.name + suffix

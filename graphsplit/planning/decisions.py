@@ -44,6 +44,7 @@ class Decisions:
       asked: what the user asks of it.
       state: where variables, tables and large constants live.
       stage_cuts: the stages into which the program was cut, if that was asked for.
+      output_layouts: of what it returns; empty if each is on one device.
     """
 
     program: Program = field(repr=False)
@@ -62,6 +63,7 @@ class Decisions:
     asked: PlanOptions = field(default_factory=PlanOptions, repr=False)
     state: State = field(default_factory=State, repr=False)
     stage_cuts: StageCuts | None = field(default=None, repr=False)
+    output_layouts: tuple[Layout, ...] = ()
 
     @property
     def buckets(self) -> tuple[Collective, ...]:

@@ -10,8 +10,9 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Layout, Shard
 from graphsplit.core.sizes.apportionment import apportion, whole_weights
-from graphsplit.core.sizes.symbolic_sizes import Size
+from graphsplit.core.sizes.symbolic_sizes import Shape, Size, without_sizes
 from graphsplit.core.sizes.symbolic_sizes import rows as rows_of_unknown_batch
+from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op
 
 
@@ -79,6 +80,33 @@ class Mesh:
         column = op.provenance.column
         return self.devices[d] if column is None or not self.columns else self.columns[column][self.positions[d]]
 
+    def carried_at(self, op: Op, device: str, d: int | None) -> Sequence[str]:
+        """Return where the values are that a loop or branch on a device hands on: each in its column.
+
+        Args:
+          op: the loop or branch.
+          device: where it runs.
+          d: the shard that runs it, or None if it runs once.
+        """
+        body = op.bodies[function_names(op.node)[-1]]
+        arguments = [body.ops[i] for i in body.inputs]
+        if d is None:
+            return [next(iter(self.column_of(argument)), device) for argument in arguments]
+        return [self.near(d, argument) if self.column_of(argument) else device for argument in arguments]
+
+    def read_at(self, op: Op, operand: int, d: int) -> str:
+        """Return the device on which shard `d` reads an operand: a loop or branch hands it to an operation there."""
+        device, first = self.device_of(d, op), int(bool(op.bodies) and CONTROL_FLOW[op.type].chooses)
+        return self.carried_at(op, device, d)[operand - first] if op.bodies and operand >= first else device
+
+    def made_at(self, op: Op, output: int, d: int) -> str:
+        """Return the device on which shard `d` makes an output, see `read_at`."""
+        if not op.bodies:
+            return self.device_of(d, op)
+        body = op.bodies[function_names(op.node)[-1]]
+        maker = body.ops[body.outputs[output].op]
+        return self.near(d, maker) if self.column_of(maker) else self.device_of(d, op)
+
     def column_of(self, op: Op) -> tuple[str, ...]:
         """Return the devices of the column of an operation, by position; empty for one that is in no column."""
         column = op.provenance.column
@@ -117,6 +145,13 @@ class Mesh:
           layout: of the tensor on the shards.
         """
         return round(size * self.share(d)) if isinstance(layout, Shard) else size
+
+    def shape_on(self, d: int, shape: Shape | None, layout: Layout) -> Sequence[int | None] | None:
+        """Return the shape of what a device of an axis that is not the batch's has of a tensor."""
+        own = without_sizes(shape)
+        if own is None or not isinstance(layout, Shard) or layout.axis >= len(own):
+            return own
+        return (*own[: layout.axis], layout.own(self.rows, d), *own[layout.axis + 1 :])
 
     def rows_of(self, batch: int) -> tuple[int, ...]:
         """Return how many rows of a batch each shard has, where that was not known when planning.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -67,11 +67,12 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
     return with_lists_in_place(decide)
 
 
-def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan]) -> Plan:
+def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan], given: Collection[int] = ()) -> Plan:
     """Return the plan in which no list would have to be cut or put together.
 
     Args:
       decide: makes a plan in which some operations are kept at home: position -> why.
+      given: the arguments that are given in pieces, by position; such a list may have to be put together all the same.
 
     Raises:
       CheckError: if lists that are kept at home would still have to move.
@@ -80,6 +81,7 @@ def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan]) -> Plan:
     while True:
         found = decide(dict(kept_home))
         misplaced = misplaced_lists(found.program, found.steps, found.moves, found.mesh.batch)
+        misplaced = {position: why for position, why in misplaced.items() if position not in given}
         if not misplaced:
             return found
         if misplaced.keys() <= kept_home.keys():
@@ -90,7 +92,7 @@ def with_lists_in_place(decide: Callable[[Mapping[int, str]], Plan]) -> Plan:
 def owned_and_moved(plan: Plan, steps: Sequence[Step]) -> Plan:
     """Return the plan with what becomes of each operation, who owns whole values, and what moves."""
     owners = find_owners(plan.program, steps, plan.mesh, plan.home, plan.state)
-    moves = find_moves(plan.program, plan.mesh, steps, owners, plan.state)
+    moves = find_moves(plan.program, plan.mesh, steps, owners, plan.state, plan.output_layouts)
     return replace(plan, steps=tuple(steps), owners=owners, moves=moves)
 
 

@@ -54,7 +54,7 @@ class Plan(Decisions):
 
     def _check_moves(self) -> None:
         """Raise `CheckError` unless the moves are those that follow from the steps."""
-        expected = find_moves(self.program, self.mesh, self.steps, self.owners, self.state)
+        expected = find_moves(self.program, self.mesh, self.steps, self.owners, self.state, self.output_layouts)
         missing, idle = set(expected) - set(self.moves), set(self.moves) - set(expected)
         for move in [*missing, *idle]:
             name, what = self.program.ops[move.tensor.op].name, "is missing" if move in missing else "serves nobody"

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 from typing import Any
 
-from graphsplit.core.layouts import MOVES, Layout
+from graphsplit.core.layouts import MOVES, SINGLE_DEVICE, Layout
 from graphsplit.program.program import Tensor
 from graphsplit.rules import Sharded
 
@@ -27,6 +28,19 @@ class Step:
     shards: Sharded | None = None
     reason: str = ""
     bodies: Mapping[str, Any] = field(default_factory=dict)
+
+
+def spread(layouts: Sequence[Layout], shards: int) -> list[range]:
+    """Return which of the values that shards have of some tensors, all in one row, are those of each tensor.
+
+    Each shard has one; of what is on a single device there is one for all.
+
+    >>> from graphsplit.core.layouts import REPLICATE
+    >>> spread([SINGLE_DEVICE, REPLICATE, SINGLE_DEVICE], 2)
+    [range(0, 1), range(1, 3), range(3, 4)]
+    """
+    ends = list(accumulate([1 if layout == SINGLE_DEVICE else shards for layout in layouts], initial=0))
+    return [range(*pair) for pair in pairwise(ends)]
 
 
 @dataclass(frozen=True)

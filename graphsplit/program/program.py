@@ -138,6 +138,12 @@ class Op:
         return self.stateful and self.type not in _ONLY_READ
 
     @property
+    def has_columns(self) -> bool:
+        """Return whether what it calls runs in several columns of a mesh."""
+        inside = (op for body in self.bodies.values() for op in body.ops)
+        return any(op.provenance.column is not None or op.has_columns for op in inside)
+
+    @property
     def sources(self) -> list[int]:
         """Return the positions of the operations that it reads and waits for."""
         return [*[tensor.op for tensor in self.inputs], *self.controls]

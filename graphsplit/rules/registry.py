@@ -23,6 +23,7 @@ class Sharded:
       resize: the shape operands in which each device has the size of its own shard of the first output.
       weighted: whether each copy's result, a mean over its own rows, is multiplied by its share of all rows.
       bodies: for loops and branches, the plans of the functions that they call, by name.
+      together: whether those are plans of all shards, which run it as one: it is given, and makes, what each has.
       draw: for random ops, how each shard draws the numbers of its rows.
       shift: operands that number rows.
       turned: whether it runs on columns, and what reads it meets rows again, as it does in its first operand.
@@ -36,6 +37,7 @@ class Sharded:
     draw: Draw | None = None
     shift: Mapping[int, Shift] = field(default_factory=dict)
     turned: bool = False
+    together: bool = False
 
     @property
     def makes(self) -> frozenset[int]:

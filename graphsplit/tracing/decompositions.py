@@ -28,7 +28,7 @@ from graphsplit.program.reading.shape_inference import known_shape
 
 _FORWARD = frozenset({"FusedBatchNorm", "FusedBatchNormV2", "FusedBatchNormV3"})
 _BACKWARD = frozenset({"FusedBatchNormGrad", "FusedBatchNormGradV2", "FusedBatchNormGradV3"})
-_GATHERS = frozenset({"ResourceGather", "ResourceGatherNd"})
+GATHERS = frozenset({"ResourceGather", "ResourceGatherNd"})
 _PREFIX = "taken_apart_"
 
 
@@ -55,7 +55,7 @@ def decompose(
             graph.node.append(node)
             graph.node[-1].input[0] = name
             continue
-        if node.op in _GATHERS:
+        if node.op in GATHERS:
             graph.node.extend(_gather(node))
             continue
         function = _function_for(node, fused)
@@ -166,18 +166,29 @@ def _renamed(reference: str, own: set[str]) -> str:
 
 def _gather(node: Any) -> list[Any]:
     """Return a read of the whole variable and, under the name of the `ResourceGather`, a gather from what was read."""
-    handle, indices = node.input[:2]
-    dtype, index_dtype = (tf.as_dtype(node.attr[name].type) for name in ("dtype", "Tindices"))
-    name = f"{node.name}/{_PREFIX}"
-    read = make_node(f"{name}read", "ReadVariableOp", [handle, *node.input[2:]], dtype=dtype)
-    types = {"Tparams": dtype, "Tindices": index_dtype}
+    name = f"{node.name}/{_PREFIX}read"
+    read = make_node(
+        name, "ReadVariableOp", [node.input[0], *node.input[2:]], dtype=tf.as_dtype(node.attr["dtype"].type)
+    )
+    return [read, *gather_from(node, name)]
+
+
+def gather_from(node: Any, value: str, spelling: str = "{}") -> list[Any]:
+    """Return a gather from the value of a variable under the name of a `ResourceGather`, the last, and what it needs.
+
+    Args:
+      node: the `ResourceGather`.
+      value: the reference of the variable's value.
+      spelling: of references where the node is: `{}` in a graph, `{}:output:0` in a function.
+    """
+    dtypes = [tf.as_dtype(node.attr[name].type) for name in ("dtype", "Tindices")]
+    types, indices = dict(zip(("Tparams", "Tindices"), dtypes, strict=True)), node.input[1]
     if node.op == "ResourceGatherNd":
-        return [read, make_node(node.name, "GatherNd", [read.name, indices], **types)]
+        return [make_node(node.name, "GatherNd", [value, indices], **types)]
     dimensions = node.attr["batch_dims"].i
-    axis = constant_node(f"{name}axis", np.array(dimensions, np.int32), tf.int32)
-    inputs = [read.name, indices, axis.name]
-    gather = make_node(node.name, "GatherV2", inputs, **types, Taxis=tf.int32, batch_dims=dimensions)
-    return [read, axis, gather]
+    axis = constant_node(f"{node.name}/{_PREFIX}axis", np.array(dimensions, np.int32), tf.int32)
+    inputs = [value, indices, spelling.format(axis.name)]
+    return [axis, make_node(node.name, "GatherV2", inputs, **types, Taxis=tf.int32, batch_dims=dimensions)]
 
 
 def _axes(layout: str) -> tuple[list[int], list[int]]:

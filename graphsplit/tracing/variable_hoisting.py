@@ -1,7 +1,8 @@
 """Variables that a loop or branch only reads are read once, before it: then it has no effects and can be sharded.
 
 `tf.while_loop` and `tf.cond` capture variables as resource handles and read them inside. Here such an argument becomes
-the value: a read before the loop, the type of the argument, and an identity where the reads were.
+the value: a read before the loop, the type of the argument, and an identity where the reads were, or a gather of rows
+where rows were looked up.
 """
 
 from __future__ import annotations
@@ -15,9 +16,10 @@ import tensorflow as tf
 from graphsplit.core.protos.graphdefs import inputs_of, make_node, source_of
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names, named_by_content, rename_functions
 from graphsplit.tracing.branch_effects import ShapeOf, is_stateful, split_effects
+from graphsplit.tracing.decompositions import GATHERS, gather_from
 
 _RESOURCE = tf.resource.as_datatype_enum
-_READS = ("ReadVariableOp",)
+_READS = ("ReadVariableOp", *GATHERS)
 
 
 def hoist_reads(
@@ -159,14 +161,20 @@ def _with_values(function: Any, chosen: Mapping[int, int]) -> Any:
         if i < len(result.signature.output_arg) and result.signature.output_arg[i].type == _RESOURCE:
             result.signature.output_arg[i].type = dtype
             result.signature.output_arg[i].ClearField("handle_data")
-    renamed = {}
+    renamed, axes = {}, []
     for node in result.node_def:
-        if node.op in _READS and node.input[0] in values:
+        if node.op in GATHERS and node.input[0] in values:
+            *axis, gather = gather_from(node, node.input[0], "{}:output:0")
+            gather.input.extend(node.input[2:])  # what it waits for
+            node.CopyFrom(gather)
+            axes += axis
+        elif node.op in _READS and node.input[0] in values:
             dtype = tf.as_dtype(node.attr["dtype"].type)
             renamed[f"{node.name}:value:0"] = f"{node.name}:output:0"
             inputs = list(node.input)
             identity = make_node(node.name, "Identity", inputs, T=dtype)
             node.CopyFrom(identity)
+    result.node_def.extend(axes)
     for node in result.node_def:
         node.input[:] = [renamed.get(reference, reference) for reference in node.input]
     for output, reference in function.ret.items():

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -9,30 +11,65 @@ from typing import Any
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.calls.compilation import trace_and_plan
+from graphsplit.api.calls.argument_splitting import argument_paths, resolve_split
+from graphsplit.api.calls.compilation import plan_for
 from graphsplit.api.options import Options
+from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
+from graphsplit.core.device_mesh import device_mesh, mesh_axes
 from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.emission import EmittedGraph
-from graphsplit.planning.state import State
-from graphsplit.tracing.trace import Trace
+from graphsplit.planning.state import State, state_of
+from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
+from graphsplit.tracing.trace import Trace, trace
 
 
-def plan_for_gpus(step: Callable[..., Any], arguments: Sequence[tf.Tensor], gpus: int = 3) -> gs.Plan:
-    """Return the plan that a process with GPUs makes: variables are on the first one, those of int32 on the CPU."""
-    devices = [f"/device:GPU:{d}" for d in range(gpus)]
+def plan_for_gpus(step: Callable[..., Any], arguments: Sequence[tf.Tensor], gpus: int = 3, **options: Any) -> gs.Plan:
+    """Return the plan that a process with GPUs makes: variables are on the first one, those of int32 on the CPU.
+
+    Args:
+      step, arguments: what is planned. Variables that are laid out on CPU:1, CPU:2, ... here are so there on GPU:0,
+        GPU:1, ...; CPU:0 is the host.
+      gpus: how many; a mesh has as many as it says.
+      **options: as for `parallelize`.
+    """
+    axes = mesh_axes(options.pop("mesh", None))
+    devices = [f"/device:GPU:{d}" for d in range(axes.count or gpus)]
     _, call = structures.flatten((tuple(arguments), {}))
     leaves = tuple(structures.TensorLeaf(x.dtype, tuple(x.shape)) for x in arguments)
     named = structures.Branch(dict, tuple(f"argument_{i}" for i in range(len(leaves))), leaves)
-    _, plan = trace_and_plan(step, call, named, Options(), devices, devices[0], state_on_gpus)
-    return plan
+    own, grid = Options(mesh=axes, **options), device_mesh(axes, devices) if axes else None
+    splitting = resolve_split(own.split, named)
+    traced = trace(step, call, [path for path, _ in argument_paths(named)], splitting.shapes, False)
+
+    def make_plan(reshard: bool) -> gs.Plan:
+        program, state = program_on_mesh(traced, state_on_gpus, reshard, grid)
+        return plan_for(program, splitting, own, devices, devices[0], state)
+
+    return plan_of_less_alive(make_plan, own.micro_batches > 1)
 
 
 def state_on_gpus(trace: Trace) -> State:
     """Return where TensorFlow puts variables where there is a GPU: it has no int32 ones there."""
     pairs = zip(trace.program.captures, trace.captures, strict=True)
     held = {trace.program.ops[i].name: handle for i, handle in pairs if handle.dtype == tf.resource}
-    return State({name: f"/device:{'CPU' if _holds_int32(handle) else 'GPU'}:0" for name, handle in held.items()})
+    places = {name: f"/device:{'CPU' if _holds_int32(handle) else 'GPU'}:0" for name, handle in held.items()}
+    state = state_of(trace)
+    return dataclasses.replace(state, devices=places, divisions=_on_gpus(dict(state.divisions)))
+
+
+def _on_gpus(value: Any) -> Any:
+    """Return how variables are several, with GPUs for the CPU devices after the first."""
+    if isinstance(value, str):
+        return re.sub(r"CPU:([1-9]\d*)", lambda found: f"GPU:{int(found[1]) - 1}", value)
+    if isinstance(value, tuple):
+        return tuple(map(_on_gpus, value))
+    if isinstance(value, dict):
+        return {name: _on_gpus(own) for name, own in value.items()}
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        parts = {field.name: _on_gpus(getattr(value, field.name)) for field in dataclasses.fields(value)}
+        return dataclasses.replace(value, **parts)
+    return value
 
 
 def _holds_int32(handle: tf.Tensor) -> bool:

@@ -30,8 +30,8 @@ def kernel_devices(node: Any) -> frozenset[str]:
 
 
 @functools.cache
-def can_be_cut(dtype: tf.DType) -> bool:
-    """Return whether TensorFlow has kernels that cut tensors of a type along an axis, and join them again.
+def can_be_cut(dtype: tf.DType, kind: str = "CPU") -> bool:
+    """Return whether a kind of device has kernels that cut tensors of a type along an axis, and join them again.
 
     >>> can_be_cut(tf.float32), can_be_cut(tf.qint8)
     (True, False)
@@ -39,7 +39,7 @@ def can_be_cut(dtype: tf.DType) -> bool:
     if dtype in (tf.resource, tf.variant):
         return True  # (handles and lists are never cut: each shard has its own)
     types = {"SplitV": {"Tlen": tf.int64}, "ConcatV2": {}, "Slice": {"Index": tf.int32}}
-    return all(kernel_devices(make_node("node", op_type, [], T=dtype, **more)) for op_type, more in types.items())
+    return all(kind in kernel_devices(make_node("node", name, [], T=dtype, **more)) for name, more in types.items())
 
 
 class Kernel(NamedTuple):

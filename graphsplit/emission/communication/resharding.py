@@ -12,7 +12,7 @@ from graphsplit.emission.draft import Draft
 from graphsplit.emission.shards.row_counts import RowCounts
 from graphsplit.planning.communication.transfers import Collective, Own
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.steps import Move
+from graphsplit.planning.steps import Move, spread
 from graphsplit.program.program import Tensor
 
 
@@ -76,7 +76,11 @@ class Resharding:
         return self._moved(tensor, layout)[d]
 
     def _of_shard(self, tensor: Tensor, d: int) -> str:
-        return _reference(self._draft.prefixes[d] + self._program.ops[tensor.op].name, tensor.index)
+        shards, name = self._plan.steps[tensor.op].shards, self._program.ops[tensor.op].name
+        if shards is not None and shards.together:
+            own = spread(shards.gives, self._plan.mesh.shards)[tensor.index]
+            return _reference(name, own[min(d, len(own) - 1)])
+        return _reference(self._draft.prefixes[d] + name, tensor.index)
 
     def _moved(self, tensor: Tensor, layout: Layout) -> Sequence[str]:
         """Return what a move makes: one reference, or one for each shard."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
@@ -94,7 +95,7 @@ class ShardCopies:
         if op.type in CONTROL_FLOW:
             if sharded.bodies:  # else it runs as it is, on whole values that each shard has
                 self._localise_bodies(op, node, sharded, d)
-            bring_loop_inputs(node, self._draft)
+            bring_loop_inputs(node, self._draft, self._mesh.carried_at(op, device, d))
         return node
 
     def _extent(self, extent: Shard | Place, d: int) -> Polynomial:
@@ -261,8 +262,8 @@ def carries(op: Op, name: str) -> bool:
     return CONTROL_FLOW[op.type].loops and name == function_names(op.node)[1]
 
 
-def bring_loop_inputs(node: Any, draft: Draft) -> None:
-    """Let a loop or branch, written last, read copies on its own device of what is made elsewhere.
+def bring_loop_inputs(node: Any, draft: Draft, devices: Sequence[str]) -> None:
+    """Let a loop or branch, written last, read copies on the devices of its values of what is made elsewhere.
 
     TensorFlow turns a loop into `Enter`, `Switch`, `Merge` and `NextIteration` nodes, and puts those of each loop
     variable on the device that its first value comes from. A variable that came from elsewhere, be it only weights read
@@ -271,12 +272,14 @@ def bring_loop_inputs(node: Any, draft: Draft) -> None:
     Args:
       node: the loop or branch; it is changed.
       draft: takes the copies, which belong to whom their reader belongs to.
+      devices: of its values; what it is given besides is where it is itself.
     """
     flow, origin = CONTROL_FLOW[node.op], draft.origins[node.name]
-    for i, dtype in enumerate(node.attr[flow.types].list.type, int(flow.chooses)):
-        if draft.device_of(node.input[i]) == node.device or dtype == _RESOURCE:
+    given = zip_longest(node.attr[flow.types].list.type, devices, fillvalue=node.device)
+    for i, (dtype, device) in enumerate(given, int(flow.chooses)):
+        if draft.device_of(node.input[i]) == device or dtype == _RESOURCE:
             continue
         name = f"{node.name}/graphsplit_input_{i}"
-        copy = make_node(name, "Identity", [node.input[i]], node.device, T=tf.as_dtype(dtype))
+        copy = make_node(name, "Identity", [node.input[i]], device, T=tf.as_dtype(dtype))
         draft.add(copy, origin._replace(role="part"))
         node.input[i] = name

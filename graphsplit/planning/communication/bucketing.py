@@ -13,7 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
+import tensorflow as tf
+
 from graphsplit.core.errors import CheckError
+from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import PARTIAL_SUM, Layout, Partial, SingleDevice
 from graphsplit.costs.break_even import BUCKET_BYTES, BUCKET_BYTES_BETWEEN_HOSTS, FEWEST_IN_BUCKET, SMALL_BYTES
@@ -44,10 +47,24 @@ def find_buckets(
         most = BUCKET_BYTES if len(set(map(host_name, devices))) == 1 else BUCKET_BYTES_BETWEEN_HOSTS
     if len(devices) < 2 or not most or program.symbols or program.seeds or program.stages:
         return ()  # shards may be absent; what comes from outside comes when it likes; stages have their own devices
+    moves = [move for move in moves if _can_be_joined(_dtype(program, move), devices)]
     first, last = _sent_first(program, steps, moves), _reduced_last(moves, leading)
     ready = sorted(last, key=lambda move: move.tensor.op)  # (moves are in the order in which they are read)
     full = [part for alike in _alike(program, ready) for part in _filled(program, alike, most)]
     return tuple([tuple(moves) for moves in (*_alike(program, first), *full) if len(moves) >= FEWEST_IN_BUCKET])
+
+
+def _can_be_joined(dtype: tf.DType, devices: Collection[str]) -> bool:
+    """Return whether the devices join and cut numbers of a type themselves: GPUs have no kernel for some integers.
+
+    (A TensorFlow that is built for CPUs does not know the kernels of GPUs, and plans for them all the same.)
+    """
+    on_gpus = any("device:GPU:" in device for device in devices) and can_be_cut(tf.float32, "GPU")
+    return (dtype.is_floating or dtype.is_integer) and (not on_gpus or can_be_cut(dtype, "GPU"))
+
+
+def _dtype(program: Program, move: Move) -> tf.DType:
+    return program.ops[move.tensor.op].out_dtypes[move.tensor.index]
 
 
 def _filled(program: Program, moves: Iterable[Move], most: int) -> list[list[Move]]:
@@ -89,11 +106,9 @@ def _alike(program: Program, moves: Iterable[Move]) -> list[list[Move]]:
     """Return the moves of small tensors, those together that can be made as one."""
     found: dict[tuple[str, Layout, Layout], list[Move]] = {}
     for move in moves:
-        tensor = move.tensor
-        dtype, shape = program.ops[tensor.op].out_dtypes[tensor.index], program.shape(tensor)
-        is_number = dtype.is_floating or dtype.is_integer
-        if is_number and shape is not None and len(shape) == 1 and 0 < program.bytes(tensor) <= SMALL_BYTES:
-            found.setdefault((dtype.name, move.source, move.target), []).append(move)
+        shape = program.shape(move.tensor)
+        if shape is not None and len(shape) == 1 and 0 < program.bytes(move.tensor) <= SMALL_BYTES:
+            found.setdefault((_dtype(program, move).name, move.source, move.target), []).append(move)
     return list(found.values())
 
 

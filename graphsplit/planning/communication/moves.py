@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import repeat
 
 from graphsplit.core.layouts import (
     PARTIAL_SUM,
@@ -29,7 +30,9 @@ from graphsplit.program.program import COPIES, Op, Program, Tensor
 _SMALL = 1024  # bytes: less than the copies between devices cost that parts of a sum take
 
 
-def find_moves(program: Program, mesh: Mesh, steps: Sequence[Step], owners: Owners, state: State) -> tuple[Move, ...]:
+def find_moves(
+    program: Program, mesh: Mesh, steps: Sequence[Step], owners: Owners, state: State, outputs: Sequence[Layout] = ()
+) -> tuple[Move, ...]:
     """Return every move, each after those it follows from.
 
     Args:
@@ -38,13 +41,14 @@ def find_moves(program: Program, mesh: Mesh, steps: Sequence[Step], owners: Owne
       steps: what becomes of each op.
       owners: where whole values are made.
       state: where lives what the program does not compute.
+      outputs: the layouts in which it returns what it returns, if not each on one device.
     """
     finder = _MoveFinder(program, mesh, steps, owners, state)
     for op, step in zip(program.ops, steps, strict=True):
         for tensor, layout in reads_of(program, op, step, owners):
             finder.read(tensor, layout)
-    for tensor in program.outputs:
-        finder.read(tensor, SINGLE_DEVICE)
+    for tensor, layout in zip(program.outputs, outputs or repeat(SINGLE_DEVICE)):  # noqa: B905
+        finder.read(tensor, layout)
     return tuple(finder.moves)
 
 

@@ -29,7 +29,8 @@ def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[T
     if shards is None:
         return []
     of_parts = mesh.axis and any(program.ops[t.op].out_dtypes[t.index] == tf.resource for t in op.inputs)
-    if op.stateful and not shards.draw and op.type != "ReadVariableOp" and not of_parts:  # each device has its own part
+    repeated = op.stateful and not shards.draw and not shards.together and op.type != "ReadVariableOp"
+    if repeated and not of_parts:  # each device has its own part
         raise CheckError(f"{op.name!r} has side effects and would run {mesh.shards} times.")
     if len(shards.wants) != len(op.inputs) or len(shards.gives) != len(op.out_shapes):
         raise CheckError(f"{op.name!r} wants {shards.wants} and gives {shards.gives}.")

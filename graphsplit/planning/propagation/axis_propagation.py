@@ -13,7 +13,7 @@ first, which sends them.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import tensorflow as tf
 
@@ -38,13 +38,16 @@ class AxisForward(ForwardPropagation):
     """The natural forms along an axis.
 
     Args:
-      laid: the layouts of captured handles that lie along it, by position.
+      laid: the layouts of captured handles, and of arguments, that lie along it, by position.
       axis: what it is called.
     """
 
     laid: Mapping[int, Layout] = field(kw_only=True)
     axis: str = field(kw_only=True)
     _moved: set[tuple[Tensor, Layout]] = field(default_factory=set, init=False)  # what moves for an operation before
+
+    def _arguments(self) -> dict[int, Layout]:
+        return {i: layout for i, layout in super()._arguments().items() if i not in self.laid}
 
     def _visit(self, op: Op) -> None:
         if op.index in self.laid:
@@ -74,8 +77,12 @@ class AxisForward(ForwardPropagation):
 
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         """Answer with the factor for which fewest bytes move."""
+        if op.bodies and op.index not in self.kept_home:  # whose handles may be of whole variables, which do not move
+            types = [self.program.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
+            pairs = zip(op.inputs, layouts, types, strict=True)
+            return self.control_flow(op, [self.layout(t) if kind == tf.resource else own for t, own, kind in pairs])
         rule = rule_of(op.type)
-        if len({layout for layout in layouts if isinstance(layout, Shard)}) < 2 or op.stateful or op.bodies or not rule:
+        if len({layout for layout in layouts if isinstance(layout, Shard)}) < 2 or op.stateful or not rule:
             return super()._answer(op, layouts)
         found = self._by_factor(rule, op, layouts)
         if not found:
@@ -154,6 +161,15 @@ class AxisBackward(WholeBackwardPropagation):
         """Return whether each device makes its piece of a tensor, or all of it."""
         made = self.natural.answers[tensor.op]
         return self._may_repeat(self.program.ops[tensor.op]) if made is None else made.gives[tensor.index] == want
+
+    def _may_repeat(self, op: Op) -> bool:
+        waits = any(not self._is_nothing(c) for c in op.controls)
+        return not waits and super()._may_repeat(replace(op, controls=()) if op.controls else op)
+
+    def _is_nothing(self, position: int) -> bool:
+        """Return whether to wait for an operation is to wait for nothing: reads of variables that were hoisted."""
+        op = self.program.ops[position]
+        return op.type == "NoOp" and all(map(self._is_nothing, op.controls))
 
     def _once(self, op: Op, is_needed: bool) -> Step:
         for tensor in op.inputs if is_needed else ():

@@ -205,9 +205,9 @@ class WholeBackwardPropagation(BackwardPropagation):
 
     def _step_at_home(self, op: Op, home: bool, remade: Sharded | None) -> Step:
         reason = self.natural.reasons[op.index]
-        if home and reason and op.bodies:
+        if home and op.bodies and (reason or op.has_columns):
             bodies = self.plan_bodies(op, [self.natural.layout(tensor) for tensor in op.inputs])
-            if any(body.sharded_ops for body in bodies.values()):  # type: ignore[attr-defined]
+            if op.has_columns or any(body.sharded_ops for body in bodies.values()):  # type: ignore[attr-defined]
                 return Step(home, remade, reason, bodies)
         return Step(home, remade, reason)
 

@@ -95,7 +95,7 @@ class ControlFlowAnswers:
         flow = CONTROL_FLOW[op.type]
         if flow.compiled and any(body.symbols for body in op.bodies.values()):
             return Declined("XLA compiles for sizes that are known")
-        if any(not _fits(op, body) for body in op.bodies.values()):
+        if any(not fits(op, body) for body in op.bodies.values()):
             return Declined("one of its branches does not fit what it is given")
         if flow.chooses and not is_whole(layouts[0]):
             return Declined("which branch it takes depends on all rows")
@@ -120,7 +120,7 @@ class ControlFlowAnswers:
         return _sharded(op, [*[REPLICATE] * flow.chooses, *given], outputs, plans)
 
 
-def _fits(op: Op, body: Program) -> bool:
+def fits(op: Op, body: Program) -> bool:
     """Return whether a branch was read for what it is given, and not for arguments of any shape."""
     passed = op.in_shapes[CONTROL_FLOW[op.type].chooses :]
     pairs = zip(passed, [body.ops[i].out_shapes[0] for i in body.inputs], strict=True)

@@ -100,7 +100,7 @@ class ForwardPropagation:
         """Return the natural forms."""
         if self.wanted_whole is None:
             self.wanted_whole = self._tensors_wanted_whole(self.whole_outputs)
-        arguments = dict(zip(self.program.inputs, self.input_layouts, strict=True))
+        arguments = self._arguments()
         for op in self.program.ops:
             given = arguments.get(op.index)
             if given is not None:
@@ -108,6 +108,9 @@ class ForwardPropagation:
             else:
                 self._visit(op)
         return NaturalForms(self._answers, self._reasons, self._seen, self.kept_home, self.wanted_whole, self.whole)
+
+    def _arguments(self) -> dict[int, Layout]:
+        return dict(zip(self.program.inputs, self.input_layouts, strict=True))
 
     def layout(self, tensor: Tensor) -> Layout:
         """Return the layout in which readers meet a tensor."""

@@ -19,7 +19,7 @@ from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import Shape, agreed, are_same, has_sizes, with_sizes, without_sizes
 from graphsplit.graph.function_calls import function_names, functions_named
 from graphsplit.graph.inlining import function_graph, inline_calls
-from graphsplit.program.program import Op, Program
+from graphsplit.program.program import Op, Program, Provenance
 from graphsplit.program.reading.shape_inference import InferenceError
 from graphsplit.program.reading.trip_counts import origin
 from graphsplit.program.stages import stage_calls
@@ -56,6 +56,7 @@ class Bodies:
       library, versions: of the graph.
       symbols: the unknown sizes of the program.
       memo: what was read before, of this graph or of others: functions are told apart by all that they consist of.
+      provenances: what says where their operations come from, by their names.
     """
 
     def __init__(
@@ -65,12 +66,14 @@ class Bodies:
         versions: Any,
         symbols: tuple[Symbol, ...],
         memo: dict[Any, Program],
+        provenances: Mapping[str, Callable[[str], Provenance]],
     ):
         self._build = build
         self._library = {function.signature.name: function for function in library.function}
         self._versions = versions
         self._symbols = symbols
         self._memo = memo
+        self._provenances = provenances
         self._digests: dict[str, bytes] = {}
 
     def of_branches(self, node: Any, given: Given) -> tuple[dict[str, Program], list[Shape | None]]:
@@ -149,6 +152,8 @@ class Bodies:
             held={names[i]: value for i, value in given.held.items()},
             memo=self._memo,
             calls=calls,
+            provenance=self._provenances.get(function.signature.name),
+            provenances=self._provenances,
         )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -43,6 +44,7 @@ def build_program(
     calls: StageCalls = StageCalls(),  # noqa: B008  # frozen
     shapes: Mapping[str, Sequence[tuple[Shape | None, tf.DType]]] | None = None,
     provenance: Callable[[str], Provenance] | None = None,
+    provenances: Mapping[str, Callable[[str], Provenance]] = MappingProxyType({}),
 ) -> Program:
     """Return the program of a flat graph: shapes inferred, integer arithmetic on shapes folded to constants.
 
@@ -62,6 +64,7 @@ def build_program(
       shapes: shape and dtype of all that each node makes, by name, each behind what it reads: where they are known,
         TensorFlow is not asked.
       provenance: says where an operation comes from, given its name; None for what the name says.
+      provenances: the same for operations in functions, by the functions' names.
 
     Raises:
       InferenceError: if shapes cannot be inferred for all sizes.
@@ -71,7 +74,7 @@ def build_program(
     by_name, hints = {node.name: node for node in nodes}, _known_outputs(inlined_from)
     doubted: dict[str, tuple[Shape | None, ...]] = {}
     known = Findings()
-    bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo)
+    bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo, provenances)
 
     def make_reader() -> OperationReader:
         return OperationReader(by_name, hints, resources, held or {}, bodies, symbols, calls, provenance)

@@ -1,0 +1,249 @@
+"""Loops and branches whose values lie along an axis of a mesh: one for all columns, in each turn of which they meet."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.planning.plan import Plan
+from graphsplit.program.program import Op, Program
+from tests.test_mesh import HIDDEN, VOCABULARY, WIDTH, Made, assert_law, numbers, sgd, variable
+
+TURNS = 4
+MESHES = [{"batch": 1, "model": 2}, {"batch": 2, "model": 1}, {"batch": 2, "model": 2}]
+COUNT = len(tf.config.list_logical_devices("CPU"))
+six = pytest.mark.skipif(COUNT < 6, reason="three rows of two")
+ALL = [*MESHES, pytest.param({"batch": 3, "model": 2}, marks=six)]
+
+
+def flows(program: Program) -> list[Op]:
+    """Return the loops and branches of a program, and those in them."""
+    found = [op for op in program.ops if op.bodies]
+    return found + [inner for op in found for body in op.bodies.values() for inner in flows(body)]
+
+
+def moved_inside(plan: Plan) -> Counter[str]:
+    """Return what loops and branches move along the axis, by kind; each tensor once in each function."""
+    bodies = [body for op in flows(plan.program) for body in op.bodies.values()]
+    moved = {(id(body), op.provenance.origin, op.provenance.role) for body in bodies for op in body.ops}
+    return Counter(
+        role for *_, role in moved if role not in ("op", "constant", "part", "shift", "sizes", "local slice")
+    )
+
+
+def assert_in_parts(plan: Plan, mesh: dict[str, int], cut: Sequence[tuple[int, ...]]) -> None:
+    """Raise unless loops are one for all columns, and weights of these shapes are whole nowhere, nor in any turn."""
+    loops = [op for op in flows(plan.program) if op.has_columns]
+    assert loops
+    assert not plan.state.whole
+    turns = [line for line in str(plan).splitlines() if "in each turn of" in line or line.startswith("    in ")]
+    assert len(turns) == len([op for op in plan.program.ops if op.has_columns])
+    if mesh["model"] > 1:
+        assert not plan.state.gathered
+        assert "gathered before" not in str(plan)
+        bodies = [plan.program, *[body for loop in loops for body in loop.bodies.values()]]
+        assert not {shape for body in bodies for op in body.ops for shape in op.out_shapes} & set(cut)
+        for body in bodies[1:]:
+            assert {op.provenance.column for op in body.ops if op.type == "Placeholder"} <= set(range(mesh["model"]))
+
+
+def perceptrons() -> Made:
+    """What a turn makes is whole: one sum in each turn, forward and back."""
+    up, down, outer = variable("up", WIDTH, HIDDEN), variable("down", HIDDEN, WIDTH), variable("outer", WIDTH)
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        with tf.GradientTape() as tape:
+            y = tf.while_loop(
+                lambda i, _: i < TURNS, lambda i, h: (i + 1, tf.nn.relu(h @ up) @ down * 0.3 + x + outer), (0, x)
+            )[1]
+            loss = tf.reduce_mean(y**2)
+        return loss, sgd([up, down, outer], loss, tape), y
+
+    return [up, down, outer], step
+
+
+@pytest.mark.parametrize("mesh", ALL, ids=str)
+def test_a_loop_around_a_perceptron(mesh: dict[str, int]):
+    """Uneven rows, widths that do not divide, fewer rows than devices."""
+    batches = [tf.constant(numbers(count, WIDTH)) for count in (5, 1)]
+    parallel = assert_law(perceptrons, {"up": (None, "model"), "down": ("model", None), "*": "home"}, mesh, batches)
+    plan = parallel.plan(batches[0])
+    assert_in_parts(plan, mesh, [(WIDTH, HIDDEN), (HIDDEN, WIDTH)])
+    if mesh["model"] == 2:
+        assert moved_inside(plan) == {"reduce": 2}  # the rows of one turn, forward and back, and no weight
+        assert "in each turn of StatelessWhile 'while': 1 reduce" in str(plan)
+
+
+def recurrent() -> Made:
+    """An LSTM whose units are cut: what it carries is in parts, and so are the stacks of the forward pass."""
+    kernel, again = variable("kernel", WIDTH, 4, HIDDEN), variable("again", HIDDEN, 4, HIDDEN)
+    bias, last = variable("bias", 4, HIDDEN), variable("last", HIDDEN, WIDTH)
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def cell(state: tuple[tf.Tensor, tf.Tensor], now: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            h, c = state
+            z = tf.einsum("bw,wgu->bgu", now, kernel) + tf.einsum("bv,vgu->bgu", h, again) + bias
+            i, g, f, o = tf.unstack(z, axis=1)
+            c = tf.sigmoid(f) * c + tf.sigmoid(i) * tf.tanh(g)
+            return tf.sigmoid(o) * tf.tanh(c), c
+
+        with tf.GradientTape() as tape:
+            zeros = tf.zeros((x.shape[0], HIDDEN), x.dtype)
+            h, c = tf.scan(cell, tf.transpose(x, [1, 0, 2]), (zeros, zeros))
+            y = tf.einsum("tbu,uw->btw", h, last)
+            loss = tf.reduce_mean((y - x) ** 2)
+        return loss, sgd([kernel, again, bias, last], loss, tape), c[-1]
+
+    return [kernel, again, bias, last], step
+
+
+LSTM = {"kernel": (None, None, "model"), "again": (None, None, "model"), "bias": (None, "model"), "last": ("model",)}
+
+
+@pytest.mark.parametrize("mesh", ALL, ids=str)
+def test_an_lstm(mesh: dict[str, int]):
+    x = tf.constant(numbers(5, 3, WIDTH))
+    plan = assert_law(recurrent, LSTM, mesh, [x]).plan(x)
+    assert_in_parts(plan, mesh, [(WIDTH, 4, HIDDEN), (HIDDEN, 4, HIDDEN), (HIDDEN, WIDTH)])
+    if mesh["model"] == 2:  # the state, which all units read, forward and back
+        assert moved_inside(plan) == {"all-gather": 2, "reduce": 1}
+
+
+WAYS: dict[str, Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]] = {
+    "scatter": lambda cache, i, now: tf.tensor_scatter_nd_update(cache, [[i]], now[None]),
+    "dynamic_update_slice": lambda cache, i, now: keras.ops.slice_update(cache, [i, 0, 0, 0], now[None]),
+    "where": lambda cache, i, now: tf.where((tf.range(TURNS) == i)[:, None, None, None], now[None], cache),
+    "concat": lambda cache, i, now: tf.concat([cache[1:], now[None]], 0),
+}
+
+
+def decoding(way: str, heads: int = 3) -> Made:
+    """Two blocks with a cache of keys and values, cut by heads: one word after the other."""
+    size = 4
+
+    def block(n: int) -> dict[str, tf.Variable]:
+        into = {name: variable(f"{n}/{name}", WIDTH, heads, size, seed=n + k) for k, name in enumerate("qkv")}
+        up, down = variable(f"{n}/up", WIDTH, HIDDEN, seed=n), variable(f"{n}/down", HIDDEN, WIDTH, seed=n)
+        return {**into, "o": variable(f"{n}/o", heads, size, WIDTH, seed=n), "up": up, "down": down}
+
+    blocks, table = [block(n) for n in range(2)], variable("table", VOCABULARY, WIDTH)
+
+    def attend(x: tf.Tensor, own: dict[str, tf.Variable], i: tf.Tensor, caches: list[tf.Tensor]) -> list[tf.Tensor]:
+        q, k, v = (tf.einsum("bd,dhe->bhe", x, own[name]) for name in "qkv")
+        keys, values = (WAYS[way](cache, i, now) for cache, now in zip(caches, (k, v), strict=True))
+        scores = tf.einsum("bhe,tbhe->bht", q, keys)
+        weights = tf.nn.softmax(tf.where(tf.range(TURNS) <= i, scores, -1e9) if way != "concat" else scores)
+        x += tf.einsum("bhe,hed->bd", tf.einsum("bht,tbhe->bhe", weights, values), own["o"])
+        return [x + tf.nn.gelu(x @ own["up"]) @ own["down"], keys, values]
+
+    def step(ids: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        def turn(i: tf.Tensor, ids: tf.Tensor, caches: list[tf.Tensor], found: tf.TensorArray) -> tuple[Any, ...]:
+            x, after = tf.gather(table, ids), []
+            for n, own in enumerate(blocks):
+                x, *more = attend(x, own, i, caches[2 * n : 2 * n + 2])
+                after += more
+            ids = tf.argmax(x @ tf.transpose(table), -1)
+            return i + 1, ids, after, found.write(i, x)
+
+        empty = [tf.zeros((TURNS, ids.shape[0], heads, size), table.dtype) for _ in range(4)]
+        start = (0, ids, empty, tf.TensorArray(table.dtype, TURNS))
+        _, ids, caches, found = tf.while_loop(lambda i, *_: i < TURNS, turn, start)
+        return ids, found.stack(), tf.reduce_sum(caches[0] ** 2)
+
+    return [own for block in blocks for own in block.values()] + [table], step
+
+
+DECODING = {f"*/{name}": (None, "model") for name in ("q", "k", "v", "up")} | {"*/o": ("model",), "*/down": ("model",)}
+
+
+@pytest.mark.parametrize("mesh", ALL, ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_decoding(way: str, mesh: dict[str, int]):
+    """Four sums in each turn, two for each block; the cache stays with its heads, three of them over two devices."""
+    ids = tf.constant(np.random.default_rng(1).integers(0, VOCABULARY, 5))
+    parallel = assert_law(lambda: decoding(way), {**DECODING, "*": "home"}, mesh, [ids])
+    plan = parallel.plan(ids)
+    cut = [(WIDTH, 3, 4), (3, 4, WIDTH), (WIDTH, HIDDEN), (HIDDEN, WIDTH), (TURNS, 5, 3, 4)]
+    assert_in_parts(plan, mesh, cut[: 4 + bool(plan.rows == (5,))])
+    if mesh["model"] == 2:
+        assert moved_inside(plan) == {"reduce": 4}
+        [loop] = [op for op in plan.program.ops if op.has_columns]
+        caches = Counter(shape for shape in loop.in_shapes if shape is not None and len(shape) == 4)
+        assert caches == {(TURNS, 5, 2, 4): 4, (TURNS, 5, 1, 4): 4}
+
+
+def branch() -> Made:
+    weight, other = variable("weight", WIDTH, HIDDEN), variable("other", HIDDEN, WIDTH)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        h = x @ weight
+        y = tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.tanh(h @ other), lambda: tf.sin((2.0 * h) @ other))
+        back = [lambda: tf.cos(tf.sin(y @ weight) @ other), lambda: tf.exp(y @ weight @ other)]
+        return tf.switch_case(tf.cast(y[0, 0] > 0.0, tf.int32), back)
+
+    return [weight, other], step
+
+
+@pytest.mark.parametrize("mesh", ALL, ids=str)
+def test_branches(mesh: dict[str, int]):
+    batches = [sign * tf.constant(numbers(count, WIDTH)) for count, sign in ((5, 1.0), (5, -1.0), (1, 1.0))]
+    plan = assert_law(branch, {"weight": (None, "model"), "other": ("model", None)}, mesh, batches).plan(batches[0])
+    assert_in_parts(plan, mesh, [(WIDTH, HIDDEN), (HIDDEN, WIDTH)])
+    if mesh["model"] == 2:
+        assert moved_inside(plan) == {"reduce": 4}  # one in each branch
+
+
+def test_what_does_not_settle_is_whole():
+    """A turn that cuts what it carries along another dimension each time; a list that is read whole."""
+    square, mesh = variable("square", WIDTH, WIDTH), MESHES[0]
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, tf.transpose(y @ square)), (0, x))[1]
+        rows = tf.TensorArray(x.dtype, 3)
+        _, rows = tf.while_loop(lambda i, _: i < 3, lambda i, r: (i + 1, r.write(i, x @ square)), (0, rows))
+        return y, tf.linalg.qr(rows.stack())[0]
+
+    def made() -> Made:
+        own = tf.Variable(square, name="square")
+        return [own], lambda x: step_with(own, x)
+
+    def step_with(own: tf.Variable, x: tf.Tensor) -> Any:
+        nonlocal square
+        square = own
+        return step(x)
+
+    x = tf.constant(numbers(WIDTH, WIDTH))
+    parallel = assert_law(made, {"square": (None, "model")}, mesh, [x])
+    assert "used where its parts are" in str(parallel.plan(x))
+
+
+def keras_model() -> keras.Model:
+    keras.utils.set_random_seed(3)
+    layers = keras.layers
+    return keras.Sequential([keras.Input((6, WIDTH)), layers.LSTM(10, name="lstm"), layers.Dense(3, name="last")])
+
+
+@pytest.mark.parametrize("mesh", [MESHES[0], MESHES[2]], ids=str)
+def test_keras_lstm(mesh: dict[str, int]):
+    """Gates are one dimension of its kernels: they are put together in each turn, and the kernels stay in parts."""
+    layout = {"lstm/*/kernel": (None, "model"), "lstm/*/recurrent_kernel": (None, "model"), "*": "home"}
+    x, y = numbers(7, 6, WIDTH).astype(np.float32), numbers(7, 3).astype(np.float32)
+    found = []
+    for split in (False, True):
+        template = keras_model()
+        model = gs.multi_gpu_model(template, mesh=mesh, variables=layout) if split else template
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        history = model.fit(x, y, batch_size=5, epochs=2, shuffle=False, verbose=0).history["loss"]
+        found.append([history, model.predict(x, verbose=0)])
+    plan = gs.parallelize(lambda x: template(x), mesh=mesh).plan(tf.constant(x))
+    assert_in_parts(plan, mesh, [(WIDTH, 40), (10, 40)])
+    assert moved_inside(plan) == {"gather": 1}
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, 1e-5, 1e-6)  # float32
