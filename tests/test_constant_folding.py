@@ -154,6 +154,15 @@ def select_v2(rng: np.random.Generator) -> Sample:
     return [condition > 0, x, y], {}
 
 
+def truths(count: int) -> Callable[[np.random.Generator], Sample]:
+    return lambda rng: ([operand > 0 for operand in broadcast(rng, count)], {})
+
+
+def cumulation(rng: np.random.Generator) -> Sample:
+    x = integers(rng, rng.integers(1, 3))
+    return [x, np.int32(rng.integers(-x.ndim, x.ndim))], {name: rng.random() < 0.5 for name in ("exclusive", "reverse")}
+
+
 def slice_(rng: np.random.Generator) -> Sample:
     x = integers(rng)
     begin = [rng.integers(0, size + 1) for size in x.shape]
@@ -197,6 +206,7 @@ SAMPLERS: dict[str, Callable[[np.random.Generator], Sample]] = {
     "Cast": cast,
     "ConcatOffset": concat_offset,
     "ConcatV2": concat,
+    "Cumsum": cumulation,
     "DynamicStitch": stitch,
     "Equal": equal,
     "ExpandDims": expand_dims,
@@ -204,8 +214,15 @@ SAMPLERS: dict[str, Callable[[np.random.Generator], Sample]] = {
     "FloorDiv": elementwise(nonzero=True),
     "FloorMod": elementwise(nonzero=True),
     "GatherV2": gather,
+    "Greater": elementwise(),
+    "GreaterEqual": elementwise(),
     "Identity": anything,
     "InvertPermutation": lambda rng: ([rng.permutation(rng.integers(0, 5)).astype(np.int32)], {}),
+    "Less": elementwise(),
+    "LessEqual": elementwise(),
+    "LogicalAnd": truths(2),
+    "LogicalNot": truths(1),
+    "LogicalOr": truths(2),
     "Max": reduction,
     "Maximum": elementwise(),
     "Min": reduction,
@@ -308,13 +325,21 @@ ON_SHAPES: dict[str, Callable[[Any, Any, int], list[Any]]] = {
     "Cast": lambda a, b, n: [a],
     "ConcatV2": lambda a, b, n: [[a, b], 0],
     "ConcatOffset": lambda a, b, n: [n - 1, [a, b]],
+    "Cumsum": lambda a, b, n: [a, 0],
     "DynamicStitch": lambda a, b, n: [[np.arange(n), np.arange(n, 2 * n)], [a, b]],
     "Equal": lambda a, b, n: [a, b],
     "ExpandDims": lambda a, b, n: [a, 0],
     "FloorDiv": lambda a, b, n: [a, 2],
     "FloorMod": lambda a, b, n: [a, 2],
     "GatherV2": lambda a, b, n: [a, np.arange(n)[::-1].copy(), 0],
+    "Greater": lambda a, b, n: [a, b],
+    "GreaterEqual": lambda a, b, n: [a, b],
     "Identity": lambda a, b, n: [a],
+    "Less": lambda a, b, n: [a, b],
+    "LessEqual": lambda a, b, n: [a, b],
+    "LogicalAnd": lambda a, b, n: [tf.raw_ops.Less(x=a, y=b), tf.raw_ops.Greater(x=a, y=0)],
+    "LogicalNot": lambda a, b, n: [tf.raw_ops.Less(x=a, y=b)],
+    "LogicalOr": lambda a, b, n: [tf.raw_ops.Less(x=a, y=b), tf.raw_ops.Less(x=b, y=a)],
     "Max": lambda a, b, n: [a, 0],
     "Maximum": lambda a, b, n: [a, b],
     "Min": lambda a, b, n: [a, 0],

@@ -78,8 +78,9 @@ def _line(line: dict[str, Any]) -> str:
     if "difference" not in line:
         return f"* {line['package']}, {line['name']}: {_reason(line)}"
     devices = ", ".join(map(str, line["devices"]))
+    rounding = f" (rounding: {line['rounding']:.0e})" if line.get("rounding") else ""
     return (
-        f"| {line['package']} | {line['name']} | {devices} | {line['difference']:.0e} | {line['dtype']} | "
+        f"| {line['package']} | {line['name']} | {devices} | {line['difference']:.0e}{rounding} | {line['dtype']} | "
         f"{100 * line['share']:.1f} % | {_at_home(line)} | {_first_call(line)} |"
     )
 
@@ -124,8 +125,8 @@ _SECTION = """
 Models of other packages, tiny, in an environment of their own: three training steps on 7 rows, on several devices, with
 variables at home and sharded, against the same steps on one device. To make this table: `python -m tests.others models
 --page`; to run some of them anew, name them. Columns as in the table of programs; *difference* is the largest over all
-numbers of devices, both ways, and *dtype* the coarsest in which a step computes. First calls are of a machine that had
-other work, too.
+numbers of devices, both ways, and *dtype* the coarsest in which a step computes; *rounding* is what a change
+of every variable in its last place makes on one device. First calls are of a machine that had other work, too.
 
 | package | model | devices | difference | dtype | FLOPs sharded | rows at home, and why | first call |
 |---|---|---|---|---|---|---|---|

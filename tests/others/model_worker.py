@@ -33,6 +33,7 @@ from tests.others.model_table import Options
 
 ROWS = 7  # uneven on any number of devices
 STEPS = 3
+NOTABLE = 1e-6  # a difference of which is said what rounding alone makes
 LAYOUTS = ("home", "sharded")
 
 
@@ -108,15 +109,29 @@ def outcome(training: Training, plain: _Run, numbers_of_devices: Sequence[int]) 
                 plan = parallel.plan(*training.inputs(ROWS))
     plain.restore()
     flops, sharded, whole = count(training, numbers_of_devices[-1])
+    dtype = coarsest(plan)
     return {
         "devices": list(numbers_of_devices),
         "difference": largest,
-        "dtype": coarsest(plan),
+        "rounding": rounding(training, plain, tf.as_dtype(dtype)) if largest > NOTABLE else None,
+        "dtype": dtype,
         "share": sharded / flops if flops else 0.0,
         "whole": whole,
         "at_home": [f"{op.type}: {reason}" for op, reason in plan.stayed_home],
         "first_call": first_call,
     }
+
+
+def rounding(training: Training, plain: _Run, dtype: tf.DType) -> float:
+    """Return how far the same steps go apart on one device where each variable differs in its last place."""
+    plain.restore()
+    epsilon = np.finfo(dtype.as_numpy_dtype).eps
+    for number, variable in enumerate(training.variables):
+        if tf.as_dtype(variable.dtype).is_floating:
+            variable.assign(variable * (1 + epsilon * (-1) ** number))
+    found = _Run(training, tf.function(training.step))
+    plain.restore()
+    return max(map(_apart, plain.results, found.results))
 
 
 def coarsest(plan: gs.Plan) -> str:

@@ -84,8 +84,12 @@ def test_models_are_compared_and_counted(monkeypatch: pytest.MonkeyPatch):
     page = model_table.document(list(lines.values()))
     assert "| p | dense | " in page
     assert "* p, missing: AttributeError: no such model" in page
+    assert lines["dense"]["rounding"] is None
     monkeypatch.setitem(registry._RULES, "Cumsum", registry._RULES["Tanh"])
-    assert "apart" in model_table.verdict(found("running sums")["running sums"])
+    wrong = found("running sums")["running sums"]
+    assert "apart" in model_table.verdict(wrong)
+    assert 0 < wrong["rounding"] < 1e-12
+    assert " (rounding: " in model_table.document([wrong])
     monkeypatch.setitem(registry._RULES, "Tanh", object())
     raised = found("dense")["dense"]
     assert model_table.verdict(raised).startswith("raised AttributeError")

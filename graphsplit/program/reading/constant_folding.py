@@ -65,6 +65,13 @@ def _concat_offsets(op: Any, values: Values) -> list[np.ndarray] | None:
     return offsets
 
 
+def _cumulate(op: Any, values: Values) -> list[np.ndarray]:
+    x, axis = values[0], int(values[1])
+    x = np.flip(x, axis) if op.attr("reverse").b else x
+    sums = np.cumsum(x, axis) - (x if op.attr("exclusive").b else 0)
+    return [np.flip(sums, axis) if op.attr("reverse").b else sums]
+
+
 def _stitch(op: Any, values: Values) -> list[np.ndarray] | None:
     count = len(values) // 2
     size = max((int(np.max(indices)) + 1 for indices in values[:count] if indices.size), default=0)
@@ -130,6 +137,7 @@ _FOLD: dict[str, Callable[[Any, Values], list[np.ndarray] | None]] = {
     "Cast": _cast,
     "ConcatOffset": _concat_offsets,
     "ConcatV2": lambda op, v: [np.concatenate(v[:-1], int(v[-1]))],
+    "Cumsum": _cumulate,
     "DynamicStitch": _stitch,
     "Equal": _equal,
     "ExpandDims": lambda op, v: [np.expand_dims(v[0], int(v[1]))],
@@ -137,8 +145,15 @@ _FOLD: dict[str, Callable[[Any, Values], list[np.ndarray] | None]] = {
     "FloorMod": _divide(np.mod),
     "Fill": lambda op, v: [np.full(v[0], v[1])],
     "GatherV2": lambda op, v: None if op.attr("batch_dims").i else [np.take(v[0], v[1], axis=int(v[2]))],
+    "Greater": _elementwise(np.greater),
+    "GreaterEqual": _elementwise(np.greater_equal),
     "Identity": lambda op, v: [v[0]],
     "InvertPermutation": lambda op, v: [np.argsort(v[0]).astype(v[0].dtype)],
+    "Less": _elementwise(np.less),
+    "LessEqual": _elementwise(np.less_equal),
+    "LogicalAnd": _elementwise(np.logical_and),
+    "LogicalNot": _elementwise(np.logical_not),
+    "LogicalOr": _elementwise(np.logical_or),
     "Max": _reduce(np.max),
     "Maximum": _elementwise(np.maximum),
     "Min": _reduce(np.min),
