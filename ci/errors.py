@@ -17,7 +17,7 @@ TOPICS = {  # what files are about, by how their paths begin, in the order of th
     "Layouts and meshes": ("api/layouts", "core/variables", "core/device_mesh"),
     "Gradients": ("runtime", "planning"),
     "Keras models": ("keras_models",),
-    "Predictions": ("api/predicted", "api/automatic_plans"),
+    "Predictions": ("api/predicted", "search"),
     "SavedModels and graphs": ("saved_models", "core/storage", "core/protos"),
     "Several machines": ("clusters", "api/resilience", "api/input"),
     "Pictures, timelines, demonstrations": ("placement", "demos", "core/requirements"),

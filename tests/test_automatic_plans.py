@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.plan_search import Candidate, choose
-from graphsplit.api.predicted.predicted_calls import predicted_call
+from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.costs.machine import Device, Host, Link, Machine
-from graphsplit.prediction.predictions import predict_plan
-from graphsplit.prediction.state_bytes import state_bytes
+from graphsplit.search.automatic import Automatic, choose, table_for
+from graphsplit.search.candidates import Candidate
+from graphsplit.search.plan_search import Search
+from graphsplit.search.question import Question
 from tests.helpers.messages import raises
 
 
@@ -99,9 +102,9 @@ def test_micro_batches_where_nothing_else_fits():
 class Momentum:
     """Eight layers whose variables are most of what is held."""
 
-    def __init__(self):
-        self.kernels = [tf.Variable(tf.fill([256, 256], 1 / 256), name=f"kernel_{k}") for k in range(8)]
-        self.slots = [tf.Variable(tf.zeros([256, 256]), name=f"kernel_{k}_momentum") for k in range(8)]
+    def __init__(self, layers: int = 8):
+        self.kernels = [tf.Variable(tf.fill([256, 256], 1 / 256), name=f"kernel_{k}") for k in range(layers)]
+        self.slots = [tf.Variable(tf.zeros([256, 256]), name=f"kernel_{k}_momentum") for k in range(layers)]
 
     def step(self, x):
         with tf.GradientTape() as tape:
@@ -119,7 +122,7 @@ def test_sharded_where_only_that_fits():
     step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(), memory="4.5MB")
     [chosen] = [note for note in step.plan(tf.ones([64, 256])).notes if note.startswith("chosen automatically: ")]
     assert chosen.startswith("chosen automatically: 4 devices, variables sharded: ")
-    assert chosen.endswith("; the only one of 9 that fits into 4.5 MB")
+    assert chosen.endswith("; the only one of 16 that fits into 4.5 MB")
     assert all(parts_of_variable(kernel) is None for kernel in model.kernels), "nothing ran"
     step(tf.ones([64, 256]))
     lying = [parts for kernel in model.kernels if (parts := parts_of_variable(kernel)) is not None]
@@ -131,41 +134,41 @@ def test_does_not_fit_is_an_answer():
     with pytest.raises(gs.ArgumentError) as error:
         step.plan(tf.ones([64, 256]))
     message = str(error.value)
-    assert message.startswith(
-        "The function does not fit: of 5 plans for up to 1 device the smallest is that for 1 device"
-    )
-    assert " devices would do: " in message
+    assert message.startswith("The function does not fit: each device may hold 4.5 MB, and of ")
+    assert " MB variables" in message
+    assert " devices: " in message.partition("What would help most:")[2]
     assert "variables sharded" in message
+
+
+def asked(call: PredictedCall, devices: int, machine: Machine, memory: float | None = None) -> Question:
+    """Return the question of `plan="auto"`."""
+    sizes = {v.name.partition(":")[0]: int(v.shape.num_elements() * v.dtype.size) for v in call.trace.variables}
+    table = table_for(Automatic(whole=True), vars(call.options), len(X), devices, 1, sizes)
+
+    def make_plan(names, candidate):
+        return call.plan(names, candidate.layouts, **candidate.options)
+
+    limit = memory or machine.device.memory_bytes
+    return Question("The step", call.trace, len(X), list(sizes.values()), machine, limit, table, make_plan)
 
 
 def test_the_smallest_number_of_devices_that_would_do():
     """Twice as many at a time, and then back: three hold what two do not, and four do as well."""
     call = predicted_call(Momentum().step, [tf.ones([60, 256])], {})
     machine = machine_of(link=1e12)
-
-    def plan_for(names, candidate):
-        return call.plan(names, candidate.layouts, **candidate.options)
-
-    plan = call.plan(machine.names(3), "sharded")
-    state = state_bytes(call.trace, plan.program, plan.state, plan.home)
-    three = max(predict_plan(plan, machine, title="step", state=state).memory_bytes.values())
+    question = asked(call, 2, machine)
+    question = replace(question, table=replace(question.table, savings={"recompute": (None,), "micro_batches": (1,)}))
+    three = Search(question).look_at(Candidate(3, "sharded")).peak_bytes
     with pytest.raises(gs.ArgumentError) as error:
-        choose("The step", call.trace, 2, machine, three, plan_for)
+        choose(replace(question, limit=three))
     message = str(error.value)
-    assert "3 devices would do: 3 devices, variables sharded" in message, message
+    assert "3 devices: 3 devices, variables sharded" in message, message
 
 
 def test_large_variables_are_looked_at_one_by_one():
     call = predicted_call(Model().step, [X], {})
-    choice = choose(
-        "step",
-        call.trace,
-        2,
-        machine_of(link=5e7),
-        None,
-        lambda n, candidate: call.plan(n, candidate.layouts, **candidate.options),
-    )
-    apart = [candidate for candidate in choice.compared if candidate.others]
+    choice = choose(asked(call, 2, machine_of(link=5e7)))
+    apart = [candidate for candidate in choice.looked if candidate.others]
     assert apart
     assert {name for candidate in apart for name, _ in candidate.others} == {"kernel_0", "kernel_1"}
     mixed = Candidate(2, "home", others=(("kernel[0]", "sharded"),))
@@ -176,37 +179,48 @@ def test_large_variables_are_looked_at_one_by_one():
 def test_less_memory_than_the_largest_tensor():
     with pytest.raises(gs.ArgumentError) as error:
         gs.parallelize(Model().step, devices=2, plan="auto", machine=machine_of(), memory="1kB").plan(X)
-    assert str(error.value).startswith("memory: each device may hold 1.0 kB, and the largest tensor has ")
+    assert str(error.value).startswith("The function does not fit: each device may hold 1.0 kB, and of ")
 
 
 def test_what_was_compared_is_explained():
     call = predicted_call(Model().step, [X], {})
     machine = machine_of(link=1e12)
-    choice = choose(
-        "step", call.trace, 2, machine, None, lambda n, candidate: call.plan(n, candidate.layouts, **candidate.options)
-    )
-    assert set(choice.compared) >= {
+    choice = choose(asked(call, 2, machine))
+    assert set(choice.looked) >= {
         Candidate(1, "home"),
         *[Candidate(2, own) for own in ("home", "mirrored", "sharded")],
-        Candidate(2, "home", 8, 2),  # a pipeline of two stages
+        Candidate(2, "home", 8, stages=2),  # a pipeline of two stages
     }
-    assert choice.compared[choice.chosen][0] == min(seconds for seconds, _ in choice.compared.values())
-    assert f"the fastest of {len(choice.compared)}; " in choice.explain()
+    assert choice.looked[choice.chosen].step_s == min(choice.seconds.values())
+    assert f"the fastest of {len(choice.seconds)} that fit; " in choice.explain()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"plan": "best"}, "plan='best': it is 'auto', for the fastest plan that fits, or None, for what you say."),
-        ({"memory": "40GB"}, "memory='40GB' is used by plan='auto' only. Give that as well."),
         (
-            {"plan": "auto", "memory": "much"},
-            "memory='much': it is a number of bytes, or a text like '40GB', for each device.",
+            {"machine": "dgx-a100"},
+            "machine='dgx-a100' is that by which plans are compared. Give memory= or plan='auto' as well.",
+        ),
+        *[
+            (
+                {"memory": memory, **more},
+                f"memory={memory!r}: it is what each device may hold, a number of bytes above 0, or a text, '40GB' or "
+                "'40GiB'.",
+            )
+            for more in ({}, {"plan": "auto"})
+            for memory in ("much", "lots", "40", "-2GB", "40 G", -1, 0, True, float("inf"), [1])
+        ],
+        (
+            {"plan": "auto", "schedule": "1f1b"},
+            "plan='auto' with schedule='1f1b': it chooses among plans in which devices have equal shares, the first is "
+            "home, and stages are its own. Drop one or the other.",
         ),
         (
-            {"plan": "auto", "micro_batches": 4, "schedule": "1f1b"},
-            "plan='auto' with micro_batches=4, schedule='1f1b': it chooses how many devices and micro-batches there "
-            "are, without stages or unequal shares. Drop one or the other.",
+            {"memory": "2kB", "weights": [1, 2], "home": "CPU:1"},
+            "memory=2000 with weights=(1, 2), home='CPU:1': it chooses among plans in which devices have equal "
+            "shares, the first is home, and stages are its own. Drop one or the other.",
         ),
     ],
 )

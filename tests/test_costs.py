@@ -6,13 +6,13 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.automatic_plans import machine_of_gpu
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.costs.families import family_of
 from graphsplit.costs.machine import Device, Host, Link, Machine, Sample
 from graphsplit.costs.seconds import Costs
 from graphsplit.costs.work import Work, work_of
 from graphsplit.emission.shards.sizes import Sizes, alike
+from graphsplit.search.automatic import machine_of_gpu
 
 F32 = tf.float32
 

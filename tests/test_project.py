@@ -19,10 +19,10 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.automatic_plans import Automatic
 from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.requirements import NEWEST, OLDEST
+from graphsplit.search.automatic import Automatic
 from tests.conftest import LONG, QUICK
 
 ROOT = Path(__file__).parent.parent
@@ -41,6 +41,7 @@ FLOORS = [  # from the ground up; a file may import from lower floors and from i
     "runtime",
     "placement",
     "prediction",
+    "search",
     "api",
     "keras_models",
     "saved_models",
@@ -316,7 +317,7 @@ def test_options_are_handed_on_as_they_are_given():
         "jit_compile": True,
         "bucket_bytes": 7,
         "recompute": 0.5,
-        "automatic": Automatic(1e9, "dgx-a100"),
+        "automatic": Automatic(1e9, "dgx-a100", True),
     }
     assert {field.name for field in dataclasses.fields(Options)} == {*given, "devices_argument"}
     for name, value in given.items():

@@ -10,7 +10,6 @@ from typing import Any, Concatenate, ParamSpec, Protocol, overload
 
 import tensorflow as tf
 
-from graphsplit.api.automatic_plans import checked_automatic
 from graphsplit.api.calls.argument_splitting import Split
 from graphsplit.api.calls.parallel_function import P, ParallelFunction, R
 from graphsplit.api.options import DevicesLike, Options
@@ -19,6 +18,7 @@ from graphsplit.core.errors import ArgumentError
 from graphsplit.core.patterns import suggesting_options
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.costs.machine import Machine
+from graphsplit.search.automatic import checked_automatic
 
 Given = ParamSpec("Given")  # the options
 
@@ -127,17 +127,19 @@ def parallelize(
         `"blocks"` keeps what passes between blocks of the function; a share, `0.5`, recomputes as many of these blocks
         as save that share of the bytes; patterns of names of layers, `["block_*"]`, recompute each such layer. The
         plan says how much it is. The numbers stay those of one device, dropout's masks and statistics included.
-      plan: `"auto"` predicts plans, for fewer devices, other layouts of the variables and micro-batches, and takes the
-        fastest that fits; the variables are laid out so (`set_variable_layout`) at the first call. The plan says what
-        was compared.
-      memory: for `plan="auto"`: what each device may hold, `"40GB"` or bytes; None: all that it has.
-      machine: for `plan="auto"`: by which speed is predicted, see `predict`; None: the one that looks like this one.
+      memory: what each device may hold, `"24GB"`, `"24GiB"` or bytes: the layout of the variables, `micro_batches` and
+        `recompute` are chosen together, for the fastest predicted plan that fits; what you give stays as it is, and so
+        do variables that are laid out. The others are laid out at the first call. The plan says what was chosen, and
+        what the next ones take.
+      plan: `"auto"` chooses the number of devices and stages as well; without `memory`, for all that a device has.
+      machine: by which speed is predicted for these, see `predict`; None: the one that looks like this one.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
 
     Raises:
       ArgumentError: for options that contradict each other or the function.
+      ArgumentError: on first use, if nothing fits into `memory`: with what would help.
       DeviceError: for devices that do not exist; raised on first use if TensorFlow has not started yet.
       UnsupportedError: for a mesh with more than one axis beside the batch's, and what does not work yet with one.
 

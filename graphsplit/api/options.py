@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from graphsplit.api.automatic_plans import Automatic
 from graphsplit.api.calls.argument_splitting import Split
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import canonical_name, resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.options import PlanOptions
+from graphsplit.search.automatic import Automatic
 
 DevicesLike = int | str | Sequence[str] | None
 
@@ -20,7 +20,7 @@ class Options(PlanOptions):
     """The options of `parallelize`; see there for each. What they mean for a plan is the base class.
 
     Attributes:
-      automatic: what `plan="auto"` chooses, which then is not given.
+      automatic: what `memory=` and `plan="auto"` choose.
       devices_argument: how the user calls `devices`, for messages: `on_device` and models have other names for it.
 
     Raises:
@@ -49,7 +49,7 @@ class Options(PlanOptions):
             if count is not None and count != len(weights):
                 raise ArgumentError(weights_message(weights, count))
         if self.automatic is not None:
-            self._check_leaves_open()
+            self._check_leaves_open(self.automatic)
         if self.mesh.axis:
             self._check_fits_columns()
 
@@ -59,7 +59,7 @@ class Options(PlanOptions):
             "schedule": self.schedule,
             "stages": self.stages,
             "jit_compile": self.jit_compile,
-            "plan": "auto" if self.automatic is not None else None,
+            **(self.automatic.given if self.automatic is not None else {}),
         }
         clashes = [f"{name}={value!r}" for name, value in given.items() if value]
         if clashes:
@@ -81,10 +81,9 @@ class Options(PlanOptions):
         if self.home is not None:
             canonical_name(self.home, "home")
 
-    def _check_leaves_open(self) -> None:
-        """Raise `ArgumentError` if what is to be chosen automatically is given."""
+    def _check_leaves_open(self, automatic: Automatic) -> None:
+        """Raise `ArgumentError` if something is given that an automatic choice does not go together with."""
         given = {
-            "micro_batches": self.micro_batches != 1,
             "stages": self.stages,
             "weights": self.weights,
             "schedule": self.schedule is not None,
@@ -92,9 +91,10 @@ class Options(PlanOptions):
         }
         clashes = [f"{name}={getattr(self, name)!r}" for name, is_given in given.items() if is_given]
         if clashes:
+            [(name, value)] = automatic.given.items()
             raise ArgumentError(
-                f"plan='auto' with {', '.join(clashes)}: it chooses how many devices and micro-batches there are, "
-                "without stages or unequal shares. Drop one or the other."
+                f"{name}={value!r} with {', '.join(clashes)}: it chooses among plans in which devices have equal "
+                "shares, the first is home, and stages are its own. Drop one or the other."
             )
 
 

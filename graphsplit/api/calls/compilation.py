@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.automatic_plans import Automatic, machine_like
 from graphsplit.api.calls.argument_splitting import Splitting, argument_paths, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
+from graphsplit.api.layouts.layout_targets import name_of
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.api.options import Options
-from graphsplit.api.plan_search import LAYOUTS, Candidate, choose
 from graphsplit.api.predicted.predicted_layouts import Layout, divisions_for
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
@@ -23,7 +22,7 @@ from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.sizes.symbolic_sizes import Size
-from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.core.variables.parted_variables import layout_changes, parts_of_variable
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
@@ -33,9 +32,11 @@ from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
 from graphsplit.prediction.state_bytes import state_bytes
 from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage, check_stages
+from graphsplit.search.automatic import AS_THEY_LIE, Automatic, choose, machine_like, table_for
+from graphsplit.search.candidates import Candidate
+from graphsplit.search.plan_search import Choice
+from graphsplit.search.question import Question
 from graphsplit.tracing.trace import Trace, trace
-
-_AS_IS = "as they lie"
 
 
 def trace_and_plan(
@@ -48,6 +49,7 @@ def trace_and_plan(
     find_state: Callable[[Trace], State] = state_of,
     notes: Sequence[str] = (),
     runs: bool = True,
+    choices: dict[Hashable, Choice] | None = None,
 ) -> tuple[Trace, Plan]:
     """Trace `fn` for one structure of arguments, and decide what runs where.
 
@@ -60,6 +62,7 @@ def trace_and_plan(
       find_state: says where variables and tables of a trace live.
       notes: for the plan.
       runs: whether the plan is to run: then an automatic one lays the variables out.
+      choices: automatic ones that were made before, by arguments; a new one is put there.
     """
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in argument_paths(arguments)]
@@ -71,7 +74,11 @@ def trace_and_plan(
     asked = check_asked(traced.program, grid) if grid is not None else []
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *asked, *notes))
     if options.automatic is not None:
-        return traced, _automatic_plan(traced, splitting, options, options.automatic, devices, runs)
+        known: dict[Hashable, Choice] = {} if choices is None else choices
+        key = arguments, layout_changes()
+        if key not in known:
+            known[key] = _choose(traced, splitting, options, options.automatic, devices)
+        return traced, _automatic_plan(traced, splitting, options, known[key], devices, runs)
 
     def make_plan(reshard: bool) -> Plan:
         program, state = program_on_mesh(traced, find_state, reshard, grid)
@@ -84,38 +91,50 @@ def trace_and_plan(
     return traced, plan_of_less_alive(make_plan, options.micro_batches > 1)
 
 
-def _automatic_plan(
-    traced: Trace,
-    splitting: Splitting,
-    options: Options,
-    automatic: Automatic,
-    devices: Sequence[str],
-    runs: bool,
-) -> Plan:
-    """Return the fastest plan that fits; if it is to run, lay the variables out as it has them."""
+def _choose(
+    traced: Trace, splitting: Splitting, options: Options, automatic: Automatic, devices: Sequence[str]
+) -> Choice:
+    """Return the fastest plan that fits, for variables that lie anyhow or are yet to be laid out."""
     if isinstance(splitting.batch, Size):
+        [(name, value)] = automatic.given.items()
         raise UnsupportedError(
-            "plan='auto' predicts the time of a step, and the size of the batch is not known. Call it with tensors of "
-            "known shapes, without an input_signature or reduce_retracing."
+            f"{name}={value!r} predicts the time of a step, and the size of the batch is not known. Call it with "
+            "tensors of known shapes, without an input_signature or reduce_retracing."
         )
     lying = {d for variable in traced.variables if (parts := parts_of_variable(variable)) for d in parts.devices}
-    is_laid_out = bool(lying)
     fewest = max([devices.index(device) + 1 for device in lying if device in devices], default=1)
     machine = machine_like(automatic, devices)
+    sizes: dict[str, int] = {}
+    for variable in () if lying else traced.variables:
+        name, count = name_of(variable), variable.shape.num_elements() or 0
+        sizes[name] = sizes.get(name, 0) + count * int(variable.dtype.size or 0)
+    rows, limit = splitting.batch, automatic.memory or machine.device.memory_bytes
+    table = table_for(automatic, vars(options), rows, len(devices), fewest, sizes)
 
     def make_plan(names: Sequence[str], candidate: Candidate) -> Plan:
-        own = replace(options, **candidate.options, automatic=None)
-        check_no_others(traced.program, own)
-        return plan_as_if(traced, splitting, own, names, None if is_laid_out else candidate.layouts)
+        return _plan_as_chosen(traced, splitting, options, names, candidate)
 
-    layouts = (_AS_IS,) if is_laid_out else LAYOUTS
-    choice = choose("The function", traced, len(devices), machine, automatic.memory, make_plan, layouts, fewest)
+    return choose(Question("The function", traced, rows, list(sizes.values()), machine, limit, table, make_plan))
+
+
+def _plan_as_chosen(
+    traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], candidate: Candidate
+) -> Plan:
+    """Return the plan of a candidate, as if the variables lay so."""
+    own = replace(options, **candidate.options, automatic=None)
+    check_no_others(traced.program, own)
+    return plan_as_if(traced, splitting, own, devices, None if candidate.layout == AS_THEY_LIE else candidate.layouts)
+
+
+def _automatic_plan(
+    traced: Trace, splitting: Splitting, options: Options, choice: Choice, devices: Sequence[str], runs: bool
+) -> Plan:
+    """Return the plan that was chosen; if it is to run, lay the variables out as it has them."""
     chosen, used = choice.chosen, devices[: choice.chosen.devices]
     if not runs:
-        own = replace(options, **chosen.options, automatic=None)
-        plan = plan_as_if(traced, splitting, own, used, None if is_laid_out else chosen.layouts)
+        plan = _plan_as_chosen(traced, splitting, options, used, chosen)
         return replace(plan, notes=(*plan.notes, *choice.notes))
-    if traced.variables and not is_laid_out and chosen.devices > 1:
+    if traced.variables and chosen.layout != AS_THEY_LIE and chosen.devices > 1:
         set_variable_layout(list(traced.variables), chosen.layouts, list(map(short_name, used)))
     options = replace(options, **chosen.options, automatic=None)
 

@@ -389,7 +389,9 @@ class ParallelFunction(Generic[P, R]):
         check_no_spread_values(self._name(), named)
         check_no_specs(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
-        traced, plan = trace_and_plan(fn, as_call(arguments), named, self._options, *self._where(), runs)
+        traced, plan = trace_and_plan(
+            fn, as_call(arguments), named, self._options, *self._where(), runs, self._traces.choices
+        )
         return Differentiable(traced, plan, self._name())
 
     def _where(self) -> tuple[tuple[str, ...], str, Callable[[Trace], State], tuple[str, ...]]:

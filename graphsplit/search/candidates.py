@@ -1,0 +1,172 @@
+"""Candidates: the plans that may be chosen, and the table of what may differ between them."""
+
+from __future__ import annotations
+
+import glob
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from graphsplit.planning.amounts import count_text
+from graphsplit.planning.recomputation import Recompute
+
+LAYOUTS = ("home", "mirrored", "sharded")
+SAVINGS: Mapping[str, Mapping[Any, float]] = {
+    "recompute": {None: 1.0, 0.5: 0.5, "blocks": 0.0},
+    "micro_batches": {1: 1.0, 2: 1 / 2, 4: 1 / 4, 8: 1 / 8, 16: 1 / 16},
+}
+"""What saves memory and takes time: fields of a candidate, their values from none to most, and which share of what is
+alive each leaves at least. (Another way to save, keeping values on the host, is a line here, a field of `Candidate` of
+this name, and what it is called in words.)"""
+_IN_PIPELINE = 8  # micro-batches: of so many, the pipeline of a few stages is full most of the time
+_SCHEDULE = "1f1b"
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """A plan that may be chosen.
+
+    Attributes:
+      devices: how many.
+      layout: of all variables.
+      micro_batches: parts of each device's rows.
+      recompute: what the backward pass makes again.
+      stages: into which the function is cut, each with devices of its own; 1 for none.
+      others: variables that lie otherwise, by name.
+    """
+
+    devices: int
+    layout: str
+    micro_batches: int = 1
+    recompute: Recompute = None
+    stages: int = 1
+    others: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The options of `parallelize` that it means."""
+        stages = {"stages": self.stages, "schedule": _SCHEDULE} if self.stages > 1 else {}
+        return {**{name: getattr(self, name) for name in SAVINGS}, **stages}
+
+    @property
+    def layouts(self) -> str | Mapping[str, str]:
+        """The layout of the variables, as `set_variable_layout` takes it."""
+        others = {glob.escape(name): own for name, own in self.others}
+        return {**others, "*": self.layout} if others else self.layout
+
+    def __str__(self) -> str:
+        but = f" but {', '.join(f'{name} {own}' for name, own in self.others)}" if self.others else ""
+        words = [count_text(self.devices, "device"), f"variables {self.layout}{but}"]
+        words += [f"{self.stages} stages"] if self.stages > 1 else []
+        words += [f"{self.micro_batches} micro-batches"] if self.micro_batches > 1 else []
+        words += [f"recompute={self.recompute!r}"] if self.recompute is not None else []
+        return ", ".join(words)
+
+
+@dataclass(frozen=True)
+class Table:
+    """What may differ between plans.
+
+    Attributes:
+      devices: numbers of devices, the largest first: plans for fewer of them save no memory otherwise.
+      layouts: of all variables.
+      savings: see `SAVINGS`; of what the user gave, that value alone.
+      stages: into how many the function may be cut.
+      large: names of variables that may lie otherwise than the others.
+    """
+
+    devices: tuple[int, ...]
+    layouts: tuple[str, ...]
+    savings: Mapping[str, tuple[Any, ...]]
+    stages: tuple[int, ...] = ()
+    large: tuple[str, ...] = ()
+
+    def plain(self) -> Iterator[Candidate]:
+        """Return the plans that save no memory: numbers of devices by layouts, which are all one on one device."""
+        least = {name: values[0] for name, values in self.savings.items()}
+        for count in self.devices:
+            for layout in self.layouts if count > 1 else self.layouts[:1]:
+                yield Candidate(count, layout, **least)
+
+    def pipelines(self) -> Iterator[Candidate]:
+        """Return the plans in stages, with as many micro-batches as these need."""
+        least = {name: values[0] for name, values in self.savings.items()}
+        parts = [count for count in self.savings["micro_batches"] if count <= _IN_PIPELINE]
+        for stages in self.stages:
+            yield Candidate(self.devices[0], self.layouts[0], **{**least, "micro_batches": parts[-1]}, stages=stages)
+
+    def one_by_one(self, candidate: Candidate, name: str) -> Iterator[Candidate]:
+        """Return a candidate with one variable laid out otherwise."""
+        for layout in self.layouts:
+            if layout != candidate.layout:
+                yield replace(candidate, others=(*candidate.others, (name, layout)))
+
+    def saving_more(self, candidate: Candidate) -> dict[str, list[tuple[Candidate, float]]]:
+        """Return what saves more than a candidate does in one way, from less to more; nothing for fewer devices.
+
+        With each comes the share that it leaves at least of what is alive in the candidate.
+        """
+        if candidate.devices < self.devices[0]:
+            return {}
+        found = {}
+        for name, values in self.savings.items():
+            own = getattr(candidate, name)
+            more, shares = values[values.index(own) + 1 :], SAVINGS[name]
+            found[name] = [(replace(candidate, **{name: v}), shares[v] / shares[own]) for v in more]
+        return found
+
+    def extremes(self) -> Iterator[Candidate]:
+        """Return the plans of the last layout that save nothing else, most in one way, and most in all."""
+        least = {name: values[0] for name, values in self.savings.items()}
+        most = {name: values[-1] for name, values in self.savings.items()}
+        for saved in (least, *[{**least, name: most[name]} for name in most], most):
+            yield Candidate(self.devices[0], self.layouts[-1], **saved)
+
+    def saves_as_much(self, candidate: Candidate, other: Candidate) -> bool:
+        """Return whether a candidate is another one that saves at least as much in all ways."""
+        same = {name: getattr(other, name) for name in self.savings}
+        return replace(candidate, **same) == other and all(
+            values.index(getattr(candidate, name)) >= values.index(same[name]) for name, values in self.savings.items()
+        )
+
+
+def counts_of_devices(fewest: int, most: int) -> tuple[int, ...]:
+    """Return all devices, powers of two of them, and one; the largest first.
+
+    >>> counts_of_devices(1, 6)
+    (6, 4, 2, 1)
+    """
+    return tuple([n for n in range(most, fewest - 1, -1) if n in (1, most) or n.bit_count() == 1])
+
+
+def savings_left_open(given: Mapping[str, Any], rows: int) -> dict[str, tuple[Any, ...]]:
+    """Return the ways to save that a user left open; of others what was given.
+
+    Args:
+      given: the options that the function has.
+      rows: of each device: more micro-batches than these there are not.
+    """
+    found: dict[str, tuple[Any, ...]] = {}
+    for name, shares in SAVINGS.items():
+        values = tuple(shares)
+        is_open = given[name] == values[0]
+        found[name] = values if is_open else (given[name],)
+        if is_open and name == "micro_batches":
+            found[name] = tuple([count for count in values if count <= max(rows, 1)])
+    return found
+
+
+def large_names(sizes: Mapping[str, int], share: float = 1 / 8, most: int = 3) -> tuple[str, ...]:
+    """Return the names of the variables that are a good part of all, the largest first; none if there is only one.
+
+    >>> large_names({"a": 1, "b": 80, "c": 19})
+    ('b', 'c')
+    """
+    large = [name for name, size in sizes.items() if size >= share * sum(sizes.values())]
+    return tuple(sorted(large, key=lambda name: -sizes[name])[:most]) if len(sizes) > 1 else ()
+
+
+def least_state(layout: str, sizes: Sequence[int], devices: int) -> int:
+    """Return the bytes of variables that some device holds at least, whatever the plan is; 0 if that is not known."""
+    whole = sum(sizes)
+    return {"home": whole, "mirrored": whole, "sharded": whole // devices}.get(layout, 0)

@@ -1,0 +1,201 @@
+"""The search: candidates are planned and predicted, and the fastest of those that fit is taken.
+
+Numbers of devices and layouts of all variables come first. Where one does not fit, it is tried with more and more of
+what saves memory, in each way, until it fits; what saves more than one that fits only takes longer, and is left out.
+Where the fastest sends or waits for a good part of the step, single variables may lie otherwise; then come stages.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from graphsplit.core.errors import ArgumentError
+from graphsplit.costs.machine import Machine
+from graphsplit.planning.amounts import format_bytes
+from graphsplit.prediction.buffers import Memory
+from graphsplit.prediction.predictions import predict_plan
+from graphsplit.prediction.state_bytes import state_bytes
+from graphsplit.search.candidates import Candidate, least_state
+from graphsplit.search.question import Question
+
+_SHOWN = 8
+_WORTH_IT = 0.1  # of the step, in which a device sends or waits: what other layouts and stages could save
+
+
+@dataclass(frozen=True)
+class Looked:
+    """What is known of a candidate.
+
+    Attributes:
+      fullest: what the device holds that holds most.
+      step_s: what a step takes; endless, if its variables alone do not fit, for which it was not planned.
+      idle: the part of the step in which a device sends or waits, the most of all devices.
+    """
+
+    fullest: Memory
+    step_s: float = math.inf
+    idle: float = 0.0
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most that a device holds at a time."""
+        return self.fullest.peak_bytes
+
+    def peak_if(self, left: float) -> float:
+        """Return what it would be if of the bytes that are alive only such a share were left."""
+        return self.peak_bytes - (1 - left) * self.fullest.live_bytes
+
+
+@dataclass(frozen=True)
+class Choice:
+    """What was compared, and what won.
+
+    Attributes:
+      chosen: the winner.
+      looked: what is known of each candidate, in the order of the search.
+      limit: bytes that each device may hold.
+      machine: by which it was predicted.
+      left_out: sentences on what could not be compared, and why.
+    """
+
+    chosen: Candidate
+    looked: dict[Candidate, Looked] = field(repr=False)
+    limit: float
+    machine: Machine = field(repr=False)
+    left_out: tuple[str, ...] = ()
+
+    @property
+    def seconds(self) -> dict[Candidate, float]:
+        """What a step takes of those that fit, the fastest first."""
+        return fitting(self.looked, self.limit)
+
+    def explain(self) -> str:
+        """Return why it was chosen: the fastest of those that fit, and by how much, or the only one."""
+        others = [candidate for candidate in self.seconds if candidate != self.chosen]
+        what = f"{self._text(self.chosen)} predicted"
+        if not others:
+            return f"{what}; the only one of {len(self.looked)} that fits into {format_bytes(int(self.limit))}"
+        seconds = self.seconds[self.chosen]
+        slower = self.seconds[others[0]] / seconds - 1 if seconds else 0.0
+        return f"{what}, the fastest of {len(others) + 1} that fit; {others[0]} takes {slower:.0%} more"
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """Sentences for the plan: what was chosen and why, what else was compared, and on what that rests."""
+        others = [candidate for candidate in self.seconds if candidate != self.chosen]
+        lines = [f"chosen automatically: {self.explain()}"]
+        lines += [f"compared with {self._text(candidate)}" for candidate in others[:_SHOWN]]
+        large = [candidate for candidate in self.looked if candidate not in self.seconds]
+        if large:
+            least = min(large, key=lambda candidate: self.looked[candidate].peak_bytes)
+            lines.append(
+                f"{len(large)} of {len(self.looked)} plans do not fit into {format_bytes(int(self.limit))}; of them "
+                f"this comes closest: {self._text(least)}"
+            )
+        measured = "measured" if self.machine.calibrated else "from data sheets and assumptions, not validated"
+        return (*lines, *self.left_out, f"predicted for {self.machine.name}, figures {measured}")
+
+    def _text(self, candidate: Candidate) -> str:
+        own = self.looked[candidate]
+        seconds = f"{own.step_s * 1e3:.2f} ms, " if own.step_s < math.inf else ""
+        return f"{candidate}: {seconds}{format_bytes(own.peak_bytes)} a device"
+
+
+class Search:
+    """Looks at candidates, at each once.
+
+    Attributes:
+      question: what is asked.
+      looked: what is known of each candidate, in the order of the search.
+      left_out: sentences on what could not be compared, and why.
+    """
+
+    def __init__(self, question: Question):
+        self.question = question
+        self.looked: dict[Candidate, Looked] = {}
+        self.left_out: list[str] = []
+
+    def run(self) -> Choice | None:
+        """Return the fastest that fits; None if nothing does."""
+        question, table = self.question, self.question.table
+        for candidate in table.plain():
+            self._save_until_it_fits(candidate)
+        best = self._best()
+        if best is not None and self.looked[best].idle > _WORTH_IT and best.devices > 1:
+            for name in table.large:
+                for candidate in table.one_by_one(self._best() or best, name):
+                    self.look_at(candidate)
+        for candidate in table.pipelines():
+            try:
+                self._save_until_it_fits(candidate)
+            except ArgumentError as error:  # it cannot be cut into so many, or has stages of its own
+                where = f"{candidate.stages} stages on {candidate.devices} devices"
+                self.left_out.append(f"not compared: {where}: {str(error).splitlines()[0]}")
+        if self._best() is None:
+            for candidate in table.extremes():
+                self.look_at(candidate)
+        best = self._best()
+        return Choice(best, self.looked, question.limit, question.machine, tuple(self.left_out)) if best else None
+
+    def fits(self, candidate: Candidate) -> bool:
+        """Return whether a candidate fits."""
+        return self.look_at(candidate).peak_bytes <= self.question.limit
+
+    def look_at(self, candidate: Candidate) -> Looked:
+        """Return what is known of a candidate, which is planned and predicted."""
+        if candidate not in self.looked or self.looked[candidate].step_s == math.inf:
+            self.looked[candidate] = self._predict(candidate)
+        return self.looked[candidate]
+
+    def _predict(self, candidate: Candidate) -> Looked:
+        question = self.question
+        machine = question.machine.covering(candidate.devices)
+        plan = question.make_plan(machine.names(candidate.devices), candidate)
+        state = state_bytes(question.trace, plan.program, plan.state, plan.home)
+        found = predict_plan(plan, machine, title=question.title, state=state, layout=candidate.layout)
+        fullest = max(found.memory.values(), key=lambda memory: memory.peak_bytes)
+        idle = max([1.0 - share.computing for share in found.shares.values()], default=0.0)
+        return Looked(fullest, found.step_s, idle)
+
+    def _best(self) -> Candidate | None:
+        """Return the fastest of those that fit."""
+        return next(iter(fitting(self.looked, self.question.limit)), None)
+
+    def _save_until_it_fits(self, plain: Candidate) -> None:
+        """Look at a candidate and, where it does not fit, at what saves more, in each way until that fits."""
+        table = self.question.table
+        waiting: list[tuple[Candidate, str, tuple[int, ...]]] = [(plain, "", ())]
+        while waiting:
+            candidate, way, peaks = waiting.pop(0)
+            if candidate in self.looked or self._is_needless(candidate):
+                continue
+            if self._variables_of(candidate) > self.question.limit:
+                self.looked[candidate] = Looked(Memory(state_bytes=self._variables_of(candidate)))
+                return
+            found, best = self.look_at(candidate), self._best()
+            if best is not None and found.step_s >= self.looked[best].step_s:
+                continue  # (what saves more takes longer still)
+            for name, more in table.saving_more(candidate).items():
+                before = peaks if name == way else ()
+                if len(before) > 1 and found.peak_bytes >= min(before[-2:]):
+                    continue  # it has saved nothing twice
+                enough = [other for other, left in more if found.peak_if(left) <= self.question.limit]
+                waiting += [(other, name, (*before, found.peak_bytes)) for other in enough[:1]]
+
+    def _is_needless(self, candidate: Candidate) -> bool:
+        """Return whether another one fits that saves no more."""
+        fits = fitting(self.looked, self.question.limit)
+        return any(self.question.table.saves_as_much(candidate, other) for other in fits)
+
+    def _variables_of(self, candidate: Candidate) -> int:
+        if candidate.others or candidate.stages > 1:
+            return 0  # (not known before there is a plan)
+        return least_state(candidate.layout, self.question.sizes, candidate.devices)
+
+
+def fitting(looked: Mapping[Candidate, Looked], limit: float) -> dict[Candidate, float]:
+    """Return what a step takes of those candidates that fit, the fastest first."""
+    found = {c: own.step_s for c, own in looked.items() if own.peak_bytes <= limit}
+    return dict(sorted(found.items(), key=lambda pair: pair[1]))

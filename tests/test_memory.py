@@ -1,0 +1,178 @@
+"""`memory=`: layout, micro-batches and recomputing are chosen together, so that a step fits; the law holds for all."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.api.calls import compilation
+from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.planning.memory import live_bytes
+from graphsplit.search.automatic import choose
+from tests.test_automatic_plans import Momentum, machine_of
+from tests.test_recomputation import network, training
+
+ROWS = 35  # on 4 devices: 9, 9, 9, 8
+MACHINE = machine_of(rate=1e11, link=1e10)
+
+
+def batch(rows: int = ROWS, width: int = 256) -> tf.Tensor:
+    return tf.random.stateless_normal((rows, width), [4, rows])
+
+
+def peak(model: Momentum | Deep, x: tf.Tensor) -> int:
+    """Return what the fullest of 4 devices holds, as it is predicted."""
+    return max(gs.predict(model.step, x, machine=MACHINE, devices=4).memory_bytes.values())
+
+
+def chosen(plan: gs.Plan) -> str:
+    [note] = [note for note in plan.notes if note.startswith("chosen automatically: ")]
+    return note.removeprefix("chosen automatically: ")
+
+
+class Deep:
+    """Eight layers of one small kernel: what is held are activations."""
+
+    def __init__(self):
+        self.kernels = [tf.Variable(tf.eye(64) / 2, name="kernel")]
+
+    def step(self, x):
+        with tf.GradientTape() as tape:
+            for _ in range(8):
+                x = tf.nn.tanh(x @ self.kernels[0])
+            loss = tf.reduce_sum(x)
+        self.kernels[0].assign_sub(1e-3 * tape.gradient(loss, self.kernels[0]))
+        return loss
+
+
+def assert_same_numbers(step: gs.ParallelFunction, model: Momentum | Deep, x: tf.Tensor) -> None:
+    """Compare three steps with those of the function itself, and the variables that they leave."""
+    alone = type(model)()
+    for _ in range(3):
+        np.testing.assert_allclose(step(x), alone.step(x), rtol=1e-5)
+    for name in vars(model):
+        for own, expected in zip(getattr(model, name), getattr(alone, name), strict=True):
+            np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_all_devices_are_used_where_everything_fits():
+    model = Momentum()
+    plan = gs.parallelize(model.step, devices=4, memory="1GiB", machine=machine_of(link=1e3)).plan(batch())
+    assert len(set(plan.devices)) == 4, "plan='auto' would take fewer, since sending is slow"
+    assert chosen(plan).startswith("4 devices, variables mirrored: ")
+    assert "the fastest of 3 that fit" in chosen(plan)
+    compared = [note for note in plan.notes if note.startswith("compared with ")]
+    assert [note.split(":")[0] for note in compared] == [
+        "compared with 4 devices, variables home",
+        "compared with 4 devices, variables sharded",
+    ]
+    assert all(note in str(plan) for note in compared)
+
+
+def test_state_is_divided_where_only_that_fits():
+    model = Momentum()
+    state = sum(v.shape.num_elements() * 4 for v in model.kernels + model.slots)
+    step = gs.parallelize(model.step, devices=4, memory=state, machine=MACHINE)
+    assert_same_numbers(step, model, batch())
+    held: dict[str, int] = {}
+    for variable in model.kernels + model.slots:
+        parts = parts_of_variable(variable)
+        size = variable.shape.num_elements() * 4
+        for device, count in ({variable.device: size} if parts is None else parts.bytes_on_devices()).items():
+            held[device] = held.get(device, 0) + count
+    assert len(held) == 4
+    assert max(held.values()) <= state / 3
+    assert "variables sharded" in chosen(step.plan(batch()))
+    assert step.plan(batch()).devices == tuple(dict.fromkeys(step.plan(batch()).devices)), "no micro-batches"
+
+
+def test_variables_that_are_laid_out_stay_so():
+    model, x = Deep(), batch(1999, 64)
+    gs.set_variable_layout(model.kernels, "mirrored", devices=4)
+    step = gs.parallelize(model.step, devices=4, memory=int(0.7 * peak(model, x)), machine=MACHINE)
+    plan = step.plan(x)
+    assert "variables as they lie" in chosen(plan)
+    assert plan.mesh.shards > 4 or plan.asked.recompute is not None
+    assert_same_numbers(step, model, x)
+    assert parts_of_variable(model.kernels[0]).layout == "mirrored"
+
+
+def test_a_plan_is_chosen_once_for_what_is_looked_at_and_runs(monkeypatch):
+    asked = []
+    monkeypatch.setattr(compilation, "choose", lambda question: asked.append(question) or choose(question))
+    model, x = Deep(), batch(247, 64)
+    step = gs.parallelize(model.step, devices=2, memory="1GB", machine=MACHINE)
+    assert str(step.plan(x)) == str(step.plan(x))
+    step(x)
+    step(x)
+    assert len(asked) == 1
+    step(x[:80])
+    assert len(asked) == 2, "another batch, another plan"
+
+
+def test_what_is_given_stays():
+    model, x = Deep(), batch(1999, 64)
+    options = {"memory": int(0.7 * peak(model, x)), "machine": MACHINE, "devices": 4}
+    plan = gs.parallelize(model.step, micro_batches=4, **options).plan(x)
+    assert plan.asked.micro_batches == 4
+    assert "4 micro-batches" in chosen(plan)
+    plan = gs.parallelize(model.step, recompute="blocks", **options).plan(x)
+    assert plan.asked.recompute == "blocks"
+    assert "recompute='blocks'" in chosen(plan)
+
+
+def test_nothing_fits():
+    with pytest.raises(gs.ArgumentError) as error:
+        gs.parallelize(
+            Momentum().step, devices=4, memory="1.5MB", micro_batches=2, machine=replace(MACHINE, devices=8)
+        ).plan(batch())
+    first, *lines = str(error.value).splitlines()
+    assert first.startswith("The function does not fit: each device may hold 1.5 MB, and of ")
+    assert "for up to 4 devices the smallest, 4 devices, variables sharded" in first
+    assert lines[0].startswith("  - ")
+    parts = lines[: lines.index("What would help most:")]
+    assert {line.split(maxsplit=3)[3].split(":")[0] for line in parts} >= {
+        "what operations make and what it is sent",
+        "variables",
+    }
+    sizes = [float(line.split()[1]) * {"kB": 1e3, "MB": 1e6}[line.split()[2]] for line in parts]
+    assert sizes == sorted(sizes, reverse=True), "the largest part comes first"
+    assert lines[len(parts) + 1 :]
+
+
+def test_a_function_without_variables():
+    step = gs.parallelize(lambda x: tf.reduce_sum(tf.tanh(x) ** 2, 0), devices=4, memory="1MB", machine=MACHINE)
+    np.testing.assert_allclose(step(batch()), tf.reduce_sum(tf.tanh(batch()) ** 2, 0), rtol=1e-5)
+    assert chosen(step.plan(batch())).startswith("4 devices, variables as they lie: ")
+
+
+def test_a_mesh_with_another_axis():
+    with pytest.raises(gs.UnsupportedError, match=r"memory=1000: this does not work yet on a mesh with another axis"):
+        gs.parallelize(abs, mesh={"batch": 2, "model": 2}, memory="1kB")
+
+
+@pytest.mark.long
+def test_twelve_layers_under_half_of_the_plain_peak():
+    model = network(12)
+    step = training(model)
+    x, y = (tf.random.stateless_normal((18, 6, width), [1, width]) for width in (8, 3))
+    plain = gs.predict(step, x, y, machine="cpu", devices=4, layout="home")
+    half = max(plain.memory_bytes.values()) // 2
+    parallel = gs.parallelize(step, devices=4, memory=half)
+    before = [v.numpy() for v in step.variables]
+    expected = [tf.function(step)(x, y).numpy(), *[v.numpy() for v in step.variables]]
+    for variable, value in zip(step.variables, before, strict=True):
+        variable.assign(value)
+    found = [parallel(x, y).numpy(), *[v.numpy() for v in step.variables]]
+    for own, other in zip(found, expected, strict=True):
+        # (a key's bias does not matter to softmax: what it becomes is rounding errors of sums of about 1e-2)
+        np.testing.assert_allclose(own, other, rtol=0, atol=1e-5 * max(np.max(np.abs(other)), 1e-2))
+    plan = parallel.plan(x, y)
+    assert plan.asked.recompute is not None
+    most = max(live_bytes(plan).values())
+    assert most < max(live_bytes(plain.plan).values()) / 2
+    assert max(gs.predict(parallel, x, y, machine="cpu").memory_bytes.values()) <= half
