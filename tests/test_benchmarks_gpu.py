@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 import typer
 
-from benchmarks import display
+from benchmarks import display, fitting
 from benchmarks.__main__ import choose_cells
 from benchmarks.choices import Way, choices, compiled, emit_pairwise, measure
 from benchmarks.gpus import memory_of_each, peak_bytes, reset_peaks
@@ -147,6 +147,19 @@ def test_ratios():
     ratios = measure(found, DEVICES[:2], {"the same": Way()}, rounds=1, steps=1)
     assert list(ratios) == ["the same"]
     assert ratios["the same"] > 0
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", fitting.WAYS)
+def test_every_way_to_fit_is_another_one_with_the_same_loss(name: str):
+    devices = [f"CPU:{d}" for d in range(1, 5)]
+    loss, text = fitting.measured(fitting.WAYS[name], devices, 1, small=True)
+    plain, whole = fitting.measured(fitting.WAYS["as it is"], devices, 1, small=True)
+    assert abs(loss - plain) <= 1e-5 * plain
+    assert ("0.1 MB on the host" in text) == ("host" in name)
+    assert ("0.2 MB of variables on a device" in text) == (name in ("as it is", "recompute"))
+    assert (" MB sent" in text) == (name != "as it is")
+    assert "0.2 MB of variables on a device, 0.0 MB on the host" in whole
 
 
 @pytest.mark.long

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import re
 import shlex
@@ -23,9 +24,11 @@ from keras import layers, optimizers
 import graphsplit as gs
 from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.placement import PlacedOp
+from graphsplit.planning.communication.traffic import traffic
 from tests.helpers.law import assert_close, squares_step
-from tests.helpers.on_devices import assert_law_on, idle, misplaced
+from tests.helpers.on_devices import Make, assert_law_on, idle, misplaced
 from tests.test_networks import start_elsewhere
 
 ROOT = Path(__file__).parent.parent
@@ -293,6 +296,107 @@ def test_variables_in_parts(devices: Sequence[str]):
         assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b), tolerance=1e-10)
 
 
+def laid_out(make: Make, layout: Any, devices: Sequence[str], mesh: Any = None) -> Make:
+    """Return what makes a step and its variables, the first time as they are, then laid out."""
+    made = itertools.count()
+
+    def make_next() -> Any:
+        step, variables = make()
+        if next(made):
+            gs.set_variable_layout(list(variables), layout, devices=list(devices), mesh=mesh)
+        return step, variables
+
+    return make_next
+
+
+def words_model() -> tuple[Any, Any]:
+    """Return a training step with momentum of layers between a table and a vocabulary, and its variables."""
+    shapes = {"table": (10, 4), "up": (4, 40), "down": (40, 4), "head": (4, 10)}
+    weights = [tf.Variable(numbers(*shape), name=name) for name, shape in shapes.items()]
+    slots = [tf.Variable(tf.zeros_like(v), name=f"slot_of_{name}") for v, name in zip(weights, shapes, strict=True)]
+
+    def step(words: tf.Tensor) -> tf.Tensor:
+        table, up, down, head = weights
+        with tf.GradientTape() as tape:
+            x = tf.gather(table, words)
+            for _ in range(3):
+                x = x + tf.tensordot(tf.tanh(tf.tensordot(x, up, 1)), down, 1)
+            logits = tf.tensordot(x, head, 1)
+            loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(words, logits))
+        for v, slot, gradient in zip(weights, slots, tape.gradient(loss, weights), strict=True):
+            slot.assign(0.9 * slot + gradient)
+            v.assign_sub(0.1 * slot)
+        return loss
+
+    return step, [*weights, *slots]
+
+
+WORDS = tf.constant(np.random.default_rng(0).integers(0, 10, (ROWS, 4)), tf.int32)
+
+
+@on_every_place
+def test_a_mesh_with_a_vocabulary_in_parts(devices: Sequence[str]):
+    mesh = {"batch": 2, "model": 2} if len(devices) == 4 else {"model": 2}
+    layout = {"table": ("model", None), "up": (None, "model"), "down": ("model", None), "head": (None, "model")}
+    make = laid_out(words_model, layout, devices, mesh)
+    plan = assert_law_on(devices, make, [(WORDS,), (WORDS[:5],)], 1e-10, mesh=mesh)
+    assert "used where its parts are" in str(plan)
+    held = {plan.state.devices[plan.program.ops[i].name] for i in plan.program.captures}
+    assert {f"/device:{device}" for device in devices[:2]} <= held
+
+
+@on_every_place
+def test_blocks_that_are_recomputed(devices: Sequence[str]):
+    plan = assert_law_on(devices, words_model, [(WORDS,), (WORDS[:5],)], 1e-10, recompute=0.9)
+    assert any(note.startswith("recomputing") for note in plan.notes)
+
+
+@on_every_place
+@pytest.mark.parametrize("weights", [pytest.param("home", marks=pytest.mark.long), "sharded"])
+def test_slots_in_the_hosts_memory(devices: Sequence[str], weights: str):
+    if devices[0] == "CPU:0":  # of CPU devices that is the host
+        devices = [f"CPU:{d + 1}" for d in range(len(devices))]
+    make = laid_out(words_model, {"slot*": "host", "*": weights}, devices)
+    plan = assert_law_on(devices, make, [(WORDS,), (WORDS[:5],)], 1e-10)
+    [line] = [line for line in str(plan).splitlines() if "variables in the memory of CPU:0" in line]
+    assert line.startswith("  variables in the memory of CPU:0: 4, 3.2 kB; ")
+    assert traffic(plan).sent["/device:CPU:0"] == 3200  # the update, and no slot beside it
+    updates = {plan.owners.of_ops[op.index] for op in plan.home_ops if op.type == "AssignVariableOp"}
+    assert updates == {"/device:CPU:0"}
+
+
+@on_every_place
+@pytest.mark.parametrize(
+    "cut", [pytest.param(False, marks=pytest.mark.long, id="DataParallel"), pytest.param(True, id="ModelParallel")]
+)
+def test_keras_distribution(devices: Sequence[str], cut: bool):
+    x, y = numbers(ROWS, 6, dtype=tf.float32).numpy(), numbers(ROWS, 3, seed=1, dtype=tf.float32).numpy()
+
+    def losses() -> Any:
+        keras.utils.set_random_seed(1)
+        with tf.device(devices[0]):
+            hidden = [layers.Dense(8, "tanh", name="wide"), layers.Dropout(0.3), layers.Dense(3)]
+            model = keras.Sequential([layers.Input((6,)), *hidden])
+            model.compile(optimizers.SGD(0.1), "mse")
+            keras.utils.set_random_seed(2)
+            history = model.fit(x, y, batch_size=5, epochs=2, verbose=0, shuffle=False)  # (5 and 4 rows)
+        return model, [np.array(history.history["loss"]), *[v.numpy() for v in model.variables]]
+
+    names = [device.lower() for device in devices]
+    chosen: Any = keras.distribution.DataParallel(devices=names)
+    if cut:
+        sizes = (2, 2) if len(devices) == 4 else (1, 2)
+        layout_map = keras.distribution.LayoutMap(keras.distribution.DeviceMesh(sizes, ["batch", "model"], names))
+        layout_map[".*wide.*kernel"] = (None, "model")
+        chosen = keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+    _, expected = losses()
+    with gs.enable_keras_distribution(), chosen.scope():
+        model, found = losses()
+        parts = parts_of_variable(model.layers[0].kernel.value)
+        assert (None if parts is None else parts.layout) == ((None, "model") if cut else None)
+    assert_close(found, expected, tolerance=TOLERANCE["float32"])
+
+
 @on_every_place
 def test_batches_sent_ahead(devices: Sequence[str]):
     with tf.device(devices[0]):
@@ -408,6 +512,7 @@ def test_the_page_has_these_commands():
         ["python", "-m", "benchmarks"],
         ["python", "-m", "benchmarks.report"],
         ["python", "-m", "benchmarks.choices"],
+        ["python", "-m", "benchmarks.fitting"],
     ]
 
 
@@ -417,6 +522,7 @@ def test_the_page_has_these_commands():
         (3, "no GPU to measure on"),
         pytest.param(1, "divides GPUs, and TensorFlow finds none here", marks=pytest.mark.long),
         pytest.param(5, "divides GPUs, and TensorFlow finds none here", marks=pytest.mark.long),
+        pytest.param(6, "divides GPUs, and TensorFlow finds none here", marks=pytest.mark.long),
     ],
 )
 def test_commands_of_the_page_are_understood_up_to_the_gpu(command: int, said: str):
