@@ -12,6 +12,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.api.layouts.layout_spellings import AxisCut
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.test_mesh import Made, Step, assert_law, devices_of, message, numbers, variable
 from tests.test_mesh_variables import six
@@ -76,6 +77,12 @@ APART = {**{f"{name}*": (None, HEADS) for name in "qkv"}, **ALIKE}
 MERGED = {"qkv*": (None, FUSED), "bias*": (FUSED,), **ALIKE}
 
 
+def by_name(layout: dict[str, Any]) -> dict[str, Any]:
+    """Return layouts that name the axis alone, and leave it to the planner to find the units."""
+    plain = lambda own: "model" if isinstance(own, AxisCut) else own  # noqa: E731
+    return {name: own if isinstance(own, str) else tuple(map(plain, own)) for name, own in layout.items()}
+
+
 def along_model(plan: Any) -> str:
     return next(line for line in str(plan).splitlines() if "along 'model': " in line)
 
@@ -92,11 +99,13 @@ CASES = [
 ]
 
 
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "found"])
 @pytest.mark.parametrize(("heads", "shared", "fused", "mesh"), CASES, ids=str)
-def test_a_block(heads: int, shared: int, fused: bool, mesh: dict[str, int]):
+def test_a_block(heads: int, shared: int, fused: bool, mesh: dict[str, int], is_told: bool):
     """A training step, uneven rows, fewer rows than devices; nothing but sums of activations moves along the axis."""
     batches = [tf.constant(numbers(rows, LENGTH, WIDTH)) for rows in (5, 1)]
     layout = MERGED if fused else APART
+    layout = layout if is_told else by_name(layout)
     parallel = assert_law(lambda: trained(heads, shared, fused), layout, mesh, batches)
     if mesh["model"] > 1:
         plan = parallel.plan(batches[0])
@@ -108,16 +117,18 @@ def test_a_block(heads: int, shared: int, fused: bool, mesh: dict[str, int]):
         )  # 2 forward, 1 backward: `x` has no gradient
 
 
+@pytest.mark.parametrize("is_told", [True, False], ids=["told", "found"])
 @pytest.mark.parametrize(
     ("heads", "shared", "fused", "columns"),
     [(4, 0, True, 2), (3, 0, True, 2), (3, 0, False, 2), (4, 2, False, 2), (4, 2, False, 4), (4, 1, False, 4)],
 )
-def test_no_activation_is_gathered_forward(heads: int, shared: int, fused: bool, columns: int):
+def test_no_activation_is_gathered_forward(heads: int, shared: int, fused: bool, columns: int, is_told: bool):
     """Two sums over the columns, in TensorFlow's partition graphs too, and each device has its part of each weight."""
     mesh, x = {"batch": 1, "model": columns}, tf.constant(numbers(3, LENGTH, WIDTH))
     own, run = block(heads, shared, fused)
     expected = run(x)
     layout = {name: cut for name, cut in (MERGED if fused else APART).items() if name == "*" or name.strip("*") in own}
+    layout = layout if is_told else by_name(layout)
     gs.set_variable_layout(own, layout, devices_of(mesh), mesh=mesh)
     parallel = gs.parallelize(run, mesh=mesh, devices=devices_of(mesh))
     np.testing.assert_allclose(parallel(x), expected, 1e-9, 1e-10)

@@ -7,7 +7,7 @@ as a turn leaves it, and what another turn would cut otherwise is whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from types import MappingProxyType
@@ -42,9 +42,17 @@ def planned_along(program: Program, axis: str, columns: int, laid: Mapping[str, 
       columns: how many devices it has.
       laid: how captured variables lie along it, by the names of their placeholders: `Shard` or `Replicate`.
     """
+    return _AxisPlanner(_mesh(axis, columns)).plan(program, laid)
+
+
+def forward_along(axis: str, columns: int) -> Callable[[Program, Mapping[str, Layout]], NaturalForms]:
+    """Return what returns the natural forms of programs along an axis; arguments as of `planned_along`."""
+    return _AxisPlanner(_mesh(axis, columns)).forward
+
+
+def _mesh(axis: str, columns: int) -> Mesh:
     devices = tuple([_DEVICE.format(m) for m in range(columns)])
-    mesh = Mesh(devices, (1,) * columns, (1,) * columns, tuple(range(columns)), axis=axis)
-    return _AxisPlanner(mesh).plan(program, laid)
+    return Mesh(devices, (1,) * columns, (1,) * columns, tuple(range(columns)), axis=axis)
 
 
 @dataclass(eq=False)
@@ -66,7 +74,7 @@ class _AxisPlanner:
           laid: how captured handles and arguments lie along the axis, by the names of their placeholders.
           outputs: in which layouts it returns what it returns; by default each on one device.
         """
-        program, first = with_cut_classes(program, lambda program: self._forward(program, laid, outputs))
+        program, first = with_cut_classes(program, lambda program: self.forward(program, laid, outputs))
         wanted = tuple(outputs) or (SINGLE_DEVICE,) * len(program.outputs)
         plan = Plan(
             program=program,
@@ -80,7 +88,7 @@ class _AxisPlanner:
         )
 
         def decide(kept_home: Mapping[int, str]) -> Plan:
-            forward = partial(self._forward, program, laid, outputs)
+            forward = partial(self.forward, program, laid, outputs)
             natural, cuts = forward(kept_home) if kept_home else first, dict[Tensor, Shard]()
             found, wishes = backward(natural)
             while more := {tensor: layout for tensor, layout in wishes.items() if tensor not in cuts}:
@@ -98,7 +106,7 @@ class _AxisPlanner:
         given = [i for i in program.inputs if program.ops[i].name in laid]
         return passes.carry_out_moves(passes.with_lists_in_place(decide, given))
 
-    def _forward(
+    def forward(
         self,
         program: Program,
         laid: Mapping[str, Layout],
@@ -106,6 +114,7 @@ class _AxisPlanner:
         kept_home: Mapping[int, str] = MappingProxyType({}),
         cuts: Mapping[Tensor, Shard] = MappingProxyType({}),
     ) -> NaturalForms:
+        """Return the natural forms of a program; see `plan`, and `ForwardPropagation`."""
         given = (*program.inputs, *program.captures)
         in_parts = [isinstance(layout, Shard) for layout in outputs] or [False] * len(program.outputs)
         return AxisForward(
@@ -172,7 +181,7 @@ class _AxisPlanner:
 
     def _agreed(self, op: Op, names: Sequence[str], given: Sequence[Layout], lists: Collection[int]) -> list[Layout]:
         """Return the layouts of what branches make: cut where all that do not make it whole cut it so."""
-        naturals = [(op.bodies[name], self._forward(op.bodies[name], _laid(op.bodies[name], given))) for name in names]
+        naturals = [(op.bodies[name], self.forward(op.bodies[name], _laid(op.bodies[name], given))) for name in names]
         outputs: list[Layout] = []
         for k in range(len(op.out_shapes)):
             found = {natural.layout(body.outputs[k]) for body, natural in naturals}
@@ -184,7 +193,7 @@ class _AxisPlanner:
         """Return in which layouts a loop carries its values; those that do not settle are added to what is `whole`."""
         carried = [_given(body, i, layout, whole) for i, layout in enumerate(layouts)]
         while True:
-            natural, before = self._forward(body, _laid(body, carried)), list(carried)
+            natural, before = self.forward(body, _laid(body, carried)), list(carried)
             for i, layout in enumerate(before):
                 after, is_list = natural.layout(body.outputs[i]), _dtype(body, i) == tf.variant
                 if _dtype(body, i) == tf.resource or i in whole or after == layout:

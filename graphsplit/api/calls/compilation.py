@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import Splitting, argument_paths, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
+from graphsplit.api.layouts.found_units import lay_out_in_units, learn_units
 from graphsplit.api.layouts.layout_targets import name_of
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
@@ -73,6 +74,8 @@ def trace_and_plan(
     grid = device_mesh(options.mesh, devices) if options.mesh else None
     asked = check_asked(traced.program, grid) if grid is not None else []
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *asked, *notes))
+    if grid is not None:
+        lay_out_in_units(traced, find_state(traced).divisions, grid)
     if options.automatic is not None:
         known: dict[Hashable, Choice] = {} if choices is None else choices
         key = arguments, layout_changes()
@@ -151,7 +154,10 @@ def plan_as_if(traced: Trace, splitting: Splitting, options: Options, devices: S
     grid = device_mesh(options.mesh, devices) if options.mesh.axis else None
     asked = check_asked(traced.program, grid) if grid is not None else []
     splitting = replace(splitting, notes=(*splitting.notes, *asked))
-    state = state_as_if(traced, divisions_for(traced, layout, devices, grid), devices[0])
+    held = divisions_for(traced, layout, devices, grid)
+    if grid is not None and learn_units(traced, held, grid):
+        held = divisions_for(traced, layout, devices, grid)
+    state = state_as_if(traced, held, devices[0])
 
     def make_plan(reshard: bool) -> Plan:
         program, found = program_on_mesh(traced, lambda _: state, reshard, grid)

@@ -14,7 +14,7 @@ from typing import Any
 
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, copied, part_shapes
+from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, Shard, copied, part_shapes
 
 
 @dataclass(frozen=True)
@@ -196,13 +196,23 @@ class LayoutOnMesh:
       shape: of the variable.
       grid: the mesh.
       reshard: whether what is put together before it is used is dropped after the forward pass.
+      units: if a function has told them, for how many devices, and how a dimension is cut; they count where the
+        layout says nothing of units.
     """
 
-    def __init__(self, layout: VariableLayout, shape: Sequence[int], grid: DeviceMesh, reshard: bool):
+    def __init__(
+        self,
+        layout: VariableLayout,
+        shape: Sequence[int],
+        grid: DeviceMesh,
+        reshard: bool,
+        units: tuple[int, Shard] | None = None,
+    ):
         self._spelling = spelling_of(layout)
         self._shape = tuple(shape)
         self._grid = grid
         self._reshard = reshard
+        self._units = units
 
     @property
     def shares_columns(self) -> bool:
@@ -238,11 +248,14 @@ class LayoutOnMesh:
         asked, firsts = self._spelling.cut_along(self._grid.axis), self._grid.rows[0]
         if asked is None:
             return None
-        k, blocks = self._spelling.named[self._grid.axis], asked.blocks or 1
-        units = self._shape[k] // asked.unit // blocks
+        k, unit, blocks = self._spelling.named[self._grid.axis], asked.unit, asked.blocks or 1
+        found = self._units[1] if self._units is not None and self._units[0] == len(firsts) else None
+        if found is not None and found.axis == k and unit == blocks == 1:
+            unit, blocks = found.blocks[0], len(found.blocks)
+        units = self._shape[k] // unit // blocks
         if units < len(firsts):
             return copied(len(self._shape), firsts, firsts)
-        return Cut(k, units, len(firsts), asked.unit, devices=firsts, along=self._grid.axis, blocks=blocks)
+        return Cut(k, units, len(firsts), unit, devices=firsts, along=self._grid.axis, blocks=blocks)
 
     def division(self, shared: Sequence[Division] = ()) -> MeshDivision:
         """Return how the variable is several.

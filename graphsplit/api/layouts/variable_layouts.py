@@ -22,7 +22,7 @@ from graphsplit.core.devices import canonical_name, resolve_devices, short_name,
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.hosts import host_devices
-from graphsplit.core.layouts import Cut, MeshDivision, copied, part_shapes
+from graphsplit.core.layouts import Cut, MeshDivision, Shard, copied, part_shapes
 from graphsplit.core.patterns import fits, near, scopes_and_names
 from graphsplit.core.variables.copied_variables import VariableCopies
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable, tell_functions
@@ -176,7 +176,7 @@ class _OnMesh:
         if grid is None:
             return
         named = [(v, own) for v, own in zip(variables, wanted, strict=True) if own is not None and own not in WORDS]
-        layouts = [(v, LayoutOnMesh(own, v.shape.as_list(), grid, reshard)) for v, own in named]
+        layouts = [(v, LayoutOnMesh(own, v.shape.as_list(), grid, reshard, _units(v, slots))) for v, own in named]
         _check_can_lie(layouts, grid)
         shared = self._shared([(v, own) for v, own in layouts if own.shares_columns], grid, slots, reshard)
         self._found = {id(v): own.division(shared.get(id(v), ())) for v, own in layouts}
@@ -207,6 +207,12 @@ class _OnMesh:
                     own = tuple([devices[k] for k in share.devices])
                     found[id(variable)].append(replace(share.cut, reshard=reshard, devices=own))
         return found
+
+
+def _units(variable: tf.Variable, slots: Mapping[int, tf.Variable]) -> tuple[int, Shard] | None:
+    """Return the units that functions have told of a variable, or of the one that it is a slot of."""
+    head = slots.get(id(variable))
+    return getattr(variable, "_graphsplit_units", None) or getattr(head, "_graphsplit_units", None)
 
 
 def _check_can_lie(layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]], grid: DeviceMesh) -> None:

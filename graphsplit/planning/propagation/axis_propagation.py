@@ -84,23 +84,14 @@ class AxisForward(ForwardPropagation):
         rule = rule_of(op.type)
         if len({layout for layout in layouts if isinstance(layout, Shard)}) < 2 or op.stateful or not rule:
             return super()._answer(op, layouts)
-        found = self._by_factor(rule, op, layouts)
+        answers = [with_operand(rule, op, layouts, i) for i, layout in enumerate(layouts) if isinstance(layout, Shard)]
+        found = [given for given in answers if isinstance(given, Sharded)]
         if not found:
             return super()._answer(op, layouts)
         given = min(found, key=lambda given: self._bytes_moved(op, layouts, given))
         for tensor, layout, want in zip(op.inputs, layouts, given.wants, strict=True):
             self._moved.update([(tensor, want)] if want != layout else [])
         return given
-
-    def _by_factor(self, rule: Rule, op: Op, layouts: Sequence[Layout]) -> list[Sharded]:
-        """Return how an operation may run, with each of its operands where it is."""
-        found = []
-        for i, layout in enumerate(layouts):
-            if isinstance(layout, Shard):
-                sizes = [_ONLY_THIS if k == i else 0 for k in range(len(layouts))]
-                given = answer(rule, op, layouts, sizes)
-                found += [given] if isinstance(given, Sharded) else []
-        return found
 
     def _bytes_moved(self, op: Op, layouts: Sequence[Layout], given: Sharded) -> float:
         """Return the bytes that a device sends: of operands that move, and of sums that are added up in parts."""
@@ -111,6 +102,11 @@ class AxisForward(ForwardPropagation):
                 total += self.program.bytes(tensor) * (shards - 1) / shards * share
         sums = [k for k, layout in enumerate(given.gives) if isinstance(layout, Partial)]
         return total + sum(self.program.bytes(Tensor(op.index, k)) * (shards - 1) / shards for k in sums)
+
+
+def with_operand(rule: Rule, op: Op, layouts: Sequence[Layout], operand: int) -> Answer:
+    """Return how an operation may run with one of its operands where it is."""
+    return answer(rule, op, layouts, [_ONLY_THIS if k == operand else 0 for k in range(len(layouts))])
 
 
 @dataclass(eq=False)

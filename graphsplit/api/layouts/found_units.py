@@ -1,0 +1,56 @@
+"""Units of variables that are cut by the name of an axis alone: found in what a traced function does with them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.api.layouts.new_variables import slots_by_name
+from graphsplit.api.layouts.variable_layouts import lay_out
+from graphsplit.axes.plans import forward_along
+from graphsplit.axes.units import UnitSearch
+from graphsplit.core.device_mesh import DeviceMesh
+from graphsplit.core.layouts import REPLICATE, Cut, MeshDivision, Nested, axis_of
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.tracing.trace import Trace
+
+
+def lay_out_in_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: DeviceMesh) -> None:
+    """Lay those variables of a traced function out anew of whose units it tells; arguments as of `learn_units`."""
+    found = [(own, parts) for own in learn_units(trace, divisions, grid) if (parts := parts_of_variable(own))]
+    variables, layouts = [own for own, _ in found], [parts.layout for _, parts in found]
+    reshard, slots = all(parts.reshards for _, parts in found), slots_by_name(list(trace.variables))
+    lay_out(variables, layouts, slots, grid.devices, grid, reshard_after_forward=reshard)
+
+
+def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: DeviceMesh) -> list[tf.Variable]:
+    """Note the units of variables that are cut between any two entries, where a function tells; return these variables.
+
+    Args:
+      trace: the function.
+      divisions: how its variables are several, by the names of their placeholders.
+      grid: the mesh on which it is to run.
+    """
+    along = {name: own.columns if isinstance(own, Nested) else own for name, own in divisions.items() if axis_of(own)}
+    laid = {name: own.in_place if isinstance(own, Cut) else REPLICATE for name, own in along.items()}
+    in_entries = {name for name, own in along.items() if isinstance(own, Cut) and own.block == own.blocks == 1}
+    program, columns = trace.program, len(grid.columns)
+    if columns == 1 or not in_entries:
+        return []
+    with raw_handles():
+        by_handle = {id(variable.handle): variable for variable in trace.variables}
+    names = [program.ops[i].name for i in program.captures]
+    pairs = zip(program.captures, names, [by_handle.get(id(handle)) for handle in trace.captures], strict=True)
+    free = {i: (own, laid[name]) for i, name, own in pairs if own is not None and name in in_entries}
+    heads = slots_by_name([own for own, _ in free.values()])
+    groups: dict[Any, list[int]] = {}  # a variable and its slots; what a gradient reads by itself is captured once more
+    for i, (own, layout) in free.items():
+        groups.setdefault((id(heads.get(id(own), own)), layout), []).append(i)
+    alike = {i: group for group in groups.values() for i in group}
+    found = UnitSearch(program, columns, laid, forward_along(grid.axis, columns), alike).run()
+    for i, cut in found.items():
+        free[i][0]._graphsplit_units = columns, cut
+    return list({id(free[i][0]): free[i][0] for i in found}.values())

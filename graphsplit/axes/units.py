@@ -1,0 +1,172 @@
+"""Units of dimensions that an axis' name alone cuts: heads that a reshape takes apart, fused blocks that a split does.
+
+What is gathered along the axis is read by an operation whose rule says how it could be cut instead. That is followed
+back to variables, by the rules, and tried; it stays if fewer bytes move.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from graphsplit.core.layouts import REPLICATE, EvenCut, Layout, Partial, Shard, evenly, is_whole
+from graphsplit.core.sizes.polynomials import UndecidedError
+from graphsplit.planning.propagation.axis_propagation import with_operand
+from graphsplit.planning.propagation.forward_propagation import NaturalForms
+from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.rules import Declined, Sharded, answer, answer_for_output, rule_of
+
+_LINK = 32  # how much longer a byte takes that is sent than one that is made: from 7 (NVLink) to 60 (PCIe) times
+
+Wish = tuple[Tensor, Shard]  # what would be cut, and how: into blocks, each an `EvenCut` of so many units
+
+
+@dataclass(frozen=True)
+class UnitSearch:
+    """Finds units; `run` does.
+
+    Args:
+      program, columns, laid: as of `planned_along`.
+      forward: returns natural forms, as of `forward_along`.
+      alike: captures that are cut between any two entries, by position, with those that are cut alike: optimizers'
+        slots.
+    """
+
+    program: Program
+    columns: int
+    laid: Mapping[str, Layout]
+    forward: Callable[[Program, Mapping[str, Layout]], NaturalForms]
+    alike: Mapping[int, Sequence[int]]
+
+    def run(self) -> dict[int, Shard]:
+        """Return how captures had better be cut, by position."""
+        found, tried = dict[int, Shard](), set[object]()
+        natural = self._natural(found)
+        while left := [(key, ways) for key, ways in self._asked(natural).items() if key not in tried]:
+            key, ways = left[0]  # (what is asked first may be what keeps others from being asked)
+            tried.add(key)
+            cuts = [{**found, **own} for way in ways.values() if (own := self._behind(natural, way))]
+            trials = [(other, self._natural(other)) for other in cuts]
+            best = min(trials, key=lambda trial: self._cost(trial[1]), default=(found, natural))
+            if self._cost(best[1]) < self._cost(natural):
+                found, natural = best
+        return found
+
+    def _natural(self, cuts: Mapping[int, Shard]) -> NaturalForms:
+        own = {self.program.ops[i].name: self._laid(cut) for i, cut in cuts.items()}
+        return self.forward(self.program, {**self.laid, **own})
+
+    def _laid(self, cut: Shard) -> Layout:
+        """Return the layout of what has such units: the same on all devices where these are more."""
+        units = cut.partition.length if isinstance(cut.partition, EvenCut) else 0
+        if units < self.columns:
+            return REPLICATE
+        return evenly(cut.axis, units, self.columns, cut.blocks[0]).repeated(len(cut.blocks))
+
+    def _asked(self, natural: NaturalForms) -> dict[object, dict[object, list[Wish]]]:
+        """Return how operations would have what they read cut; for those that are alike, as in layers, together."""
+        found: dict[object, dict[object, list[Wish]]] = {}
+        for op in self.program.ops:
+            layouts = tuple([natural.layout(tensor) for tensor in op.inputs])
+            for i, layout in enumerate(layouts):
+                if isinstance(layout, Shard) and not op.stateful and not op.bodies and rule_of(op.type) is not None:
+                    ways = _ways(op, i, layout) if natural.answers[op.index] is None else _fitting(op, i, layouts)
+                    for way in ways:
+                        group = found.setdefault((op.type, op.in_shapes, layouts), {})
+                        group.setdefault((i, way), []).append((op.inputs[i], way))
+        return found
+
+    def _behind(self, natural: NaturalForms, wishes: Sequence[Wish]) -> dict[int, Shard]:
+        """Return how captures are to be cut for what is made of them to be cut so, where they can be."""
+        found: dict[int, Shard] = {}
+        for wish in wishes:
+            own, left, seen = dict[int, Shard](), [wish], set[Wish]()
+            while left:
+                tensor, way = left.pop()
+                op = self.program.ops[tensor.op]
+                if op.index in self.alike and own.setdefault(op.index, way) == way:
+                    continue
+                more = self._read(op, tensor.index, way, natural)
+                if more is None:
+                    own = {}
+                    break
+                left += [pair for pair in more if pair not in seen]
+                seen.update(more)
+            found |= {k: way for position, way in own.items() for k in self.alike[position]}
+        return found
+
+    def _read(self, op: Op, output: int, way: Shard, natural: NaturalForms) -> Sequence[Wish] | None:
+        """Return how an operation reads what is cut of what it reads, to make what is cut so; None if it cannot."""
+        cut = [(k, t, own) for k, t in enumerate(op.inputs) if isinstance(own := natural.layout(t), Shard)]
+        if op.type == "ReadVariableOp":
+            return [(op.inputs[0], way)]
+        whole = [(tensor, Shard(own.axis, (own.size(0),), EvenCut(1))) for _, tensor, own in cut]
+        if self._laid(way) == REPLICATE:  # each device makes the product of a kernel, with its bias, and not a layer
+            ranks = [len(op.in_shapes[k] or ()) for k, *_ in cut]
+            return whole if ranks.count(len(op.out_shapes[0] or ())) < 2 else None
+        given = _for_output(op, output, way, natural.answers[op.index])
+        if given is None:
+            return None
+        wants = zip(cut, whole, strict=True)
+        return [(t, want) if isinstance(want := given.wants[k], Shard) else one for (k, t, _), one in wants]
+
+    def _cost(self, natural: NaturalForms) -> tuple[float, int]:
+        """Return roughly what bytes cost that move or that every device makes; and how many operations are not cut."""
+        moved, whole = dict[Tensor, int](), 0
+        for op, given in zip(self.program.ops, natural.answers, strict=True):
+            whole += sum(op.out_bytes) if given is None or REPLICATE in given.gives else 0
+            for i, tensor in enumerate(op.inputs):
+                layout = natural.layout(tensor)
+                if isinstance(layout, Shard) and (given is None or given.wants[i] != layout):
+                    moved.setdefault(tensor, self.program.bytes(tensor))
+            for k, made in enumerate(given.gives if given is not None else ()):
+                if isinstance(made, Partial) and not isinstance(natural.seen[op.index][k], Partial):
+                    moved[Tensor(op.index, k)] = 2 * op.out_bytes[k]
+        return _LINK * sum(moved.values()) + whole, natural.answers.count(None)
+
+
+def _ways(op: Op, i: int, layout: Shard) -> Iterator[Shard]:
+    """Yield how an operation that does without parts of its operand could have it cut."""
+    (axis, rule), size = (layout.axis, rule_of(op.type)), layout.size(0)
+    try:
+        factors = rule.factors(op) if rule is not None else Declined("")
+    except UndecidedError:
+        return
+    dims = None if isinstance(factors, Declined) else factors.inputs[i]
+    if dims is None:
+        return
+    if isinstance(merged := dims[axis], tuple):  # each of its factors could be cut
+        for _, outer, inner in merged:
+            if type(outer) is int and type(inner) is int and size > outer * inner:
+                yield Shard(axis, (inner,) * outer, EvenCut(size // outer // inner))
+    part = op.out_shapes[0][axis] if op.out_shapes[0] is not None and len(op.out_shapes[0]) == len(dims) else None
+    if (
+        merged is None and type(part) is int and 1 < part < size and size % part == 0
+    ):  # of equal blocks: a split, a slice
+        yield Shard(axis, (1,) * (size // part), EvenCut(part))
+
+
+def _fitting(op: Op, i: int, layouts: Sequence[Layout]) -> Iterator[Shard]:
+    """Yield how an operand would be cut to fit each of the others that stays where it is."""
+    rule, known = rule_of(op.type), [REPLICATE if is_whole(layout) else layout for layout in layouts]
+    for k, layout in enumerate(layouts):
+        given = with_operand(rule, op, known, k) if rule is not None and isinstance(layout, Shard) and k != i else None
+        want = given.wants[i] if isinstance(given, Sharded) else None
+        if isinstance(want, Shard) and want != layouts[i]:
+            yield want
+
+
+def _for_output(op: Op, output: int, way: Shard, given: Sharded | None) -> Sharded | None:
+    """Return how an operation can make what is cut so: by its factors, or of the blocks that it takes apart."""
+    rule = rule_of(op.type)
+    if rule is None or op.stateful or op.bodies:
+        return None
+    found, made = answer_for_output(rule, op, output, way), given.gives[output] if given is not None else None
+    if found is not None or given is None or not isinstance(made, Shard):
+        return found
+    wants: list[Layout] = [
+        way.along(want.axis).repeated(len(want.blocks) // len(made.blocks)) if isinstance(want, Shard) else want
+        for want in given.wants
+    ]
+    again = answer(rule, op, wants, [0] * len(wants))
+    return again if isinstance(again, Sharded) and again.gives[output] == way else None
