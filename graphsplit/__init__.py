@@ -44,6 +44,7 @@ if TYPE_CHECKING:
     )
     from graphsplit.costs.machine import Machine
     from graphsplit.keras_models.distribution.enabling import KerasDistribution, enable_keras_distribution
+    from graphsplit.keras_models.loading import load_weights
     from graphsplit.keras_models.wrapping import multi_gpu_model
     from graphsplit.placement import Placement, Timeline, placement_of, timeline_of
     from graphsplit.planning.plan import Plan
@@ -82,6 +83,7 @@ _MODULES = {
     ],
     "costs.machine": ["Machine"],
     "keras_models.distribution.enabling": ["KerasDistribution", "enable_keras_distribution"],
+    "keras_models.loading": ["load_weights"],
     "keras_models.wrapping": ["multi_gpu_model"],
     "placement": ["Placement", "Timeline", "placement_of", "timeline_of"],
     "planning.plan": ["Plan"],
@@ -121,6 +123,7 @@ __all__ = [
     "connect",
     "cut",
     "enable_keras_distribution",
+    "load_weights",
     "make_parallel",
     "multi_gpu_model",
     "on_device",

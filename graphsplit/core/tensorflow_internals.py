@@ -23,8 +23,8 @@ from tensorflow.core.framework import device_attributes_pb2
 from tensorflow.core.function.polymorphism import function_type
 from tensorflow.core.function.trace_type import default_types
 
-# The stored form of a SavedModel, which comes with TensorFlow under no public name.
-from tensorflow.core.protobuf import saved_model_pb2
+# The stored forms of a SavedModel and of the objects in a checkpoint, which come with TensorFlow under no public name.
+from tensorflow.core.protobuf import saved_model_pb2, trackable_object_graph_pb2
 
 # Whether forward-mode differentiation is active, and whether several tapes are, which no public function says.
 from tensorflow.python import pywrap_tfe
@@ -649,6 +649,11 @@ def _flat_type(specs: Sequence[tf.TypeSpec], outs: Sequence[tf.TypeSpec]) -> Any
 def new_saved_model() -> Any:
     """Return an empty `SavedModel` proto."""
     return saved_model_pb2.SavedModel()
+
+
+def parse_checkpoint_objects(content: bytes) -> Any:
+    """Return what a checkpoint says of its objects."""
+    return trackable_object_graph_pb2.TrackableObjectGraph.FromString(content)
 
 
 def parse_profile(content: bytes) -> Any:

@@ -32,7 +32,7 @@ def variables_with_owners(target: Any) -> list[tuple[tf.Variable, Any]]:
     """Return `variables_of(target)`, each with the variable of Keras 3 that it is the value of, else itself."""
     found: dict[int, tuple[tf.Variable, Any]] = {}
     for variable in _all(target):
-        value = _plain(variable)
+        value = plain_variable(variable)
         if value is not variable and isinstance(value, tf.Variable):
             value._graphsplit_path = variable.path
         if not isinstance(value, tf.Variable) or not _has_own_handle(value):
@@ -56,7 +56,7 @@ def slots_of(target: Any, variables: Sequence[tf.Variable]) -> dict[int, tf.Vari
     found = {}
     for optimizer in _optimizers(target):
         for slot, variable in keras_internals.slots_of(optimizer, variables):
-            found[id(_plain(slot))] = _plain(variable)
+            found[id(plain_variable(slot))] = plain_variable(variable)
     return found
 
 
@@ -70,7 +70,7 @@ def _optimizers(target: Any) -> Iterable[Any]:
         yield from [own for own in (target, getattr(target, "optimizer", None)) if hasattr(own, "apply_gradients")]
 
 
-def _plain(variable: Any) -> Any:
+def plain_variable(variable: Any) -> Any:
     """Return TensorFlow's variable; Keras 3 wraps them."""
     return variable if isinstance(variable, tf.Variable) else getattr(variable, "value", None)
 

@@ -30,7 +30,7 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import UnsupportedError
-from graphsplit.core.layouts import Copied, Cut, MeshDivision, Nested, part_shapes
+from graphsplit.core.layouts import Copied, Cut, MeshDivision, Nested, part_ranges, part_shapes
 from graphsplit.core.tensorflow_internals import (
     ask_at_call,
     function_graph,
@@ -220,10 +220,24 @@ class VariableParts:
                 own = tf.identity(own)
             yield own
 
+    def _pieces_of_array(self, array: Any) -> Iterator[tf.Tensor]:
+        """Yield what each part has of an array, on its device; no more is read of it at a time."""
+        entries = part_ranges(self.division, list(map(range, self._shape)))
+        for device, part in zip(self.devices, entries, strict=True):
+            at = tuple([slice(own.start, own.stop) if isinstance(own, range) else list(own) for own in part])
+            with tf.device("CPU:0"):
+                piece = tf.convert_to_tensor(np.asarray(array[at]), self._dtype)
+            with tf.device(device):
+                piece = tf.identity(piece)
+            yield piece
+
     def take(self, value: Any) -> bool:
         """Let the parts hold a value that somebody gives the variable, if it is they who hold the present one.
 
-        Then no device gets all of it (but the host, if it comes from there: what is read from a file).
+        Then no device gets all of it. Of an array, or what a file has of one, it gets one part after the other.
+
+        Args:
+          value: what may be assigned to the variable; or what `can_be_read_by_part`.
 
         Returns:
           Whether they do. If not, it is the variable that is to take it, or to say what is wrong with it.
@@ -233,13 +247,14 @@ class VariableParts:
         with self._lock:
             if not self.in_parts:
                 return False
-            if not isinstance(value, tf.Tensor):
+            by_part = can_be_read_by_part(value)
+            if not by_part and not isinstance(value, tf.Tensor):
                 with tf.device("CPU:0"):
                     value = tf.convert_to_tensor(value, self._dtype)
-            if value.dtype != self._dtype or value.shape != self._shape:
+            if tuple(value.shape) != tuple(self._shape) or not (by_part or value.dtype == self._dtype):
                 return False
             parts = [self._new_part(part) for part in range(len(self.devices))]  # the old ones hold all until then
-            _assign_all(parts, self._pieces(value))
+            _assign_all(parts, self._pieces_of_array(value) if by_part else self._pieces(value))
             self._parts = parts
             return True
 
@@ -399,6 +414,11 @@ def move_variable(variable: tf.Variable, device: str, value: tf.Tensor) -> None:
 def read_handle(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:
     """Return the value behind a handle."""
     return tf.raw_ops.ReadVariableOp(resource=handle, dtype=dtype)
+
+
+def can_be_read_by_part(value: Any) -> bool:
+    """Return whether a value is an array, or what stands for one in a file: it has a shape, and is read by slices."""
+    return isinstance(value, np.ndarray) or hasattr(value, "read_direct")  # (as those of h5py have)
 
 
 def is_initialized(handle: tf.Tensor) -> bool:

@@ -1,0 +1,142 @@
+"""Weights from files, one variable after the other: no device has the whole of one in parts, and the host of one."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import tempfile
+import zipfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from graphsplit.api.layouts.layout_targets import name_of, plain_variable
+from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.tensorflow_internals import parse_checkpoint_objects
+from graphsplit.core.variables.parted_variables import can_be_read_by_part, parts_of_variable
+from graphsplit.keras_models.flavors import KERAS_3, flavor_of
+
+_WEIGHTS = "model.weights.h5"  # in a .keras file
+_OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # a checkpoint's tensor that says what the others belong to
+_VALUE = "VARIABLE_VALUE"
+
+
+def load_weights(target: Any, path: str | os.PathLike[str]) -> None:
+    """Load the weights of a model that need not fit in one place, from a file of Keras' or a checkpoint.
+
+    The host has the whole of one variable at a time, each device its parts. (`model.load_weights` makes each variable
+    whole on the first device, too, and has all of a `.keras` file in memory; TensorFlow has all of a checkpoint.) The
+    weights are those that the two would load.
+
+    Args:
+      target: a Keras model, for a file; for a checkpoint, what was saved, as it was: a `tf.train.Checkpoint`, a module,
+        a model.
+      path: ends with `.weights.h5` or `.keras`; or is that of a checkpoint (its prefix).
+
+    Raises:
+      ArgumentError: if a checkpoint lacks variables of the target, or has them in other shapes.
+      UnsupportedError: for checkpoints that are not of objects, or with other state than variables (tables, iterators,
+        slots of `tf.compat.v1` optimizers).
+
+    >>> import tempfile, tensorflow as tf, graphsplit as gs
+    >>> saved, other = tf.Module(), tf.Module()
+    >>> saved.w, other.w = tf.Variable(tf.ones((64, 8))), tf.Variable(tf.zeros((64, 8)))
+    >>> path = tf.train.Checkpoint(saved).write(tempfile.mkdtemp() + "/weights")
+    >>> gs.set_variable_layout(other, "sharded", devices=2)
+    >>> gs.load_weights(tf.train.Checkpoint(other), path)
+    >>> float(tf.reduce_sum(other.w))
+    512.0
+    """
+    name = os.fspath(path)
+    if name.endswith(".keras"):
+        with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(name) as archive:
+            _load_file(target, archive.extract(_WEIGHTS, folder))
+    elif name.endswith((".h5", ".weights.json")):
+        _load_file(target, name)
+    else:
+        _load_checkpoint(target, name)
+
+
+def _load_file(model: Any, path: str) -> None:
+    assigning = _assigning_by_part() if flavor_of(model) is KERAS_3 else contextlib.nullcontext()
+    with tf.device("CPU:0"), assigning:
+        model.load_weights(path)
+
+
+@contextlib.contextmanager
+def _assigning_by_part() -> Iterator[None]:
+    """Let variables of Keras 3 take arrays part by part: Keras makes a tensor of each before it hands it on."""
+    import keras
+
+    kind, own = keras.Variable, vars(keras.Variable).get("assign")
+    original = kind.assign
+
+    def assign(variable: Any, value: Any) -> Any:
+        parts = parts_of_variable(variable.value) if can_be_read_by_part(value) else None
+        return value if parts is not None and parts.take(value) else original(variable, value)
+
+    kind.assign = assign
+    try:
+        yield
+    finally:
+        if own is None:
+            del kind.assign
+        else:
+            kind.assign = own
+
+
+def _load_checkpoint(target: Any, path: str) -> None:
+    reader = tf.train.load_checkpoint(path)
+    if not reader.has_tensor(_OBJECTS):
+        raise UnsupportedError(
+            f"{path} is a checkpoint of names, as tf.compat.v1.train.Saver writes them, and not of objects. Restore it "
+            "with tf.train.Checkpoint, and save it again."
+        )
+    nodes = _nodes_of(target, parse_checkpoint_objects(reader.get_tensor(_OBJECTS)).nodes)
+    _check_has_variables_only(path, list(nodes.values()))
+    shapes, found, missing = reader.get_variable_to_shape_map(), [], []
+    for owner in tf.train.TrackableView(target).descendants():
+        variable, node = plain_variable(owner), nodes.get(id(owner))
+        if isinstance(variable, tf.Variable):
+            key = node.attributes[0].checkpoint_key if node is not None and node.attributes else ""
+            if key and tuple(shapes[key]) == tuple(variable.shape):
+                found.append((variable, key))
+            elif key or variable.name != "save_counter:0":
+                missing.append(f"{name_of(variable)} {tuple(variable.shape)}")
+    if missing:
+        raise ArgumentError(
+            f"The checkpoint {path} lacks variables of the target, or has them in other shapes:\n{bullet_list(missing)}"
+        )
+    for variable, key in found:
+        _assign(variable, reader.get_tensor(key))
+
+
+def _assign(variable: tf.Variable, value: Any) -> None:
+    parts = parts_of_variable(variable)
+    if parts is None or not parts.take(value):
+        with tf.device("CPU:0"):
+            variable.assign(value)
+
+
+def _nodes_of(target: Any, nodes: Sequence[Any]) -> dict[int, Any]:
+    """Return what a checkpoint has for each object below a target, by the objects' ids, as names of attributes tell."""
+    found, waiting = {id(target): nodes[0]}, [target]
+    for owner in waiting:
+        own = tf.train.TrackableView.children(owner)
+        for child in found[id(owner)].children:
+            if child.local_name in own and id(own[child.local_name]) not in found:
+                waiting.append(own[child.local_name])
+                found[id(waiting[-1])] = nodes[child.node_id]
+    return found
+
+
+def _check_has_variables_only(path: str, nodes: Sequence[Any]) -> None:
+    others = {own.checkpoint_key for node in nodes for own in node.attributes if own.name != _VALUE}
+    others |= {f"slot {own.slot_name!r}" for node in nodes for own in node.slot_variables}
+    others |= {node.registered_saver.name for node in nodes if node.registered_saver.name}
+    if others:
+        raise UnsupportedError(
+            f"The checkpoint {path} has state that is no variable of its own:\n{bullet_list(sorted(others))}\n"
+            "Read it with tf.train.Checkpoint, which takes the host's memory for all."
+        )

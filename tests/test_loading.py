@@ -1,0 +1,108 @@
+"""`load_weights`: the weights that Keras and TensorFlow load, and no device has the whole of a variable in parts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import graphsplit as gs
+from graphsplit.api.layouts.layout_targets import variables_of
+from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
+
+KINDS = ("some.weights.h5", "some.keras", "checkpoint")
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "home": {"layout": "home"},
+    "sharded": {"layout": "sharded", "devices": 3},
+    "mirrored": {"layout": "mirrored", "devices": 3},
+    "axes": {"layout": {"*kernel*": ((None, "model"), "sharded"), "*": "home"}, "mesh": {"batch": 2, "model": 2}},
+}
+
+
+def made(library: Any, seed: int) -> tuple[Any, Any]:
+    library.utils.set_random_seed(seed)
+    layers = [library.layers.Dense(60, name="one"), library.layers.BatchNormalization(name="norm")]
+    model = library.Sequential([library.layers.Input((31,)), *layers, library.layers.Dense(45, name="two")])
+    model.compile(library.optimizers.Adam(name="adam"), "mse")
+    model.optimizer.build(model.trainable_variables)
+    return model, tf.train.Checkpoint(model=model, optimizer=model.optimizer)
+
+
+QUICK = [("sharded", keras, kind) for kind in KINDS] + [("axes", tf_keras, "checkpoint")]
+CASES = [(layout, library, kind) for layout in LAYOUTS for library in (keras, tf_keras) for kind in KINDS]
+
+
+@pytest.mark.parametrize(
+    ("layout", "library", "kind"),
+    [
+        pytest.param(
+            *case, id=f"{case[0]}-{case[1].__name__}-{case[2]}", marks=() if case in QUICK else pytest.mark.long
+        )
+        for case in CASES
+    ],
+)
+def test_loaded(layout: str, kind: str, library: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source, saved = made(library, 1)
+    source.train_on_batch(np.ones((4, 31), "float32"), np.ones((4, 45), "float32"))
+    path = tmp_path / kind
+    if kind == "checkpoint":
+        saved.write(str(path))
+    else:
+        (source.save if kind.endswith(".keras") else source.save_weights)(path)
+    with gs.variable_layout(**LAYOUTS[layout]):
+        target, checkpoint = made(library, 2)
+    held = [parts for v in variables_of(target) if (parts := parts_of_variable(v)) is not None]
+    assert len(held) == 0 if layout == "home" else len(held) >= 6
+    if layout != "mirrored":  # (a copy takes the value)
+        monkeypatch.setattr(VariableParts, "put_together", lambda parts: pytest.fail(f"{parts.path} is put together"))
+    before = [parts.bytes_on_devices() for parts in held]
+    gs.load_weights(checkpoint if kind == "checkpoint" else target, path)
+    assert all(parts.in_parts for parts in held if layout != "mirrored")
+    assert [parts.bytes_on_devices() for parts in held] == before
+    pairs = list(zip(*[variables_of([model.weights, model.optimizer]) for model in (target, source)], strict=True))
+    assert len(pairs) >= 8 + 2 * 6
+    for a, b in pairs if kind != "some.weights.h5" else pairs[:8]:
+        np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.name)
+    assert "assign" not in vars(keras.Variable)  # Keras is as it was
+
+
+def test_errors(tmp_path: Path):
+    saved = tf.Module()
+    saved.w, saved.other = tf.Variable(tf.ones((64, 8)), name="w"), tf.Variable(tf.ones((3, 5)), name="other")
+    path = tf.train.Checkpoint(saved).write(str(tmp_path / "some"))
+    target = tf.Module()
+    target.w, target.more = tf.Variable(tf.zeros((8, 64)), name="w"), tf.Variable(tf.zeros(3), name="more")
+    with pytest.raises(gs.ArgumentError) as found:
+        gs.load_weights(tf.train.Checkpoint(target), path)
+    assert str(found.value) == (
+        f"The checkpoint {path} lacks variables of the target, or has them in other shapes:\n"
+        "  - w (8, 64)\n"
+        "  - more (3,)"
+    )
+    assert not target.w.numpy().any()  # nothing was loaded
+    saved.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 0.0)
+    path = tf.train.Checkpoint(saved).write(str(tmp_path / "table"))
+    with pytest.raises(gs.UnsupportedError, match="state that is no variable of its own:\n  - table"):
+        gs.load_weights(tf.train.Checkpoint(saved), path)
+    with tf.Graph().as_default(), tf.compat.v1.Session() as session:
+        variable = tf.compat.v1.get_variable("w", (3,))
+        session.run(variable.initializer)
+        path = tf.compat.v1.train.Saver([variable]).save(session, str(tmp_path / "old"))
+    with pytest.raises(gs.UnsupportedError, match="is a checkpoint of names"):
+        gs.load_weights(tf.train.Checkpoint(target), path)
+
+
+def test_a_training_checkpoint_that_was_numbered(tmp_path: Path):
+    """`Checkpoint.save` counts, and what the target lacks is left in the file."""
+    model, checkpoint = made(keras, 1)
+    path = checkpoint.save(str(tmp_path / "some"))
+    other, _ = made(keras, 2)
+    gs.set_variable_layout(other, "sharded", devices=3)
+    gs.load_weights(tf.train.Checkpoint(model=other), path)
+    for a, b in zip(other.get_weights(), model.get_weights(), strict=True):
+        np.testing.assert_array_equal(a, b)
