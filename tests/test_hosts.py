@@ -21,7 +21,7 @@ from graphsplit.emission import EmittedGraph, check_emitted, emit
 from graphsplit.emission.compiled_calls import graph_def_that_runs
 from graphsplit.planning.communication.traffic import traffic
 from graphsplit.planning.communication.transfers import Collective, Relay, Slice, Sum, Value
-from graphsplit.planning.state import state_of
+from graphsplit.planning.state import program_of
 from tests.helpers.hosts import (
     assert_counted,
     assert_law_on_hosts,
@@ -271,23 +271,23 @@ def test_home_is_where_the_variables_are():
     """In this process, where the devices are of others; the first device where nothing speaks for another one."""
     step, _ = deep("home", 1)
     trace = gs.parallelize(step, devices=2)._planning((X,), {})[0].trace
-    state, program = state_of(trace), trace.program
-    assert default_home(trace, program, state, EIGHT) == (
+    program, state = program_of(trace)
+    assert default_home(program, state, EIGHT) == (
         "/device:CPU:0",
         ("home: CPU:0, where the variables are (19.2 kB)",),
     )
-    assert default_home(trace, program, state, ["/device:CPU:3", "/device:CPU:0"]) == ("/device:CPU:3", ())
+    assert default_home(program, state, ["/device:CPU:3", "/device:CPU:0"]) == ("/device:CPU:3", ())
 
     def lying(*devices: str) -> tuple[str, tuple[str, ...]]:
         own = dataclasses.replace(state, devices=dict(zip(state.devices, devices, strict=True)))
-        return default_home(trace, program, own, EIGHT)
+        return default_home(program, own, EIGHT)
 
     assert lying(EIGHT[5], EIGHT[5], EIGHT[0]) == (EIGHT[0], ())  # which has half as much
     said = "home: worker:1/CPU:1, where the variables are (12.8 kB)"
     assert lying(EIGHT[5], EIGHT[5], EIGHT[1]) == (EIGHT[5], (said,))
     assert lying(EIGHT[1], EIGHT[0], EIGHT[2]) == (EIGHT[0], ())
     plain = gs.parallelize(tf.tanh, devices=2)._planning((X,), {})[0].trace
-    assert default_home(plain, plain.program, state_of(plain), EIGHT) == (EIGHT[0], ())
+    assert default_home(*program_of(plain), EIGHT) == (EIGHT[0], ())
 
 
 @pytest.mark.parametrize("layout", ["mirrored", "sharded"])
@@ -296,7 +296,7 @@ def test_home_of_variables_on_all_devices(layout: str):
     compiled = gs.parallelize(step, devices=5)._planning((X,), {})[0]
     plan, names = compiled.plan, on_hosts(2, 3)
     state = replanned(plan, names).state
-    assert default_home(compiled.trace, plan.program, state, list(names.values())) == (worker_device(0, 0), ())
+    assert default_home(plan.program, state, list(names.values())) == (worker_device(0, 0), ())
 
 
 @pytest.fixture(scope="module")

@@ -9,9 +9,7 @@ from functools import partial
 from graphsplit.axes.columns import Columns, in_columns
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.layouts import REPLICATE, Cut, Division, Layout, MeshDivision, Nested, axis_of
-from graphsplit.core.variables.parted_classes import raw_handles
-from graphsplit.core.variables.parted_variables import parts_of
-from graphsplit.planning.state import State, program_of, state_of, with_twins
+from graphsplit.planning.state import State, captured_by, program_of, state_of, with_twins
 from graphsplit.program.asked_layouts import asked_of
 from graphsplit.program.program import Program
 from graphsplit.tracing.trace import Trace, held_by
@@ -105,14 +103,8 @@ class _Columned:
                 divisions[there] = division.rows[d]
             elif division is not None:
                 devices[there] = division.devices[d]
-        paths = zip(self._names, self._trace.captures, strict=True)
-        with raw_handles():
-            names = {id(variable.handle): variable.name.partition(":")[0] for variable in self._trace.variables}
-        called = {
-            name: parts.path if (parts := parts_of(handle)) is not None else names.get(id(handle), name)
-            for name, handle in paths
-            if name in self._own
-        }
+        captured = captured_by(self._trace)
+        called = {own.placeholder: own.name or own.placeholder for own in captured if own.placeholder in self._own}
         return replace(
             state, devices=devices, divisions=divisions, whole=whole, in_place=called, gathered=self._gathered
         )

@@ -2,19 +2,36 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name
-from graphsplit.core.layouts import Copied, Division, MeshDivision, Nested
+from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested
+from graphsplit.core.tensorflow_internals import resource_value
+from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import parts_of, parts_of_variable
 from graphsplit.planning.variables.division import Divided, divide
 from graphsplit.program.program import Op, Program
 from graphsplit.tracing.trace import Trace
 
 _INSIDE = "the function is called inside of a tf.function, which may use the variable itself"
+
+
+class Captured(NamedTuple):
+    """What a traced function reads from outside.
+
+    Attributes:
+      placeholder: what stands for it in the function.
+      name: of the variable, `sequential/dense/kernel`; "" for anything else.
+      bytes: that it holds, 0 where that is not known.
+    """
+
+    placeholder: str
+    name: str
+    bytes: int
 
 
 @dataclass(frozen=True)
@@ -34,6 +51,7 @@ class State:
       in_place: those of the divided variables that are used where their parts are, along another axis of the mesh, and
         what users call them.
       gathered: those of them that are put together along that axis all the same, as some operation needs all of them.
+      captured: what the traced function captured; empty where nothing is known of that.
     """
 
     devices: Mapping[str, str] = field(default_factory=dict)
@@ -45,10 +63,66 @@ class State:
     whole: Mapping[str, str] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
     gathered: frozenset[str] = frozenset()
+    captured: tuple[Captured, ...] = ()
 
     def is_everywhere(self, op: Op) -> bool:
         """Return whether every device has the value of an op, or makes it from nothing but sizes."""
         return op.is_constant and (self.largest_constant is None or sum(op.out_bytes) <= self.largest_constant)
+
+
+def captured_by(trace: Trace) -> tuple[Captured, ...]:
+    """Return what a traced function captured."""
+    with raw_handles():
+        names = {id(variable.handle): variable.name.partition(":")[0] for variable in trace.variables}
+    inside = {tensor.op.name: tensor for tensor in trace.function.inputs}
+    found = []
+    for position, handle in zip(trace.program.captures, trace.captures, strict=True):
+        name, parts = trace.program.ops[position].name, parts_of(handle)
+        called = names.get(id(handle), "") if parts is None else parts.path
+        found.append(Captured(name, called, _bytes_of(inside[name]) if name in inside else 0))
+    return tuple(found)
+
+
+def _bytes_of(tensor: tf.Tensor) -> int:
+    """Return the bytes of a tensor, of a handle those of what is behind it; 0 where that is not known."""
+    value = resource_value(tensor) if tensor.dtype == tf.resource else (tensor.dtype, tensor.shape)
+    count = value[1].num_elements() if value is not None and value[1].is_fully_defined() else None
+    return 0 if value is None or count is None else int(count) * int(value[0].size or 0)
+
+
+def state_on(program: Program, state: State, home: str) -> Iterator[tuple[str, Captured]]:
+    """Yield the device of each variable, part of one, or other tensor that is captured, and its name and bytes.
+
+    Args:
+      program, state: what is planned, and where its variables are.
+      home: the device of those of which nothing is said.
+    """
+    if not state.captured:
+        return
+    origins = state.parts or tuple([(k, 0) for k in range(len(program.captures))])
+    for position, (k, part) in zip(program.captures, origins, strict=True):
+        device, own = state.devices.get(program.ops[position].name) or home, state.captured[k]
+        division = state.divisions.get(own.placeholder) if state.parts else None
+        yield device, own._replace(bytes=own.bytes if division is None else _parts_of(own.bytes, division)[part])
+
+
+def state_bytes(program: Program, state: State, home: str) -> dict[str, int]:
+    """Return the bytes of captured variables and tensors by device; see `state_on`."""
+    found: dict[str, int] = {}
+    for device, own in state_on(program, state, home):
+        if own.bytes:
+            found[device] = found.get(device, 0) + own.bytes
+    return found
+
+
+def _parts_of(size: int, division: MeshDivision) -> list[int]:
+    """Return the bytes of each part: of a copy all, of a slice in proportion to its length."""
+    if isinstance(division, Cut):
+        return [size * length // max(sum(division.lengths), 1) for length in division.lengths]
+    if isinstance(division, Copied):
+        return [size] * division.parts
+    pairs = zip(division.rows, _parts_of(size, division.columns), strict=True)
+    return [part for own, column in pairs for part in _parts_of(column, own)]
 
 
 def state_of(trace: Trace) -> State:
@@ -78,7 +152,7 @@ def program_of(
       reshard: see `divide`.
       given: its program, if some variables are in parts there already, and for each capture the original's, and part.
     """
-    state = find_state(trace)
+    state = replace(find_state(trace), captured=captured_by(trace))
     program, origins = given or (trace.program, [(k, 0) for k in range(len(trace.captures))])
     if not state.divisions and given is None:
         inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}

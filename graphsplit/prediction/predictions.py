@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
 from dataclasses import replace
 
 from graphsplit.core.devices import short_name
@@ -16,6 +15,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.placement.recorded.recorded_steps import RecordedStep
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.state import state_bytes
 from graphsplit.prediction import views
 from graphsplit.prediction.buffers import Memory, live_memory, with_state
 from graphsplit.prediction.compiled_work import ASSUMED as COMPILED
@@ -105,7 +105,6 @@ def predict_plan(
     machine: Machine,
     *,
     title: str,
-    state: Mapping[str, int],
     layout: str = "",
     unknown_size: int | None = None,
 ) -> Prediction:
@@ -115,13 +114,13 @@ def predict_plan(
       plan: its devices are some of the machine's; the sizes of its arguments are known.
       machine: what runs it.
       title: what to call it.
-      state: bytes of variables, by device.
       layout: what to call the variables' layout.
       unknown_size: what sizes count as that follow from data.
     """
     costs = Costs(machine.device, unknown_size)
     tasks = tasks_of(plan, emit(plan), machine, costs)
     schedule = replay(tasks.tasks, tasks.resources)
+    state = state_bytes(plan.program, plan.state, plan.home)
     memory = with_state(live_memory(tasks.buffers, schedule), state, tasks.arguments)
     compiled = (COMPILED,) if plan.jit_compile else ()
     ordered = {device: memory.get(device, Memory()) for device in dict.fromkeys([*plan.devices, *sorted(memory)])}

@@ -16,7 +16,6 @@ from graphsplit.costs.machine import Machine
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.prediction.buffers import Memory
 from graphsplit.prediction.predictions import predict_plan
-from graphsplit.prediction.state_bytes import state_bytes
 from graphsplit.search.candidates import Candidate, least_state
 from graphsplit.search.question import Question
 
@@ -153,8 +152,7 @@ class Search:
         question = self.question
         machine = question.machine.covering(candidate.devices)
         plan = question.make_plan(machine.names(candidate.devices), candidate)
-        state = state_bytes(question.trace, plan.program, plan.state, plan.home)
-        found = predict_plan(plan, machine, title=question.title, state=state, layout=candidate.layout)
+        found = predict_plan(plan, machine, title=question.title, layout=candidate.layout)
         fullest = max(found.memory.values(), key=lambda memory: memory.peak_bytes)
         idle = max([1.0 - share.computing for share in found.shares.values()], default=0.0)
         return Looked(fullest, found.step_s, idle)

@@ -28,9 +28,8 @@ from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.mesh import mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
-from graphsplit.planning.state import State, program_of, state_as_if, state_of
+from graphsplit.planning.state import State, program_of, state_as_if, state_bytes, state_of
 from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
-from graphsplit.prediction.state_bytes import state_bytes
 from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage, check_stages
 from graphsplit.search.automatic import AS_THEY_LIE, Automatic, choose, machine_like, table_for
@@ -87,7 +86,7 @@ def trace_and_plan(
         program, state = program_on_mesh(traced, find_state, reshard, grid)
         if options.home is not None:
             return plan_for(program, splitting, options, devices, home, state)
-        near, said = default_home(traced, program, state, devices)
+        near, said = default_home(program, state, devices)
         told = replace(splitting, notes=(*splitting.notes, *said))
         return plan_for(program, told, options, devices, near, state)
 
@@ -190,19 +189,18 @@ def plan_for(
     )
 
 
-def default_home(trace: Trace, program: Program, state: State, devices: Sequence[str]) -> tuple[str, tuple[str, ...]]:
+def default_home(program: Program, state: State, devices: Sequence[str]) -> tuple[str, tuple[str, ...]]:
     """Return the device of whole values that belong to nobody, and what a plan says of it.
 
     On one host it is the first of the devices. On several it is the one, be it none of these, that has most bytes of
     the captured variables; unless the first has half as many: slices of variables are not all of one size.
 
     Args:
-      trace: whose variables.
       program, state: the function with its variables in parts, and where these are.
       devices: of the shards, full names.
     """
     first = devices[0]
-    held = state_bytes(trace, program, state, first)
+    held = state_bytes(program, state, first)
     most = max([first, *held], key=lambda device: held.get(device, 0))
     is_one_host = len({host_name(device) for device in (*devices, *held)}) == 1
     if is_one_host or 2 * held.get(first, 0) >= held.get(most, 0):

@@ -18,7 +18,6 @@ from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.prediction.predictions import Prediction, between, predict_plan
-from graphsplit.prediction.state_bytes import state_bytes
 from graphsplit.prediction.unknown_sizes import UnknownSize, checked_unknown_size, most_unknown_size
 
 MOST_NODES = 1_000_000  # that are emitted for one prediction: about 2 minutes, and 3 GB
@@ -92,12 +91,11 @@ def predict_call(
     names = machine.names(devices)
     grid = device_mesh(call.options.mesh, names) if call.options.mesh.axis else None
     plan = call.plan(names, layout)
-    state = state_bytes(call.trace, plan.program, plan.state, plan.home)
     notes = notes_on_layout(call.trace, layout, names, grid)
 
     def at(size: int | None) -> Prediction:
         name = layout_name(layout)
-        found = predict_plan(plan, machine, title=call.title, state=state, layout=name, unknown_size=size)
+        found = predict_plan(plan, machine, title=call.title, layout=name, unknown_size=size)
         return dataclasses.replace(found, notes=notes)
 
     if isinstance(unknown_size, int):

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from graphsplit.core.hosts import host_name
-from graphsplit.planning.communication.transfers import Send
 from graphsplit.planning.decisions import Decisions
-from graphsplit.program.program import COPIES
+from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Tasks, tasks_of
 
-COPY = "copy"  # of a variable that lies in copies, for a shard on a device without one
+STAGES = "between stages"
 
 
 @dataclass(frozen=True)
@@ -43,23 +41,29 @@ class Traffic:
         return (device, *through.get(device, (0, 0)))
 
 
-def traffic(plan: Decisions) -> Traffic:
+def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     """Return the bytes that one call moves between devices.
 
     A tensor that several operations of a device read is sent there once, as TensorFlow's runtime does. Sizes that are
     not known count as planned. What loops at home move in each turn is not in it.
+
+    Args:
+      plan: which.
+      tasks: of the plan; None: they are made.
     """
     sent: dict[str, int] = {}
     received: dict[str, int] = {}
     between_hosts, by_kind = 0, {COPY: 0}
-    sends = [(send, kind) for kind, send in _sends(plan)]
-    for (source, target, size), kind in sorted(sends):
-        by_kind[kind] = by_kind.get(kind, 0) + (size if source != target else 0)
-        if source != target and size:
+    of = (tasks or tasks_of(plan)).tasks
+    for task in of:
+        size = task.bytes[0] if task.kind == SEND else 0
+        if size and task.reads[0] is not None:
+            source, kind = of[task.reads[0].task].device, _kind(plan, task)
+            by_kind[kind] = by_kind.get(kind, 0) + size
             sent[source] = sent.get(source, 0) + size
-            received[target] = received.get(target, 0) + size
-            between_hosts += size if host_name(source) != host_name(target) else 0
-    return Traffic(sent, received, between_hosts, by_kind)
+            received[task.device] = received.get(task.device, 0) + size
+            between_hosts += size if host_name(source) != host_name(task.device) else 0
+    return Traffic(dict(sorted(sent.items())), dict(sorted(received.items())), between_hosts, by_kind)
 
 
 def along(axis: str) -> str:
@@ -67,43 +71,8 @@ def along(axis: str) -> str:
     return f"along {axis!r}"
 
 
-def _sends(plan: Decisions) -> Iterator[tuple[str, Send]]:
-    """Yield what is sent from device to device, and the kind of move for which it is, or along which axis."""
-    for op in plan.program.ops:
-        if op.type == COPIES and plan.steps[op.index].shards:  # a shard elsewhere than all copies is sent one
-            for device in dict.fromkeys([plan.shard_device(op, d) for d in range(plan.mesh.shards)]):
-                tensor = plan.program.nearest(op, device)
-                yield COPY, (plan.program.places[tensor.op], device, plan.program.bytes(tensor))
-    for collective in plan.collectives:
-        for move, send in collective.transfers():
-            yield move.kind, send
-    if plan.mesh.columns:
-        yield from _sends_between_columns(plan)
-
-
-def _sends_between_columns(plan: Decisions) -> Iterator[tuple[str, Send]]:
-    """Yield what operations of a column read of another one, in the same row: each value goes to each device once."""
-    carried_out = {(m.tensor, m.target): (c, k) for c in plan.collectives for k, m in enumerate(c.moves)}
-    seen: set[tuple[object, str]] = set()
-    for op, step in zip(plan.program.ops, plan.steps, strict=True):
-        pairs = zip(op.inputs, step.shards.wants, strict=True) if step.shards else ()
-        for i, (tensor, want) in enumerate(pairs):
-            if step.shards is None or i in step.shards.makes:
-                continue
-            made, (carried, k) = plan.steps[tensor.op].shards, carried_out.get((tensor, want), (None, 0))
-            for d in range(plan.mesh.shards):
-                device, size = plan.mesh.read_at(op, i, d), plan.program.bytes(tensor)
-                if made is not None and made.gives[tensor.index] == want:
-                    source, key = plan.mesh.made_at(plan.program.ops[tensor.op], tensor.index, d), (tensor, d)
-                    size = plan.mesh.bytes_of(d, size, want)
-                elif carried is not None:
-                    read = carried.reads[k][d]
-                    value = carried.values[read.value]
-                    if read.device == device:
-                        continue
-                    source, key, size = value.device, (carried.moves[0].tensor, read.value), value.bytes
-                else:
-                    continue
-                if source != device and (key, device) not in seen:
-                    seen.add((key, device))
-                    yield along(plan.mesh.other_axis), (source, device, size)
+def _kind(plan: Decisions, task: PlannedTask) -> str:
+    """Return the kind of move for which something is sent, or between which places of a shard."""
+    if task.sent_for != OPERATION:
+        return task.sent_for
+    return along(plan.mesh.other_axis) if plan.mesh.columns else STAGES

@@ -8,7 +8,8 @@ from graphsplit.core.devices import short_name
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.communication.traffic import traffic
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.memory import live_bytes
+from graphsplit.planning.memory import alive_on
+from graphsplit.planning.tasks import tasks_of
 
 
 def compare(plan: Decisions, other: Decisions) -> str:
@@ -45,7 +46,8 @@ def _count(plan: Decisions) -> str:
 
 
 def _answers(plan: Decisions) -> list[str]:
-    moved, live = traffic(plan), live_bytes(plan)
+    tasks = tasks_of(plan)
+    moved, live = traffic(plan, tasks), {device: own.bytes for device, own in alive_on(plan, tasks).items()}
     device, out, into = moved.busiest
     fullest = max(live, key=lambda name: live[name], default="")
     kinds = Counter(move.kind for move in plan.moves)

@@ -13,16 +13,18 @@ from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, axis_of
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
-from graphsplit.planning.communication.traffic import COPY, Traffic, along, traffic
+from graphsplit.planning.communication.traffic import STAGES, Traffic, along, traffic
 from graphsplit.planning.decisions import Decisions, flow_of
-from graphsplit.planning.memory import held_bytes, live_bytes
+from graphsplit.planning.memory import alive_on, held_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import meeting_points
 from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.planning.propagation.shares import Cause, Shares, shares_of
+from graphsplit.planning.tasks import COPY, Tasks, tasks_of
 from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.compiled_text import compiled_text
 from graphsplit.planning.text.headlines import headline
+from graphsplit.planning.text.held_text import held_text
 from graphsplit.planning.text.host_kernels import host_kernels_text
 from graphsplit.planning.text.stage_texts import stages_text
 from graphsplit.program.program import Op
@@ -48,11 +50,12 @@ _MOST_MET = 4
 def describe(plan: Decisions) -> str:
     """Return what runs where, what moves, what stayed on one device and why."""
     notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
-    shares, sends = shares_of(plan), traffic(plan)
+    shares, tasks = shares_of(plan), tasks_of(plan)
+    sends = traffic(plan, tasks)
     nothing = ["  all work on the batch is sharded"] if plan.mesh.shards else []
     at_home = [*_at_home(plan), *_following(plan, shares)] or nothing
     found = [*_header(plan, shares, sends), *_communication(plan, sends), *at_home]
-    return "\n".join([*found, *_turns(plan), *_alive(plan), *_split_turns(plan), *notes])
+    return "\n".join([*found, *_turns(plan), *_held(plan, tasks), *_split_turns(plan), *notes])
 
 
 def cause_text(plan: Decisions, cause: Cause, shares: Shares) -> str:
@@ -222,8 +225,7 @@ def _communication(plan: Decisions, sends: Traffic) -> list[str]:
         kinds = [count_text(count, kind) for kind, count in _moves_along(plan).items()]
         lines.append(f"  {along(axis)}: {', '.join(kinds) or 'what one column makes for others'}, {text}")
         lines += _turns_along(plan)
-    if by_kind.get(COPY):
-        lines.append(f"  {COPY}: {format_bytes(by_kind[COPY])} sent")
+    lines += [f"  {kind}: {format_bytes(by_kind[kind])} sent" for kind in (COPY, STAGES) if by_kind.get(kind)]
     for bucket in plan.buckets:
         tensors = [move.tensor for move in bucket.moves]
         many = count_text(len(tensors), "tensor")
@@ -340,29 +342,16 @@ def _turns(plan: Decisions) -> list[str]:
     return lines
 
 
-def _alive(plan: Decisions) -> list[str]:
-    """Say how many bytes are alive at a time, of what a step makes and receives, in the order of the plan."""
+def _held(plan: Decisions, tasks: Tasks) -> list[str]:
+    """Say how many bytes are alive at a time, of what a step makes and receives; and all that each device holds."""
     if plan.program.symbols:
         return []
-    shards = _shards_that_differ(plan)
-    most = [f"{format_bytes(size)} on {short_name(device)}" for device, size in live_bytes(plan, shards).items()]
-    others = len(set(plan.devices)) - len({plan.devices[d] for d in shards})
-    if others:
-        most.append(f"no more on {count_text(others, 'other')}")
-    return [f"  alive at most: {', '.join(most)}"] if most else []
-
-
-def _shards_that_differ(plan: Decisions) -> Sequence[int]:
-    """Return the shards of which each has a number of bytes alive that does not follow from those of another one.
-
-    Without turns and parts, all that differs is the number of rows, apart from what a device does once.
-    """
-    shards, devices = range(plan.mesh.shards), plan.devices
-    if plan.mesh.has_turns or plan.state.parts:
-        return shards
-    once = {plan.home, *plan.owners.of_ops}
-    largest = max((d for d in shards if devices[d] not in once), key=plan.mesh.share, default=None)
-    return [d for d in shards if devices[d] in once or d == largest]
+    alive = alive_on(plan, tasks)
+    others = [device for device in alive if device != plan.home]
+    shown = [device for device in alive if device == plan.home or device == max(others, key=lambda d: alive[d].bytes)]
+    most = [f"{format_bytes(alive[device].bytes)} on {short_name(device)}" for device in shown]
+    most += [f"no more on {count_text(len(alive) - len(shown), 'other')}"] if len(alive) > len(shown) else []
+    return [*([f"  alive at most: {', '.join(most)}"] if most else []), *held_text(plan, tasks, alive)]
 
 
 def _split_turns(plan: Decisions) -> list[str]:

@@ -1,0 +1,286 @@
+"""Tasks: what a plan runs, in an order: operations at their places, what moves consist of, and what is sent.
+
+A task is on one device and makes results there. What it reads is on its device, too: another device's result is sent
+first, to each device once, by a task of its own. Nothing is emitted for this. What is alive at a time and what is sent
+follow from it.
+
+A move's values are made when they are first read; but a sum that shards of one device give to in turns takes in each
+part as it comes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
+from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.planning.communication.transfers import Own, Slice, Sum, Value
+from graphsplit.planning.decisions import Decisions, flow_of
+from graphsplit.planning.schedule.phases import find_phases
+from graphsplit.planning.schedule.turns import find_turns
+from graphsplit.program.program import COPIES, Op, Tensor
+
+OPERATION, SEND, COPY = "op", "send", "copy"
+
+
+class Result(NamedTuple):
+    """One of the results of a task, by the number of both."""
+
+    task: int
+    index: int = 0  # type: ignore[assignment]  # hides tuple.index, which nobody calls on these
+
+
+class PlannedTask(NamedTuple):
+    """What runs once, on one device.
+
+    Attributes:
+      kind: `"op"`; `"send"`; of what a move consists of, the kind of the move.
+      device: where it runs; of something sent, where that goes.
+      reads: of an operation one for each operand, None for what every device has or makes for itself.
+      bytes: of each result.
+      op: the operation that it is, or whose result is moved or sent; None for what moves several together.
+      shard: whose copy of the operation it is; None for what runs once.
+      value: of a move, the first that it makes; all pieces of what is split are made together.
+      sent_for: the kind of move that something is sent for; `"op"` for none, `"copy"` for a copy of a variable.
+    """
+
+    kind: str
+    device: str
+    reads: tuple[Result | None, ...]
+    bytes: tuple[int, ...]
+    op: int | None = None
+    shard: int | None = None
+    value: Value | None = None
+    sent_for: str = ""
+
+
+@dataclass(frozen=True)
+class Tasks:
+    """All tasks of a plan.
+
+    Attributes:
+      tasks: each after those that it reads.
+      returned: what the plan returns.
+    """
+
+    tasks: tuple[PlannedTask, ...]
+    returned: tuple[Result, ...]
+
+
+@collection_paused()
+def tasks_of(plan: Decisions) -> Tasks:
+    """Return what a plan runs."""
+    writer = _TaskWriter(plan)
+    writer.expect_sums()
+    for i, d in _order(plan):
+        writer.run(i, d)  # (unless others have needed it before)
+    found = [writer.whole(tensor, SINGLE_DEVICE) for tensor in plan.program.outputs]
+    return Tasks(tuple(writer.tasks), tuple([result for result in found if result is not None]))
+
+
+def _order(plan: Decisions) -> Iterator[tuple[int, int | None]]:
+    """Return what runs, in order: what runs once as soon as the shards are ready for it, then phase by phase."""
+    flow, phases, turns = flow_of(plan), plan.phases, plan.turns
+    if not phases:
+        phases = find_phases(flow, plan.collectives)
+        turns = find_turns(plan.program, phases, plan.mesh, {})
+    level = {i: phase.level for phase in phases for i in phase.ops}
+    joined = {move.tensor: bucket for bucket in plan.buckets for move in bucket.moves}  # what is there, or not, with it
+    after, once = [-1] * len(plan.program.ops), list[tuple[int, int]]()
+    for op in plan.home_ops:
+        found = [level[s.op] if s.on_shards else after[s.op] for s in flow.of_whole(op.index)]
+        buckets = {id(joined[tensor]): joined[tensor] for tensor in op.inputs if tensor in joined}.values()
+        found += [level.get(move.tensor.op, -1) for bucket in buckets for move in bucket.moves]
+        after[op.index] = max(found, default=-1)
+        once.append((after[op.index], op.index))
+    once.sort(reverse=True)
+    for turn in turns:
+        while once and once[-1][0] < phases[turn.phase].level:
+            yield once.pop()[1], None
+        yield from ((i, turn.shard) for i in phases[turn.phase].ops)
+    yield from ((i, None) for _, i in reversed(once))
+
+
+class _TaskWriter:
+    """Writes tasks, and of each those first that it reads of moves."""
+
+    def __init__(self, plan: Decisions):
+        self.tasks: list[PlannedTask] = []
+        self._plan = plan
+        self._ops = plan.program.ops
+        self._at: dict[tuple[int, int | None], int] = {}
+        self._elsewhere: dict[tuple[int, int, int], Result] = {}
+        self._sent: dict[tuple[Result, str], Result] = {}
+        self._values: dict[tuple[int, int], Result | None] = {}
+        self._splits: dict[tuple[object, ...], int] = {}
+        self._moves = {
+            (move.tensor, move.target): (c, reads)
+            for c, collective in enumerate(plan.collectives)
+            for move, reads in zip(collective.moves, collective.reads, strict=True)
+        }
+        self._giving: dict[tuple[int, int | None], list[tuple[int, int]]] = {}  # to which sums a shard's operation
+        self._missing: dict[tuple[int, int], int] = {}  # how many of those a sum waits for
+
+    def expect_sums(self) -> None:
+        """Find what sums take in as it comes."""
+        for c, collective in enumerate(self._plan.collectives):
+            for i, value in enumerate(collective.values):
+                if isinstance(value, Sum) and value.turn is not None:
+                    own = {(own.tensor.op, own.by) for own in self._owns(c, value.of[1])}
+                    self._missing[c, i] = len(own)
+                    for made in own:
+                        self._giving.setdefault(made, []).append((c, i))
+
+    def _owns(self, c: int, i: int) -> Iterator[Own]:
+        """Return what a value consists of."""
+        value = self._plan.collectives[c].values[i]
+        if isinstance(value, Own):
+            yield value
+        for k in value.of:
+            yield from self._owns(c, k)
+
+    def run(self, i: int, d: int | None) -> None:
+        """Write an operation, on a shard or (None) once, unless it is there."""
+        if (i, d) in self._at:
+            return
+        op = self._ops[i]
+        device = self._plan.owners.of_ops[i] or self._plan.home if d is None else self._plan.shard_device(op, d)
+        operands = zip(self._read(op, d, device), self._read_at(op, d, device), strict=True)
+        reads = tuple([found and self._here(found, there, why) for (found, why), there in operands])
+        sizes, shards = op.out_bytes, self._plan.steps[i].shards
+        if d is not None and shards is not None:
+            pairs = zip(sizes, shards.gives, strict=True)
+            sizes = tuple([self._plan.mesh.bytes_of(d, size, layout) for size, layout in pairs])
+        self._at[i, d] = self._add(PlannedTask(OPERATION, device, reads, sizes, i, d))
+        if op.has_columns and d is not None:
+            for k, size in enumerate(sizes):  # each where its column has it
+                if (maker := self._plan.mesh.made_at(op, k, d)) != device:
+                    task = PlannedTask(OPERATION, maker, (Result(self._at[i, d], k),), (size,), i, d)
+                    self._elsewhere[i, k, d] = Result(self._add(task))
+        for c, k in self._giving.get((i, d), ()):
+            self._missing[c, k] -= 1
+            if not self._missing[c, k]:
+                self._value(c, k)
+
+    def _read_at(self, op: Op, d: int | None, device: str) -> Sequence[str]:
+        """Return the device on which each operand is read: a loop in columns hands it to operations there."""
+        if not op.has_columns:
+            return [device] * len(op.inputs)
+        first = int(CONTROL_FLOW[op.type].chooses)
+        return [*[device] * first, *self._plan.mesh.carried_at(op, device, d)]
+
+    def _add(self, task: PlannedTask) -> int:
+        self.tasks.append(task)
+        return len(self.tasks) - 1
+
+    def _here(self, result: Result, device: str, why: str) -> Result:
+        """Return a result where a device has it; of another one, what that is sent. (Handles never travel.)"""
+        made = self.tasks[result.task]
+        if made.device == device:
+            return result
+        if made.kind == OPERATION and self._ops[made.op or 0].out_dtypes[result.index] in (tf.resource, tf.variant):
+            return result
+        if (result, device) not in self._sent:
+            task = PlannedTask(SEND, device, (result,), (made.bytes[result.index],), made.op, made.shard, None, why)
+            self._sent[result, device] = Result(self._add(task))
+        return self._sent[result, device]
+
+    def _read(self, op: Op, d: int | None, device: str) -> Iterator[tuple[Result | None, str]]:
+        """Yield what an operation reads, for each operand, and for which kind of move that may be sent."""
+        shards = self._plan.steps[op.index].shards if d is not None else None
+        own = SingleDevice(self._plan.owners.of_ops[op.index])
+        near = self._plan.program.nearest(op, device) if op.type == COPIES else None
+        for i, tensor in enumerate(op.inputs):
+            if (near is not None and tensor != near) or (shards is not None and i in shards.makes):
+                yield None, ""
+                continue
+            want = own if d is None or shards is None else shards.wants[i]
+            kind = COPY if near is not None else self._kind(tensor, want, d, device)
+            yield self.whole(tensor, own) if d is None else self._on_shard(tensor, want, d), kind
+
+    def _kind(self, tensor: Tensor, layout: Layout, d: int | None, device: str) -> str:
+        """Return the kind of move that brings a tensor to a device; `"op"` for none, and on from column to column."""
+        c, reads = self._moves.get((tensor, layout), (0, ()))
+        is_shards = d is not None and not isinstance(layout, SingleDevice)
+        goes_on = reads and is_shards and self._plan.mesh.columns and reads[d or 0].device != device
+        return self._plan.collectives[c].kind if reads and not goes_on else OPERATION
+
+    def whole(self, tensor: Tensor, layout: SingleDevice) -> Result | None:
+        """Return a whole value on a device; on whichever it is made, if the layout names none."""
+        op, step = self._ops[tensor.op], self._plan.steps[tensor.op]
+        if step.home and layout.device in ("", self._plan.owners.of_ops[tensor.op]):
+            return self._made(tensor, None)
+        if self._plan.state.is_everywhere(op):
+            return None
+        if layout.device:
+            return self._moved(tensor, layout, None)
+        if step.shards and is_whole(step.shards.gives[tensor.index]):
+            return self._made(tensor, 0)
+        return self._moved(tensor, SingleDevice(self._plan.owners.of(tensor)), None)
+
+    def _on_shard(self, tensor: Tensor, layout: Layout, d: int) -> Result | None:
+        """Return what a shard has of a tensor in a layout."""
+        op, step = self._ops[tensor.op], self._plan.steps[tensor.op]
+        if step.shards and step.shards.gives[tensor.index] == layout:
+            return self._made(tensor, d)
+        if isinstance(layout, SingleDevice):  # one of several copies
+            return self.whole(tensor, layout)
+        if op.type == "Const" and isinstance(layout, Shard):
+            return None
+        if is_whole(layout) and self._plan.state.is_everywhere(op):
+            return None
+        return self._moved(tensor, layout, d)
+
+    def _made(self, tensor: Tensor, d: int | None) -> Result:
+        """Return what an operation makes, on a shard or (None) once."""
+        self.run(tensor.op, d)
+        if d is not None and (elsewhere := self._elsewhere.get((tensor.op, tensor.index, d))):
+            return elsewhere
+        return Result(self._at[tensor.op, d], tensor.index)
+
+    def _moved(self, tensor: Tensor, layout: Layout, d: int | None) -> Result | None:
+        """Return what a move makes, for a shard or (None) its only one."""
+        c, reads = self._moves[tensor, layout]
+        return self._value(c, reads[d or 0].value)
+
+    def _value(self, c: int, i: int) -> Result | None:
+        """Return a value of a collective; the first time, write what makes it."""
+        if (c, i) not in self._values:
+            self._values[c, i] = self._write_value(c, i)
+        return self._values[c, i]
+
+    def _write_value(self, c: int, i: int) -> Result | None:
+        collective = self._plan.collectives[c]
+        value = collective.values[i]
+        if isinstance(value, Own):
+            return self._own(value)
+        if isinstance(value, Slice):
+            key = (c, value.of[0], value.split, value.device)
+            if key not in self._splits:
+                alike = [v for v in collective.values if isinstance(v, Slice) and v.of[0] == value.of[0]]
+                sizes = {v.piece: v.bytes for v in alike if (v.split, v.device) == key[2:]}
+                self._splits[key] = self._add_value(c, value, [sizes.get(k, 0) for k in range(max(sizes) + 1)])
+            return Result(self._splits[key], value.piece)
+        return Result(self._add_value(c, value, [value.bytes]))
+
+    def _add_value(self, c: int, value: Value, sizes: Sequence[int]) -> int:
+        collective = self._plan.collectives[c]
+        of = [self._value(c, k) for k in value.of]
+        reads = tuple([own and self._here(own, value.device, collective.kind) for own in of])
+        op = None if collective.is_bucket else collective.moves[0].tensor.op
+        return self._add(PlannedTask(collective.kind, value.device, reads, tuple(sizes), op, value.shard, value))
+
+    def _own(self, own: Own) -> Result | None:
+        """Return what a move begins with."""
+        if isinstance(own.layout, SingleDevice):
+            return self.whole(own.tensor, own.layout)
+        assert own.by is not None
+        shards = self._plan.steps[own.tensor.op].shards
+        if shards is not None and shards.gives[own.tensor.index] == own.layout:
+            return self._made(own.tensor, own.by)
+        return self._moved(own.tensor, own.layout, own.by)

@@ -1,0 +1,101 @@
+"""What each device holds, as a table of a plan: variables, arguments, activations, what is moved; and in which layers.
+
+Activations and what is moved are those of the time when they are most together.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping
+
+from graphsplit.core.devices import short_name
+from graphsplit.planning.amounts import aligned, count_text, format_bytes
+from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.memory import Alive
+from graphsplit.planning.state import state_on
+from graphsplit.planning.tasks import OPERATION, Tasks
+
+_MOST_ROWS, _MOST_LAYERS = 8, 3
+_TAPES = ("gradient_tape", "gradients")
+_JOINED = "tensors moved together"
+_VARIABLES, _ARGUMENTS, _ACTIVATIONS, _MOVED = "variables", "arguments", "activations", "moved"
+
+Scopes = tuple[str, ...]
+
+
+def held_text(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list[str]:
+    """Return the table as lines.
+
+    Args:
+      plan: which.
+      tasks: of the plan.
+      alive: what is alive on each device when most is.
+    """
+    kinds: dict[str, Counter[str]] = {}
+    layers: dict[str, Counter[str]] = {}
+    for device, kind, layer, size in _holdings(plan, tasks, alive):
+        kinds.setdefault(device, Counter())[kind] += size
+        layers.setdefault(device, Counter())[layer] += size
+    columns = _VARIABLES, _ARGUMENTS, _ACTIVATIONS, _MOVED
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for device in sorted(kinds, key=lambda device: -kinds[device].total()):
+        sizes = kinds[device].total(), *[kinds[device][kind] for kind in columns]
+        most = [f"{layer} {format_bytes(size)}" for layer, size in layers[device].most_common(_MOST_LAYERS)]
+        alike.setdefault((*map(format_bytes, sizes), ", ".join(most)), []).append(device)
+    shown = sorted([(devices, cells) for cells, devices in list(alike.items())[:_MOST_ROWS]])
+    names = [short_name(d) + (f" and {len(others)} alike" if others else "") for (d, *others), _ in shown]
+    rows = [(f"  {name}", *cells[:-1]) for name, (_, cells) in zip(names, shown, strict=True)]
+    texts = aligned([("held at most", "in all", *columns), *rows])
+    lines = [f"  {row}  {last}" for row, last in zip(texts, ["most of it", *[c[-1] for _, c in shown]], strict=True)]
+    others = len(kinds) - sum(len(devices) for devices, _ in shown)
+    return [*lines, *([f"    no more on {count_text(others, 'other')}"] if others else [])] if kinds else []
+
+
+def _holdings(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list[tuple[str, str, str, int]]:
+    """Return all that devices hold: device, kind, layer, bytes."""
+    scopes, ops, given = _scopes(plan), plan.program.ops, set(plan.program.inputs)
+    names = dict(zip(plan.program.inputs, plan.program.input_names, strict=False))
+    state = state_on(plan.program, plan.state, plan.home)
+    found = [(d, _VARIABLES, own.name.rpartition("/")[0] or own.name, own.bytes) for d, own in state if own.bytes]
+    for task in tasks.tasks:
+        if task.kind == OPERATION and task.op in given:
+            found.append((task.device, _ARGUMENTS, names.get(task.op, ""), sum(task.bytes)))
+    for device, own in alive.items():
+        for buffer in own.buffers:
+            position = buffer.task.op
+            layer = (
+                _JOINED if position is None else _layer(scopes, ops[position].provenance.origin or ops[position].name)
+            )
+            found.append((device, _ACTIVATIONS if buffer.task.kind == OPERATION else _MOVED, layer, buffer.bytes))
+    return found
+
+
+def _scopes(plan: Decisions) -> dict[Scopes, tuple[str, bool]]:
+    """Return the scopes of layers and of what they are in: how they are called, and whether they have variables.
+
+    Keras 3 enters each layer's scope twice, so that TensorFlow gives it a number: `dense_1` is the layer `dense`. The
+    variables, which have the layers' own names, tell.
+    """
+    found: dict[Scopes, tuple[str, bool]] = {}
+    for own in plan.state.captured:
+        layers, scopes = own.name.split("/")[:-1], own.placeholder.split("/")[:-1]
+        for start in range(len(scopes) - len(layers) + 1) if layers else ():
+            pairs = zip(layers, scopes[start:], strict=False)
+            if all(re.fullmatch(rf"{re.escape(layer)}(_\d+)?", scope) for layer, scope in pairs):
+                for k in range(1, len(layers) + 1):
+                    before = found.get(key := tuple(scopes[: start + k]))
+                    found[key] = "/".join(layers[:k]), k == len(layers) or (before is not None and before[1])
+                break
+    return found
+
+
+def _layer(known: Mapping[Scopes, tuple[str, bool]], name: str) -> str:
+    """Return the layer of an operation; of one that has no variables what it is called in the model it is in."""
+    *scopes, last = [scope for scope in name.split("/") if scope not in _TAPES]
+    for end in range(len(scopes), 0, -1):
+        layer, has_variables = known.get(tuple(scopes[:end]), ("", False))
+        if layer:
+            inner = scopes[end] if end < len(scopes) else last
+            return layer if has_variables else f"{layer}/{re.sub(r'_[0-9]+$', '', inner)}"
+    return scopes[0] if scopes else last

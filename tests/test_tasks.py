@@ -1,0 +1,124 @@
+"""Tasks of a plan: what is emitted for it computes and sends the same, by device; and the table of what is held."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import keras
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.layouts import PARTIAL_MEAN
+from graphsplit.core.protos.graphdefs import inputs_of, source_of
+from graphsplit.costs.families import FREE, family_of
+from graphsplit.costs.work import bytes_of
+from graphsplit.emission.emitted_graph import EmittedGraph
+from graphsplit.emission.shards.sizes import sizes_of
+from graphsplit.planning.communication.traffic import traffic
+from graphsplit.planning.communication.transfers import Concatenation, Relay, Slice, Sum, Zeros
+from graphsplit.planning.memory import live_bytes
+from graphsplit.planning.state import state_bytes
+from graphsplit.planning.tasks import OPERATION, SEND, PlannedTask, tasks_of
+from tests.helpers import emitted_graphs
+
+PROGRAMS = [
+    *("sgd", "adam fused", "adam sharded", "adam mirrored", "statistics and a counter", "reductions", "lstm", "joins"),
+    *("convolutions in micro-batches", "layers sharded in many micro-batches", "buckets", "attention", "each row"),
+    *("stages with devices of their own", "a stage", "1f1b", "interleaved", "two hosts", "compiled"),
+]
+AROUND = {"part", "shift", "constant", "sizes", "order", "relay"}  # what nodes have besides: rows counted, turns kept
+TYPES = {Slice: "SplitV", Concatenation: "ConcatV2", Sum: "AddN", Relay: "Identity", Zeros: "ZerosLike"}
+PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
+
+
+def emitted(plan: gs.Plan, graph: EmittedGraph) -> tuple[Counter[tuple[str, str]], Counter[tuple[str, str]]]:
+    """Return how many nodes of each type each device computes, and the bytes that each sends to each."""
+    sizes, devices = sizes_of(plan, graph), {node.name: node.device for node in graph.nodes}
+    nodes, sent, seen = Counter(), Counter(), set()
+    for node in graph.nodes:
+        if family_of(node.op) != FREE and graph.origins[node.name].role not in AROUND:
+            nodes[node.device, node.op] += 1
+        for reference in inputs_of(node)[0]:
+            source, size = source_of(reference), bytes_of(sizes.of(reference))
+            key = reference.removesuffix(":0"), node.device
+            if devices[source] != node.device and size and key not in seen and graph.origins[source].role != "sizes":
+                seen.add(key)
+                sent[devices[source], node.device] += size
+    return nodes, sent
+
+
+def nodes_of(plan: gs.Plan, task: PlannedTask) -> list[str]:
+    """Return the types of the nodes that a task becomes."""
+    if task.kind == OPERATION:
+        op, shards = plan.program.ops[task.op], plan.steps[task.op].shards
+        is_part = task.shard is not None and PARTIAL_MEAN in shards.gives and plan.mesh.shards > 1
+        return ["Sum" if is_part else {"Copies": "Identity", "Sizes": "Identity"}.get(op.type, op.type)]
+    if isinstance(task.value, Sum) and task.value.reduction in PAIRWISE:
+        return [PAIRWISE[task.value.reduction]] * (len(task.reads) - 1)
+    if isinstance(task.value, Zeros) and not task.reads:
+        return []  # a constant
+    divided = ["RealDiv"] if isinstance(task.value, Sum) and task.value.entries else []
+    return divided + ([TYPES[type(task.value)]] if len(task.reads) > len(divided) or not divided else [])
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_what_is_emitted_computes_and_sends_the_same(name: str, monkeypatch: pytest.MonkeyPatch):
+    plans = []
+    emit = emitted_graphs.emit
+    monkeypatch.setattr(emitted_graphs, "emit", lambda plan: plans.append((plan, emit(plan))) or plans[-1][1])
+    emitted_graphs.functions_of(name)
+    [(plan, graph)] = plans
+    found = tasks_of(plan).tasks
+    nodes, sent = Counter(), Counter()
+    for task in found:
+        if task.kind == SEND:
+            sent[found[task.reads[0].task].device, task.device] += task.bytes[0]
+        else:
+            nodes.update([(task.device, kind) for kind in nodes_of(plan, task) if family_of(kind) != FREE])
+    assert (nodes, +sent) == emitted(plan, graph)
+    assert sum(sent.values()) == sum(traffic(plan).sent.values())
+    assert len(set(plan.devices)) < 2 or sent
+
+
+def test_each_is_behind_what_it_reads():
+    def step(x):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.tanh(x @ w) ** 2)
+        w.assign_sub(tape.gradient(loss, w))
+        return loss
+
+    w = tf.Variable(tf.ones([4, 4]))
+    found = tasks_of(gs.parallelize(step, devices=3, micro_batches=2).plan(tf.ones([13, 4])))
+    assert all(read.task < n for n, task in enumerate(found.tasks) for read in task.reads if read)
+    assert all(found.tasks[read.task].device == task.device for task in found.tasks for read in task.reads
+               if read and task.kind not in (SEND, OPERATION))  # fmt: skip
+    assert len(found.returned) == 1
+
+
+def test_a_plan_says_what_each_device_holds():
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(1000, name="wide"),
+            keras.layers.Dropout(0.5, name="sparse"),
+            keras.layers.Dense(1, name="narrow"),
+        ]
+    )
+    plan = gs.parallelize(lambda x: model(x, training=True), devices=2).plan(tf.ones([31, 8]))
+    lines = str(plan).splitlines()
+    first = next(k for k, line in enumerate(lines) if line.split()[:2] == ["held", "at"])
+    head, home, other = (line.strip() for line in lines[first : first + 3])
+    assert head.endswith("variables  arguments  activations  moved  most of it")
+    live, held = live_bytes(plan), state_bytes(plan.program, plan.state, plan.home)
+    assert held == {plan.home: 4 * (8 * 1000 + 1000 + 1000 + 1) + 16}  # and the seed of dropout
+    for device, line in zip(plan.devices, (home, other), strict=True):
+        cells = line.split("  ")
+        written = [cell.split() for cell in cells[1:] if cell][:5]
+        amounts = [float(number) * {"B": 1, "kB": 1e3}[unit] for number, unit in written]
+        variables, arguments = held.get(device, 0), 31 * 8 * 4 if device == plan.home else 0
+        expected = [variables + arguments + live[device], variables, arguments]
+        assert amounts[:3] == pytest.approx(expected, rel=0.01)
+        assert sum(amounts[3:]) == pytest.approx(live[device], rel=0.01)
+    layers = [part.split()[0].rpartition("/")[2] for line in (home, other) for part in line.split("  ")[-1].split(", ")]
+    assert {"wide", "sparse"} <= set(layers), (home, other)
