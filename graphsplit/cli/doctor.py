@@ -1,4 +1,4 @@
-"""`graphsplit doctor`: which devices TensorFlow and the driver find here, and whether the law holds on them."""
+"""`graphsplit doctor`: which devices TensorFlow and the driver find here, and whether they compute the same numbers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LOGICAL = 4  # CPU devices, where there is no GPU
 
 
 def doctor(count: int | None, memory_mb: int | None) -> bool:
-    """Print what was found and check the law; return whether all is well.
+    """Print what was found, and compare the devices' numbers; return whether all is well.
 
     Args:
       count: how many devices; None for all GPUs, or, without any, four logical CPU devices.
@@ -41,15 +41,18 @@ def doctor(count: int | None, memory_mb: int | None) -> bool:
     missing = _missing(driver)
     print(f"GPUs: {_gpus() or f'none{missing}'}")
     print(f"peer access: {_peers(driver)}")
+    if has_gpus():
+        print("between GPUs: copies and additions, as operations of TensorFlow; NCCL is not used")
     print(f"devices: {', '.join(map(short_name, devices))}{_limits()}")
     print("a training step with a convolution, in float32, against an unsplit one on CPU:0; relative differences:")
-    failed = _check_law(devices)
+    failed = _differing(devices)
     if failed:
-        print(f"The law does NOT hold on {' and on '.join(failed)} (at most {_ALLOWED:g} is allowed).")
+        where = " and on ".join(failed)
+        print(f"Other numbers than on CPU:0, or none, on {where} (a difference of {_ALLOWED:g} is allowed).")
     elif missing and driver:
-        print("The law holds on CPU devices, but TensorFlow does not use the GPU that the driver has.")
+        print("CPU devices compute the same numbers, but TensorFlow does not use the GPU that the driver has.")
     else:
-        print("The law holds on each device and on all of them together.")
+        print("Each device, and all of them together, compute the numbers of CPU:0.")
     return not failed and not (missing and driver)
 
 
@@ -140,7 +143,7 @@ def _limits() -> str:
     return f", of {cuts[0]} MiB each" if cuts else ""
 
 
-def _check_law(devices: Sequence[str]) -> list[str]:
+def _differing(devices: Sequence[str]) -> list[str]:
     """Run the step on each device and on all of them, print the differences, and return where they are too large."""
     cases = [(short_name(device), [device]) for device in devices]
     if len(devices) > 1:
