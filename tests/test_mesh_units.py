@@ -14,7 +14,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.api.layouts.layout_spellings import AxisCut
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from tests.test_mesh import Made, Step, assert_law, devices_of, message, numbers, variable
+from tests.test_mesh import Made, Step, assert_law, devices_of, message, numbers, sgd, variable
 from tests.test_mesh_variables import six
 
 WIDTH, LENGTH, SIZE, HIDDEN = 12, 5, 4, 10  # SIZE is the width of a head
@@ -99,7 +99,7 @@ CASES = [
 ]
 
 
-@pytest.mark.parametrize("is_told", [True, False], ids=["told", "found"])
+@pytest.mark.parametrize("is_told", [pytest.param(True, marks=pytest.mark.long), False], ids=["told", "found"])
 @pytest.mark.parametrize(("heads", "shared", "fused", "mesh"), CASES, ids=str)
 def test_a_block(heads: int, shared: int, fused: bool, mesh: dict[str, int], is_told: bool):
     """A training step, uneven rows, fewer rows than devices; nothing but sums of activations moves along the axis."""
@@ -179,6 +179,7 @@ def test_gradients_from_outside(layout: Any):
         np.testing.assert_allclose(one, other, 1e-9, 1e-9)
 
 
+@pytest.mark.long
 def test_files_are_those_of_one_device(tmp_path: Path):
     def made() -> keras.Model:
         keras.utils.set_random_seed(3)
@@ -272,3 +273,112 @@ def test_attention_of_keras(heads: int, shared: int, columns: int):
     plan = gs.parallelize(lambda x: found[1](x), mesh=mesh).plan(x)
     assert "along 'model': 1 reduce, " in along_model(plan)
     assert str(plan).count("the same in all columns of 'model'") == (4 if 0 < shared < columns else 0)
+
+
+TAKEN_APART: dict[str, Callable[[tf.Tensor], list[tf.Tensor]]] = {
+    "split": lambda x: [tf.reshape(own, (-1, LENGTH, 3, SIZE)) for own in tf.split(x, 3, -1)],
+    "slices": lambda x: [tf.reshape(x[..., k * 12 : k * 12 + 12], (-1, LENGTH, 3, SIZE)) for k in range(3)],
+    "unstacked": lambda x: tf.unstack(tf.reshape(x, (-1, LENGTH, 3, 3, SIZE)), axis=2),
+    "indexed": lambda x: [tf.transpose(tf.reshape(x, (-1, LENGTH, 3, 3, SIZE)), (2, 0, 1, 3, 4))[k] for k in range(3)],
+    "in each head": lambda x: tf.split(tf.reshape(x, (-1, LENGTH, 3, 3 * SIZE)), 3, -1),
+}
+
+
+@pytest.mark.parametrize(
+    "how", ["split", *[pytest.param(own, marks=pytest.mark.long) for own in list(TAKEN_APART)[1:]]]
+)
+def test_units_are_found_however_products_are_taken_apart(how: str):
+    """Forward, then in a step that clips by a norm; any number of rows in one graph; both axes cut the kernel."""
+
+    def made() -> Made:
+        qkv, bias, out = variable("qkv", WIDTH, 36), variable("bias", 36), variable("out", 12, WIDTH)
+
+        def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.GradientTape() as tape:
+                q, k, v = TAKEN_APART[how](x @ qkv + bias)
+                weights = tf.nn.softmax(tf.einsum("bthe,bshe->bhts", q, k))
+                y = tf.reshape(tf.einsum("bhts,bshe->bthe", weights, v), (-1, LENGTH, 12)) @ out
+                loss = tf.reduce_mean((x - y) ** 2)
+            return loss, sgd([qkv, bias, out], loss, tape)
+
+        return [qkv, bias, out], step
+
+    layout = {"qkv": ("batch", "model"), "bias": ("model",), "out": (("model",), "mirrored")}
+    batches = [tf.constant(numbers(rows, LENGTH, WIDTH)) for rows in (5, 1, 3)]
+    parallel = assert_law(made, layout, TWO, batches, reduce_retracing=True)
+    text = str(parallel.plan(batches[0]))
+    unit, blocks = (3 * SIZE, "") if how == "in each head" else (SIZE, "; 3 blocks")
+    assert f"qkv: dimension 1 along 'model' (24, 12; units of {unit}{blocks}), used where its parts are" in text
+    assert f"out: dimension 0 along 'model' (8, 4; units of {SIZE}), used" in text
+
+
+def merged() -> keras.Model:
+    """Attention and SwiGLU as a layer with merged kernels."""
+    keras.utils.set_random_seed(3)
+    x = keras.Input((LENGTH, WIDTH))
+    q, k, v = keras.ops.split(keras.layers.Dense(36, name="qkv")(x), 3, -1)
+    heads = [keras.ops.reshape(own, (-1, LENGTH, 3, SIZE)) for own in (q, k, v)]
+    weights = keras.ops.softmax(keras.ops.einsum("bthe,bshe->bhts", *heads[:2]))
+    mixed = keras.ops.reshape(keras.ops.einsum("bhts,bshe->bthe", weights, heads[2]), (-1, LENGTH, 12))
+    gate, up = keras.ops.split(
+        keras.layers.Dense(2 * HIDDEN, name="gate_up")(keras.layers.Dense(WIDTH, name="out")(mixed)), 2, -1
+    )
+    return keras.Model(x, keras.layers.Dense(WIDTH, name="down")(keras.ops.silu(gate) * up))
+
+
+KERAS = {
+    "qkv/kernel": (None, "model"),
+    "qkv/bias": ("model",),
+    "out/kernel": ("model",),
+    "gate_up/kernel": (None, "model"),
+}
+KERAS |= {"gate_up/bias": ("model",), "down/kernel": ("model",), "*": "home"}
+
+
+@pytest.mark.long
+def test_a_model_with_merged_kernels(tmp_path: Path):
+    """Its units are found once, and the slots of an optimizer that comes later have them; predictions know them too."""
+    found, x = [], numbers(7, LENGTH, WIDTH).astype(np.float32)
+    for mesh in (None, TWO):
+        template = merged()
+        if mesh is not None:  # before anything is laid out
+            function = tf.function(lambda x: template(x))  # noqa: B023
+            options = {"machine": "8xH100-SXM5", "mesh": {"batch": 1, "model": 2}}
+            prediction = gs.predict(function, tf.TensorSpec((8, LENGTH, WIDTH)), layout=KERAS, **options)
+            sums = 4 * 8 * LENGTH * WIDTH * 4  # an all-reduce, a reduce, and the input
+            assert 0 <= prediction.sent_bytes - sums <= 2 * 4 * WIDTH  # (biases)
+        model = template if mesh is None else gs.multi_gpu_model(template, mesh=mesh, variables=KERAS)
+        before = model.predict(x, verbose=0)
+        kernel = template.get_layer("qkv").kernel.value
+        division = getattr(parts_of_variable(kernel), "division", None)
+        model.compile(keras.optimizers.Adam(1e-2, epsilon=1e-2), "mse")
+        model.fit(x, x, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        found.append((template, before, model.predict(x, verbose=0)))
+        assert getattr(parts_of_variable(kernel), "division", None) == division
+    pairs = [[*own.get_weights(), *predictions] for own, *predictions in found]
+    for one, other in zip(*pairs, strict=True):
+        np.testing.assert_allclose(one, other, 1e-4, 1e-5)
+    assert (division.block, division.blocks, division.lengths) == (SIZE, 3, (24, 12))
+    slots = [v.value for v in template.optimizer.variables if v.shape == kernel.shape and v.shape[0] != v.shape[1]]
+    assert [parts_of_variable(v).division for v in slots] == [division] * 2
+    template.save_weights(tmp_path / "model.weights.h5")
+    plain = merged()
+    plain.load_weights(tmp_path / "model.weights.h5")
+    for one, other in zip(template.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def test_functions_that_tell_other_units():
+    """The first that is called counts; another one has the same numbers, and may gather."""
+    (laid, _), (own, _) = trained(3), trained(3)
+    kernel, mesh = laid[0], {"batch": 1, "model": 2}
+    gs.set_variable_layout(kernel, (None, "model"), devices_of(mesh), mesh=mesh)
+    x = tf.constant(numbers(3, WIDTH))
+    for width in (SIZE, 2):
+        functions = [
+            lambda x, w=w, width=width: tf.reduce_max(tf.reshape(x @ w, (-1, 12 // width, width)), 2)
+            for w in (own[0], kernel)
+        ]
+        parallel = gs.parallelize(functions[1], mesh=mesh, devices=devices_of(mesh))
+        np.testing.assert_allclose(parallel(x), functions[0](x), 1e-9, 1e-10)
+        assert parts_of_variable(kernel).division.block == SIZE
