@@ -149,7 +149,7 @@ def asked(call: PredictedCall, devices: int, machine: Machine, memory: float | N
         return call.plan(names, candidate.layouts, **candidate.options)
 
     limit = memory or machine.device.memory_bytes
-    return Question("The step", call.trace, len(X), list(sizes.values()), machine, limit, table, make_plan)
+    return Question("The step", len(X), list(sizes.values()), machine, limit, table, make_plan)
 
 
 def test_the_smallest_number_of_devices_that_would_do():

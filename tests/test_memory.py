@@ -9,10 +9,9 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.calls import compilation
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.memory import live_bytes
-from graphsplit.search.automatic import choose
+from graphsplit.search.plan_search import Search
 from tests.test_automatic_plans import Momentum, machine_of
 from tests.test_recomputation import network, training
 
@@ -102,16 +101,21 @@ def test_variables_that_are_laid_out_stay_so():
 
 
 def test_a_plan_is_chosen_once_for_what_is_looked_at_and_runs(monkeypatch):
-    asked = []
-    monkeypatch.setattr(compilation, "choose", lambda question: asked.append(question) or choose(question))
+    searches, run = [], Search.run
+    monkeypatch.setattr(Search, "run", lambda self: searches.append(self) or run(self))
     model, x = Deep(), batch(247, 64)
-    step = gs.parallelize(model.step, devices=2, memory="1GB", machine=MACHINE)
+    limit = int(0.8 * peak(model, batch(1999, 64)))
+    step = gs.parallelize(model.step, devices=4, memory=limit, machine=MACHINE)
     assert str(step.plan(x)) == str(step.plan(x))
     step(x)
     step(x)
-    assert len(asked) == 1
+    assert len(searches) == 1
     step(x[:80])
-    assert len(asked) == 2, "another batch, another plan"
+    assert len(searches) == 1, "it fits, so nothing is searched"
+    assert "it was chosen for another call before, and fits this one, too" in step.plan(x[:80]).notes
+    large = step.plan(batch(1999, 64))
+    assert len(searches) == 2, "it does not fit"
+    assert large.mesh.shards > 4 or large.asked.recompute is not None
 
 
 def test_what_is_given_stays():

@@ -14,6 +14,7 @@ import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.layouts.layout_spellings import VariableLayout, names_host
+from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.api.layouts.new_variables import variable_layout
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.api.options import Options
@@ -157,13 +158,18 @@ class ParallelModel(SharedState):
 
     def _lay_out(self) -> None:
         """Lay out what the model has by now; an optimizer makes its slots first."""
-        if self.model_devices.variables == "home":
+        where, optimizer = self.model_devices, getattr(self.template, "optimizer", None)
+        if where.variables == "home" and where.options.automatic is None:
             return
-        where = self.model_devices
         # (where slots do not fit on a device, they are never there: each goes to the host before the next is made)
         on_host = names_host(where.variables) and tf.executing_eagerly()
         with variable_layout("host", where.devices) if on_host else contextlib.nullcontext():
-            make_slots(getattr(self.template, "optimizer", None), self.template.trainable_variables)
+            make_slots(optimizer, self.template.trainable_variables)
+        if where.variables == "home":
+            variables_of(
+                self.template
+            )  # (by their names it is told which slots belong to which, when they are laid out)
+            return
         given: dict[str, Any] = {}
         if axes := where.options.mesh:
             given = {
@@ -187,7 +193,11 @@ class ParallelModel(SharedState):
         step = step_of_parts(tf.autograph.experimental.do_not_convert(getattr(self.template, f"{kind}_step")))
         where = self.model_devices
         home = where.predict_home if kind == "predict" else where.options.home
-        return ParallelFunction(step, replace(where.options, home=home, jit_compile=self._compiled_by_xla))
+        if (automatic := where.options.automatic) is not None:
+            trains = kind == "train" or getattr(self.template, "optimizer", None) is None
+            home, automatic = None, replace(automatic, lays_out=automatic.lays_out and trains)
+        own = replace(where.options, home=home, jit_compile=self._compiled_by_xla, automatic=automatic)
+        return ParallelFunction(step, own)
 
     def _batch_function(self, kind: str) -> Any:
         raise NotImplementedError

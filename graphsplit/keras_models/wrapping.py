@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -15,10 +16,12 @@ from graphsplit.core.devices import canonical_name, names_of_devices, resolve_de
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gpus.logical_gpus import has_gpus
 from graphsplit.core.patterns import suggesting_options
+from graphsplit.costs.machine import Machine
 from graphsplit.keras_models.answers import STEPS
 from graphsplit.keras_models.flavors import KERAS_3, Flavor, flavor_of
 from graphsplit.keras_models.layer_stages import stages_of_model
 from graphsplit.keras_models.models import ModelDevices, base_of, is_wrapped, wrapped
+from graphsplit.search.automatic import checked_automatic
 
 Model = TypeVar("Model")  # of either Keras, neither of which is imported here
 
@@ -39,6 +42,9 @@ def multi_gpu_model(
     mesh: Mapping[str, int] | None = None,
     recompute: str | float | Sequence[str] | None = None,
     batch_axis: str | None = None,
+    plan: str | None = None,
+    memory: str | float | None = None,
+    machine: str | os.PathLike[str] | Machine | None = None,
 ) -> Model:
     """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
 
@@ -74,6 +80,10 @@ def multi_gpu_model(
         names of layers; see `parallelize`.
       batch_axis: the name of the axis over which the rows are shared out, if it is not `"batch"`: Keras' meshes call it
         `"data"`.
+      memory: what each device may hold, `"24GB"`: where the variables live, `micro_batches` and `recompute` are chosen
+        together, see `parallelize`. The first batch of training chooses, for the slots of the optimizer, too; without
+        an optimizer the first batch does. `evaluate` and `predict` find the variables as they lie then.
+      plan, machine: see `parallelize`.
 
     Returns:
       The wrapped model, which also has `plan(x, y)` and `placement(x, y)`, and which `verify` takes; or `model` itself
@@ -81,7 +91,8 @@ def multi_gpu_model(
 
     Raises:
       ArgumentError: if `model` is not a Keras model, not built, or wrapped already; if `gpus` cannot be understood; if
-        `cpu_relocation` is asked for and weights live elsewhere; for an unknown layout, or one with `cpu_relocation`;
+        `cpu_relocation` is asked for and weights live elsewhere; for an unknown layout, or one with `cpu_relocation`,
+        and `memory` with that;
         for `micro_batches` below 1, an unknown `schedule`, or `stages` that the layers or devices do not make.
       DeviceError: if there are not that many devices.
       UnsupportedError: for a model of a `tf.distribute` strategy or with a `make_train_function` of its own, or another
@@ -100,6 +111,12 @@ def multi_gpu_model(
     devices = _devices(axes.count if gpus is None else gpus)
     grid = device_mesh(axes, devices) if axes else None
     cpu = None if devices[0] == CPU else CPU  # (None is the first device)
+    automatic = checked_automatic(plan, memory, machine)
+    if automatic is not None and cpu_relocation:
+        [(name, value)] = automatic.given.items()
+        raise ArgumentError(
+            f"cpu_relocation=True keeps the weights on the CPU, {name}={value!r} chooses where they are. Choose one."
+        )
     options = Options(
         devices=devices,
         mesh=axes,
@@ -109,11 +126,12 @@ def multi_gpu_model(
         stages=stages_of_model(model, stages, flavor),
         strict=strict,
         recompute=recompute,  # type: ignore[arg-type]  # a list becomes a tuple there
+        automatic=automatic,
         devices_argument="gpus",
     )
     stages_asked(options, devices)  # (checks that they make whole pipelines)
     plain = micro_batches == 1 and schedule is None and recompute is None and not names_host(variables)
-    if len(devices) == 1 and plain:
+    if len(devices) == 1 and plain and automatic is None:
         return model
     check_strategy(model, "multi_gpu_model")
     if cpu_relocation:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -34,11 +34,13 @@ class Automatic:
       memory: bytes that each device may hold; None: as many as the machine's do.
       machine: by which speed is predicted; None: the one that looks like this.
       whole: whether the number of devices and stages are chosen as well: `plan="auto"`.
+      lays_out: whether variables may be laid out; else they stay as they lie.
     """
 
     memory: float | None = None
     machine: str | os.PathLike[str] | Machine | None = None
     whole: bool = False
+    lays_out: bool = True
 
     @property
     def given(self) -> dict[str, Any]:
@@ -46,14 +48,27 @@ class Automatic:
         return {"plan": "auto"} if self.whole else {"memory": self.memory and int(self.memory)}
 
 
-def choose(question: Question) -> Choice:
-    """Return the fastest plan that fits.
+@dataclass(eq=False)
+class Choices:
+    """What was chosen for a function.
+
+    Attributes:
+      made: by arguments, and how often layouts of variables had changed by then.
+      ran: the last one that ran.
+    """
+
+    made: dict[Hashable, Choice] = field(default_factory=dict)
+    ran: Choice | None = None
+
+
+def choose(question: Question, before: Choice | None = None) -> Choice:
+    """Return the fastest plan that fits; the one that ran before, for other sizes, if it fits here, too.
 
     Raises:
       ArgumentError: if nothing fits: with what comes closest, and what would help.
     """
     search = Search(question)
-    choice = search.run()
+    choice = (before and search.again(before.chosen)) or search.run()
     if choice is None:
         refuse(search)
     return choice
@@ -73,11 +88,12 @@ def table_for(
       sizes: bytes of the variables that may be laid out, by name; nothing, if they lie in parts already.
     """
     savings = savings_left_open(given, -(-rows // devices))
-    layouts = LAYOUTS if sizes else (AS_THEY_LIE,)
+    layouts = LAYOUTS if sizes and automatic.lays_out else (AS_THEY_LIE,)
     if not automatic.whole:
         return Table((devices,), layouts, savings)
     stages = tuple([count for count in dict.fromkeys((devices, 2)) if count > 1 and devices % count == 0])
-    return Table(counts_of_devices(fewest, devices), layouts, savings, stages, large_names(sizes) if sizes else ())
+    large = large_names(sizes) if automatic.lays_out else ()
+    return Table(counts_of_devices(fewest, devices), layouts, savings, stages, large)
 
 
 def machine_like(automatic: Automatic, devices: Sequence[str]) -> Machine:

@@ -148,7 +148,7 @@ def savings_left_open(given: Mapping[str, Any], rows: int) -> dict[str, tuple[An
     """
     found: dict[str, tuple[Any, ...]] = {}
     for name, shares in SAVINGS.items():
-        values = tuple(shares)
+        values = (None,) if name == "recompute" and given["jit_compile"] else tuple(shares)
         is_open = given[name] == values[0]
         found[name] = values if is_open else (given[name],)
         if is_open and name == "micro_batches":

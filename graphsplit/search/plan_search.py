@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from graphsplit.core.errors import ArgumentError
 from graphsplit.costs.machine import Machine
@@ -20,6 +20,7 @@ from graphsplit.search.candidates import Candidate, least_state
 from graphsplit.search.question import Question
 
 _SHOWN = 8
+_UNKNOWN = "known only when it runs, and counted as least: {}"
 _WORTH_IT = 0.1  # of the step, in which a device sends or waits: what other layouts and stages could save
 
 
@@ -56,7 +57,7 @@ class Choice:
       looked: what is known of each candidate, in the order of the search.
       limit: bytes that each device may hold.
       machine: by which it was predicted.
-      left_out: sentences on what could not be compared, and why.
+      left_out: sentences on what could not be compared or is not known.
     """
 
     chosen: Candidate
@@ -74,6 +75,8 @@ class Choice:
         """Return why it was chosen: the fastest of those that fit, and by how much, or the only one."""
         others = [candidate for candidate in self.seconds if candidate != self.chosen]
         what = f"{self._text(self.chosen)} predicted"
+        if len(self.looked) == 1:
+            return what
         if not others:
             return f"{what}; the only one of {len(self.looked)} that fits into {format_bytes(int(self.limit))}"
         seconds = self.seconds[self.chosen]
@@ -138,6 +141,19 @@ class Search:
         best = self._best()
         return Choice(best, self.looked, question.limit, question.machine, tuple(self.left_out)) if best else None
 
+    def again(self, before: Candidate) -> Choice | None:
+        """Return what was chosen before for other sizes, with variables as they lie now; None if it does not fit here.
+
+        (A last, smaller batch is not searched for, and moves no variables.)
+        """
+        layouts = self.question.table.layouts
+        same = before.layout in layouts
+        candidate = before if same else replace(before, layout=layouts[0], others=())
+        if not self.fits(candidate):
+            return None
+        question, note = self.question, "it was chosen for another call before, and fits this one, too"
+        return Choice(candidate, self.looked, question.limit, question.machine, (note,))
+
     def fits(self, candidate: Candidate) -> bool:
         """Return whether a candidate fits."""
         return self.look_at(candidate).peak_bytes <= self.question.limit
@@ -153,6 +169,8 @@ class Search:
         machine = question.machine.covering(candidate.devices)
         plan = question.make_plan(machine.names(candidate.devices), candidate)
         found = predict_plan(plan, machine, title=question.title, layout=candidate.layout)
+        if found.unknown and (note := _UNKNOWN.format(found.unknown[0])) not in self.left_out:
+            self.left_out.append(note)
         fullest = max(found.memory.values(), key=lambda memory: memory.peak_bytes)
         idle = max([1.0 - share.computing for share in found.shares.values()], default=0.0)
         return Looked(fullest, found.step_s, idle)

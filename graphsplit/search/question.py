@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from graphsplit.costs.machine import Machine
 from graphsplit.planning.plan import Plan
 from graphsplit.search.candidates import Candidate, Table
-from graphsplit.tracing.trace import Trace
 
 MakePlan = Callable[[Sequence[str], Candidate], Plan]
 """The names of devices, and what is to be planned for them -> the plan."""
@@ -20,7 +19,6 @@ class Question:
 
     Attributes:
       title: the function's name.
-      trace: of the function.
       rows: of its batch; 0 for none.
       sizes: bytes of its variables.
       machine: by which speed is predicted.
@@ -30,7 +28,6 @@ class Question:
     """
 
     title: str
-    trace: Trace = field(repr=False)
     rows: int
     sizes: Sequence[int] = field(repr=False)
     machine: Machine = field(repr=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,7 +32,7 @@ from graphsplit.planning.state import State, program_of, state_as_if, state_byte
 from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage, check_stages
-from graphsplit.search.automatic import AS_THEY_LIE, Automatic, choose, machine_like, table_for
+from graphsplit.search.automatic import AS_THEY_LIE, Automatic, Choices, choose, machine_like, table_for
 from graphsplit.search.candidates import Candidate
 from graphsplit.search.plan_search import Choice
 from graphsplit.search.question import Question
@@ -49,7 +49,7 @@ def trace_and_plan(
     find_state: Callable[[Trace], State] = state_of,
     notes: Sequence[str] = (),
     runs: bool = True,
-    choices: dict[Hashable, Choice] | None = None,
+    choices: Choices | None = None,
 ) -> tuple[Trace, Plan]:
     """Trace `fn` for one structure of arguments, and decide what runs where.
 
@@ -62,7 +62,7 @@ def trace_and_plan(
       find_state: says where variables and tables of a trace live.
       notes: for the plan.
       runs: whether the plan is to run: then an automatic one lays the variables out.
-      choices: automatic ones that were made before, by arguments; a new one is put there.
+      choices: automatic ones that were made for the function before; a new one is put there.
     """
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in argument_paths(arguments)]
@@ -76,11 +76,11 @@ def trace_and_plan(
     if grid is not None:
         lay_out_in_units(traced, find_state(traced).divisions, grid)
     if options.automatic is not None:
-        known: dict[Hashable, Choice] = {} if choices is None else choices
-        key = arguments, layout_changes()
-        if key not in known:
-            known[key] = _choose(traced, splitting, options, options.automatic, devices)
-        return traced, _automatic_plan(traced, splitting, options, known[key], devices, runs)
+        known, key = Choices() if choices is None else choices, (arguments, layout_changes())
+        if key not in known.made:
+            known.made[key] = _choose(traced, splitting, options, options.automatic, devices, known.ran)
+        known.ran = known.made[key] if runs else known.ran
+        return traced, _automatic_plan(traced, splitting, options, known.made[key], devices, runs)
 
     def make_plan(reshard: bool) -> Plan:
         program, state = program_on_mesh(traced, find_state, reshard, grid)
@@ -94,7 +94,12 @@ def trace_and_plan(
 
 
 def _choose(
-    traced: Trace, splitting: Splitting, options: Options, automatic: Automatic, devices: Sequence[str]
+    traced: Trace,
+    splitting: Splitting,
+    options: Options,
+    automatic: Automatic,
+    devices: Sequence[str],
+    before: Choice | None,
 ) -> Choice:
     """Return the fastest plan that fits, for variables that lie anyhow or are yet to be laid out."""
     if isinstance(splitting.batch, Size):
@@ -116,7 +121,8 @@ def _choose(
     def make_plan(names: Sequence[str], candidate: Candidate) -> Plan:
         return _plan_as_chosen(traced, splitting, options, names, candidate)
 
-    return choose(Question("The function", traced, rows, list(sizes.values()), machine, limit, table, make_plan))
+    question = Question("The function", rows, list(sizes.values()), machine, limit, table, make_plan)
+    return choose(question, before)
 
 
 def _plan_as_chosen(
