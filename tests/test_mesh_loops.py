@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,15 +15,31 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Op, Program
 from tests.test_mesh import HIDDEN, VOCABULARY, WIDTH, Made, assert_law, numbers, sgd, variable
 
 TURNS = 4
-MESHES = [{"batch": 1, "model": 2}, {"batch": 2, "model": 1}, {"batch": 2, "model": 2}]
+ONE_ROW, ONE_COLUMN, TWO = {"batch": 1, "model": 2}, {"batch": 2, "model": 1}, {"batch": 2, "model": 2}
 COUNT = len(tf.config.list_logical_devices("CPU"))
-six = pytest.mark.skipif(COUNT < 6, reason="three rows of two")
-ALL = [*MESHES, pytest.param({"batch": 3, "model": 2}, marks=six)]
+six = pytest.mark.skipif(COUNT < 6, reason="three rows of two; `test_on_eight_devices` runs it")
+ALL = [
+    TWO,
+    *[pytest.param(mesh, marks=pytest.mark.long) for mesh in (ONE_ROW, ONE_COLUMN)],
+    pytest.param({"batch": 3, "model": 2}, marks=[six, pytest.mark.long]),
+]
+
+
+@pytest.mark.long
+def test_on_eight_devices():
+    """What needs three rows of two."""
+    environment = {**os.environ, "GRAPHSPLIT_TEST_DEVICES": "8"}
+    marks = ["-m", "(long or not long) and not gpu", "-k", "not eight and 3"]
+    call = [sys.executable, "-m", "pytest", __file__, "-n", "0", "-q", *marks]
+    done = subprocess.run(call, capture_output=True, text=True, timeout=900, env=environment)
+    assert done.returncode == 0, done.stdout
+    assert "skipped" not in done.stdout
 
 
 def flows(program: Program) -> list[Op]:
@@ -51,7 +70,8 @@ def assert_in_parts(plan: Plan, mesh: dict[str, int], cut: Sequence[tuple[int, .
         bodies = [plan.program, *[body for loop in loops for body in loop.bodies.values()]]
         assert not {shape for body in bodies for op in body.ops for shape in op.out_shapes} & set(cut)
         for body in bodies[1:]:
-            assert {op.provenance.column for op in body.ops if op.type == "Placeholder"} <= set(range(mesh["model"]))
+            given = [op for op in body.ops if op.type == "Placeholder" and op.out_dtypes[0] != tf.resource]
+            assert {op.provenance.column for op in given} == set(range(mesh["model"]))
 
 
 def perceptrons() -> Made:
@@ -164,7 +184,7 @@ DECODING = {f"*/{name}": (None, "model") for name in ("q", "k", "v", "up")} | {"
 
 
 @pytest.mark.parametrize("mesh", ALL, ids=str)
-@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("way", ["scatter", *[pytest.param(way, marks=pytest.mark.long) for way in list(WAYS)[1:]]])
 def test_decoding(way: str, mesh: dict[str, int]):
     """Four sums in each turn, two for each block; the cache stays with its heads, three of them over two devices."""
     ids = tf.constant(np.random.default_rng(1).integers(0, VOCABULARY, 5))
@@ -200,9 +220,70 @@ def test_branches(mesh: dict[str, int]):
         assert moved_inside(plan) == {"reduce": 4}  # one in each branch
 
 
+def scaled() -> Made:
+    """Dynamic loss scaling: one branch writes weights and momenta, the other the scale."""
+    weights = [variable("up", WIDTH, HIDDEN), variable("down", HIDDEN, WIDTH)]
+    momenta = [tf.Variable(tf.zeros_like(own), name=f"{own.name[:-2]}/momentum") for own in weights]
+    scale, steps = tf.Variable(8.0, dtype=tf.float64, name="scale"), tf.Variable(0, name="steps")
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean((tf.tanh(x @ weights[0]) @ weights[1]) ** 2)
+            times = loss * scale
+        gradients = [gradient / scale for gradient in tape.gradient(times, weights)]
+        are_finite = tf.reduce_all([tf.reduce_all(tf.math.is_finite(gradient)) for gradient in gradients])
+
+        def apply() -> tf.Tensor:
+            for own, momentum, gradient in zip(weights, momenta, gradients, strict=True):
+                momentum.assign(0.9 * momentum + gradient)
+                own.assign_sub(0.1 * momentum)
+            return steps.assign_add(1)
+
+        def skip() -> tf.Tensor:
+            scale.assign(scale / 2.0)
+            return tf.identity(steps)
+
+        return loss, tf.cond(are_finite, apply, skip)
+
+    return [*weights, *momenta, scale, steps], step
+
+
+@pytest.mark.parametrize("mesh", ALL, ids=str)
+def test_a_branch_that_writes(mesh: dict[str, int]):
+    """Weights and momenta are written where their parts are, and nothing moves for it; a step that overflows is not."""
+    layout = {"up*": (None, "model"), "down*": ("model", None), "*": "home"}
+    batches = [tf.constant(numbers(count, WIDTH) * by) for count, by in ((5, 1.0), (5, np.inf), (1, 1.0))]
+    plan = assert_law(scaled, layout, mesh, batches).plan(batches[0])
+    assert_in_parts(plan, mesh, [(WIDTH, HIDDEN), (HIDDEN, WIDTH)])
+    assert not moved_inside(plan)
+
+
+def counting() -> Made:
+    """A loop that writes a variable in parts, and reads it in each turn."""
+    weight = variable("weight", WIDTH, HIDDEN)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        def turn(i: tf.Tensor, y: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            weight.assign_add(0.1 * tf.ones_like(weight) * tf.reduce_mean(y))
+            return i + 1, y + tf.reduce_sum(tf.tanh(x @ weight), 1, keepdims=True)
+
+        return tf.while_loop(lambda i, _: i < 3, turn, (0, x))[1]
+
+    return [weight], step
+
+
+@pytest.mark.parametrize("mesh", ALL, ids=str)
+def test_a_loop_that_writes(mesh: dict[str, int]):
+    x = tf.constant(numbers(5, WIDTH))
+    plan = assert_law(counting, {"weight": (None, "model")}, mesh, [x]).plan(x)
+    assert_in_parts(plan, mesh, [(WIDTH, HIDDEN)])
+    if mesh["model"] == 2:
+        assert moved_inside(plan) == {"reduce": 1}
+
+
 def test_what_does_not_settle_is_whole():
     """A turn that cuts what it carries along another dimension each time; a list that is read whole."""
-    square, mesh = variable("square", WIDTH, WIDTH), MESHES[0]
+    square, mesh = variable("square", WIDTH, WIDTH), ONE_ROW
 
     def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         y = tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, tf.transpose(y @ square)), (0, x))[1]
@@ -230,7 +311,7 @@ def keras_model() -> keras.Model:
     return keras.Sequential([keras.Input((6, WIDTH)), layers.LSTM(10, name="lstm"), layers.Dense(3, name="last")])
 
 
-@pytest.mark.parametrize("mesh", [MESHES[0], MESHES[2]], ids=str)
+@pytest.mark.parametrize("mesh", [ONE_ROW, pytest.param(TWO, marks=pytest.mark.long)], ids=str)
 def test_keras_lstm(mesh: dict[str, int]):
     """Gates are one dimension of its kernels: they are put together in each turn, and the kernels stay in parts."""
     layout = {"lstm/*/kernel": (None, "model"), "lstm/*/recurrent_kernel": (None, "model"), "*": "home"}
@@ -244,6 +325,31 @@ def test_keras_lstm(mesh: dict[str, int]):
         found.append([history, model.predict(x, verbose=0)])
     plan = gs.parallelize(lambda x: template(x), mesh=mesh).plan(tf.constant(x))
     assert_in_parts(plan, mesh, [(WIDTH, 40), (10, 40)])
-    assert moved_inside(plan) == {"gather": 1}
+    assert sum(moved_inside(plan).values()) == 1
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)  # float32
+
+
+@pytest.mark.parametrize("mesh", [ONE_ROW, pytest.param(TWO, marks=pytest.mark.long)], ids=str)
+def test_keras_loss_scaling(mesh: dict[str, int]):
+    """Branches without results that write weights and slots, one of them in the other; a batch that overflows."""
+    layout = {"up/kernel": (None, "model"), "up/bias": ("model",), "down/kernel": ("model", None), "*": "home"}
+    x, y, layers = numbers(11, WIDTH).astype(np.float32), numbers(11, 3).astype(np.float32), keras.layers
+    x[5] = np.inf
+    found = []
+    for split in (False, True):
+        keras.utils.set_random_seed(3)
+        wide = layers.Dense(HIDDEN, "tanh", name="up")
+        template = keras.Sequential([keras.Input((WIDTH,)), wide, layers.Dense(3, name="down")])
+        model = gs.multi_gpu_model(template, mesh=mesh, variables=layout) if split else template
+        scaled = keras.optimizers.LossScaleOptimizer(
+            keras.optimizers.Adam(1e-2, epsilon=1e-2), initial_scale=4.0, dynamic_growth_steps=2
+        )
+        model.compile(scaled, keras.losses.MeanSquaredError())
+        model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        found.append([own.numpy() for own in [*template.variables, *scaled.variables]])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, 1e-5, 1e-6)  # float32
+    inner = scaled.inner_optimizer.variables
+    in_parts = [own.path for own in inner if (parts := parts_of_variable(own.value)) is not None and parts.in_parts]
+    assert len(in_parts) == 6  # momentum and velocity of what is cut

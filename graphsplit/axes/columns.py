@@ -22,7 +22,7 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.planning.plan import Plan
-from graphsplit.program.program import Op, Program, Provenance
+from graphsplit.program.program import Op, Program, Provenance, Tensor
 from graphsplit.program.reading.reader import build_program
 from graphsplit.program.reading.shape_inference import HELPER
 
@@ -79,15 +79,17 @@ def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Lay
 
 def _obstacles(plan: Plan, laid: Mapping[int, Layout]) -> dict[str, str]:
     """Return the variables whose handles would have to move, and the operations that no rule does in parts."""
-    found: dict[str, str] = {}
+    ops, found = plan.program.ops, dict[str, str]()
     for move in plan.moves:
         position = move.tensor.op
-        if position in laid:
-            readers = [op for op in plan.program.ops if any(tensor.op == position for tensor in op.inputs)]
-            wrong = next(op for op in readers if plan.steps[op.index].home or not _reads_own(plan, op, position))
+        while ops[position].type == "Identity":
+            position = ops[position].inputs[0].op
+        if position in laid and ops[move.tensor.op].out_dtypes[0] == tf.resource:
+            readers = [op for op in ops if move.tensor in op.inputs]
+            wrong = next(op for op in readers if plan.steps[op.index].home or not _reads_own(plan, op, move.tensor))
             line = plan.program.line_of(wrong)
             where = f" at {line}" if line else ""
-            found[plan.program.ops[position].name] = f"{wrong.type} {wrong.name!r}{where} takes it whole"
+            found[ops[position].name] = f"{wrong.type} {wrong.name!r}{where} takes it whole"
     return found
 
 
@@ -104,10 +106,10 @@ def _gathered(plan: Plan, laid: Mapping[int, Layout]) -> frozenset[str]:
     return frozenset(found)
 
 
-def _reads_own(plan: Plan, op: Op, position: int) -> bool:
-    shards, made = plan.steps[op.index].shards, plan.steps[position].shards
+def _reads_own(plan: Plan, op: Op, handle: Tensor) -> bool:
+    shards, made = plan.steps[op.index].shards, plan.steps[handle.op].shards
     pairs = zip(op.inputs, shards.wants if shards else (), strict=False)
-    return made is not None and all(want == made.gives[0] for tensor, want in pairs if tensor.op == position)
+    return made is not None and all(want == made.gives[0] for tensor, want in pairs if tensor == handle)
 
 
 def _part(
@@ -125,8 +127,8 @@ def _part(
 def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Program:
     """Return what was written for the axis as a program."""
     before, shapes = plan.program, _shapes(plan, graph)
-    provenances = {name: _provenance(*body) for name, body in graph.bodies.items()}
-    provenance = _provenance(plan, graph)
+    provenances = {name: _provenance(*body, _arguments(body[1])) for name, body in graph.bodies.items()}
+    provenance = _provenance(plan, graph, {})
     for function in graph.library.function:
         for node in function.node_def:
             node.device = ""  # (whoever plans the rows says where in a row)
@@ -161,12 +163,22 @@ def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Prog
     return replace(made, stages=before.stages)
 
 
-def _provenance(plan: Plan, graph: EmittedGraph) -> Callable[[str], Provenance]:
-    """Return what says where an operation comes from that was written for the axis, and in which column it is."""
+def _arguments(graph: EmittedGraph) -> dict[str, str]:
+    """Return the placeholders of a graph by their names as arguments of a function."""
+    return {f"a{i}": name for i, name in enumerate(graph.inputs)}
+
+
+def _provenance(plan: Plan, graph: EmittedGraph, arguments: Mapping[str, str]) -> Callable[[str], Provenance]:
+    """Return what says where an operation comes from that was written for the axis, and in which column it is.
+
+    Args:
+      plan: of the axis.
+      graph: what was written.
+      arguments: the names in it of what has another name in a function.
+    """
     columns = {device: number for number, device in enumerate(plan.devices)}
     origin_of = {_plain(name): origin for name, origin in graph.origins.items()}
     column_of = {_plain(node.name): columns.get(node.device) for node in graph.nodes}
-    arguments = {f"a{i}": name for i, name in enumerate(graph.inputs)} if plan.output_layouts else {}
 
     def provenance(name: str) -> Provenance:
         name = arguments.get(name, name)

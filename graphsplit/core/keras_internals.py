@@ -85,6 +85,9 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> Iterator[tuple[Any, An
       optimizer: of either Keras.
       variables: those that it may train.
     """
+    if hasattr(optimizer, "inner_optimizer"):  # one that scales the loss has it do all else
+        yield from slots_of(optimizer.inner_optimizer, variables)
+        return
     if hasattr(optimizer, "get_slot_names"):
         for variable in variables:
             for name in optimizer.get_slot_names():

@@ -134,7 +134,7 @@ class OperationReader:
             hint = hints[k] if k < len(hints) and hints[k].dtype == output.dtype else None  # (hoisting changes dtypes)
             shape = joined_shapes([known_shape(case.outputs[k].shape) for case in cases], self._unknown)
             shapes.append(shape if hint is None else _merged(shape, hint.shape))
-            if output.dtype == tf.variant:
+            if output.dtype in (tf.variant, tf.resource):
                 found = [case.outputs[k] for case in cases]
                 self._lists.infer(Tensor(len(self.ops), k), found, hint, self._unknown)
         return shapes
