@@ -382,3 +382,33 @@ def test_functions_that_tell_other_units():
         parallel = gs.parallelize(functions[1], mesh=mesh, devices=devices_of(mesh))
         np.testing.assert_allclose(parallel(x), functions[0](x), 1e-9, 1e-10)
         assert parts_of_variable(kernel).division.block == SIZE
+
+
+JOINED: dict[str, Callable[..., tf.Tensor]] = {
+    "kernels": lambda x, a, b: x @ tf.concat([a, b, b], 1),
+    "products": lambda x, a, b: 2.0 * tf.concat([x @ a, x @ b, x @ b], -1),
+    "one kernel": lambda x, a, b: tf.concat([x @ a, x @ b, tf.reverse(x @ b, [-1])], -1),
+}
+
+
+@pytest.mark.parametrize("how", ["kernels", *[pytest.param(own, marks=pytest.mark.long) for own in list(JOINED)[1:]]])
+@pytest.mark.parametrize(("heads", "mesh"), [(3, TWO), (4, {"batch": 1, "model": 4})], ids=str)
+def test_blocks_of_different_sizes(how: str, heads: int, mesh: dict[str, int]):
+    """What is joined and split again has no units that could be told; the numbers are one device's."""
+
+    def made() -> Made:
+        a, b, out = variable("a", WIDTH, heads * SIZE), variable("b", WIDTH, SIZE), variable("out", heads * SIZE, WIDTH)
+
+        def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            with tf.GradientTape() as tape:
+                parts = tf.split(JOINED[how](x, a, b), [heads * SIZE, SIZE, SIZE], -1)
+                q, k, v = (tf.reshape(own, (-1, LENGTH, own.shape[-1] // SIZE, SIZE)) for own in parts)
+                weights = tf.nn.softmax(tf.einsum("bthe,bsge->bhts", q, k))
+                y = tf.reshape(tf.einsum("bhts,bsge->bthe", weights, v), (-1, LENGTH, heads * SIZE)) @ out
+                loss = tf.reduce_mean((x - y) ** 2)
+            return loss, sgd([a, b, out], loss, tape)
+
+        return [a, b, out], step
+
+    layout = {"a": (None, "model"), "b": (None, "model"), "out": ("model",)}
+    assert_law(made, layout, mesh, [tf.constant(numbers(rows, LENGTH, WIDTH)) for rows in (5, 1)])

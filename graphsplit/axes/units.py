@@ -84,9 +84,12 @@ class UnitSearch:
             while left:
                 tensor, way = left.pop()
                 op = self.program.ops[tensor.op]
-                if op.index in self.alike and own.setdefault(op.index, way) == way:
+                if not isinstance(way.partition, EvenCut) or len(set(way.blocks)) != 1:
+                    more = None  # it has no units, or of several sizes
+                elif op.index in self.alike and own.setdefault(op.index, way) == way:
                     continue
-                more = self._read(op, tensor.index, way, natural)
+                else:
+                    more = self._read(op, tensor.index, way, natural)
                 if more is None:
                     own = {}
                     break
@@ -139,10 +142,9 @@ def _ways(op: Op, i: int, layout: Shard) -> Iterator[Shard]:
         for _, outer, inner in merged:
             if type(outer) is int and type(inner) is int and size > outer * inner:
                 yield Shard(axis, (inner,) * outer, EvenCut(size // outer // inner))
-    part = op.out_shapes[0][axis] if op.out_shapes[0] is not None and len(op.out_shapes[0]) == len(dims) else None
-    if (
-        merged is None and type(part) is int and 1 < part < size and size % part == 0
-    ):  # of equal blocks: a split, a slice
+    made = op.out_shapes[0] or ()
+    part = made[axis] if merged is None and len(made) == len(dims) else None
+    if type(part) is int and 1 < part < size and size % part == 0:  # of equal blocks: a split, or a slice
         yield Shard(axis, (1,) * (size // part), EvenCut(part))
 
 
@@ -164,9 +166,10 @@ def _for_output(op: Op, output: int, way: Shard, given: Sharded | None) -> Shard
     found, made = answer_for_output(rule, op, output, way), given.gives[output] if given is not None else None
     if found is not None or given is None or not isinstance(made, Shard):
         return found
-    wants: list[Layout] = [
-        way.along(want.axis).repeated(len(want.blocks) // len(made.blocks)) if isinstance(want, Shard) else want
-        for want in given.wants
-    ]
+    each, cut = len(made.blocks), [want for want in given.wants if isinstance(want, Shard)]
+    if any(len(want.blocks) % each for want in cut):
+        return None
+    own = {want: way.along(want.axis).repeated(len(want.blocks) // each) for want in cut}
+    wants = [own[want] if isinstance(want, Shard) else want for want in given.wants]
     again = answer(rule, op, wants, [0] * len(wants))
     return again if isinstance(again, Sharded) and again.gives[output] == way else None
