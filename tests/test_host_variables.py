@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -32,6 +36,7 @@ from tests.helpers.layout_cases import (
     numbers,
 )
 
+ROOT = Path(__file__).parent.parent
 HOST, ONE, THREE = "/device:CPU:0", ["CPU:1"], ["CPU:1", "CPU:2", "CPU:3"]  # no device of a call is the host itself
 
 
@@ -257,6 +262,42 @@ def test_tables_in_the_hosts_memory_are_looked_up_there():
     step = gs.parallelize(lambda ids: 2 * tf.nn.embedding_lookup(table, ids), devices=THREE)
     ids = tf.constant([3, 999, 3, 0, 17])
     np.testing.assert_array_equal(step(ids).numpy(), 2 * tf.gather(tf.convert_to_tensor(table), ids).numpy())
+
+
+TWO_HOSTS = """
+import json
+import tensorflow as tf
+import graphsplit as gs
+
+if __name__ == "__main__":
+    with gs.LocalWorkers(2, devices=2) as workers:
+        gs.connect(workers)
+        from tests.test_host_variables import X, Y, adam, assert_equal, held, slots_of
+        from tests.helpers.layout_cases import Optimizer
+
+        devices = ["worker:0/CPU:1", "worker:1/CPU:1"]
+        with tf.device("/job:worker/task:0/device:CPU:1"):
+            home, made = Optimizer(adam), Optimizer(adam)
+        gs.set_variable_layout(made.weights, "sharded", devices=devices)
+        gs.set_variable_layout(slots_of(made), "host", devices=devices)
+        plain, step = (gs.parallelize(one.step, devices=devices) for one in (home, made))
+        for _ in range(2):
+            plain(X, Y), step(X, Y)
+        assert_equal(made.variables, home.variables)
+        print(json.dumps(held(slots_of(made))))
+"""
+
+
+@pytest.mark.long
+def test_each_of_two_hosts_has_its_share():
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-c", TWO_HOSTS]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=240, check=False, cwd=ROOT)
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    assert set(found) == {f"/job:worker/replica:0/task:{k}/device:CPU:0" for k in (0, 1)}
+    assert sum(found.values()) == size_of(slots_of(Optimizer(adam)))
+    assert max(found.values()) < 0.7 * sum(found.values())
 
 
 def test_errors():

@@ -46,7 +46,6 @@ class State:
       parts: for each capture of a program whose variables lie in parts, which capture of the traced function it stands
         for, and which part of that; empty if no variable does.
       copied: those captures of the traced function of which each part is the whole.
-      sizes: the bytes of each part of those captures of the traced function that are several.
       whole: variables that lie in parts and have to be put together for a call, by placeholder name, and why.
       in_place: those of the divided variables that are used where their parts are, along another axis of the mesh, and
         what users call them.
@@ -59,7 +58,6 @@ class State:
     divisions: Mapping[str, MeshDivision] = field(default_factory=dict)
     parts: tuple[tuple[int, int], ...] = ()
     copied: frozenset[int] = frozenset()
-    sizes: Mapping[int, tuple[int, ...]] = field(default_factory=dict)
     whole: Mapping[str, str] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
     gathered: frozenset[str] = frozenset()
@@ -127,10 +125,9 @@ def _parts_of(size: int, division: MeshDivision) -> list[int]:
 
 def state_of(trace: Trace) -> State:
     """Return where the variables and tables are that a traced function captured, and how they are several."""
-    names = [trace.program.ops[i].name for i in trace.program.captures]
-    held = {k: parts for k, handle in enumerate(trace.captures) if (parts := parts_of(handle)) is not None}
-    divisions = {names[k]: parts.division for k, parts in held.items()}
-    return State(_devices(trace), divisions=divisions, sizes={k: parts.sizes for k, parts in held.items()})
+    pairs = zip(trace.program.captures, trace.captures, strict=True)
+    held = {trace.program.ops[i].name: parts.division for i, handle in pairs if (parts := parts_of(handle)) is not None}
+    return State(_devices(trace), divisions=held)
 
 
 def state_elsewhere(_: Trace) -> State:

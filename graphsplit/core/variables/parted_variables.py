@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import math
 import sys
 import threading
 import warnings
@@ -113,11 +112,6 @@ class VariableParts:
 
     def _shapes(self) -> list[tuple[int, ...]]:
         return part_shapes(self.division, self._shape.as_list())
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        """The bytes of each part."""
-        return tuple([self._dtype.size * math.prod(self.shape_of(part)) for part in range(len(self.devices))])
 
     def handles(self) -> list[tf.Tensor]:
         """Return the handles of the parts, which hold the value now."""

@@ -20,6 +20,7 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import meeting_points
 from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.planning.propagation.shares import Cause, Shares, shares_of
+from graphsplit.planning.state import state_on
 from graphsplit.planning.tasks import COPY, Tasks, tasks_of
 from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.compiled_text import compiled_text
@@ -135,14 +136,14 @@ def _in_parts(plan: Decisions) -> list[str]:
 
 def _only_held(plan: Decisions, sends: Traffic) -> list[str]:
     """Say what devices hold that compute nothing else, the hosts of GPUs, and what they send and receive for that."""
-    state, lines, computing = plan.state, [], computing_devices(plan.program, plan.mesh, plan.home)
-    held: dict[str, list[tuple[int, int]]] = {}
-    for position, (k, part) in zip(plan.program.captures, state.parts, strict=True) if state.parts else ():
-        device = state.devices.get(plan.program.ops[position].name, plan.home)
-        if device not in computing and k in state.sizes:
-            held.setdefault(device, []).append((k, state.sizes[k][part]))
+    lines, computing = [], computing_devices(plan.program, plan.mesh, plan.home)
+    held: dict[str, dict[str, int]] = {}
+    for device, part in state_on(plan.program, plan.state, plan.home):
+        if device not in computing and part.placeholder in plan.state.divisions:
+            own = held.setdefault(device, {})
+            own[part.placeholder] = own.get(part.placeholder, 0) + part.bytes
     for device, own in held.items():
-        count, size = len({k for k, _ in own}), format_bytes(sum([size for _, size in own]))
+        count, size = len(own), format_bytes(sum(own.values()))
         received, sent = (format_bytes(by.get(device, 0)) for by in (sends.received, sends.sent))
         travels = "" if plan.program.symbols else f"; it receives {received} and sends {sent} a call"
         lines.append(f"  variables in the memory of {short_name(device)}: {count}, {size}{travels}")
