@@ -71,6 +71,7 @@ PRINTED = {
     "from_mirrored_strategy.md": "with graphsplit",
     "from_tensorflow_1.md": "[",
     "keras_distribution.md": "PASS: ",
+    "keras_hub_lora.md": "4,352 of 168,820 weights are trained",
     "model_parallelism.md": "stage",
     "notebooks.md": "a copy on each device",
     "serving.md": "(10, 3)",
