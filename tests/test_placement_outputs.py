@@ -127,6 +127,17 @@ const aside = document.querySelector("aside"), seen = (element) => getComputedSt
 report.lanes = [...document.querySelectorAll(".lane")].map((lane) => lane.textContent);
 report.fits = svg.getBoundingClientRect().width <= document.getElementById("canvas").clientWidth;
 report.legend = document.querySelectorAll("#legend tr").length;
+report.signs = document.querySelectorAll("#signs svg").length;
+report.toolbar = document.querySelector("header").getBoundingClientRect().height;
+const boxes = [...document.querySelectorAll(".row .box")].map((box) => box.getBoundingClientRect());
+const inside = (p) => boxes.some((b) => p.x > b.left + 1 && p.x < b.right - 1 && p.y > b.top + 1 && p.y < b.bottom - 1);
+const pointsOf = (path) => [...Array(40)].map((_, k) => path.getPointAtLength((path.getTotalLength() * k) / 39));
+document.getElementById("shards").click(); // five lanes: what goes from the first to the last passes three
+const here = svg.getBoundingClientRect();
+boxes.splice(0, boxes.length, ...[...document.querySelectorAll(".row .box")].map((box) => box.getBoundingClientRect()));
+report.through = [...document.querySelectorAll("path.arrow")].filter((path) => path.getAttribute("d").includes("C") &&
+  pointsOf(path).some((p) => inside({ x: p.x + here.left, y: p.y + here.top }))).length;
+document.getElementById("shards").click();
 report.arrows = document.querySelectorAll(".arrow").length;
 report.labels = [...document.querySelectorAll(".bytes")].map((t) => t.textContent);
 report.routes = [...document.querySelectorAll(".route div")].map((t) => t.textContent);
@@ -167,7 +178,7 @@ document.body.appendChild(document.createElement("pre")).textContent = "REPORT" 
 
 @pytest.mark.browser
 @pytest.mark.skipif(not BROWSER, reason="no chromium binary on this machine")
-@pytest.mark.parametrize(("width", "scheme"), [(1600, "light"), (1100, "dark"), (800, "light"), (800, "dark")])
+@pytest.mark.parametrize(("width", "scheme"), [(1600, "light"), (1400, "dark"), (800, "light"), (800, "dark")])
 def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path, width, scheme):
     page = tmp_path / "p.html"
     synthetic(20_002).save(page)
@@ -179,9 +190,12 @@ def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path, width, scheme):
     assert "CONSOLE" not in ran.stderr, ran.stderr
     report = json.loads(html.unescape(re.search("<pre>REPORT(.*?)END</pre>", ran.stdout, re.DOTALL)[1]))
     assert report["errors"] == []
-    assert report["lanes"] == ["home GPU:0", "shards 0 to 3 \u00d7 4 GPU:0 to 3, 8 rows each"]
+    assert report["lanes"] == ["runs once GPU:0", "shards 0 to 3 \u00d7 4 GPU:0 to 3, 8 rows each"]
     assert report["fits"]
     assert report["legend"] == 5
+    assert report["signs"] == 9
+    assert report["through"] == 0  # no curve ends at a box that it only passes
+    assert width <= 1000 or report["toolbar"] < 60  # one line
     assert report["arrows"] > 0
     assert "arguments 8.2 kB \u00d7 3" in report["labels"]
     assert report["routes"] == ["arguments to each device, 8.2 kB", "sums over rows from each device, 1.0 kB"]

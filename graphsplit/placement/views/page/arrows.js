@@ -32,12 +32,34 @@ function ends(a, b) { // where a curve between two rows leaves and arrives
   const right = b.row.lane.index > a.row.lane.index;
   if (a.row.lane.index === b.row.lane.index) return null;
   const x1 = right ? a.row.x + a.row.w : a.row.x, x2 = right ? b.row.x : b.row.x + b.row.w;
-  return { x1, x2, y1: a.row.y + ROW / 2, y2: b.row.y + ROW / 2 };
+  const e = { x1, x2, y1: a.row.y + ROW / 2, y2: b.row.y + ROW / 2, passes: [] };
+  const step = right ? 1 : -1;
+  for (let k = a.row.lane.index + step; k !== b.row.lane.index; k += step) {
+    const left = MARGIN / 2 + k * (LANE + MARGIN) - 8, wide = LANE + 16;
+    const y = gapNear(lanes[k], e.y1 + ((e.y2 - e.y1) * (left + wide / 2 - x1)) / (x2 - x1));
+    e.passes.push(right ? { in: left, out: left + wide, y } : { in: left + wide, out: left, y });
+  }
+  return e;
 }
 
-function curve(e) {
-  const bend = (e.x2 - e.x1) * 0.5;
-  return `M${e.x1},${e.y1} C${e.x1 + bend},${e.y1} ${e.x2 - bend},${e.y2} ${e.x2},${e.y2}`;
+function gapNear(lane, y) { // the place between two rows of a lane, or beside all of them, that is nearest to y
+  let best = Infinity, above = -Infinity;
+  for (const top of [...lane.tops, Infinity]) {
+    const near = Math.min(Math.max(y, above + GAP / 2), top - GAP / 2);
+    if (Math.abs(near - y) < Math.abs(best - y)) best = near;
+    above = top + ROW;
+  }
+  return best;
+}
+
+function curve(e) { // a lane on the way is passed between its rows
+  let d = `M${e.x1},${e.y1}`, x = e.x1, y = e.y1;
+  for (const stop of [...e.passes, { in: e.x2, out: e.x2, y: e.y2 }]) {
+    const bend = (stop.in - x) * 0.5;
+    d += ` C${x + bend},${y} ${stop.in - bend},${stop.y} ${stop.in},${stop.y} H${stop.out}`;
+    [x, y] = [stop.out, stop.y];
+  }
+  return d;
 }
 
 const LABEL = 112; // the room that the name of what is sent needs; where there is less, bytes alone are said
@@ -46,7 +68,8 @@ function labelOf(arrow) { // what is most of it, and how much: the same goes to,
   const [route] = [...arrow.routes].sort((a, b) => b[1] - a[1])[0];
   const times = $("shards").checked || D.routes[route].devices < 2 ? "" : " \u00d7 " + D.routes[route].devices;
   const more = arrow.routes.size > 1 ? ", \u2026" : "";
-  return (MARGIN >= LABEL ? D.routes[route].what + more + " " : "") + formatBytes(arrow.bytes) + times;
+  const size = formatBytes(arrow.bytes) + times, full = D.routes[route].what + more + " " + size;
+  return MARGIN >= LABEL && measure(full, 10.5) <= MARGIN - 20 ? full : size;
 }
 
 function drawArrows(layer, top, bottom) {
@@ -79,6 +102,7 @@ function placeLabels(labels) { // the largest first, near the arrowhead; none on
     const right = e.x2 > e.x1, x = e.x2 + (right ? -12 : 12), y = e.y2 - 5, wide = measure(text, 10.5) + 6;
     if (taken.some(([u, v, w]) => Math.abs(u - x) < Math.max(w, wide) && Math.abs(v - y) < 12)) continue;
     taken.push([x, y, wide]);
+    node("rect", { class: "behind", x: right ? x - wide + 3 : x - 3, y: y - 9, width: wide, height: 12 }, svg);
     node("text", { class: "bytes", x, y, "text-anchor": right ? "end" : "start", style: `fill:${color}` }, svg, text);
   }
 }

@@ -7,6 +7,7 @@ const OP = { name: 0, type: 1, device: 2, requested: 3, actual: 4, shard: 5, sha
   scopes: 16, label: 17 };
 const CRITICAL = new Set(D.critical);
 const MOST = 48; // a group with more members is divided into runs
+const LOOSE = 4; // so many operations of no layer, one after the other, are shown as one group
 
 function units(value, names) {
   let i = 0;
@@ -25,7 +26,7 @@ function newGroup(label, parent, lane) {
 
 function newLane(key) {
   const { work, device, shards, like, alike, together, note, notes } = D.lanes[key];
-  const what = work || (D.sharded ? "home" : "");
+  const what = work || (D.sharded ? "runs once" : "");
   const lane = { key, device, what, note, together, notes, like, alike, shard: shards.length > 0, turns: shards.length > 1 };
   lane.root = newGroup("", null, lane);
   return lane;
@@ -81,7 +82,8 @@ function finishGroup(group) {
     group.children[i] = child;
   }
   group.children.sort((a, b) => a.rank - b.rank);
-  if (group.children.length > MOST) gatherAlike(group);
+  if (group.children.length > MOST || !group.parent) gatherAlike(group);
+  if (!group.parent) gatherLoose(group);
   if (group.children.length > MOST) divide(group);
   group.children.forEach((child) => add(group, child));
 }
@@ -118,6 +120,26 @@ function gatherAlike(group) { // AddN, AddN_1, AddN_2, ... become one group
   group.children.sort((a, b) => a.rank - b.rank);
 }
 
+const stays = (child) => child.children || D.types[D.ops[child.op][OP.type]] === "Placeholder" || child.label.startsWith("rows of ");
+
+function gatherLoose(lane) { // operations beside the layers (metrics, sums): those that follow each other become one group
+  const found = [];
+  let run = [];
+  const flush = () => {
+    if (run.length < LOOSE) { found.push(...run); run = []; return; }
+    const group = newGroup(run.length + " others: " + run[0].label + " \u2026 " + run[run.length - 1].label, lane, lane.lane);
+    group.folded = true;
+    run.forEach((child) => { child.parent = group; group.children.push(child); add(group, child); });
+    found.push(group);
+    run = [];
+  };
+  for (const child of lane.children) {
+    if (stays(child)) { flush(); found.push(child); } else run.push(child);
+  }
+  flush();
+  lane.children = found;
+}
+
 function divide(group) { // into runs of consecutive members; groups stay as they are, unless they are too many
   const all = group.children, groups = all.filter((child) => child.children).length;
   const size = Math.max(MOST / 2, Math.ceil(all.length / MOST));
@@ -136,7 +158,8 @@ function divide(group) { // into runs of consecutive members; groups stay as the
 }
 
 function runOf(members, group) {
-  const run = newGroup(members[0].label + " \u2026 " + members[members.length - 1].label, group, group.lane);
+  const called = (member) => member.label.split("/")[0];
+  const run = newGroup(called(members[0]) + " \u2026 " + called(members[members.length - 1]), group, group.lane);
   members.forEach((child) => { child.parent = run; run.children.push(child); add(run, child); });
   return run;
 }

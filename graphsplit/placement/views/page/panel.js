@@ -69,7 +69,7 @@ function showDetails(item) {
   line("type", D.types[op[OP.type]] + (op[OP.backward] ? " (backward pass)" : ""));
   line("requested", op[OP.requested] < 0 ? "nothing; TensorFlow decides" : deviceName(op[OP.requested]));
   if (D.actual) line("actual", op[OP.actual] < 0 ? "not in the graph that ran" : deviceName(op[OP.actual]));
-  line("shard", op[OP.shard] < 0 ? (D.sharded ? "home: runs once" : "") : op[OP.shard]);
+  line("shard", op[OP.shard] < 0 ? (D.sharded ? "none: it runs once" : "") : op[OP.shard]);
   line("stage", D.stages[op[OP.stage]] && D.stages[op[OP.stage]] + (op[OP.backward] ? ", backward" : ", forward"));
   line("outputs", op[OP.shapes]);
   line("bytes", op[OP.bytes] ? formatBytes(op[OP.bytes]) : "");
@@ -129,6 +129,26 @@ function showLegend() {
   for (const warning of D.warnings) element("div", warning, $("warnings"), "reason");
 }
 
+function showSigns() { // what each mark of the drawing means
+  const color = deviceColor(0), box = { x: 1, y: 1, width: 30, height: 14, rx: 3 };
+  const signs = [
+    ["a group of operations: click to open it", [["rect", { ...box, fill: color, opacity: 0.24 }]]],
+    ["one operation: click for details", [["rect", { ...box, fill: color, opacity: 0.1 }], ["rect", { ...box, fill: "none", stroke: "var(--line)" }]]],
+    ["left edge: its device", [["rect", { x: 1, y: 1, width: 5, height: 14, fill: color }]]],
+    ["lower edge: its FLOPs, full for the largest operation", [["rect", { x: 1, y: 11, width: 18, height: 3, fill: color }]]],
+    ["right edge: on the critical path", [["rect", { class: "path", x: 27, y: 1, width: 4, height: 14 }]]],
+    ["\u2302 work on the batch that runs on one device", [["rect", { ...box, class: "home" }]]],
+    ["dashed frame: an open group", [["rect", { ...box, class: "frame" }]]],
+    ["tensors sent, in the colour of their sender; thicker is more", [["path", { d: "M1,8 H26", stroke: color, "stroke-width": 3, opacity: 0.65 }], ["path", { d: "M31,8 l-7,-4 l0,8 z", fill: color }]]],
+    ["the critical path between columns", [["path", { class: "critical", d: "M1,8 H31" }]]],
+  ];
+  for (const [text, shapes] of signs) {
+    const line = element("div", undefined, $("signs")), sign = node("svg", { width: 32, height: 16 }, line);
+    for (const [tag, attributes] of shapes) node(tag, attributes, sign);
+    element("span", text, line);
+  }
+}
+
 function showMoves() { // gathered, then the largest one by one
   const all = D.transfers.reduce((sum, t) => sum + t[3], 0);
   $("routes-title").textContent = D.transfers.length ? "What moves, " + formatBytes(all) : "Nothing moves";
@@ -171,8 +191,9 @@ function start() {
   $("kind").textContent = `${D.ops.length.toLocaleString("en")} operations, ${D.actual ? "as they ran" : "as requested"}`;
   $("shards").parentNode.hidden = !D.lanes.some((lane) => lane.alike > 1);
   chooseLanes();
-  openUntil(tree, lanes, 22 * Math.max(lanes.length, 2));
+  openUntil(tree, lanes, 28 + 12 * Math.max(lanes.length, 2));
   showLegend();
+  showSigns();
   showMoves();
   layout();
   svg.addEventListener("click", (event) => {

@@ -62,6 +62,7 @@ function layout() {
     rows.push(row);
   }
   layout.round++;
+  for (const { lane, list } of columns) lane.tops = list.map((row) => row.y);
   frames = rows.filter((row) => row.end).map((row) => ({ row, bottom: row.end }));
   const height = Math.max(...columns.map((l) => l.y)) + 40, width = lanes.length * (LANE + MARGIN);
   svg.setAttribute("width", width);
