@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import html
+import itertools
 import json
 import re
 import shutil
 import subprocess
 
 import networkx as nx
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -16,7 +18,9 @@ import graphsplit as gs
 from graphsplit.placement import PlacedOp, Placement, placement_of_graph
 from graphsplit.placement.questions import reading_order
 from graphsplit.placement.summaries import summarize
+from graphsplit.placement.views.colors import device_colors
 from graphsplit.placement.views.pages import page_data, page_html
+from graphsplit.placement.views.pictures import draw
 from tests.helpers.placements import synthetic, two_device_graph
 
 BROWSER = next(
@@ -95,6 +99,27 @@ def test_summary_gathers_what_is_alike():
     ops = [PlacedOp(f"AddN_{i}" if i else "AddN", "AddN", "/device:CPU:0") for i in range(300)]
     [[box]] = summarize(Placement(ops, [])).lanes.values()
     assert (box.label, box.ops) == ("AddN", 300)
+
+
+def test_lines_of_a_picture_pass_between_boxes():
+    from matplotlib.figure import Figure
+    from matplotlib.patches import FancyArrowPatch, FancyBboxPatch
+
+    weight = tf.Variable(tf.ones((3, 3)))
+
+    def step(x):
+        return tf.tanh(tf.tanh(tf.tanh(x) @ weight) @ weight) / tf.norm(x @ weight)
+
+    placement = gs.parallelize(step, devices=4).placement(tf.TensorSpec((8, 3)))
+    figure = draw(summarize(placement), device_colors(placement.devices), "", Figure)
+    patches = figure.axes[0].patches
+    boxes = [box.get_bbox() for box in patches if isinstance(box, FancyBboxPatch)]
+    lines = [line for line in patches if isinstance(line, FancyArrowPatch)]
+    assert len(lines) > 4
+    for line in lines:
+        for part in line.get_path().to_polygons(closed_only=False):
+            for x, y in np.concatenate([np.linspace(*pair, 20) for pair in itertools.pairwise(part)]):
+                assert not [box for box in boxes if box.x0 + 0.1 < x < box.x1 - 0.1 and box.y0 < y < box.y1]
 
 
 def test_page_needs_no_network(two_devices, tmp_path):

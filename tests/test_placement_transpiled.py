@@ -14,7 +14,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.placement.views.overviews import page_paths
+from graphsplit.placement.summaries import page_paths
 from graphsplit.placement.views.pages import page_data
 from tests.helpers.saved_model_cases import tensorflow_1
 

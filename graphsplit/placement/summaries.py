@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.questions import reading_order
+from graphsplit.placement.questions import layer_names, reading_order
 from graphsplit.placement.records import PlacedOp
 from graphsplit.placement.views.lanes import lanes_of
+from graphsplit.planning.amounts import count_text
 
+_UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
+_CALL = re.compile(r"(Stateful)?PartitionedCall(_\d+)?")
 _HIDDEN = frozenset({"Const", "NoOp"})
 
 
@@ -55,14 +58,17 @@ def summarize(placement: PlacementGraph, most: int = 70) -> Summary:
     """Return the finest summary with at most `most` boxes (or the coarsest one, if even that has more)."""
     rank = {name: i for i, name in enumerate(reading_order(placement.graph))}
     ops = [op for op in placement.ops.values() if op.ran and op.type not in _HIDDEN]
-    depth = max((len(scope_path(op)) for op in ops), default=1)
+    paths = page_paths(placement)
+    folded = folded_scopes(placement, paths)
+    paths = {name: [folded[path[0]]] if path[0] in folded else path for name, path in paths.items()}
+    depth = max((len(paths[op.name]) for op in ops), default=1)
     lane_of = lanes_of(ops)
     lanes_by_op = {name: str(lane) for name, lane in lane_of.items()}
-    key_of = functools.partial(_box_key, lanes_by_op, alike=False)
+    key_of = functools.partial(_box_key, lanes_by_op, paths, alike=False)
     while depth > 1 and len({key_of(op, depth) for op in ops}) > most:
         depth -= 1
     if len({key_of(op, depth) for op in ops}) > most:  # AddN, AddN_1, ... become one box
-        key_of = functools.partial(_box_key, lanes_by_op, alike=True)
+        key_of = functools.partial(_box_key, lanes_by_op, paths, alike=True)
     members: dict[tuple[str, str], list[PlacedOp]] = defaultdict(list)
     for op in ops:
         members[key_of(op, depth)].append(op)
@@ -80,9 +86,51 @@ def _box(key: tuple[str, str], group: list[PlacedOp], rank: Mapping[str, int]) -
     return Box(*key, device=group[0].device, ops=len(group), flops=flops, rank=first)
 
 
-def _box_key(lanes: Mapping[str, str], op: PlacedOp, depth: int, alike: bool) -> tuple[str, str]:
-    label = "/".join(scope_path(op)[:depth])
+def _box_key(
+    lanes: Mapping[str, str], paths: Mapping[str, list[str]], op: PlacedOp, depth: int, alike: bool
+) -> tuple[str, str]:
+    label = "/".join(paths[op.name][:depth])
     return lanes[op.name], re.sub(r"_\d+( \(\w+\))?$", r"\1", label) if alike else label
+
+
+def page_paths(placement: PlacementGraph) -> dict[str, list[str]]:
+    """Return the scopes of each operation, and last its own label, as people know them.
+
+    Layers are called as in their model, arguments as in their function, variables by their names; the calls in which a
+    SavedModel wraps its functions are none of these.
+    """
+    plain, paths = layer_names(list(placement.ops.values())), dict[str, list[str]]()
+    called = {op.name: op.argument for op in placement.ops.values() if op.argument}
+    for op in placement.ops.values():
+        *scopes, _ = scope_path(op, plain.get(op.name, ""))
+        paths[op.name] = [*[scope for scope in scopes if not _CALL.fullmatch(scope)], _label(op, called)]
+    return paths
+
+
+def _label(op: PlacedOp, called: Mapping[str, str]) -> str:
+    if op.variable or op.argument:
+        return op.variable or op.argument
+    parts = op.own_name.split("/")
+    if op.role == "scatter" and parts[-1] in called:
+        return f"rows of {called[parts[-1]]}"
+    return scope_path(op)[-1]
+
+
+def folded_scopes(placement: PlacementGraph, paths: Mapping[str, list[str]]) -> dict[str, str]:
+    """Return the outermost scopes of arithmetic that updates variables, as optimizers do; and what to call each.
+
+    Nothing in them works on the rows of a shard or on rows gathered at home, so that nobody looks for much there.
+    """
+    inside: dict[str, list[PlacedOp]] = defaultdict(list)
+    for op in placement.ops.values():
+        if len(paths[op.name]) > 1:
+            inside[paths[op.name][0]].append(op)
+    found = {}
+    for scope, ops in inside.items():
+        updates = sum(op.type.startswith(_UPDATES) for op in ops)
+        if updates and all(op.shard is None and not op.home_reason for op in ops):
+            found[scope] = f"{scope}: {count_text(updates, 'update')}"
+    return found
 
 
 def scope_path(op: PlacedOp, name: str = "") -> list[str]:

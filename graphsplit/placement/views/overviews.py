@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from graphsplit.core.devices import short_name
 from graphsplit.placement.graph import PlacementGraph
-from graphsplit.placement.questions import layer_names, natural_order
-from graphsplit.placement.records import PlacedOp
-from graphsplit.placement.summaries import scope_path
+from graphsplit.placement.questions import natural_order
 from graphsplit.placement.views.lanes import Lane, home_device
-from graphsplit.planning.amounts import count_text
-
-_CALL = re.compile(r"(Stateful)?PartitionedCall(_\d+)?")
-_UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
 
 
 @dataclass(frozen=True)
@@ -73,46 +66,6 @@ def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], critical
         Alike(max(lanes, key=lambda lane: (on_path[lane], lane.device != home, -lanes.index(lane))), tuple(lanes))
         for lanes in together.values()
     ]
-
-
-def page_paths(placement: PlacementGraph) -> dict[str, list[str]]:
-    """Return the scopes of each operation, and last its own label, as people know them.
-
-    Layers are called as in their model, arguments as in their function, variables by their names; the calls in which a
-    SavedModel wraps its functions are none of these.
-    """
-    plain, paths = layer_names(list(placement.ops.values())), dict[str, list[str]]()
-    called = {op.name: op.argument for op in placement.ops.values() if op.argument}
-    for op in placement.ops.values():
-        *scopes, _ = scope_path(op, plain.get(op.name, ""))
-        paths[op.name] = [*[scope for scope in scopes if not _CALL.fullmatch(scope)], _label(op, called)]
-    return paths
-
-
-def _label(op: PlacedOp, called: Mapping[str, str]) -> str:
-    if op.variable or op.argument:
-        return op.variable or op.argument
-    parts = op.own_name.split("/")
-    if op.role == "scatter" and parts[-1] in called:
-        return f"rows of {called[parts[-1]]}"
-    return scope_path(op)[-1]
-
-
-def folded_scopes(placement: PlacementGraph, paths: Mapping[str, list[str]]) -> dict[str, str]:
-    """Return the outermost scopes of arithmetic that updates variables, as optimizers do; and what to call each.
-
-    Nothing in them works on the rows of a shard or on rows gathered at home, so that nobody looks for much there.
-    """
-    inside: dict[str, list[PlacedOp]] = defaultdict(list)
-    for op in placement.ops.values():
-        if len(paths[op.name]) > 1:
-            inside[paths[op.name][0]].append(op)
-    found = {}
-    for scope, ops in inside.items():
-        updates = sum(op.type.startswith(_UPDATES) for op in ops)
-        if updates and all(op.shard is None and not op.home_reason for op in ops):
-            found[scope] = f"{scope}: {count_text(updates, 'update')}"
-    return found
 
 
 def _list(items: object) -> str:

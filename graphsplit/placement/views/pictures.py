@@ -19,6 +19,7 @@ from graphsplit.planning.amounts import format_bytes
 _WIDTH, _HEIGHT, _ROW = 3.0, 0.62, 0.9  # of a box, and from one box to the next, in inches
 _COLUMN = 4.4
 _MOST_LETTERS = 32  # of a lane's title, at full size
+_LEGEND = "Colour: the device. Coloured line: tensors that are sent, with their bytes. Grey line: on the same device."
 
 
 def save_dot(placement: PlacementGraph, path: str) -> None:
@@ -88,6 +89,7 @@ def draw(summary: Summary, colors: dict[str, str], title: str, figure_type: Any)
     axes.set_ylim(-height + 1.2, 1.2)
     axes.axis("off")
     axes.text(0.3, 0.95, title, fontsize=13, weight="bold", va="center")
+    axes.text(0.3, 0.74, _LEGEND, fontsize=7.5, color="#656d76", va="center")
     for i, (lane, boxes) in enumerate(summary.lanes.items()):
         color = colors.get(boxes[0].device, "#8b949e")
         size = min(11.0, 11 * _MOST_LETTERS / len(lane))
@@ -129,8 +131,11 @@ def _draw_box(axes: Any, box: Box, x: float, y: float, color: str) -> None:
 
 def _draw_flows(axes: Any, summary: Summary, places: Any, colors: dict[str, str]) -> None:
     from matplotlib.patches import FancyArrowPatch
+    from matplotlib.path import Path
 
     taken: list[tuple[float, float]] = []
+    tops = {lane: [places[box.key] for box in boxes] for lane, boxes in summary.lanes.items()}
+    columns = [sorted([y for _, y in corners], reverse=True) for corners in tops.values()]
     for flow in sorted(summary.flows, key=lambda f: -f.bytes):
         (x1, y1), (x2, y2) = places[flow.source.key], places[flow.target.key]
         if flow.source.lane == flow.target.lane:
@@ -140,15 +145,45 @@ def _draw_flows(axes: Any, summary: Summary, places: Any, colors: dict[str, str]
         end = (x2 + (0 if right else _WIDTH), y2 - _HEIGHT / 2)
         color = colors.get(flow.source.device, "#8b949e") if flow.crosses else "#b6bdc5"
         width = 0.8 + (min(3.0, math.log10(1 + flow.bytes / 1000)) if flow.crosses else 0)
-        rad = 0.12 / (1 + abs(x2 - x1) / _COLUMN)  # the farther, the flatter, or long ones leave the picture
-        bend = f"arc3,rad={rad if right else -rad}"
+        route = Path(*_route(start, end, columns))
         axes.add_patch(
-            FancyArrowPatch(
-                start, end, connectionstyle=bend, arrowstyle="-|>", mutation_scale=9, lw=width, color=color, alpha=0.6
-            )
+            FancyArrowPatch(path=route, arrowstyle="-|>", mutation_scale=9, lw=width, color=color, alpha=0.6)
         )
         if flow.crosses:
             _label(axes, flow, (end[0] + (-0.1 if right else 0.1), end[1] + 0.1), color, taken, right)
+
+
+def _route(
+    start: tuple[float, float], end: tuple[float, float], columns: list[list[float]]
+) -> tuple[list[tuple[float, float]], list[int]]:
+    """Return the points of a curve, and matplotlib's codes for them: a lane on the way is passed between its boxes.
+
+    Args:
+      start, end: where it begins and ends.
+      columns: the upper edges of each lane's boxes, from above.
+    """
+    right = end[0] > start[0]
+    first, last = int((start[0] - 0.1) // _COLUMN), int((end[0] - 0.1) // _COLUMN)
+    points, codes = [start], [1]
+    for k in [*range(first + (1 if right else -1), last, 1 if right else -1), None]:
+        enter = leave = end
+        if k is not None:
+            left = 0.2 + k * _COLUMN, 0.4 + k * _COLUMN + _WIDTH
+            middle = start[1] + (end[1] - start[1]) * (sum(left) / 2 - start[0]) / (end[0] - start[0])
+            y = _gap_near(columns[k], middle)
+            enter, leave = [(x, y) for x in (left if right else left[::-1])]
+        (x, y), bend = points[-1], (enter[0] - points[-1][0]) / 2
+        points += [(x + bend, y), (enter[0] - bend, enter[1]), enter, leave]
+        codes += [4, 4, 4, 2]
+    return points[:-1], codes[:-1]
+
+
+def _gap_near(tops: list[float], y: float) -> float:
+    """Return the height between two boxes of a lane, or beside all of them, that is nearest to `y`."""
+    room = (_ROW - _HEIGHT) / 2
+    lows = [math.inf, *[top - _HEIGHT for top in tops]]
+    near = [min(max(y, top + room), low - room) for low, top in zip(lows, [*tops, -math.inf], strict=True)]
+    return min(near, key=lambda found: abs(found - y))
 
 
 def _label(
@@ -168,6 +203,7 @@ def _label(
             weight="bold",
             ha="right" if right else "left",
             zorder=5,
+            bbox={"fc": "white", "ec": "none", "pad": 0.6, "alpha": 0.85},
         )
         return
 

@@ -7,7 +7,7 @@ const OP = { name: 0, type: 1, device: 2, requested: 3, actual: 4, shard: 5, sha
   scopes: 16, label: 17 };
 const CRITICAL = new Set(D.critical);
 const MOST = 48; // a group with more members is divided into runs
-const LOOSE = 4; // so many operations of no layer, one after the other, are shown as one group
+const LOOSE = 4, SMALL = 0.05; // so many operations of no layer, with so little of the FLOPs, are shown as one group
 
 function units(value, names) {
   let i = 0;
@@ -122,11 +122,13 @@ function gatherAlike(group) { // AddN, AddN_1, AddN_2, ... become one group
 
 const stays = (child) => child.children || D.types[D.ops[child.op][OP.type]] === "Placeholder" || child.label.startsWith("rows of ");
 
-function gatherLoose(lane) { // operations beside the layers (metrics, sums): those that follow each other become one group
+function gatherLoose(lane) { // little work beside the layers (metrics, sums): what follows each other becomes one group
   const found = [];
   let run = [];
+  const work = (items) => items.reduce((sum, item) => sum + (item.children ? item.flops : Math.max(D.ops[item.op][OP.flops], 0)), 0);
+  const most = work(lane.children) * SMALL;
   const flush = () => {
-    if (run.length < LOOSE) { found.push(...run); run = []; return; }
+    if (run.length < LOOSE || work(run) > most) { found.push(...run); run = []; return; }
     const group = newGroup(run.length + " others: " + run[0].label + " \u2026 " + run[run.length - 1].label, lane, lane.lane);
     group.folded = true;
     run.forEach((child) => { child.parent = group; group.children.push(child); add(group, child); });
