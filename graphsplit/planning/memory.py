@@ -20,12 +20,13 @@ from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.tasks import OPERATION, PlannedTask, Tasks, tasks_of
 from graphsplit.program.program import COPIES, Op, Tensor
 
-_SAME_BUFFER = frozenset(
+SAME_BUFFER = frozenset(
     {
-        *("CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze"),
-        *("StopGradient", COPIES),
+        *("Bitcast", "CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze"),
+        *("StopGradient", "TensorListFromTensor", COPIES),
     }
 )
+"""Operations that hand on the buffer that they read."""
 _NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp", "Sizes"})
 ALIGNED_BYTES = 64
 
@@ -161,7 +162,7 @@ def held_bytes(plan: Decisions) -> int:
 
 
 def _has_buffer(op: Op) -> bool:
-    return op.type not in _NO_BUFFER and op.type not in _SAME_BUFFER
+    return op.type not in _NO_BUFFER and op.type not in SAME_BUFFER
 
 
 def _own(plan: Decisions, op: Op) -> Iterator[Tensor]:

@@ -10,8 +10,9 @@ part as it comes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -106,6 +107,19 @@ def _order(plan: Decisions) -> Iterator[tuple[int, int | None]]:
     yield from ((i, None) for _, i in reversed(once))
 
 
+class _Operand(NamedTuple):
+    """How something is read: by what gives it, for a shard or (None) once; which tensor, in which layout."""
+
+    get: Callable[[int | None], Result | None]
+    tensor: Tensor | None = None
+    layout: Layout = SINGLE_DEVICE
+    is_copy: bool = False
+
+
+def _nothing(_: int | None) -> None:
+    """What every device has, or makes for itself."""
+
+
 class _TaskWriter:
     """Writes tasks, and of each those first that it reads of moves."""
 
@@ -114,6 +128,8 @@ class _TaskWriter:
         self._plan = plan
         self._ops = plan.program.ops
         self._at: dict[tuple[int, int | None], int] = {}
+        self._operands: dict[tuple[int, bool, str], tuple[_Operand, ...]] = {}
+        self._sizes: dict[tuple[int, float], tuple[int, ...]] = {}
         self._elsewhere: dict[tuple[int, int, int], Result] = {}
         self._sent: dict[tuple[Result, str], Result] = {}
         self._values: dict[tuple[int, int], Result | None] = {}
@@ -150,13 +166,14 @@ class _TaskWriter:
             return
         op = self._ops[i]
         device = self._plan.owners.of_ops[i] or self._plan.home if d is None else self._plan.shard_device(op, d)
-        operands = zip(self._read(op, d, device), self._read_at(op, d, device), strict=True)
-        reads = tuple([found and self._here(found, there, why) for (found, why), there in operands])
-        sizes, shards = op.out_bytes, self._plan.steps[i].shards
-        if d is not None and shards is not None:
-            pairs = zip(sizes, shards.gives, strict=True)
-            sizes = tuple([self._plan.mesh.bytes_of(d, size, layout) for size, layout in pairs])
-        self._at[i, d] = self._add(PlannedTask(OPERATION, device, reads, sizes, i, d))
+        places = [device] * len(op.inputs) if not op.has_columns else self._read_at(op, d, device)
+        reads = tuple(
+            [
+                (found := operand.get(d)) and self._here(found, there, operand, d)
+                for operand, there in zip(self._operands_of(op, d, device), places, strict=True)
+            ]
+        )
+        self._at[i, d] = self._add(PlannedTask(OPERATION, device, reads, sizes := self._sizes_of(op, d), i, d))
         if op.has_columns and d is not None:
             for k, size in enumerate(sizes):  # each where its column has it
                 if (maker := self._plan.mesh.made_at(op, k, d)) != device:
@@ -169,8 +186,6 @@ class _TaskWriter:
 
     def _read_at(self, op: Op, d: int | None, device: str) -> Sequence[str]:
         """Return the device on which each operand is read: a loop in columns hands it to operations there."""
-        if not op.has_columns:
-            return [device] * len(op.inputs)
         first = int(CONTROL_FLOW[op.type].chooses)
         return [*[device] * first, *self._plan.mesh.carried_at(op, device, d)]
 
@@ -178,7 +193,18 @@ class _TaskWriter:
         self.tasks.append(task)
         return len(self.tasks) - 1
 
-    def _here(self, result: Result, device: str, why: str) -> Result:
+    def _sizes_of(self, op: Op, d: int | None) -> tuple[int, ...]:
+        """Return the bytes of each result."""
+        shards, mesh = self._plan.steps[op.index].shards, self._plan.mesh
+        if d is None or shards is None:
+            return op.out_bytes
+        key = op.index, mesh.share(d)
+        if key not in self._sizes:
+            pairs = zip(op.out_bytes, shards.gives, strict=True)
+            self._sizes[key] = tuple([mesh.bytes_of(d, size, layout) for size, layout in pairs])
+        return self._sizes[key]
+
+    def _here(self, result: Result, device: str, operand: _Operand, d: int | None = None) -> Result:
         """Return a result where a device has it; of another one, what that is sent. (Handles never travel.)"""
         made = self.tasks[result.task]
         if made.device == device:
@@ -186,29 +212,42 @@ class _TaskWriter:
         if made.kind == OPERATION and self._ops[made.op or 0].out_dtypes[result.index] in (tf.resource, tf.variant):
             return result
         if (result, device) not in self._sent:
-            task = PlannedTask(SEND, device, (result,), (made.bytes[result.index],), made.op, made.shard, None, why)
+            sizes, why = (made.bytes[result.index],), self._kind(operand, d, device)
+            task = PlannedTask(SEND, device, (result,), sizes, made.op, made.shard, None, why)
             self._sent[result, device] = Result(self._add(task))
         return self._sent[result, device]
 
-    def _read(self, op: Op, d: int | None, device: str) -> Iterator[tuple[Result | None, str]]:
-        """Yield what an operation reads, for each operand, and for which kind of move that may be sent."""
-        shards = self._plan.steps[op.index].shards if d is not None else None
+    def _operands_of(self, op: Op, d: int | None, device: str) -> Sequence[_Operand]:
+        """Return how an operation gets each operand; all shards alike, but for copies, of which the nearest is read."""
+        key = op.index, d is not None, device if op.type == COPIES else ""
+        if key not in self._operands:
+            self._operands[key] = tuple(self._read(op, d is not None, device))
+        return self._operands[key]
+
+    def _read(self, op: Op, on_shards: bool, device: str) -> Iterator[_Operand]:
+        shards = self._plan.steps[op.index].shards if on_shards else None
         own = SingleDevice(self._plan.owners.of_ops[op.index])
         near = self._plan.program.nearest(op, device) if op.type == COPIES else None
         for i, tensor in enumerate(op.inputs):
             if (near is not None and tensor != near) or (shards is not None and i in shards.makes):
-                yield None, ""
-                continue
-            want = own if d is None or shards is None else shards.wants[i]
-            kind = COPY if near is not None else self._kind(tensor, want, d, device)
-            yield self.whole(tensor, own) if d is None else self._on_shard(tensor, want, d), kind
+                yield _Operand(_nothing)
+            elif shards is None:
+                yield _Operand(partial(self._whole_for, tensor, own), tensor, own, near is not None)
+            else:
+                get = self._on_shard(tensor, shards.wants[i])
+                yield _Operand(get, tensor, shards.wants[i], near is not None)
 
-    def _kind(self, tensor: Tensor, layout: Layout, d: int | None, device: str) -> str:
+    def _kind(self, operand: _Operand, d: int | None, device: str) -> str:
         """Return the kind of move that brings a tensor to a device; `"op"` for none, and on from column to column."""
-        c, reads = self._moves.get((tensor, layout), (0, ()))
-        is_shards = d is not None and not isinstance(layout, SingleDevice)
+        if operand.is_copy or operand.tensor is None:
+            return COPY
+        c, reads = self._moves.get((operand.tensor, operand.layout), (0, ()))
+        is_shards = d is not None and not isinstance(operand.layout, SingleDevice)
         goes_on = reads and is_shards and self._plan.mesh.columns and reads[d or 0].device != device
         return self._plan.collectives[c].kind if reads and not goes_on else OPERATION
+
+    def _whole_for(self, tensor: Tensor, layout: SingleDevice, _: int | None) -> Result | None:
+        return self.whole(tensor, layout)
 
     def whole(self, tensor: Tensor, layout: SingleDevice) -> Result | None:
         """Return a whole value on a device; on whichever it is made, if the layout names none."""
@@ -223,18 +262,19 @@ class _TaskWriter:
             return self._made(tensor, 0)
         return self._moved(tensor, SingleDevice(self._plan.owners.of(tensor)), None)
 
-    def _on_shard(self, tensor: Tensor, layout: Layout, d: int) -> Result | None:
-        """Return what a shard has of a tensor in a layout."""
+    def _on_shard(self, tensor: Tensor, layout: Layout) -> Callable[[int | None], Result | None]:
+        """Return what gives what a shard has of a tensor in a layout."""
         op, step = self._ops[tensor.op], self._plan.steps[tensor.op]
         if step.shards and step.shards.gives[tensor.index] == layout:
-            return self._made(tensor, d)
+            return partial(self._made, tensor)
         if isinstance(layout, SingleDevice):  # one of several copies
-            return self.whole(tensor, layout)
-        if op.type == "Const" and isinstance(layout, Shard):
-            return None
-        if is_whole(layout) and self._plan.state.is_everywhere(op):
-            return None
-        return self._moved(tensor, layout, d)
+            return partial(self._whole_for, tensor, layout)
+        if (op.type == "Const" and isinstance(layout, Shard)) or (
+            is_whole(layout) and self._plan.state.is_everywhere(op)
+        ):
+            return _nothing
+        c, reads = self._moves[tensor, layout]
+        return lambda d: self._value(c, reads[d or 0].value)
 
     def _made(self, tensor: Tensor, d: int | None) -> Result:
         """Return what an operation makes, on a shard or (None) once."""
@@ -271,7 +311,8 @@ class _TaskWriter:
     def _add_value(self, c: int, value: Value, sizes: Sequence[int]) -> int:
         collective = self._plan.collectives[c]
         of = [self._value(c, k) for k in value.of]
-        reads = tuple([own and self._here(own, value.device, collective.kind) for own in of])
+        operand = _Operand(_nothing, collective.moves[0].tensor, collective.moves[0].target)
+        reads = tuple([own and self._here(own, value.device, operand) for own in of])
         op = None if collective.is_bucket else collective.moves[0].tensor.op
         return self._add(PlannedTask(collective.kind, value.device, reads, tuple(sizes), op, value.shard, value))
 

@@ -5,15 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from graphsplit.planning import memory
 from graphsplit.prediction.replay import TaskTimes
 
-SAME_BUFFER = frozenset(
-    {
-        "TensorListFromTensor",
-        *("CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze"),
-        *("StopGradient", "Switch", "Merge", "Bitcast"),
-    }
-)
+SAME_BUFFER = memory.SAME_BUFFER | {"Switch", "Merge"}
 """Operations that hand on the buffer that they read."""
 
 

@@ -19,6 +19,7 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.graph.graph import Graph
+from graphsplit.planning.memory import ALIGNED_BYTES
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import SAME_BUFFER, Buffer, allocated
 from graphsplit.prediction.compiled_work import run_graph
@@ -84,7 +85,6 @@ class _Operands(NamedTuple):
 
 
 _CUTS = {"Split": _Operands(1, 0), "SplitV": _Operands(0, 2)}
-_ALIGNED_BYTES = 64
 
 
 @collection_paused()
@@ -294,7 +294,7 @@ class _Writer:
         shape, dtype = self._sizes.inputs_of(node)[_CUTS[node.op].value]
         if axis is None or int(axis) != 0 or not shape or None in shape:
             return False
-        return bytes_of((shape[1:], dtype)) % _ALIGNED_BYTES == 0
+        return bytes_of((shape[1:], dtype)) % ALIGNED_BYTES == 0
 
 
 def _reference(name: str, index: int) -> str:
