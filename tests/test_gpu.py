@@ -345,14 +345,16 @@ def test_a_mesh_with_a_vocabulary_in_parts(devices: Sequence[str]):
     assert {f"/device:{device}" for device in devices[:2]} <= held
 
 
+@pytest.mark.long
 @on_every_place
 def test_blocks_that_are_recomputed(devices: Sequence[str]):
     plan = assert_law_on(devices, words_model, [(WORDS,), (WORDS[:5],)], 1e-10, recompute=0.9)
     assert any(note.startswith("recomputing") for note in plan.notes)
 
 
+@pytest.mark.long
 @on_every_place
-@pytest.mark.parametrize("weights", [pytest.param("home", marks=pytest.mark.long), "sharded"])
+@pytest.mark.parametrize("weights", ["home", "sharded"])
 def test_slots_in_the_hosts_memory(devices: Sequence[str], weights: str):
     if devices[0] == "CPU:0":  # of CPU devices that is the host
         devices = [f"CPU:{d + 1}" for d in range(len(devices))]
@@ -365,10 +367,9 @@ def test_slots_in_the_hosts_memory(devices: Sequence[str], weights: str):
     assert updates == {"/device:CPU:0"}
 
 
+@pytest.mark.long
 @on_every_place
-@pytest.mark.parametrize(
-    "cut", [pytest.param(False, marks=pytest.mark.long, id="DataParallel"), pytest.param(True, id="ModelParallel")]
-)
+@pytest.mark.parametrize("cut", [False, True], ids=["DataParallel", "ModelParallel"])
 def test_keras_distribution(devices: Sequence[str], cut: bool):
     x, y = numbers(ROWS, 6, dtype=tf.float32).numpy(), numbers(ROWS, 3, seed=1, dtype=tf.float32).numpy()
 

@@ -264,6 +264,39 @@ def test_tables_in_the_hosts_memory_are_looked_up_there():
     np.testing.assert_array_equal(step(ids).numpy(), 2 * tf.gather(tf.convert_to_tensor(table), ids).numpy())
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"micro_batches": 3},
+        {"recompute": 0.9},
+        {"stages": 2, "micro_batches": 2},
+        {"jit_compile": True},
+        {"reduce_retracing": True},
+        {"mesh": {"batch": 2, "model": 2}},
+        {"weights": [4, 2, 1, 1]},
+        {"home": "CPU:0"},
+        {"split": None},
+    ],
+    ids=str,
+)
+def test_beside_every_option(options: dict[str, Any]):
+    devices = [*THREE, "CPU:4"]
+    plain, made = optimizer(adam), optimizer(adam)
+    gs.set_variable_layout(made.weights, "sharded", devices=devices)
+    gs.set_variable_layout(slots_of(made), "host", devices=devices)
+    single, step = tf.function(plain.step), gs.parallelize(made.step, devices=devices, **options)
+    for rows in (11, 3):
+        assert_close(step(X[:rows], Y[:rows]), single(X[:rows], Y[:rows]))
+    assert held(slots_of(made)) == {HOST: size_of(slots_of(made))}
+    for a, b in zip(made.variables, plain.variables, strict=True):
+        assert_close(tf.convert_to_tensor(a), tf.convert_to_tensor(b), tolerance=1e-4)  # Adam amplifies
+    plan = step.plan(X, Y)
+    plan.check()
+    check_emitted(plan, emit(plan))
+    assert not plan.state.whole
+
+
 TWO_HOSTS = """
 import json
 import tensorflow as tf
