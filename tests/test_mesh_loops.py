@@ -281,6 +281,29 @@ def test_a_loop_that_writes(mesh: dict[str, int]):
         assert moved_inside(plan) == {"reduce": 1}
 
 
+def nested() -> Made:
+    """A branch in a loop, which each column takes by itself, in a loop that all columns run as one."""
+    up, down = variable("up", WIDTH, HIDDEN), variable("down", HIDDEN, WIDTH)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        def inner(h: tf.Tensor) -> tf.Tensor:
+            return tf.while_loop(
+                lambda j, _: j < 2,
+                lambda j, h: (j + 1, tf.cond(tf.reduce_sum(x) > 0.0, lambda: tf.sin(h), lambda: 2.0 * h)),
+                (0, h),
+            )[1]
+
+        return tf.while_loop(lambda i, _: i < 3, lambda i, y: (i + 1, tf.tanh(inner(y @ up) @ down)), (0, x))[1]
+
+    return [up, down], step
+
+
+def test_a_branch_in_a_loop_in_a_loop():
+    batches = [tf.constant(numbers(5, WIDTH)), tf.constant(-numbers(5, WIDTH))]
+    plan = assert_law(nested, {"up": (None, "model"), "down": ("model", None)}, TWO, batches).plan(batches[0])
+    assert_in_parts(plan, TWO, [(WIDTH, HIDDEN), (HIDDEN, WIDTH)])
+
+
 def test_what_does_not_settle_is_whole():
     """A turn that cuts what it carries along another dimension each time; a list that is read whole."""
     square, mesh = variable("square", WIDTH, WIDTH), ONE_ROW

@@ -237,9 +237,9 @@ class OperationReader:
         """
         named = [known_shape(tf.TensorShape(proto)) for proto in node.attr["output_shapes"].list.shape]
         hints = [known_shape(tensor.shape) for tensor in self._known_outputs.get(node.name, ())]
-        hints += [None] * (len(named) - len(hints))
-        shapes = tuple([confirmed(*known) for known in zip(named, found, hints, strict=True)])
-        if not all(map(are_same, shapes, named)):
+        hints += [None] * (len(found) - len(hints))
+        shapes = tuple([confirmed(*known) for known in zip(named or found, found, hints, strict=True)])
+        if not named or not all(map(are_same, shapes, named)):
             self.found.outputs[node.name] = shapes
 
     def _find(self, name: str, inferred: Sequence[Shape | None], found: Sequence[Shape | None]) -> None:
