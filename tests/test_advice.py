@@ -23,7 +23,7 @@ RAISED = {"Declined", "_NotByRowError"}
 def reasons() -> list[str]:
     """Return every reason that is written in rules and planning; what is filled in counts as `Op`."""
     found = list(WHY.values())
-    for path in [*(ROOT / "graphsplit/rules").glob("*.py"), *(ROOT / "graphsplit/planning").glob("*.py")]:
+    for path in [*(ROOT / "graphsplit/rules").rglob("*.py"), *(ROOT / "graphsplit/planning").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in RAISED and node.args:
                 found += [text for text in [_text(node.args[0])] if text not in ("", "Op")]

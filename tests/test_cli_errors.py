@@ -105,7 +105,7 @@ BEFORE_TENSORFLOW = [
     (
         ["transpile", "in.pb", "out.pb"],
         "Which devices? --devices GPU:0,GPU:1 names them, --devices 4 takes the first four. They need not exist on "
-        "this machine; the first is home.",
+        "this machine; the first is the default device.",
     ),
     (
         ["transpile", "nowhere", "out", "--devices", "2"],

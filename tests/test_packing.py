@@ -212,7 +212,7 @@ def test_only_what_comes_from_elsewhere_is_copied():
     draft = Draft(gs.parallelize(tf.identity, devices=1).plan(tf.zeros(2)).program, range(2), prefix_of_shard)
     for node, shard in ((own, 1), (other, 0), (loop, 1)):
         draft.add(node, Origin(None, shard, "op"))
-    bring_loop_inputs(loop, draft)
+    bring_loop_inputs(loop, draft, ())
     nodes = draft.nodes
     assert list(loop.input) == ["own", "loop/graphsplit_input_1"]
     assert (nodes[-1].op, nodes[-1].device, list(nodes[-1].input)) == ("Identity", "/CPU:1", ["other"])

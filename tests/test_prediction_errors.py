@@ -31,7 +31,7 @@ ROOT = Path(__file__).parent.parent
             {"devices": 9},
             "devices=9: the machine 'unit box' has 8. Choose fewer, or a cluster of 2 hosts: 2x8xunit.",
         ),
-        ({"layout": "split"}, "There is no variable layout 'split'; there are 'home', 'mirrored', 'sharded'."),
+        ({"layout": "split"}, "There is no variable layout 'split'; there are 'home', 'mirrored', 'sharded', 'host'."),
         (
             {"micro_batches": 0},
             "micro_batches=0: it is the number of parts, at least 1, that each device computes one after the other; 1 "

@@ -125,7 +125,7 @@ def test_a_worker_that_does_not_answer():
 
 def test_resilient_without_workers():
     step = gs.parallelize(lambda x: x, devices=2)
-    with pytest.raises(gs.UnsupportedError, match="connect to some first"):
+    with pytest.raises(gs.UnsupportedError, match=r"call graphsplit\.connect first"):
         gs.resilient(step)
     with pytest.raises(gs.ArgumentError, match="resilient takes a function that parallelize returned, got"):
         gs.resilient(lambda x: x)
