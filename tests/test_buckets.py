@@ -94,3 +94,34 @@ def test_what_is_no_size(size: Any):
         gs.parallelize(lambda x: x, devices=2, bucket_bytes=size)
     said = "it is the number of bytes, at least 0, that small gradients travelling as one may have together;"
     assert str(found.value) == f"bucket_bytes={size!r}: {said} 0 lets each travel alone, None chooses."
+
+
+@pytest.mark.parametrize("first", ["shards", "another device"])
+def test_what_another_device_reads_too_is_in_no_bucket(first: str):
+    devices = [f"CPU:{d}" for d in range(3)]
+    with tf.device(devices[0]):
+        biases = [tf.Variable(numbers(4, seed=k), name=f"bias_{k}") for k in range(6)]
+    with tf.device(devices[1]):
+        kept = [tf.Variable(tf.zeros(4), name=f"kept_{k}") for k in range(6)]
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        read = [tf.convert_to_tensor(bias) for bias in biases]
+        if first == "shards":
+            for bias in read:
+                x = tf.tanh(x + bias)
+        for bias, variable in zip(read[:5], kept, strict=False):
+            variable.assign_add(bias)
+        return x if first == "shards" else tf.add_n([tf.tanh(x + bias) for bias in read])
+
+    x = tf.constant(numbers(5, 4))
+    expected = step(x)
+    values = [tf.identity(variable) for variable in kept]
+    for variable in kept:
+        variable.assign(tf.zeros(4))
+    parallel = gs.parallelize(step, devices=devices)
+    plan = parallel.plan(x)
+    plan.check()
+    check_emitted(plan, emit(plan))
+    assert sorted(len(c.moves) for c in plan.collectives if not c.is_bucket) == [1, 1, 1, *[2] * 5]
+    assert_close(parallel(x), expected)
+    assert_close([tf.identity(variable) for variable in kept], values)

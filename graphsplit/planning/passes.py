@@ -123,7 +123,8 @@ def fill_buckets(plan: Plan) -> Plan:
     if plan.mesh.shards < 2:
         return plan
     leading, devices = leading_to_shards(plan.program, plan.steps), {plan.home, *plan.devices}
-    buckets = find_buckets(plan.program, plan.steps, plan.moves, leading, devices, plan.asked.bucket_bytes)
+    alone = [c.moves[0] for c in plan.collectives if len(c.moves) == 1]  # (what others also get is sent to all at once)
+    buckets = find_buckets(plan.program, plan.steps, alone, leading, devices, plan.asked.bucket_bytes)
     return _with(plan, collectives.bucketed(plan.collectives, buckets))
 
 
