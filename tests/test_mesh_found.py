@@ -86,3 +86,22 @@ def test_another_answer_to_what_is_gathered_again():
         gs.set_variable_layout(weights, "sharded", devices=3, reshard_after_forward=again)
         nodes.append(len(gs.parallelize(step, devices=3).graph_def(x).node))
     assert nodes[0] == nodes[2] > nodes[1]
+
+
+def test_a_second_derivative_never_reads_parts_that_were_changed_since():
+    """The function takes the variable whole, to change it, and its gradients take the parts."""
+    cut = tf.Variable(np.random.default_rng(4).normal(size=4), name="cut")
+    table = tf.Variable(np.random.default_rng(5).normal(size=(1, 40)), name="table")
+    gs.set_variable_layout([cut, table], {"cut": ("model",), "table": "sharded"}, mesh={"batch": 1, "model": 2})
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        table.scatter_update(tf.IndexedSlices(x, [0]))
+        return tf.reduce_sum(cut) * tf.reduce_sum(table * table)
+
+    parallel, x = gs.parallelize(step, mesh={"batch": 1, "model": 2}), tf.ones((1, 40), tf.float64)
+    with tf.GradientTape() as outer:
+        with tf.GradientTape() as inner:
+            loss = parallel(x)
+        with pytest.raises(gs.UnsupportedError, match="its value depends on variables that it changes while it runs"):
+            inner.gradient(loss, [cut, table])
+    del outer

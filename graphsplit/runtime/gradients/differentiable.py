@@ -33,7 +33,6 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
-from graphsplit.program.program import Program
 from graphsplit.runtime.executable import Executable, make_executable
 from graphsplit.runtime.failures import Located
 from graphsplit.runtime.feeding import FedExecutable, make_fed_executable
@@ -402,8 +401,8 @@ class ForwardAndBackward:
         layouts = [_layout_of(self.single, k) for k in self.joint.groups[g]]
         plan = _plan_like(self.single.plan, trace, (*self.single.plan.input_layouts, *layouts))
         live = {op.index for op in (*plan.home_ops, *plan.sharded_ops)}
-        changed = _captures_of(self.single.plan.program, self.single.plan.program.writes)
-        if plan.program.writes & live or _captures_of(plan.program, live) & changed:
+        changed = _variables_of(self.single.trace, self.single.plan, self.single.plan.program.writes)
+        if plan.program.writes & live or _variables_of(trace, plan, live) & changed:
             raise UnsupportedError(
                 f"A second derivative of {self.single.name} was asked for, but its value depends on variables "
                 "that it changes while it runs. Parallelize the whole computation with both tapes inside, or make "
@@ -424,11 +423,11 @@ def _forward_and_backward(single: Differentiable, watched: Sequence[bool]) -> Fo
     return ForwardAndBackward(single, plan, joint, cut)
 
 
-def _captures_of(program: Program, operations: Collection[int]) -> set[str]:
-    """Return the names of the captures that operations take, apart from the placeholders themselves."""
-    captures = set(program.captures)
-    taken = {tensor.op for i in operations for tensor in program.ops[i].inputs}
-    return {program.ops[i].name for i in taken & captures if program.ops[i].out_dtypes[0] == tf.resource}
+def _variables_of(trace: Trace, plan: Plan, operations: Collection[int]) -> set[str]:
+    """Return the captured variables, whole or in parts, that operations take, by the names of their placeholders."""
+    ops, origins = plan.program.ops, dict(zip(plan.program.captures, origins_of(trace, plan), strict=True))
+    taken = {tensor.op for i in operations for tensor in ops[i].inputs}
+    return {origins[i][0] for i in taken & origins.keys() if ops[i].out_dtypes[0] == tf.resource}
 
 
 def _layout_of(single: Differentiable, output: int) -> Layout:
