@@ -12,14 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import NamedTuple
 
 import tensorflow as tf
 
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout, SingleDevice
 from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.planning.communication.givers import Made, Moved, giver_of
 from graphsplit.planning.communication.transfers import Own, Slice, Sum, Value
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.schedule.phases import find_phases
@@ -232,9 +232,9 @@ class _TaskWriter:
             if (near is not None and tensor != near) or (shards is not None and i in shards.makes):
                 yield _Operand(_nothing)
             elif shards is None:
-                yield _Operand(partial(self._whole_for, tensor, own), tensor, own, near is not None)
+                yield _Operand(self._given(tensor, own, on_shards=False), tensor, own, near is not None)
             else:
-                get = self._on_shard(tensor, shards.wants[i])
+                get = self._given(tensor, shards.wants[i], on_shards=True)
                 yield _Operand(get, tensor, shards.wants[i], near is not None)
 
     def _kind(self, operand: _Operand, d: int | None, device: str) -> str:
@@ -246,35 +246,20 @@ class _TaskWriter:
         goes_on = reads and is_shards and self._plan.mesh.columns and reads[d or 0].device != device
         return self._plan.collectives[c].kind if reads and not goes_on else OPERATION
 
-    def _whole_for(self, tensor: Tensor, layout: SingleDevice, _: int | None) -> Result | None:
-        return self.whole(tensor, layout)
-
     def whole(self, tensor: Tensor, layout: SingleDevice) -> Result | None:
         """Return a whole value on a device; on whichever it is made, if the layout names none."""
-        op, step = self._ops[tensor.op], self._plan.steps[tensor.op]
-        if step.home and layout.device in ("", self._plan.owners.of_ops[tensor.op]):
-            return self._made(tensor, None)
-        if self._plan.state.is_everywhere(op):
-            return None
-        if layout.device:
-            return self._moved(tensor, layout, None)
-        if step.shards and is_whole(step.shards.gives[tensor.index]):
-            return self._made(tensor, 0)
-        return self._moved(tensor, SingleDevice(self._plan.owners.of(tensor)), None)
+        return self._given(tensor, layout, on_shards=False)(None)
 
-    def _on_shard(self, tensor: Tensor, layout: Layout) -> Callable[[int | None], Result | None]:
-        """Return what gives what a shard has of a tensor in a layout."""
-        op, step = self._ops[tensor.op], self._plan.steps[tensor.op]
-        if step.shards and step.shards.gives[tensor.index] == layout:
-            return partial(self._made, tensor)
-        if isinstance(layout, SingleDevice):  # one of several copies
-            return partial(self._whole_for, tensor, layout)
-        if (op.type == "Const" and isinstance(layout, Shard)) or (
-            is_whole(layout) and self._plan.state.is_everywhere(op)
-        ):
-            return _nothing
-        c, reads = self._moves[tensor, layout]
-        return lambda d: self._value(c, reads[d or 0].value)
+    def _given(self, tensor: Tensor, layout: Layout, on_shards: bool) -> Callable[[int | None], Result | None]:
+        """Return what gives a tensor in a layout, for a shard or (None) once."""
+        is_one = isinstance(layout, SingleDevice)
+        match giver_of(self._plan, tensor, layout, on_shards):
+            case Made(made_on_shards):
+                return lambda d: self._made(tensor, (0 if is_one else d) if made_on_shards else None)
+            case Moved(into):
+                c, reads = self._moves[tensor, into]
+                return lambda d: self._value(c, reads[0 if is_one else d or 0].value)
+        return _nothing
 
     def _made(self, tensor: Tensor, d: int | None) -> Result:
         """Return what an operation makes, on a shard or (None) once."""
@@ -282,11 +267,6 @@ class _TaskWriter:
         if d is not None and (elsewhere := self._elsewhere.get((tensor.op, tensor.index, d))):
             return elsewhere
         return Result(self._at[tensor.op, d], tensor.index)
-
-    def _moved(self, tensor: Tensor, layout: Layout, d: int | None) -> Result | None:
-        """Return what a move makes, for a shard or (None) its only one."""
-        c, reads = self._moves[tensor, layout]
-        return self._value(c, reads[d or 0].value)
 
     def _value(self, c: int, i: int) -> Result | None:
         """Return a value of a collective; the first time, write what makes it."""
@@ -318,10 +298,4 @@ class _TaskWriter:
 
     def _own(self, own: Own) -> Result | None:
         """Return what a move begins with."""
-        if isinstance(own.layout, SingleDevice):
-            return self.whole(own.tensor, own.layout)
-        assert own.by is not None
-        shards = self._plan.steps[own.tensor.op].shards
-        if shards is not None and shards.gives[own.tensor.index] == own.layout:
-            return self._made(own.tensor, own.by)
-        return self._moved(own.tensor, own.layout, own.by)
+        return self._given(own.tensor, own.layout, on_shards=own.by is not None)(own.by)

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.layouts import Layout, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import Layout, Shard, SingleDevice
 from graphsplit.emission.communication.collectives import CollectiveWriter
 from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.shards.row_counts import RowCounts
+from graphsplit.planning.communication.givers import Made, Moved, giver_of
 from graphsplit.planning.communication.transfers import Collective, Own
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import Move, spread
@@ -49,31 +50,26 @@ class Resharding:
 
     def whole(self, tensor: Tensor, layout: SingleDevice) -> str:
         """Return the reference of a whole value on a device; on whichever it is made, if the layout names none."""
-        op, step = self._program.ops[tensor.op], self._plan.steps[tensor.op]
-        own = SingleDevice(self._plan.owners.of_ops[tensor.op])
-        if step.home and (layout == own or not layout.device):
-            return _reference(op.name, tensor.index)
-        if self._plan.state.is_everywhere(op):
-            return self._constants.get(op, layout, None, layout.device)
-        if layout.device:
-            return self._moved(tensor, layout)[0]
-        if step.shards and is_whole(step.shards.gives[tensor.index]):
-            return self._of_shard(tensor, self._draft.shards[0])
-        return self._moved(tensor, SingleDevice(self._plan.owners.of(tensor)))[0]
+        match giver_of(self._plan, tensor, layout, on_shards=False):
+            case Made(on_shards):
+                name = self._program.ops[tensor.op].name
+                return self._of_shard(tensor, self._draft.shards[0]) if on_shards else _reference(name, tensor.index)
+            case Moved(into):
+                return self._moved(tensor, into)[0]
+        return self._constants.get(self._program.ops[tensor.op], layout, None, layout.device)
 
     def on_shard(self, tensor: Tensor, layout: Layout, d: int, device: str) -> str:
         """Return the reference of what shard `d` has of a tensor in a layout, for a reader on a device."""
-        op, step = self._program.ops[tensor.op], self._plan.steps[tensor.op]
-        if step.shards and step.shards.gives[tensor.index] == layout:
-            return self._of_shard(tensor, d)
         if isinstance(layout, SingleDevice):  # one of several copies
             return self.whole(tensor, layout)
-        if op.type == "Const" and isinstance(layout, Shard):
+        match giver_of(self._plan, tensor, layout, on_shards=True):
+            case Made():
+                return self._of_shard(tensor, d)
+            case Moved(into):
+                return self._moved(tensor, into)[d]
+        if isinstance(layout, Shard):
             self._made.setdefault(self._moves[tensor, layout], [])
-            return self._constants.get(op, layout, d, device)
-        if is_whole(layout) and self._plan.state.is_everywhere(op):
-            return self._constants.get(op, layout, d, device)
-        return self._moved(tensor, layout)[d]
+        return self._constants.get(self._program.ops[tensor.op], layout, d, device)
 
     def _of_shard(self, tensor: Tensor, d: int) -> str:
         shards, name = self._plan.steps[tensor.op].shards, self._program.ops[tensor.op].name
@@ -105,10 +101,7 @@ class Resharding:
         if isinstance(own.layout, SingleDevice):
             return self.whole(own.tensor, own.layout)
         assert own.by is not None
-        shards = self._plan.steps[own.tensor.op].shards
-        if shards is not None and shards.gives[own.tensor.index] == own.layout:
-            return self._of_shard(own.tensor, own.by)
-        return self._moved(own.tensor, own.layout)[own.by]
+        return self.on_shard(own.tensor, own.layout, own.by, self._plan.devices[own.by])
 
     def _name(self, number: int, collective: Collective) -> str:
         """Return a name for what carries out moves that no other node's begins with: it has a number."""
