@@ -82,21 +82,27 @@ def test_variables_are_laid_out_as_chosen():
 
 
 def test_micro_batches_where_nothing_else_fits():
-    class Deep(Model):
-        def step(self, x):
-            with tf.GradientTape() as tape:
-                for _ in range(8):
-                    x = tf.nn.tanh(x @ self.kernels[0])
-                loss = tf.reduce_sum(x)
-            self.kernels[0].assign_sub(1e-3 * tape.gradient(loss, self.kernels[0]))
-            return loss
-
     whole = gs.predict(Deep().step, X, machine=machine_of(), devices=1)
     limit = 0.6 * whole.memory_bytes["CPU:0"]
     step = gs.parallelize(Deep().step, devices=1, plan="auto", machine=machine_of(), memory=limit)
     assert step.plan(X).mesh.shards > 1
     alone = Deep()
     np.testing.assert_allclose(step(X), alone.step(X), rtol=1e-5)
+
+
+class Deep:
+    """Eight layers of one small kernel: what is held are activations."""
+
+    def __init__(self):
+        self.kernels = [tf.Variable(tf.eye(64) / 2, name="kernel")]
+
+    def step(self, x):
+        with tf.GradientTape() as tape:
+            for _ in range(8):
+                x = tf.nn.tanh(x @ self.kernels[0])
+            loss = tf.reduce_sum(x)
+        self.kernels[0].assign_sub(1e-3 * tape.gradient(loss, self.kernels[0]))
+        return loss
 
 
 class Momentum:

@@ -12,7 +12,7 @@ import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.memory import live_bytes
 from graphsplit.search.plan_search import Search
-from tests.test_automatic_plans import Momentum, machine_of
+from tests.test_automatic_plans import Deep, Momentum, machine_of
 from tests.test_recomputation import network, training
 
 ROWS = 35  # on 4 devices: 9, 9, 9, 8
@@ -31,21 +31,6 @@ def peak(model: Momentum | Deep, x: tf.Tensor) -> int:
 def chosen(plan: gs.Plan) -> str:
     [note] = [note for note in plan.notes if note.startswith("chosen automatically: ")]
     return note.removeprefix("chosen automatically: ")
-
-
-class Deep:
-    """Eight layers of one small kernel: what is held are activations."""
-
-    def __init__(self):
-        self.kernels = [tf.Variable(tf.eye(64) / 2, name="kernel")]
-
-    def step(self, x):
-        with tf.GradientTape() as tape:
-            for _ in range(8):
-                x = tf.nn.tanh(x @ self.kernels[0])
-            loss = tf.reduce_sum(x)
-        self.kernels[0].assign_sub(1e-3 * tape.gradient(loss, self.kernels[0]))
-        return loss
 
 
 def assert_same_numbers(step: gs.ParallelFunction, model: Momentum | Deep, x: tf.Tensor) -> None:
