@@ -159,7 +159,7 @@ def test_other_distributions_move_the_variables():
 def test_a_function_that_was_kept_brings_its_layout_back():
     expected_model, model = compiled(wide()), compiled(wide())
     expected = [fit(expected_model) for _ in range(2)]
-    four, two = model_parallel(4), model_parallel(2)
+    four, two = model_parallel(4, axes={"batch": 1, "model": 4}), model_parallel(2)
     with four.scope():
         assert_same(fit(model), expected[0])
     with two.scope():
