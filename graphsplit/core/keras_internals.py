@@ -203,7 +203,8 @@ def new_variable_of(make: Any) -> tuple[Any, Any] | None:
     if getattr(getattr(make, "__code__", None), "co_freevars", None) != ("initializer", "self"):
         return None
     initializer, owner = (cell.cell_contents for cell in make.__closure__)
-    return (initializer, owner) if isinstance(owner, tensorflow_variable()) else None
+    keras = sys.modules.get("keras")
+    return (initializer, owner) if keras is not None and isinstance(owner, keras.Variable) else None
 
 
 def layout_map_of(distribution: Any) -> Any:
