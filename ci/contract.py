@@ -316,7 +316,7 @@ def noisy_model(kind: types.ModuleType) -> tf.Module:
             self.encoder, self.drop = kind.layers.Dense(3, use_bias=False), kind.layers.Dropout(0.5)
             self.encode, self.noise = (gs.parallelize(part, devices=2) for part in (self.encoder, self.drop))
 
-        def call(self, x: tf.Tensor) -> tf.Tensor:
+        def call(self, x: tf.Tensor, training: bool | None = None) -> tf.Tensor:  # noqa: ARG002  # its layers ask the scope
             return self.noise(self.encode(x))
 
     return Noisy()
