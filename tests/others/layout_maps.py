@@ -28,7 +28,7 @@ import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.others.environments import Environment
 
-REQUIREMENTS = ("--no-deps keras-hub==0.32.0", "kagglehub", "regex")
+REQUIREMENTS = ("--no-deps keras-hub==0.32.0", "kagglehub", "regex", "tokenizers")
 MESH = {"batch": 2, "model": 2}
 ROWS, BATCH, LENGTH, WORDS = 19, 7, 6, 21  # 7, 7 and 5 rows; 21 words over two devices
 _SIZES = {"vocabulary_size": WORDS, "num_layers": 2, "hidden_dim": 8, "intermediate_dim": 16}
