@@ -166,3 +166,11 @@ def test_twelve_layers_under_half_of_the_plain_peak():
     assert most < max(live_bytes(plain.plan).values()) / 2
     same = gs.parallelize(step, devices=4, micro_batches=plan.asked.micro_batches, recompute=plan.asked.recompute)
     assert max(gs.predict(same, x, y, machine="cpu").memory_bytes.values()) <= half
+
+
+@pytest.mark.parametrize("asked", [{"memory": "1GB"}, {"plan": "auto"}])
+def test_a_prediction_says_that_it_chooses_nothing(asked: dict[str, str]):
+    step = gs.parallelize(Momentum().step, devices=2, **asked)
+    [note] = gs.predict(step, batch(), machine=MACHINE).notes
+    assert note == f"{next(iter(asked))}= chooses nothing here; the function is predicted with its other options"
+    assert note in str(gs.predict(step, batch(), machine=MACHINE))

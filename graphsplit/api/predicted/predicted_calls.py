@@ -35,6 +35,7 @@ class PredictedCall:
       splitting: how the arguments are split.
       arguments: their structure, by name.
       run_trace: traces the function.
+      notes: for predictions.
     """
 
     title: str
@@ -42,6 +43,7 @@ class PredictedCall:
     splitting: Splitting
     arguments: structures.Branch
     run_trace: Callable[[], Trace] = field(repr=False)
+    notes: tuple[str, ...] = ()
 
     @functools.cached_property
     def trace(self) -> Trace:
@@ -86,6 +88,8 @@ def predicted_call(
         raise ArgumentError(f"predict takes a function and its arguments, got {fn!r} for the function.")
     if given.get("mesh") is not None:  # (as many devices as it has)
         options = replace(options, devices=None)
+    asked = " and ".join(options.automatic.given) if options.automatic is not None else ""
+    notes = (f"{asked}= chooses nothing here; the function is predicted with its other options",) if asked else ()
     options = replace(options, **{name: value for name, value in given.items() if value is not None}, automatic=None)
     signature = signature_of(function)
     check_split(options.split, parameters_of(signature))
@@ -105,7 +109,7 @@ def predicted_call(
         bool(options.jit_compile),
     )
     title = str(getattr(function, "__name__", None) or getattr(function, "name", None) or type(function).__name__)
-    return PredictedCall(title, options, splitting, named, traced)
+    return PredictedCall(title, options, splitting, named, traced, notes)
 
 
 def _with_leaves(tree: structures.Tree) -> structures.Tree:

@@ -91,7 +91,7 @@ def predict_call(
     names = machine.names(devices)
     grid = device_mesh(call.options.mesh, names) if call.options.mesh.axis else None
     plan = call.plan(names, layout)
-    notes = notes_on_layout(call.trace, layout, names, grid)
+    notes = (*call.notes, *notes_on_layout(call.trace, layout, names, grid))
 
     def at(size: int | None) -> Prediction:
         name = layout_name(layout)
