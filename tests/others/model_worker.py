@@ -16,6 +16,7 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
@@ -171,7 +172,7 @@ def _apart(expected: np.ndarray, actual: np.ndarray) -> float:
 
 
 def _said(error: Exception) -> str:
-    ours = [line for line in traceback.format_exception(error) if "graphsplit" in line]
+    ours = [line for line in traceback.format_exception(error) if f"{Path(gs.__file__).parent}{os.sep}" in line]
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     places = {i + step for i, line in enumerate(lines) if line.startswith("File ") for step in (0, 1)}
     message = re.sub(r"\x1b\[\d*m", "", " ".join(line for i, line in enumerate(lines) if i not in places))
