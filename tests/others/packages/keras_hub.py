@@ -11,7 +11,12 @@ import tensorflow as tf
 from benchmarks.coverage_models import Training, integers, numbers
 from tests.others.packages.keras_hub_sizes import COMPOSED, FLOAT32, LENGTH, OPEN, SIZES, WORDS
 
-REQUIREMENTS = ("--no-deps keras-hub", "kagglehub", "regex")  # (it asks for a tensorflow-text of its own TensorFlow)
+REQUIREMENTS = (
+    "--no-deps keras-hub",
+    "kagglehub",
+    "regex",
+    "tokenizers",
+)  # (it asks for a tensorflow-text of its own TensorFlow)
 PRECISION = "float64"
 __all__ = ("FLOAT32", "PRECISION", "REQUIREMENTS", "models")
 
