@@ -108,3 +108,44 @@ def test_what_a_loop_counts_to_is_known():
         return turns, y, tf.ones((turns, 2)) + tf.cast(x[0, 0], tf.float32)
 
     assert_law(lambda: (f, ()), [(rows(7, 3),)], devices=3, at_home=None)
+
+
+@pytest.mark.parametrize("devices", DEVICES)
+def test_gradients_by_rows_that_are_mapped(devices: int):
+    """Each turn adds a list with the gradient of its row; of what a loop picks from each row, too."""
+    picked = tf.constant(np.random.default_rng(2).integers(0, 6, (13, 3)))
+
+    def apply(x, w, i):
+        hidden = tf.tanh(x @ w)
+        return tf.map_fn(lambda pair: tf.gather(tf.sin(pair[0]), pair[1]), (hidden, i), fn_output_signature=tf.float64)
+
+    plan = law(apply, (rows(13, 6), picked), (rows(7, 6), picked[:7]), devices=devices)
+    assert devices == 1 or [op.type for op in plan.sharded_ops].count("StatelessWhile") == 2
+
+
+@pytest.mark.parametrize("length", [11, 14])
+def test_a_table_that_is_read_by_the_row_and_elsewhere(length: int):
+    """It stays whole, whose entries have the numbers that they have."""
+    table = rows(length, 6)
+
+    def apply(x, w):
+        read, made = tf.TensorArray(tf.float64, 11).unstack(x), tf.TensorArray(tf.float64, 11)
+        known = tf.TensorArray(tf.float64, length, clear_after_read=False).unstack(table)
+        for i in tf.range(11):
+            made = made.write(i, tf.linalg.matvec(w, read.read(i)) * known.read(i) + known.read(0))
+        return made.stack()
+
+    law(apply, (rows(11, 6),), devices=3, looped=False, at_home=None)
+
+
+@pytest.mark.parametrize("kind", ["mapped", "reversed"])
+def test_lists_of_one_turn_with_as_many_entries_as_there_are_rows(kind: str):
+    def inside(row):
+        if kind == "mapped":
+            return tf.map_fn(tf.sin, row)
+        made = tf.TensorArray(tf.float64, 6)
+        for i in range(6):
+            made = made.write(5 - i, row[i])
+        return made.stack()
+
+    law(lambda x, w: tf.map_fn(inside, tf.tanh(x @ w)), (rows(6, 6),), devices=3, looped=False, at_home=None)

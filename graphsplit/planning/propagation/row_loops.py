@@ -56,8 +56,8 @@ class _RowLoop:
     random: str
     turns: Turns
     cut: Shard
-    rows: set[int] = field(default_factory=set)  # the carried lists with an entry for each row
-    picks: set[int] = field(default_factory=set)  # operations of the body that take an entry by the number of the row
+    rows: set[int] = field(default_factory=set)  # lists with an entry for each row: carried ones; made in a turn: < 0
+    picks: dict[int, int] = field(default_factory=dict)  # operations that take an entry by the row's number; the lists
 
     def answer(self) -> Answer:
         condition_name, body_name = function_names(self.op.node)
@@ -70,7 +70,8 @@ class _RowLoop:
         if tf.resource in [dtype for i in body.inputs for dtype in body.ops[i].out_dtypes]:
             return Declined("it captures a table or another resource, which lives on one device")
         shift = {1: Shift(self.cut)}
-        picking = {i: _local(body.ops[i], shift=shift) for i in self.picks}
+        picking = {i: _local(body.ops[i], shift=shift) for i, k in self.picks.items() if k in self.rows}
+        picking |= {~k: _local(body.ops[~k], (self._own_count(body.ops[~k]),)) for k in self.rows if k < 0}
         bounded = {i: self._bounded(condition.ops[i]) for i in self._own_bounds(condition)}
         plans = {body_name: self._plan(body, picking), condition_name: self._plan(condition, bounded)}
         return Sharded(tuple(carried), tuple(carried), tuple(self._counted()), bodies=plans)
@@ -81,28 +82,52 @@ class _RowLoop:
         own = {Tensor(body.inputs[k], 0) for k in self.turns.counters}
         uses: dict[int, list[str]] = {k: [] for k in lists.values()}
         for op in body.ops:
-            for i, tensor in enumerate(op.inputs):
-                if tensor not in lists:
-                    continue
-                k = lists[tensor]
-                if op.type in _PICKS and i == 0:
-                    if origin(body, op.inputs[1]) in own:
-                        self.picks.add(op.index)
-                        uses[k].append("own")
-                    else:
-                        uses[k].append("other")
-                elif op.type in ("TensorListPushBack", "TensorListPopBack") and i == 0:
-                    uses[k].append(op.type)
-                    if op.type == "TensorListPopBack" and k in self.op.numbers:
-                        own.add(Tensor(op.index, 1))
-                elif op.type != "Identity":
-                    raise _NotByRowError(f"{op.type} of a list in it")
+            if op.type == "TensorListReserve" and 1 in op.constants and int(op.constants[1]) == self.turns.number:
+                lists[Tensor(op.index, 0)] = ~op.index
+                uses[~op.index] = []
+            found = [(i, lists[tensor]) for i, tensor in enumerate(op.inputs) if tensor in lists]
+            if op.type in _ADDS and any(k >= 0 for _, k in found):
+                lists[Tensor(op.index, 0)] = self._added(op, [k for _, k in found], uses)
+                continue
+            for i, k in found:
+                self._use(body, op, i, k, uses[k], own)
                 if op.out_dtypes[0] == tf.variant:
                     lists[Tensor(op.index, 0)] = k
-        for k, found in uses.items():
-            self._check_uses(k, found, is_row_list(self.layouts[k]), lists.get(body.outputs[k]) == k)
-            if found and "other" not in found:
+        for k, how in uses.items():
+            if k >= 0:
+                self._check_uses(k, how, is_row_list(self.layouts[k]), lists.get(body.outputs[k]) == k)
+            elif k in self.rows and {*how} != {"own"}:
+                raise _NotByRowError("it adds a list that is made in another way than row by row")
+            if k >= 0 and how and "other" not in how:
                 self.rows.add(k)
+
+    def _use(self, body: Program, op: Op, operand: int, k: int, uses: list[str], own: set[Tensor]) -> None:
+        """Note what an operation does with a list; `own` are the numbers of the row."""
+        if op.type in _PICKS and operand == 0:
+            is_own = origin(body, op.inputs[1]) in own
+            uses.append("own" if is_own else "other")
+            if is_own:
+                self.picks[op.index] = k
+        elif op.type in ("TensorListPushBack", "TensorListPopBack") and operand == 0:
+            uses.append(op.type)
+            if op.type == "TensorListPopBack" and k in self.op.numbers:
+                own.add(Tensor(op.index, 1))
+        elif op.type != "Identity":
+            if k >= 0:
+                raise _NotByRowError(f"{op.type} of a list in it")
+            uses.append(op.type)  # (a list that only this turn has may be anything)
+
+    def _added(self, op: Op, found: Sequence[int], uses: dict[int, list[str]]) -> int:
+        """Return which list a sum of lists is: one that is carried, to which lists are added that the turn made."""
+        carried = [k for k in found if k >= 0]
+        if len(carried) != 1 or len(found) != len(op.inputs):
+            raise _NotByRowError(f"{op.type} of a list in it")
+        self.rows |= {k for k in found if k < 0}
+        uses[carried[0]].append("own")
+        return carried[0]
+
+    def _own_count(self, reserve: Op) -> Resize:
+        return Resize(1, (), np.asarray(reserve.constants[1]), self.cut)
 
     def _check_uses(self, k: int, uses: Sequence[str], is_cut: bool, returned: bool) -> None:
         ends = [use for use in uses if use.startswith("TensorList")]

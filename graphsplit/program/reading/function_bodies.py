@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -39,6 +39,7 @@ class Given:
       held: of lists that hold the same integers over and over: those.
       kept: lists that a loop leaves as long as they are.
       empty: lists that hold nothing yet: all their elements are what a loop puts into them.
+      counts: of lists, how many elements they have, where that is a number.
     """
 
     shapes: Sequence[Shape | None]
@@ -46,6 +47,7 @@ class Given:
     held: Mapping[int, np.ndarray] = field(default_factory=dict)
     kept: frozenset[int] = frozenset()
     empty: frozenset[int] = frozenset()
+    counts: Mapping[int, int] = field(default_factory=dict)
 
 
 class Bodies:
@@ -100,7 +102,8 @@ class Bodies:
         """
         condition, body_name = function_names(node)
         shapes = [with_sizes(shape, hint) for shape, hint in zip(out_shapes, given.shapes, strict=True)]
-        carried = Given(shapes, given.elements, given.held if self._symbols else {}, empty=given.empty)
+        counts = {i: given.counts[i] for i in _passed_on(self._library[body_name]) if i in given.counts}
+        carried = Given(shapes, given.elements, given.held, empty=given.empty, counts=counts)
         while True:
             body = self._read(body_name, carried)
             after = [body.shape(tensor) for tensor in body.outputs]
@@ -108,7 +111,7 @@ class Bodies:
             put = {i: (dtype, _elements(body, i, carried)) for i, (dtype, _) in carried.elements.items()}
             if all(map(are_same, same, carried.shapes)) and _are_elements_same(put, carried.elements):
                 break
-            carried = Given(same, put, carried.held, empty=given.empty)
+            carried = replace(carried, shapes=same, elements=put)
         pushed = {i: value for i in carried.elements if (value := _pushed(body, i)) is not None}
         kept = frozenset(i for i in carried.elements if _is_as_long(body, i))
         programs = {condition: self._read(condition, carried), body_name: body}
@@ -150,11 +153,18 @@ class Bodies:
             given_shapes=dict(zip(names, given.shapes, strict=True)),
             symbols=self._symbols,
             held={names[i]: value for i, value in given.held.items()},
+            counts={names[i]: count for i, count in given.counts.items()},
             memo=self._memo,
             calls=calls,
             provenance=self._provenances.get(function.signature.name),
             provenances=self._provenances,
         )
+
+
+def _passed_on(function: Any) -> list[int]:
+    """Return which arguments of a loop's body each turn hands on as they are."""
+    results = [function.ret[result.name] for result in function.signature.output_arg]
+    return [i for i, argument in enumerate(function.signature.input_arg) if results[i] == argument.name]
 
 
 def _are_elements_same(before: Mapping[int, Elements], after: Mapping[int, Elements]) -> bool:

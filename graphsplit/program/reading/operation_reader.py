@@ -47,6 +47,7 @@ class OperationReader:
         known_outputs: Mapping[str, Sequence[tf.Tensor]],
         resources: Mapping[str, Elements],
         held: Mapping[str, np.ndarray],
+        counts: Mapping[str, int],
         bodies: Bodies,
         symbols: tuple[Symbol, ...],
         calls: StageCalls,
@@ -59,6 +60,7 @@ class OperationReader:
         self._read_bodies = bodies
         self._unknown = symbols
         self._held_by_inputs = held
+        self._counts_by_inputs = counts
         self.ops: list[Op] = []
         self.positions: dict[str, int] = {}
         self._nodes = nodes
@@ -118,6 +120,8 @@ class OperationReader:
         self.positions[op.name] = op.index
         if op.name in self._held_by_inputs:
             self._lists.held[Tensor(op.index, 0)] = self._held_by_inputs[op.name]
+        if op.name in self._counts_by_inputs:
+            self._lists.counts[Tensor(op.index, 0)] = self._counts_by_inputs[op.name]
         self._lists.refine(op)
         self._append(op)
 
@@ -169,6 +173,9 @@ class OperationReader:
         if op.type == "TensorListElementShape":
             shape = self._lists.element_shape(op.inputs[0])
             return None if shape is None else [shape]
+        if op.type == "TensorListLength":
+            count = self._lists.counts.get(op.inputs[0])
+            return [np.array(count, np.int32)] if type(count) is int else None
         return fold(op, op.symbols) if op.type in FOLDABLE and not op.controls else None
 
     def _read_through(self, op: Op) -> None:

@@ -38,6 +38,7 @@ def build_program(
     seeds: int = 0,
     symbols: tuple[Symbol, ...] = (),
     held: Mapping[str, np.ndarray] | None = None,
+    counts: Mapping[str, int] | None = None,
     memo: dict[Any, Program] | None = None,
     notes: Sequence[str] = (),
     locate: Callable[[str], str] = lambda _: "",
@@ -59,6 +60,7 @@ def build_program(
       seeds: how many of the inputs, the last, are gradients of outputs.
       symbols: the unknown sizes of the program that this is a part of.
       held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
+      counts: for inputs that are lists: how many elements they have, where that is a number.
       memo: functions that were read before, with what was known of their arguments; those read now are added.
       calls: those of stages among the calls that were inlined.
       shapes: shape and dtype of all that each node makes, by name, each behind what it reads: where they are known,
@@ -77,7 +79,8 @@ def build_program(
     bodies = Bodies(build_program, library, versions, symbols, {} if memo is None else memo, provenances)
 
     def make_reader() -> OperationReader:
-        return OperationReader(by_name, hints, resources, held or {}, bodies, symbols, calls, provenance)
+        of_lists = held or {}, counts or {}
+        return OperationReader(by_name, hints, resources, *of_lists, bodies, symbols, calls, provenance)
 
     while shapes is None:
         try:

@@ -26,12 +26,13 @@ class Lists:
 
     Attributes:
       held: of lists whose elements are all the same known integers: those.
+      counts: how many elements lists have.
     """
 
     def __init__(self, found: Findings):
         self._found = found
         self._elements: dict[Tensor, Elements] = {}
-        self._counts: dict[Tensor, Size] = {}
+        self.counts: dict[Tensor, int] = {}
         self.held: dict[Tensor, np.ndarray] = {}
 
     def infer(
@@ -62,6 +63,7 @@ class Lists:
             {i: self._elements[t] for i, t in enumerate(passed) if t in self._elements},
             {i: self.held[t] for i, t in enumerate(passed) if t in self.held},
             empty=frozenset(i for i, t in enumerate(passed) if ops[t.op].type in _EMPTY),
+            counts={i: self.counts[t] for i, t in enumerate(passed) if type(self.counts.get(t)) is int},
         )
 
     def carry(self, carried: Given, inputs: Sequence[Tensor], ops: Sequence[Op]) -> None:
@@ -72,8 +74,8 @@ class Lists:
                 self._found.elements[maker.name] = shape
             if has_sizes(shape) or result not in self._elements:  # a loop that was inlined has no hints
                 self._elements[result] = dtype, shape
-            if i in carried.kept and inputs[i] in self._counts:
-                self._counts[result] = self._counts[inputs[i]]
+            if i in carried.kept and inputs[i] in self.counts:
+                self.counts[result] = self.counts[inputs[i]]
             if maker.type == "EmptyTensorList" and i in carried.held:
                 self.held[result] = carried.held[i]
 
@@ -98,15 +100,15 @@ class Lists:
             self._found.elements[op.name] = shape
 
     def _count(self, op: Op, given: Tensor | None) -> None:
-        """Note how many elements a list has, where that follows from unknown sizes."""
+        """Note how many elements a list has."""
         count: int | None = None
-        if op.type == "TensorListReserve" and 1 in op.symbols:
-            count = Size(Polynomial.of(op.symbols[1][()]))
+        if op.type == "TensorListReserve" and 1 in op.constants:
+            count = Size(Polynomial.of(op.symbols[1][()])) if 1 in op.symbols else int(op.constants[1])
         elif op.type == "TensorListFromTensor":
             count = (op.in_shapes[0] or (None,))[0]
-        elif given in self._counts and op.type in ("Identity", "TensorListSetItem", "TensorListStack"):
-            count = self._counts[given]
+        elif given in self.counts and op.type in ("Identity", "TensorListSetItem", "TensorListStack"):
+            count = self.counts[given]
         if isinstance(count, Size) and op.type == "TensorListStack":
             self._found.counts[op.name] = count
-        elif isinstance(count, Size):
-            self._counts[Tensor(op.index, 0)] = count
+        elif count is not None and op.type != "TensorListStack":
+            self.counts[Tensor(op.index, 0)] = count
