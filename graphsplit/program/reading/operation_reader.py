@@ -204,7 +204,10 @@ class OperationReader:
 
     def _append_value(self, op: Op, output: int, value: np.ndarray) -> None:
         """Append a constant in place of one of several outputs."""
-        self._replaced[Tensor(op.index, output)] = self._constant(f"{op.name}/value_{output}", value, op, output)
+        name = f"{op.name}/value_{output}"
+        while name in self._nodes:  # a program that is read again has those of its first reading
+            name += "_"
+        self._replaced[Tensor(op.index, output)] = self._constant(name, value, op, output)
         if self._unknown:
             entries = tuple([tuple(Polynomial.of(entry).terms.items()) for entry in value.flat])
             found = Integers(op.out_dtypes[output], value.shape, entries)
