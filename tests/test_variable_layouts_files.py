@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -112,7 +113,7 @@ def test_a_small_fit():
 
 def test_the_page():
     text = (Path(__file__).parent.parent / "docs" / "variables.md").read_text()
-    code = text.partition("```python\n")[2].partition("```")[0]
+    code = "\n".join(re.findall(r"```python\n(.*?)```", text, re.DOTALL)[:3])
     found: dict[str, Any] = {}
     exec(compile(code, "docs/variables.md", "exec"), found)
     assert any(parts_of_variable(variable.value) is not None for variable in found["larger"].variables)
