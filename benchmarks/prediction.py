@@ -2,7 +2,7 @@
 
 Processes of their own calibrate: the machine, for each network, and the network's operations on one device. Others,
 one for each number of devices, predict a step's plans from that and measure them in turns. The table goes into
-docs/prediction.md.
+docs/how_predictions_are_made.md.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from benchmarks.workloads import WORKLOADS
 
 ROOT = Path(__file__).parent.parent
 RESULTS = Path(__file__).parent / "results" / "prediction.json"
-PAGE = ROOT / "docs" / "prediction.md"
+PAGE = ROOT / "docs" / "how_predictions_are_made.md"
 LAYOUTS = ("home", "mirrored", "sharded")
 _DEVICES, _MICRO_BATCHES = "1,2,4,8", "1,4"
 _BEGIN, _END = "<!-- table: python -m benchmarks.prediction -->", "<!-- end of table -->"
@@ -71,7 +71,7 @@ def main(
     small: Annotated[bool, typer.Option("--small", help="Small networks, to see that everything works.")] = False,
     seconds: Annotated[float, typer.Option(help="For which each step is timed.")] = 3.0,
     output: Annotated[Path, typer.Option(help="The JSON file.")] = RESULTS,
-    write: Annotated[bool, typer.Option("--write/--no-write", help="Put the table into docs/prediction.md.")] = False,
+    write: Annotated[bool, typer.Option("--write/--no-write", help="Put the table into the page.")] = False,
     resume: Annotated[
         bool, typer.Option("--resume", help="Keep what the JSON file has, measure the rest and what failed.")
     ] = False,
@@ -282,7 +282,7 @@ def _median_and_worst(errors: Sequence[float]) -> str:
 
 
 def write_table(text: str) -> None:
-    """Replace the table of docs/prediction.md."""
+    """Replace the table of docs/how_predictions_are_made.md."""
     page = PAGE.read_text()
     before, rest = page.split(_BEGIN)
     PAGE.write_text(f"{before}{_BEGIN}\n{time.strftime('%Y-%m-%d')}\n\n{text}\n{_END}{rest.split(_END)[1]}")
