@@ -152,29 +152,34 @@ def document(found: list[Outcome], devices: int) -> str:
         few=ROWS,
         many=MANY_ROWS,
         rows="\n".join(rows),
-        reasons="\n".join(reasons) or "* In none of them more than a hundredth of the FLOPs, by plan.",
+        reasons="\n".join(reasons) or "* none",
     )
 
 
-_PAGE = """# Programs
+_PAGE = """# Operation coverage
 
-Whole training steps in the manner of well-known tutorials (`benchmarks/programs/`), small, each run on one device and
-on {devices} logical CPU devices with {few} rows. To make this page:
-`python -m benchmarks.coverage --names programs --page docs/coverage.md`
-To check it: `python -m pytest -m long tests/test_programs.py`.
+Which programs run on several devices, how much of each, and with which numbers? Three tables answer this: training
+steps after tutorials, [Keras' tests](#other-peoples-tests), and [models of other packages](#other-peoples-models). In
+all of them, logical CPU devices take the place of GPUs.
 
-* *difference*: the largest of an output or a variable after the step, relative to its largest entry.
-* *FLOPs sharded*: of all floating-point operations of a step on {many} rows, those on the shards; optimizer, reductions
-  and everything else at home is in the whole. Counted from the emitted graph, loop bodies once.
-* *rows at home*: operations that carry the batch and run once, on whole tensors.
-* *first call*: its time over that of the first call of a `tf.function`, measured once each: most of both is
-  building the graph.
+Small training steps after well-known tutorials (`benchmarks/programs/`). Each runs on one device and on {devices}
+devices, with {few} rows.
 
-| program | difference | dtype | FLOPs sharded | rows at home, and why | first call |
+| column | meaning |
+|---|---|
+| difference | between one and several devices: the largest in an output or variable, relative to its largest entry |
+| FLOPs sharded | the share of the arithmetic that is divided over the devices, with {many} rows; loops count once |
+| on one device | operations on the batch that run once, on whole tensors, and why |
+| first call | its time, as a multiple of a `tf.function`'s; most of both is building the graph |
+
+| program | difference | dtype | FLOPs sharded | on one device, and why | first call |
 |---|---|---|---|---|---|
 {rows}
 
-What is not sharded:
+Programs of which more than a hundredth of the FLOPs is not sharded, by plan:
 
 {reasons}
+
+`python -m benchmarks.coverage --names programs --page docs/coverage.md` makes this table, and
+`python -m pytest -m long tests/test_programs.py` checks it.
 """

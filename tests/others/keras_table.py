@@ -91,36 +91,45 @@ def _listed(items: Any) -> str:
 
 
 _SECTION = """
-The tests in Keras' own wheel, unchanged, with each call of a layer, an operation, a loss, a metric, an optimizer, and
-each step of `fit`, `evaluate` and `predict`, going through graphsplit on logical CPU devices. Each call is run both
-ways from the same state, and its results and variables are compared, besides what the test itself asserts. A test that
-fails is run plainly, too, in a process of its own. To make these tables: `python -m tests.others keras --record FILE`,
-for each of the options, then `python -m tests.others keras --read FILE ... --page`.
+These are the tests of the Keras package, unchanged. Each call of a layer, operation, loss, metric or optimizer, and each
+step of `fit`, `evaluate` and `predict`, runs twice from the same state: plainly, and through graphsplit. Results and
+variables are compared, and the test's assertions are checked as well.
 
 On {usual}, {said}
 
 {folders}
 
-* *failing plainly*: of no account here. *failing*: pass plainly, and fail through graphsplit.
-* *rounding decides*: a change in the last place of what goes in does as much. *TensorFlow's own*: a `tf.function`
-  raises too, or differs from the eager call as much.
-* *refused*: graphsplit says that it does not do this.
-* *with rows*: programs with a batch of two rows or more; *sharded*: those of them that ran on several devices.
-* Columns that are zero everywhere are left out.
+| column | meaning |
+|---|---|
+| failing plainly | tests that also fail without graphsplit, and so do not count |
+| failing | tests that pass plainly, and fail through graphsplit |
+| not ours | tests that are left out; the reasons are [below](#left-out) |
+| rounding decides | calls whose results change as much if their arguments change in the last place |
+| TensorFlow's own | calls for which a `tf.function` raises an error, too, or differs as much from the eager call |
+| refused | calls for which graphsplit says that it does not support them |
+| with rows, sharded | calls with a batch of two rows or more, and those of them that ran on several devices |
 
-Those, and parts of them in other ways:
+Columns that are zero everywhere are left out.
+
+Some of the tests ran with other options as well:
 
 {ways}
 
-What calls said that are not equal:
+Messages of the calls that are not equal:
 
 {reasons}
 
-What did not run when this page was made:
+Files that did not run when this page was made:
 
 {not_run}
 
-What says nothing of graphsplit, and is left out:
+### Left out
+
+These tests say nothing about graphsplit:
 
 {not_ours}
+
+`python -m tests.others keras --record FILE` for each set of options, and then
+`python -m tests.others keras --read FILE ... --page`, make these tables. A test that fails also runs plainly, in a
+separate process.
 """

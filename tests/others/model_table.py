@@ -122,17 +122,20 @@ def _reason(line: dict[str, Any]) -> str:
 
 
 _SECTION = """
-Models of other packages, tiny, in an environment of their own: three training steps on 7 rows, on several devices, with
-variables at home and sharded, against the same steps on one device. To make this table: `python -m tests.others models
---page`; to run some of them anew, name them. Columns as in the table of programs; *difference* is the largest over all
-numbers of devices, both ways, and *dtype* the coarsest in which a step computes; *rounding* is what a change
-of every variable in its last place makes on one device. First calls are of a machine that had other work, too.
+Small models of other packages, three training steps on 7 rows. They run on several devices, with variables `"home"` and
+`"sharded"`, and are compared with the same steps on one device.
 
-| package | model | devices | difference | dtype | FLOPs sharded | rows at home, and why | first call |
+The columns are those of the first table. *difference* is the largest over all numbers of devices and both layouts.
+*rounding*, where it is given, is what a change of every variable in its last place makes on one device. *dtype* is the
+coarsest in which a step computes. First calls were measured while the machine had other work.
+
+| package | model | devices | difference | dtype | FLOPs sharded | on one device, and why | first call |
 |---|---|---|---|---|---|---|---|
 {rows}
 
-What did not run when this page was made:
+Models that did not run when this page was made:
 
 {others}
+
+`python -m tests.others models --page` makes this table; name models to run only these.
 """
