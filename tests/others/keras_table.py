@@ -91,9 +91,9 @@ def _listed(items: Any) -> str:
 
 
 _SECTION = """
-These are the tests of the Keras package, unchanged. Each call of a layer, operation, loss, metric or optimizer, and each
-step of `fit`, `evaluate` and `predict`, runs twice from the same state: plainly, and through graphsplit. Results and
-variables are compared, and the test's assertions are checked as well.
+These are the tests of the Keras package, unchanged. Each call of a layer, operation, loss, metric or optimizer, and
+each step of `fit`, `evaluate` and `predict`, runs twice from the same state: plainly, and through graphsplit. Results
+and variables are compared, and the test's assertions are checked as well.
 
 On {usual}, {said}
 
