@@ -220,3 +220,24 @@ def test_gradient_of_a_loop_that_never_turns_and_whose_body_does_not_fit(retraci
     for count in (6, 3, 1):
         x = tf.random.stateless_normal((count, 3), [1, count])
         assert_close(parallel(x), tf.function(f)(x))
+
+
+@pytest.mark.parametrize("rows_are_known", [True, False])
+@pytest.mark.parametrize("kind", ["a constant", "an argument", "turned", "a loop that doubles", "a loop with another"])
+def test_branches_and_turns_of_other_shapes(kind: str, rows_are_known: bool):
+    """What one branch makes of the rows has not the shape of what another makes, which is not cut like it."""
+
+    def f(x, other, order):
+        first, double = x[0, 0], lambda: 2 * x
+        shapes = (tf.TensorShape(()), tf.TensorShape((None, 2)))
+        if kind == "a constant":
+            return tf.cond(first > 100, double, lambda: tf.ones((3, 2), tf.float64))
+        if kind == "an argument":
+            return tf.cond(first > 100, double, lambda: other)
+        if kind == "turned":
+            return tf.cond(first > 100, double, lambda: tf.transpose(x, order))
+        turn = lambda _, a: tf.concat([a, a], 0) if kind == "a loop that doubles" else other  # noqa: E731
+        return tf.while_loop(lambda i, _: i < 3, lambda i, a: (i + 1, turn(i, a)), (0, x), shape_invariants=shapes)[1]
+
+    calls = [(rows(count, 2), rows(3, 2), tf.constant([1, 0])) for count in ((5,) if rows_are_known else (5, 1, 8))]
+    assert_law(lambda: (f, ()), calls, devices=2, at_home=None, reduce_retracing=not rows_are_known)

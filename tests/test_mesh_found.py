@@ -68,6 +68,27 @@ def test_a_function_of_the_name_of_a_mark(name: str):
     np.testing.assert_array_equal(gs.parallelize(lambda x: call(x) + 1.0, devices=3)(x), 2.0 * x + 1.0)
 
 
+@pytest.mark.parametrize("kind", ["branches", "a loop", "a list"])
+def test_what_has_another_shape_is_not_cut_alike(kind: str):
+    order, weight = tf.constant([1, 0]), tf.Variable(np.random.default_rng(6).normal(size=(3, 2)))
+
+    def f(x: tf.Tensor) -> tf.Tensor:
+        if kind == "branches":
+            return tf.cond(x[0] > 100, lambda: 2 * weight, lambda: tf.transpose(weight, order)) * 1.0
+        if kind == "a loop":
+            shapes = (tf.TensorShape(()), tf.TensorShape((None, None)))
+            turn = lambda i, a: (i + 1, tf.transpose(a, order))  # noqa: E731
+            return tf.while_loop(lambda i, _: i < 3, turn, (0, weight * 1.0), shape_invariants=shapes)[1]
+        return tf.TensorArray(tf.float64, 2, infer_shape=False).write(0, weight).write(1, B).read(0)
+
+    x = tf.constant([1.0, 2.0, 3.0])
+    gs.set_variable_layout([weight, B], "home")
+    expected, mesh = tf.function(f)(x), {"batch": 2, "model": 1 if kind == "a list" else 2}
+    gs.set_variable_layout(weight, (None, "model") if kind == "a list" else ("model", None), mesh=mesh)
+    gs.set_variable_layout(B, ("model",), mesh=mesh)
+    np.testing.assert_allclose(gs.parallelize(f, mesh=mesh)(x), expected, rtol=1e-9)
+
+
 def test_another_answer_to_what_is_gathered_again():
     """Variables that are sharded already are told whether the whole is dropped after the forward pass."""
     weights = [tf.Variable(tf.ones((256, 256)), name=f"weight_{k}") for k in range(3)]

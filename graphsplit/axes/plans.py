@@ -186,7 +186,10 @@ class _AxisPlanner:
         for k in range(len(op.out_shapes)):
             found = {natural.layout(body.outputs[k]) for body, natural in naturals}
             cut = {layout for layout in found if isinstance(layout, Shard)}
-            outputs.append(cut.pop() if len(cut) == 1 and (k not in lists or len(found) == 1) else REPLICATE)
+            layout = cut.pop() if len(cut) == 1 and (k not in lists or len(found) == 1) else REPLICATE
+            whole = [body for body, natural in naturals if natural.layout(body.outputs[k]) != layout]
+            fit = all(self.mesh.fits(body, body.outputs[k], layout) for body in whole)
+            outputs.append(layout if fit else REPLICATE)
         return outputs
 
     def _settled(self, body: Program, layouts: Sequence[Layout], whole: set[int]) -> list[Layout]:
@@ -198,9 +201,10 @@ class _AxisPlanner:
                 after, is_list = natural.layout(body.outputs[i]), _dtype(body, i) == tf.variant
                 if _dtype(body, i) == tf.resource or i in whole or after == layout:
                     continue
-                if isinstance(layout, Shard) and (is_list or isinstance(after, Shard)):
+                fits = self.mesh.fits(body, body.outputs[i], layout)
+                if isinstance(layout, Shard) and (is_list or isinstance(after, Shard) or not fits):
                     whole.add(i)
-                elif isinstance(after, Shard):
+                elif isinstance(after, Shard) and self.mesh.fits(body, Tensor(body.inputs[i], 0), after):
                     carried[i] = after
             carried = [_given(body, i, layout, whole) for i, layout in enumerate(carried)]
             if carried == before:

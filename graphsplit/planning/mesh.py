@@ -6,14 +6,16 @@ import functools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import tensorflow as tf
+
 from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Layout, Shard
 from graphsplit.core.sizes.apportionment import apportion, whole_weights
-from graphsplit.core.sizes.symbolic_sizes import Shape, Size, without_sizes
+from graphsplit.core.sizes.symbolic_sizes import Shape, Size, is_same, without_sizes
 from graphsplit.core.sizes.symbolic_sizes import rows as rows_of_unknown_batch
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
-from graphsplit.program.program import Op
+from graphsplit.program.program import Op, Program, Tensor
 
 
 @dataclass(frozen=True)
@@ -152,6 +154,13 @@ class Mesh:
         if own is None or not isinstance(layout, Shard) or layout.axis >= len(own):
             return own
         return (*own[: layout.axis], layout.own(self.rows, d), *own[layout.axis + 1 :])
+
+    def fits(self, program: Program, tensor: Tensor, layout: Layout) -> bool:
+        """Return whether what is whole may be cut so: it has as many entries there, whatever sizes are not known."""
+        shape, dtype = program.shape(tensor), program.ops[tensor.op].out_dtypes[tensor.index]
+        if not isinstance(layout, Shard) or dtype == tf.variant:  # (lists are not cut)
+            return True
+        return shape is not None and layout.axis < len(shape) and is_same(shape[layout.axis], layout.size(self.batch))
 
     def rows_of(self, batch: int) -> tuple[int, ...]:
         """Return how many rows of a batch each shard has, where that was not known when planning.

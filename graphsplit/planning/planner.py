@@ -19,7 +19,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.owners import Owners
 from graphsplit.planning.schedule.automatic_stages import StageCuts, StagesAsked
 from graphsplit.planning.state import State
-from graphsplit.program.program import Op, Program
+from graphsplit.program.program import Op, Program, Tensor
 
 
 @collection_paused()
@@ -95,12 +95,9 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
     if flow.compiled:
         return {}  # by XLA, for one device
     passed = range(flow.chooses, len(op.inputs))
-    arguments = [[body.ops[i].out_shapes[0] for i in body.inputs] for body in op.bodies.values()]
-    # (a branch that does not fit what it is given was read for arguments of any shape)
-    known = [all(shape is not None for shape in shapes) for shapes in zip(*arguments, strict=True)]
     given = [
-        layouts[i] if isinstance(layouts[i], Shard) and is_known else SINGLE_DEVICE
-        for i, is_known in zip(passed, known, strict=True)
+        layout if isinstance(layout, Shard) and _fit(plan, op, number, layout) else SINGLE_DEVICE
+        for number, layout in enumerate(layouts[flow.chooses :])
     ]
     handles = [plan.state.devices.get(program.ops[op.inputs[i].op].name) for i in passed]
     if stage := op.stage:
@@ -116,3 +113,11 @@ def _plan_bodies(plan: Plan, op: Op, layouts: Sequence[Layout]) -> dict[str, Pla
         own = State(devices, largest_constant=plan.state.largest_constant)
         plans[name] = plan_program(body, mesh=mesh, home=home, input_layouts=given, state=own, asked=asked)
     return plans
+
+
+def _fit(plan: Plan, op: Op, number: int, layout: Layout) -> bool:
+    """Return whether what a loop or branch is given as an argument has the same rows in each turn.
+
+    (A branch that does not fit what it is given was read for arguments of any shape.)
+    """
+    return all(plan.mesh.fits(body, Tensor(body.inputs[number], 0), layout) for body in op.bodies.values())

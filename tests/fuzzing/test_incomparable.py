@@ -95,3 +95,23 @@ def test_programs_have_filters_of_depthwise_convolutions() -> None:
     templates = [t for family in CATALOG.values() for t in family if "epthwise" in t]
     assert len(templates) >= 4
     assert not [template for template in templates if "d}" in template]  # a number that is drawn, and may be the rows'
+
+
+def test_gradients_of_sparse_segments_without_entries_are_not_written() -> None:
+    """As above: with no indices, the result is memory that TensorFlow has only allocated."""
+
+    def gradient(indices: int) -> np.ndarray:
+        junk = [tf.fill([4, 3], tf.constant(7.0, tf.float64)) for _ in range(3)]
+        del junk
+        none = tf.zeros([indices], tf.int32)
+        above = tf.zeros([3, 3], tf.float64)
+        return tf.raw_ops.SparseSegmentSumGrad(grad=above, indices=none, segment_ids=none, output_dim0=4).numpy()
+
+    assert any(gradient(0).any() for _ in range(50))
+    assert not gradient(1).any()
+
+
+def test_programs_have_entries_of_sparse_segments_that_are_differentiated() -> None:
+    templates = [t for family in CATALOG.values() for t in family if "SparseSegmentSumGrad(" in t]
+    assert templates
+    assert all(template.count("tf.pad(") == 2 for template in templates)

@@ -81,8 +81,8 @@ class AxisForward(ForwardPropagation):
             types = [self.program.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
             pairs = zip(op.inputs, layouts, types, strict=True)
             return self.control_flow(op, [self.layout(t) if kind == tf.resource else own for t, own, kind in pairs])
-        rule = rule_of(op.type)
-        if len({layout for layout in layouts if isinstance(layout, Shard)}) < 2 or op.stateful or not rule:
+        rule, cuts = rule_of(op.type), {layout for layout in layouts if isinstance(layout, Shard)}
+        if len(cuts) < 2 or op.stateful or op.index in self.kept_home or not rule:
             return super()._answer(op, layouts)
         answers = [with_operand(rule, op, layouts, i) for i, layout in enumerate(layouts) if isinstance(layout, Shard)]
         found = [given for given in answers if isinstance(given, Sharded)]

@@ -73,7 +73,7 @@ class ControlFlowAnswers:
         carried: list[Layout] = [REPLICATE if layout == PARTIAL_SUM else layout for layout in layouts]
         for _ in range(len(carried) + 2):
             forward = self._forward(body, carried)
-            after = [_joined(carried[i], forward, body, i) for i in range(len(carried))]
+            after = [_joined(self.mesh, carried[i], forward, body, i) for i in range(len(carried))]
             clash = next((i for i, layout in enumerate(after) if layout is None), None)
             if clash is not None:
                 return Declined(f"what it carries as {body.input_names[clash]!r} changes its layout from turn to turn")
@@ -104,10 +104,14 @@ class ControlFlowAnswers:
         forwards = [self._forward(op.bodies[name], given) for name in names]
         outputs: list[Layout] = []
         for k in range(len(op.out_shapes)):
-            found = {f.layout(op.bodies[name].outputs[k]) for f, name in zip(forwards, names, strict=True)}
+            made = [(op.bodies[name], op.bodies[name].outputs[k]) for name in names]
+            found = {f.layout(tensor) for f, (_, tensor) in zip(forwards, made, strict=True)}
             shards = [layout for layout in found if isinstance(layout, Shard)]
             if len(shards) > 1:
                 return Declined("its branches give different layouts")
+            whole = [own for f, own in zip(forwards, made, strict=True) if is_whole(f.layout(own[1]))]
+            if shards and not all(self.mesh.fits(*own, shards[0]) for own in whole):
+                return Declined("its branches are not known to give the same shapes")
             outputs.append(shards[0] if shards else PARTIAL_SUM if found == {PARTIAL_SUM} else REPLICATE)
         plans = {}
         for name in names:
@@ -133,13 +137,14 @@ def _sharded(op: Op, wants: Sequence[Layout], gives: Sequence[Layout], plans: Ma
     return Sharded(tuple(wants), tuple(gives), bodies=plans)
 
 
-def _joined(carried: Layout, forward: NaturalForms, body: Program, i: int) -> Layout | None:
+def _joined(mesh: Mesh, carried: Layout, forward: NaturalForms, body: Program, i: int) -> Layout | None:
     """Return the layout of a carried tensor after a turn, joined with that before; None if they cannot be joined."""
     after = forward.layout(body.outputs[i])
     if isinstance(carried, Shard):
-        return carried if after == carried or is_whole(after) else None
+        is_cut = is_whole(after) and mesh.fits(body, body.outputs[i], carried)
+        return carried if after == carried or is_cut else None
     if isinstance(after, Shard):
-        return after if is_whole(carried) else None
+        return after if is_whole(carried) and mesh.fits(body, Tensor(body.inputs[i], 0), after) else None
     if is_whole(carried) and _accumulates_partial(forward, body, i):
         return PARTIAL_SUM
     return carried

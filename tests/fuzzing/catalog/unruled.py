@@ -29,7 +29,8 @@ SegmentSum|SegmentMean|SegmentMax|SegmentMin|SegmentProd {f:ab} tf.sort({index:a
 SparseSegmentSum|SparseSegmentMean|SparseSegmentSqrtN {f:ab} {index:c:a} tf.sort({index:c:3})
 SparseSegmentSumWithNumSegments|SparseSegmentMeanWithNumSegments {f:ab} {index:c:a} tf.sort({index:c:3}) 4
 SparseSegmentSqrtNWithNumSegments {f:ab} {index:c:a} tf.sort({index:c:3}) 4
-SparseSegmentSumGrad|SparseSegmentMeanGrad|SparseSegmentSqrtNGrad {f:3b} {index:c:4} tf.sort({index:c:3}) 4
+SparseSegmentSumGrad|SparseSegmentMeanGrad {f:3b} tf.pad({index:c:4},[[0,1]]) tf.sort(tf.pad({index:c:3},[[0,1]])) 4
+SparseSegmentSqrtNGrad {f:3b} tf.pad({index:c:4},[[0,1]]) tf.sort(tf.pad({index:c:3},[[0,1]])) 4
 Diag {f:a}
 Diag {f:ab}
 DiagPart {f:aa}
