@@ -12,11 +12,13 @@ round. `python -m benchmarks.layouts_over_workers` has meshes over a network.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import json
+import os
 import resource
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from benchmarks.microbatches import asked
@@ -139,6 +141,7 @@ def steps(rounds: int, small: bool) -> list[str]:
     devices = gs.use_logical_devices(4, threads_per_device=1)
     ways: dict[str, dict[str, Any]] = {
         "1 device": {"devices": devices[:1]},
+        "1 device on one core": {"devices": devices[:1]},
         "2 devices": {"devices": devices[:2]},
         "2x1": {"mesh": {"batch": 2, "model": 1}, "devices": devices[:2]},
         "1x2": {"mesh": {"batch": 1, "model": 2}, "devices": devices[:2]},
@@ -148,11 +151,12 @@ def steps(rounds: int, small: bool) -> list[str]:
     made = {name: training(how, *size) for name, how in ways.items()}
     x, y = (tf.random.uniform(s, 0, 10, tf.int32, 1) for s in ((size[5], size[1]), (size[5],)))
     processor: dict[str, list[float]] = {name: [] for name in ways}
-    found = in_turns(made, (x, y), rounds, processor)
+    found = in_turns(made, (x, y), rounds, processor, on_one_core=("1 device on one core",))
     work = statistics.median(a / b for a, b in zip(processor["2x2"], processor["1 device"], strict=True))
     return [
         f"2x1 takes {1 / ratio(found, '2 devices', '2x1'):.3f} x of 2 devices",
-        f"1x2 is {ratio(found, '1 device', '1x2'):.2f} x as fast as 1 device",
+        f"1x2 is {ratio(found, '1 device on one core', '1x2'):.2f} x as fast as 1 device on one core, "
+        f"{ratio(found, '1 device', '1x2'):.2f} x as fast as 1 device whose operations run on both",
         f"2x2 takes {work:.2f} x the processor time of 1 device",
         milliseconds(found),
     ]
@@ -209,14 +213,14 @@ def planning(_: int, small: bool) -> list[str]:
         how = {"mesh": {"batch": 2, "model": 8}, "devices": devices}
         step = training(how, 100, 32, 64, 8, blocks, 8)
         x, y = tf.zeros((8, 32), tf.int32), tf.zeros((8,), tf.int32)
-        traced = seconds_of(tf.function(step.function).get_concrete_function, (x, y), 1, read=False)
-        planned = seconds_of(step.plan, (x, y), 1, read=False)
+        traced = processor_seconds_of(tf.function(step.function).get_concrete_function, x, y)
+        planned = processor_seconds_of(step.plan, x, y)
         plan = step.plan(x, y)
-        emitted = seconds_of(emit, (plan,), 1, read=False)
+        emitted = processor_seconds_of(emit, plan)
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
         line = (
             f"{blocks} layers: {len(plan.program.ops)} operations; a tf.function's trace takes {traced:.1f} s, our "
-            f"trace and plan {planned:.1f} s, emission {emitted:.1f} s; {peak / 1e9:.1f} GB at most"
+            f"trace and plan {planned:.1f} s, emission {emitted:.1f} s of the processor; {peak / 1e9:.1f} GB at most"
         )
         if blocks <= 8:
             line += f"; first call {seconds_of(step, (x, y), 1):.1f} s"
@@ -237,13 +241,20 @@ def in_turns(
     arguments: tuple[Any, ...],
     rounds: int,
     processor: Mapping[str, list[float]] | None = None,
+    on_one_core: Sequence[str] = (),
 ) -> dict[str, list[float]]:
-    """Return seconds of each step, timed in turns; the processor's go to `processor`."""
+    """Return seconds of each step, timed in turns; the processor's go to `processor`.
+
+    A device of one thread still runs operations that do not wait for each other side by side, on other cores. Steps
+    of `on_one_core` have one core for all threads of the process.
+    """
+    cores = os.sched_getaffinity(0)
     found: dict[str, list[float]] = {name: [] for name in made}
     for number in range(rounds + 2):  # the first two prepare
         for name, step in made.items():
             work = time.process_time()
-            took = seconds_of(step, arguments, 5 if number else 1)
+            with all_threads_on(set(sorted(cores)[:1]) if name in on_one_core else cores):
+                took = seconds_of(step, arguments, 5 if number else 1)
             if number > 1:
                 found[name].append(took / 5)
                 if processor is not None:
@@ -251,14 +262,39 @@ def in_turns(
     return found
 
 
-def seconds_of(step: Callable[..., Any], arguments: tuple[Any, ...], count: int, read: bool = True) -> float:
+@contextlib.contextmanager
+def all_threads_on(cores: set[int]) -> Iterator[None]:
+    """Let all threads of this process that there are run on some cores only, then on all that it may."""
+    threads = [int(thread) for thread in os.listdir("/proc/self/task")]
+    before = os.sched_getaffinity(0)
+    _put(threads, cores)
+    try:
+        yield
+    finally:
+        _put(threads, before)
+
+
+def _put(threads: Sequence[int], cores: set[int]) -> None:
+    """Let threads run on these cores."""
+    for thread in threads:
+        with contextlib.suppress(ProcessLookupError):  # threads end
+            os.sched_setaffinity(thread, cores)
+
+
+def seconds_of(step: Callable[..., Any], arguments: tuple[Any, ...], count: int) -> float:
     """Return the seconds of some calls, until the last one's result is here."""
     start = time.perf_counter()
     for _ in range(count):
         result = step(*arguments)
-    if read:
-        result.numpy()
+    result.numpy()
     return time.perf_counter() - start
+
+
+def processor_seconds_of(work: Callable[..., Any], *arguments: Any) -> float:
+    """Return the seconds that the processor works, whatever else runs on it."""
+    start = time.process_time()
+    work(*arguments)
+    return time.process_time() - start
 
 
 def ratio(found: Mapping[str, Sequence[float]], above: str, below: str) -> float:
