@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import keras
 import pytest
@@ -17,10 +19,11 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.planning.communication.traffic import traffic
 from graphsplit.planning.communication.transfers import Concatenation, Relay, Slice, Sum, Zeros
-from graphsplit.planning.memory import live_bytes
+from graphsplit.planning.memory import alive_on, live_bytes
 from graphsplit.planning.state import state_bytes
-from graphsplit.planning.tasks import OPERATION, SEND, PlannedTask, tasks_of
+from graphsplit.planning.tasks import OPERATION, SEND, PlannedTask, few_tasks_of, tasks_of
 from tests.helpers import emitted_graphs
+from tests.helpers.emitted_programs import PROGRAMS as RECORDED
 
 PROGRAMS = [
     *("sgd", "adam fused", "adam sharded", "adam mirrored", "statistics and a counter", "reductions", "lstm", "joins"),
@@ -62,13 +65,17 @@ def nodes_of(plan: gs.Plan, task: PlannedTask) -> list[str]:
     return divided + ([TYPES[type(task.value)]] if len(task.reads) > len(divided) or not divided else [])
 
 
+@pytest.fixture
+def plans_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sequence[tuple[gs.Plan, EmittedGraph]]]:
+    """Return what makes a recorded program, and returns its plans and emitted graphs."""
+    found, emit = [], emitted_graphs.emit
+    monkeypatch.setattr(emitted_graphs, "emit", lambda plan: found.append((plan, emit(plan))) or found[-1][1])
+    return lambda name: emitted_graphs.functions_of(name) and found
+
+
 @pytest.mark.parametrize("name", PROGRAMS)
-def test_what_is_emitted_computes_and_sends_the_same(name: str, monkeypatch: pytest.MonkeyPatch):
-    plans = []
-    emit = emitted_graphs.emit
-    monkeypatch.setattr(emitted_graphs, "emit", lambda plan: plans.append((plan, emit(plan))) or plans[-1][1])
-    emitted_graphs.functions_of(name)
-    [(plan, graph)] = plans
+def test_what_is_emitted_computes_and_sends_the_same(name: str, plans_of: Callable):
+    [(plan, graph)] = plans_of(name)
     found = tasks_of(plan).tasks
     nodes, sent = Counter(), Counter()
     for task in found:
@@ -79,6 +86,47 @@ def test_what_is_emitted_computes_and_sends_the_same(name: str, monkeypatch: pyt
     assert (nodes, +sent) == emitted(plan, graph)
     assert sum(sent.values()) == sum(traffic(plan).sent.values())
     assert len(set(plan.devices)) < 2 or sent
+
+
+ALIKE = {  # and how many shards of five devices need not be looked at: neither home's, nor the first and last alike
+    **dict.fromkeys(["sgd", "joins, any rows", "buckets"], 2),
+    **dict.fromkeys(["one device", "statistics and a counter", "choice"], 1),
+    **dict.fromkeys(["convolutions in micro-batches", "any rows in micro-batches"], 4),
+    **dict.fromkeys(["rows against rows", "columns in exchange for rows", "adam sharded", "gpipe", "two hosts"], 0),
+}
+NOT_ON_FIVE = {"weights", "a weight of none", "stages found", "zero-bubble", "pipelines, any rows"}
+OTHERS = sorted({*RECORDED} - {*ALIKE, *NOT_ON_FIVE})
+
+
+def on_five_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    own = RECORDED[name]
+    several = isinstance(own.devices, int) and not own.hosts and "stages" not in own.options
+    monkeypatch.setitem(RECORDED, name, replace(own, devices=5) if several else own)
+
+
+def check_alike(plan: gs.Plan) -> int:
+    """Check that few shards tell of all; return of how many others do."""
+    every, few = tasks_of(plan), few_tasks_of(plan)
+    assert traffic(plan, few) == traffic(plan, every)
+    live, expected = alive_on(plan, few), alive_on(plan, every)
+    assert {d: own.bytes for d, own in live.items()} == {d: own.bytes for d, own in expected.items()}
+    assert {d: own.activations for d, own in live.items()} == {d: own.activations for d, own in expected.items()}
+    assert not {plan.mesh.devices[d] for d in few.alike.told_by} & {task.device for task in few.tasks}
+    return len(few.alike.told_by)
+
+
+@pytest.mark.parametrize("name", ALIKE)
+def test_few_shards_tell_what_all_hold_and_send(name: str, plans_of: Callable, monkeypatch: pytest.MonkeyPatch):
+    on_five_devices(name, monkeypatch)
+    assert [check_alike(plan) for plan, _ in plans_of(name)][-1] == ALIKE[name]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", OTHERS)
+def test_few_shards_of_any_program_tell_of_all(name: str, plans_of: Callable, monkeypatch: pytest.MonkeyPatch):
+    on_five_devices(name, monkeypatch)
+    for plan, _ in plans_of(name):
+        check_alike(plan)
 
 
 def test_each_is_behind_what_it_reads():

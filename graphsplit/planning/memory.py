@@ -11,13 +11,13 @@ end; but of a sum that shards of one device give to in turns there is one buffer
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from graphsplit.planning.communication.transfers import Relay, Slice, Sum
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.tasks import OPERATION, PlannedTask, Tasks, tasks_of
+from graphsplit.planning.tasks import OPERATION, SEND, PlannedTask, Tasks, few_tasks_of
 from graphsplit.program.program import COPIES, Op, Tensor
 
 SAME_BUFFER = frozenset(
@@ -71,7 +71,7 @@ class Alive:
 
 def live_bytes(plan: Decisions) -> dict[str, int]:
     """Return the most bytes that are alive at a time on each device; sizes that are not known count as planned."""
-    return {device: alive.bytes for device, alive in alive_on(plan, tasks_of(plan)).items()}
+    return {device: alive.bytes for device, alive in alive_on(plan, few_tasks_of(plan)).items()}
 
 
 def alive_on(plan: Decisions, tasks: Tasks) -> dict[str, Alive]:
@@ -84,7 +84,8 @@ def alive_on(plan: Decisions, tasks: Tasks) -> dict[str, Alive]:
     buffers: dict[str, list[LiveBuffer]] = {}
     for buffer in _buffers(plan, tasks):
         buffers.setdefault(buffer.device, []).append(buffer)
-    return {device: _most(own) for device, own in buffers.items()}
+    most = {device: _most(own) for device, own in buffers.items()}
+    return {own: alive for device, alive in most.items() for own in tasks.alike.devices.get(device, (device,))}
 
 
 def _buffers(plan: Decisions, found: Tasks) -> list[LiveBuffer]:
@@ -108,11 +109,31 @@ def _buffers(plan: Decisions, found: Tasks) -> list[LiveBuffer]:
         k = of[result.task][result.index]
         if k is not None:
             last[k] = len(found.tasks)
+    _let_pieces_wait(plan, found, of, last)
     return [
-        LiveBuffer(task.device, task.bytes[k], task, n, end)
+        LiveBuffer(task.device, task.bytes[k] * _times(found, task), task, n, end)
         for (n, k), end in zip(made, last, strict=True)
         if (task := found.tasks[n]).bytes[k]
     ]
+
+
+def _times(found: Tasks, task: PlannedTask) -> int:
+    """Return how many of what a task makes are there: of what is received as many as those that the sender tells of."""
+    read = task.reads[0] if task.kind == SEND else None
+    return 1 if read is None else found.alike.times(found.tasks[read.task].device)
+
+
+def _let_pieces_wait(plan: Decisions, found: Tasks, of: Sequence[Sequence[int | None]], last: list[int]) -> None:
+    """Let the pieces of shards whose tasks are not listed be there as long as that of the shard that tells of them."""
+    if not found.alike.told_by:
+        return
+    for n, task in enumerate(found.tasks):
+        if isinstance(task.value, Slice) and task.value.split.layout is not None and task.value.split.block_of is None:
+            for k, own in enumerate(of[n]):
+                d = k % plan.mesh.shards
+                if own is not None and task.bytes[k] and d in found.alike.told_by:
+                    teller = of[n][k - d + found.alike.told_by[d]]
+                    last[own] = last[own if teller is None else teller]
 
 
 def _has_none(plan: Decisions, task: PlannedTask) -> bool:

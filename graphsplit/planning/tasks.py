@@ -11,7 +11,7 @@ part as it comes.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import tensorflow as tf
@@ -19,6 +19,7 @@ import tensorflow as tf
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, SingleDevice
 from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.planning.alike_shards import AlikeShards, find_alike_shards
 from graphsplit.planning.communication.givers import Made, Moved, giver_of
 from graphsplit.planning.communication.transfers import Own, Slice, Sum, Value
 from graphsplit.planning.decisions import Decisions, flow_of
@@ -67,24 +68,35 @@ class Tasks:
     Attributes:
       tasks: each after those that it reads.
       returned: what the plan returns.
+      alike: the shards whose tasks are not among them, as they are those of others.
     """
 
     tasks: tuple[PlannedTask, ...]
     returned: tuple[Result, ...]
+    alike: AlikeShards = field(default_factory=AlikeShards)
+
+
+def tasks_of(plan: Decisions) -> Tasks:
+    """Return what a plan runs."""
+    return _tasks_of(plan, AlikeShards())
+
+
+def few_tasks_of(plan: Decisions) -> Tasks:
+    """Return what a plan runs, of shards that are alike only what tells it of all: see `alike_shards`."""
+    return _tasks_of(plan, find_alike_shards(plan))
 
 
 @collection_paused()
-def tasks_of(plan: Decisions) -> Tasks:
-    """Return what a plan runs."""
-    writer = _TaskWriter(plan)
+def _tasks_of(plan: Decisions, alike: AlikeShards) -> Tasks:
+    writer = _TaskWriter(plan, alike)
     writer.expect_sums()
-    for i, d in _order(plan):
+    for i, d in _order(plan, alike):
         writer.run(i, d)  # (unless others have needed it before)
     found = [writer.whole(tensor, SINGLE_DEVICE) for tensor in plan.program.outputs]
-    return Tasks(tuple(writer.tasks), tuple([result for result in found if result is not None]))
+    return Tasks(tuple(writer.tasks), tuple([result for result in found if result is not None]), alike)
 
 
-def _order(plan: Decisions) -> Iterator[tuple[int, int | None]]:
+def _order(plan: Decisions, alike: AlikeShards) -> Iterator[tuple[int, int | None]]:
     """Return what runs, in order: what runs once as soon as the shards are ready for it, then phase by phase."""
     flow, phases, turns = flow_of(plan), plan.phases, plan.turns
     if not phases:
@@ -100,7 +112,7 @@ def _order(plan: Decisions) -> Iterator[tuple[int, int | None]]:
         after[op.index] = max(found, default=-1)
         once.append((after[op.index], op.index))
     once.sort(reverse=True)
-    for turn in turns:
+    for turn in [turn for turn in turns if turn.shard not in alike.told_by]:
         while once and once[-1][0] < phases[turn.phase].level:
             yield once.pop()[1], None
         yield from ((i, turn.shard) for i in phases[turn.phase].ops)
@@ -123,8 +135,9 @@ def _nothing(_: int | None) -> None:
 class _TaskWriter:
     """Writes tasks, and of each those first that it reads of moves."""
 
-    def __init__(self, plan: Decisions):
+    def __init__(self, plan: Decisions, alike: AlikeShards):
         self.tasks: list[PlannedTask] = []
+        self._left_out = {plan.mesh.devices[d] for d in alike.told_by}
         self._plan = plan
         self._ops = plan.program.ops
         self._at: dict[tuple[int, int | None], int] = {}
@@ -146,7 +159,7 @@ class _TaskWriter:
         """Find what sums take in as it comes."""
         for c, collective in enumerate(self._plan.collectives):
             for i, value in enumerate(collective.values):
-                if isinstance(value, Sum) and value.turn is not None:
+                if isinstance(value, Sum) and value.turn is not None and value.device not in self._left_out:
                     own = {(own.tensor.op, own.by) for own in self._owns(c, value.of[1])}
                     self._missing[c, i] = len(own)
                     for made in own:
@@ -290,7 +303,7 @@ class _TaskWriter:
 
     def _add_value(self, c: int, value: Value, sizes: Sequence[int]) -> int:
         collective = self._plan.collectives[c]
-        of = [self._value(c, k) for k in value.of]
+        of = [self._value(c, k) for k in value.of if collective.values[k].device not in self._left_out]
         operand = _Operand(_nothing, collective.moves[0].tensor, collective.moves[0].target)
         reads = tuple([own and self._here(own, value.device, operand) for own in of])
         op = None if collective.is_bucket else collective.moves[0].tensor.op

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from graphsplit.core.hosts import host_name
 from graphsplit.planning.decisions import Decisions
-from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Tasks, tasks_of
+from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Tasks, few_tasks_of
 
 STAGES = "between stages"
 
@@ -54,16 +55,23 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     sent: dict[str, int] = {}
     received: dict[str, int] = {}
     between_hosts, by_kind = 0, {COPY: 0}
-    of = (tasks or tasks_of(plan)).tasks
-    for task in of:
+    found = tasks or few_tasks_of(plan)
+    for task in found.tasks:
         size = task.bytes[0] if task.kind == SEND else 0
         if size and task.reads[0] is not None:
-            source, kind = of[task.reads[0].task].device, _kind(plan, task)
-            by_kind[kind] = by_kind.get(kind, 0) + size
-            sent[source] = sent.get(source, 0) + size
-            received[task.device] = received.get(task.device, 0) + size
-            between_hosts += size if host_name(source) != host_name(task.device) else 0
-    return Traffic(dict(sorted(sent.items())), dict(sorted(received.items())), between_hosts, by_kind)
+            source, kind = found.tasks[task.reads[0].task].device, _kind(plan, task)
+            senders, receivers = found.alike.times(source), found.alike.times(task.device)
+            by_kind[kind] = by_kind.get(kind, 0) + size * senders * receivers
+            sent[source] = sent.get(source, 0) + size * receivers
+            received[task.device] = received.get(task.device, 0) + size * senders
+            between_hosts += size * senders * receivers if host_name(source) != host_name(task.device) else 0
+    return Traffic(_of_each(sent, found), _of_each(received, found), between_hosts, by_kind)
+
+
+def _of_each(amounts: Mapping[str, int], tasks: Tasks) -> dict[str, int]:
+    """Return amounts by device, those also of devices for which others stand."""
+    devices = tasks.alike.devices
+    return dict(sorted((own, size) for device, size in amounts.items() for own in devices.get(device, (device,))))
 
 
 def along(axis: str) -> str:

@@ -42,13 +42,14 @@ def held_text(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list
     for device in sorted(kinds, key=lambda device: -kinds[device].total()):
         sizes = kinds[device].total(), *[kinds[device][kind] for kind in columns]
         most = [f"{layer} {format_bytes(size)}" for layer, size in layers[device].most_common(_MOST_LAYERS)]
-        alike.setdefault((*map(format_bytes, sizes), ", ".join(most)), []).append(device)
+        own = tasks.alike.devices.get(device, (device,))
+        alike.setdefault((*map(format_bytes, sizes), ", ".join(most)), []).extend(own)
     shown = sorted([(devices, cells) for cells, devices in list(alike.items())[:_MOST_ROWS]])
     names = [short_name(d) + (f" and {len(others)} alike" if others else "") for (d, *others), _ in shown]
     rows = [(f"  {name}", *cells[:-1]) for name, (_, cells) in zip(names, shown, strict=True)]
     texts = aligned([("held at most", "in all", *columns), *rows])
     lines = [f"  {row}  {last}" for row, last in zip(texts, ["most of it", *[c[-1] for _, c in shown]], strict=True)]
-    others = len(kinds) - sum(len(devices) for devices, _ in shown)
+    others = sum(map(len, alike.values())) - sum(len(devices) for devices, _ in shown)
     return [*lines, *([f"    no more on {count_text(others, 'other')}"] if others else [])] if kinds else []
 
 
@@ -61,13 +62,11 @@ def _holdings(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list
     for task in tasks.tasks:
         if task.kind == OPERATION and task.op in given:
             found.append((task.device, _ARGUMENTS, names.get(task.op, ""), sum(task.bytes)))
-    for device, own in alive.items():
-        for buffer in own.buffers:
-            position = buffer.task.op
-            layer = (
-                _JOINED if position is None else _layer(scopes, ops[position].provenance.origin or ops[position].name)
-            )
-            found.append((device, _ACTIVATIONS if buffer.task.kind == OPERATION else _MOVED, layer, buffer.bytes))
+    left_out = {plan.mesh.devices[d] for d in tasks.alike.told_by}
+    for buffer in [buffer for device, own in alive.items() if device not in left_out for buffer in own.buffers]:
+        op = None if buffer.task.op is None else ops[buffer.task.op]
+        layer = _JOINED if op is None else _layer(scopes, op.provenance.origin or op.name)
+        found.append((buffer.device, _ACTIVATIONS if buffer.task.kind == OPERATION else _MOVED, layer, buffer.bytes))
     return found
 
 

@@ -11,6 +11,7 @@ from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.communication.transfers import Concatenation, Slice, Sum, Value
 from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.program.program import COPIES, SIZES, Op
 
 _REDUCTIONS = {
@@ -26,29 +27,37 @@ _REDUCTIONS = {
 
 def host_kernels_text(plan: Decisions) -> str:
     """Return how many operations of which types that are, those that move tensors included; "" if there are none."""
+    devices = computing_devices(plan.program, plan.mesh, plan.home) | set(plan.owners.of_ops)
+    if not any("GPU" in device for device in devices):
+        return ""
     asked = [op for op in plan.program.ops if op.type not in ("Placeholder", SIZES, COPIES) and _on_gpu(plan, op)]
     found = Counter(op.type for op in asked if "GPU" not in kernel_devices(op.node))
     for collective in plan.collectives:
         tensor = collective.moves[0].tensor
         dtype = plan.program.ops[tensor.op].out_dtypes[tensor.index]
-        nodes = [node for value in collective.values if "GPU" in value.device for node in _nodes(value, dtype)]
-        if any("GPU" not in kernel_devices(node) for node in nodes):
+        made = {_made_by(value) for value in collective.values if "GPU" in value.device}
+        if any("GPU" not in kernel_devices(_node(op_type, dtype)) for op_type in made if op_type):
             found[f"{collective.kind} of {dtype.name}"] += len(collective.moves)
     return ", ".join(f"{count} {what}" for what, count in found.most_common())
 
 
 def _on_gpu(plan: Decisions, op: Op) -> bool:
     step = plan.steps[op.index]
-    devices = [plan.owners.of_ops[op.index] or plan.home] if step.home else []
-    if step.shards:
-        devices += [plan.shard_device(op, d) for d in range(plan.mesh.shards)]
-    return any("GPU" in device for device in devices)
+    if step.home and "GPU" in (plan.owners.of_ops[op.index] or plan.home):
+        return True
+    return step.shards is not None and any("GPU" in device for device in plan.mesh.devices_of(op))
 
 
-def _nodes(value: Value, dtype: tf.DType) -> list[Any]:
-    """Return what makes a value, in the form in which kernels are chosen; copies need no kernel."""
+def _made_by(value: Value) -> str:
+    """Return the type of the operation that makes a value; copies need none."""
     if isinstance(value, Slice):
-        return [make_node("split", "SplitV", [], T=dtype, Tlen=tf.int64)]
+        return "SplitV"
     if isinstance(value, Concatenation):
-        return [make_node("join", "ConcatV2", [], T=dtype, Tidx=tf.int32)]
-    return [make_node("reduce", _REDUCTIONS[value.reduction], [], T=dtype)] if isinstance(value, Sum) else []
+        return "ConcatV2"
+    return _REDUCTIONS[value.reduction] if isinstance(value, Sum) else ""
+
+
+def _node(op_type: str, dtype: tf.DType) -> Any:
+    """Return an operation that moves tensors, in the form in which kernels are chosen."""
+    indices = {"SplitV": {"Tlen": tf.int64}, "ConcatV2": {"Tidx": tf.int32}}
+    return make_node("made", op_type, [], T=dtype, **indices.get(op_type, {}))

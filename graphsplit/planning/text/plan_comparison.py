@@ -9,7 +9,7 @@ from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.communication.traffic import traffic
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.memory import alive_on
-from graphsplit.planning.tasks import tasks_of
+from graphsplit.planning.tasks import few_tasks_of
 
 
 def compare(plan: Decisions, other: Decisions) -> str:
@@ -46,7 +46,7 @@ def _count(plan: Decisions) -> str:
 
 
 def _answers(plan: Decisions) -> list[str]:
-    tasks = tasks_of(plan)
+    tasks = few_tasks_of(plan)
     moved, live = traffic(plan, tasks), {device: own.bytes for device, own in alive_on(plan, tasks).items()}
     device, out, into = moved.busiest
     fullest = max(live, key=lambda name: live[name], default="")

@@ -21,7 +21,7 @@ from graphsplit.planning.propagation.flow import meeting_points
 from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.planning.propagation.shares import Cause, Shares, shares_of
 from graphsplit.planning.state import state_on
-from graphsplit.planning.tasks import COPY, Tasks, tasks_of
+from graphsplit.planning.tasks import COPY, Tasks, few_tasks_of
 from graphsplit.planning.text.advice import advice_on
 from graphsplit.planning.text.compiled_text import compiled_text
 from graphsplit.planning.text.headlines import headline
@@ -51,7 +51,7 @@ _MOST_MET = 4
 def describe(plan: Decisions) -> str:
     """Return what runs where, what moves, what stayed on one device and why."""
     notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
-    shares, tasks = shares_of(plan), tasks_of(plan)
+    shares, tasks = shares_of(plan), few_tasks_of(plan)
     sends = traffic(plan, tasks)
     nothing = ["  all work on the batch is sharded"] if plan.mesh.shards else []
     at_home = [*_at_home(plan), *_following(plan, shares)] or nothing
@@ -349,7 +349,8 @@ def _held(plan: Decisions, tasks: Tasks) -> list[str]:
         return []
     alive = alive_on(plan, tasks)
     others = [device for device in alive if device != plan.home]
-    shown = [device for device in alive if device == plan.home or device == max(others, key=lambda d: alive[d].bytes)]
+    fullest = max(others, key=lambda device: alive[device].bytes, default=plan.home)
+    shown = [device for device in alive if device in (plan.home, fullest)]
     most = [f"{format_bytes(alive[device].bytes)} on {short_name(device)}" for device in shown]
     most += [f"no more on {count_text(len(alive) - len(shown), 'other')}"] if len(alive) > len(shown) else []
     return [*([f"  alive at most: {', '.join(most)}"] if most else []), *held_text(plan, tasks, alive)]

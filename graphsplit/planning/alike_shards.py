@@ -1,0 +1,82 @@
+"""Shards that are alike: what one of them computes, holds and sends tells it of all of them.
+
+A large mesh has few kinds of devices. Shards are alike that follow each other, have equally many rows, and whose
+devices do nothing else and exchange values with other kinds of devices only: they slice and add up nothing for each
+other. Of each such group the first and the last are looked at. What other devices have for the shards is there from the
+first one's turn to the last one's, and the last one stands for all behind the first.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field
+
+from graphsplit.planning.communication.transfers import Collective
+from graphsplit.planning.decisions import Decisions
+
+_Notes = dict[str, list[object]]
+
+
+@dataclass(frozen=True)
+class AlikeShards:
+    """Which shards are not looked at.
+
+    Attributes:
+      told_by: for each of them the shard that stands for it.
+      devices: for each device of a shard that stands for others their devices, its own among them.
+    """
+
+    told_by: Mapping[int, int] = field(default_factory=dict)
+    devices: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+
+    def times(self, device: str) -> int:
+        """Return for how many devices one stands."""
+        return len(self.devices.get(device, ("",)))
+
+
+def find_alike_shards(plan: Decisions) -> AlikeShards:
+    """Return which shards of a plan need not be looked at; none if shards exchange values with each other."""
+    mesh = plan.mesh
+    own: dict[str, list[int]] = {}
+    for d, device in enumerate(mesh.devices):
+        own.setdefault(device, []).append(d)
+    if mesh.columns or plan.program.stages or len(own) < len(set(mesh.positions)):
+        return AlikeShards()
+    apart = {plan.home, *plan.owners.of_ops, *plan.owners.of_tensors.values(), *plan.state.devices.values()}
+    notes: _Notes = {device: [[mesh.share(d) for d in shards]] for device, shards in own.items() if device not in apart}
+    if not all(_note(collective, notes, apart) for collective in plan.collectives):
+        return AlikeShards()
+    told_by, devices = dict[int, int](), dict[str, tuple[str, ...]]()
+    for _, group in itertools.groupby(own, key=lambda device: notes.get(device, device)):
+        _, *others = group
+        if len(others) > 1:
+            devices[others[-1]] = tuple(others)
+            for device in others[:-1]:
+                told_by.update(zip(own[device], own[others[-1]], strict=True))
+    return AlikeShards(told_by, devices)
+
+
+def _note(collective: Collective, notes: _Notes, apart: Collection[str]) -> bool:
+    """Note what a collective has on each device, and what is read there; return False if shards have it of each other.
+
+    Each value is noted by its number among those of its device, and what comes from elsewhere by its size.
+    """
+    values, numbers = collective.values, list[int]()
+    reads = [read for reads in collective.reads for read in reads]
+    for value in values:
+        found = notes.get(value.device)
+        numbers.append(len(found) if found is not None else -1)
+        if found is not None:
+            others = [values[k] for k in value.of if values[k].device != value.device]
+            if any(other.device not in apart for other in others):
+                return False
+            of = [numbers[k] if values[k].device == value.device else (values[k].bytes,) for k in value.of]
+            found.append((type(value), value.bytes, of))
+    for i, device in reads:
+        value, found = values[i], notes.get(device)
+        if found is not None:
+            if value.device != device and value.device not in apart:
+                return False
+            found.append((numbers[i] if value.device == device else None, value.bytes))
+    return True
