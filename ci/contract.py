@@ -401,6 +401,36 @@ def load(folder: Path) -> None:
 
 
 @check
+@relies_on("_handle", "_serialize_to_tensors", "_restore_from_tensors", "__class__", "_distributed_container")
+def variables_without_values() -> None:
+    """Whoever reads or saves a variable that has no value gets an error; it can be planned, restored and assigned."""
+    for kind in kinds_of_keras():
+        with gs.without_values():
+            layer = kind.layers.Dense(3)
+            layer.build((None, 5))
+            optimizer = kind.optimizers.Adam()
+            keras_internals.make_slots(optimizer, layer.trainable_variables)
+        parallel, x = gs.parallelize(lambda x: layer(x), devices=DEVICES), tf.ones((ROWS, 5))  # noqa: B023
+        assert parallel.plan(x).sharded_ops
+        with tempfile.TemporaryDirectory() as folder:
+            save = partial(tf.train.Checkpoint(layer=layer).write, f"{folder}/weights")
+            for read in (save, layer.get_weights, lambda: layer(x), lambda: tf.function(layer)(x), lambda: parallel(x)):  # noqa: B023
+                said = ""
+                try:
+                    read()
+                except gs.ArgumentError as error:
+                    said = str(error)
+                assert "no values yet" in said, (kind, said)
+            gs.initialize([layer, optimizer])
+            expected = layer.get_weights()
+            save()
+            layer.set_weights([np.zeros_like(value) for value in expected])
+            tf.train.Checkpoint(layer=layer).read(f"{folder}/weights").assert_consumed()
+        np.testing.assert_array_equal(layer.get_weights()[0], expected[0])
+        np.testing.assert_allclose(parallel(x), layer(x), rtol=1e-5)
+
+
+@check
 @relies_on("_handle", "_read_variable_op", "_restore_from_tensors", "_export_to_saved_model_graph", "__class__")
 def classes_of_laid_out_variables() -> None:
     """Whoever reads, restores or saves a laid out variable finds its parts; and it gets its own class back."""

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from graphsplit.api.decorators import make_parallel, parallelize
     from graphsplit.api.layouts.layout_spellings import cut
     from graphsplit.api.layouts.layout_views import visualize_layout
-    from graphsplit.api.layouts.new_variables import variable_layout
+    from graphsplit.api.layouts.new_variables import initialize, variable_layout, without_values
     from graphsplit.api.layouts.variable_layouts import set_variable_layout
     from graphsplit.api.layouts.with_layout import with_layout
     from graphsplit.api.on_device import on_device
@@ -57,7 +57,7 @@ _MODULES = {
     "api.decorators": ["make_parallel", "parallelize"],
     "api.layouts.layout_spellings": ["cut"],
     "api.layouts.layout_views": ["visualize_layout"],
-    "api.layouts.new_variables": ["variable_layout"],
+    "api.layouts.new_variables": ["initialize", "variable_layout", "without_values"],
     "api.on_device": ["on_device"],
     "api.calls.parallel_function": ["ParallelFunction"],
     "api.predicted.predictions": ["predict"],
@@ -123,6 +123,7 @@ __all__ = [
     "connect",
     "cut",
     "enable_keras_distribution",
+    "initialize",
     "load_weights",
     "make_parallel",
     "multi_gpu_model",
@@ -142,6 +143,7 @@ __all__ = [
     "verify",
     "visualize_layout",
     "with_layout",
+    "without_values",
 ]
 
 

@@ -10,6 +10,7 @@ import tensorflow as tf
 from graphsplit.clusters.cluster import current_cluster
 from graphsplit.core.devices import task_of
 from graphsplit.core.tensorflow_internals import tape_watches
+from graphsplit.core.variables.initial_values import check_values
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import VariableParts, are_any_parts, parts_of
 from graphsplit.planning.plan import Plan
@@ -25,7 +26,11 @@ def captured(trace: Trace, plan: Plan) -> list[tf.Tensor]:
     Args:
       trace: what was captured.
       plan: of the trace's program, or of that in parts.
+
+    Raises:
+      ArgumentError: for variables that have no values yet.
     """
+    check_values(trace.captures)
     if not are_any_parts():
         return list(trace.captures)
     # values may have to move first, and from a worker that does not answer they never arrive

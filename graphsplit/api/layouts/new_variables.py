@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout, spelling_of
-from graphsplit.api.layouts.layout_targets import name_of
+from graphsplit.api.layouts.layout_targets import name_of, variables_of
 from graphsplit.api.layouts.variable_layouts import (
     PLACES,
     can_move,
@@ -27,7 +27,7 @@ from graphsplit.core.devices import resolve_devices
 from graphsplit.core.hosts import host_devices
 from graphsplit.core.keras_internals import new_variable_of
 from graphsplit.core.tensorflow_internals import variable_creators, variable_without_value
-from graphsplit.core.variables.initial_values import InitialValue, initial_value
+from graphsplit.core.variables.initial_values import InitialValue, give_values, initial_value
 from graphsplit.planning.variables.partitioning import Held, head_by_name
 
 _OPTIONS = ("trainable", "name", "constraint", "synchronization", "aggregation")
@@ -88,46 +88,112 @@ def variable_layout(
 
 
 @contextlib.contextmanager
-def laid_out_when_made(lay: Callable[[tf.Variable], None], only: Any = None) -> Iterator[None]:
+def without_values() -> Iterator[None]:
+    """Make a model that takes no memory: inside of the block, weights and slots have shapes and dtypes, and no values.
+
+    It can be planned, predicted (`gs.predict`) and laid out, here or under `variable_layout`, and its memory is known
+    before there is a device that it fits on. Values come from a file (`gs.load_weights`), or from the initializers
+    (`gs.initialize`), one variable after the other, to where the parts lie. Whoever reads or calls it before that gets
+    an `ArgumentError`.
+
+    What has no value is what Keras (either) makes by an initializer; its counters, seeds and rates are small and have
+    theirs, and so has a `tf.Variable` of your own.
+
+    >>> import keras, tensorflow as tf, graphsplit as gs
+    >>> with gs.without_values(), gs.variable_layout("sharded", devices=2):
+    ...     layer = keras.layers.Dense(1000)
+    ...     layer.build((None, 1000))
+    >>> step = gs.parallelize(layer, devices=2)
+    >>> step.plan(tf.ones((4, 1000))).mesh.shards
+    2
+    >>> try:
+    ...     step(tf.ones((4, 1000)))
+    ... except gs.ArgumentError as error:
+    ...     print(str(error).partition(",")[0])
+    These variables have no values yet
+    >>> gs.initialize(layer)
+    >>> step(tf.ones((4, 1000))).shape
+    TensorShape([4, 1000])
+    """
+    with laid_out_when_made(None):
+        yield
+
+
+def initialize(target: Any) -> None:
+    """Let the initializers of what was made under `without_values` make the values: in parts, where it lies in parts.
+
+    Args:
+      target: a variable, model, optimizer or any structure of these. What has a value keeps it. Values are drawn in
+        the order in which the variables were made.
+
+    >>> import keras, graphsplit as gs
+    >>> with gs.without_values():
+    ...     layer = keras.layers.Dense(3, bias_initializer="ones")
+    ...     layer.build((None, 5))
+    >>> gs.initialize(layer)
+    >>> layer.bias.numpy().tolist()
+    [1.0, 1.0, 1.0]
+    """
+    give_values(variables_of(target))
+
+
+@contextlib.contextmanager
+def laid_out_when_made(lay: Callable[[tf.Variable], None] | None, only: Any = None) -> Iterator[None]:
     """Have each eager variable that is made in a block laid out before it has a value, if TensorFlow alone makes it.
 
     What somebody else makes, a strategy say, has its value first. Of several such blocks the innermost counts.
 
     Args:
-      lay: lays a variable out.
+      lay: lays a variable out; None: what is made has no value, and other blocks lay it out.
       only: the initial value of the one that is meant; None: all are. (An initializer may make variables, too.)
     """
 
     def create(make: Callable[..., Any], **options: Any) -> Any:
-        if not tf.executing_eagerly() or (only is not None and options.get("initial_value") is not only):
+        others = [creator for creator in variable_creators() if creator not in _ours]
+        value = options.get("initial_value")
+        is_other = (only is not None and value is not only) or (lay is None and are_laid_out_when_made())
+        if is_other or not tf.executing_eagerly():
             return make(**options)
         first = None
-        if all(creator in _ours for creator in variable_creators()) and not options.get("caching_device"):
-            first = initial_value(options.get("initial_value"), options.get("dtype"), options.get("shape"))
-        if not isinstance(first, InitialValue):
-            variable = make(**(options if first is None else {**options, "initial_value": first}))
-            if isinstance(variable, tf.Variable):
-                lay(variable)
-            return variable
-        known = {name: options[name] for name in _OPTIONS if name in options}
-        variable = variable_without_value(shape=first.shape, dtype=first.dtype, **known)
-        if (owned := new_variable_of(options.get("initial_value"))) is not None:
-            variable._graphsplit_path = owned[1].path
-        lay(variable)
-        first.give(variable)
+        if not others and not options.get("caching_device"):
+            first = initial_value(value, options.get("dtype"), options.get("shape"))
+        if isinstance(first, InitialValue):
+            return _made(first, new_variable_of(value), lay, options)
+        variable = make(**(options if first is None else {**options, "initial_value": first}))
+        if lay is not None and isinstance(variable, tf.Variable):
+            lay(variable)
         return variable
 
-    _ours.add(create)
+    _ours[create] = lay is not None
     with tf.variable_creator_scope(create):
         yield
 
 
-_ours: weakref.WeakSet[Any] = weakref.WeakSet()
+def _made(
+    first: InitialValue, of_keras: Any, lay: Callable[[tf.Variable], None] | None, options: Mapping[str, Any]
+) -> tf.Variable:
+    known = {name: options[name] for name in _OPTIONS if name in options}
+    variable = variable_without_value(shape=first.shape, dtype=first.dtype, **known)
+    if of_keras is not None:
+        variable._graphsplit_path = of_keras[1].path
+    asked = any(_ours.get(creator) is False for creator in variable_creators())
+    is_weight = first.dtype.is_floating or first.dtype.size == 1  # (seeds and counters are whole numbers of more bytes)
+    waits = asked and is_weight and bool(first.shape) and not first.is_made
+    if waits:
+        first.wait(variable)
+    if lay is not None:
+        lay(variable)
+    if not waits:
+        first.give(variable)
+    return variable
+
+
+_ours: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()  # creators: whether they lay variables out
 
 
 def are_laid_out_when_made() -> bool:
     """Return whether a block is open that lays out what is made in it."""
-    return any(creator in _ours for creator in variable_creators())
+    return any(_ours.get(creator) for creator in variable_creators())
 
 
 class NewVariables:

@@ -20,6 +20,7 @@ from graphsplit.api.layouts.variable_layouts import (
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.layouts import REPLICATE, Copied, Cut, MeshDivision, Shard
+from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.variables.partitioning import Held, shares
 from graphsplit.tracing.trace import Trace
@@ -75,7 +76,8 @@ def divisions_for(
 
 def _by_placeholder(trace: Trace) -> dict[str, tf.Variable]:
     """Return the variables by the names of the placeholders of their handles."""
-    by_handle = {id(v.handle): v for v in trace.variables}
+    with raw_handles():  # (nothing is put together, and there may be nothing yet)
+        by_handle = {id(v.handle): v for v in trace.variables}
     pairs = zip(trace.program.captures, trace.captures, strict=True)
     return {trace.program.ops[i].name: by_handle[id(h)] for i, h in pairs if id(h) in by_handle}
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.layouts import Copied
+from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import VariableParts, assign, is_initialized, read_handle
 
 
@@ -31,7 +32,8 @@ class VariableCopies(VariableParts):
 
     def __init__(self, variable: tf.Variable, copied: Copied):
         self._variable_device = canonical_name(variable.device)
-        self._own = variable.handle
+        with raw_handles():
+            self._own = variable.handle
         super().__init__(variable, copied, copied.devices, "mirrored")
         self.take_apart()
 

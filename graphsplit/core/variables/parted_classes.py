@@ -1,4 +1,4 @@
-"""Classes of variables that lie in parts: those of TensorFlow, and each one's handle knows of the parts.
+"""Classes of variables that lie in parts, or have no value: those of TensorFlow, and each one's handle knows of it.
 
 A variable that is laid out is given such a class (and its own one again): layers, optimizers and checkpoints hold the
 object, and no public method is asked for whatever reads, restores or saves it. The classes override private methods,
@@ -16,6 +16,7 @@ import tensorflow as tf
 
 _inside = threading.local()
 _classes: dict[type, type] = {}
+_waiting_classes: dict[type, type] = {}
 
 
 @contextlib.contextmanager
@@ -94,6 +95,59 @@ def _parted_class(kind: type) -> type:
         own |= {"is_initialized": is_initialized, "numpy": numpy}
         _classes[kind] = type(kind.__name__, (kind,), {**own, **_writes(kind), "__module__": kind.__module__})
     return _classes[kind]
+
+
+def let_wait(variable: Any, waiting: Any) -> None:
+    """Let whoever reads a variable that has no value get an error that says so.
+
+    Args:
+      variable: it has none.
+      waiting: what it waits for; its `handle_of(variable, own)` returns a handle for others, or raises the error, and
+        its `saved(variable, spec)` what a checkpoint reads.
+    """
+    variable._graphsplit_waiting = waiting
+    variable.__class__ = _waiting_class(type(variable))
+
+
+def waiting_of(variable: Any) -> Any:
+    """Return what a variable waits for; None if it does not."""
+    return vars(variable).get("_graphsplit_waiting")
+
+
+def end_wait(variable: Any) -> None:
+    """Make a variable that waited an ordinary one."""
+    vars(variable).pop("_graphsplit_waiting", None)
+    if type(variable) in _waiting_classes.values():  # (one that lies in parts has another, and may keep this one below)
+        variable.__class__ = type(variable).__mro__[1]
+
+
+def _waiting_class(kind: type) -> type:
+    if kind not in _waiting_classes:
+
+        def handle(variable: Any) -> tf.Tensor:  # (which TensorFlow's eager runtime reads past all methods)
+            waiting, own = waiting_of(variable), vars(variable)["_handle"]
+            is_asked = waiting is not None and not (tf.executing_eagerly() and are_raw())
+            return waiting.handle_of(variable, own) if is_asked else own
+
+        def device(variable: Any) -> str:
+            return str(vars(variable)["_handle"].device)
+
+        def save(variable: Any) -> Any:  # (TensorFlow leaves out of a checkpoint what has no value, and tells nobody)
+            waiting, specs = waiting_of(variable), kind._serialize_to_tensors(variable)  # type: ignore[attr-defined]
+            return specs if waiting is None else {key: waiting.saved(variable, spec) for key, spec in specs.items()}
+
+        def raw(name: str) -> Any:
+            def call(variable: Any, *args: Any, **options: Any) -> Any:
+                with raw_handles():
+                    return getattr(kind, name)(variable, *args, **options)
+
+            return call
+
+        own = {name: raw(name) for name in ("is_initialized", "assign", "_restore_from_tensors")}
+        own |= {"_handle": property(handle), "device": property(device), "_serialize_to_tensors": save}
+        own |= {"_distributed_container": _itself, "__module__": kind.__module__}  # (as above)
+        _waiting_classes[kind] = type(kind.__name__, (kind,), own)
+    return _waiting_classes[kind]
 
 
 def _itself(variable: Any) -> Any:

@@ -28,7 +28,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
-from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.layouts import Copied, Cut, MeshDivision, Nested, part_ranges, part_shapes
 from graphsplit.core.tensorflow_internals import (
     ask_at_call,
@@ -39,13 +39,14 @@ from graphsplit.core.tensorflow_internals import (
     variable_without_value,
 )
 from graphsplit.core.variables.divided_values import pieces_of, whole_of
-from graphsplit.core.variables.parted_classes import are_raw, give_parts, take_parts
+from graphsplit.core.variables.parted_classes import are_raw, give_parts, raw_handles, take_parts
 
 OWN_TRACE = "_graphsplit_own_trace"
 """The attribute of the graphs of parallelized functions: these find the parts themselves, and are never saved."""
 
 _by_handle: weakref.WeakValueDictionary[int, VariableParts] = weakref.WeakValueDictionary()
 _changes = [0]  # how often a layout was changed
+_SHOWN = 8  # names in an error
 _MANY = 10  # calls in a row each of which had to move a variable's value: a loop does it every time
 _warned = [-1]  # how often a layout had been changed when somebody was last told of that
 
@@ -80,7 +81,8 @@ class VariableParts:
         self._writing: weakref.WeakSet[Any]  # those that may write the variable
         self._asking, self._writing = variable._graphsplit_asking
         self._in_a_row = 0
-        self._own = variable.handle
+        with raw_handles():
+            self._own = variable.handle
         self._dtype, self._shape = variable.dtype, variable.shape
         self._parts = [self._new_part(part) for part in range(len(self.devices))]
         self._variable = weakref.ref(variable)
@@ -130,7 +132,7 @@ class VariableParts:
             if not only_read:
                 self._writing.add(graph)
             writing = self._writing  # one handle for all that the function does, which TensorFlow keeps in order
-            find = partial(_handle_at_call, self._own, lambda: graph not in writing)
+            find = partial(handle_at_call, self._own, lambda: graph not in writing)
             return value_at_call(graph, find, self._own, (id(self._own), None))
         with tf.init_scope():  # a graph of TensorFlow 1 has no calls
             if not are_raw():
@@ -199,10 +201,11 @@ class VariableParts:
     # it before that side counts, and only then is the other one emptied.
 
     def _take_apart(self) -> None:
-        if is_initialized(self._own):  # (a new variable may have no value yet)
+        if has_value := is_initialized(self._own):  # (a new variable may have none, which its own handle tells)
             _assign_all(self._parts, self._pieces(read_handle(self._own, self._dtype)))
         self.in_parts = True
-        self._empty(self._own)
+        if has_value:
+            self._empty(self._own)
 
     def _pieces(self, value: tf.Tensor) -> Iterator[tf.Tensor]:
         """Yield what each part has of a value, on its device. It is cut off where the value is, and no more is sent."""
@@ -250,6 +253,7 @@ class VariableParts:
             parts = [self._new_part(part) for part in range(len(self.devices))]  # the old ones hold all until then
             _assign_all(parts, self._pieces_of_array(value) if by_part else self._pieces(value))
             self._parts = parts
+            self._empty(self._own)  # that it is there says that there is a value
             return True
 
     def fill(self, make: Callable[[Sequence[int]], tf.Tensor]) -> bool:
@@ -264,6 +268,7 @@ class VariableParts:
         for device, part, shape in zip(self.devices, self._parts, self._shapes(), strict=True):
             with tf.device(device):
                 assign(part.handle, make(shape))
+        self._empty(self._own)
         return True
 
     def on_host(self) -> tf.Tensor | None:
@@ -273,6 +278,7 @@ class VariableParts:
 
     def _joined(self) -> tf.Tensor:
         """Return the parts put together, on the device in whose scope this is called."""
+        check_have_values([] if is_initialized(self._own) else [self.path])
         return tf.identity(whole_of([read_handle(part.handle, self._dtype) for part in self._parts], self.division))
 
     def put_together(self) -> None:
@@ -296,7 +302,7 @@ class VariableParts:
     def bytes_on_devices(self) -> dict[str, int]:
         """Return the bytes that each device has now."""
         found: dict[str, int] = {}
-        for handle in self._handles():
+        for handle in filter(is_initialized, self._handles()):
             size = int(np.prod(read_handle(handle, self._dtype).shape)) * self._dtype.size
             found[handle.device] = found.get(handle.device, 0) + size
         return found
@@ -326,8 +332,9 @@ class VariableParts:
             return whole_of(found, self.division)
 
     def release(self, variable: tf.Variable) -> None:
-        """Make the variable an ordinary one again; it holds its value."""
-        self.put_together()
+        """Make the variable an ordinary one again; it holds its value, if there is one."""
+        if is_initialized(self._own):
+            self.put_together()
         self.forget(variable)
 
     def forget(self, variable: tf.Variable) -> None:
@@ -344,14 +351,16 @@ def tell_functions(variables: Sequence[tf.Variable]) -> None:
     All that are traced later do so by themselves. (Not a `tf.data.Dataset` that was made before: its functions have the
     handles for good.)
     """
-    handles = [variable.handle for variable in variables if _references(variable) > _usual_references()]
+    with raw_handles():
+        handles = [variable.handle for variable in variables if _references(variable) > _usual_references()]
     if handles:  # (to look through all that lives takes a while)
         ask_at_call({id(handle): partial(_handle_when_called, handle) for handle in handles}, OWN_TRACE)
 
 
 def _references(variable: tf.Variable) -> int:
     """Return by how many a variable's handle is held: by each function that was traced with it, too."""
-    return sys.getrefcount(variable.handle)
+    with raw_handles():
+        return sys.getrefcount(variable.handle)
 
 
 @functools.cache
@@ -361,10 +370,10 @@ def _usual_references() -> int:
 
 
 def _handle_when_called(handle: tf.Tensor, only_read: bool) -> tf.Tensor:
-    return _handle_at_call(handle, lambda: only_read)
+    return handle_at_call(handle, lambda: only_read)
 
 
-def _handle_at_call(handle: tf.Tensor, only_reads: Callable[[], bool]) -> tf.Tensor:
+def handle_at_call(handle: tf.Tensor, only_reads: Callable[[], bool]) -> tf.Tensor:
     """Return a variable's handle, which holds the value from now on, however the variable lies by now."""
     parts = parts_of(handle)
     return handle if parts is None else parts.whole_handle(only_reads())
@@ -416,8 +425,21 @@ def can_be_read_by_part(value: Any) -> bool:
 
 
 def is_initialized(handle: tf.Tensor) -> bool:
-    """Return whether there is a value behind a handle; asked eagerly."""
-    return bool(tf.raw_ops.VarIsInitializedOp(resource=handle))
+    """Return whether there is a value behind a handle, if only an empty one since the parts hold it."""
+    with tf.init_scope():
+        return bool(tf.raw_ops.VarIsInitializedOp(resource=handle))
+
+
+def check_have_values(names: Sequence[str]) -> None:
+    """Raise `ArgumentError` if there are names of variables that have no values."""
+    if not names:
+        return
+    some = [*names[:_SHOWN], *([f"... and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])]
+    raise ArgumentError(
+        f"These variables have no values yet, since they were made under without_values:\n{bullet_list(some)}\n"
+        "Load them with gs.load_weights, or let their initializers make them with gs.initialize. Plans and predictions "
+        "need none."
+    )
 
 
 def _assign_all(parts: Sequence[tf.Variable], pieces: Iterator[tf.Tensor]) -> None:

@@ -1,0 +1,255 @@
+"""Models without values: planned, predicted and laid out without memory; values come later, in parts."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+import tf_keras
+
+import graphsplit as gs
+from graphsplit.api.layouts.layout_targets import variables_of
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import VariableParts, is_initialized, parts_of_variable
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "home": {"layout": "home"},
+    "sharded": {"layout": "sharded", "devices": 3},
+    "mirrored": {"layout": "mirrored", "devices": 3},
+    "axes": {"layout": {"*kernel*": ((None, "model"), "sharded"), "*": "home"}, "mesh": {"batch": 2, "model": 2}},
+}
+
+
+def made(library: Any = keras) -> tuple[Any, Any]:
+    library.utils.set_random_seed(1)
+    layers = [library.layers.Dense(60, "relu", name="one"), library.layers.BatchNormalization(name="norm")]
+    layers += [library.layers.Dropout(0.5), library.layers.Dense(45, name="two")]
+    model = library.Sequential([library.layers.Input((31,)), *layers])
+    optimizer = library.optimizers.Adam(0.01, name="adam")
+    optimizer.build(model.trainable_variables)
+    return model, optimizer
+
+
+def own_handle(variable: tf.Variable) -> tf.Tensor:
+    with raw_handles():
+        return variable.handle
+
+
+def with_values(target: Any) -> list[str]:
+    return [v.name for v in variables_of(target) if is_initialized(own_handle(v))]
+
+
+def step_of(model: Any, optimizer: Any) -> Any:
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(model(x, training=True) ** 2)
+        optimizer.apply(tape.gradient(loss, model.trainable_variables), model.trainable_variables)
+        return loss
+
+    return step
+
+
+X = tf.constant(np.random.default_rng(0).normal(size=(7, 31)).astype("float32"))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_planned_then_initialized_then_trained(layout: str):
+    expected_model, expected_optimizer = made()
+    plain = tf.function(step_of(expected_model, expected_optimizer))
+    options = {key: value for key, value in LAYOUTS[layout].items() if key == "mesh"} or {"devices": 3}
+    with gs.without_values(), gs.variable_layout(**LAYOUTS[layout]):
+        model, optimizer = made()
+    names = {name.partition(":")[0].rpartition("/")[2] for name in with_values([model, optimizer])}
+    assert names == {"seed_generator_state", "iteration", "learning_rate"}
+    step = gs.parallelize(step_of(model, optimizer), **options)
+    plan = step.plan(X)
+    assert "MatMul" in {op.type for op in plan.sharded_ops}
+    prediction = gs.predict(step.function, X, machine="8xA100-SXM4-80GB", **options)
+    if layout == "home":  # as with values
+        assert prediction.memory_bytes == gs.predict(plain, X, machine="8xA100-SXM4-80GB", devices=3).memory_bytes
+    with pytest.raises(gs.ArgumentError, match="These variables have no values yet"):
+        step(X)
+    assert len(with_values([model, optimizer])) == len(names)  # nothing of this made one
+    gs.initialize([model, optimizer])
+    for a, b in zip(variables_of([model, optimizer]), variables_of([expected_model, expected_optimizer]), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.name)
+    parts = [held for v in variables_of([model, optimizer]) if (held := parts_of_variable(v)) is not None]
+    assert len(parts) >= 6 if layout != "home" else not parts
+    assert all(held.in_parts for held in parts)
+    for _ in range(2):
+        np.testing.assert_allclose(step(X), plain(X), rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["some.weights.h5", "some.keras", "checkpoint"])
+@pytest.mark.parametrize("library", [keras, pytest.param(tf_keras, marks=pytest.mark.long)])
+def test_loaded(library: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    source, _ = made(library)
+    path = tmp_path / kind
+    if kind == "checkpoint":
+        tf.train.Checkpoint(model=source).write(str(path))
+    else:
+        (source.save if kind.endswith(".keras") else source.save_weights)(path)
+    with gs.without_values(), gs.variable_layout("sharded", devices=3):
+        model, _ = made(library)
+    monkeypatch.setattr(VariableParts, "put_together", lambda parts: pytest.fail(f"{parts.path} is put together"))
+    gs.load_weights(tf.train.Checkpoint(model=model) if kind == "checkpoint" else model, path)
+    for a, b in zip(variables_of(model.weights), variables_of(source.weights), strict=True):
+        np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.name)
+    np.testing.assert_allclose(gs.parallelize(model, devices=3)(X), source(X), rtol=1e-4, atol=1e-6)
+
+
+def test_laid_out_later_and_back():
+    with gs.without_values():
+        layer = keras.layers.Dense(60)
+        layer.build((None, 31))
+    for layout in ("sharded", "mirrored", "home", "sharded", "home"):
+        gs.set_variable_layout(layer, layout, devices=3)
+        assert not with_values(layer)
+        step = gs.parallelize(lambda x: layer(x), devices=3)
+        assert step.plan(X).mesh.shards == 3
+        with pytest.raises(gs.ArgumentError, match="have no values yet"):
+            step(X)
+    gs.set_variable_layout(layer, "sharded", devices=3)
+    with pytest.raises(gs.ArgumentError) as found:
+        layer.get_weights()
+    assert str(found.value).splitlines()[1] == "  - dense/kernel" or "kernel" in str(found.value)
+    layer.set_weights([np.ones((31, 60), "float32"), np.zeros(60, "float32")])
+    np.testing.assert_allclose(gs.parallelize(lambda x: layer(x), devices=3)(X)[:, 0], tf.reduce_sum(X, 1), rtol=1e-4)
+    gs.initialize(layer)  # what has a value keeps it
+    assert layer.kernel.numpy().min() == 1.0
+
+
+@pytest.mark.parametrize("layout", ["home", "sharded"])
+def test_whoever_reads_gets_an_error_that_names_the_variable(layout: str, tmp_path: Path):
+    with gs.without_values(), gs.variable_layout(layout, devices=3):
+        layer = keras.layers.Dense(60, name="large")
+        model = keras.Sequential([keras.layers.Input((31,)), layer])
+    reads = [
+        lambda: layer.kernel.numpy(),
+        lambda: model(X),
+        model.get_weights,
+        lambda: model.save(tmp_path / "a.keras"),
+    ]
+    reads += [lambda: tf.train.Checkpoint(model=model).write(str(tmp_path / "a")), lambda: layer.kernel.value + 1.0]
+    reads += [lambda: layer.kernel.assign_add(tf.ones((31, 60))), lambda: tf.function(model)(X)]
+    reads += [lambda: gs.multi_gpu_model(model, 3).predict(X, verbose=0)]
+    for read in reads:
+        with pytest.raises(gs.ArgumentError, match=r"no values yet, (.|\n)*/large/(.|\n)*gs.initialize"):
+            read()
+    assert "unavailable" in repr(layer.kernel.value)
+    layer.kernel.assign(tf.fill((31, 60), 2.0))
+    layer.bias.assign(tf.ones(60))
+    np.testing.assert_allclose(model(X)[:, 0], 2 * tf.reduce_sum(X, 1) + 1, rtol=1e-4)
+    if layout == "home":  # and nothing is left of it
+        assert type(layer.kernel.value) is type(tf.Variable(1.0))
+
+
+def test_values_are_drawn_in_the_order_in_which_variables_were_made():
+    def layers() -> list[Any]:
+        drawing = keras.initializers.RandomNormal(seed=keras.random.SeedGenerator(5))
+        found = [keras.layers.Dense(4, kernel_initializer=drawing) for _ in range(3)]
+        for layer in found:
+            layer.build((None, 3))
+        return found
+
+    expected = layers()
+    with gs.without_values():
+        found = layers()
+    gs.initialize(found[::-1])
+    for a, b in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(a.kernel, b.kernel)
+    assert np.any(found[0].kernel.numpy() != found[1].kernel.numpy())
+
+
+def test_the_plan_that_fits_is_chosen_without_values():
+    with gs.without_values():
+        model, optimizer = made()
+    step = gs.parallelize(step_of(model, optimizer), devices=2, memory="1GB")
+    step.plan(X)
+    gs.initialize([model, optimizer])
+    expected_model, expected_optimizer = made()
+    np.testing.assert_allclose(step(X), step_of(expected_model, expected_optimizer)(X), rtol=1e-5)
+
+
+def test_under_model_parallel():
+    mesh = keras.distribution.DeviceMesh((1, 2), ["batch", "model"], ["cpu:0", "cpu:1"])
+    layout_map = keras.distribution.LayoutMap(mesh)
+    layout_map[".*kernel"] = (None, "model")
+    distribution = keras.distribution.ModelParallel(layout_map=layout_map, batch_dim_name="batch")
+    with gs.enable_keras_distribution(), distribution.scope():
+        with gs.without_values():
+            layer = keras.layers.Dense(60, kernel_initializer=keras.initializers.GlorotUniform(seed=3))
+            layer.build((None, 31))
+        parts = parts_of_variable(layer.kernel.value)
+        assert parts.devices == ("/device:CPU:0", "/device:CPU:1")
+        assert not with_values(layer)
+        gs.initialize(layer)
+        assert list(parts.bytes_on_devices().values()) == [31 * 30 * 4] * 2
+        whole = keras.initializers.GlorotUniform(seed=3)((31, 60))
+        np.testing.assert_array_equal(layer.kernel.numpy(), whole)
+
+
+MEMORY = """
+import gc, sys, os
+import keras, tensorflow as tf
+import graphsplit as gs
+
+def memory(field):
+    [line] = [line for line in open("/proc/self/status") if line.startswith(field)]
+    return int(line.split()[1]) * 1024
+
+gs.use_logical_devices(8)
+"""
+LARGE = """
+layers = keras.layers
+
+class Block(keras.Layer):
+    def __init__(self, width, heads):
+        super().__init__()
+        self.norms = [layers.LayerNormalization(), layers.LayerNormalization()]
+        self.attention = layers.MultiHeadAttention(heads, width // heads)
+        self.up, self.down = layers.Dense(4 * width, "gelu"), layers.Dense(width)
+
+    def build(self, shape):
+        for norm in self.norms:
+            norm.build(shape)
+        self.attention.build(shape, shape)
+        self.up.build(shape)
+        self.down.build((*shape[:-1], self.up.units))
+
+    def call(self, x):
+        y = self.norms[0](x)
+        x = x + self.attention(y, y, use_causal_mask=True)
+        return x + self.down(self.up(self.norms[1](x)))
+
+before = memory("VmRSS")
+with gs.without_values(), gs.variable_layout("sharded", devices=8):
+    words = layers.Input((128,), dtype="int32")
+    x = layers.Embedding(32000, 4096)(words)
+    for _ in range(33):
+        x = Block(4096, 32)(x)
+    model = keras.Model(words, layers.Dense(32000)(x))
+plan = gs.parallelize(model, devices=8).plan(tf.zeros((8, 128), tf.int32))
+[line] = [line for line in str(plan).splitlines() if "variables in parts" in line]
+print(model.count_params(), memory("VmHWM") - before)
+"""
+
+
+def printed(script: str, *arguments: str) -> list[int]:
+    done = subprocess.run(
+        [sys.executable, "-c", MEMORY + script, *arguments], capture_output=True, text=True, check=True, timeout=500
+    )
+    return list(map(int, done.stdout.split()))
+
+
+@pytest.mark.long
+def test_seven_billion_parameters_are_planned_on_a_laptop():
+    count, peak = printed(LARGE)
+    assert count > 6.9e9
+    assert peak < 500e6, peak
