@@ -9,6 +9,7 @@ from functools import partial
 from graphsplit.axes.columns import Columns, in_columns
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.layouts import REPLICATE, Cut, Division, Layout, MeshDivision, Nested, axis_of
+from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.state import State, captured_by, program_of, state_of, with_twins
 from graphsplit.program.asked_layouts import asked_of
 from graphsplit.program.program import Program
@@ -20,6 +21,7 @@ def program_on_mesh(
     find_state: Callable[[Trace], State] = state_of,
     reshard: bool = True,
     grid: DeviceMesh | None = None,
+    mesh: Mesh = Mesh(),  # noqa: B008  # frozen
 ) -> tuple[Program, State]:
     """Return what is planned for a traced function: its program, in columns and parts as its variables; and its state.
 
@@ -30,6 +32,7 @@ def program_on_mesh(
       trace: the function.
       find_state, reshard: see `program_of`.
       grid: the mesh on which the function runs, if any: along its axis may lie what no variable is cut for.
+      mesh: its shards; see `program_of`.
     """
     state = find_state(trace)
     lying = {name: own for name, own in state.divisions.items() if axis_of(own)}
@@ -37,7 +40,7 @@ def program_on_mesh(
     if not found_axes and grid is not None and grid.axis and any(asked_of(op) for op in trace.program.ops):
         found_axes = {(grid.axis, len(grid.columns))}
     if not found_axes:
-        return program_of(trace, find_state, reshard)
+        return program_of(trace, find_state, reshard, mesh=mesh)
     [(axis, count)] = found_axes
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole that lies along the axis
@@ -48,7 +51,7 @@ def program_on_mesh(
         if not obstacles:
             columns = _Columned(trace, own, found)
             there = columns.state(state, whole)
-            program, planned = program_of(trace, partial(_given, there), reshard, columns.given)
+            program, planned = program_of(trace, partial(_given, there), reshard, columns.given, mesh)
             obstacles = columns.taken_whole(planned)
             if not obstacles:
                 return program, planned

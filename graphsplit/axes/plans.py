@@ -18,7 +18,6 @@ from graphsplit.axes.classes import with_cut_classes
 from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard, is_whole
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.planning import passes
-from graphsplit.planning.communication.moves import exchanging
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.propagation.axis_propagation import AxisBackward, AxisForward
@@ -126,7 +125,7 @@ class _AxisPlanner:
             whole_outputs=[t for t, is_cut in zip(program.outputs, in_parts, strict=True) if not is_cut],
             kept_home=kept_home,
             cuts=cuts,
-            exchanging=exchanging(self.mesh),
+            exchanging=self.mesh.exchanging,
         ).run()
 
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 
 from graphsplit.core.layouts import REPLICATE, EvenCut, Layout, Partial, Shard, evenly, is_whole
 from graphsplit.core.sizes.polynomials import UndecidedError
-from graphsplit.planning.propagation.axis_propagation import with_operand
-from graphsplit.planning.propagation.forward_propagation import NaturalForms
+from graphsplit.planning.propagation.forward_propagation import NaturalForms, with_operand
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, rule_of
 

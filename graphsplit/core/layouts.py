@@ -163,6 +163,7 @@ class Cut:
         together before it is used.
       blocks: how often such an axis lies in the variable's, one after the other, each cut by itself: of fused queries,
         keys and values, a piece has its heads of all three.
+      stays: whether the pieces are used where they are by devices that share out a batch, whose rows go there instead.
     """
 
     axis: int
@@ -173,6 +174,7 @@ class Cut:
     devices: tuple[str, ...] = ()
     along: str = ""
     blocks: int = 1
+    stays: bool = False
 
     @property
     def is_of_rows(self) -> bool:
@@ -201,7 +203,7 @@ class Cut:
 
     @property
     def in_place(self) -> Shard:
-        """Return the layout of a variable along an axis of a mesh."""
+        """Return the layout of a variable that is used where its pieces are."""
         return evenly(self.axis, self.length, self.parts, self.block).repeated(self.blocks)
 
     @property

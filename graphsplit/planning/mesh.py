@@ -55,6 +55,15 @@ class Mesh:
         return sum(self.rows)
 
     @property
+    def exchanging(self) -> int:
+        """How many shards can send each other parts of what they have: all, or 0.
+
+        Their numbers of rows must be known. (What shards make that take turns on a device is put together, or added up,
+        as they come.)
+        """
+        return self.shards if self.rows and self.shards > 1 and len(set(self.positions)) == self.shards else 0
+
+    @property
     def has_turns(self) -> bool:
         """Whether a device has several shards."""
         return any(self.before(d) is not None for d in range(self.shards))

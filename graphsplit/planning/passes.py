@@ -12,7 +12,7 @@ from graphsplit.planning import recomputation, strictness
 from graphsplit.planning.communication import collectives
 from graphsplit.planning.communication.bucketing import find_buckets, leading_to_shards
 from graphsplit.planning.communication.gateways import through_gateways
-from graphsplit.planning.communication.moves import exchanging, find_moves
+from graphsplit.planning.communication.moves import find_moves
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.decisions import flow_of
 from graphsplit.planning.plan import Plan
@@ -58,7 +58,7 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
     def decide(kept_home: Mapping[int, str]) -> Plan:
         def make(kind: type[ForwardPropagation], **others: Any) -> ForwardPropagation:
             given = (plan.input_layouts, answers.answer, program.outputs, kept_home, mesh.batch)
-            return kind(program, *given, exchanging=exchanging(mesh), **others)
+            return kind(program, *given, exchanging=mesh.exchanging, **others)
 
         natural = with_cuts(program, mesh, independent, make)
         backward = WholeBackwardPropagation(program, natural, outputs, independent, plan.state, plan_bodies=plan_bodies)

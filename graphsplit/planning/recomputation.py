@@ -302,6 +302,7 @@ class _CopyWriter(ProgramWriter):
             effects=at(program.effects),
             divides=frozenset(at(sorted(program.divides))),
             places={place[i, False]: device for i, device in program.places.items()},
+            laid={place[i, False]: layout for i, layout in program.laid.items()},
         )
 
     def _arranged(self) -> Iterator[tuple[int, bool]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -13,7 +13,9 @@ from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import parts_of, parts_of_variable
+from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.variables.division import Divided, divide
+from graphsplit.planning.variables.staying import as_they_stay, is_staying
 from graphsplit.program.program import Op, Program
 from graphsplit.tracing.trace import Trace
 
@@ -50,6 +52,8 @@ class State:
       in_place: those of the divided variables that are used where their parts are, along another axis of the mesh, and
         what users call them.
       gathered: those of them that are put together along that axis all the same, as some operation needs all of them.
+      staying: variables that users want to be used where their parts are along the batch's axis, whose rows go there:
+        by what users call them why they are put together all the same, or "".
       captured: what the traced function captured; empty where nothing is known of that.
     """
 
@@ -61,6 +65,7 @@ class State:
     whole: Mapping[str, str] = field(default_factory=dict)
     in_place: Mapping[str, str] = field(default_factory=dict)
     gathered: frozenset[str] = frozenset()
+    staying: Mapping[str, str] = field(default_factory=dict)
     captured: tuple[Captured, ...] = ()
 
     def is_everywhere(self, op: Op) -> bool:
@@ -140,6 +145,7 @@ def program_of(
     find_state: Callable[[Trace], State] = state_of,
     reshard: bool = True,
     given: tuple[Program, Sequence[tuple[int, int]]] | None = None,
+    mesh: Mesh = Mesh(),  # noqa: B008  # frozen
 ) -> tuple[Program, State]:
     """Return what is planned for a traced function: its program, in parts where its variables are; and its state.
 
@@ -148,6 +154,7 @@ def program_of(
       find_state: says where variables and tables of a trace live, and how they are several.
       reshard: see `divide`.
       given: its program, if some variables are in parts there already, and for each capture the original's, and part.
+      mesh: the shards, among which variables are used where their parts are that lie so.
     """
     state = replace(find_state(trace), captured=captured_by(trace))
     program, origins = given or (trace.program, [(k, 0) for k in range(len(trace.captures))])
@@ -159,6 +166,7 @@ def program_of(
     while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
         left = {n: division for n, division in state.divisions.items() if n not in whole and n not in state.in_place}
         cuts = {n: division for n, division in left.items() if not isinstance(division, Nested)}
+        cuts, staying = as_they_stay(program, cuts, mesh)
         divided = divide(program, cuts, reshard)
         devices = _devices_of_parts(state.devices, divided, names, cuts)
         obstacles = divided.obstacles or _apart(divided, devices, names, cuts)
@@ -169,7 +177,10 @@ def program_of(
             parts = tuple([(origins[k][0], origins[k][1] + part) for k, part in divided.origins])
             held = {**cuts, **{name: state.divisions[name] for name in state.in_place}}
             all_whole = {**state.whole, **whole}
-            found = replace(state, devices=devices, divisions=held, parts=parts, copied=copied, whole=all_whole)
+            said = {state.captured[origins[names.index(n)][0]].name: why for n, why in staying.items()}
+            found = replace(
+                state, devices=devices, divisions=held, parts=parts, copied=copied, whole=all_whole, staying=said
+            )
             return divided.program, found
         whole.update(with_twins(trace, obstacles))
 
@@ -216,7 +227,9 @@ def _devices_of_parts(
     return found
 
 
-def _apart(divided: Divided, devices: Mapping[str, str], names: Sequence[str], cuts: Collection[str]) -> dict[str, str]:
+def _apart(
+    divided: Divided, devices: Mapping[str, str], names: Sequence[str], cuts: Mapping[str, Division]
+) -> dict[str, str]:
     """Return the variables that an operation takes together with others, which lie on other devices."""
     origins = dict(zip(divided.program.captures, divided.origins, strict=True))
     found = {}
@@ -224,7 +237,8 @@ def _apart(divided: Divided, devices: Mapping[str, str], names: Sequence[str], c
         taken = [tensor.op for tensor in op.inputs if tensor.op in origins]
         if len({devices.get(divided.program.ops[i].name) for i in taken} - {None}) > 1:
             reason = f"{op.type} {op.name!r} takes it together with variables on other devices"
-            found.update({name: reason for i in taken if (name := names[origins[i][0]]) in cuts})
+            own = {names[origins[i][0]] for i in taken}
+            found.update({name: reason for name in own if name in cuts and not is_staying(cuts[name])})
     return found
 
 

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import host_name
+from graphsplit.core.layouts import Shard
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS, Shape
 from graphsplit.core.tensorflow_internals import op_definition
@@ -174,6 +175,8 @@ class Program:
       stages: those that operations belong to, in the order in which shards go through them.
       divides: positions of operations that put together or take apart what lies in parts because a variable does.
       places: the devices of operations that run once and there: what is done for a part or copy of a variable.
+      laid: how variables lie over the shards that are used where their parts are: positions of what takes the handles
+        of all parts, of type `COPIES`, of which each shard reads its own.
     """
 
     ops: tuple[Op, ...]
@@ -191,6 +194,7 @@ class Program:
     stages: tuple[Stage, ...] = field(default=(), repr=False)
     divides: frozenset[int] = frozenset()
     places: Mapping[int, str] = field(default_factory=dict, repr=False)
+    laid: Mapping[int, Shard] = field(default_factory=dict, repr=False)
 
     def shape(self, tensor: Tensor) -> Shape | None:
         """Return the static shape of `tensor`."""

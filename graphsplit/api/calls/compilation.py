@@ -25,7 +25,7 @@ from graphsplit.core.hosts import host_name
 from graphsplit.core.sizes.symbolic_sizes import Size
 from graphsplit.core.variables.parted_variables import layout_changes, parts_of_variable
 from graphsplit.planning.amounts import format_bytes
-from graphsplit.planning.mesh import mesh_of
+from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.state import State, program_of, state_as_if, state_bytes, state_of
@@ -83,7 +83,8 @@ def trace_and_plan(
         return traced, _automatic_plan(traced, splitting, options, known.made[key], devices, runs)
 
     def make_plan(reshard: bool) -> Plan:
-        program, state = program_on_mesh(traced, find_state, reshard, grid)
+        mesh = _mesh(traced.program, splitting, options, devices)
+        program, state = program_on_mesh(traced, find_state, reshard, grid, mesh)
         if options.home is not None:
             return plan_for(program, splitting, options, devices, home, state)
         near, said = default_home(program, state, devices)
@@ -165,7 +166,8 @@ def plan_as_if(traced: Trace, splitting: Splitting, options: Options, devices: S
     state = state_as_if(traced, held, devices[0])
 
     def make_plan(reshard: bool) -> Plan:
-        program, found = program_on_mesh(traced, lambda _: state, reshard, grid)
+        mesh = _mesh(traced.program, splitting, options, devices)
+        program, found = program_on_mesh(traced, lambda _: state, reshard, grid, mesh)
         return plan_for(program, splitting, options, devices, devices[0], found)
 
     return plan_of_less_alive(make_plan, options.micro_batches > 1)
@@ -175,24 +177,30 @@ def plan_for(
     program: Program, splitting: Splitting, options: Options, devices: Sequence[str], home: str, state: State
 ) -> Plan:
     """Decide what of a program runs where, given how its inputs are split."""
-    if isinstance(splitting.batch, Size) and not program.batch_is_unknown:
-        splitting = splitting.whole()
-    stages = stages_asked(options, devices)
-    grid = device_mesh(options.mesh, devices) if options.mesh.axis else None
-    heads = stages.heads if stages is not None else grid.columns[0] if grid is not None else devices
-    mesh = mesh_of(heads, splitting.batch, options.weights, options.micro_batches)
-    if grid is not None:
-        mesh = replace(mesh, columns=grid.columns, other_axis=grid.axis)
+    splitting = _as_read(splitting, program)
     return plan_program(
         program,
-        mesh=mesh,
+        mesh=_mesh(program, splitting, options, devices),
         home=home,
         input_layouts=splitting.layouts,
         state=state,
         asked=options,
-        stages=stages,
+        stages=stages_asked(options, devices),
         notes=splitting.notes,
     )
+
+
+def _as_read(splitting: Splitting, program: Program) -> Splitting:
+    return splitting.whole() if isinstance(splitting.batch, Size) and not program.batch_is_unknown else splitting
+
+
+def _mesh(program: Program, splitting: Splitting, options: Options, devices: Sequence[str]) -> Mesh:
+    """Return the shards of a program."""
+    stages = stages_asked(options, devices)
+    grid = device_mesh(options.mesh, devices) if options.mesh.axis else None
+    heads = stages.heads if stages is not None else grid.columns[0] if grid is not None else devices
+    mesh = mesh_of(heads, _as_read(splitting, program).batch, options.weights, options.micro_batches)
+    return mesh if grid is None else replace(mesh, columns=grid.columns, other_axis=grid.axis)
 
 
 def default_home(program: Program, state: State, devices: Sequence[str]) -> tuple[str, tuple[str, ...]]:

@@ -19,11 +19,12 @@ from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested,
 
 @dataclass(frozen=True)
 class AxisCut:
-    """An axis of a mesh along which a dimension is cut, between units; see `cut`. Of a name alone, `blocks` is 0."""
+    """An axis of a mesh along which a dimension is cut, and how; see `cut`. Of a name alone, `blocks` is 0."""
 
     axis: str
     unit: int = 1
     blocks: int = 0
+    in_place: bool = False
 
     @property
     def plain(self) -> str | AxisCut:
@@ -31,21 +32,26 @@ class AxisCut:
         return self if self.blocks else self.axis
 
     def __repr__(self) -> str:
-        return f"gs.cut({self.axis!r}, unit={self.unit}, blocks={self.blocks})"
+        stays = ", in_place=True" if self.in_place else ""
+        return f"gs.cut({self.axis!r}, unit={self.unit}, blocks={self.blocks}{stays})"
 
 
-def cut(axis: str, *, unit: int = 1, blocks: int = 1) -> AxisCut:
-    """Return an entry of a variable's layout: the dimension is cut along an axis of the mesh, between units.
+def cut(axis: str, *, unit: int = 1, blocks: int = 1, in_place: bool = False) -> AxisCut:
+    """Return an entry of a variable's layout: how the dimension is cut along an axis of the mesh.
 
     It stands where the name of the axis would: `{"*/qkv/kernel": (None, gs.cut("model", unit=64, blocks=3))}`. Heads
     that are merged with their width, or with each other, so stay whole, and nothing is gathered for them.
 
+    Along the axis of the batch, `gs.cut("batch", in_place=True)` says that a part is used where it is: rows go to it
+    from all devices and come back (expert parallelism). The name alone, `"batch"`, says that parts are gathered first.
+
     Args:
-      axis: of the mesh, and not that of the batch: what is cut along that is put together before it is used.
+      axis: of the mesh. Along that of the batch there are no units.
       unit: entries of the dimension that stay together: the width of a head.
       blocks: how many equal blocks lie one after the other along the dimension, each cut by itself: 3 of fused queries,
         keys and values, 2 of a fused gate and up. Each device has its units of every block. Where a block has fewer
         units than the axis has devices (a few heads of keys and values), each device has a copy of the variable.
+      in_place: of the axis of the batch, whether parts are used where they are. Along other axes they always are.
 
     Raises:
       ArgumentError: for a unit, or a number of blocks, that is not at least 1. (Where the variable is laid out, for
@@ -64,7 +70,7 @@ def cut(axis: str, *, unit: int = 1, blocks: int = 1) -> AxisCut:
     for name, number in (("unit", unit), ("blocks", blocks)):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ArgumentError(f"cut({axis!r}, {name}={number!r}): {name} is a number of at least 1.")
-    return AxisCut(axis, unit, blocks)
+    return AxisCut(axis, unit, blocks, in_place)
 
 
 Axes = str | AxisCut | Sequence[str | AxisCut] | None
@@ -166,10 +172,10 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
                 f"{text}: mesh {grid} has no axis {name!r}; it has {', '.join(map(repr, axes))}.{meant}"
             )
     along_batch = spelling.cut_along(grid.batch_axis)
-    if along_batch is not None and along_batch.plain != grid.batch_axis:
+    if along_batch is not None and (along_batch.unit, along_batch.blocks or 1) != (1, 1):
         raise ArgumentError(
-            f"{text}: what is cut along {grid.batch_axis!r}, the batch's axis, is put together before it is used, so "
-            f"that it has no units. Name {grid.batch_axis!r} alone."
+            f"{text}: what is cut along {grid.batch_axis!r}, the batch's axis, has no units. Name {grid.batch_axis!r} "
+            f"alone, which is gathered before it is used, or gs.cut({grid.batch_axis!r}, in_place=True), which is not."
         )
     if twice := [name for name in axes if named.count(name) > 1]:
         raise ArgumentError(
@@ -290,7 +296,9 @@ class LayoutOnMesh:
     def _gathered(self, k: int, shape: Sequence[int], devices: Sequence[str]) -> Cut:
         """Return how a dimension is cut over devices that put it together before they use it. None has no part."""
         count = max(min(len(devices), shape[k]), 1)
-        return Cut(k, shape[k], count, reshard=self._reshard, devices=tuple(devices[:count]))
+        asked = self._spelling.cut_along(self._grid.batch_axis)
+        stays = asked is not None and asked.in_place
+        return Cut(k, shape[k], count, reshard=self._reshard, devices=tuple(devices[:count]), stays=stays)
 
 
 def _nearest(number: int, size: int) -> int:

@@ -52,21 +52,12 @@ def find_moves(
     return tuple(finder.moves)
 
 
-def exchanging(mesh: Mesh) -> int:
-    """Return how many shards can send each other parts of what they have: all, or 0.
-
-    Their numbers of rows must be known. (What shards make that take turns on a device is put together, or added up, as
-    they come.)
-    """
-    return mesh.shards if mesh.rows and mesh.shards > 1 and len(set(mesh.positions)) == mesh.shards else 0
-
-
 def is_direct(source: Layout, target: Layout, mesh: Mesh) -> bool:
     """Return whether the shards send each other what they need, without one device that has it all in between.
 
     They do if each can cut what it has for the others: along an axis that is whole on each.
     """
-    if not exchanging(mesh):
+    if not mesh.exchanging:
         return False
     if isinstance(source, Shard):
         across = target == REPLICATE or (isinstance(target, Shard) and target.axis != source.axis)

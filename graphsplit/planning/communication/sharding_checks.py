@@ -28,7 +28,8 @@ def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[T
     shards = step.shards
     if shards is None:
         return []
-    of_parts = mesh.axis and any(program.ops[t.op].out_dtypes[t.index] == tf.resource for t in op.inputs)
+    handles = [i for i, t in enumerate(op.inputs) if program.ops[t.op].out_dtypes[t.index] == tf.resource]
+    of_parts = handles and (mesh.axis or all(isinstance(shards.wants[i], Shard) for i in handles))
     repeated = op.stateful and not shards.draw and not shards.together and op.type != "ReadVariableOp"
     if repeated and not of_parts:  # each device has its own part
         raise CheckError(f"{op.name!r} has side effects and would run {mesh.shards} times.")

@@ -18,16 +18,20 @@ from graphsplit.core.layouts import (
     Layout,
     Partial,
     Shard,
+    SingleDevice,
     is_whole,
 )
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.propagation.home_rows import rows_at_home
+from graphsplit.planning.propagation.laid_variables import of_variable
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of, stays_partial
+from graphsplit.rules.registry import Rule
 
 _MOST_ENDS = 16  # of one tensor that are looked at
 _LINEAR = (PARTIAL_SUM, PARTIAL_MEAN)
+_ONLY_THIS = 1 << 50  # bytes: an operand of this size decides the factor
 _WORTH_TURNING = 16_384  # bytes: a copy between devices costs some microseconds whatever it carries (see `bucketing`)
 
 ControlFlowRule = Callable[[Op, Sequence[Layout]], Answer]
@@ -89,12 +93,17 @@ class ForwardPropagation:
     _answers: list[Sharded | None] = field(default_factory=list, init=False)
     _reasons: list[str] = field(default_factory=list, init=False)
     _seen: list[tuple[Layout, ...]] = field(default_factory=list, init=False)
+    _moved: set[tuple[Tensor, Layout]] = field(default_factory=set, init=False)  # what moves for an operation before
+    _staying: set[Tensor] = field(default_factory=set, init=False)  # parts of variables, and what follows from them
 
     whole: ClassVar[Layout] = SINGLE_DEVICE
     """See `NaturalForms`."""
 
     may_grow: ClassVar[bool] = False
     """Whether partial sums stay partial even where it would pay to reduce them: where nothing can be reduced."""
+
+    by_bytes: ClassVar[bool] = False
+    """Whether of operands that are cut otherwise that one stays for which fewest bytes move, and not the largest."""
 
     def run(self) -> NaturalForms:
         """Return the natural forms."""
@@ -130,7 +139,15 @@ class ForwardPropagation:
         if settled is not None:
             self._append_sharded(op, settled)
             return
+        if op.index in self.program.laid:
+            parts = tuple([SingleDevice(self.program.places[tensor.op]) for tensor in op.inputs])
+            self._append_sharded(op, Sharded(parts, (self.program.laid[op.index],)))
+            return
         layouts = [self.layout(tensor) for tensor in op.inputs]
+        own = of_variable(self.program, op, layouts) if self.program.laid else None
+        if own is not None:
+            self._append_sharded(op, own)
+            return
         if all(map(is_whole, layouts)) or op.index in self.program.places:
             self._append_home(op, "")
             return
@@ -166,7 +183,14 @@ class ForwardPropagation:
 
     def _append_sharded(self, op: Op, given: Sharded) -> None:
         layouts = (self.layout(op.inputs[0]),) * len(op.out_shapes) if given.turned else given.gives
+        if op.index in self.program.laid or self._follows_from_parts(op):
+            self._staying.update([Tensor(op.index, k) for k in range(len(op.out_shapes))])
         self._append(given, "", tuple([self._as_seen(op, k, layout) for k, layout in enumerate(layouts)]))
+
+    def _follows_from_parts(self, op: Op) -> bool:
+        """Return whether an operation makes something of parts of a variable, and of nothing else that is cut."""
+        cut = [tensor for tensor in op.inputs if not is_whole(self.layout(tensor))] if self._staying else []
+        return bool(cut) and self._staying.issuperset(cut)
 
     def _append_home(self, op: Op, reason: str) -> None:
         rows = rows_at_home(self.program, op, self.layout, self.batch)
@@ -191,8 +215,33 @@ class ForwardPropagation:
         rule = rule_of(op.type)
         if rule is None:
             return Declined(f"no rule for {op.type}")
-        found = answer(rule, op, layouts, [self.program.bytes(t) for t in op.inputs], self.may_grow)
-        return self._if_it_can_be_cut(op, found)
+        fewest = self._of_fewest_bytes(rule, op, layouts) if self.by_bytes or self.program.laid else None
+        sizes = [self.program.bytes(tensor) for tensor in op.inputs]
+        return self._if_it_can_be_cut(op, fewest or answer(rule, op, layouts, sizes, self.may_grow))
+
+    def _of_fewest_bytes(self, rule: Rule, op: Op, layouts: Sequence[Layout]) -> Sharded | None:
+        """Return how an operation runs, of whose operands some are cut otherwise; None if it cannot, or none is."""
+        if len({layout for layout in layouts if isinstance(layout, Shard)}) < 2:
+            return None
+        answers = [with_operand(rule, op, layouts, i) for i, layout in enumerate(layouts) if isinstance(layout, Shard)]
+        found = [given for given in answers if isinstance(given, Sharded)]
+        if not found:
+            return None
+        given = min(found, key=lambda given: self._bytes_moved(op, layouts, given))
+        for tensor, layout, want in zip(op.inputs, layouts, given.wants, strict=True):
+            self._moved.update([(tensor, want)] if want != layout else [])
+        return given
+
+    def _bytes_moved(self, op: Op, layouts: Sequence[Layout], given: Sharded) -> float:
+        """Return the bytes that a device sends: of operands that move, and of sums that are added up in parts."""
+        shards, total = max(self.exchanging, 1), 0.0
+        for tensor, layout, want in zip(op.inputs, layouts, given.wants, strict=True):
+            if isinstance(layout, Shard) and want != layout and (tensor, want) not in self._moved:
+                share = 1.0 if want == REPLICATE else 1 / shards
+                size = _ONLY_THIS if tensor in self._staying else self.program.bytes(tensor)
+                total += size * (shards - 1) / shards * share
+        sums = [k for k, layout in enumerate(given.gives) if isinstance(layout, Partial)]
+        return total + sum(self.program.bytes(Tensor(op.index, k)) * (shards - 1) / shards for k in sums)
 
     def _if_it_can_be_cut(self, op: Op, found: Answer) -> Answer:
         """Decline what would cut or join tensors of a type for which TensorFlow has no kernels: `int4`, `qint8`."""
@@ -221,6 +270,11 @@ class ForwardPropagation:
             if not op.bodies:
                 wanted.update(t for i, t in enumerate(op.inputs) if not stays_partial(op, i, self.may_grow))
         return wanted
+
+
+def with_operand(rule: Rule, op: Op, layouts: Sequence[Layout], operand: int) -> Answer:
+    """Return how an operation may run with one of its operands where it is."""
+    return answer(rule, op, layouts, [_ONLY_THIS if k == operand else 0 for k in range(len(layouts))])
 
 
 class LocalForwardPropagation(ForwardPropagation):

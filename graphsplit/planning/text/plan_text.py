@@ -131,6 +131,10 @@ def _in_parts(plan: Decisions) -> list[str]:
             own = [i for i, (k, _) in zip(captures, state.parts, strict=True) if k in chosen]
             devices = sorted({short_name(state.devices[plan.program.ops[i].name]) for i in own})
             lines.append(f"  variables {what}: {len(chosen)}, on {', '.join(devices)}")
+    if used := [name for name, why in state.staying.items() if not why]:
+        more = f" and {len(used) - _MOST_AT_HOME} more" if len(used) > _MOST_AT_HOME else ""
+        lines.append(f"  used where their parts are, to which rows go: {', '.join(used[:_MOST_AT_HOME])}{more}")
+    lines += [f"  variable {n} is gathered before it is used: {why}" for n, why in state.staying.items() if why]
     return lines + [f"  variable {name} is put together for each call: {why}" for name, why in state.whole.items()]
 
 
@@ -167,7 +171,8 @@ def _in_columns(rows: Sequence[Division]) -> str:
         return "in each column a copy on every device"
     if first.parts == 1:
         return "in each column whole on one device, and sent"
-    return f"in each column dimension {first.axis} over its devices ({_lengths(first)}), gathered before it is used"
+    how = "see below" if first.stays else "gathered before it is used"
+    return f"in each column dimension {first.axis} over its devices ({_lengths(first)}), {how}"
 
 
 def _lengths(cut: Cut) -> str:

@@ -10,6 +10,9 @@ together by each reader (an all-gather).
 
 Which operations can be done part by part is what the rules say: those of an axis of the batch hold for any axis.
 
+What is used where its parts are (experts) is not put together. The handles of its parts become one, of which each shard
+has its own, and rules say where that leads: a product with a part is computed there, and the rows of all shards travel.
+
 A variable that is copied becomes several in the same way, each with the whole value. Every copy is updated by the same
 arithmetic. What it takes of a sum over the shards is cut, each part is added up on one device and sent to all (an
 all-reduce, as a reduce-scatter and an all-gather). Who reads the variable reads the copy on its own device.
@@ -28,8 +31,9 @@ from graphsplit.core.layouts import Copied, Cut, Division, EvenCut, Partial, Sha
 from graphsplit.core.protos.graphdefs import constant_value
 from graphsplit.planning.propagation.gathering import Gather, find_gathers
 from graphsplit.planning.variables.part_by_part import JOINS, PartByPart, part_by_part
+from graphsplit.planning.variables.staying import is_staying
 from graphsplit.planning.variables.whole_writing import WholeWriter, part_shape
-from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.program import COPIES, Op, Program, Tensor
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Place
 from graphsplit.rules.local_operands import resized
@@ -59,19 +63,23 @@ def divide(program: Program, cuts: Mapping[str, Division], reshard: bool = True)
         elsewhere.
       reshard: whether what is put together is dropped and put together again, where its variable asks for that.
     """
-    handles = {i: cuts[name] for i in program.captures if (name := program.ops[i].name) in cuts}
+    lying = {i: cuts[name] for i in program.captures if (name := program.ops[i].name) in cuts}
+    staying = {i: cut for i, cut in lying.items() if is_staying(cut)}
+    handles = {i: cut for i, cut in lying.items() if i not in staying}
     finder = part_by_part(program, handles)
     if finder.obstacles:
         return Divided(program, tuple([(k, 0) for k in range(len(program.captures))]), finder.obstacles)
-    return _PartsWriter(program, finder, find_gathers(program, handles) if reshard else ()).divided()
+    return _PartsWriter(program, finder, find_gathers(program, handles) if reshard else (), staying).divided()
 
 
 class _PartsWriter(WholeWriter):
     """Writes the program in parts, in the order of the original."""
 
-    def __init__(self, program: Program, finder: PartByPart, gathers: Sequence[Gather]):
+    def __init__(self, program: Program, finder: PartByPart, gathers: Sequence[Gather], staying: Mapping[int, Cut]):
         super().__init__(program, finder, gathers)
         self._handles: dict[int, list[Tensor]] = {}
+        self._staying = staying
+        self._laid: dict[int, Shard] = {}
 
     def divided(self) -> Divided:
         program = self._program
@@ -94,11 +102,14 @@ class _PartsWriter(WholeWriter):
             effects=tuple([copy for i in program.effects for copy in self._copies[i]]),
             divides=frozenset(self._divides),
             places=self._places,
+            laid=self._laid,
         )
         return Divided(made, tuple(origins))
 
     def _write(self, op: Op) -> None:
-        if op.index in self._finder.handles:
+        if op.index in self._staying:
+            self._write_staying(op, self._staying[op.index])
+        elif op.index in self._finder.handles:
             self._write_handles(op)
         elif op.index in self._finder.how:
             self._write_parts(op, self._finder.how[op.index])
@@ -112,6 +123,14 @@ class _PartsWriter(WholeWriter):
         self._handles[op.index] = [self._append(op, self._name(op, k), (), ()) for k in range(division.parts)]
         self._place(self._handles[op.index], division)
         self._copies[op.index] = [tensor.op for tensor in self._handles[op.index]]
+
+    def _write_staying(self, op: Op, cut: Cut) -> None:
+        handles = [self._append(op, self._name(op, k), (), ()) for k in range(cut.parts)]
+        self._places.update({handle.op: device for handle, device in zip(handles, cut.devices, strict=True)})
+        self._copies[op.index] = [handle.op for handle in handles]
+        result = [(op.out_shapes[0], op.out_dtypes[0])]
+        made = self._made(COPIES, self._unused(f"{op.name}/lying"), handles, result, {}, T=op.out_dtypes[0])
+        self._laid[made.op], self._whole[Tensor(op.index, 0)] = cut.in_place, made
 
     def _write_whole(self, op: Op) -> None:
         inputs = tuple([self._as_read(op, tensor) for tensor in op.inputs])

@@ -440,7 +440,7 @@ def _layout_of(single: Differentiable, output: int) -> Layout:
 
 def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
     def make_plan(reshard: bool) -> Plan:
-        program, state = program_on_mesh(trace, reshard=reshard)
+        program, state = program_on_mesh(trace, reshard=reshard, mesh=plan.mesh)
         # shapes of gradients may not follow for every batch size where those of the function do (a note says so)
         split = program.symbols == plan.program.symbols
         return plan_program(

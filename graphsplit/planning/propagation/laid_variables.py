@@ -1,0 +1,62 @@
+"""What reads and writes a variable of which each device has a part: each does so with its own, by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+
+from graphsplit.core.layouts import REPLICATE, SINGLE_DEVICE, Layout, Shard
+from graphsplit.program.program import Op, Program
+from graphsplit.rules import Sharded
+from graphsplit.rules.factors import LEFT_OUT, Shift
+
+_READS = frozenset({"ReadVariableOp"})
+_WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+_WRITES_ROWS = frozenset({f"ResourceScatter{how}" for how in ("Add", "Div", "Max", "Min", "Mul", "Sub", "Update")})
+
+
+def of_variable(program: Program, op: Op, layouts: Sequence[Layout]) -> Sharded | None:
+    """Return how what reads or writes a variable that lies along the axis is done: by each device with its own part."""
+    is_handle = [program.ops[t.op].out_dtypes[t.index] == tf.resource for t in op.inputs]
+    lying = [layout for own, layout in zip(is_handle, layouts, strict=True) if own and layout != SINGLE_DEVICE]
+    if not lying:
+        return None
+    own = lying[0]
+    if op.type in _READS:
+        return Sharded((own,), (own,))
+    if op.type in _WRITES:
+        return Sharded((own, own), ())
+    if op.type == "VariableShape" and own == REPLICATE:
+        return Sharded((own,), (REPLICATE,))
+    if op.type in _WRITES_ROWS:
+        return _of_rows(program, op, own)
+    if (
+        op.type.startswith("ResourceApply")
+        and lying == [own] * sum(is_handle)
+        and _is_elementwise(program, op, is_handle)
+    ):
+        wants = [own if h or program.shape(t) != () else REPLICATE for h, t in zip(is_handle, op.inputs, strict=True)]
+        return Sharded(tuple(wants), ())
+    return None
+
+
+def _of_rows(program: Program, op: Op, own: Layout) -> Sharded | None:
+    """Return how rows of a variable are written by their numbers: each device its own, or its part of each."""
+    numbers, rows = op.in_shapes[1:]
+    if own == REPLICATE:
+        return Sharded((REPLICATE,) * 3, ())
+    if not isinstance(own, Shard) or numbers is None or not rows:
+        return None
+    if own.axis > 0:
+        return Sharded((own, REPLICATE, own.along(len(numbers) + own.axis - 1)), ())
+    most = program.ops[op.inputs[1].op].out_dtypes[op.inputs[1].index].max
+    if len(own.blocks) > 1 or own.size(0) > most or any(type(size) is not int for size in rows[len(numbers) :]):
+        return None
+    return Sharded((own, REPLICATE, REPLICATE), (), shift={1: Shift(own, others=LEFT_OUT)})
+
+
+def _is_elementwise(program: Program, op: Op, is_handle: Sequence[bool]) -> bool:
+    """Return whether an update has numbers and one gradient, so that each part is updated by itself."""
+    pairs = zip(is_handle, op.inputs, strict=True)
+    return sum(not handle and program.shape(tensor) != () for handle, tensor in pairs) == 1
