@@ -36,8 +36,8 @@ def chosen(plan: gs.Plan) -> str:
 def assert_same_numbers(step: gs.ParallelFunction, model: Momentum | Deep, x: tf.Tensor) -> None:
     """Compare three steps with those of the function itself, and the variables that they leave."""
     alone = type(model)()
-    for _ in range(3):
-        np.testing.assert_allclose(step(x), alone.step(x), rtol=1e-5)
+    for _ in range(3):  # (a loss is a mean of numbers of either sign that are about 1: rounding is 1e-7 of those)
+        np.testing.assert_allclose(step(x), alone.step(x), rtol=1e-5, atol=1e-6)
     for name in vars(model):
         for own, expected in zip(getattr(model, name), getattr(alone, name), strict=True):
             np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
@@ -46,14 +46,13 @@ def assert_same_numbers(step: gs.ParallelFunction, model: Momentum | Deep, x: tf
 def test_all_devices_are_used_where_everything_fits():
     model = Momentum()
     plan = gs.parallelize(model.step, devices=4, memory="1GiB", machine=machine_of(link=1e3)).plan(batch())
-    assert len(set(plan.devices)) == 4, "plan='auto' would take fewer, since sending is slow"
-    assert chosen(plan).startswith("4 devices, variables mirrored: ")
-    assert "the fastest of 3 that fit" in chosen(plan)
+    columns = plan.mesh.columns or (plan.devices,)
+    assert len({device for own in columns for device in own}) == 4, "plan='auto' would take fewer: sending is slow"
     compared = [note for note in plan.notes if note.startswith("compared with ")]
-    assert [note.split(":")[0] for note in compared] == [
-        "compared with 4 devices, variables home",
-        "compared with 4 devices, variables sharded",
-    ]
+    ways = [text.split(":")[0] for text in (chosen(plan), *[note.removeprefix("compared with ") for note in compared])]
+    assert {f"4 devices, variables {own}" for own in ("home", "mirrored", "sharded")} <= set(ways)
+    assert any(way.startswith("4 devices, mesh ") for way in ways)
+    assert all(way.startswith("4 devices, ") for way in ways)
     assert all(note in str(plan) for note in compared)
 
 
@@ -70,7 +69,6 @@ def test_state_is_divided_where_only_that_fits():
             held[device] = held.get(device, 0) + count
     assert len(held) == 4
     assert max(held.values()) <= state / 3
-    assert "variables sharded" in chosen(step.plan(batch()))
     assert step.plan(batch()).devices == tuple(dict.fromkeys(step.plan(batch()).devices)), "no micro-batches"
 
 
@@ -121,7 +119,7 @@ def test_nothing_fits():
         ).plan(batch())
     first, *lines = str(error.value).splitlines()
     assert first.startswith("The function does not fit: each device may hold 1.5 MB, and of ")
-    assert "for up to 4 devices the smallest, 4 devices, variables sharded" in first
+    assert "for up to 4 devices the smallest, 4 devices, mesh model 4, variables " in first
     assert lines[0].startswith("  - ")
     parts = lines[: lines.index("What would help most:")]
     assert {line.split(maxsplit=3)[3].split(":")[0] for line in parts} >= {
@@ -137,11 +135,6 @@ def test_a_function_without_variables():
     step = gs.parallelize(lambda x: tf.reduce_sum(tf.tanh(x) ** 2, 0), devices=4, memory="1MB", machine=MACHINE)
     np.testing.assert_allclose(step(batch()), tf.reduce_sum(tf.tanh(batch()) ** 2, 0), rtol=1e-5)
     assert chosen(step.plan(batch())).startswith("4 devices, variables as they lie: ")
-
-
-def test_a_mesh_with_another_axis():
-    with pytest.raises(gs.UnsupportedError, match=r"memory=1000: this does not work yet on a mesh with another axis"):
-        gs.parallelize(abs, mesh={"batch": 2, "model": 2}, memory="1kB")
 
 
 @pytest.mark.long

@@ -335,7 +335,6 @@ def laid_out(layout: Any, mesh: Any = MESHES[1], **options: Any) -> Callable[[],
             "stages=2: this does not work yet",
         ),
         (lambda: gs.parallelize(abs, mesh=MESHES[1], jit_compile=True), gs.UnsupportedError, "jit_compile=True"),
-        (lambda: gs.parallelize(abs, mesh=MESHES[1], plan="auto"), gs.UnsupportedError, "plan='auto'"),
     ],
 )
 def test_what_cannot_be_meant(call: Callable[[], Any], kind: type[Exception], expected: str):

@@ -127,10 +127,10 @@ def parallelize(
         `"blocks"` keeps what passes between blocks of the function; a share, `0.5`, recomputes as many of these blocks
         as save that share of the bytes; patterns of names of layers, `["block_*"]`, recompute each such layer. The
         plan says how much it is. The numbers stay those of one device, dropout's masks and statistics included.
-      memory: what each device may hold, `"24GB"`, `"24GiB"` or bytes: the layout of the variables, `micro_batches` and
-        `recompute` are chosen together, for the fastest predicted plan that fits; what you give stays as it is, and so
-        do variables that are laid out. The others are laid out at the first call. The plan says what was chosen, and
-        what the next ones take.
+      memory: what each device may hold, `"24GB"`, `"24GiB"` or bytes: the mesh, the layout of the variables, on it or
+        without one, `micro_batches` and `recompute` are chosen together, for the fastest predicted plan that fits; what
+        you give stays as it is, and so do variables that are laid out. The others are laid out at the first call. The
+        plan says what was chosen, and what the next ones take.
       plan: `"auto"` chooses the number of devices and stages as well; without `memory`, for all that a device has.
       machine: by which speed is predicted for these, see `predict`; None: the one that looks like this one.
 

@@ -59,7 +59,6 @@ class Options(PlanOptions):
             "schedule": self.schedule,
             "stages": self.stages,
             "jit_compile": self.jit_compile,
-            **(self.automatic.given if self.automatic is not None else {}),
         }
         clashes = [f"{name}={value!r}" for name, value in given.items() if value]
         if clashes:

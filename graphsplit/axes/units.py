@@ -52,10 +52,10 @@ class UnitSearch:
         return found
 
     def _natural(self, cuts: Mapping[int, Shard]) -> NaturalForms:
-        own = {self.program.ops[i].name: self._laid(cut) for i, cut in cuts.items()}
+        own = {self.program.ops[i].name: self.layout_of(cut) for i, cut in cuts.items()}
         return self.forward(self.program, {**self.laid, **own})
 
-    def _laid(self, cut: Shard) -> Layout:
+    def layout_of(self, cut: Shard) -> Layout:
         """Return the layout of what has such units: the same on all devices where these are more."""
         units = cut.partition.length if isinstance(cut.partition, EvenCut) else 0
         if units < self.columns:
@@ -103,7 +103,7 @@ class UnitSearch:
         if op.type == "ReadVariableOp":
             return [(op.inputs[0], way)]
         whole = [(tensor, Shard(own.axis, (own.size(0),), EvenCut(1))) for _, tensor, own in cut]
-        if self._laid(way) == REPLICATE:  # each device makes the product of a kernel, with its bias, and not a layer
+        if self.layout_of(way) == REPLICATE:  # each makes the product of a kernel, with its bias, and not a layer
             ranks = [len(op.in_shapes[k] or ()) for k, *_ in cut]
             return whole if ranks.count(len(op.out_shapes[0] or ())) < 2 else None
         given = _for_output(op, output, way, natural.answers[op.index])

@@ -15,7 +15,14 @@ from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import known_machines
 from graphsplit.costs.machine_files import machine as machine_of
-from graphsplit.search.candidates import LAYOUTS, Table, counts_of_devices, large_names, savings_left_open
+from graphsplit.search.candidates import (
+    LAYOUTS,
+    Table,
+    counts_of_devices,
+    large_names,
+    meshes_of,
+    savings_left_open,
+)
 from graphsplit.search.plan_search import Choice, Search
 from graphsplit.search.question import Question
 from graphsplit.search.refusal import refuse
@@ -35,12 +42,14 @@ class Automatic:
       machine: by which speed is predicted; None: the one that looks like this.
       whole: whether the number of devices and stages are chosen as well: `plan="auto"`.
       lays_out: whether variables may be laid out; else they stay as they lie.
+      on_mesh: whether they may be cut along an axis of a mesh, if none is given.
     """
 
     memory: float | None = None
     machine: str | os.PathLike[str] | Machine | None = None
     whole: bool = False
     lays_out: bool = True
+    on_mesh: bool = True
 
     @property
     def given(self) -> dict[str, Any]:
@@ -87,13 +96,18 @@ def table_for(
       fewest: the smallest number of devices: those on which variables lie.
       sizes: bytes of the variables that may be laid out, by name; nothing, if they lie in parts already.
     """
-    savings = savings_left_open(given, -(-rows // devices))
+    mesh = given["mesh"]
+    savings = savings_left_open(given, -(-rows // (mesh.rows if mesh.axis else devices)))
     layouts = LAYOUTS if sizes and automatic.lays_out else (AS_THEY_LIE,)
+    if mesh.axis:
+        return Table((devices,), layouts, savings, meshes=(mesh,), is_on_mesh=True)
+    may_be = automatic.on_mesh and layouts == LAYOUTS and not given["jit_compile"]
+    meshes = meshes_of(devices, rows) if may_be else ()
     if not automatic.whole:
-        return Table((devices,), layouts, savings)
+        return Table((devices,), layouts, savings, meshes=meshes)
     stages = tuple([count for count in dict.fromkeys((devices, 2)) if count > 1 and devices % count == 0])
     large = large_names(sizes) if automatic.lays_out else ()
-    return Table(counts_of_devices(fewest, devices), layouts, savings, stages, large)
+    return Table(counts_of_devices(fewest, devices), layouts, savings, stages, large, meshes)
 
 
 def machine_like(automatic: Automatic, devices: Sequence[str]) -> Machine:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from graphsplit.core.device_mesh import BATCH_AXIS, MeshAxes
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.recomputation import Recompute
 
@@ -20,6 +21,7 @@ alive each leaves at least. (Another way to save, keeping values on the host, is
 this name, and what it is called in words.)"""
 _IN_PIPELINE = 8  # micro-batches: of so many, the pipeline of a few stages is full most of the time
 _SCHEDULE = "1f1b"
+_AXIS = "model"  # what the axis is called of a mesh that is chosen
 
 
 @dataclass(frozen=True)
@@ -33,6 +35,8 @@ class Candidate:
       recompute: what the backward pass makes again.
       stages: into which the function is cut, each with devices of its own; 1 for none.
       others: variables that lie otherwise, by name.
+      mesh: in which the devices are arranged, if they are.
+      along: variables that are cut along the axis of the mesh that is not the batch's: patterns, and which dimension.
     """
 
     devices: int
@@ -41,22 +45,48 @@ class Candidate:
     recompute: Recompute = None
     stages: int = 1
     others: tuple[tuple[str, str], ...] = ()
+    mesh: MeshAxes = MeshAxes()  # noqa: RUF009  # frozen
+    along: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def columns(self) -> int:
+        """How many devices share one part of the batch: those along the other axis of its mesh."""
+        return self.devices // self.mesh.rows if self.mesh else 1
+
+    def with_rows(self, rows: int) -> Candidate:
+        """Return the plan for another number of devices, or of rows of its mesh."""
+        columns, axes = self.columns, self.mesh
+        sizes = ((axes.batch_axis, rows), (axes.axis, columns)) if axes else ()
+        return replace(self, devices=rows * columns, mesh=replace(axes, sizes=sizes))
 
     @property
     def options(self) -> dict[str, Any]:
         """The options of `parallelize` that it means."""
         stages = {"stages": self.stages, "schedule": _SCHEDULE} if self.stages > 1 else {}
-        return {**{name: getattr(self, name) for name in SAVINGS}, **stages}
+        mesh = {"mesh": self.mesh} if self.mesh else {}
+        return {**{name: getattr(self, name) for name in SAVINGS}, **stages, **mesh}
 
     @property
-    def layouts(self) -> str | Mapping[str, str]:
+    def layouts(self) -> str | Mapping[str, Any]:
         """The layout of the variables, as `set_variable_layout` takes it."""
-        others = {glob.escape(name): own for name, own in self.others}
+        others: dict[str, Any] = {glob.escape(name): own for name, own in self.others}
+        in_rows = self.mesh.rows > 1 and self.layout in LAYOUTS[1:]
+        for pattern, own in self._dimensions.items():
+            others[pattern] = (own, self.layout) if in_rows else own
         return {**others, "*": self.layout} if others else self.layout
 
+    @property
+    def _dimensions(self) -> dict[str, tuple[str | None, ...]]:
+        return {pattern: (*[None] * k, self.mesh.axis) for pattern, k in self.along}
+
     def __str__(self) -> str:
-        but = f" but {', '.join(f'{name} {own}' for name, own in self.others)}" if self.others else ""
-        words = [count_text(self.devices, "device"), f"variables {self.layout}{but}"]
+        named: dict[object, list[str]] = {}
+        for name, own in (*self.others, *self._dimensions.items()):
+            named.setdefault(own, []).append(name)
+        apart = [f"{', '.join(names)} {own}" for own, names in named.items()]
+        but = f" but {'; '.join(apart)}" if apart else ""
+        words = [count_text(self.devices, "device"), *([f"mesh {self.mesh}"] if self.mesh else [])]
+        words += [f"variables {self.layout}{but}"]
         words += [f"{self.stages} stages"] if self.stages > 1 else []
         words += [f"{self.micro_batches} micro-batches"] if self.micro_batches > 1 else []
         words += [f"recompute={self.recompute!r}"] if self.recompute is not None else []
@@ -73,6 +103,8 @@ class Table:
       savings: see `SAVINGS`; of what the user gave, that value alone.
       stages: into how many the function may be cut.
       large: names of variables that may lie otherwise than the others.
+      meshes: in which all devices may be arranged.
+      is_on_mesh: whether they are in any case.
     """
 
     devices: tuple[int, ...]
@@ -80,13 +112,21 @@ class Table:
     savings: Mapping[str, tuple[Any, ...]]
     stages: tuple[int, ...] = ()
     large: tuple[str, ...] = ()
+    meshes: tuple[MeshAxes, ...] = ()
+    is_on_mesh: bool = False
 
     def plain(self) -> Iterator[Candidate]:
         """Return the plans that save no memory: numbers of devices by layouts, which are all one on one device."""
         least = {name: values[0] for name, values in self.savings.items()}
-        for count in self.devices:
+        for count in () if self.is_on_mesh else self.devices:
             for layout in self.layouts if count > 1 else self.layouts[:1]:
                 yield Candidate(count, layout, **least)
+
+    def on_mesh(self, mesh: MeshAxes, along: tuple[tuple[str, int], ...] = ()) -> Iterator[Candidate]:
+        """Return the plans on a mesh that save no memory, by the layout of what is not cut along it."""
+        least = {name: values[0] for name, values in self.savings.items()}
+        for layout in self.layouts:
+            yield Candidate(self.devices[0], layout, **least, mesh=mesh, along=along)
 
     def pipelines(self) -> Iterator[Candidate]:
         """Return the plans in stages, with as many micro-batches as these need."""
@@ -119,8 +159,9 @@ class Table:
         """Return the plans of the last layout that save nothing else, most in one way, and most in all."""
         least = {name: values[0] for name, values in self.savings.items()}
         most = {name: values[-1] for name, values in self.savings.items()}
+        mesh = self.meshes[0] if self.is_on_mesh else MeshAxes()
         for saved in (least, *[{**least, name: most[name]} for name in most], most):
-            yield Candidate(self.devices[0], self.layouts[-1], **saved)
+            yield Candidate(self.devices[0], self.layouts[-1], **saved, mesh=mesh)
 
     def saves_as_much(self, candidate: Candidate, other: Candidate) -> bool:
         """Return whether a candidate is another one that saves at least as much in all ways."""
@@ -137,6 +178,17 @@ def counts_of_devices(fewest: int, most: int) -> tuple[int, ...]:
     (6, 4, 2, 1)
     """
     return tuple([n for n in range(most, fewest - 1, -1) if n in (1, most) or n.bit_count() == 1])
+
+
+def meshes_of(devices: int, rows: int) -> tuple[MeshAxes, ...]:
+    """Return the meshes of all devices that have an axis beside the batch's, of which each row has rows of the batch.
+
+    >>> [str(mesh) for mesh in meshes_of(6, 2)]
+    ['batch 2 x model 3', 'model 6']
+    """
+    counts = [count for count in range(devices, 0, -1) if devices % count == 0 and devices // count > 1]
+    sizes = [(*([(BATCH_AXIS, n)] if n > 1 else []), (_AXIS, devices // n)) for n in counts if n <= max(rows, 1)]
+    return tuple([MeshAxes(own) for own in sizes])
 
 
 def savings_left_open(given: Mapping[str, Any], rows: int) -> dict[str, tuple[Any, ...]]:

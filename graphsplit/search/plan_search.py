@@ -2,7 +2,8 @@
 
 Numbers of devices and layouts of all variables come first. Where one does not fit, it is tried with more and more of
 what saves memory, in each way, until it fits; what saves more than one that fits only takes longer, and is left out.
-Where the fastest sends or waits for a good part of the step, single variables may lie otherwise; then come stages.
+Where the fastest sends or waits for a good part of the step, single variables may lie otherwise. Then come meshes, with
+the layouts along their axis that a rough estimate finds fastest; then stages.
 """
 
 from __future__ import annotations
@@ -11,17 +12,22 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from graphsplit.core.errors import ArgumentError
+from graphsplit.core.device_mesh import MeshAxes
+from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.costs.machine import Machine
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.prediction.buffers import Memory
 from graphsplit.prediction.predictions import predict_plan
 from graphsplit.search.candidates import Candidate, least_state
+from graphsplit.search.mesh_layouts import Laid, MeshLayouts
 from graphsplit.search.question import Question
 
 _SHOWN = 8
 _UNKNOWN = "known only when it runs, and counted as least: {}"
 _WORTH_IT = 0.1  # of the step, in which a device sends or waits: what other layouts and stages could save
+_ROUGH = 1.5  # times as long as a plan takes an estimate may say that it does
+_NEAR = 1.25  # times as long as the best layouts along an axis others may be estimated to take that are looked at
+_COPIES = 6000  # of operations, on all devices, in the plans of a mesh that are looked at: about two seconds
 
 
 @dataclass(frozen=True)
@@ -58,6 +64,7 @@ class Choice:
       limit: bytes that each device may hold.
       machine: by which it was predicted.
       left_out: sentences on what could not be compared or is not known.
+      why: a sentence on how variables are cut along an axis of a mesh; "" if none is.
     """
 
     chosen: Candidate
@@ -65,6 +72,7 @@ class Choice:
     limit: float
     machine: Machine = field(repr=False)
     left_out: tuple[str, ...] = ()
+    why: str = ""
 
     @property
     def seconds(self) -> dict[Candidate, float]:
@@ -87,7 +95,7 @@ class Choice:
     def notes(self) -> tuple[str, ...]:
         """Sentences for the plan: what was chosen and why, what else was compared, and on what that rests."""
         others = [candidate for candidate in self.seconds if candidate != self.chosen]
-        lines = [f"chosen automatically: {self.explain()}"]
+        lines = [f"chosen automatically: {self.explain()}", *([self.why] if self.why else [])]
         lines += [f"compared with {self._text(candidate)}" for candidate in others[:_SHOWN]]
         large = [candidate for candidate in self.looked if candidate not in self.seconds]
         if large:
@@ -118,6 +126,7 @@ class Search:
         self.question = question
         self.looked: dict[Candidate, Looked] = {}
         self.left_out: list[str] = []
+        self._laid: dict[MeshAxes, list[Laid]] = {}
 
     def run(self) -> Choice | None:
         """Return the fastest that fits; None if nothing does."""
@@ -129,6 +138,8 @@ class Search:
             for name in table.large:
                 for candidate in table.one_by_one(self._best() or best, name):
                     self.look_at(candidate)
+        for mesh in table.meshes:
+            self._look_at_mesh(mesh)
         for candidate in table.pipelines():
             try:
                 self._save_until_it_fits(candidate)
@@ -139,7 +150,57 @@ class Search:
             for candidate in table.extremes():
                 self.look_at(candidate)
         best = self._best()
-        return Choice(best, self.looked, question.limit, question.machine, tuple(self.left_out)) if best else None
+        if best is None:
+            return None
+        notes = tuple(self.left_out)
+        return Choice(best, self.looked, question.limit, question.machine, notes, self._why(best))
+
+    def _look_at_mesh(self, mesh: MeshAxes) -> None:
+        """Look at plans on a mesh: with the layouts that are estimated to be fastest, or, if none fits, smallest."""
+        table, laid = self.question.table, self._laid_along(mesh)
+        near = [own.along for own in laid if own.time.seconds <= _NEAR * laid[0].time.seconds]
+        near = near if table.is_on_mesh else [along for along in near if along]  # (else a mesh has no use)
+        best = self._best()
+        hopeless = best is not None and laid and laid[0].time.seconds > _ROUGH * self.looked[best].step_s
+        if not table.is_on_mesh and (not near or hopeless):
+            return
+        program, [*candidates] = self.question.program, table.on_mesh(mesh, near[0] if near else ())
+        try:
+            layout = min(candidates, key=lambda own: self.look_at(own).step_s).layout
+            left = _COPIES // len(program.ops) // table.devices[0] - len(candidates) if program is not None else 0
+            candidates += [replace(candidates[0], layout=layout, along=along) for along in near[1 : 1 + max(left, 0)]]
+            if not any(map(self.fits, candidates)) and laid:
+                candidates.append(replace(candidates[-1], layout=table.layouts[-1], along=laid[-1].along))
+            if not any(map(self.fits, candidates)):
+                self._save_until_it_fits(min(candidates, key=lambda own: self.looked[own].peak_bytes))
+        except (ArgumentError, UnsupportedError) as error:  # it asks for layouts along axes of another mesh
+            if table.is_on_mesh:
+                raise
+            self.left_out.append(f"not compared: mesh {mesh}: {str(error).splitlines()[0]}")
+
+    def _laid_along(self, mesh: MeshAxes) -> list[Laid]:
+        """Return layouts along the axis of a mesh, as `MeshLayouts.found` does; none if there is no choice."""
+        question, columns = self.question, dict(mesh.sizes)[mesh.axis]
+        if question.program is None or not question.variables or columns == 1:
+            return []
+        if mesh not in self._laid:
+            machine = question.machine.covering(question.table.devices[0])
+            found = MeshLayouts(question.program, question.variables, machine, mesh.axis)
+            self._laid[mesh] = found.found(mesh.rows, columns)
+        return self._laid[mesh]
+
+    def _why(self, best: Candidate) -> str:
+        """Return why variables are cut so along an axis of a mesh; "" if none is."""
+        laid = self._laid.get(best.mesh, []) if best.along else []
+        if not laid:
+            return ""
+        [own] = [one.time for one in laid[:-1] if one.along == best.along]
+        [none] = [one.time for one in laid[:-1] if not one.along]
+        return (
+            f"along {best.mesh.axis!r} about {own.computing_s * 1e3:.2f} ms of computing and {own.sending_s * 1e3:.2f} "
+            f"ms of sending {format_bytes(int(own.sent_bytes))}, estimated for {len(laid) - 1} layouts; with none cut "
+            f"{none.seconds * 1e3:.2f} ms"
+        )
 
     def again(self, before: Candidate) -> Choice | None:
         """Return what was chosen before for other sizes, with variables as they lie now; None if it does not fit here.
@@ -148,7 +209,7 @@ class Search:
         """
         layouts = self.question.table.layouts
         same = before.layout in layouts
-        candidate = before if same else replace(before, layout=layouts[0], others=())
+        candidate = before if same else replace(before, layout=layouts[0], others=(), along=())
         if not self.fits(candidate):
             return None
         question, note = self.question, "it was chosen for another call before, and fits this one, too"
@@ -185,7 +246,7 @@ class Search:
         waiting: list[tuple[Candidate, str, tuple[int, ...]]] = [(plain, "", ())]
         while waiting:
             candidate, way, peaks = waiting.pop(0)
-            if candidate in self.looked or self._is_needless(candidate):
+            if (way and candidate in self.looked) or self._is_needless(candidate):
                 continue
             if self._variables_of(candidate) > self.question.limit:
                 self.looked[candidate] = Looked(Memory(state_bytes=self._variables_of(candidate)))
@@ -206,7 +267,7 @@ class Search:
         return any(self.question.table.saves_as_much(candidate, other) for other in fits)
 
     def _variables_of(self, candidate: Candidate) -> int:
-        if candidate.others or candidate.stages > 1:
+        if candidate.others or candidate.along or candidate.stages > 1:
             return 0  # (not known before there is a plan)
         return least_state(candidate.layout, self.question.sizes, candidate.devices)
 

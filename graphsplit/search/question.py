@@ -7,7 +7,9 @@ from dataclasses import dataclass, field
 
 from graphsplit.costs.machine import Machine
 from graphsplit.planning.plan import Plan
+from graphsplit.program.program import Program
 from graphsplit.search.candidates import Candidate, Table
+from graphsplit.search.mesh_layouts import Variable
 
 MakePlan = Callable[[Sequence[str], Candidate], Plan]
 """The names of devices, and what is to be planned for them -> the plan."""
@@ -25,6 +27,8 @@ class Question:
       limit: bytes that each device may hold.
       table: what may differ between plans; the rest is as the user gave it.
       make_plan: makes a candidate's plan. Nothing runs, and nothing is moved for it.
+      program: the function, for one device.
+      variables: those that may be cut along an axis of a mesh.
     """
 
     title: str
@@ -34,3 +38,5 @@ class Question:
     limit: float
     table: Table
     make_plan: MakePlan = field(repr=False)
+    program: Program | None = field(default=None, repr=False)
+    variables: Sequence[Variable] = field(default=(), repr=False)

@@ -23,7 +23,11 @@ def refuse(search: Search) -> NoReturn:
     least = min(planned, key=lambda candidate: planned[candidate].peak_bytes)
     found = planned[least]
     limit, devices = format_bytes(int(question.limit)), count_text(question.table.devices[0], "device")
-    helps = [_of_largest_part(search, least, found), _of_more_devices(search, least)]
+    plain = min(planned, key=lambda candidate: (bool(candidate.mesh), planned[candidate].peak_bytes))
+    helps = [
+        _of_largest_part(search, least, found),
+        _of_more_devices(search, plain),
+    ]  # (large meshes are slow)
     raise ArgumentError(
         f"{question.title} does not fit: each device may hold {limit}, and of {count_text(count, 'plan')} for up to "
         f"{devices} the smallest, {least}, has {format_bytes(found.peak_bytes)} on its fullest device:\n"
@@ -57,25 +61,26 @@ def _of_largest_part(search: Search, least: Candidate, found: Looked) -> str:
 
 def _of_more_devices(search: Search, least: Candidate) -> str:
     """Return the smallest number of devices that would do, found by doubling and then by halving; "" for none."""
-    question = search.question
-    few = many = question.table.devices[0]
+    question, each = search.question, least.columns
+    few = many = question.table.devices[0] // each
     least = replace(least, layout=question.table.layouts[-1], stages=1, others=())
     while True:
         few, many = many, 2 * many
-        is_there = question.machine.network is not None or many <= question.machine.most_devices
-        if many > _MOST_TIMES * question.table.devices[0] or not is_there:
+        is_there = question.machine.network is not None or many * each <= question.machine.most_devices
+        if many * each > _MOST_TIMES * question.table.devices[0] or not is_there:
             return ""
         if _would(search, least, many):
             break
     while many - few > 1:
         middle = (few + many) // 2
         few, many = (few, middle) if _would(search, least, middle) else (middle, many)
-    found = replace(least, devices=many)
-    return f"{many} devices: {found}, {format_bytes(search.looked[found].peak_bytes)} on each"
+    found = least.with_rows(many)
+    return f"{many * each} devices: {found}, {format_bytes(search.looked[found].peak_bytes)} on each"
 
 
-def _would(search: Search, least: Candidate, devices: int) -> bool:
-    """Return whether so many devices would do; each of n times as many holds at least a n-th."""
-    if search.look_at(least).peak_bytes * least.devices / devices > search.question.limit:
+def _would(search: Search, least: Candidate, rows: int) -> bool:
+    """Return whether so many devices, or rows of a mesh, would do; each of n times as many holds at least a n-th."""
+    more = least.with_rows(rows)
+    if search.look_at(least).peak_bytes * least.devices / more.devices > search.question.limit:
         return False
-    return search.fits(replace(least, devices=devices))
+    return search.fits(more)

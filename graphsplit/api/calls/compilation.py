@@ -12,13 +12,15 @@ from graphsplit.api.calls.argument_splitting import Splitting, argument_paths, r
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.layouts.found_units import lay_out_in_units, learn_units
 from graphsplit.api.layouts.layout_targets import name_of
-from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh
-from graphsplit.api.layouts.variable_layouts import set_variable_layout
+from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
+from graphsplit.api.layouts.new_variables import slots_by_name
+from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, set_variable_layout, wanted_layouts
+from graphsplit.api.layouts.variables_to_cut import variables_to_cut
 from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_layouts import Layout, divisions_for
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
-from graphsplit.core.device_mesh import device_mesh
+from graphsplit.core.device_mesh import DeviceMesh, device_mesh
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.hosts import host_name
@@ -28,12 +30,12 @@ from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
-from graphsplit.planning.state import State, program_of, state_as_if, state_bytes, state_of
+from graphsplit.planning.state import State, state_as_if, state_bytes, state_of
 from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage, check_stages
 from graphsplit.search.automatic import AS_THEY_LIE, Automatic, Choices, choose, machine_like, table_for
-from graphsplit.search.candidates import Candidate
+from graphsplit.search.candidates import LAYOUTS, Candidate
 from graphsplit.search.plan_search import Choice
 from graphsplit.search.question import Question
 from graphsplit.tracing.trace import Trace, trace
@@ -69,10 +71,11 @@ def trace_and_plan(
     traced = trace(fn, call, names, splitting.shapes, bool(options.jit_compile))
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
+    if options.automatic is not None and not options.mesh.axis:
+        options = replace(options, mesh=mesh_lain_on(traced, devices) or options.mesh)
     check_mesh(traced, options, devices)
     grid = device_mesh(options.mesh, devices) if options.mesh else None
-    asked = check_asked(traced.program, grid) if grid is not None else []
-    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *asked, *notes))
+    splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes))
     if grid is not None:
         lay_out_in_units(traced, find_state(traced).divisions, grid)
     if options.automatic is not None:
@@ -81,6 +84,7 @@ def trace_and_plan(
             known.made[key] = _choose(traced, splitting, options, options.automatic, devices, known.ran)
         known.ran = known.made[key] if runs else known.ran
         return traced, _automatic_plan(traced, splitting, options, known.made[key], devices, runs)
+    splitting = _with_asked(traced, splitting, grid)
 
     def make_plan(reshard: bool) -> Plan:
         mesh = _mesh(traced.program, splitting, options, devices)
@@ -118,11 +122,16 @@ def _choose(
         sizes[name] = sizes.get(name, 0) + count * int(variable.dtype.size or 0)
     rows, limit = splitting.batch, automatic.memory or machine.device.memory_bytes
     table = table_for(automatic, vars(options), rows, len(devices), fewest, sizes)
+    if traced.program.all_stages():  # which have devices of their own
+        table = replace(table, meshes=())
+    cuttable = variables_to_cut(traced) if table.meshes and table.layouts == LAYOUTS else []
 
     def make_plan(names: Sequence[str], candidate: Candidate) -> Plan:
         return _plan_as_chosen(traced, splitting, options, names, candidate)
 
-    question = Question("The function", rows, list(sizes.values()), machine, limit, table, make_plan)
+    question = Question(
+        "The function", rows, list(sizes.values()), machine, limit, table, make_plan, traced.program, cuttable
+    )
     return choose(question, before)
 
 
@@ -143,23 +152,42 @@ def _automatic_plan(
     if not runs:
         plan = _plan_as_chosen(traced, splitting, options, used, chosen)
         return replace(plan, notes=(*plan.notes, *choice.notes))
-    if traced.variables and chosen.layout != AS_THEY_LIE and chosen.devices > 1:
-        set_variable_layout(list(traced.variables), chosen.layouts, list(map(short_name, used)))
     options = replace(options, **chosen.options, automatic=None)
+    grid = device_mesh(options.mesh, used) if options.mesh.axis else None
+    splitting = _with_asked(traced, splitting, grid)
+    if traced.variables and chosen.layout != AS_THEY_LIE and chosen.devices > 1:
+        _lay_out_as_chosen(traced, chosen, used, grid)
 
     def plan_here(reshard: bool) -> Plan:
-        program, state = program_of(traced, state_of, reshard)
+        program, state = program_on_mesh(traced, state_of, reshard, grid)
         return plan_for(program, splitting, options, used, used[0], state)
 
     plan = plan_of_less_alive(plan_here, chosen.micro_batches > 1)
     return replace(plan, notes=(*plan.notes, *choice.notes))
 
 
+def _lay_out_as_chosen(traced: Trace, chosen: Candidate, devices: Sequence[str], grid: DeviceMesh | None) -> None:
+    """Lay out the variables of a traced function, and their slots, as a plan has them."""
+    variables = list(traced.variables)
+    if grid is None:
+        set_variable_layout(variables, chosen.layouts, list(map(short_name, devices)))
+        return
+    check_eager()
+    slots = slots_by_name(variables)
+    lay_out(variables, wanted_layouts(variables, chosen.layouts, slots, grid), slots, devices, grid)
+    lay_out_in_units(traced, state_of(traced).divisions, grid)
+
+
+def _with_asked(traced: Trace, splitting: Splitting, grid: DeviceMesh | None) -> Splitting:
+    """Return how arguments are split, and what to say of the layouts that `with_layout` asks for on a mesh."""
+    asked = check_asked(traced.program, grid) if grid is not None else []
+    return replace(splitting, notes=(*splitting.notes, *asked))
+
+
 def plan_as_if(traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], layout: Layout) -> Plan:
     """Return the plan for devices that need not exist, with variables laid out otherwise; see `divisions_for`."""
     grid = device_mesh(options.mesh, devices) if options.mesh.axis else None
-    asked = check_asked(traced.program, grid) if grid is not None else []
-    splitting = replace(splitting, notes=(*splitting.notes, *asked))
+    splitting = _with_asked(traced, splitting, grid)
     held = divisions_for(traced, layout, devices, grid)
     if grid is not None and learn_units(traced, held, grid):
         held = divisions_for(traced, layout, devices, grid)

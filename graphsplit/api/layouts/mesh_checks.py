@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from difflib import get_close_matches
 
 from graphsplit.api.options import Options
-from graphsplit.core.device_mesh import DeviceMesh, device_mesh
+from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, MeshAxes, device_mesh
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.layouts import MeshDivision, Nested, axis_of
@@ -49,6 +49,18 @@ def check_mesh(traced: Trace, options: Options, devices: Sequence[str]) -> None:
             f"mesh {grid}: the function calls {stages[0].name!r}, which on_device gives devices of its own. A mesh "
             "with another axis than the batch's has devices for all of it."
         )
+
+
+def mesh_lain_on(traced: Trace, devices: Sequence[str]) -> MeshAxes:
+    """Return the mesh of these devices along whose axis variables of a function lie; none if none does."""
+    for handle in traced.captures:
+        parts = parts_of(handle)
+        if parts is not None and (axis := axis_of(parts.division)):
+            columns = (parts.division.columns if isinstance(parts.division, Nested) else parts.division).parts
+            rows = len(devices) // columns
+            if rows * columns == len(devices):
+                return MeshAxes((*([(BATCH_AXIS, rows)] if rows > 1 else []), (axis, columns)))
+    return MeshAxes()
 
 
 def check_asked(program: Program, grid: DeviceMesh) -> list[str]:

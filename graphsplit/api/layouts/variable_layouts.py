@@ -81,8 +81,7 @@ def set_variable_layout(
     >>> float(tf.reduce_sum(table))
     64000.0
     """
-    if not tf.executing_eagerly():
-        raise UnsupportedError("set_variable_layout is called while a graph is built. Call it outside of tf.function.")
+    check_eager()
     variables = variables_of(target)
     if not variables and not (isinstance(target, (list, tuple)) and not target):
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
@@ -92,6 +91,12 @@ def set_variable_layout(
     slots = slots_of(target, variables)
     wanted = wanted_layouts(variables, layout, slots, grid)
     lay_out(variables, wanted, slots, names, grid, reshard_after_forward=reshard_after_forward)
+
+
+def check_eager() -> None:
+    """Raise `UnsupportedError` while a graph is built: in it no variable can be laid out."""
+    if not tf.executing_eagerly():
+        raise UnsupportedError("set_variable_layout is called while a graph is built. Call it outside of tf.function.")
 
 
 def lay_out(

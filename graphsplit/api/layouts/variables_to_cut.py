@@ -1,0 +1,37 @@
+"""The variables of a function that may be cut along an axis of a mesh, for the search for plans."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import tensorflow as tf
+
+from graphsplit.api.layouts.layout_targets import name_of
+from graphsplit.api.layouts.new_variables import slots_by_name
+from graphsplit.api.layouts.variable_layouts import can_be_parted
+from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.search.mesh_layouts import Variable
+from graphsplit.tracing.trace import Trace
+
+
+def variables_to_cut(trace: Trace) -> list[Variable]:
+    """Return the variables of a traced function that may be cut, each with its slots, which lie as it does."""
+    with raw_handles():
+        by_handle = {id(variable.handle): variable for variable in trace.variables}
+    slots = slots_by_name(list(trace.variables))
+    owners: dict[int, tf.Variable] = {}
+    captures: dict[int, list[int]] = {}  # (what a gradient reads by itself is captured once more)
+    for position, handle in zip(trace.program.captures, trace.captures, strict=True):
+        own = by_handle.get(id(handle))
+        head = None if own is None else slots.get(id(own), own)
+        if own is not None and head is not None and head.shape == own.shape and own.shape.rank and can_be_parted(own):
+            owners.setdefault(id(head), head)
+            captures.setdefault(id(head), []).append(position)
+    sizes = Counter[int]()
+    for own in trace.variables:
+        sizes[id(slots.get(id(own), own))] += (own.shape.num_elements() or 0) * int(own.dtype.size or 0)
+    names = Counter(map(name_of, trace.variables))
+    found = [
+        Variable(name_of(own), tuple(own.shape.as_list()), sizes[k], tuple(captures[k])) for k, own in owners.items()
+    ]
+    return [own for own in found if names[own.name] == 1]  # (two of one name cannot lie differently)
