@@ -65,14 +65,18 @@ class _AxisPlanner:
     mesh: Mesh
     _known: dict[tuple[int, tuple[Layout, ...]], tuple[Op, Answer]] = field(default_factory=dict, init=False)
 
-    def plan(self, program: Program, laid: Mapping[str, Layout], outputs: Sequence[Layout] = ()) -> Plan:
+    def plan(
+        self, program: Program, laid: Mapping[str, Layout], outputs: Sequence[Layout] = (), is_function: bool = False
+    ) -> Plan:
         """Return the plan of a program.
 
         Args:
           program: see there.
           laid: how captured handles and arguments lie along the axis, by the names of their placeholders.
           outputs: in which layouts it returns what it returns; by default each on one device.
+          is_function: whether a loop or branch calls it, which may run it as it is.
         """
+        drawing = 0 if is_function or program.symbols else self.mesh.shards
         program, first = with_cut_classes(program, lambda program: self.forward(program, laid, outputs))
         wanted = tuple(outputs) or (SINGLE_DEVICE,) * len(program.outputs)
         plan = Plan(
@@ -99,7 +103,9 @@ class _AxisPlanner:
             return found
 
         def backward(natural: NaturalForms) -> tuple[Plan, Mapping[Tensor, Shard]]:
-            propagation = AxisBackward(program, natural, wanted, state=plan.state, plan_bodies=lambda *_: {})
+            propagation = AxisBackward(
+                program, natural, wanted, state=plan.state, plan_bodies=lambda *_: {}, drawing=drawing
+            )
             return passes.owned_and_moved(plan, propagation.run()), propagation.wishes
 
         given = [i for i in program.inputs if program.ops[i].name in laid]
@@ -210,7 +216,7 @@ class _AxisPlanner:
                 return carried
 
     def _plan_function(self, program: Program, given: Sequence[Layout], outputs: Sequence[Layout]) -> Plan:
-        return self.plan(program, _laid(program, given), outputs)
+        return self.plan(program, _laid(program, given), outputs, is_function=True)
 
 
 def _dtype(body: Program, i: int) -> tf.DType:

@@ -26,6 +26,7 @@ from graphsplit.planning.schedule.turns import followed
 from graphsplit.planning.steps import Move
 from graphsplit.program.program import COPIES, Op, Tensor
 from graphsplit.rules.factors import ZEROS
+from graphsplit.rules.families.random import part_drawn
 
 Form = tuple[Any, ...]
 """How a value came about: `("made", tensor, shard)`, `("SplitV", device, form, number)`, `("AddN", device, forms)`."""
@@ -43,11 +44,15 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
       graph: what was emitted for it.
     """
     graph.check()
+    if not plan.mesh.axis and (left := [node.name for node in graph.nodes if part_drawn(node) is not None]):
+        raise CheckError(f"{left[0]!r} draws numbers that are not those of its part.")
     found, planned = _Found(plan, graph), _Planned(plan)
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
         if step.home and op.yields is None:
             node, device = found.node(op, None), plan.owners.of_ops[op.index]
             _compare_devices(node, device)
+            if part_drawn(op.node) is not None:
+                continue  # as of a shard's
             for tensor, reference in zip(_read_at(plan, op, device), node.input, strict=False):
                 _compare(plan, found.form(reference), planned.whole(tensor, SingleDevice(device)), tensor, node)
         for d in range(plan.mesh.shards) if step.shards else ():
@@ -61,7 +66,7 @@ def _check_shard(plan: Plan, op: Op, d: int, found: _Found, planned: _Planned) -
     sharded, node = plan.steps[op.index].shards, found.node(op, d)
     assert sharded is not None
     _compare_devices(node, plan.shard_device(op, d))
-    if sharded.draw:
+    if sharded.draw or part_drawn(op.node) is not None:
         return  # its counter is moved on, and its numbers cut to the shard's rows
     if sharded.weighted and plan.mesh.shards > 1:
         node = found.reader(node)

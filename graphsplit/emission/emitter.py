@@ -21,6 +21,7 @@ from graphsplit.emission.communication.resharding import Resharding
 from graphsplit.emission.draft import Draft, prefix_of_shard
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin
 from graphsplit.emission.local_emitter import emit_local
+from graphsplit.emission.shards.random_numbers import own_numbers
 from graphsplit.emission.shards.row_counts import (
     AxisRows,
     FixedRows,
@@ -44,6 +45,7 @@ from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import spread
 from graphsplit.program.program import COPIES, SIZES, Op, Tensor
 from graphsplit.rules import Sharded
+from graphsplit.rules.families.random import part_drawn
 
 
 @collection_paused()
@@ -231,6 +233,11 @@ class _Emitter:
             return
         inputs = [self._moves.whole(tensor, SingleDevice(device)) for tensor in op.inputs]
         controls = [f"^{name}" for c in op.controls for name in self._ends(c) if not self._is_argument(c)]
+        if part_drawn(op.node) is not None and not self._plan.mesh.axis:
+            for node in own_numbers(op, op.name, inputs + controls):
+                node.device = device
+                self._draft.add(node, Origin(op.index, None, "op" if node.name == op.name else "part"))
+            return
         node = self._draft.copy(op, op.name, device, inputs + controls, None)
         if bodies := self._plan.steps[op.index].bodies:
             self._split_turns(op, node, bodies)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,52 +11,81 @@ import tensorflow as tf
 
 from graphsplit.core.protos.graphdefs import constant_node, copied, make_node
 from graphsplit.core.protos.node_writer import Writer
+from graphsplit.program.program import Op
 from graphsplit.rules.factors import Draw
+from graphsplit.rules.families.random import draw_of, note_part, part_drawn
 
 _SEEDS_APART = 0x9E3779B1  # any large odd number: seeds of neighbouring shards share no digits
 
 
-def own_rows(
-    original: Any,
-    name: str,
-    inputs: Sequence[str],
-    shape: Sequence[int],
-    each: int,
-    draw: Draw,
-    rows: Sequence[int],
-    d: int,
-) -> list[Any]:
-    """Return the nodes that draw the numbers that shard `d`'s rows have on one device.
+def own_numbers(op: Op, name: str, inputs: Sequence[str], rows: range | None = None) -> list[Any]:
+    """Return the nodes that draw those numbers that somebody has of what one device would draw.
 
     Args:
-      original: the `NodeDef` of the single device.
+      op: of the single device, or of a device of an axis, which draws a part.
       name: of the node that yields the numbers.
-      inputs: what the op reads; a shape operand already has this shard's rows.
-      shape: of the whole result.
-      each: how many entries its first axis has for each row.
-      draw: how the op makes numbers from a counter.
-      rows: of every shard.
+      inputs: what it reads; a shape operand already says how many numbers there are along each axis.
+      rows: which entries of its first axis are drawn; None for all.
     """
-    per_row = int(np.prod(shape[1:], dtype=np.int64)) * each
-    first = sum(rows[:d]) * per_row
+    draw, shape = draw_of(op), [int(size or 0) for size in op.out_shapes[0] or ()]
+    own, part = [range(size) for size in shape], part_drawn(op.node)
+    if part is not None:
+        own[part.axis], shape[part.axis] = range(part.begin, part.begin + shape[part.axis]), part.length
+    own[0] = own[0] if rows is None else rows
+    firsts, length = _runs(shape, own)
+    local, dtype = [len(entries) for entries in own], tf.as_dtype(op.attr("dtype").type)
+    if len(firsts) == 1:
+        return _run(op.node, name, inputs, local, firsts[0], draw)
+    prefix = f"{name}/graphsplit"
+    nodes = [constant_node(f"{prefix}_length", np.array([length], np.int64), tf.int64)]
+    names = [f"{prefix}_run_{i}" for i in range(len(firsts))]
+    for run, first in zip(names, firsts, strict=True):
+        nodes += _run(op.node, run, [f"{prefix}_length", *inputs[1:]], [length], first, draw)
+        nodes[-1].attr["Tshape"].type = tf.int64.as_datatype_enum
+    return [
+        *nodes,
+        constant_node(f"{prefix}_axis", np.array(0, np.int32), tf.int32),
+        make_node(f"{prefix}_all", "ConcatV2", [*names, f"{prefix}_axis"], N=len(names), T=dtype, Tidx=tf.int32),
+        constant_node(f"{prefix}_local_shape", np.array(local, np.int64), tf.int64),
+        make_node(name, "Reshape", [f"{prefix}_all", f"{prefix}_local_shape"], T=dtype, Tshape=tf.int64),
+    ]
+
+
+def _runs(shape: Sequence[int], own: Sequence[range]) -> tuple[list[int], int]:
+    """Return where numbers begin that follow each other in the whole, and how many each time.
+
+    >>> _runs((2, 4, 3), (range(2), range(1, 3), range(3)))
+    ([3, 15], 6)
+    """
+    cut = [axis for axis, size in enumerate(shape) if len(own[axis]) < size]
+    last = cut[-1] if cut else 0
+    strides = [int(np.prod(shape[axis + 1 :], dtype=np.int64)) for axis in range(len(shape))]
+    firsts = [0]
+    for axis in range(last):
+        firsts = [first + strides[axis] * entry for first in firsts for entry in own[axis]]
+    return [first + strides[last] * own[last].start for first in firsts], strides[last] * len(own[last])
+
+
+def _run(original: Any, name: str, inputs: Sequence[str], local: Sequence[int], first: int, draw: Draw) -> list[Any]:
+    """Return the nodes that draw numbers of a local shape that follow each other from a first one."""
     spare = first % draw.group
     nodes, given = _moved(name, inputs, [first // draw.group * draw.skip, 0])
     if not spare:
-        return [*nodes, copied(original, name, given)]
-    parts = {
-        "shape": [spare + rows[d] * per_row],
-        "begin": [spare],
-        "size": [-1],
-        "local_shape": [rows[d] * each, *shape[1:]],
-    }
+        return [*nodes, _drawing_all(copied(original, name, given))]
+    parts = {"shape": [spare + math.prod(local)], "begin": [spare], "size": [-1], "local_shape": [*local]}
     own = f"{name}/graphsplit"
     nodes += [constant_node(f"{own}_{part}", np.array(value, np.int64), tf.int64) for part, value in parts.items()]
-    flat = copied(original, f"{own}_flat", [f"{own}_shape", *given[1:]])
+    flat = _drawing_all(copied(original, f"{own}_flat", [f"{own}_shape", *given[1:]]))
     flat.attr["Tshape"].type = tf.int64.as_datatype_enum
     dtype = tf.as_dtype(original.attr["dtype"].type)
     cut = make_node(f"{own}_rows", "Slice", [f"{own}_flat", f"{own}_begin", f"{own}_size"], T=dtype, Index=tf.int64)
     shaped = make_node(name, "Reshape", [f"{own}_rows", f"{own}_local_shape"], T=dtype, Tshape=tf.int64)
     return [*nodes, flat, cut, shaped]
+
+
+def _drawing_all(node: Any) -> Any:
+    note_part(node, None)
+    return node
 
 
 def measured_rows(

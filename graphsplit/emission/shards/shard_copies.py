@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from itertools import zip_longest
 from typing import Any
 
@@ -12,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.layouts import PARTIAL_MEAN, Shard
-from graphsplit.core.protos.graphdefs import constant_node, make_node
+from graphsplit.core.protos.graphdefs import constant_node, copied, make_node
 from graphsplit.core.sizes.polynomials import Polynomial, Symbol
 from graphsplit.core.sizes.symbolic_sizes import OWN, ROWS
 from graphsplit.emission.draft import Draft
@@ -25,6 +24,7 @@ from graphsplit.planning.propagation.local_plan import LocalPlan
 from graphsplit.program.program import Op
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import DROPPED, LEFT_OUT, LIST, ZEROS, Place, Shift
+from graphsplit.rules.families.random import PartDrawn, note_part, part_drawn
 from graphsplit.rules.local_operands import resized
 
 _PART = "part"
@@ -83,7 +83,7 @@ class ShardCopies:
             return self._zeros_elsewhere(op, inputs, own, d, device)
         if own:
             inputs[1:3] = self._own_rows(op, inputs, own, d, device)
-        if sharded.draw:
+        if sharded.draw or part_drawn(op.node):
             return self._draw(op, sharded, inputs, d, device)
         if sharded.weighted and self._mesh.shards > 1:
             return self._weighted(op, sharded, inputs, d, device)
@@ -205,19 +205,27 @@ class ShardCopies:
     def _draw(self, op: Op, sharded: Sharded, inputs: Sequence[str], d: int, device: str) -> Any:
         """Write a random op that draws the numbers of shard `d`."""
         name, layout, draw = self._draft.prefixes[d] + op.name, sharded.gives[0], sharded.draw
-        assert isinstance(layout, Shard)
-        assert draw is not None
-        shape = [size or 0 for size in op.out_shapes[0] or ()]
-        if self._random == "independent":
+        is_part = part_drawn(op.node) is not None
+        if self._mesh.axis:  # (who plans the rows says which of them are drawn)
+            assert isinstance(layout, Shard)
+            nodes = [copied(op.node, name, inputs)]
+            begin = sum([layout.own(self._mesh.rows, before) for before in range(d)])
+            note_part(nodes[0], PartDrawn(layout.axis, begin, layout.size(0)))
+        elif draw and self._random == "independent" and not is_part:
             nodes = random_numbers.own_stream(op.node, name, inputs, draw, d)
-        elif self._draft.program.symbols:
+        elif draw and self._draft.program.symbols and not is_part:
+            assert isinstance(layout, Shard)
+            shape = [size or 0 for size in op.out_shapes[0] or ()]
             each = [Polynomial.of(size) for size in (*shape[1:], layout.blocks[0])]
             place = np.array([math.prod(each, start=Polynomial.of(BEGIN)), None], object)[0:1].reshape(())
             first = self._counts.operand(f"{name}/graphsplit_first", d, place, tf.int64)
             nodes = random_numbers.measured_rows(op.node, name, inputs, draw, first, self._counts.writers[d])
         else:
-            [rows] = replace(layout, blocks=(1,)).pieces(self._mesh.rows)
-            nodes = random_numbers.own_rows(op.node, name, inputs, shape, layout.blocks[0], draw, rows, d)
+            rows = None
+            if isinstance(layout, Shard):
+                [counts] = layout.pieces(self._mesh.rows)
+                rows = range(sum(counts[:d]), sum(counts[: d + 1]))
+            nodes = random_numbers.own_numbers(op, name, inputs, rows)
         for node in nodes:
             node.device = device
             self._draft.add(node, Origin(op.index, d, "op" if node.name == name else _PART))

@@ -25,6 +25,7 @@ from graphsplit.planning.steps import Step
 from graphsplit.program.asked_layouts import along
 from graphsplit.program.program import Op, Tensor
 from graphsplit.rules import Answer, Sharded, answer_for_output, rule_of
+from graphsplit.rules.families.random import drawn_in_parts, is_stateless_random
 
 
 @dataclass(eq=False)
@@ -83,10 +84,14 @@ class AxisForward(ForwardPropagation):
 class AxisBackward(WholeBackwardPropagation):
     """What must run along an axis.
 
+    Args:
+      drawing: how many devices draw their own parts of random numbers; 0 if each draws all.
+
     Attributes:
       wishes: what is made whole and read both whole and in pieces, and each device could make its own piece of.
     """
 
+    drawing: int = 0
     wishes: dict[Tensor, Shard] = field(default_factory=dict, init=False)
 
     def _visit_whole(self, op: Op) -> Step:
@@ -115,8 +120,11 @@ class AxisBackward(WholeBackwardPropagation):
         layout = layouts.pop() if len(layouts) == 1 else None
         if not isinstance(layout, Shard) or op.bodies or rule is None:
             return None
-        found = answer_for_output(rule, op, demanded[0][0].index, layout)
-        if found is None or found.draw or any(found.gives[tensor.index] != layout for tensor, _ in demanded):
+        if is_stateless_random(op.type):
+            found = drawn_in_parts(op, layout, self.drawing) if self.drawing else None
+        else:
+            found = answer_for_output(rule, op, demanded[0][0].index, layout)
+        if found is None or any(found.gives[tensor.index] != layout for tensor, _ in demanded):
             return None
         for i, (tensor, want) in enumerate(zip(op.inputs, found.wants, strict=True)):
             if i not in found.makes and want != REPLICATE and not self._has_each(tensor, want):

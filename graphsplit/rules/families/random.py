@@ -3,21 +3,52 @@
 TensorFlow's stateless ops use Philox (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011), a function
 of a key and a counter. An op makes its numbers in groups; group `i` is made from `counter + i * skip`. So a shard whose
 rows begin at number `n` starts at the counter of the group that holds `n`, and drops what that group has before it.
+
+A part along another axis (the heads of one device, of a dropout's mask) is a run of numbers of each row. Along an axis
+of a mesh, an op that draws such a part says of what it is a part, as an attribute: whoever plans the rows then still
+knows where its numbers are.
 """
 
 from __future__ import annotations
 
+import math
+from typing import Any, NamedTuple
+
 import tensorflow as tf
 
+from graphsplit.core.layouts import REPLICATE, Shard
 from graphsplit.program.program import Op, Program
 from graphsplit.rules.factors import Declined, Draw, Factors, Resize
 from graphsplit.rules.families.contractions import shape_operand
-from graphsplit.rules.registry import Rule, register, rule_of
+from graphsplit.rules.registry import Rule, Sharded, register, rule_of
 
 _PHILOX, _AUTOMATIC = 1, 3
+_PART = "_graphsplit_part"  # the attribute
+_MOST_RUNS = 256  # of one part: each is an op of its own
+_LEAST_SAVED = 4096  # numbers that a run spares a device: to draw them takes longer than to launch the run
 _RESERVED = 256  # numbers that a truncated normal may throw away for each that it keeps
 _COUNTER = 4  # 32-bit words that one counter gives
 STATEFUL_RANDOM = frozenset({"RandomStandardNormal", "RandomUniform", "RandomUniformInt", "TruncatedNormal"})
+
+
+class PartDrawn(NamedTuple):
+    """An op draws some entries of an axis: from `begin`, of as many as the axis has in all."""
+
+    axis: int
+    begin: int
+    length: int
+
+
+def part_drawn(node: Any) -> PartDrawn | None:
+    """Return of what a node draws a part; None if it draws all."""
+    return PartDrawn(*node.attr[_PART].list.i) if _PART in node.attr else None
+
+
+def note_part(node: Any, part: PartDrawn | None) -> None:
+    """Let a node say that it draws a part, or (None) all."""
+    node.attr.pop(_PART, None)
+    if part is not None:
+        node.attr[_PART].list.i.extend(part)
 
 
 @register("StatelessRandomNormalV2", "StatelessRandomUniformFullIntV2", "StatelessRandomUniformIntV2")
@@ -29,11 +60,43 @@ def stateless_random(op: Op) -> Factors | Declined:
         return Declined("its shape is not known when planning")
     if algorithm is None or int(algorithm) not in (_PHILOX, _AUTOMATIC):
         return Declined("its algorithm is not Philox")
-    group = _COUNTER // 2 if op.out_dtypes[0] in (tf.float64, tf.int64, tf.uint64) else _COUNTER
-    skip = group * _RESERVED // _COUNTER if "Truncated" in op.type else 1
-    dims = (0, *[None] * (len(result) - 1))
+    part = part_drawn(op.node)
+    dims = (None if part is not None and part.axis == 0 else 0, *[None] * (len(result) - 1))
     inputs = (None,) * len(op.inputs)
-    return Factors(inputs, (dims,), resize={0: (Resize(0, 0, sizes),)}, draw=Draw(group, skip))
+    return Factors(inputs, (dims,), resize={0: (Resize(0, 0, sizes),)}, draw=draw_of(op))
+
+
+def draw_of(op: Op) -> Draw:
+    """Return how a stateless op makes numbers from a counter."""
+    group = _COUNTER // 2 if op.out_dtypes[0] in (tf.float64, tf.int64, tf.uint64) else _COUNTER
+    return Draw(group, group * _RESERVED // _COUNTER if "Truncated" in op.type else 1)
+
+
+def is_stateless_random(op_type: str) -> bool:
+    """Return whether ops of a type draw numbers that follow from what they read."""
+    rule = rule_of(op_type)
+    return rule is not None and rule.factors is stateless_random
+
+
+def drawn_in_parts(op: Op, layout: Shard, shards: int) -> Sharded | None:
+    """Return how each device of an axis of a mesh draws its own part; None where all of it is as good.
+
+    Args:
+      op: an op with the rule above.
+      layout: of the parts.
+      shards: how many there are.
+    """
+    factors, shape = stateless_random(op), [int(size) for size in op.out_shapes[0] or () if type(size) is int]
+    if isinstance(factors, Declined) or len(shape) < len(op.out_shapes[0] or ()) or len(layout.blocks) > 1:
+        return None
+    runs, inner = math.prod(shape[: layout.axis]), math.prod(shape[layout.axis + 1 :])
+    saved = inner * min(layout.size(0) - own for own in layout.pieces((1,) * shards)[0])
+    if runs > _MOST_RUNS or saved < _LEAST_SAVED:
+        return None
+    sizes = shape_operand(op, 0)
+    assert sizes is not None
+    resize = (Resize(0, layout.axis, sizes),)
+    return Sharded((REPLICATE,) * len(op.inputs), (layout,), resize, draw=factors.draw)
 
 
 def stateful_random(op: Op) -> Factors | Declined:
