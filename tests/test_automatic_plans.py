@@ -74,9 +74,9 @@ def test_variables_are_laid_out_as_chosen():
     step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(link=1e12))
     plan = step.plan(X)
     chosen = next(note for note in plan.notes if note.startswith("chosen automatically: "))
-    layouts = {None if parts is None else parts.layout for parts in map(parts_of_variable, model.kernels)}
-    assert f"variables {layouts.pop() or 'home'}" in chosen
     step(X)
+    layouts = {None if parts is None else parts.layout for parts in map(parts_of_variable, model.kernels)}
+    assert f"devices, variables {layouts.pop() or 'home'}: " in chosen
     again = step.plan(X[:128])  # another signature finds the variables as they lie
     assert any("variables as they lie" in note for note in again.notes)
 

@@ -6,65 +6,55 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.costs.families import family_of
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.costs.work import Work
-from graphsplit.prediction.compiled_work import ASSUMED, CompiledCall, Pricing, work_of_call
+from graphsplit.planning.tasks import Result
+from graphsplit.prediction.compiled_work import ASSUMED, CallWork, Member, work_of_call
 
 WEIGHTS = tf.Variable(tf.ones([64, 64]), name="weights")
 
 
-def price(sizes: dict[str, int]) -> Pricing:
-    """A second for each byte that is fused, ten for a kernel of its own."""
+def call(*members: tuple[str, list[int]], sizes: list[int], returned: int) -> CallWork:
+    """A second for each byte that is fused, ten for a kernel of its own.
 
-    def work(node):
-        return Work(family_of(node.op), "float32", 1.0, 99.0)
-
-    def seconds(node, own):
-        return 10.0 if node is not None else own.bytes
-
-    return Pricing(work, seconds, lambda reference: sizes[reference.partition(":")[0]], {"Identity"}.__contains__)
+    Members are of a type and read results, by number: first those of others, then their own.
+    """
+    first = len(sizes) - len(members)
+    found = {
+        first + k: Member(
+            family_of(name),
+            tuple(map(Result, reads)),
+            10.0,
+            Work(family_of(name), "float32", 1.0, 99.0),
+            name == "Identity",
+        )
+        for k, (name, reads) in enumerate(members)
+    }
+    return work_of_call(found, [Result(returned)], lambda result: sizes[result.task], lambda work: work.bytes)
 
 
 def test_what_is_fused_is_read_and_written_once():
     """tanh(x) + x, squared: x is read once, the result written; nothing in between is."""
-    nodes = [
-        make_node("tanh", "Tanh", ["x"]),
-        make_node("add", "AddV2", ["tanh", "x"]),
-        make_node("same", "Identity", ["add"]),
-        make_node("square", "Square", ["same"]),
-    ]
-    found = work_of_call(CompiledCall(tuple(nodes), ["square:0"]), price({"x": 3, "tanh": 3, "add": 3, "square": 3}))
+    found = call(("Tanh", [0]), ("AddV2", [1, 0]), ("Identity", [2]), ("Square", [3]), sizes=[3] * 5, returned=4)
     assert found == (3.0 + 3.0, 0)
 
 
 def test_products_are_kernels_of_their_own():
     """The first product is written; what is fused reads that, and writes what the second product reads."""
-    nodes = [
-        make_node("one", "MatMul", ["x", "w"]),
-        make_node("add", "BiasAdd", ["one", "b"]),
-        make_node("tanh", "Tanh", ["add"]),
-        make_node("two", "MatMul", ["tanh", "w"]),
-    ]
-    sizes = {"x": 7, "w": 7, "b": 1, "one": 5, "add": 5, "tanh": 5, "two": 5}
-    found = work_of_call(CompiledCall(tuple(nodes), ["two:0"]), price(sizes))
+    x, w, b = range(3)
+    members = ("MatMul", [x, w]), ("BiasAdd", [3, b]), ("Tanh", [4]), ("MatMul", [5, w])
+    found = call(*members, sizes=[7, 7, 1, 5, 5, 5, 5], returned=6)
     assert found.seconds == 10 + (5 + 1) + 5 + 10
     assert found.held_bytes == 5 + 5  # the first product until tanh is there
 
 
 def test_what_is_fused_again_later_holds_its_operands():
     """The gradient of tanh needs tanh, which is computed again from the product: that stays until then."""
-    nodes = [
-        make_node("one", "MatMul", ["x", "w"]),
-        make_node("tanh", "Tanh", ["one"]),
-        make_node("loss", "Sum", ["tanh", "axes"]),
-        make_node("other", "MatMul", ["loss", "w"]),
-        make_node("grad", "TanhGrad", ["tanh", "other"]),
-    ]
-    sizes = {"x": 1, "w": 1, "axes": 0, "one": 100, "tanh": 100, "loss": 1, "other": 1, "grad": 100}
-    found = work_of_call(CompiledCall(tuple(nodes), ["grad:0"]), price(sizes))
-    assert found.held_bytes == 100 + 100 + 1 + 1 or found.held_bytes == 100 + 100 + 1
+    x, w, axes = range(3)
+    members = ("MatMul", [x, w]), ("Tanh", [3]), ("Sum", [4, axes]), ("MatMul", [5, w]), ("TanhGrad", [4, 6])
+    found = call(*members, sizes=[1, 1, 0, 100, 100, 1, 1, 100], returned=7)
+    assert found.held_bytes == 100 + 100 + 1 + 1  # tanh is written for the sum, too
 
 
 def boxed(**others: float) -> Machine:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import random
-from dataclasses import replace
 
 import pytest
 
@@ -268,9 +267,9 @@ def test_an_operation_writes_over_an_operand_that_nobody_else_reads():
     schedule = replay(tasks, {"d": ONE})
     chain = [Buffer("a", "d", 10, 0, (1,)), Buffer("b", "d", 10, 1, (2,), (0,)), Buffer("c", "d", 10, 2, (3,), (1,))]
     assert live_memory(chain, schedule)["d"].live_bytes == 10
-    also_read = [replace(chain[0], readers=(1, 3)), *chain[1:]]
+    also_read = [chain[0]._replace(readers=(1, 3)), *chain[1:]]
     assert live_memory(also_read, schedule)["d"].live_bytes == 20
-    returned = [replace(chain[0], kept=True), *chain[1:]]
+    returned = [chain[0]._replace(kept=True), *chain[1:]]
     assert live_memory(returned, schedule)["d"].live_bytes == 20
 
 

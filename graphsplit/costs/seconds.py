@@ -25,6 +25,7 @@ REFERENCE = Device(
 
 _NO_WORK_S = 1e-6  # an operation that takes longer does something
 _TELLS_RATE_S = 1e-5  # of work, by the roofline: what was measured with less tells what it takes to start, not more
+_ALIKE = 0.05  # operations that move tensors and take about as long: they may read some sizes besides
 _UNKNOWN = re.compile(r"\[(?:\.\.\.|[\d,]*\?[\d,?]*)\]")  # a shape of which something is not known
 _TOLD = frozenset({"s", "i", "f", "b", "list"})
 _NOT_TOLD = frozenset({"_class", "_XlaMustCompile", "_output_shapes", "container", "shared_name"})
@@ -51,7 +52,8 @@ class Costs:
 
         Args:
           work: what it does.
-          key: see `sample_key`; "" for work that no operation is known of.
+          key: see `sample_key`; the type and the bytes of what moves tensors, `"AddN 800 B"`, which was measured if one
+            as large was; "" for work that no operation is known of.
         """
         device = self.device
         if work.family == FREE:
@@ -71,10 +73,13 @@ class Costs:
         if sample is not None:
             self.sampled.add(key)
             return sample.seconds
-        if key:
-            self.estimated.add(key)
         own, op_type = device.roofline_s(work), key.partition(" ")[0]
         near = self._nearest(op_type, own)
+        if key:
+            is_alike = (
+                near is not None and "->" not in key and math.isclose(device.roofline_s(near.work), own, rel_tol=_ALIKE)
+            )
+            (self.sampled if is_alike else self.estimated).add(key)
         if near is None:
             return own
         of_near = device.roofline_s(near.work)

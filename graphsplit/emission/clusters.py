@@ -16,16 +16,16 @@ from typing import Any, NamedTuple
 from graphsplit.core.protos.graphdefs import source_of
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.graph.compilability import holds_variants, why_not_compiled
-from graphsplit.graph.graph import Graph
+from graphsplit.graph.graph import Edges, Graph
 from graphsplit.graph.inlining import is_compiled
 
 _COMPUTING = frozenset({"op", "part", "shift", "constant"})  # roles; all others move, count rows or keep an order
 # they compute nothing that XLA could do better
-_TRIVIAL = frozenset(
+TRIVIAL = frozenset(
     {"Identity", "IdentityN", "ReadVariableOp", "Reshape", "Squeeze", "ExpandDims", "Cast", "Shape", "AssignVariableOp"}
 )
-_LEFT_OUT = frozenset({"Placeholder", "NoOp", "Const"})
-_FEWEST = 2  # operations that are worth a call
+LEFT_OUT = frozenset({"Placeholder", "NoOp", "Const"})
+FEWEST = 2  # operations that are worth a call
 
 
 class Key(NamedTuple):
@@ -72,15 +72,7 @@ def find_clusters(
     keys = _keys(graph, nodes, functions)
     returned = {web.place[source_of(reference)] for reference in outputs}
     _leave_out_reads_for_others(web, returned, keys)
-    holding = {k for k, node in enumerate(nodes) if holds_variants(node)}
-    while True:
-        levels = _levels(web, keys)
-        _sink(web, returned, keys, levels)
-        torn = _torn_variants(web, returned, holding, keys, levels)
-        if not torn:
-            break
-        for k in torn:
-            keys[k] = None
+    levels = levels_of(web, returned, {k for k, node in enumerate(nodes) if holds_variants(node)}, keys)
     groups: dict[tuple[Key, int], list[Any]] = {}
     found = [(graph.origins[node.name].op or 0, node.name, k) for k, node in enumerate(nodes) if keys[k] is not None]
     for _, _, k in sorted(found):
@@ -90,8 +82,27 @@ def find_clusters(
     return [
         XlaCluster(key, level, tuple(members))
         for (key, level), members in groups.items()
-        if sum(node.op not in _TRIVIAL for node in members) >= _FEWEST
+        if sum(node.op not in TRIVIAL for node in members) >= FEWEST
     ]
+
+
+def levels_of(web: Graph | Edges, returned: Set[int], holding: Set[int], keys: list[Key | None]) -> list[int]:
+    """Return the levels; nodes with the same key and level form a cluster.
+
+    Args:
+      web: who reads whom.
+      returned: nodes of which something is returned.
+      holding: nodes that read or make lists of tensors.
+      keys: of the nodes, equal ones one object. Those that hand lists over the border of a cluster lose theirs.
+    """
+    while True:
+        levels = _levels(web, keys)
+        _sink(web, returned, keys, levels)
+        torn = _torn_variants(web, returned, holding, keys, levels)
+        if not torn:
+            return levels
+        for k in torn:
+            keys[k] = None
 
 
 @functools.cache
@@ -110,7 +121,7 @@ def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any
         name, device, op_type = node.name, node.device, node.op
         origin = graph.origins.get(name)
         keys.append(None)
-        if origin is None or origin.role not in _COMPUTING or op_type in _LEFT_OUT or not device:
+        if origin is None or origin.role not in _COMPUTING or op_type in LEFT_OUT or not device:
             continue
         if origin.op in graph.uncompiled:
             continue
@@ -123,7 +134,7 @@ def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any
     return keys
 
 
-def _levels(web: Graph, keys: Sequence[Key | None]) -> list[int]:
+def _levels(web: Graph | Edges, keys: Sequence[Key | None]) -> list[int]:
     levels = [0] * len(keys)
     for k in web.positions_in_order:
         key, level = keys[k], 0
@@ -148,7 +159,7 @@ def _leave_out_reads_for_others(web: Graph, returned: Set[int], keys: list[Key |
         keys[k] = None
 
 
-def _sink(web: Graph, returned: Set[int], keys: Sequence[Key | None], levels: list[int]) -> None:
+def _sink(web: Graph | Edges, returned: Set[int], keys: Sequence[Key | None], levels: list[int]) -> None:
     """Put what only nodes of the same shard wait for where the first of them is: nobody else waits longer for it."""
     for k in reversed(web.positions_in_order):
         key, readers = keys[k], web.readers[k]
@@ -157,7 +168,7 @@ def _sink(web: Graph, returned: Set[int], keys: Sequence[Key | None], levels: li
 
 
 def _torn_variants(
-    web: Graph, returned: Set[int], holding: Set[int], keys: Sequence[Key | None], levels: Sequence[int]
+    web: Graph | Edges, returned: Set[int], holding: Set[int], keys: Sequence[Key | None], levels: Sequence[int]
 ) -> set[int]:
     """Return the nodes that hand lists of tensors to others, or get them, across the border of a cluster."""
     torn = {k for k in holding & returned if keys[k] is not None}

@@ -11,7 +11,7 @@ end; but of a sum that shards of one device give to in turns there is one buffer
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,7 +28,8 @@ SAME_BUFFER = frozenset(
 )
 """Operations that hand on the buffer that they read."""
 _NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp", "Sizes"})
-ALIGNED_BYTES = 64
+_AXIS = {"Split": 0, "SplitV": 2}  # which operand is the axis along which an operation cuts
+_ALIGNED_BYTES = 64
 
 
 class LiveBuffer(NamedTuple):
@@ -88,27 +89,49 @@ def alive_on(plan: Decisions, tasks: Tasks) -> dict[str, Alive]:
     return {own: alive for device, alive in most.items() for own in tasks.alike.devices.get(device, (device,))}
 
 
-def _buffers(plan: Decisions, found: Tasks) -> list[LiveBuffer]:
-    """Return all buffers, by who makes them."""
-    made: list[tuple[int, int]] = []  # the task that makes each buffer, and which of its results it is
-    last: list[int] = []
-    of: list[list[int | None]] = []  # the buffers of each task's results
-    for n, task in enumerate(found.tasks):
-        reads = [None if read is None else of[read.task][read.index] for read in task.reads]
-        for k in reads:
-            if k is not None:
-                last[k] = n
-        if _has_own(plan, task):
+class ResultBuffers(NamedTuple):
+    """In which buffers the results of tasks lie.
+
+    Attributes:
+      made: the task that makes each, and which of its results it is.
+      of: of each task the number of each result's buffer; None for what takes none.
+    """
+
+    made: list[tuple[int, int]]
+    of: list[list[int | None]]
+
+
+def result_buffers(
+    plan: Decisions, tasks: Sequence[PlannedTask], is_copied: Callable[[PlannedTask], bool] = lambda _: True
+) -> ResultBuffers:
+    """Return in which buffers the results of tasks lie; several names of one value in one.
+
+    Args:
+      plan: what runs.
+      tasks: each behind those that it reads.
+      is_copied: whether what is sent takes memory where it arrives.
+    """
+    made: list[tuple[int, int]] = []
+    of: list[list[int | None]] = []
+    for n, task in enumerate(tasks):
+        if is_copied(task) if task.kind == SEND else _has_own(plan, task):
             of.append(list(range(len(made), len(made) + len(task.bytes))))
             made += [(n, k) for k in range(len(task.bytes))]
-            last += [n] * len(task.bytes)
-        else:
-            shared = None if _has_none(plan, task) else next((k for k in reads if k is not None), None)
-            of.append([shared] * len(task.bytes))
-    for result in found.returned:
-        k = of[result.task][result.index]
+            continue
+        reads = () if _has_none(plan, task) else [of[read.task][read.index] for read in task.reads if read is not None]
+        of.append([next((k for k in reads if k is not None), None)] * len(task.bytes))
+    return ResultBuffers(made, of)
+
+
+def _buffers(plan: Decisions, found: Tasks) -> list[LiveBuffer]:
+    """Return all buffers, by who makes them."""
+    made, of = result_buffers(plan, found.tasks)
+    last = [n for n, _ in made]
+    reads = [(read, n) for n, task in enumerate(found.tasks) for read in task.reads if read is not None]
+    for read, n in [*reads, *[(read, len(found.tasks)) for read in found.returned]]:
+        k = of[read.task][read.index]
         if k is not None:
-            last[k] = len(found.tasks)
+            last[k] = n
     _let_pieces_wait(plan, found, of, last)
     return [
         LiveBuffer(task.device, task.bytes[k] * _times(found, task), task, n, end)
@@ -143,11 +166,16 @@ def _has_none(plan: Decisions, task: PlannedTask) -> bool:
 def _has_own(plan: Decisions, task: PlannedTask) -> bool:
     """Return whether what a task makes is no other name of what it reads."""
     if task.kind == OPERATION and task.op is not None:
-        return _has_buffer(plan.program.ops[task.op])
+        return _has_buffer(op := plan.program.ops[task.op]) and not _cuts_rows(op)
     value = task.value
     if isinstance(value, Slice) and task.op is not None and value.split.axis == 0:
         return not _are_rows(plan.program.ops[task.op])
     return not isinstance(value, Relay) and not (isinstance(value, Sum) and value.turn is not None)
+
+
+def _cuts_rows(op: Op) -> bool:
+    """Return whether an operation cuts rows, and what it makes are pieces of the buffer that it reads."""
+    return op.type in _AXIS and int(op.constants.get(_AXIS[op.type], 1)) == 0 and _are_rows(op)
 
 
 def _are_rows(op: Op) -> bool:
@@ -155,8 +183,10 @@ def _are_rows(op: Op) -> bool:
 
     TensorFlow copies none if each row begins where buffers may begin (`split_v_op.cc`, `ComputeEasyCases`).
     """
+    if op.out_shapes[0] is None or None in op.out_shapes[0]:
+        return False
     row = [size or 0 for size in (op.out_shapes[0] or ())[1:]]
-    return int(math.prod(row)) * int(op.out_dtypes[0].size or 1) % ALIGNED_BYTES == 0
+    return int(math.prod(row)) * int(op.out_dtypes[0].size or 1) % _ALIGNED_BYTES == 0
 
 
 def _most(buffers: list[LiveBuffer]) -> Alive:

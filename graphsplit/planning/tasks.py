@@ -27,7 +27,7 @@ from graphsplit.planning.schedule.phases import find_phases
 from graphsplit.planning.schedule.turns import find_turns
 from graphsplit.program.program import COPIES, Op, Tensor
 
-OPERATION, SEND, COPY = "op", "send", "copy"
+OPERATION, SEND, COPY = "op", "sent", "copy"  # (a move may be a "send")
 
 
 class Result(NamedTuple):
@@ -41,7 +41,7 @@ class PlannedTask(NamedTuple):
     """What runs once, on one device.
 
     Attributes:
-      kind: `"op"`; `"send"`; of what a move consists of, the kind of the move.
+      kind: `"op"`; `"sent"`; of what a move consists of, the kind of the move.
       device: where it runs; of something sent, where that goes.
       reads: of an operation one for each operand, None for what every device has or makes for itself.
       bytes: of each result.
@@ -179,7 +179,8 @@ class _TaskWriter:
             return
         op = self._ops[i]
         device = self._plan.owners.of_ops[i] or self._plan.home if d is None else self._plan.shard_device(op, d)
-        places = [device] * len(op.inputs) if not op.has_columns else self._read_at(op, d, device)
+        has_columns = op.has_columns
+        places = [device] * len(op.inputs) if not has_columns else self._read_at(op, d, device)
         reads = tuple(
             [
                 (found := operand.get(d)) and self._here(found, there, operand, d)
@@ -187,7 +188,7 @@ class _TaskWriter:
             ]
         )
         self._at[i, d] = self._add(PlannedTask(OPERATION, device, reads, sizes := self._sizes_of(op, d), i, d))
-        if op.has_columns and d is not None:
+        if has_columns and d is not None:
             for k, size in enumerate(sizes):  # each where its column has it
                 if (maker := self._plan.mesh.made_at(op, k, d)) != device:
                     task = PlannedTask(OPERATION, maker, (Result(self._at[i, d], k),), (size,), i, d)

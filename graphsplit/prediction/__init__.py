@@ -1,1 +1,1 @@
-"""Prediction: what an emitted graph takes on a machine, in seconds and bytes, without running it."""
+"""Prediction: what a plan takes on a machine, in seconds and bytes, without running or emitting it."""

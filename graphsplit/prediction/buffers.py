@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from graphsplit.planning import memory
 from graphsplit.prediction.replay import TaskTimes
@@ -12,8 +13,7 @@ SAME_BUFFER = memory.SAME_BUFFER | {"Switch", "Merge"}
 """Operations that hand on the buffer that they read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Buffer:
+class Buffer(NamedTuple):
     """What a task makes and others read.
 
     Attributes:

@@ -1,4 +1,4 @@
-"""Compiled work: what a call of XLA's takes, by the operations that are in it.
+"""Compiled work: which tasks XLA compiles together, and what a call of them takes.
 
 Assumed is what XLA is for: a call is started once, and operations that go over tensors entry by entry are fused with
 each other, so that what one of them makes for another one is neither written nor read. Products, convolutions and
@@ -9,14 +9,20 @@ not fuse all of that.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import NamedTuple
 
-from graphsplit.core.protos.graphdefs import inputs_of, source_of, split_reference
-from graphsplit.costs.families import FREE, PASSED_ON, family_of
+from graphsplit.costs.families import FREE, PASSED_ON
 from graphsplit.costs.work import Work
-from graphsplit.emission.compiled_calls import compile_clusters
-from graphsplit.emission.emitted_graph import EmittedGraph, Origin
+from graphsplit.emission.clusters import FEWEST, LEFT_OUT, TRIVIAL, Key, kind_of_device, levels_of
+from graphsplit.graph.compilability import holds_variants, why_not_compiled
+from graphsplit.graph.graph import Edges
+from graphsplit.graph.inlining import is_compiled
+from graphsplit.graph.walks import in_order
+from graphsplit.planning.plan import Plan
+from graphsplit.planning.tasks import OPERATION, PlannedTask, Result
+from graphsplit.planning.waits import OrderedTasks
+from graphsplit.program.program import COPIES, SIZES
 
 ASSUMED = (
     "what XLA compiles is started once and fuses all that goes entry by entry; kernels are no faster: a compiled call "
@@ -25,50 +31,58 @@ ASSUMED = (
 _FUSED = frozenset({"elementwise", "movement", FREE})
 
 
-class CompiledCall(NamedTuple):
-    """What a compiled call consists of.
+def compiled_together(plan: Plan, found: OrderedTasks) -> list[tuple[int, ...]]:
+    """Return the tasks of a plan, those that become one call together, each behind what it needs.
 
-    Attributes:
-      members: the nodes that are in it.
-      returned: the references that it returns, as they are named in the emitted graph.
+    See `emission/clusters.py`.
     """
+    ops, tasks = plan.program.ops, found.tasks
+    keys = list(_keys(plan, tasks)) if plan.jit_compile else []
+    if not any(keys):
+        return [(n,) for n in found.as_emitted]
+    returned = {result.task for result in found.returned}
+    types = [ops[task.op].type if task.kind == OPERATION and task.op is not None else "" for task in tasks]
+    for n, task in enumerate(tasks):  # who reads a variable for others hands on the value as it is
+        for read in task.reads:
+            if read is not None and types[read.task] == "ReadVariableOp" and keys[read.task] is not keys[n]:
+                keys[read.task] = None
+    keys = [None if types[n] == "ReadVariableOp" and n in returned else key for n, key in enumerate(keys)]
+    plain = [types[n] not in ("", COPIES, SIZES) for n in range(len(tasks))]
+    holding = {n for n, task in enumerate(tasks) if plain[n] and holds_variants(ops[task.op or 0].node)}
+    web = Edges(found.sources)
+    levels = levels_of(web, returned, holding, keys)
+    groups: dict[object, list[int]] = {}
+    for n in found.as_emitted:
+        key = keys[n]
+        groups.setdefault(n if key is None else (key, levels[n]), []).append(n)
+    trivial = TRIVIAL | {COPIES, SIZES}
+    together: list[tuple[int, ...]] = []
+    for own in groups.values():
+        is_worth_it = sum(types[n] not in trivial for n in own) >= FEWEST
+        together += [tuple(own)] if is_worth_it else [(n,) for n in own]
+    number = {n: g for g, own in enumerate(together) for n in own}
+    sources = [{number[source] for n in own for source in found.sources[n]} - {g} for g, own in enumerate(together)]
+    return [together[g] for g in in_order([sorted(own) for own in sources])]
 
-    members: tuple[Any, ...]
-    returned: Sequence[str]
 
-
-@dataclass(frozen=True)
-class RunGraph:
-    """What is run of an emitted graph.
-
-    Attributes:
-      nodes: with calls in place of what XLA compiles.
-      outputs: references of what is returned.
-      origins: of all nodes, the calls among them.
-      calls: by name.
-    """
-
-    nodes: tuple[Any, ...]
-    outputs: tuple[str, ...]
-    origins: Mapping[str, Origin]
-    calls: Mapping[str, CompiledCall]
-
-
-def run_graph(graph: EmittedGraph) -> RunGraph:
-    """Return what is run of an emitted graph: all of its nodes, or calls in place of clusters if it is compiled."""
-    if not graph.compiled:
-        return RunGraph(graph.nodes, graph.outputs, graph.origins, {})
-    found = compile_clusters(graph, graph.nodes, graph.outputs, graph.effects)
-    members: dict[str, list[Any]] = {}
-    for node in graph.nodes:
-        if node.name in found.inside:
-            members.setdefault(found.inside[node.name], []).append(node)
-    origins = {
-        **graph.origins,
-        **{name: Origin(None, graph.shard_of(own[0].name), "op") for name, own in members.items()},
-    }
-    calls = {name: CompiledCall(tuple(own), found.returned[name]) for name, own in members.items()}
-    return RunGraph(found.nodes, found.outputs, origins, calls)
+def _keys(plan: Plan, tasks: Sequence[PlannedTask]) -> Sequence[Key | None]:
+    """Return what tells the clusters of tasks apart; None for those that XLA does not compile."""
+    functions = {function.signature.name: function for function in plan.program.library.function}
+    answers: dict[tuple[int, str], bool] = {}
+    same: dict[Key, Key] = {}
+    keys: list[Key | None] = []
+    for task in tasks:
+        op = plan.program.ops[task.op] if task.kind == OPERATION and task.op is not None else None
+        if op is None or op.type in LEFT_OUT or op.index in plan.turns_split:
+            keys.append(None)
+            continue
+        asked = op.index, kind_of_device(task.device)
+        if asked not in answers:
+            is_plain = op.type in (COPIES, SIZES)
+            answers[asked] = is_plain or not (is_compiled(op.node) or why_not_compiled(op.node, functions, asked[1]))
+        key = Key(task.device, task.shard, "")
+        keys.append(same.setdefault(key, key) if answers[asked] else None)
+    return keys
 
 
 class CallWork(NamedTuple):
@@ -83,105 +97,113 @@ class CallWork(NamedTuple):
     held_bytes: int
 
 
-class Pricing(NamedTuple):
-    """What is asked about single operations.
+class Member(NamedTuple):
+    """An operation that is compiled with others.
 
     Attributes:
-      work: of a node.
-      seconds: that the device works for a node, or, without one, for work.
-      bytes: of a reference.
-      is_same: whether a node of a type passes on what it reads.
+      family: of its work.
+      reads: the results that it reads.
+      own_s: how long the device works for it alone.
+      work: of it.
+      is_same: whether it passes on what it reads.
     """
 
-    work: Callable[[Any], Work]
-    seconds: Callable[[Any, Work | None], float]
-    bytes: Callable[[str], int]
-    is_same: Callable[[str], bool]
+    family: str
+    reads: tuple[Result, ...]
+    own_s: float = 0.0
+    work: Work = Work(FREE)
+    is_same: bool = False
 
 
-def work_of_call(call: CompiledCall, pricing: Pricing) -> CallWork:
-    """Return what a compiled call takes."""
-    return _CallWork(call, pricing).found()
+def work_of_call(
+    members: Mapping[int, Member],
+    returned: Sequence[Result],
+    bytes_of: Callable[[Result], int],
+    seconds: Callable[[Work], float],
+) -> CallWork:
+    """Return what a compiled call takes.
+
+    Args:
+      members: by the number of the task, in order.
+      returned: what others read.
+      bytes_of: the size of a result, of others' too.
+      seconds: that the device works.
+    """
+    return _CallWork(members, returned, bytes_of, seconds).found()
 
 
 class _CallWork:
-    def __init__(self, call: CompiledCall, pricing: Pricing):
-        self._pricing = pricing
-        self._place = {node.name: k for k, node in enumerate(call.members)}
-        self._nodes = call.members
-        self._reads = [self._read_by(node) for node in call.members]
-        self._returned = {self._source(reference) for reference in call.returned}
-        self._readers: dict[str, list[int]] = {}
-        for k, references in enumerate(self._reads):
-            for reference in references:
-                self._readers.setdefault(reference, []).append(k)
-        self._is_fused = [family_of(node.op) in _FUSED for node in call.members]
-        self._made: list[list[str]] = [[] for _ in call.members]  # what others read of each, or is returned
-        for reference in dict.fromkeys([*self._readers, *sorted(self._returned)]):
-            place = self._place.get(source_of(reference))
-            if place is not None:
-                self._made[place].append(reference)
+    def __init__(
+        self,
+        members: Mapping[int, Member],
+        returned: Sequence[Result],
+        bytes_of: Callable[[Result], int],
+        seconds: Callable[[Work], float],
+    ):
+        self._members = members
+        self._bytes = bytes_of
+        self._seconds = seconds
+        self._reads = {n: self._read_by(member) for n, member in members.items()}
+        self._returned = {self._source(result) for result in returned}
+        self._readers: dict[Result, list[int]] = {}
+        for n, results in self._reads.items():
+            for result in results:
+                self._readers.setdefault(result, []).append(n)
+        self._made: dict[int, list[Result]] = {n: [] for n in members}  # what others read of each, or is returned
+        for result in dict.fromkeys([*self._readers, *sorted(self._returned)]):
+            if result.task in members:
+                self._made[result.task].append(result)
 
     def found(self) -> CallWork:
         """Return the seconds and bytes of all members."""
-        seconds, loaded = 0.0, set[str]()
-        for k, node in enumerate(self._nodes):
-            if family_of(node.op) == PASSED_ON:
+        seconds, loaded = 0.0, set[Result]()
+        for n, member in self._members.items():
+            if member.family == PASSED_ON:
                 continue
-            if not self._is_fused[k]:
-                seconds += self._pricing.seconds(node, None)
+            if not self._is_fused(n):
+                seconds += member.own_s
                 continue
-            work = self._pricing.work(node)
-            new = {reference for reference in self._reads[k] if not self._comes_from_fused(reference)} - loaded
+            new = {result for result in self._reads[n] if not self._is_fused(result.task)} - loaded
             loaded |= new
-            moved = sum(map(self._pricing.bytes, new)) + sum(map(self._pricing.bytes, self._written(k)))
-            if work.flops or moved:
-                fused = replace(work, family="elementwise", bytes=float(moved))
-                seconds += self._pricing.seconds(None, fused)
+            moved = sum(map(self._bytes, new)) + sum(map(self._bytes, self._written(n)))
+            if member.work.flops or moved:
+                seconds += self._seconds(replace(member.work, family="elementwise", bytes=float(moved)))
         return CallWork(seconds, self._held())
 
-    def _read_by(self, node: Any) -> list[str]:
-        if self._pricing.is_same(node.op):
-            return []
-        return list(dict.fromkeys([self._source(reference) for reference in inputs_of(node)[0]]))
+    def _is_fused(self, n: int) -> bool:
+        return n in self._members and self._members[n].family in _FUSED
 
-    def _source(self, reference: str) -> str:
-        """Return the reference of the tensor that is passed on under another name."""
-        while True:
-            name, index = split_reference(reference)
-            place = self._place.get(name)
-            if place is None or not self._pricing.is_same(self._nodes[place].op):
-                return f"{name}:{index}"
-            reference = self._nodes[place].input[0]
+    def _read_by(self, member: Member) -> list[Result]:
+        return [] if member.is_same else list(dict.fromkeys(map(self._source, member.reads)))
 
-    def _comes_from_fused(self, reference: str) -> bool:
-        place = self._place.get(source_of(reference))
-        return place is not None and self._is_fused[place]
+    def _source(self, result: Result) -> Result:
+        """Return the result that is passed on under another name."""
+        while result.task in self._members and self._members[result.task].is_same:
+            result = self._members[result.task].reads[0]
+        return result
 
-    def _written(self, k: int) -> list[str]:
+    def _written(self, n: int) -> list[Result]:
         """Return what a fused member makes for others than fused ones."""
-        return [r for r in self._made[k] if r in self._returned or not self._is_read_by_fused_only(r)]
-
-    def _is_read_by_fused_only(self, reference: str) -> bool:
-        return all(self._is_fused[k] for k in self._readers.get(reference, ()))
+        return [r for r in self._made[n] if r in self._returned or not all(map(self._is_fused, self._readers[r]))]
 
     def _held(self) -> int:
         """Return the most bytes that are alive at a time of what is written and not returned."""
-        ends: dict[str, int] = {}
-        for k in reversed(range(len(self._nodes))):  # what is fused reads its operands where its result is needed
-            later = max([ends.get(r, k) for r in self._made[k]], default=k) if self._is_fused[k] else k
-            for reference in self._reads[k]:
-                ends[reference] = max(ends.get(reference, 0), later)
-        changes = [0] * (len(self._nodes) + 1)
-        for k in range(len(self._nodes)):
-            if family_of(self._nodes[k].op) in (PASSED_ON, FREE):
+        place = {n: k for k, n in enumerate(self._members)}
+        ends: dict[Result, int] = {}
+        for n in reversed(place):  # what is fused reads its operands where its result is needed
+            k = place[n]
+            later = max([ends.get(r, k) for r in self._made[n]], default=k) if self._is_fused(n) else k
+            for result in self._reads[n]:
+                ends[result] = max(ends.get(result, 0), later)
+        changes = [0] * (len(place) + 1)
+        for n, k in place.items():
+            if self._members[n].family in (PASSED_ON, FREE):
                 continue
-            written = self._written(k) if self._is_fused[k] else self._made[k]
-            for reference in written:
-                if reference not in self._returned:
-                    size = self._pricing.bytes(reference)
+            for result in self._written(n) if self._is_fused(n) else self._made[n]:
+                if result not in self._returned:
+                    size = self._bytes(result)
                     changes[k] += size
-                    changes[ends.get(reference, k) + 1] -= size
+                    changes[ends.get(result, k) + 1] -= size
         live = most = 0
         for change in changes:
             live += change

@@ -15,7 +15,7 @@ from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.buffers import Memory
 from graphsplit.prediction.replay import TaskTimes
-from graphsplit.prediction.task_writing import GraphTasks, Placed
+from graphsplit.prediction.task_writing import MachineTasks, Placed
 
 _SHOWN = 10
 
@@ -81,7 +81,7 @@ class PredictedStep:
     sizes: tuple[int, int] | None = None
     most: PredictedStep | None = field(default=None, repr=False)
     notes: tuple[str, ...] = ()
-    _tasks: GraphTasks = field(repr=False, kw_only=True)
+    _tasks: MachineTasks = field(repr=False, kw_only=True)
     _schedule: TaskTimes = field(repr=False, kw_only=True)
 
     @property

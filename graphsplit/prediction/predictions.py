@@ -7,11 +7,11 @@ from dataclasses import replace
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError
+from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.notebooks import text_html
 from graphsplit.core.storage import forms
 from graphsplit.costs.machine import Link, Machine
 from graphsplit.costs.seconds import Costs
-from graphsplit.emission.emitter import emit
 from graphsplit.placement.recorded.recorded_steps import RecordedStep
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.plan import Plan
@@ -21,7 +21,7 @@ from graphsplit.prediction.buffers import Memory, live_memory, with_state
 from graphsplit.prediction.compiled_work import ASSUMED as COMPILED
 from graphsplit.prediction.predicted_step import PredictedStep, percent
 from graphsplit.prediction.replay import replay
-from graphsplit.prediction.task_writing import tasks_of
+from graphsplit.prediction.task_writing import machine_tasks
 
 SUFFIXES = (".html", ".json", ".png")
 
@@ -100,6 +100,7 @@ def between(least: Prediction, most: Prediction, sizes: tuple[int, int]) -> Pred
     return replace(least, sizes=sizes, most=most, unknown=most.unknown)
 
 
+@collection_paused()
 def predict_plan(
     plan: Plan,
     machine: Machine,
@@ -108,7 +109,7 @@ def predict_plan(
     layout: str = "",
     unknown_size: int | None = None,
 ) -> Prediction:
-    """Return what a plan takes on a machine, by replaying the graph that is emitted for it.
+    """Return what a plan takes on a machine, by replaying its tasks.
 
     Args:
       plan: its devices are some of the machine's; the sizes of its arguments are known.
@@ -118,7 +119,7 @@ def predict_plan(
       unknown_size: what sizes count as that follow from data.
     """
     costs = Costs(machine.device, unknown_size)
-    tasks = tasks_of(plan, emit(plan), machine, costs)
+    tasks = machine_tasks(plan, machine, costs)
     schedule = replay(tasks.tasks, tasks.resources)
     state = state_bytes(plan.program, plan.state, plan.home)
     memory = with_state(live_memory(tasks.buffers, schedule), state, tasks.arguments)

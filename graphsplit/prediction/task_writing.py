@@ -1,31 +1,26 @@
-"""Tasks of an emitted graph, written node by node."""
+"""What a plan runs, as a machine has to run it: its tasks on streams, links and threads, and what they hold."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
-
-import tensorflow as tf
+from typing import NamedTuple
 
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.gpus.kernel_devices import kernel_devices
-from graphsplit.core.protos.graphdefs import inputs_of, source_of
 from graphsplit.costs.families import FREE
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.seconds import Costs
-from graphsplit.costs.work import bytes_of, is_known
-from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.emission.emitter import emit
-from graphsplit.emission.shards.sizes import sizes_of
-from graphsplit.graph.graph import Graph
-from graphsplit.planning.memory import ALIGNED_BYTES
+from graphsplit.planning.communication.transfers import Concatenation, Slice
+from graphsplit.planning.memory import result_buffers
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Result, tasks_of
+from graphsplit.planning.waits import TURN, with_waits
 from graphsplit.prediction.buffers import SAME_BUFFER, Buffer, allocated
-from graphsplit.prediction.compiled_work import run_graph
-from graphsplit.prediction.node_times import NodeTime, NodeTimes
+from graphsplit.prediction.compiled_work import Member, compiled_together, work_of_call
 from graphsplit.prediction.replay import Resource, Task, replay
 from graphsplit.prediction.routes import Routes
+from graphsplit.prediction.task_costs import TaskCost, TaskCosts
 from graphsplit.prediction.threads import Threads
 
 
@@ -48,8 +43,8 @@ class Placed(NamedTuple):
 
 
 @dataclass(frozen=True)
-class GraphTasks:
-    """An emitted graph, as a machine has to run it.
+class MachineTasks:
+    """What a plan runs, as a machine has to run it.
 
     Attributes:
       tasks: all of them.
@@ -72,123 +67,157 @@ class GraphTasks:
     given: int = 0
 
 
-_NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp"})
-_GIVEN = "Placeholder"
 _OVERWRITES = "elementwise"
-
-
-class _Operands(NamedTuple):
-    """Which operand of an operation is what it cuts, and which the axis."""
-
-    value: int
-    axis: int
-
-
-_CUTS = {"Split": _Operands(1, 0), "SplitV": _Operands(0, 2)}
+_MOST_TASKS = 1 << 40
 
 
 @collection_paused()
-def tasks_of(plan: Plan, graph: EmittedGraph, machine: Machine, costs: Costs) -> GraphTasks:
-    """Return what a machine has to do for an emitted graph.
+def machine_tasks(plan: Plan, machine: Machine, costs: Costs) -> MachineTasks:
+    """Return what a machine has to do for a plan.
 
     Args:
-      plan: what was emitted; all sizes of its arguments are known.
-      graph: the result.
-      machine: its devices have the names that the graph asks for.
+      plan: what runs; all sizes of its arguments are known.
+      machine: its devices have the names of the plan's.
       costs: of single operations on them.
     """
-    return _Writer(plan, graph, machine, costs).write()
+    return _Writer(plan, machine, costs).write()
 
 
 class _Writer:
-    def __init__(self, plan: Plan, graph: EmittedGraph, machine: Machine, costs: Costs):
+    """Writes tasks for a machine: one for each of a plan's, or for those that XLA compiles together; and signals."""
+
+    def __init__(self, plan: Plan, machine: Machine, costs: Costs):
         self._plan = plan
-        self._graph = graph
         self._machine = machine
         self._costs = costs
-        self._run = run_graph(graph)
-        self._nodes = Graph(self._run.nodes) if self._run.calls else graph.by_name
-        self._sizes = sizes_of(plan, graph)
-        for name, call in self._run.calls.items():
-            self._sizes.add(name, call.returned)
+        self._found = with_waits(plan, tasks_of(plan))
+        self._planned = self._found.tasks
+        self._groups = compiled_together(plan, self._found)
+        self._call_of = {n: g for g, own in enumerate(self._groups) for n in own if len(own) > 1}
+        self._number = [-1] * len(self._planned)  # of what is written for each of the plan's tasks
+        self._uses: dict[tuple[str, str, bool], tuple[tuple[str, ...], tuple[float, ...]]] = {}
         self._unknown: dict[str, None] = {}
-        self._times = NodeTimes(plan, self._run, self._sizes, costs, self._note, self._seconds_of_turn)
-        devices = dict.fromkeys([*plan.devices, *[node.device for node in graph.nodes if node.device], plan.home])
+        self._prices = TaskCosts(plan, self._planned, costs, self._note, self._seconds_of_turn)
+        devices = dict.fromkeys([*plan.devices, *[task.device for task in self._planned], plan.home])
         kind = f"device:{machine.device.kind}:"
         self._routes = Routes(machine, [device for device in devices if kind in device])
         self._tasks: list[Task] = []
         self._placed: list[Placed] = []
-        self._at: dict[str, int] = {}  # the task of each node
-        self._sent: dict[tuple[str, str], int] = {}
-        self._buffers: list[dict[str, Any]] = []
-        self._buffer_of: dict[tuple[str, str], int] = {}  # what a reference is read from on a device
-        self._devices = {node.name: str(node.device) or plan.home for node in self._run.nodes}
-        self._rank = self._nodes.place
+        self._families: list[str] = []
+        self._held: list[tuple[int, int]] = []  # compiled calls, and what they hold for themselves
+        self._signals: dict[tuple[int, str], int] = {}
+        self._ran: set[tuple[int | None, int | None]] = set()
+        self._names = {d: f"shard_{d}/" for d in range(plan.mesh.shards)}
 
-    def write(self) -> GraphTasks:
-        for name in self._nodes.order:
-            self._write_node(self._nodes[name])
-        for reference in self._run.outputs:
-            k = self._buffer(reference, self._device(source_of(reference)))
-            if k is not None:
-                self._buffers[k]["kept"] = True
+    def write(self) -> MachineTasks:
+        for own in self._groups:
+            task = self._planned[own[0]]
+            if len(own) > 1:
+                self._write_call(own)
+            elif task.kind == SEND:
+                self._write_send(own[0], task)
+            else:
+                self._write_task(own[0], task)
+        given = [t for t in self._planned if self._is_op(t) and self._plan.program.ops[t.op or 0].type == "Placeholder"]
         arguments: dict[str, int] = {}
-        for name in self._graph.inputs:
-            device = self._device(name)
-            arguments[device] = arguments.get(device, 0) + sum(map(bytes_of, self._sizes[name]))
-        buffers = [Buffer(**{**b, "readers": tuple(b["readers"])}) for b in self._buffers]
-        return GraphTasks(
+        for task in given:
+            if task.op in self._plan.program.inputs:
+                arguments[task.device] = arguments.get(task.device, 0) + sum(task.bytes)
+        return MachineTasks(
             tuple(self._tasks),
             tuple(self._placed),
-            tuple(buffers),
+            self._buffers(),
             self._routes.resources(),
             arguments,
-            sum(placed.bytes for placed in self._placed if placed.kind == "send"),
+            sum([each.bytes for each in self._placed if each.kind == "send"]),
             tuple(self._unknown),
-            sum(node.op == _GIVEN for node in self._run.nodes),
+            len(given),
         )
 
-    def _device(self, name: str) -> str:
-        return self._devices[name]
+    def _is_op(self, task: PlannedTask) -> bool:
+        return task.kind == OPERATION
 
-    def _write_node(self, node: Any) -> None:
-        device, (data, waits) = self._device(node.name), inputs_of(node)
-        after = [self._arrival(reference, device) for reference in data]
-        after += [self._signal(reference[1:], device) for reference in waits]
-        time = self._times.of(node)
-        kind = "wait" if time.family == FREE or not time.seconds else "compute"
-        uses: tuple[str, ...] = ()
-        if kind == "compute":
-            uses = (self._routes.computes_on(device),)
-            if uses[0].startswith("stream") and "GPU" not in kernel_devices(node):
-                uses = (f"threads of host {self._machine.host_of(device)}",)
-        placed = Placed(device, kind, str(node.op))
-        own = self._add(node.name, uses, time.seconds, after, self._rank[node.name], placed, family=time.family)
-        self._at[node.name] = own
-        for reference in data:
-            k = self._buffer(reference, device)
-            if k is not None:
-                self._buffers[k]["readers"].append(own)
-        self._write_buffers(node, device, own, time, data)
+    def _write_task(self, n: int, task: PlannedTask) -> None:
+        cost = self._prices.of(task)
+        if task.kind == OPERATION:
+            if (task.op, task.shard) in self._ran:  # a loop's result in another column: it is there
+                cost = TaskCost("NoOp")
+            self._ran.add((task.op, task.shard))
+        after = self._before((n,))
+        if self._has_constants(task) and all(self._placed[k].kind == "wait" for k in after):
+            after.append(self._add(Task("constants"), Placed(task.device, "wait", "Const")))
+        self._compute((n,), self._name(task), after, cost, on_host=self._prices.runs_on_host(task))
 
-    def _add(
-        self,
-        name: str,
-        uses: tuple[str, ...],
-        seconds: float,
-        after: Sequence[int],
-        rank: int,
-        placed: Placed,
-        delay_s: float = 0.0,
-        family: str = "",
+    def _has_constants(self, task: PlannedTask) -> bool:
+        """Return whether it reads constants of its own: where nothing else is waited for, they say when it begins."""
+        return isinstance(task.value, (Slice, Concatenation)) or (task.kind == OPERATION and None in task.reads)
+
+    def _write_call(self, own: Sequence[int]) -> None:
+        members, inside = {}, set(own)
+        for n in own:
+            cost = self._prices.of(self._planned[n])
+            reads = tuple([read for read in self._planned[n].reads if read is not None])
+            members[n] = Member(cost.family, reads, cost.own_s, cost.work, bool(reads) and cost.type in SAME_BUFFER)
+        returned = [result for result in self._read_by_others if result.task in inside]
+        found = work_of_call(members, returned, self._prices.bytes, self._costs.own_s)
+        cost = TaskCost("PartitionedCall", "compiled", self._costs.started(found.seconds))
+        name = f"compiled/{self._name(self._planned[own[0]])}"
+        self._held.append((self._compute(own, name, self._before(own), cost), found.held_bytes))
+
+    @functools.cached_property
+    def _read_by_others(self) -> Sequence[Result]:
+        """What others than those of the same call read, or is returned."""
+        found = dict.fromkeys(self._found.returned)
+        for n, task in enumerate(self._planned):
+            call = self._call_of.get(n)
+            found.update(
+                dict.fromkeys([r for r in task.reads if r and (call is None or self._call_of.get(r.task) != call)])
+            )
+        return list(found)
+
+    def _compute(
+        self, own: Sequence[int], name: str, after: Sequence[int], cost: TaskCost, *, on_host: bool = False
     ) -> int:
-        host = self._machine.host
-        on_threads = bool(uses) and uses[0].startswith("threads")
-        slowdown = host.slowdown_of.get(family, host.slowdown) if on_threads else (1.0,)
-        sends = placed.kind == "send"
-        self._tasks.append(Task(name, uses, seconds, tuple(dict.fromkeys(after)), delay_s, rank, slowdown, sends))
+        """Write what some tasks, which run as one, compute."""
+        device = self._planned[own[0]].device
+        kind = "wait" if cost.family == FREE or not cost.seconds else "compute"
+        uses, slowdown = self._on(device, cost.family, on_host) if kind == "compute" else ((), (1.0,))
+        task = Task(name, uses, cost.seconds, tuple(after), 0.0, len(self._tasks), slowdown)
+        return self._add(task, Placed(device, kind, cost.type), own, cost.family)
+
+    def _on(self, device: str, family: str, on_host: bool) -> tuple[tuple[str, ...], tuple[float, ...]]:
+        """Return what work of a family occupies on a device, and how much longer it takes beside other work there."""
+        key = (device, family, on_host)
+        if key not in self._uses:
+            host, name = self._machine.host, self._routes.computes_on(device)
+            if on_host and name.startswith("stream"):
+                name = f"threads of host {self._machine.host_of(device)}"
+            slowdown = host.slowdown_of.get(family, host.slowdown) if name.startswith("threads") else (1.0,)
+            self._uses[key] = (name,), slowdown
+        return self._uses[key]
+
+    def _add(self, task: Task, placed: Placed, own: Sequence[int] = (), family: str = "") -> int:
+        """Write a task, and return its number; `own` are those of the plan that it is."""
+        for n in own:
+            self._number[n] = len(self._tasks)
+        self._tasks.append(task)
         self._placed.append(placed)
+        self._families.append(family)
         return len(self._tasks) - 1
+
+    def _before(self, own: Sequence[int]) -> list[int]:
+        """Return what some tasks, which run as one, come after."""
+        found: dict[int, None] = {}
+        for n in own:
+            device = self._planned[n].device
+            found.update({self._number[r.task]: None for r in self._planned[n].reads if r and r.task not in own})
+            found.update({self._signal(k, device): None for k in self._found.waits[n] if k not in own})
+        return list(found)
+
+    def _name(self, task: PlannedTask) -> str:
+        shard = self._names.get(-1 if task.shard is None else task.shard, "")
+        name = "" if task.op is None else self._plan.program.ops[task.op].name
+        return shard + name if task.kind in (OPERATION, SEND, TURN) else f"{task.kind}/{shard}{name}"
 
     def _note(self, unknown: str) -> None:
         if unknown:
@@ -196,106 +225,77 @@ class _Writer:
 
     def _seconds_of_turn(self, plan: Plan) -> float:
         """Return how long a body takes whose work is split over the devices."""
-        inner = tasks_of(plan, emit(plan), self._machine, self._costs)
+        inner = machine_tasks(plan, self._machine, self._costs)
         self._unknown.update(dict.fromkeys(inner.unknown))
         return replay(inner.tasks, inner.resources).seconds
 
-    def _arrival(self, reference: str, device: str) -> int:
-        """Return the task after which a tensor can be read on a device: its maker, or what sends it there, once."""
-        name = source_of(reference)
-        source = self._device(name)
-        if source == device or self._sizes.of(reference)[1] in (tf.resource, tf.variant):
-            return self._at[name]
-        key = (reference.removesuffix(":0"), device)
-        if key not in self._sent:
-            self._sent[key] = self._send(reference, name, source, device)
-        return self._sent[key]
-
-    def _send(self, reference: str, name: str, source: str, device: str) -> int:
-        tensor = self._sizes.of(reference)
-        count, route = bytes_of(tensor, self._costs.unknown_size), self._routes.between(source, device)
-        if not is_known(tensor) and self._costs.unknown_size is None:
-            self._note(f"the size of {reference!r}, which is sent, is known only when it runs")
+    def _write_send(self, n: int, task: PlannedTask) -> None:
+        read = task.reads[0]
+        assert read is not None
+        source = self._planned[read.task].device
+        count, route = self._prices.bytes(Result(n)), self._routes.between(source, task.device)
+        if self._prices.is_open(task) and self._costs.unknown_size is None:
+            self._note(f"the size of {self._name(task)!r}, which is sent, is known only when it runs")
         busy = route.busy_s + count / route.bytes_per_s
-        role = self._run.origins[name].role
-        rank = self._rank_of_send(name, source, device)
-        placed = Placed(source, "send", role if role != "op" else "send", count, device)
-        own = self._add(reference, route.uses, busy, [self._at[name]], rank, placed, route.latency_s)
-        k = self._buffer(reference, source)
-        if k is not None:
-            self._buffers[k]["readers"].append(own)
-        if route.copies:
-            self._new_buffer(reference, device, count, own, (reference.removesuffix(":0"), device))
-        elif k is not None:
-            self._buffer_of[reference.removesuffix(":0"), device] = k
-        return own
+        name, kind = self._name(task), "send" if task.sent_for in (OPERATION, COPY) else task.sent_for
+        after = (self._number[read.task],)
+        rank = self._rank(source, task.device)
+        sent = Task(name, route.uses, busy, after, route.latency_s, rank, hands_on=True)
+        self._add(sent, Placed(source, "send", kind, count, task.device), (n,))
 
-    def _rank_of_send(self, name: str, source: str, device: str) -> int:
-        return self._routes.rank(source, device) * len(self._run.nodes) + self._rank[name]
+    def _rank(self, source: str, device: str) -> int:
+        return self._routes.rank(source, device) * _MOST_TASKS + len(self._tasks)
 
-    def _signal(self, name: str, device: str) -> int:
-        """Return the task after which a node may run that waits for another one: elsewhere, a signal is sent."""
-        source = self._device(name)
+    def _signal(self, n: int, device: str) -> int:
+        """Return the task after which one may run that waits for another one: elsewhere, a signal is sent."""
+        source, number = self._planned[n].device, self._number[n]
         if source == device:
-            return self._at[name]
-        key = (f"^{name}", device)
-        if key not in self._sent:
+            return number
+        key = (number, device)
+        if key not in self._signals:
             route = self._routes.between(source, device)
             uses = route.uses if route.busy_s else ()  # (threads send and receive it; links carry it beside all else)
             placed = Placed(source, "send" if uses else "wait", "signal", 0, device)
-            rank = self._rank_of_send(name, source, device)
-            self._sent[key] = self._add(f"^{name}", uses, route.busy_s, [self._at[name]], rank, placed, route.latency_s)
-        return self._sent[key]
+            rank, name = self._rank(source, device), f"^{self._name(self._planned[n])}"
+            task = Task(name, uses, route.busy_s, (number,), route.latency_s, rank, hands_on=bool(uses))
+            self._signals[key] = self._add(task, placed)
+        return self._signals[key]
 
-    def _buffer(self, reference: str, device: str) -> int | None:
-        """Return the buffer from which a reference is read on a device; None for what takes none."""
-        return self._buffer_of.get((reference.removesuffix(":0"), device))
+    def _buffers(self) -> tuple[Buffer, ...]:
+        """Return what all tasks make, and who reads it."""
+        made, of = result_buffers(self._plan, self._planned, self._is_copied)
+        readers: list[list[int]] = [[] for _ in made]
+        kept, is_read = [False] * len(made), [False] * len(made)
+        for result in self._found.returned:
+            k = of[result.task][result.index]
+            if k is not None:
+                kept[k] = is_read[k] = True
+        for n, task in enumerate(self._planned):
+            for read in task.reads:
+                k = None if read is None else of[read.task][read.index]
+                if k is not None:
+                    readers[k].append(self._number[n])
+                    is_read[k] = is_read[k] or self._number[n] != self._number[made[k][0]]
+        sizes = [allocated(self._size(n, index)) for n, index in made]
+        found = []
+        for k, (n, _) in enumerate(made):
+            task, g = self._planned[n], self._number[n]
+            if n in self._call_of and not is_read[k]:
+                sizes[k] = 0  # it is in a call
+            onto: list[int] = []
+            if self._families[g] == _OVERWRITES:
+                operands = [of[read.task][read.index] for read in task.reads if read is not None]
+                onto = [o for o in operands if o is not None and sizes[o] == sizes[k]]
+            found.append(Buffer(self._tasks[g].name, task.device, sizes[k], g, tuple(readers[k]), tuple(onto), kept[k]))
+        for g, size in self._held:
+            found.append(Buffer(f"inside of {self._tasks[g].name}", self._placed[g].device, allocated(size), g))
+        return tuple(found)
 
-    def _new_buffer(
-        self, name: str, device: str, size: int, maker: int, key: tuple[str, str], onto: Sequence[int] = ()
-    ) -> None:
-        self._buffer_of[key] = len(self._buffers)
-        made = {
-            "name": name,
-            "device": device,
-            "bytes": allocated(size),
-            "maker": maker,
-            "readers": [],
-            "onto": tuple(onto),
-        }
-        self._buffers.append(made)
+    def _size(self, n: int, index: int) -> int:
+        return self._prices.bytes_in_lists(self._planned[n]).get(index, 0) or self._prices.bytes(Result(n, index))
 
-    def _write_buffers(self, node: Any, device: str, own: int, time: NodeTime, data: Sequence[str]) -> None:
-        if node.op in _NO_BUFFER:
-            return
-        if time.held_bytes:
-            self._new_buffer(f"inside of {node.name}", device, time.held_bytes, own, (f"{node.name}:held", device))
-        if data and (node.op in SAME_BUFFER or self._cuts_rows(node)):
-            k = self._buffer(data[_CUTS[node.op].value if node.op in _CUTS else 0], device)
-            for index in range(len(self._sizes[node.name])) if k is not None else ():
-                self._buffer_of[_reference(node.name, index), device] = k  # type: ignore[assignment]
-            return
-        lists = self._times.bytes_in_lists(node)
-        for index, tensor in enumerate(self._sizes[node.name]):
-            size = lists.get(index, 0) or bytes_of(tensor, self._costs.unknown_size)
-            operands = [self._buffer(reference, device) for reference in data] if time.family == _OVERWRITES else []
-            onto = [k for k in operands if k is not None and self._buffers[k]["bytes"] == allocated(size)]
-            reference = _reference(node.name, index)
-            self._new_buffer(reference, device, size, own, (reference, device), onto)
-
-    def _cuts_rows(self, node: Any) -> bool:
-        """Return whether what a node makes are pieces of the buffer that it reads.
-
-        TensorFlow copies none if each row begins where buffers may begin (`split_v_op.cc`, `ComputeEasyCases`).
-        """
-        if node.op not in _CUTS:
-            return False
-        axis = self._sizes.constant(node, _CUTS[node.op].axis)
-        shape, dtype = self._sizes.inputs_of(node)[_CUTS[node.op].value]
-        if axis is None or int(axis) != 0 or not shape or None in shape:
-            return False
-        return bytes_of((shape[1:], dtype)) % ALIGNED_BYTES == 0
-
-
-def _reference(name: str, index: int) -> str:
-    return f"{name}:{index}" if index else name
+    def _is_copied(self, task: PlannedTask) -> bool:
+        """Return whether what is sent takes memory where it arrives."""
+        read = task.reads[0]
+        assert read is not None
+        return self._routes.between(self._planned[read.task].device, task.device).copies

@@ -141,7 +141,7 @@ class Op:
     @property
     def has_columns(self) -> bool:
         """Return whether what it calls runs in several columns of a mesh."""
-        inside = (op for body in self.bodies.values() for op in body.ops)
+        inside = (op for body in self.bodies.values() for op in body.ops) if self.bodies else ()
         return any(op.provenance.column is not None or op.has_columns for op in inside)
 
     @property

@@ -135,11 +135,10 @@ def measure_function(
     for step, count, step_s in zip(alone, counts, seconds, strict=True):
         progress(f"measuring its operations, {count_text(count, 'part')} of the batch")
         plan = call.plan([device], micro_batches=count)
-        graph = emit(plan)
         source, arguments, title = source_of(step, args, kwargs)
         steps = max(_LEAST_RECORDED, min(_MOST_RECORDED, int(_RECORDED_S / step_s)))
         recorded = timeline_of_source(source, arguments, title, steps)
-        measured.append(MeasuredStep(plan, graph, samples_of(recorded, kinds_of(plan, graph)), step_s))
+        measured.append(MeasuredStep(plan, samples_of(recorded, kinds_of(plan, emit(plan))), step_s))
     if machine.device.kind == "GPU":  # (kernels are recorded as they run, however long launching them takes)
         samples = pooled(measured, [1.0] * len(measured))
         return replace(machine, device=replace(machine.device, samples=samples))

@@ -12,10 +12,9 @@ import tensorflow as tf
 
 from graphsplit.costs.machine import Machine, Sample
 from graphsplit.costs.seconds import Costs
-from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.planning.plan import Plan
 from graphsplit.prediction.replay import replay
-from graphsplit.prediction.task_writing import tasks_of
+from graphsplit.prediction.task_writing import machine_tasks
 
 _LONGER = (0.02, 1e6)  # times as long as an operation took while it was recorded
 _PASSES, _CLOSE = 6, 2e-3
@@ -26,19 +25,18 @@ class MeasuredStep:
     """A step on one device, in one or more parts of the batch.
 
     Attributes:
-      plan, graph: what ran.
+      plan: what ran.
       samples: its operations as recorded, by `sample_key`.
       seconds: how long a step takes that is not recorded.
     """
 
     plan: Plan = field(repr=False)
-    graph: EmittedGraph = field(repr=False)
     samples: Mapping[str, Sample] = field(repr=False)
     seconds: float
 
     def predicted_s(self, machine: Machine) -> float:
         """Return how long it would take on a machine."""
-        tasks = tasks_of(self.plan, self.graph, machine, Costs(machine.device))
+        tasks = machine_tasks(self.plan, machine, Costs(machine.device))
         return machine.call_s(1, tasks.given) + replay(tasks.tasks, tasks.resources).seconds
 
 

@@ -39,8 +39,8 @@ def predict(
 ) -> Prediction:
     """Return what a step takes on a machine: seconds, and the memory of each device. Nothing runs.
 
-    The function is traced, planned and emitted as it would be there, and the emitted graph is replayed: every operation
-    on its device, every tensor on its links. What that rests on is printed with it.
+    The function is traced and planned as it would be there, and what the plan runs is replayed: every operation on its
+    device, every tensor on its links. What that rests on is printed with it.
 
     Args:
       fn: a function, or one made by `parallelize`, whose options then apply; or a model made by `multi_gpu_model`, of

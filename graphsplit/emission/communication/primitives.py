@@ -17,7 +17,7 @@ from graphsplit.core.protos.graphdefs import constant_node, make_node
 Nodes = list[Any]
 
 _NEUTRAL = {"sum": "ZerosLike", "mean": "ZerosLike", "prod": "OnesLike"}
-_PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
+PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
 
 
 def split(
@@ -53,7 +53,7 @@ def add(name: str, parts: Sequence[str], reduction: str, dtype: tf.DType, device
     for i, part in enumerate(parts[1:], 1):
         own = name if i == len(parts) - 1 else f"{name}/upto_{i}"
         attributes = {} if reduction in ("all", "any") else {"T": dtype}
-        nodes.append(make_node(own, _PAIRWISE[reduction], [result, part], device, **attributes))
+        nodes.append(make_node(own, PAIRWISE[reduction], [result, part], device, **attributes))
         result = own
     return nodes
 

@@ -1,0 +1,122 @@
+"""Waits: for which tasks of a plan others wait whose results they do not read.
+
+Operations wait for those before which they must not run, and shards of one device for the end of each other's turns.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from graphsplit.graph.walks import in_order
+from graphsplit.planning.communication.transfers import Sum
+from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.schedule.turns import Turn, followed
+from graphsplit.planning.tasks import OPERATION, PlannedTask, Result, Tasks
+from graphsplit.program.program import Op
+
+TURN = "turn"
+"""The kind of task that is the end of a shard's turn: it computes nothing."""
+
+At = Mapping[tuple[int, int | None], int]
+"""The task of each operation, on a shard or (None) once."""
+
+
+@dataclass(frozen=True, eq=False)
+class OrderedTasks:
+    """The tasks of a plan with all that keeps them in order.
+
+    Attributes:
+      tasks: those of the plan, then the ends of turns.
+      waits: for which others each waits, besides those that it reads.
+      returned: what the plan returns.
+    """
+
+    tasks: tuple[PlannedTask, ...]
+    waits: tuple[tuple[int, ...], ...]
+    returned: tuple[Result, ...]
+
+    @cached_property
+    def sources(self) -> Sequence[Sequence[int]]:
+        """The tasks that each task reads or waits for."""
+        pairs = zip(self.tasks, self.waits, strict=True)
+        return [tuple(dict.fromkeys([*[r.task for r in task.reads if r], *waits])) for task, waits in pairs]
+
+    @property
+    def as_emitted(self) -> Sequence[int]:
+        """The tasks, each behind its sources, in the order in which emission writes them: operation by operation."""
+
+        def place(n: int) -> tuple[int, ...]:
+            task = self.tasks[n]
+            is_op = task.kind == OPERATION and task.op is not None
+            return (task.op, -1 if task.shard is None else task.shard) if is_op else (len(self.tasks),)  # type: ignore[return-value]
+
+        order = sorted(range(len(self.tasks)), key=place)
+        number = {n: k for k, n in enumerate(order)}
+        return [order[k] for k in in_order([[number[s] for s in self.sources[n]] for n in order])]
+
+
+def with_waits(plan: Decisions, found: Tasks) -> OrderedTasks:
+    """Return the tasks of a plan with what they wait for."""
+    at: dict[tuple[int, int | None], int] = {}
+    for n, task in enumerate(found.tasks):
+        if task.kind == OPERATION and task.op is not None:
+            at.setdefault((task.op, task.shard), n)
+    waits = {n: list(_before(plan, plan.program.ops[i], d, at)) for (i, d), n in at.items()}
+    tasks, sums = list(found.tasks), _sums_in_turns(plan, found)
+    phase_of = {i: p for p, phase in enumerate(plan.phases) for i in phase.starts}
+    ends: dict[Turn, int] = {}
+    for (p, d), turn in followed(plan.turns).items() if plan.mesh.has_turns else ():
+        if turn not in ends:
+            ends[turn] = len(tasks)
+            waits[len(tasks)] = list(_ended(plan, turn, at, sums))
+            tasks.append(PlannedTask(TURN, _place(plan, turn), (), (), None, turn.shard))
+        for i in plan.phases[p].starts:
+            if phase_of[i] == p and (i, d) in at:
+                waits[at[i, d]].append(ends[turn])
+    each = tuple([tuple(dict.fromkeys(waits.get(n, ()))) for n in range(len(tasks))])
+    return OrderedTasks(tuple(tasks), each, found.returned)
+
+
+def _before(plan: Decisions, op: Op, d: int | None, at: At) -> Iterator[int]:
+    """Yield the tasks before which an operation must not run, on a shard or (None) once."""
+    for c in op.controls:
+        if plan.program.ops[c].type == "Placeholder":
+            continue
+        if plan.steps[c].home:
+            yield at[c, None]
+        elif d is not None:
+            yield at[c, d]
+        else:
+            yield from (at[c, shard] for shard in range(plan.mesh.shards))
+    if d is not None and op.index in plan.order:
+        yield at[plan.order[op.index], d]
+
+
+def _ended(plan: Decisions, turn: Turn, at: At, sums: Mapping[tuple[int, int], int]) -> Iterator[int]:
+    """Yield the tasks that have run when a turn has ended."""
+    phase = plan.phases[turn.phase]
+    yield from (at[i, turn.shard] for i in phase.ends)
+    number = {id(move): c for c, collective in enumerate(plan.collectives) for move in collective.moves}
+    for move in phase.sums:
+        if (number[id(move)], turn.shard) in sums:
+            yield sums[number[id(move)], turn.shard]
+
+
+def _sums_in_turns(plan: Decisions, found: Tasks) -> dict[tuple[int, int], int]:
+    """Return the tasks that take in what a shard gives to a sum, by the collective and the shard."""
+    of = {id(value): c for c, collective in enumerate(plan.collectives) for value in collective.values}
+    return {
+        (of[id(task.value)], task.value.turn): n
+        for n, task in enumerate(found.tasks)
+        if isinstance(task.value, Sum) and task.value.turn is not None
+    }
+
+
+def _place(plan: Decisions, turn: Turn) -> str:
+    """Return the device on which a turn ends: of a stage, the stage's."""
+    ops: Sequence[int] = plan.phases[turn.phase].ops
+    places = Counter([plan.shard_device(plan.program.ops[i], turn.shard) for i in ops])
+    return places.most_common(1)[0][0]
