@@ -328,27 +328,32 @@ def test_what_does_not_settle_is_whole():
     assert "used where its parts are" in str(parallel.plan(x))
 
 
-def keras_model() -> keras.Model:
+def keras_model(kind: str) -> keras.Model:
     keras.utils.set_random_seed(3)
     layers = keras.layers
-    return keras.Sequential([keras.Input((6, WIDTH)), layers.LSTM(10, name="lstm"), layers.Dense(3, name="last")])
+    middle = getattr(layers, kind)(10, name="recurrent")
+    return keras.Sequential([keras.Input((6, WIDTH)), middle, layers.Dense(3, name="last")])
 
 
 @pytest.mark.parametrize("mesh", [ONE_ROW, pytest.param(TWO, marks=pytest.mark.long)], ids=str)
-def test_keras_lstm(mesh: dict[str, int]):
-    """Gates are one dimension of its kernels: they are put together in each turn, and the kernels stay in parts."""
-    layout = {"lstm/*/kernel": (None, "model"), "lstm/*/recurrent_kernel": (None, "model"), "*": "home"}
+@pytest.mark.parametrize(("kind", "gates"), [("LSTM", 4), pytest.param("GRU", 3, marks=pytest.mark.long)])
+def test_keras_recurrent_layers(kind: str, gates: int, mesh: dict[str, int]):
+    """Gates are one dimension of kernels, which is cut in each gate: what each turn exchanges is the state."""
+    layout = {"*/kernel": (None, "model"), "*/recurrent_kernel": (None, "model"), "last/*": "home"}
+    layout["recurrent/*/bias"] = ("model",) if kind == "LSTM" else (None, "model")
     x, y = numbers(7, 6, WIDTH).astype(np.float32), numbers(7, 3).astype(np.float32)
     found = []
     for split in (False, True):
-        template = keras_model()
+        template = keras_model(kind)
         model = gs.multi_gpu_model(template, mesh=mesh, variables=layout) if split else template
         model.compile(keras.optimizers.SGD(0.1), "mse")
         history = model.fit(x, y, batch_size=5, epochs=2, shuffle=False, verbose=0).history["loss"]
         found.append([history, model.predict(x, verbose=0)])
     plan = gs.parallelize(lambda x: template(x), mesh=mesh).plan(tf.constant(x))
-    assert_in_parts(plan, mesh, [(WIDTH, 40), (10, 40)])
-    assert sum(moved_inside(plan).values()) == 1
+    width = 10 * gates
+    assert_in_parts(plan, mesh, [(WIDTH, width), (10, width), (5, width), (3, width), (2, width)])
+    assert moved_inside(plan) == {"all-gather": 1}
+    assert str(plan).count(f"{gates} blocks), used where its parts are") == 3
     for one, other in zip(*found, strict=True):
         np.testing.assert_allclose(one, other, 1e-5, 1e-6)  # float32
 

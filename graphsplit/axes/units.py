@@ -1,7 +1,8 @@
 """Units of dimensions that an axis' name alone cuts: heads that a reshape takes apart, fused blocks that a split does.
 
 What is gathered along the axis is read by an operation whose rule says how it could be cut instead. That is followed
-back to variables, by the rules, and tried; it stays if fewer bytes move.
+back to variables, by the rules, and tried; it stays if fewer bytes move. In a loop (the gates of an LSTM) they move in
+each turn.
 """
 
 from __future__ import annotations
@@ -11,13 +12,40 @@ from dataclasses import dataclass
 
 from graphsplit.core.layouts import REPLICATE, EvenCut, Layout, Partial, Shard, evenly, is_whole
 from graphsplit.core.sizes.polynomials import UndecidedError
+from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.propagation.forward_propagation import NaturalForms, with_operand
 from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.reading.trip_counts import origin, turns_of
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, rule_of
 
 _LINK = 32  # how much longer a byte takes that is sent than one that is made: from 7 (NVLink) to 60 (PCIe) times
 
-Wish = tuple[Tensor, Shard]  # what would be cut, and how: into blocks, each an `EvenCut` of so many units
+
+@dataclass(frozen=True, eq=False)
+class _Scope:
+    """A program, or a function in it that a loop or branch calls, and how it lies along the axis.
+
+    Attributes:
+      program, natural: see there.
+      turns: how often it runs.
+      caller: the loop or branch, and what that is in; None for the program itself.
+    """
+
+    program: Program
+    natural: NaturalForms
+    turns: int = 1
+    caller: tuple[_Scope, Op] | None = None
+
+    def outside(self, op: Op) -> list[Tensor] | None:
+        """Return what an argument is in the scope of the caller; None for one that is another in each turn."""
+        assert self.caller is not None
+        call, number = self.caller[1], self.program.inputs.index(op.index)
+        flow = CONTROL_FLOW[call.type]
+        is_kept = not flow.loops or origin(self.program, self.program.outputs[number]) == Tensor(op.index, 0)
+        return [call.inputs[flow.chooses + number]] if is_kept else None
+
+
+Wish = tuple[_Scope, Tensor, Shard]  # what would be cut, and how: into blocks, each an `EvenCut` of so many units
 
 
 @dataclass(frozen=True)
@@ -40,20 +68,32 @@ class UnitSearch:
     def run(self) -> dict[int, Shard]:
         """Return how captures had better be cut, by position."""
         found, tried = dict[int, Shard](), set[object]()
-        natural = self._natural(found)
-        while left := [(key, ways) for key, ways in self._asked(natural).items() if key not in tried]:
+        scopes = self._scopes(found)
+        while left := [(key, ways) for key, ways in self._asked(scopes).items() if key not in tried]:
             key, ways = left[0]  # (what is asked first may be what keeps others from being asked)
             tried.add(key)
-            cuts = [{**found, **own} for way in ways.values() if (own := self._behind(natural, way))]
-            trials = [(other, self._natural(other)) for other in cuts]
-            best = min(trials, key=lambda trial: self._cost(trial[1]), default=(found, natural))
-            if self._cost(best[1]) < self._cost(natural):
-                found, natural = best
+            cuts = [{**found, **own} for way in ways.values() if (own := self._behind(way))]
+            trials = [(other, self._scopes(other)) for other in cuts]
+            best = min(trials, key=lambda trial: self._cost(trial[1]), default=(found, scopes))
+            if self._cost(best[1]) < self._cost(scopes):
+                found, scopes = best
         return found
 
-    def _natural(self, cuts: Mapping[int, Shard]) -> NaturalForms:
+    def _scopes(self, cuts: Mapping[int, Shard]) -> list[_Scope]:
+        """Return the program with variables that are cut so, and the functions in it."""
         own = {self.program.ops[i].name: self.layout_of(cut) for i, cut in cuts.items()}
-        return self.forward(self.program, {**self.laid, **own})
+        found = [_Scope(self.program, self.forward(self.program, {**self.laid, **own}))]
+        for scope in found:  # those that are found on the way, too
+            calls = [op for op in scope.program.ops if op.bodies and not CONTROL_FLOW[op.type].compiled]
+            found += [self._inside(scope, op, body) for op in calls for body in op.bodies.values()]
+        return found
+
+    def _inside(self, scope: _Scope, op: Op, body: Program) -> _Scope:
+        given, turns = scope.natural.answers[op.index], turns_of(op)
+        wants = given.wants[CONTROL_FLOW[op.type].chooses :] if given is not None else (REPLICATE,) * len(body.inputs)
+        pairs = zip(body.inputs, wants, strict=True)
+        laid = {body.ops[i].name: want if isinstance(want, Shard) else REPLICATE for i, want in pairs}
+        return _Scope(body, self.forward(body, laid), scope.turns * (turns.number if turns else 1), (scope, op))
 
     def layout_of(self, cut: Shard) -> Layout:
         """Return the layout of what has such units: the same on all devices where these are more."""
@@ -62,42 +102,54 @@ class UnitSearch:
             return REPLICATE
         return evenly(cut.axis, units, self.columns, cut.blocks[0]).repeated(len(cut.blocks))
 
-    def _asked(self, natural: NaturalForms) -> dict[object, dict[object, list[Wish]]]:
+    def _axis(self, capture: Op) -> int | None:
+        """Return the axis along which a capture is cut, which stays as it was asked for."""
+        layout = self.laid[capture.name]
+        return layout.axis if isinstance(layout, Shard) else None
+
+    def _asked(self, scopes: Sequence[_Scope]) -> dict[object, dict[object, list[Wish]]]:
         """Return how operations would have what they read cut; for those that are alike, as in layers, together."""
         found: dict[object, dict[object, list[Wish]]] = {}
-        for op in self.program.ops:
+        for scope, op in [(own, op) for own in scopes for op in own.program.ops]:
+            natural = scope.natural
             layouts = tuple([natural.layout(tensor) for tensor in op.inputs])
             for i, layout in enumerate(layouts):
                 if isinstance(layout, Shard) and not op.stateful and not op.bodies and rule_of(op.type) is not None:
                     ways = _ways(op, i, layout) if natural.answers[op.index] is None else _fitting(op, i, layouts)
                     for way in ways:
                         group = found.setdefault((op.type, op.in_shapes, layouts), {})
-                        group.setdefault((i, way), []).append((op.inputs[i], way))
+                        group.setdefault((i, way), []).append((scope, op.inputs[i], way))
         return found
 
-    def _behind(self, natural: NaturalForms, wishes: Sequence[Wish]) -> dict[int, Shard]:
+    def _behind(self, wishes: Sequence[Wish]) -> dict[int, Shard]:
         """Return how captures are to be cut for what is made of them to be cut so, where they can be."""
         found: dict[int, Shard] = {}
         for wish in wishes:
             own, left, seen = dict[int, Shard](), [wish], set[Wish]()
             while left:
-                tensor, way = left.pop()
-                op = self.program.ops[tensor.op]
+                scope, tensor, way = left.pop()
+                op, caller = scope.program.ops[tensor.op], scope.caller
                 if not isinstance(way.partition, EvenCut) or len(set(way.blocks)) != 1:
                     more = None  # it has no units, or of several sizes
-                elif op.index in self.alike and own.setdefault(op.index, way) == way:
-                    continue
+                elif caller is None and op.index in self.alike:
+                    if way.axis == self._axis(op) and own.setdefault(op.index, way) == way:
+                        continue
+                    more = None
+                elif caller is not None and op.index in scope.program.inputs:
+                    outside = scope.outside(op)
+                    more = None if outside is None else [(caller[0], outer, way) for outer in outside]
                 else:
-                    more = self._read(op, tensor.index, way, natural)
+                    read = self._read(op, tensor.index, way, scope.natural)
+                    more = None if read is None else [(scope, *pair) for pair in read]
                 if more is None:
                     own = {}
                     break
-                left += [pair for pair in more if pair not in seen]
+                left += [other for other in more if other not in seen]
                 seen.update(more)
             found |= {k: way for position, way in own.items() for k in self.alike[position]}
         return found
 
-    def _read(self, op: Op, output: int, way: Shard, natural: NaturalForms) -> Sequence[Wish] | None:
+    def _read(self, op: Op, output: int, way: Shard, natural: NaturalForms) -> Sequence[tuple[Tensor, Shard]] | None:
         """Return how an operation reads what is cut of what it reads, to make what is cut so; None if it cannot."""
         cut = [(k, t, own) for k, t in enumerate(op.inputs) if isinstance(own := natural.layout(t), Shard)]
         if op.type == "ReadVariableOp":
@@ -109,22 +161,29 @@ class UnitSearch:
         given = _for_output(op, output, way, natural.answers[op.index])
         if given is None:
             return None
+        if op.provenance.is_gradient and any(not isinstance(given.wants[k], Shard) for k, *_ in cut):
+            return None  # a layer is not copied for what its gradient reads
         wants = zip(cut, whole, strict=True)
         return [(t, want) if isinstance(want := given.wants[k], Shard) else one for (k, t, _), one in wants]
 
-    def _cost(self, natural: NaturalForms) -> tuple[float, int]:
+    def _cost(self, scopes: Sequence[_Scope]) -> tuple[float, int]:
         """Return roughly what bytes cost that move or that every device makes; and how many operations are not cut."""
-        moved, whole = dict[Tensor, int](), 0
-        for op, given in zip(self.program.ops, natural.answers, strict=True):
-            whole += sum(op.out_bytes) if given is None or REPLICATE in given.gives else 0
-            for i, tensor in enumerate(op.inputs):
-                layout = natural.layout(tensor)
-                if isinstance(layout, Shard) and (given is None or given.wants[i] != layout):
-                    moved.setdefault(tensor, self.program.bytes(tensor))
-            for k, made in enumerate(given.gives if given is not None else ()):
-                if isinstance(made, Partial) and not isinstance(natural.seen[op.index][k], Partial):
-                    moved[Tensor(op.index, k)] = 2 * op.out_bytes[k]
-        return _LINK * sum(moved.values()) + whole, natural.answers.count(None)
+        costs = [(scope.turns * _cost(scope.program, scope.natural), scope.natural.answers) for scope in scopes]
+        return sum(cost for cost, _ in costs), sum(answers.count(None) for _, answers in costs)
+
+
+def _cost(program: Program, natural: NaturalForms) -> float:
+    moved, whole = dict[Tensor, int](), 0
+    for op, given in zip(program.ops, natural.answers, strict=True):
+        whole += sum(op.out_bytes) if given is None or REPLICATE in given.gives else 0
+        for i, tensor in enumerate(op.inputs):
+            layout = natural.layout(tensor)
+            if isinstance(layout, Shard) and (given is None or given.wants[i] != layout):
+                moved.setdefault(tensor, program.bytes(tensor))
+        for k, made in enumerate(given.gives if given is not None else ()):
+            if isinstance(made, Partial) and not isinstance(natural.seen[op.index][k], Partial):
+                moved[Tensor(op.index, k)] = 2 * op.out_bytes[k]
+    return _LINK * sum(moved.values()) + whole
 
 
 def _ways(op: Op, i: int, layout: Shard) -> Iterator[Shard]:
