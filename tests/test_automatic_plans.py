@@ -219,13 +219,13 @@ def test_what_was_compared_is_explained():
         ],
         (
             {"plan": "auto", "schedule": "1f1b"},
-            "plan='auto' with schedule='1f1b': it chooses among plans in which devices have equal shares, the first is "
-            "home, and stages are its own. Drop one or the other.",
+            "plan='auto' with schedule='1f1b': it compares plans with equal shares, with the first device as default "
+            "device, and with stages that it cuts. Leave out one or the other.",
         ),
         (
             {"memory": "2kB", "weights": [1, 2], "home": "CPU:1"},
-            "memory=2000 with weights=(1, 2), home='CPU:1': it chooses among plans in which devices have equal "
-            "shares, the first is home, and stages are its own. Drop one or the other.",
+            "memory=2000 with weights=(1, 2), home='CPU:1': it compares plans with equal shares, with the first "
+            "device as default device, and with stages that it cuts. Leave out one or the other.",
         ),
     ],
 )

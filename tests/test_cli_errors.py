@@ -134,7 +134,7 @@ BEFORE_TENSORFLOW = [
     (["transpile", "model", "x" * 300, "--devices", "2"], f"{'x' * 300!r} cannot be written: File name too long."),
     (
         ["transpile", "model", "model/in", "--devices", "2"],
-        "'model/in' is, holds or lies inside of the input 'model', which is left untouched.",
+        "'model/in' is, contains or is inside of the input 'model', which is not changed.",
     ),
     (
         ["transpile", "model", "out", "--devices", "2", "--split", "x=0,y=1,x=1"],
@@ -270,7 +270,7 @@ def test_inspect_a_signature(model: Path):
 
 def test_devices(model: Path, tmp_path: Path):
     assert said("transpile", model, tmp_path / "out", "--devices", "99999") == (
-        "devices=99999: a batch is shared out over at most 1000 devices."
+        "devices=99999: a batch is divided over at most 1000 devices."
     )
     assert said("transpile", model, tmp_path / "out", "--devices", "GPU:0,GPU:0") == (
         "devices names a device more than once: GPU:0."

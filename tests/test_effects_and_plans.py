@@ -140,7 +140,7 @@ def test_verify_sees_a_difference():
     assert str(report) == (
         "CHECK: output 0 0.5 relative, more than rounding explains (1.9e-06)\n"
         "likely causes:\n"
-        "  Python that does something else each time that it is traced: it runs once for each of both\n"
+        "  Python code that does something else each time it is traced: it is traced for one device and for several\n"
         "  a defect of graphsplit: please report it with the plan, print(function.plan(...))\n"
         "2 devices against one:\n"
         "  output 0  1 absolute, 0.5 relative (1.9e-06 is rounding)"

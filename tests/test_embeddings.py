@@ -174,7 +174,7 @@ def test_ragged_rows_are_split_once_they_are_dense(beside: bool):
     plan = assert_law(make, calls, sharded=["GatherV2", "Tanh"], at_home=None, tolerance=EXACT)
     reasons = {op.type: reason for op, reason in plan.stayed_home}  # some gradients reshape by the unknown length
     assert reasons["RaggedTensorToTensor"] == "its rows are only equal once they are dense"
-    assert "words is a RaggedTensor: whole, and split from where it becomes dense" in plan.notes
+    assert "words is a RaggedTensor: it is kept whole, and split where it becomes dense" in plan.notes
 
 
 @pytest.mark.parametrize(

@@ -248,9 +248,9 @@ def test_a_variable_made_on_every_call():
 def test_specifications_in_a_call():
     call = gs.parallelize(two, devices=2)
     assert message(gs.ArgumentError, lambda: call(tf.zeros(4), tf.TensorSpec([4]))) == (
-        "two is called on specifications, and a call takes tensors:\n"
+        "two was called with specifications, and needs tensors:\n"
         "  - y: TensorSpec(shape=(4,), dtype=tf.float32, name=None)\n"
-        "What runs nothing takes them: two.plan(...), two.placement(...), predict(two, ...)."
+        "These accept specifications, because they run nothing: two.plan(...), two.placement(...), predict(two, ...)."
     )
 
 
@@ -285,8 +285,8 @@ def test_jit_compile_around_it():
         .strip()
         .endswith(
             "identity is called inside a function with jit_compile=True. XLA compiles such a function for one device "
-            "and would erase the placement. Drop jit_compile=True from the outer function; put it on functions that "
-            "the parallelized one calls."
+            "and would erase the placement. Remove jit_compile=True from the outer function; you may set it on "
+            "functions that the parallelized one calls."
         )
     )
 

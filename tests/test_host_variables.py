@@ -136,7 +136,7 @@ def test_a_fused_update_takes_slots_whole_and_the_plan_says_so():
     home, made, step = apart(fused_adam, ONE, "home")
     assert_equal(made.variables, home.variables)
     text = str(step.plan(X, Y))
-    assert "is put together for each call: ResourceApplyAdam" in text
+    assert "is gathered for each call: ResourceApplyAdam" in text
     assert "takes it together with variables on other devices" in text
     home, made, step = apart(fused_adam, THREE, "host")  # all of them there
     assert_equal(made.variables, home.variables)

@@ -225,10 +225,10 @@ def test_what_a_mesh_cannot_do_is_gathered_and_said():
         with pytest.warns(UserWarning, match="gathers") as told:
             model = compiled(wide())
         assert [str(warning.message) for warning in told] == [
-            "ModelParallel on 4 devices: variables that its layout map cuts are divided over all of them, whatever the "
-            "axis, and each step gathers what it computes with, for its mesh has 2 axes beside the batch's, 'model', "
-            "'other'. The numbers are those of one device. No matrix product is divided along the model's axes, as "
-            "Keras does on JAX."
+            "ModelParallel on 4 devices: variables that its layout map cuts are divided over all devices, whatever the "
+            "axis, and gathered in each step, because its mesh has 2 axes beside the batch's, 'model', 'other'. The "
+            "numbers are those of one device. No matrix product is divided along the model's axes, as Keras does on "
+            "JAX."
         ]
         assert_same(fit(model), expected)
         assert devices_of(model)["wide/kernel"] == names(4)
@@ -240,9 +240,7 @@ def test_what_xla_compiles_is_gathered_and_said():
     with model_parallel(4).scope():
         model = compiled(wide(), jit_compile=True)
         assert layouts_of(model)["wide/kernel"] == (None, "model")
-        with pytest.warns(
-            UserWarning, match="gathers what it computes with, for it was compiled with jit_compile=True"
-        ):
+        with pytest.warns(UserWarning, match="gathered in each step, because it was compiled with jit_compile=True"):
             fit(model)
         assert devices_of(model)["wide/kernel"] == names(4)
 
@@ -294,11 +292,11 @@ def test_what_a_map_leaves_out_is_on_the_plan(enabled: gs.KerasDistribution):
         ".*nothing": ("model",),
     }
     with model_parallel(4, entries).scope():
-        with pytest.warns(UserWarning, match="do not all lie as its layout map says") as told:
+        with pytest.warns(UserWarning, match="do not have the layouts of its layout map") as told:
             assert_same(run(model), run(expected_model))
         plan = enabled.plan(model, data()[0], data()[1][:, :1])
     assert [str(warning.message) for warning in told] == [
-        "ModelParallel on 4 devices: variables do not all lie as its layout map says:\n"
+        "ModelParallel on 4 devices: some variables do not have the layouts of its layout map:\n"
         "  - dimension 1 has 1 entry for 2 devices along 'model': it stays whole\n"
         "The numbers are those of one device. The plan names the variables."
     ]

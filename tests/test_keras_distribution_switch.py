@@ -156,10 +156,10 @@ def test_a_class_that_drives_batches_itself_is_told(kind: type):
 
     with gs.enable_keras_distribution() as enabled, parallel(3).scope():
         model = compiled(Own([layers.Input((6,)), layers.Dense(3)]))
-        with pytest.warns(UserWarning, match="of its own") as told:
+        with pytest.warns(UserWarning, match="overrides") as told:
             model.fit(x, y, verbose=0)
         assert str(told[0].message) == (
-            "Own has a make_train_function of its own, which runs the batches itself, on one "
+            "Own overrides make_train_function, which runs the batches itself, on one "
             "device, instead of the 3 of DataParallel. Override train_step, test_step or predict_step instead."
         )
         assert told[0].filename == __file__
@@ -170,8 +170,8 @@ def test_a_class_that_drives_batches_itself_is_told(kind: type):
         with pytest.raises(gs.UnsupportedError) as error:
             enabled.plan(model, x, y)
         assert str(error.value) == (
-            f"{model.name!r} has no plan here: it runs on one device, since its class has a make_train_function of its "
-            "own. Override train_step instead."
+            f"{model.name!r} has no plan here: it runs on one device, since its class overrides "
+            "make_train_function. Override train_step instead."
         )
 
 

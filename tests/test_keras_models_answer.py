@@ -70,9 +70,9 @@ def test_without_a_batch_the_step_that_ran_most():
     with pytest.raises(gs.ArgumentError) as error:
         model.plan()
     assert str(error.value) == (
-        f"Without arguments the question is about the step of {model.name!r} that ran most, and none has run since it "
-        "was wrapped and compiled. Give a batch: x and y for training, x alone for prediction; tf.TensorSpecs will do "
-        "where nothing is to run."
+        f"Without arguments, this is about the step of {model.name!r} that ran most, and none has run since it was "
+        "wrapped and compiled. Pass a batch: x and y for training, x alone for prediction; tf.TensorSpecs are enough "
+        "if nothing has to run."
     )
     model.fit(x, y, batch_size=6, epochs=2, verbose=0)
     model.predict(x, verbose=0)

@@ -49,7 +49,7 @@ def test_own_batch_functions():
 
     model = Own([layers.Input((3,)), layers.Dense(2)], name="own")
     assert message(gs.UnsupportedError, gs.multi_gpu_model, model, 2) == (
-        "'own' has a make_train_function of its own, which runs the batches itself and cannot be split. "
+        "'own' overrides make_train_function, which runs the batches itself and cannot be split. "
         "Override train_step, test_step or predict_step instead."
     )
 
@@ -154,8 +154,8 @@ def test_relocation_of_weights_that_cannot_move(monkeypatch):
         "cpu_relocation=True keeps the weights on the CPU, but variables cannot move once they are made:\n"
         + "".join(f"  - dense/kernel_{i} on GPU:0\n" for i in range(5))
         + "  - ... and 2 more\n"
-        "Make the model under `with tf.device('CPU:0'):`; for one that is trained already, make its copy there, by "
-        "clone_model, and give it the weights, by set_weights. Or leave out cpu_relocation."
+        "Make the model under `with tf.device('CPU:0'):`. If it is trained already, make a copy there with "
+        "clone_model, and copy the weights with set_weights. Or leave out cpu_relocation."
     )
 
 

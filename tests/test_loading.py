@@ -87,7 +87,7 @@ def test_errors(tmp_path: Path):
     assert not target.w.numpy().any()  # nothing was loaded
     saved.table = tf.lookup.experimental.MutableHashTable(tf.string, tf.float32, 0.0)
     path = tf.train.Checkpoint(saved).write(str(tmp_path / "table"))
-    with pytest.raises(gs.UnsupportedError, match="state that is no variable of its own:\n  - table"):
+    with pytest.raises(gs.UnsupportedError, match="state that is not a variable:\n  - table"):
         gs.load_weights(tf.train.Checkpoint(saved), path)
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         variable = tf.compat.v1.get_variable("w", (3,))

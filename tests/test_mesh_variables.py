@@ -211,7 +211,7 @@ def test_what_takes_a_part_whole():
     parallel = gs.parallelize(repeated(weight), mesh=TWO, devices=devices_of(TWO))
     np.testing.assert_allclose(parallel(x), repeated(other)(x), 1e-9)
     np.testing.assert_allclose(weight.numpy(), other.numpy(), 1e-9)
-    assert "is put together for each call" in str(parallel.plan(x))
+    assert "is gathered for each call" in str(parallel.plan(x))
 
 
 def wide() -> keras.Model:
@@ -346,12 +346,12 @@ def lays(layout: Any, **given: Any) -> Callable[[], None]:
         (lays({"*/bias": ("batch", "model")}), "block/bias: ('batch', 'model') has 2 dimensions, the variable 1"),
         (lays("home", batch_axis="bach"), "has no such axis. Did you mean 'batch'?"),
         (lays("home", mesh=None, batch_axis="data"), "batch_axis='data' names an axis of a mesh: give the mesh"),
-        (lays("home", mesh={"batch": 2, "home": 2}), "'home' is a layout; call the axis otherwise"),
+        (lays("home", mesh={"batch": 2, "home": 2}), "'home' is a layout; give the axis another name"),
         (
             lambda: gs.parallelize(abs, mesh=TWO, batch_axis="data"),
             "batch_axis='data': mesh={'batch': 2, 'model': 2} has no such axis",
         ),
-        (lambda: gs.parallelize(abs, mesh={"data": 2, "model": 2}), "batch_axis= names the one over which"),
+        (lambda: gs.parallelize(abs, mesh={"data": 2, "model": 2}), "batch_axis= names the one that divides"),
     ],
 )
 def test_what_cannot_be_meant(call: Callable[[], Any], expected: str):

@@ -175,9 +175,9 @@ def test_a_loop_that_writes_them_each_time_is_told():
         apply(x)
     weight.assign_add(tf.ones_like(weight))
     said = (
-        "Variable 'weight', copied on CPU:0, CPU:1, was read or changed between any two of the last 10 calls "
-        "of a parallelized function, so each call moved its 4800 bytes again (and perhaps those of other variables). "
-        "Do inside of the function what you do with it in each step, or lay it out as 'home'."
+        "Variable 'weight', copied on CPU:0, CPU:1, was read or changed by other code between each of the last 10 "
+        "calls of a parallelized function, so each call moved its 4800 bytes again (and perhaps those of other "
+        "variables). Move that code into the function, or set the variable's layout to 'home'."
     )
     with pytest.warns(UserWarning, match="was read or changed") as found:
         apply(x)
@@ -256,15 +256,15 @@ def test_errors():
     with pytest.raises(gs.ArgumentError) as found:
         gs.set_variable_layout(variable, "mirrored", 2)
     said = (
-        "A mirrored variable is one of its copies, and these live on none of the devices CPU:0, CPU:1:\n"
+        "A mirrored variable must be on one of the devices that get copies. These are on none of CPU:0, CPU:1:\n"
         "  - table on CPU:3\n"
-        "Make them on one of these, under tf.device, or name theirs among the devices."
+        "Make them on one of these devices, under tf.device, or add their device to devices=."
     )
     assert str(found.value) == said
-    is_none_of_them = pytest.raises(gs.ArgumentError, match="A mirrored variable is one of its copies")
+    is_none_of_them = pytest.raises(gs.ArgumentError, match="A mirrored variable must be on one of")
     with is_none_of_them, gs.variable_layout("mirrored", devices=2), tf.device("CPU:3"):
         tf.Variable(numbers(20, 20), name="table")
     gs.set_variable_layout([variable, count], "mirrored", 4)
     assert parts_of_variable(count) is None  # counters stay where they are
-    with pytest.raises(gs.ArgumentError, match="These variables lie on other devices than CPU:0, CPU:3"):
+    with pytest.raises(gs.ArgumentError, match="These variables are on other devices than CPU:0, CPU:3"):
         gs.set_variable_layout(variable, "mirrored", ["CPU:0", "CPU:3"])

@@ -266,15 +266,15 @@ def test_a_keras_model_with_a_stage_trains_as_without(wrapped):
 def test_the_plan_says_where_a_stage_reads_variables_from_elsewhere():
     forward, _ = network(on(STAGE))
     notes = str(gs.parallelize(forward, devices=OUTER).plan(rows())).split("note: ")[1:]
-    assert notes == ["encoder on CPU:2, CPU:3 reads variables that live on CPU:0"]
+    assert notes == ["encoder on CPU:2, CPU:3 reads variables on CPU:0"]
 
 
 def test_a_functional_keras_model_cannot_have_a_stage():
     with pytest.raises(gs.UnsupportedError) as error:
         gs.on_device(keras.layers.Dense(3, name="encoder"), "CPU:2")(keras.Input((4,)))
     assert str(error.value) == (
-        "encoder, which on_device gave devices, is called on a symbolic Keras tensor. A functional model keeps layers, "
-        "not where they run. Call it in the `call` method of a layer or model, or in a function."
+        "encoder, which on_device returned, is called on a symbolic Keras tensor. A functional model keeps layers, not "
+        "their devices. Call it in the `call` method of a layer or model, or in a function."
     )
 
 

@@ -97,8 +97,8 @@ def test_inside_of_a_strategys_run(strategy):
     with pytest.raises(gs.UnsupportedError) as error:
         strategy.run(parallel, args=(x,))
     expected = (
-        "named is called in MirroredStrategy.run, by each of 2 replicas with rows of its own, and would split these "
-        "once more. A parallelized function takes the strategy's place: call it outside of strategy.run and of "
+        "named is called in MirroredStrategy.run by each of 2 replicas, which already have their rows; it would split "
+        "them again. A parallelized function takes the strategy's place: call it outside of strategy.run and of "
         "strategy.scope(), once, on the whole batch."
     )
     assert str(error.value) == expected
@@ -118,6 +118,6 @@ def test_what_a_strategy_has_spread(strategy):
     assert str(error.value) == (
         "<lambda> is called on values that a tf.distribute strategy has spread over its replicas:\n"
         "  - pair['x']: PerReplica\n"
-        "It takes the whole batch, and splits that itself: iterate over the dataset itself, not over "
+        "It needs the whole batch, and splits it: iterate over the dataset, not over "
         "strategy.experimental_distribute_dataset(dataset)."
     )

@@ -44,7 +44,7 @@ def test_specifications_with_unknown_sizes_and_of_composites():
     )
     dense = gs.parallelize(lambda x: tf.tanh(x.to_tensor()), devices=2)
     ragged = tf.RaggedTensorSpec([5, None], tf.float64, ragged_rank=1)
-    assert "x is a RaggedTensor: whole, and split from where it becomes dense" in dense.plan(ragged).notes
+    assert "x is a RaggedTensor: it is kept whole, and split where it becomes dense" in dense.plan(ragged).notes
 
 
 @pytest.mark.parametrize("options", [{"devices": 3}, {"devices": EIGHT}, {"devices": EIGHT, "jit_compile": True}])
@@ -86,8 +86,8 @@ def test_without_arguments_before_any_call():
     with pytest.raises(gs.ArgumentError) as error:
         gs.parallelize(mean, devices=2).plan()
     assert str(error.value) == (
-        "Without arguments the question is about the calls of mean that ran most, and none has run yet. Give "
-        "arguments; tf.TensorSpecs will do where nothing is to run."
+        "Without arguments, this is about the calls of mean that ran most, and none has run yet. Pass arguments; "
+        "tf.TensorSpecs are enough if nothing has to run."
     )
     assert gs.parallelize(lambda: tf.constant(3.0), devices=2).plan().batch == 0
 
@@ -99,7 +99,7 @@ def test_devices_of_another_machine():
     plan = parallel.plan(x)
     assert plan.devices == tuple(f"/device:{name}" for name in EIGHT)
     assert plan.notes[-1] == (
-        f"this process does not have {', '.join(EIGHT)}: planned for one that does, with the variables on GPU:0"
+        f"this process does not have {', '.join(EIGHT)}: the plan is for a process that does, with variables on GPU:0"
     )
     placement = parallel.placement(x)
     placement.assert_on("shard_7/*", "GPU:7")

@@ -175,8 +175,8 @@ def test_variables_that_lie_on_fewer_devices_are_told_of(layout: str):
     x, asked = tf.TensorSpec((64, 64)), {"machine": "8xA100-SXM4-80GB"}
     told = gs.predict(step, x, devices=8, **asked)
     note = (
-        f"variables are {layout} over 4 devices, as they lie here, and 4 of 8 have none of them; "
-        f'layout="{layout}" predicts them over all'
+        f'variables are {layout} over 4 devices, as they are here, and 4 of 8 have none; layout="{layout}" predicts '
+        "them over all"
     )
     assert told.notes == (note,)
     assert f"\n  note: {note}\n" in str(told)

@@ -219,7 +219,7 @@ def test_what_exists_is_not_replaced_unless_asked(model: str, tmp_path: Path):
 def test_the_input_is_never_the_output(model: str, tmp_path: Path):
     for target in (model, f"{model}/inside", str(Path(model).parent)):
         found = message(gs.ArgumentError, gs.transpile_saved_model, model, target, 2, overwrite=True)
-        assert "is, holds or lies inside of the input" in found
+        assert "is, contains or is inside of the input" in found
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ def test_devices_that_make_no_pipelines():
     )
     assert message(gs.ArgumentError, lambda: gs.parallelize(abs, stages=3, devices=2, schedule="interleaved")) == (
         "stages=3 with schedule='interleaved' on 2 devices: each device has several stages, 4, 6 or more altogether. "
-        "Choose so many, or '1f1b'."
+        "Choose one of these numbers, or '1f1b'."
     )
     assert message(gs.ArgumentError, lambda: gs.parallelize(abs, stages=2, devices=4, weights=[1, 2, 3])) == (
         "weights=[1, 2, 3] has 3 entries for 2 pipelines; give one for each pipeline."
@@ -355,7 +355,8 @@ def test_stages_of_a_function_that_has_some():
     inner = gs.on_device(tf.square, "CPU:1")
     parallel = gs.parallelize(lambda x: inner(2 * x), devices=2, stages=2)
     assert message(gs.ArgumentError, lambda: parallel(rows(4, 2))) == (
-        "stages=2 cuts the function into stages, and it has some that on_device made:\n  - square on CPU:1\n"
+        "stages=2 would cut the function into stages, but it already has stages from on_device:\n"
+        "  - square on CPU:1\n"
         "Drop stages, or on_device."
     )
 

@@ -117,9 +117,11 @@ def test_variables_that_towers_do_not_share():
     x = v1.placeholder(tf.float32, [None, 3])
     found = message(gs.ArgumentError, make_parallel, lambda x: x @ tf.Variable(tf.ones([3, 1]), name="w"), 2, x=x)
     assert found == (
-        "make_parallel runs the function once for each device, and each run has made variables of its own: devices "
-        "would train different models.\n  - tower_1/w:0\nMake them with tf.compat.v1.get_variable or "
-        "tf.compat.v1.layers, which share them by name, or before and outside of the function."
+        "make_parallel runs the function once for each device, and each run made new variables, so devices would train "
+        "different models.\n"
+        "  - tower_1/w:0\n"
+        "Make them with tf.compat.v1.get_variable or tf.compat.v1.layers, which share them by name, or before and "
+        "outside of the function."
     )
     shared = tf.Variable(tf.ones([3, 1]))
     y = make_parallel(lambda x: x @ shared, 2, x=x)

@@ -181,7 +181,7 @@ def test_in_a_function_of_the_users():
     apply(x)  # planned in parts, which the function outside cannot have: it may use the variable itself
     plans: list[str] = []
     tf.function(lambda x: plans.append(str(apply.plan(x))))(x)
-    assert "is put together for each call: the function is called inside of a tf.function" in plans[0]
+    assert "is gathered for each call: the function is called inside of a tf.function" in plans[0]
     for _ in range(2):
         assert_close(outer(x), 2.0 * (x @ tf.constant(weight.numpy())))
         weight.assign_add(tf.ones_like(weight))  # puts it together: the next call of `outer` takes it apart
@@ -298,7 +298,7 @@ def test_errors():
     with pytest.raises(gs.DeviceError):
         gs.set_variable_layout(variable, "sharded", 99)
     gs.set_variable_layout(variable, "sharded", ["CPU:3", "CPU:4"])
-    with pytest.raises(gs.ArgumentError, match="These variables lie on other devices than CPU:0, CPU:1"):
+    with pytest.raises(gs.ArgumentError, match="These variables are on other devices than CPU:0, CPU:1"):
         gs.set_variable_layout(variable, "sharded", 2)
     with pytest.raises(gs.UnsupportedError, match="while a graph is built"):
         tf.function(lambda: gs.set_variable_layout(variable, "home"))()

@@ -175,7 +175,11 @@ def planned(layout: Any, *shape: int | None) -> Callable[[], Any]:
             "there is no axis 'modle'; there are 'batch', 'model'. Did",
         ),
         (planned((None, "model"), 4, 2), gs.ArgumentError, "dimension 1 has 2 entries, and 'model' has 3 devices"),
-        (planned((None, "model"), 4, None), gs.UnsupportedError, "the length of dimension 1 is not known when it is"),
+        (
+            planned((None, "model"), 4, None),
+            gs.UnsupportedError,
+            "the length of dimension 1 is not known when planning",
+        ),
     ],
 )
 def test_errors(call: Callable[[], Any], kind: type[Exception], expected: str):

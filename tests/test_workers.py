@@ -204,7 +204,7 @@ def test_a_worker_ends_cleanly():
         worker.kill()
     assert worker.returncode == 0
     assert out == "graphsplit worker: ended\n"
-    assert err.startswith("Warning: TensorFlow's server listens on all interfaces and asks nobody who they are"), err
+    assert err.startswith("Warning: TensorFlow's server listens on all interfaces, without passwords"), err
 
 
 LOSES_ONE = """

@@ -71,77 +71,71 @@ def parallelize(
 ) -> ParallelFunction[P, R] | Decorator:
     """Run a single-device TensorFlow function on several devices, with exactly the single device's results.
 
-    The function is traced once per input signature, as `tf.function` would. Its batched arguments are split, every
-    op that keeps rows apart runs on each device with that device's rows, and whatever needs all rows (an optimizer,
-    a metric, BatchNormalization's moving average) runs once on whole values. Outputs, gradients, variables and
-    counters are those of one device, up to the order of floating-point sums.
+    The function is traced once per input signature, as `tf.function` would. Its batched arguments are split. Operations
+    that keep rows apart run on each device, with that device's rows. What needs all rows (an optimizer, a metric,
+    BatchNormalization's moving average) runs once, on whole values. Outputs, gradients, variables and counters are
+    those of one device, up to rounding.
 
     Use it as a decorator, a decorator with options, or a call.
 
     Args:
-      fn: a Python function, method, lambda, `tf.function`, or Keras layer or model. Inference or a whole training
-        step, optimizer included. It must be traceable by `tf.function`.
-      devices: how many devices, or their names, `["GPU:0", "GPU:1"]`. None takes all GPUs, or, without any, all
+      fn: a Python function, method, lambda, `tf.function`, or Keras layer or model: inference, or a whole training step
+        with its optimizer. `tf.function` must be able to trace it.
+      devices: how many devices, or their names, `["GPU:0", "GPU:1"]`. None means all GPUs, or without GPUs all
         logical CPU devices.
-      mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`: `devices` are those of the first row, then
-        those of the next. The rows of the batch are shared out over the axis `"batch"`; variables that
-        `set_variable_layout` cut along the other axis are used where their parts are. `weights` are shares along the
-        batch's axis.
-      batch_axis: the name of the axis over which the rows are shared out, if it is not `"batch"`: Keras' meshes call it
-        `"data"`.
+      mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`, row by row. The axis `"batch"` divides the
+        rows of the batch. The other axis divides the variables that `set_variable_layout` cut along it, and the work
+        on them. `weights` are shares along the batch axis.
+      batch_axis: the name of the batch axis, if it is not `"batch"`. Keras' meshes call it `"data"`.
       split: the axis along which batched arguments are split; or a mapping from argument names to an axis or None
-        (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more whose size
-        along the axis is that of the first such argument is split. A hint for speed: results never depend on it.
-      home: the device of whole values that belong to nobody; the first device if None, or, where devices or variables
-        are on several hosts, the one that has most bytes of variables. What only changes a variable
-        runs where the variable is.
+        (keep whole), nested like the arguments if they are. By default every argument of rank 1 or more is split that
+        has the size of the first one along the axis. It changes speed, and never results.
+      home: the default device, on which whole values are computed. None means the first device; if devices or variables
+        are on several hosts, the device with most bytes of variables. A variable is updated on its device, though.
       weights: shares of the batch for unequal devices, `[3, 1]`. A device with weight 0 gets no rows.
-      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home, or if what
-        follows from rows that are whole is more than a hundredth of all floating-point operations. A number is the
-        largest share of these that may be work on the batch at home.
-      random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw numbers
-        of its own: reproducible from the seed, different on every shard, not those of one device. It also shards
-        stateful random ops (`tf.random.normal`), which otherwise run at home.
-      reduce_retracing: trace once more, and then no more, where calls differ in sizes only: those that differ are left
-        open, as `tf.function` does; the batch size among them. A `tf.function` with an `input_signature` is traced for
-        that from the start.
-      micro_batches: into how many parts the rows of each device are divided, which it computes one after the other,
-        forward and backward: a batch that does not fit into its memory, the result of one that does. Gradients are
-        added up as they come. The plan says what needs all rows, and so makes all parts wait, and what is held then.
+      strict: raise `StrictError` if an operation on rows of the batch would run on one device, or if more than a
+        hundredth of the floating-point operations would be computed from whole rows. A number is the largest share of
+        the operations that may work on the batch on one device.
+      random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw other
+        numbers, the same in each run; it also splits stateful random operations (`tf.random.normal`), which otherwise
+        run on one device.
+      reduce_retracing: when calls differ in sizes only, trace once more with these sizes left open, as `tf.function`
+        does, the batch size included. A `tf.function` with an `input_signature` is traced like that at once.
+      micro_batches: how many parts the rows of each device are divided into. A device computes one part after the
+        other, forward and backward, so that larger batches fit into memory. The result is that of the whole batch. The
+        plan says which operations need all rows and make all parts wait, and how much is kept then.
       schedule: the order in which micro-batches go through stages, as a pipeline: `"gpipe"`, `"1f1b"`, `"interleaved"`
-        (several stages a device) or `"zero-bubble"` (gradients of weights last). None runs one micro-batch through all
-        stages and back before the next. `plan(...).schedule` is the chart.
-      stages: into how many parts of equal time the function is cut, forward and backward of each on a device of its
-        own: `stages=4` on 8 devices are two pipelines, each with half of the rows; `weights` are then theirs. Few bytes
-        are sent between stages, and on GPUs each has room for what it keeps. The plan says where the cuts are. None
-        leaves the function whole, or with the stages that `on_device` made.
-      jit_compile: let XLA compile what each shard, and home, computes between two moves, as it compiles a
-        `tf.function(jit_compile=True)`; given such a function, it is True. What XLA draws or returns otherwise (random
-        numbers, sizes that follow from data), and what it has no kernel for, runs between the compiled parts, as
-        effects do that are none of variables; the plan says which. Each size is compiled for itself. What XLA refuses
-        in spite of its kernels is an error that names the line.
-      bucket_bytes: small gradients are summed over the devices in buckets of at most so many bytes, each as soon as it
-        is full, while the backward pass goes on; 0 lets each travel alone. None: 64 kB, and 512 kB where they pass from
-        host to host.
-      recompute: what the backward pass makes again instead of finding it kept, which takes time and saves memory:
-        `"blocks"` keeps what passes between blocks of the function; a share, `0.5`, recomputes as many of these blocks
-        as save that share of the bytes; patterns of names of layers, `["block_*"]`, recompute each such layer. The
-        plan says how much it is. The numbers stay those of one device, dropout's masks and statistics included.
-      memory: what each device may hold, `"24GB"`, `"24GiB"` or bytes: the mesh, the layout of the variables, on it or
-        without one, `micro_batches` and `recompute` are chosen together, for the fastest predicted plan that fits; what
-        you give stays as it is, and so do variables that are laid out. The others are laid out at the first call. The
-        plan says what was chosen, and what the next ones take.
-      plan: `"auto"` chooses the number of devices and stages as well; without `memory`, for all that a device has.
-      machine: by which speed is predicted for these, see `predict`; None: the one that looks like this one.
+        (several stages on each device) or `"zero-bubble"` (gradients of weights last). None runs a micro-batch through
+        all stages and back before the next one. `plan(...).schedule` is the chart.
+      stages: how many parts of equal time the function is cut into, each on a device of its own, forward and backward:
+        `stages=4` on 8 devices are two pipelines with half of the rows each, and `weights` are their shares. Cuts are
+        where few bytes pass, and on GPUs each stage fits into memory. The plan says where. None does not cut the
+        function, and keeps stages from `on_device`.
+      jit_compile: let XLA compile what each device computes between two moves. A `tf.function(jit_compile=True)` sets
+        it. Operations without an XLA kernel, random numbers, sizes that depend on data, and effects run between the
+        compiled parts; the plan lists them. Each size is compiled separately. If XLA refuses an operation in spite of
+        its kernel, the error names your line.
+      bucket_bytes: small gradients travel together, in buckets of at most so many bytes, each as soon as it is full. 0
+        lets each travel alone. None means 64 kB, and 512 kB between hosts.
+      recompute: what the backward pass computes again, which takes time and saves memory. `"blocks"` keeps only what
+        passes between blocks of the function; a share, `0.5`, recomputes as many blocks as save that share of the
+        bytes; patterns of names, `["block_*"]`, recompute these layers. The plan says how much. Results stay those of
+        one device, dropout masks and statistics included.
+      memory: how much each device may hold, `"24GB"`, `"24GiB"` or bytes. The mesh, the layout of the variables,
+        `micro_batches` and `recompute` are chosen for the fastest predicted plan that fits. Options that you give are kept, and so are
+        variables that already have a layout; others are laid out at the first call. The plan says what was chosen.
+      plan: `"auto"` also chooses the number of devices and of stages. Without `memory`, a device's whole memory counts.
+      machine: the machine that `memory` and `plan` predict for, see `predict`. None means the one that is here.
 
     Returns:
       A `ParallelFunction`, called like `fn`; or a decorator, if `fn` is None.
 
     Raises:
-      ArgumentError: for options that contradict each other or the function.
-      ArgumentError: on first use, if nothing fits into `memory`: with what would help.
+      ArgumentError: for options that contradict each other or the function; on first use, if nothing fits into
+        `memory`.
       DeviceError: for devices that do not exist; raised on first use if TensorFlow has not started yet.
-      UnsupportedError: for a mesh with more than one axis beside the batch's, and what does not work yet with one.
+      UnsupportedError: for a mesh with more than one axis beside the batch axis, and for options that do not work with
+        a mesh yet.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> double = gs.parallelize(lambda x: 2 * x, devices=2)
@@ -185,7 +179,8 @@ def make_parallel(fn: Callable[..., R], num_gpus: DevicesLike, **inputs: Any) ->
 
     Eagerly and inside a `tf.function` this is `parallelize(fn, devices=num_gpus)(**inputs)`. In a TensorFlow 1 style
     graph it is the recipe itself: `tf.split` each input, call `fn` per device, `tf.concat` the outputs along axis 0,
-    variables shared through the variable scope. Functions that make others in each tower are refused there.
+    variables shared through the variable scope. Functions that make other variables in each tower raise an error
+    there.
 
     Args:
       fn: the model, called with the names in `inputs`.

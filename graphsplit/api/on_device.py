@@ -29,9 +29,8 @@ class DeviceFunction(ParallelFunction[P, R]):
     def _run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if any(type(part).__name__ == "KerasTensor" for part in tf.nest.flatten((args, kwargs))):
             raise UnsupportedError(
-                f"{self._name()}, which on_device gave devices, is called on a symbolic Keras tensor. A functional "
-                "model keeps layers, not where they run. Call it in the `call` method of a layer or model, or in a "
-                "function."
+                f"{self._name()}, which on_device returned, is called on a symbolic Keras tensor. A functional model "
+                "keeps layers, not their devices. Call it in the `call` method of a layer or model, or in a function."
             )
         if inside_trace():  # of a function whose plan covers this one, and knows it by its mark
             return self._traced(*args, **kwargs)
@@ -41,19 +40,19 @@ class DeviceFunction(ParallelFunction[P, R]):
 def on_device(layer_or_fn: Callable[P, R], device: str | Sequence[str]) -> ParallelFunction[P, R]:
     """Give a layer or function devices of its own: model parallelism, with exactly one device's results.
 
-    Its operations, forward and backward, run on the device asked for, and variables that it makes are made there. (A
-    plain `GradientTape` puts the backward pass on the first device whatever forward did.) Existing variables stay where
-    they are, and so do those that Keras makes when it builds a whole model: build such a layer first, by
-    `with tf.device(...): layer.build(shape)`. The plan says where a stage reads variables from elsewhere.
+    Its operations run on that device, forward and backward, and variables that it makes are made there. (A plain
+    `GradientTape` puts the backward pass on the first device.) Existing variables stay where they are, and so do
+    variables that Keras makes when it builds a whole model: build the layer before,
+    `with tf.device(...): layer.build(shape)`. The plan says which stages read variables from other devices.
 
-    Called inside a parallelized function it is a stage of it. With a list of devices, one for each device of that
-    function, shard `d` of the batch runs through the stage on the stage's device `d`. With a single device, all
-    shards run there, one by one: each as soon as its rows arrive, while the others are in other stages. What needs
-    the whole batch, the reduction of the stage's gradients included, happens on the stage's first device. A stage
-    inside a loop or branch that every shard runs by itself stays with its shard; the plan says so.
+    Inside a parallelized function it is a stage. With a list of devices, one for each device of that function, shard
+    `d` of the batch runs on the stage's device `d`. With a single device, all shards run there, one by one, each as
+    soon as its rows arrive, while the others are in other stages. What needs the whole batch, the reduction of the
+    stage's gradients included, runs on the stage's first device. Inside a loop or branch that every shard runs by
+    itself, a stage stays on the shard's device; the plan says so.
 
-    Called by itself, eagerly or in a `tf.function`, it splits its batch over its own devices. As for a `tf.function`,
-    the gradient by what only unused results depend on is zeros, not None.
+    Outside of one, eagerly or in a `tf.function`, it splits its batch over its devices. As for a `tf.function`, the
+    gradient by arguments of unused results is zeros, not None.
 
     Args:
       layer_or_fn: a Keras layer or model, or a function of tensors.

@@ -63,8 +63,8 @@ class Options(PlanOptions):
         clashes = [f"{name}={value!r}" for name, value in given.items() if value]
         if clashes:
             raise UnsupportedError(
-                f"mesh={dict(self.mesh.sizes)!r} with {', '.join(clashes)}: this does not work yet on a mesh with "
-                f"another axis than {self.mesh.batch_axis!r}. Drop one or the other."
+                f"mesh={dict(self.mesh.sizes)!r} with {', '.join(clashes)}: this does not work yet on a mesh with an "
+                f"axis beside {self.mesh.batch_axis!r}. Leave out one or the other."
             )
 
     def _check_devices(self) -> None:
@@ -92,8 +92,8 @@ class Options(PlanOptions):
         if clashes:
             [(name, value)] = automatic.given.items()
             raise ArgumentError(
-                f"{name}={value!r} with {', '.join(clashes)}: it chooses among plans in which devices have equal "
-                "shares, the first is home, and stages are its own. Drop one or the other."
+                f"{name}={value!r} with {', '.join(clashes)}: it compares plans with equal shares, with the first "
+                "device as default device, and with stages that it cuts. Leave out one or the other."
             )
 
 

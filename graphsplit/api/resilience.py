@@ -172,8 +172,8 @@ class Resilient(Generic[P, R]):
             parts = parts_of_variable(variable)
             if parts is not None and not isinstance(parts.layout, str):
                 raise UnsupportedError(
-                    f"resilient: variable {parts.name!r} lies along an axis of a mesh, and a lost worker would take "
-                    "the only copy of its part with it. Lay it out as 'home', 'mirrored' or 'sharded'."
+                    f"resilient: variable {parts.name!r} is cut along an axis of a mesh, and a lost worker would have "
+                    "the only copy of its part. Set its layout to 'home', 'mirrored' or 'sharded'."
                 )
             if parts is not None and not self._lost:
                 self._layouts[id(variable)] = _Layout(str(parts.layout), parts.devices, parts.reshards)
@@ -198,9 +198,10 @@ class Resilient(Generic[P, R]):
         gone = self._gather()
         if gone and self._counts is None:
             lost = WorkerLostError(
-                f"{error} Of these variables there is no copy elsewhere:\n{bullet_list([v.name for v in gone])}\nLay "
-                'them out as "mirrored", keep them in this process, or give resilient(checkpoint=...) a '
-                "tf.train.CheckpointManager that has saved one."
+                f"{error} These variables have no copy elsewhere:\n"
+                f"{bullet_list([v.name for v in gone])}\n"
+                'Set their layout to "mirrored", keep them in this process, or pass resilient(checkpoint=...) a '
+                "tf.train.CheckpointManager that has saved a checkpoint."
             )
             lost.tasks = error.tasks
             raise lost from error
@@ -284,18 +285,18 @@ def resilient(
 ) -> Resilient[P, R]:
     """Return a parallelized function that goes on when workers are lost.
 
-    A call during which a worker ends or freezes did not happen; it is planned for the devices that are left, and made
-    again. A worker that is started again at its address is taken in at one of the next calls. The numbers are those of
-    one device all the time: to rounding, and bit for bit where as many shards compute.
+    If a worker ends or freezes during a call, the call is undone, planned for the remaining devices, and repeated. A
+    worker that is started again at its address is used again by one of the next calls. The results are always those of
+    one device: up to rounding, and bit for bit with equal numbers of shards.
 
-    State that lived on lost workers comes from copies elsewhere (`variable_layout("mirrored")`); else, if any is gone,
-    everything is restored from the last checkpoint, and the calls since then are made again (their arguments are kept
-    for that); else it is an error. What lives in this process is never lost.
+    Variables on lost workers are restored from other copies (`variable_layout("mirrored")`). If there is none,
+    everything is restored from the last checkpoint, and the calls since then are repeated (their arguments are kept
+    for that). Without a checkpoint, it is an error. Variables in this process are never lost.
 
     Args:
       step: made by `parallelize`, on devices of a cluster that `connect` has connected to.
       on_lost: "survivors", what is described here; there is no other yet.
-      checkpoint: of the state that the step changes. Save it between calls, as often as you like, by `save()`.
+      checkpoint: of the state that the step changes. Call `save()` between calls, as often as you like.
 
     Raises:
       ArgumentError: if `step` is not a function made by `parallelize`, or `on_lost` is not known.

@@ -48,8 +48,9 @@ def _check_shared(made: list[str]) -> None:
     """Raise `ArgumentError` if a tower after the first has made variables."""
     if made:
         raise ArgumentError(
-            "make_parallel runs the function once for each device, and each run has made variables of its own: devices "
-            f"would train different models.\n{bullet_list(made)}\n"
+            "make_parallel runs the function once for each device, and each run made new variables, so devices would "
+            "train different models.\n"
+            f"{bullet_list(made)}\n"
             "Make them with tf.compat.v1.get_variable or tf.compat.v1.layers, which share them by name, or before and "
             "outside of the function."
         )

@@ -98,16 +98,16 @@ def verify(function: Stepping, *args: Any, **kwargs: Any) -> Report: ...
 def verify(function: Any, *args: Any, **kwargs: Any) -> Report:
     """Run a parallelized function, or a step of a wrapped model, and its single-device original, and compare.
 
-    Both have the same arguments and state. Several devices add up in another order than one, so results differ by
-    rounding. How much of that there may be is found by running the original on one device twice more, if anything
-    differs by more than 8 units in the last place: with all arguments and variables changed, at random, by one unit in
-    the last place (of the function's shortest floating type, if it has half ones). A difference of at most 16 times
-    what that does to a result is rounding. (An estimate of the function's condition, as in N. Higham, Accuracy and
-    Stability of Numerical Algorithms, chapter 1.) So is what a call on one device differs from itself by, as on GPUs,
-    unless that is half of all digits: then there is nothing to compare with, and the verdict says so.
+    Both start with the same arguments and state. Several devices add up in another order than one, so results differ
+    by rounding. If anything differs by more than 8 units in the last place, the original runs twice more on one
+    device, with all arguments and variables changed at random by one unit in the last place (of the function's
+    shortest floating type, if it has half ones). A difference of at most 16 times what that changes is rounding. (This
+    estimates the function's condition, as in N. Higham, Accuracy and Stability of Numerical Algorithms, chapter 1.) If
+    one device differs from itself from call to call, as on GPUs, that is rounding, too, unless it is half of all
+    digits: then nothing can be compared, and the verdict says so.
 
-    Variables are given back the values that they had, whether or not the function succeeds. Other state (files,
-    tables, what `tf.print` wrote, generators that are not variables) is not.
+    Variables get their values back, whether or not the function succeeds. Other state (files, tables, what `tf.print`
+    wrote, generators that are not variables) is not restored.
 
     Args:
       function: made by `parallelize`; or a model made by `multi_gpu_model`, or under `keras.distribution`, see
@@ -178,7 +178,9 @@ def _causes(plan: Plan) -> tuple[str, ...]:
     ]
     if plan.random == "independent":
         found.append("random='independent': shards draw other numbers than one device")
-    found.append("Python that does something else each time that it is traced: it runs once for each of both")
+    found.append(
+        "Python code that does something else each time it is traced: it is traced for one device and for several"
+    )
     found.append("a defect of graphsplit: please report it with the plan, print(function.plan(...))")
     return tuple(found)
 

@@ -15,8 +15,8 @@ from graphsplit.core.errors import ArgumentError, DeviceError, UnsupportedError
 _GET_ADDRESS = 0x8915  # SIOCGIFADDR: the IPv4 address of an interface
 _IPV6_TABLE = "/proc/net/if_inet6"
 WARNING = (
-    "TensorFlow's server listens on all interfaces and asks nobody who they are: whoever reaches this port can read "
-    "and write this account's files and run what they like. Let only your own machines reach it."
+    "TensorFlow's server listens on all interfaces, without passwords: whoever reaches this port can read and write "
+    "this account's files and run any code. Let only your machines reach it."
 )
 
 
@@ -140,6 +140,6 @@ def check_port(port: int, insecure: bool) -> None:
     if public and not insecure:
         raise UnsupportedError(
             f"This machine has a public address, {', '.join(public)}. {WARNING} Close the port to all others (a "
-            "firewall, a network policy) and say so with --insecure, or reach it through an SSH tunnel on a machine "
-            "without a public address."
+            "firewall, a network policy) and pass --insecure, or use an SSH tunnel to a machine without a public "
+            "address."
         )

@@ -175,9 +175,9 @@ def connect(
 ) -> Cluster:
     """Connect to worker processes: their devices become devices of this process, for everything.
 
-    `parallelize` and all else run on all GPUs of all workers by default (on the workers' CPUs if there is no GPU). Call
-    it before any tensor, variable or model is made. Start workers with `graphsplit worker --port 2222`. TensorFlow's
-    workers ask nobody who they are: everyone who reaches their ports can use them.
+    By default `parallelize` and everything else use all GPUs of all workers (without GPUs, the workers' CPUs). Call it
+    before any tensor, variable or model is made. Start workers with `graphsplit worker --port 2222`. TensorFlow's
+    workers have no passwords: anyone who reaches their ports can use them.
 
     Args:
       workers: their addresses, `["10.0.0.1:2222", "10.0.0.2:2222"]`, or a `tf.distribute.cluster_resolver` (TF_CONFIG,
@@ -203,8 +203,8 @@ def connect(
             return cluster
         now = "by other means" if cluster is None else f"to {', '.join(cluster.workers)}"
         raise UnsupportedError(
-            f"connect({addresses}): this process is connected {now} already, and TensorFlow would lose what is "
-            "assigned to variables from then on. Other workers need a new client process: start this one again."
+            f"connect({addresses}): this process is connected {now} already, and TensorFlow would lose later "
+            "assignments to variables. To use other workers, start this program again."
         )
     _check_nothing_there()
     apply_settings()
@@ -262,8 +262,7 @@ def _check_nothing_there() -> None:
         names = ", ".join([v.name for v in found[:3]]) + (", ..." if len(found) > 3 else "")
         raise UnsupportedError(
             f"connect was called after variables were made ({len(found)}: {names}): TensorFlow would silently lose "
-            "what is assigned to them from then on. Call it first in the program, before any tensor, variable or model "
-            "is made."
+            "later assignments to them. Call it first in the program, before any tensor, variable or model is made."
         )
 
 
@@ -279,8 +278,8 @@ def _compare_versions(cluster: Cluster) -> None:
             )
         elif told.tensorflow.split(".")[:2] != tf.__version__.split(".")[:2]:
             raise UnsupportedError(
-                f"Worker {task} ({address}) runs TensorFlow {told.tensorflow}, this process {tf.__version__}: graphs "
-                "of one are not those of the other. Install the same version on all machines."
+                f"Worker {task} ({address}) runs TensorFlow {told.tensorflow}, this process {tf.__version__}: their "
+                "graphs differ. Install the same version on all machines."
             )
         elif told.graphsplit != __version__:
             warnings.warn(
@@ -294,8 +293,8 @@ def _compare_devices(addresses: Sequence[str], statuses: Sequence[Status]) -> No
     if len(set(counts)) > 1:
         listed = ", ".join([f"{count} on {address}" for count, address in zip(counts, addresses, strict=True)])
         warnings.warn(
-            f"The workers have different numbers of GPUs: {listed}. Each device gets as many rows as any other; "
-            "weights=[...] shares them out otherwise.",
+            f"The workers have different numbers of GPUs: {listed}. All devices get equal numbers of rows; "
+            "weights=[...] gives them other shares.",
             stacklevel=user_stack_level(),
         )
 
@@ -315,12 +314,11 @@ def lost_error(cluster: Cluster, tasks: Sequence[int], name: str, undone: bool, 
     what = (
         "The call did not happen: variables elsewhere have the values that they had before it."
         if undone
-        else "The call still waits for it, and will be taken back when it ends: end the worker's process."
+        else "The call still waits for it, and will be undone when the worker's process ends: end that process."
     )
     error: WorkerLostError = WorkerLostError(
-        f"{name}: {who} {how}. {what} Variables that lived only there are gone with it. graphsplit.resilient(...) goes "
-        "on with the workers that are left; one that is started again at its address is taken in by "
-        "cluster.reconnect()."
+        f"{name}: {who} {how}. {what} Variables that were only there are lost. graphsplit.resilient(...) continues "
+        "with the remaining workers; cluster.reconnect() uses a worker again that was started again at its address."
     )
     error.tasks, error.undone = tuple(tasks), undone
     return error

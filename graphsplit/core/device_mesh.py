@@ -129,19 +129,19 @@ def mesh_axes(mesh: Mapping[str, int] | None, batch_axis: str | None = None) -> 
         if not isinstance(name, str) or not name.isidentifier():
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} is no name of an axis; it is a word, 'model'.")
         if name in LAYOUTS:
-            raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} is a layout; call the axis otherwise.")
+            raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} is a layout; give the axis another name.")
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} has {size!r} devices; it is a number of at least 1.")
     if batch_axis is not None and batch_axis not in mesh:
         near = get_close_matches(str(batch_axis), mesh, 1)
         raise ArgumentError(
             f"batch_axis={batch_axis!r}: mesh={dict(mesh)!r} has no such axis."
-            + (f" Did you mean {near[0]!r}?" if near else " It names the axis over which the rows are shared out.")
+            + (f" Did you mean {near[0]!r}?" if near else " It names the axis that divides the batch's rows.")
         )
     axes = MeshAxes(tuple(mesh.items()), batch_axis or BATCH_AXIS)
     others = [name for name in mesh if name != axes.batch_axis]
     if len(others) > 1:
-        named = "" if axes.batch_axis in mesh else " batch_axis= names the one over which the rows are shared out."
+        named = "" if axes.batch_axis in mesh else " batch_axis= names the one that divides the batch's rows."
         raise UnsupportedError(
             f"mesh={dict(mesh)!r} has {len(others)} axes beside {axes.batch_axis!r}: {', '.join(map(repr, others))}. "
             f"A mesh may have one.{named}"

@@ -26,9 +26,9 @@ def use_logical_devices(
 ) -> tuple[str, ...]:
     """Divide the CPU, or the GPUs, into `count` logical devices, before TensorFlow starts.
 
-    With logical CPU devices everything that graphsplit does with GPUs can be tried, and tested, on any machine. With
-    logical GPUs one GPU shows what several do, but for the links between them: `count` devices are spread evenly over
-    the GPUs that TensorFlow sees, and GPUs that get none are hidden from it.
+    With logical CPU devices you can try, and test, on any machine what graphsplit does with GPUs. With logical GPUs,
+    one GPU shows what several do, except for the links between them. The `count` devices are spread evenly over the
+    GPUs that TensorFlow sees; GPUs that get none are hidden.
 
     Args:
       count: how many; at least 1.
@@ -200,7 +200,7 @@ def names_of_devices(devices: int | str | Sequence[str] | None, argument: str = 
         if isinstance(count, bool) or count < 1:
             raise ArgumentError(f"{argument}={devices!r}: at least one device is needed.")
         if count > MOST_DEVICES:
-            raise ArgumentError(f"{argument}={devices!r}: a batch is shared out over at most {MOST_DEVICES} devices.")
+            raise ArgumentError(f"{argument}={devices!r}: a batch is divided over at most {MOST_DEVICES} devices.")
         return tuple(f"/device:{kind}:{i}" for i in range(count))
     if not isinstance(devices, (str, Sequence)):
         raise ArgumentError(f"{argument} takes a number or a list of device names, got {devices!r}.")

@@ -99,9 +99,9 @@ class WorkerLostError(GraphsplitError, ConnectionError):
     >>> step(tf.ones((4, 2)))  # doctest: +NORMALIZE_WHITESPACE, +ELLIPSIS
     Traceback (most recent call last):
     graphsplit.core.errors.WorkerLostError: <lambda>: worker 1 (127.0.0.1:...) ended, or does not answer. The call did
-    not happen: variables elsewhere have the values that they had before it. Variables that lived only there are gone
-    with it. graphsplit.resilient(...) goes on with the workers that are left; one that is started again at its address
-    is taken in by cluster.reconnect().
+    not happen: variables elsewhere have the values that they had before it. Variables that were only there are lost.
+    graphsplit.resilient(...) continues with the remaining workers; cluster.reconnect() uses a worker again that was
+    started again at its address.
     >>> workers.close()
     """
 

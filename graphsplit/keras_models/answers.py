@@ -35,9 +35,9 @@ def busiest(model: Any, functions: Sequence[Any]) -> BatchFunction:
     ran = [f for f in functions if isinstance(f, BatchFunction) and f.batches]
     if not ran:
         raise ArgumentError(
-            f"Without arguments the question is about the step of {model.name!r} that ran most, and none has run since "
-            "it was wrapped and compiled. Give a batch: x and y for training, x alone for prediction; "
-            "tf.TensorSpecs will do where nothing is to run."
+            f"Without arguments, this is about the step of {model.name!r} that ran most, and none has run since it was "
+            "wrapped and compiled. Pass a batch: x and y for training, x alone for prediction; tf.TensorSpecs are "
+            "enough if nothing has to run."
         )
     return max(ran, key=lambda function: function.batches)
 

@@ -116,11 +116,11 @@ class BatchFunction:
         if sum(map(has_seeded_kernels, programs)) > 1:
             self._told = True
             warnings.warn(
-                f"{self.step._name()} draws seeded numbers by TensorFlow's kernels. Each remembers how many it drew, "
-                "and batches of another shape have kernels of their own. From this batch on, these numbers (the masks "
-                "of tf_keras' Dropout) are not those of one device. Call "
-                "tf_keras.backend.experimental.enable_tf_random_generator() before the model is made; in layers of "
-                "your own draw by a tf.random.Generator; or leave out the smaller last batch.",
+                f"{self.step._name()} draws seeded numbers by TensorFlow's kernels. Each kernel counts what it drew, "
+                "and batches of another shape have other kernels. From this batch on, these numbers (the masks of "
+                "tf_keras' Dropout) are not those of one device. Call "
+                "tf_keras.backend.experimental.enable_tf_random_generator() before you make the model; use a "
+                "tf.random.Generator in your layers; or leave out the smaller last batch.",
                 stacklevel=user_stack_level(),
             )
 

@@ -25,9 +25,9 @@ _VALUE = "VARIABLE_VALUE"
 def load_weights(target: Any, path: str | os.PathLike[str]) -> None:
     """Load the weights of a model that need not fit in one place, from a file of Keras' or a checkpoint.
 
-    The host has the whole of one variable at a time, each device its parts. (`model.load_weights` makes each variable
-    whole on the first device, too, and has all of a `.keras` file in memory; TensorFlow has all of a checkpoint.) The
-    weights are those that the two would load.
+    The host reads one variable at a time, and each device gets its parts. (`model.load_weights` also makes variables
+    whole on the first device, and reads a whole `.keras` file into memory, as TensorFlow does with a checkpoint.) The
+    loaded weights are the same.
 
     Args:
       target: a Keras model, for a file; for a checkpoint, what was saved, as it was: a `tf.train.Checkpoint`, a module,
@@ -90,7 +90,7 @@ def _load_checkpoint(target: Any, path: str) -> None:
     reader = tf.train.load_checkpoint(path)
     if not reader.has_tensor(_OBJECTS):
         raise UnsupportedError(
-            f"{path} is a checkpoint of names, as tf.compat.v1.train.Saver writes them, and not of objects. Restore it "
+            f"{path} is a checkpoint of names, written by tf.compat.v1.train.Saver, and not of objects. Restore it "
             "with tf.train.Checkpoint, and save it again."
         )
     nodes = _nodes_of(target, parse_checkpoint_objects(reader.get_tensor(_OBJECTS)).nodes)
@@ -137,6 +137,7 @@ def _check_has_variables_only(path: str, nodes: Sequence[Any]) -> None:
     others |= {node.registered_saver.name for node in nodes if node.registered_saver.name}
     if others:
         raise UnsupportedError(
-            f"The checkpoint {path} has state that is no variable of its own:\n{bullet_list(sorted(others))}\n"
-            "Read it with tf.train.Checkpoint, which takes the host's memory for all."
+            f"The checkpoint {path} has state that is not a variable:\n"
+            f"{bullet_list(sorted(others))}\n"
+            "Read it with tf.train.Checkpoint, which needs host memory for the whole checkpoint."
         )

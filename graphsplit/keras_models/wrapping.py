@@ -48,54 +48,52 @@ def multi_gpu_model(
 ) -> Model:
     """Return `model` with `fit`, `evaluate` and `predict` running on several devices, with one device's numbers.
 
-    The returned model is the template seen a second time: same class, layers, variables, optimizer, metrics and
-    compile state, the same files when it is saved. Only what runs a batch differs: the template's own `train_step`,
-    `test_step` and `predict_step` run through `graphsplit.parallelize`. Losses, metrics, BatchNormalization's
-    statistics and Dropout's masks are those of the template on one device, for every batch size.
+    The returned model shares everything with the template: class, layers, variables, optimizer, metrics, compile state
+    and files. Only what runs a batch differs: `graphsplit.parallelize` runs the template's `train_step`, `test_step`
+    and `predict_step`. Losses, metrics, BatchNormalization's statistics and dropout masks are those of the template on
+    one device, for every batch size.
 
     Args:
-      model: a built Keras 3 or tf_keras model: Sequential, functional or subclassed, or a Keras 3 layer that has `fit`;
-        trained or not, compiled or not.
-      gpus: how many devices, or which: `[0, 2]` are GPU 0 and GPU 2 (logical CPU devices without any GPU), and
-        names such as `"GPU:1"` may stand there too, alone also those of another machine, for plans. None takes all
-        GPUs, or, without any, all logical CPU devices.
+      model: a built Keras 3 or tf_keras model (Sequential, functional or subclassed), or a Keras 3 layer that has
+        `fit`; trained or not, compiled or not.
+      gpus: how many devices, or which: `[0, 2]` means GPU 0 and GPU 2 (or logical CPU devices, if there is no GPU).
+        Names such as `"GPU:1"` work, too; for plans they may be another machine's. None means all GPUs, or without
+        GPUs all logical CPU devices.
       cpu_merge: merge the shards' predictions on the CPU, else on the first device.
       cpu_relocation: keep the weights on the CPU and update them there. They must have been made there.
-      variables: where the weights and the optimizer's slots live: a layout, or layouts by patterns of names, as
-        `set_variable_layout` takes them. `"sharded"` divides them over the devices, which a model that is too large for
-        one device needs; `"mirrored"` copies them to all; `{"adam*": "host", "*": "home"}` keeps Adam's slots in the
-        host's memory, also for one device.
-      micro_batches: into how many parts the rows of each device are divided, which it computes one after the other: a
-        batch that does not fit into its memory, the result of one that does.
-      schedule: the order in which they go through stages; see `parallelize`.
-      stages: into how many parts of equal time the model is cut, each with devices of its own; or patterns of the names
-        of layers at which new stages begin, `["block4_*", "block9_*"]`: what the first layer that fits computes, and
-        all that Keras runs behind it, is of the new stage. 4 stages on 8 devices are two pipelines. None leaves it
-        whole, or with the stages that its layers call by `on_device`.
-      strict: raise `StrictError`, from the first batch, if work on the batch would run at home; or the share of the
-        work that may; see `parallelize`.
+      variables: the layout of the weights and the optimizer's slots, or layouts by patterns of names, as in
+        `set_variable_layout`. `"sharded"` divides them over the devices, for a model that is too large for one;
+        `"mirrored"` copies them to all; `{"adam*": "host", "*": "home"}` keeps Adam's slots in the host's memory, also
+        for one device.
+      micro_batches: how many parts the rows of each device are divided into. A device computes one part after the
+        other, so that larger batches fit into memory, with the whole batch's result.
+      schedule: the order in which micro-batches go through stages; see `parallelize`.
+      stages: how many parts of equal time the model is cut into, each with devices of its own; or patterns of the names
+        of layers at which new stages begin, `["block4_*", "block9_*"]`. A stage begins with the first layer that
+        matches, and has all that Keras runs after it. 4 stages on 8 devices are two pipelines. None does not cut the
+        model, and keeps stages that its layers call by `on_device`.
+      strict: raise `StrictError`, from the first batch, if work on the batch would run on one device; or the share of
+        the work that may; see `parallelize`.
       mesh: the devices as a mesh of named axes, `{"batch": 2, "model": 4}`; see `parallelize`. Layouts of variables may
         then name its axes, `{"*/up/kernel": (None, "model"), "*": "home"}`.
-      recompute: what the backward pass makes again instead of finding it kept: `"blocks"`, a share, or patterns of the
+      recompute: what the backward pass computes again instead of keeping it: `"blocks"`, a share, or patterns of the
         names of layers; see `parallelize`.
-      batch_axis: the name of the axis over which the rows are shared out, if it is not `"batch"`: Keras' meshes call it
-        `"data"`.
-      memory: what each device may hold, `"24GB"`: where the variables live, `micro_batches` and `recompute` are chosen
-        together, see `parallelize`. The first batch of training chooses, for the slots of the optimizer, too; without
-        an optimizer the first batch does. `evaluate` and `predict` find the variables as they lie then.
+      batch_axis: the name of the batch axis, if it is not `"batch"`. Keras' meshes call it `"data"`.
+      memory: how much each device may hold, `"24GB"`: the layout of the variables, `micro_batches` and `recompute` are
+        chosen for it, see `parallelize`. The first training batch chooses, with the optimizer's slots; without an
+        optimizer, the first batch. `evaluate` and `predict` use the variables where they are then.
       plan, machine: see `parallelize`.
 
     Returns:
-      The wrapped model, which also has `plan(x, y)` and `placement(x, y)`, and which `verify` takes; or `model` itself
+      The wrapped model, which also has `plan(x, y)` and `placement(x, y)`, and works with `verify`; or `model` itself,
       if there is only one device and nothing to divide for it.
 
     Raises:
       ArgumentError: if `model` is not a Keras model, not built, or wrapped already; if `gpus` cannot be understood; if
-        `cpu_relocation` is asked for and weights live elsewhere; for an unknown layout, or one with `cpu_relocation`,
-        and `memory` with that;
-        for `micro_batches` below 1, an unknown `schedule`, or `stages` that the layers or devices do not make.
+        `cpu_relocation` is given and weights are elsewhere, or with `memory` or another layout; for an unknown layout;
+        for `micro_batches` below 1, an unknown `schedule`, or `stages` that do not fit the layers or devices.
       DeviceError: if there are not that many devices.
-      UnsupportedError: for a model of a `tf.distribute` strategy or with a `make_train_function` of its own, or another
+      UnsupportedError: for a model of a `tf.distribute` strategy, one that overrides `make_train_function`, or another
         Keras backend than TensorFlow.
 
     >>> import keras, numpy as np, graphsplit as gs
@@ -169,8 +167,8 @@ def _check_model(model: Any) -> Flavor:
         )
     if own := own_functions(model):
         raise UnsupportedError(
-            f"{model.name!r} has a {' and a '.join(own)} of its own, which runs the batches itself and cannot be "
-            "split. Override train_step, test_step or predict_step instead."
+            f"{model.name!r} overrides {' and '.join(own)}, which runs the batches itself and cannot be split. "
+            "Override train_step, test_step or predict_step instead."
         )
     return flavor
 
@@ -225,8 +223,8 @@ def _check_on_cpu(model: Any) -> None:
         raise ArgumentError(
             "cpu_relocation=True keeps the weights on the CPU, but variables cannot move once they are made:\n"
             f"{bullet_list(elsewhere[:5] + more)}\n"
-            "Make the model under `with tf.device('CPU:0'):`; for one that is trained already, make its copy there, by "
-            "clone_model, and give it the weights, by set_weights. Or leave out cpu_relocation."
+            "Make the model under `with tf.device('CPU:0'):`. If it is trained already, make a copy there with "
+            "clone_model, and copy the weights with set_weights. Or leave out cpu_relocation."
         )
 
 

@@ -33,10 +33,11 @@ def placement_of(
     Args:
       fn: a Python function, `tf.function`, function made by `parallelize`, Keras model (one made by `multi_gpu_model`,
         too), a SavedModel's signature, the directory of a SavedModel, or a `tf.Graph` (TensorFlow 1, no arguments).
-      *args, **kwargs: its arguments; `tf.TensorSpec`s will do for requested placement. None for a SavedModel, unless
-        it is to run. Of a model made by `multi_gpu_model` a batch: `x` for its prediction, `x, y` for its training.
-      actual: run the function once on the arguments, give all variables back the values that they had, and read from
-        TensorFlow where each operation ran. Other state (tables, files, what is printed) is not restored.
+      *args, **kwargs: its arguments; for requested placement, `tf.TensorSpec`s are enough. None for a SavedModel,
+        unless it is to run. Of a model made by `multi_gpu_model` a batch: `x` for its prediction, `x, y` for its
+        training.
+      actual: run the function once on the arguments, restore all variables, and read from TensorFlow where each
+        operation ran. Other state (tables, files, what is printed) is not restored.
       signature: for the directory of a SavedModel, which of its signatures.
 
     Returns:

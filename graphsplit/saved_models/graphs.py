@@ -49,11 +49,11 @@ def transpile_graph_def(
       graph_def: the graph. It is not changed.
       inputs: names of the tensors that are fed, `"x"` or `"x:0"`.
       outputs: names of the tensors to compute, and of operations to run, such as a training step.
-      devices: how many, or their names. They need not exist here. The first is home.
+      devices: how many, or their names. They need not exist here. The first is the default device.
       split: an axis, or a mapping from inputs to an axis or None (keep whole).
-      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home, or if what
-        follows from rows that are whole is more than a hundredth of all floating-point operations. A number is the
-        largest share of these that may be work on the batch at home.
+      strict: raise `StrictError` if an operation on rows of the batch would run on one device, or if more than a
+        hundredth of the floating-point operations would be computed from whole rows. A number is the largest share of
+        the operations that may work on the batch on one device.
 
     Raises:
       ArgumentError: if `graph_def` is none, names do not exist in it, TensorFlow cannot import it, or options clash.

@@ -53,16 +53,16 @@ def transpile_saved_model(
     Args:
       in_dir: the SavedModel. It is only read.
       out_dir: where to write.
-      devices: how many, or their names. They need not exist here. The first is home.
+      devices: how many, or their names. They need not exist here. The first is the default device.
       signatures: which ones to transpile; the others are kept as they are. All if None.
       split: as for `parallelize`, by the names of the signatures' arguments.
-      strict: raise `StrictError` if an operation that carries rows of the batch would have to run at home, or if what
-        follows from rows that are whole is more than a hundredth of all floating-point operations. A number is the
-        largest share of these that may be work on the batch at home.
-      overwrite: replace `out_dir` if it is a SavedModel, and holds nothing else. Until the new one is whole, the old
-        one stays.
-      replicate_weights: keep a copy of every weight on every device, made when the model is loaded, so that none
-        travels per request. Costs the memory of the weights once for each device.
+      strict: raise `StrictError` if an operation on rows of the batch would run on one device, or if more than a
+        hundredth of the floating-point operations would be computed from whole rows. A number is the largest share of
+        the operations that may work on the batch on one device.
+      overwrite: replace `out_dir` if it is a SavedModel and contains nothing else. The old one stays until the new one
+        is complete.
+      replicate_weights: keep a copy of every weight on every device, made when the model is loaded, so that requests
+        send no weights. Every device needs memory for all weights.
       progress: called with what is being done.
 
     Returns:

@@ -51,7 +51,7 @@ def _of_largest_part(search: Search, least: Candidate, found: Looked) -> str:
     memory, question = found.fullest, search.question
     grows = memory.live_bytes + memory.argument_bytes
     if memory.state_bytes > min(grows, question.limit):
-        more = "" if least.layout == "sharded" else ", or divided variables: set_variable_layout(..., 'sharded')"
+        more = "" if least.layout == "sharded" else ", or sharded variables: set_variable_layout(..., 'sharded')"
         return f"smaller variables: of lower precision, or with an optimizer of fewer slots{more}"
     rows = int(question.rows * max(question.limit - memory.state_bytes, 0) / grows) if grows else 0
     return (

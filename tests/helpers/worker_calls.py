@@ -201,6 +201,5 @@ def another_cluster(workers, cluster) -> None:
         gs.connect(["127.0.0.1:9"])
     assert str(raised.value) == (
         f"connect(['127.0.0.1:9']): this process is connected to {', '.join(workers)} already, and TensorFlow would "
-        "lose what is assigned to variables from then on. Other workers need a new client process: start this one "
-        "again."
+        "lose later assignments to variables. To use other workers, start this program again."
     )

@@ -210,8 +210,10 @@ def lost_state_without_copy_or_checkpoint(workers, cluster) -> None:
     with pytest.warns(UserWarning, match="lost worker 1"), pytest.raises(gs.WorkerLostError) as raised:
         step(rows())
     assert str(raised.value).endswith(
-        'Of these variables there is no copy elsewhere:\n  - lonely:0\nLay them out as "mirrored", keep them in this '
-        "process, or give resilient(checkpoint=...) a tf.train.CheckpointManager that has saved one."
+        "These variables have no copy elsewhere:\n"
+        "  - lonely:0\n"
+        'Set their layout to "mirrored", keep them in this process, or pass resilient(checkpoint=...) a '
+        "tf.train.CheckpointManager that has saved a checkpoint."
     )
 
 

@@ -107,10 +107,10 @@ def pipelines_that_differ(workers, cluster) -> None:
 
     def message(number: int) -> str:
         return (
-            f"double.map: batch {number} of worker:1 is not that of worker:0. Each host runs the pipeline itself and "
-            "takes its rows of each batch, so all have to read the same, in the same order. Give shuffle(), and "
-            "whatever draws, a seed= of its own (tf.random.set_seed does not do: it numbers what is made after it), do "
-            f"not ask for deterministic=False, and let files be the same everywhere. Or {HERE}"
+            f"double.map: batch {number} of worker:1 is not that of worker:0. Each host runs the pipeline and takes "
+            "its rows of each batch, so all must read the same data in the same order. Pass seed= to shuffle() and "
+            "everything that draws random numbers (tf.random.set_seed is not enough: its seeds depend on what was made "
+            f"before), do not use deterministic=False, and use the same files everywhere. Or {HERE}"
         )
 
     def unseeded():
@@ -146,7 +146,7 @@ def pipelines_that_workers_cannot_run(workers, cluster) -> None:
         list(f.map(lambda: tf.data.TextLineDataset(missing).map(tf.strings.to_number).batch(3)))
     words = str(raised.value)
     assert re.match(r"worker:[01] could not read batch 0 of <lambda>\.map: .*" + re.escape(missing), words, re.S), words
-    assert words.endswith(f"(The pipeline runs there, and files have to be there. {HERE})"), words
+    assert words.endswith(f"(The pipeline runs there, and needs its files there. {HERE})"), words
 
 
 @case("calls")

@@ -233,7 +233,9 @@ def _rows_of(tree: CompositeLeaf) -> int | None:
 
 def _notes(batch: int | None, deciding: str, found: Sequence[_Argument]) -> tuple[str, ...]:
     whole = {argument.path.split(" (part")[0]: argument.composite for argument in found if argument.composite}
-    kept = tuple(f"{path} is a {kind}: whole, and split from where it becomes dense" for path, kind in whole.items())
+    kept = tuple(
+        f"{path} is a {kind}: it is kept whole, and split where it becomes dense" for path, kind in whole.items()
+    )
     return _batch_notes(batch, deciding) + kept
 
 

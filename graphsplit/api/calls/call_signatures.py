@@ -59,8 +59,10 @@ def check_no_specs(name: str, arguments: Branch) -> None:
     ]
     if found:
         raise ArgumentError(
-            f"{name} is called on specifications, and a call takes tensors:\n{bullet_list(found)}\n"
-            f"What runs nothing takes them: {name}.plan(...), {name}.placement(...), predict({name}, ...)."
+            f"{name} was called with specifications, and needs tensors:\n"
+            f"{bullet_list(found)}\n"
+            f"These accept specifications, because they run nothing: {name}.plan(...), {name}.placement(...), "
+            f"predict({name}, ...)."
         )
 
 

@@ -62,7 +62,7 @@ class ChosenDevices:
             return ()
         names = ", ".join(map(short_name, self.missing))
         return (
-            f"this process does not have {names}: planned for one that does, with the variables on "
+            f"this process does not have {names}: the plan is for a process that does, with variables on "
             f"{short_name(self.home)}",
         )
 
@@ -101,7 +101,8 @@ def stages_asked(options: Options, devices: Sequence[str]) -> StagesAsked | None
         if count % len(devices) or count < 2 * len(devices):
             raise ArgumentError(
                 f"stages={options.stages} with schedule='interleaved' on {_devices(len(devices))}: each device has "
-                f"several stages, {2 * len(devices)}, {3 * len(devices)} or more altogether. Choose so many, or '1f1b'."
+                f"several stages, {2 * len(devices)}, {3 * len(devices)} or more altogether. Choose one of these "
+                "numbers, or '1f1b'."
             )
         found: list[tuple[str, ...]] = [(devices[stage % len(devices)],) for stage in range(count)]
     else:
@@ -124,6 +125,7 @@ def check_no_others(program: Program, options: Options) -> None:
     own = program.all_stages()
     if options.stages is not None and own:
         raise ArgumentError(
-            f"stages={options.stages} cuts the function into stages, and it has some that on_device made:\n"
-            f"{bullet_list(list(map(str, own)))}\nDrop stages, or on_device."
+            f"stages={options.stages} would cut the function into stages, but it already has stages from on_device:\n"
+            f"{bullet_list(list(map(str, own)))}\n"
+            "Drop stages, or on_device."
         )

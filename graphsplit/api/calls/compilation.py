@@ -264,6 +264,4 @@ def variables_elsewhere(traced: Trace) -> list[str]:
         away = {lives[t.op] for t in op.inputs if t.op in lives} - {stage.home if stage else ""}
         if stage and away:
             found.setdefault(stage, set()).update(away)
-    return [
-        f"{stage} reads variables that live on {', '.join(map(short_name, sorted(d)))}" for stage, d in found.items()
-    ]
+    return [f"{stage} reads variables on {', '.join(map(short_name, sorted(d)))}" for stage, d in found.items()]

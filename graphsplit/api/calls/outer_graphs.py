@@ -52,7 +52,7 @@ def warn_of_stateless_scope(name: str, traces: Traces) -> None:
     traces.told_of_scope = True
     warnings.warn(
         f"{name} is called in a keras.StatelessScope, as stateless_call opens one, where variables have other values. "
-        "No trace of it can be kept, so it runs as it is, on one device. To split it, parallelize the function that "
+        "Its traces cannot be kept, so it runs unsplit, on one device. To split it, parallelize the function that "
         "calls stateless_call.",
         stacklevel=user_stack_level(),
     )
@@ -65,9 +65,9 @@ def check_no_replica(name: str) -> None:
         if replicas > 1:
             kind = type(tf.distribute.get_strategy()).__name__
             raise UnsupportedError(
-                f"{name} is called in {kind}.run, by each of {replicas} replicas with rows of its own, and would split "
-                "these once more. A parallelized function takes the strategy's place: call it outside of strategy.run "
-                "and of strategy.scope(), once, on the whole batch."
+                f"{name} is called in {kind}.run by each of {replicas} replicas, which already have their rows; it "
+                "would split them again. A parallelized function takes the strategy's place: call it outside of "
+                "strategy.run and of strategy.scope(), once, on the whole batch."
             )
 
 
@@ -84,7 +84,7 @@ def check_no_spread_values(name: str, arguments: Branch) -> None:
         raise ArgumentError(
             f"{name} is called on values that a tf.distribute strategy has spread over its replicas:\n"
             f"{bullet_list(found)}\n"
-            "It takes the whole batch, and splits that itself: iterate over the dataset itself, not over "
+            "It needs the whole batch, and splits it: iterate over the dataset, not over "
             "strategy.experimental_distribute_dataset(dataset)."
         )
 

@@ -252,8 +252,8 @@ class ParallelFunction(Generic[P, R]):
             self._signature.bind()
         except TypeError as error:
             raise ArgumentError(
-                f"Without arguments the question is about the calls of {self._name()} that ran most, and none has run "
-                "yet. Give arguments; tf.TensorSpecs will do where nothing is to run."
+                f"Without arguments, this is about the calls of {self._name()} that ran most, and none has run yet. "
+                "Pass arguments; tf.TensorSpecs are enough if nothing has to run."
             ) from error
 
     if not TYPE_CHECKING:  # (for type checkers, what is not there stays an error)
@@ -329,8 +329,8 @@ class ParallelFunction(Generic[P, R]):
         if in_xla_context():
             raise UnsupportedError(
                 f"{self._name()} is called inside a function with jit_compile=True. XLA compiles such a function for "
-                "one device and would erase the placement. Drop jit_compile=True from the outer function; put it on "
-                "functions that the parallelized one calls."
+                "one device and would erase the placement. Remove jit_compile=True from the outer function; you may "
+                "set it on functions that the parallelized one calls."
             )
         if (found := self._find(arguments)) is not None:
             return found
@@ -352,9 +352,9 @@ class ParallelFunction(Generic[P, R]):
         """
         if variables_have_other_values():  # (a call does not come here)
             raise UnsupportedError(
-                f"A plan of {self._name()} is asked for in a keras.StatelessScope, as stateless_call and the building "
-                "of a model open one. Variables have other values there, and a plan reads what they hold. Ask for "
-                "plans, and use map, outside of the scope."
+                f"A plan of {self._name()} was requested inside a keras.StatelessScope, which stateless_call and "
+                "building a model open. Variables have other values there, and a plan reads their values. Call plan "
+                "and map outside of the scope."
             )
         outer = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         signature = Signature(self._traces.covered.get(arguments, arguments), open_scopes())

@@ -136,7 +136,7 @@ class _HostReader:
                 raise
             message = (
                 f"{self} could not read batch {self._number} of {self._name}.map: {error.message} (The pipeline runs "
-                f"there, and files have to be there. {_HERE})"
+                f"there, and needs its files there. {_HERE})"
             )
             raise type(error)(error.node_def, error.op, message) from error
 
@@ -190,9 +190,9 @@ class HostPipeline:
             names = ", ".join([str(self._readers[host]) for host in others])
             raise UnsupportedError(
                 f"{self._name}.map: batch {number} of {names} is not that of {self._readers[hosts[0]]}. Each host runs "
-                "the pipeline itself and takes its rows of each batch, so all have to read the same, in the same "
-                "order. Give shuffle(), and whatever draws, a seed= of its own (tf.random.set_seed does not do: it "
-                "numbers what is made after it), do not ask for deterministic=False, and let files be the same "
+                "the pipeline and takes its rows of each batch, so all must read the same data in the same order. Pass "
+                "seed= to shuffle() and everything that draws random numbers (tf.random.set_seed is not enough: its "
+                "seeds depend on what was made before), do not use deterministic=False, and use the same files "
                 f"everywhere. Or {_HERE}"
             )
         return [element.value for element in elements if element is not None]

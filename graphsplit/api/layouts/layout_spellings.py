@@ -39,19 +39,19 @@ class AxisCut:
 def cut(axis: str, *, unit: int = 1, blocks: int = 1, in_place: bool = False) -> AxisCut:
     """Return an entry of a variable's layout: how the dimension is cut along an axis of the mesh.
 
-    It stands where the name of the axis would: `{"*/qkv/kernel": (None, gs.cut("model", unit=64, blocks=3))}`. Heads
-    that are merged with their width, or with each other, so stay whole, and nothing is gathered for them.
+    Write it instead of the name of the axis: `{"*/qkv/kernel": (None, gs.cut("model", unit=64, blocks=3))}`. Then
+    heads that are merged with their width, or with each other, stay whole, and nothing is gathered for them.
 
-    Along the axis of the batch, `gs.cut("batch", in_place=True)` says that a part is used where it is: rows go to it
-    from all devices and come back (expert parallelism). The name alone, `"batch"`, says that parts are gathered first.
+    Along the axis of the batch, `gs.cut("batch", in_place=True)` uses each part on its device: rows are sent there and
+    back (expert parallelism). The name alone, `"batch"`, gathers the parts first.
 
     Args:
-      axis: of the mesh. Along that of the batch there are no units.
+      axis: of the mesh. Along the batch axis there are no units.
       unit: entries of the dimension that stay together: the width of a head.
-      blocks: how many equal blocks lie one after the other along the dimension, each cut by itself: 3 of fused queries,
-        keys and values, 2 of a fused gate and up. Each device has its units of every block. Where a block has fewer
-        units than the axis has devices (a few heads of keys and values), each device has a copy of the variable.
-      in_place: of the axis of the batch, whether parts are used where they are. Along other axes they always are.
+      blocks: how many equal blocks the dimension consists of, each cut by itself: 3 for fused queries, keys and
+        values, 2 for a fused gate and up. Each device has its units of every block. If a block has fewer units than
+        the axis has devices (a few heads of keys and values), each device has a copy of the variable.
+      in_place: for the batch axis: whether parts are used where they are. Along other axes they always are.
 
     Raises:
       ArgumentError: for a unit, or a number of blocks, that is not at least 1. (Where the variable is laid out, for
@@ -155,8 +155,8 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
         )
     if grid is None:
         raise ArgumentError(
-            f"{text} names axes of a mesh: say which, mesh={{'batch': 2, 'model': 4}}. "
-            f"Without a mesh there are {known}."
+            f"{text} names axes of a mesh: pass the mesh, mesh={{'batch': 2, 'model': 4}}. Without a mesh there are "
+            f"{known}."
         )
     axes, spelling = dict(grid.sizes), spelling_of(layout)
     named = [one.axis for own in spelling.dimensions for one in own]
@@ -174,12 +174,12 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
     along_batch = spelling.cut_along(grid.batch_axis)
     if along_batch is not None and (along_batch.unit, along_batch.blocks or 1) != (1, 1):
         raise ArgumentError(
-            f"{text}: what is cut along {grid.batch_axis!r}, the batch's axis, has no units. Name {grid.batch_axis!r} "
-            f"alone, which is gathered before it is used, or gs.cut({grid.batch_axis!r}, in_place=True), which is not."
+            f"{text}: a dimension cut along {grid.batch_axis!r}, the batch axis, has no units. Write {grid.batch_axis!r}, "
+            f"which is gathered before it is used, or gs.cut({grid.batch_axis!r}, in_place=True), which is not."
         )
     if twice := [name for name in axes if named.count(name) > 1]:
         raise ArgumentError(
-            f"{text} names axis {twice[0]!r} twice; each axis cuts one dimension of a variable. Take None for the "
+            f"{text} names axis {twice[0]!r} twice; each axis cuts one dimension of a variable. Write None for the "
             "other one."
         )
     if spelling.others != "home" and len(named) == len(axes):

@@ -36,7 +36,7 @@ def variables_with_owners(target: Any) -> list[tuple[tf.Variable, Any]]:
         if value is not variable and isinstance(value, tf.Variable):
             value._graphsplit_path = variable.path
         if not isinstance(value, tf.Variable) or not _has_own_handle(value):
-            raise UnsupportedError(f"{variable!r} is no variable that can be laid out: it has no handle of its own.")
+            raise UnsupportedError(f"{variable!r} is not a variable that can have a layout: it has no handle.")
         found.setdefault(id(value), (value, variable))
     return list(found.values())
 

@@ -30,12 +30,12 @@ class LayoutView(str):
 
 
 def visualize_layout(target: Any, *args: Any, **kwargs: Any) -> LayoutView:
-    """Return a drawing of where values lie: which device has which entries. `print` it.
+    """Return a drawing of a layout: which device has which entries. `print` it.
 
     Args:
       target: a variable, a Keras variable, layer, model or optimizer: each of its variables. A tensor. A parallelized
         function: its arguments, as a call would cut them over the devices.
-      *args, **kwargs: the function's arguments; `tf.TensorSpec`s will do.
+      *args, **kwargs: the function's arguments; `tf.TensorSpec`s are enough.
 
     Raises:
       ArgumentError: for anything else, or arguments beside what is no function.

@@ -40,14 +40,15 @@ def check_mesh(traced: Trace, options: Options, devices: Sequence[str]) -> None:
         rows = " and ".join([", ".join(map(short_name, row)) for row in grid.rows]) if grid else ""
         own = f"mesh {grid} with the {'rows' if grid and len(grid.rows) > 1 else 'row'} {rows}" if grid else "no mesh"
         raise ArgumentError(
-            f"The function runs on {own}, and these variables lie along an axis of another one:\n{bullet_list(wrong)}\n"
-            "Give the function the mesh, and the devices, that set_variable_layout was given; or lay the variables out "
+            f"The function runs on {own}, but these variables are cut along an axis of another mesh:\n"
+            f"{bullet_list(wrong)}\n"
+            "Pass parallelize the same mesh and devices as set_variable_layout, or set the layout of the variables "
             "again."
         )
     if along and (stages := traced.program.all_stages()):
         raise UnsupportedError(
-            f"mesh {grid}: the function calls {stages[0].name!r}, which on_device gives devices of its own. A mesh "
-            "with another axis than the batch's has devices for all of it."
+            f"mesh {grid}: the function calls {stages[0].name!r}, which has other devices from on_device. A mesh with "
+            "an axis beside the batch axis places the whole function."
         )
 
 
@@ -106,8 +107,8 @@ def _misfit(program: Program, op: Op, name: str, axes: Sequence[str | None], gri
     length = op.out_shapes[0][dimension] if op.out_shapes[0] is not None else None
     if not isinstance(length, int) or has_sizes((length,)):
         raise UnsupportedError(
-            f"with_layout {what}: the length of dimension {dimension} is not known when it is planned, and {name!r} "
-            "cuts known lengths. Call the function with tensors of known shapes, or name another dimension."
+            f"with_layout {what}: the length of dimension {dimension} is not known when planning, and {name!r} can "
+            "only cut known lengths. Call the function with tensors of known shapes, or cut another dimension."
         )
     if length < sizes[name]:
         return f"{what}: dimension {dimension} has {length} entries, and {name!r} has {sizes[name]} devices"

@@ -42,22 +42,21 @@ def variable_layout(
     batch_axis: str | None = None,
     reshard_after_forward: bool = True,
 ) -> Iterator[None]:
-    """Lay out the variables that are made inside the `with` block, each while it is made.
+    """Give a layout to the variables that are made inside the `with` block: no device ever has the whole.
 
-    One that is to lie in parts is born in parts: what its initializer draws is drawn in the host's memory, one variable
-    after the other, and each device gets its part of it. Where Keras' initializer makes all entries the same (zeros,
-    ones, a constant), each device makes its own part, and nobody has the whole. So the numbers are those of a variable
-    that is made in the host's memory as usual. An optimizer's slots, which are not trained, go to where the variable of
-    the same block lies whose shape they have, and whose name is in theirs.
+    Random initial values are drawn in the host's memory, one variable at a time, and each device gets its part. If
+    Keras' initializer makes all entries equal (zeros, ones, a constant), each device makes its part. The values are
+    those of a variable that is made in the host's memory as usual. An optimizer's slots, which are not trained, get the
+    layout of the variable in the same block that has their shape, and whose name is in theirs.
 
     Args:
       layout, mesh, batch_axis, reshard_after_forward: see `set_variable_layout`. A name is the one that the variable is
-        made with: a layer outside of a model knows nothing of the model.
+        made with: a layer outside of a model does not know the model's name.
       devices: how many, or which; all by default.
 
     Raises:
-      ArgumentError: for an unknown layout, or a variable that cannot be cut so; at the end of the block, for a pattern
-        that fits no variable.
+      ArgumentError: for an unknown layout, or a variable that cannot be cut like that; at the end of the block, for a
+        pattern that matches no variable.
       DeviceError: if there are not that many devices.
 
     >>> import tensorflow as tf, graphsplit as gs

@@ -38,37 +38,36 @@ def set_variable_layout(
     batch_axis: str | None = None,
     reshard_after_forward: bool = True,
 ) -> None:
-    """Lay existing variables out: where their values live between calls of parallelized functions.
+    """Set the layout of existing variables: on which devices they are between calls of parallelized functions.
 
-    Nothing else changes: not the code that uses them, not the numbers, not the files. To everybody else they are the
-    variables that they were, with the right value at every moment. (Who asks for one that lies in parts has it put
-    together first; the next parallelized call takes it apart again. Plans say which variables lie where.)
+    Nothing else changes: not the code that uses them, not the numbers, not the files. Other code reads and writes them
+    as before. (If it needs a variable that is in parts, the parts are gathered, and the next parallelized call divides
+    it again.) Plans list the layouts.
 
     Args:
       target: a variable, a `tf.Module`, a Keras 3 or tf_keras model (with its optimizer and metrics) or optimizer, or
         any structure of these.
-      layout: `"home"`, whole where the variable was made; `"sharded"`, divided: each device owns its share of the
-        bytes, large variables in slices and small ones whole, and updates it; `"mirrored"`, copied: each device has all
-        of it, reads that, and updates it as all others do theirs; `"host"`, in the memory of the devices' host, on its
-        `CPU:0`, where slots are updated, too: gradients travel there, and updates back. Or a mapping of patterns of
-        names to layouts, the first that fits a variable counts: `{"embedding*": "sharded", "*": "home"}`. A pattern
-        fits a name from its beginning or from any `/` on: Keras 3 calls a table `sequential/embedding/embeddings`. A
-        slot of an optimizer fits what its variable fits, too. With a `mesh`, a layout may also name an axis of the mesh
-        for a dimension, `(None, "model")`: the variable is cut along that dimension, each device of the axis has a
-        part, and what is computed with it is computed where the parts are. `cut` says of which units the dimension
-        consists, and stands where the axis would. The axis of the batch, `("batch", "model")`, divides: what is cut
-        along it is put together before it is used. A pair says how the variable lies along the axis that no dimension
-        names, `((None, "model"), "mirrored")`. `docs/large_layers.md` has a table.
+      layout: `"home"`, whole where the variable was made; `"sharded"`, divided: each device stores and updates its
+        share of the bytes, slices of large variables and some small ones whole; `"mirrored"`, a copy on each device,
+        which updates it; `"host"`, in the memory of the devices' host, on its `CPU:0`, which also updates slots. Or a
+        mapping from patterns of names to layouts, `{"embedding*": "sharded", "*": "home"}`: the first match counts. A
+        pattern matches a name from its beginning or from any `/` on: Keras 3 calls a table
+        `sequential/embedding/embeddings`. An optimizer's slot also matches what its variable matches. With a `mesh`, a
+        layout may name an axis of the mesh for each dimension, `(None, "model")`: the variable is cut along that
+        dimension, and each device of the axis computes with its part. `cut` instead of the axis says which units the
+        dimension consists of. What is cut along the batch axis, `("batch", "model")`, is gathered before it is used. A
+        pair says how the variable is stored along the axis that no dimension names, `((None, "model"), "mirrored")`.
+        `docs/large_layers.md` has a table.
       devices: how many, or which; all by default. Those of a mesh row by row.
       mesh, batch_axis: the mesh of the functions that use the variables, `{"batch": 2, "model": 4}`; see `parallelize`.
-      reshard_after_forward: whether a device that has computed with the whole of a sharded variable drops it, and gets
-        it again for the backward pass: it has no more at a time than two of the largest take, and half as many bytes
-        again travel. If not, each is put together once, and kept.
+      reshard_after_forward: whether a device frees a sharded variable after the forward pass and gathers it again for
+        the backward pass. Then it has at most two of the largest at a time, and half as many bytes again are sent. If
+        False, each is gathered once a step and kept.
 
     Raises:
-      ArgumentError: for an unknown layout, a pattern that fits no variable, a target without variables, a variable
-        that lies on other devices, or one that cannot be cut so: it has fewer dimensions, or fewer entries along that
-        one than the axis has devices.
+      ArgumentError: for an unknown layout, a pattern that matches no variable, a target without variables, a variable
+        that is on other devices, or one that cannot be cut like that: it has fewer dimensions, or fewer entries along
+        a dimension than the axis has devices.
       DeviceError: if there are not that many devices.
       UnsupportedError: in a graph, and for variables that are no `tf.Variable` of eager code.
 
@@ -224,7 +223,7 @@ def _check_can_lie(layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]], grid: De
     wrong = [f"{name_of(variable)}: {why}" for variable, own in layouts for why in own.wrong()]
     wrong += [f"{name_of(v)}: TensorFlow cannot cut {v.dtype.name}" for v, _ in layouts if not can_be_parted(v)]
     if wrong:
-        raise ArgumentError(f"These variables cannot lie so on mesh {grid}:\n{bullet_list(wrong)}")
+        raise ArgumentError(f"These variables cannot have these layouts on mesh {grid}:\n{bullet_list(wrong)}")
 
 
 PLACES: Mapping[Any, Callable[[Sequence[str]], Sequence[str]]] = {"sharded": tuple, "host": host_devices}
@@ -397,8 +396,9 @@ def _check_free(
             wrong.append(f"{name_of(variable)} on {', '.join(map(short_name, parts.devices))}")
     if wrong:
         raise ArgumentError(
-            f"These variables lie on other devices than {', '.join(map(short_name, devices))}:\n{bullet_list(wrong)}\n"
-            'Lay them out as "home" first.'
+            f"These variables are on other devices than {', '.join(map(short_name, devices))}:\n"
+            f"{bullet_list(wrong)}\n"
+            'Set their layout to "home" first.'
         )
 
 
@@ -411,7 +411,8 @@ def check_may_be_copies(variables: Iterable[tf.Variable], devices: Sequence[str]
     wrong = [f"{name} on {short_name(device)}" for name, device in places.items() if device not in devices]
     if wrong:
         raise ArgumentError(
-            "A mirrored variable is one of its copies, and these live on none of the devices "
-            f"{', '.join(map(short_name, devices))}:\n{bullet_list(wrong)}\n"
-            "Make them on one of these, under tf.device, or name theirs among the devices."
+            "A mirrored variable must be on one of the devices that get copies. These are on none of "
+            f"{', '.join(map(short_name, devices))}:\n"
+            f"{bullet_list(wrong)}\n"
+            "Make them on one of these devices, under tf.device, or add their device to devices=."
         )

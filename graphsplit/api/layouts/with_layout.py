@@ -14,17 +14,17 @@ T = TypeVar("T")
 
 
 def with_layout(x: T, layout: Sequence[str | None]) -> T:
-    """Return a tensor as it is, and ask that it lies so along the axes of a mesh. Where it is cut, so is its gradient.
+    """Return the tensor, and ask for its layout along the axes of a mesh. Its gradient has the same layout.
 
-    It is for intermediate values of a function that `parallelize` runs on a mesh. A sum over the devices of an axis is
-    then reduced and cut in one (a reduce-scatter), what is cut and asked for whole is put together (an all-gather).
-    Values, gradients included, are the same. Anywhere else it does nothing: eagerly, in a `tf.function` by itself, and
-    in a function that is parallelized over `devices` without a mesh. Nor does it inside of loops and branches.
+    It is for intermediate values of a function that `parallelize` runs on a mesh. If you ask for a cut, a sum over the
+    axis becomes a reduce-scatter; if you ask for the whole, parts are all-gathered. Values and gradients do not
+    change. It does nothing elsewhere: eagerly, in a `tf.function` by itself, without a mesh, and inside of loops and
+    branches.
 
     Args:
       x: a tensor of known rank.
-      layout: for each dimension the name of the axis along which it is cut, or None. Along an axis that is not named
-        the tensor is whole. `"batch"` is a remark for the reader: the rows of the batch lie as they do anyway.
+      layout: for each dimension, the name of the axis along which it is cut, or None. Along an axis that is not named,
+        the tensor is whole. `"batch"` is only for the reader: the rows of the batch are cut anyway.
 
     Raises:
       ArgumentError: if it is no tensor, the layout has not as many entries as it has dimensions, or an axis is named
@@ -41,8 +41,8 @@ def with_layout(x: T, layout: Sequence[str | None]) -> T:
     """
     if type(x).__name__ == "KerasTensor":
         raise UnsupportedError(
-            f"with_layout is called on a symbolic Keras tensor, {x!r}. A functional model keeps layers, not how "
-            "tensors lie. Call it in the `call` method of a layer or model, or in a function."
+            f"with_layout is called on a symbolic Keras tensor, {x!r}. A functional model keeps layers, not the "
+            "layouts of tensors. Call it in the `call` method of a layer or model, or in a function."
         )
     if not isinstance(x, tf.Tensor):
         raise ArgumentError(f"with_layout takes a tensor and its layout, got {x!r} for the tensor.")

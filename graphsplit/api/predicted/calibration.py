@@ -40,19 +40,19 @@ def calibrate(
     micro_batches: Sequence[int] = (1, 2, 4, 8),
     **kwargs: Any,
 ) -> Machine:
-    """Measure the devices of this process, and what their operations take. It takes about two minutes.
+    """Measure the devices of this process, and how long their operations take. This needs about two minutes.
 
-    Measurements are products and convolutions with their gradients, memory, copies between devices, the cost of an
-    operation with nothing to do and of a call, how long a thread takes to wake up, and how much slower all devices are
-    that work at once. With a function, its operations are measured one by one as well, on one device, by TensorFlow's
-    profiler, and steps as wholes: that is nearer to the truth for this function and others like it.
+    It measures products and convolutions with their gradients, memory, copies between devices, the cost of an empty
+    operation and of a call, how long a thread takes to wake up, and how much slower devices are that work at once.
+    With a function, TensorFlow's profiler also measures its operations one by one on one device, and its whole steps.
+    That makes predictions of this function, and of similar ones, more exact.
 
     Args:
       fn, *args, **kwargs: a function and tensors to call it with: it runs for a second or two. Variables keep their
         values.
       name: of the machine.
-      micro_batches: in how many parts of the batch the function is measured, one after the other: operations of `n`
-        devices are as large as those of `n` micro-batches. More than rows are left out.
+      micro_batches: the numbers of parts of the batch that are measured. Operations of `n` devices are as large as
+        those of `n` micro-batches. Numbers above that of the rows are left out.
 
     Raises:
       ArgumentError: for numbers of micro-batches that are none.

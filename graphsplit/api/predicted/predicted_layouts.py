@@ -57,9 +57,8 @@ def divisions_for(
     lying = [parts.layout for v in variables if (parts := parts_of_variable(v)) is not None]
     if names_host(layout) or (layout is None and "host" in lying):
         raise UnsupportedError(
-            "A prediction with variables in the host's memory, layout 'host': files of machines do not say how fast a "
-            'host computes, and predictions do not know. Predict with layout="home", and let print(plan) say which '
-            "bytes travel."
+            "predict does not support layout 'host', variables in the host's memory: machine files do not say how fast "
+            'a host computes. Predict with layout="home"; print(plan) shows which bytes are sent.'
         )
     if layout is None:
         wanted = _along_axes(variables, grid)
@@ -118,8 +117,9 @@ def _along_axes(variables: Sequence[tf.Variable], grid: DeviceMesh | None) -> li
     if grid is None and any(own is not None for own in found):
         named = [f"{name_of(v)}: {own!r}" for v, own in zip(variables, found, strict=True) if own is not None]
         raise ArgumentError(
-            f"These variables lie along axes of a mesh, and the prediction has none:\n{bullet_list(named)}\n"
-            'Say which it is for, mesh={"batch": 2, "model": 4}; or how they would lie without: layout="home".'
+            "These variables are cut along axes of a mesh, and the prediction has no mesh:\n"
+            f"{bullet_list(named)}\n"
+            'Pass the mesh, mesh={"batch": 2, "model": 4}, or another layout, layout="home".'
         )
     return found
 
@@ -145,8 +145,9 @@ def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> di
             found[id(variable)] = replace(division, devices=on)
     if wrong:
         raise ArgumentError(
-            f"These variables lie on more devices than the {len(devices)} of the prediction:\n{bullet_list(wrong)}\n"
-            'Predict for more devices, or say how they would lie: layout="home".'
+            f"These variables are on more devices than the {len(devices)} of the prediction:\n"
+            f"{bullet_list(wrong)}\n"
+            'Predict for more devices, or pass another layout, layout="home".'
         )
     return found
 
@@ -172,8 +173,8 @@ def notes_on_layout(
         used, could = _numbers(lying), _numbers(divisions_for(trace, what, devices).values())
         if len(used) < len(could):
             notes.append(
-                f"variables are {what} over {len(used)} devices, as they lie here, and {len(devices) - len(used)} of "
-                f'{len(devices)} have none of them; layout="{what}" predicts them over all'
+                f"variables are {what} over {len(used)} devices, as they are here, and {len(devices) - len(used)} of "
+                f'{len(devices)} have none; layout="{what}" predicts them over all'
             )
     return tuple(notes)
 

@@ -37,29 +37,29 @@ def predict(
     mesh: Mapping[str, int] | None = None,
     **kwargs: Any,
 ) -> Prediction:
-    """Return what a step takes on a machine: seconds, and the memory of each device. Nothing runs.
+    """Predict how long a step takes on a machine, and how much memory each device needs. Nothing runs.
 
-    The function is traced and planned as it would be there, and what the plan runs is replayed: every operation on its
-    device, every tensor on its links. What that rests on is printed with it.
+    The function is traced and planned as on that machine. Then what the plan runs is replayed: every operation on its
+    device, every tensor on its links. The prediction prints what it assumes.
 
     Args:
-      fn: a function, or one made by `parallelize`, whose options then apply; or a model made by `multi_gpu_model`, of
-        which a batch is given, `x, y, sample_weight`: its training step, or without `y` its prediction.
+      fn: a function, or one made by `parallelize`, whose options then apply; or a model made by `multi_gpu_model` with
+        a batch, `x, y, sample_weight`: its training step, or without `y` its prediction.
       *args, **kwargs: its arguments; a `tf.TensorSpec` will do for a tensor.
-      machine: `"8xA100-SXM4-80GB"`, `"2x8xH100-SXM5"`, `"dgx-a100"`, or a TOML file; `graphsplit machines` lists those
-        that come along, `graphsplit calibrate` measures the one at hand.
-      devices: how many of its devices; by default as many as `parallelize` was told, else all.
-      layout: where variables would live: `"home"`, `"mirrored"`, `"sharded"`, or by patterns, as
-        `set_variable_layout` takes them, those that name axes of the mesh too; None: as they lie.
+      machine: `"8xA100-SXM4-80GB"`, `"2x8xH100-SXM5"`, `"dgx-a100"`, or a TOML file. `graphsplit machines` lists those
+        that come with graphsplit; `graphsplit calibrate` measures yours.
+      devices: how many of its devices; by default as many as `parallelize` has, else all.
+      layout: the layout of the variables: `"home"`, `"mirrored"`, `"sharded"`, or by patterns, as for
+        `set_variable_layout`, with axes of the mesh, too. None keeps their layouts.
       micro_batches, schedule, stages: as for `parallelize`; None: as `fn` has them.
-      unknown_size: what a size counts as that follows from data (`tf.where`): a number, or the least and the most.
-        None: between 1 and as many entries as that has of which it is chosen; where nothing says how many, as 1, and
-        the prediction says that the step takes at least so long.
+      unknown_size: what to assume for sizes that depend on data (`tf.where`): a number, or the least and the most.
+        None assumes 1 to the size of the operand. If nothing bounds the size, it is taken as 1, and the prediction
+        says that the step takes at least so long.
       mesh: its devices as a mesh of named axes, `{"batch": 64, "model": 8}`, as for `parallelize`; None: that of `fn`.
 
     Raises:
-      ArgumentError: for an unknown machine, more devices than it has, or as many as a mesh has not, sizes that are not
-        known, an unknown layout.
+      ArgumentError: for an unknown machine, more devices than it has, another number of devices than the mesh has,
+        unknown sizes of arguments, an unknown layout.
       UnsupportedError: for a graph of more than a million nodes.
 
     >>> import tensorflow as tf, graphsplit as gs

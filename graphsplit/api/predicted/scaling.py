@@ -45,13 +45,12 @@ def scaling(
 
     Args:
       fn, *args, **kwargs: as for `predict`.
-      machine: see `predict`. Where it has too few devices, it stands for a cluster of such machines.
+      machine: see `predict`. If it has too few devices, a cluster of such machines is predicted.
       devices: how many, `[1, 2, 4, 8]`.
-      layouts: of the variables, `["home", "mirrored", "sharded"]`, or as `predict` takes them; None: as they lie.
+      layouts: of the variables, `["home", "mirrored", "sharded"]`, or as for `predict`; None keeps their layouts.
       kinds: `"strong"`, the batch as given over more devices; `"weak"`, on each device as many rows as are given.
       micro_batches, unknown_size: see `predict`.
-      mesh: as for `predict`. Its axis that is not the batch's keeps its size, and the batch's has what is left of each
-        number of devices.
+      mesh: as for `predict`. The axis beside the batch axis keeps its size; the batch axis has the other devices.
 
     Raises:
       ArgumentError: as `predict`, for weak scaling if no argument is split, and for a number of devices that is no

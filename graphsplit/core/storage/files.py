@@ -69,7 +69,7 @@ def check_apart(source: str, target: str) -> None:
     """Raise `ArgumentError` if writing `target` would touch `source`."""
     here, there = Path(source).resolve(), resolve_target(target)
     if here == there or here in there.parents or there in here.parents:
-        raise ArgumentError(f"{target!r} is, holds or lies inside of the input {source!r}, which is left untouched.")
+        raise ArgumentError(f"{target!r} is, contains or is inside of the input {source!r}, which is not changed.")
 
 
 def check_free(target: str, overwrite: bool) -> None:

@@ -151,10 +151,10 @@ class VariableParts:
         if self._in_a_row == _MANY and _warned[0] != _changes[0]:
             _warned[0] = _changes[0]
             warnings.warn(
-                f"Variable {self.name!r}, {self._how()}, was read or changed between any two of the last {_MANY} "
-                f"calls of a parallelized function, so each call moved its {self._bytes} bytes again (and perhaps "
-                "those of other variables). Do inside of the function what you do with it in each step, or lay it "
-                "out as 'home'.",
+                f"Variable {self.name!r}, {self._how()}, was read or changed by other code between each of the last "
+                f"{_MANY} calls of a parallelized function, so each call moved its {self._bytes} bytes again (and "
+                "perhaps those of other variables). Move that code into the function, or set the variable's layout to "
+                "'home'.",
                 stacklevel=2,
             )
 
@@ -169,10 +169,10 @@ class VariableParts:
         names = sorted({graph.name for graph in self._asks_for_moves if not getattr(graph, OWN_TRACE, False)})
         if names:
             raise UnsupportedError(
-                f"Variable {name!r} lies {self._lies()}, and these functions were traced since: {', '.join(names)}. "
-                "They ask for its value whenever they are called, which a SavedModel cannot hold. Lay it out as it was,"
-                " with set_variable_layout(..., 'home'), and make the functions anew before saving them; checkpoints, "
-                "weights and .keras files can be written at any time."
+                f"Variable {name!r} is {self._lies()}, and these functions were traced while it was: "
+                f"{', '.join(names)}. They ask for its value whenever they are called, which a SavedModel cannot "
+                "contain. Call set_variable_layout(..., 'home') and trace the functions again before saving them; "
+                "checkpoints, weights and .keras files can be written at any time."
             )
 
     @property

@@ -51,9 +51,9 @@ def initialize(
         return
     asked = job_addresses or f"{num_processes} processes"
     raise UnsupportedError(
-        f"keras.distribution.initialize: {asked!r} asks for a process on each machine, each of which runs this "
-        "program. With graphsplit one process drives the devices of all: start `graphsplit worker` on each machine and "
-        "call graphsplit.connect([addresses]) here; keras.distribution.list_devices() then has their devices."
+        f"keras.distribution.initialize: {asked!r} asks for a process on each machine that runs this program. With "
+        "graphsplit one process uses the devices of all: start `graphsplit worker` on each machine and call "
+        "graphsplit.connect([addresses]) here; keras.distribution.list_devices() then returns their devices."
     )
 
 

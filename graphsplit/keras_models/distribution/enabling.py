@@ -105,14 +105,14 @@ _enabled: list[_Running] = []  # at most one
 def enable_keras_distribution() -> KerasDistribution:
     """Let `keras.distribution` do on TensorFlow what it says: `fit` on all devices, with one device's numbers.
 
-    Keras 3 on TensorFlow takes a distribution, and runs on one device. Once this is called, `fit`, `evaluate`,
-    `predict` and their `..._on_batch` forms run on the devices of the distribution that is set, whatever the size of
-    the batch; models that were made, compiled or trained before, too. The batch of the dataset is the global batch.
+    Keras 3 on TensorFlow accepts a distribution, and uses one device. After this call, `fit`, `evaluate`, `predict`
+    and their `..._on_batch` forms use the devices of the current distribution, for any batch size, also for models
+    that were made, compiled or trained before. The batch of the dataset is the global batch.
 
-    Keras is changed for that (the list is in `graphsplit/keras_models/distribution/replacements.py`), by this call
-    only, and `disable()` of the result takes everything back, as does the end of a `with` block. To call it again while
-    it is enabled changes nothing. On one device stay loops of a user's own (use `parallelize`), models with
-    `run_eagerly=True` and classes with a `make_train_function` of their own; the last two are told so by a warning.
+    Only this call changes Keras (`graphsplit/keras_models/distribution/replacements.py` lists what it replaces).
+    `disable()` of the result, or the end of a `with` block, restores everything. Calling it twice changes nothing.
+    Your own loops (use `parallelize`), models with `run_eagerly=True` and classes that override `make_train_function`
+    stay on one device; a warning says so for the last two.
 
     Returns:
       A `KerasDistribution`: `disable()`, and `plan(model, x, y)` and `placement(model, x, y)` of models. `verify`,
@@ -190,8 +190,8 @@ class _Running:
         if is_wrapped(model):
             return "it was made by multi_gpu_model. Ask itself, or its template."
         if own := own_functions(model):
-            names = " and a ".join(own)
-            return f"it runs on one device, since its class has a {names} of its own. Override train_step instead."
+            names = " and ".join(own)
+            return f"it runs on one device, since its class overrides {names}. Override train_step instead."
         return (
             "it runs on one device, since no distribution of several is set. Call keras.distribution.set_distribution "
             "first."
@@ -205,9 +205,9 @@ class _Running:
             return
         self._told.add(type(model))
         warnings.warn(
-            f"{type(model).__name__} has a {' and a '.join(own)} of its own, which runs the batches itself, on "
-            f"one device, instead of the {distribution.device_mesh.devices.size} of "
-            f"{type(distribution).__name__}. Override train_step, test_step or predict_step instead.",
+            f"{type(model).__name__} overrides {' and '.join(own)}, which runs the batches itself, on one device, "
+            f"instead of the {distribution.device_mesh.devices.size} of {type(distribution).__name__}. Override "
+            "train_step, test_step or predict_step instead.",
             stacklevel=user_stack_level(),
         )
 

@@ -126,8 +126,8 @@ class DistributedLayouts:
             pattern = next((p for p in layout_map or () if layout_map[p] is layout), None)
             entry = "a layout" if pattern is None else f"the entry {pattern!r} of its layout map"
             warnings.warn(
-                f"{type(distribution).__name__} on {len(mesh.devices)} devices: {entry}, {tuple(layout.axes)!r}, is "
-                f"for what a layer returns, and is not used: {why_not}. The numbers are those of one device.",
+                f"{type(distribution).__name__} on {len(mesh.devices)} devices: {entry}, {tuple(layout.axes)!r}, for "
+                f"a layer's output is not used: {why_not}. The numbers are those of one device.",
                 stacklevel=user_stack_level(),
             )
         return found
@@ -144,17 +144,18 @@ class DistributedLayouts:
         if mesh.why_not and any(own.layout == "sharded" for own in asked.values()) and "" not in told:
             told.add("")
             warnings.warn(
-                f"{name}: variables that its layout map cuts are divided over all of them, whatever the axis, and each "
-                f"step gathers what it computes with, for {mesh.why_not}. The numbers are those of one device. No "
-                "matrix product is divided along the model's axes, as Keras does on JAX.",
+                f"{name}: variables that its layout map cuts are divided over all devices, whatever the axis, and "
+                f"gathered in each step, because {mesh.why_not}. The numbers are those of one device. No matrix "
+                "product is divided along the model's axes, as Keras does on JAX.",
                 stacklevel=user_stack_level(),
             )
         new = {own.instead for own in asked.values() if own.instead} - told
         if new:
             told |= new
             warnings.warn(
-                f"{name}: variables do not all lie as its layout map says:\n{bullet_list(sorted(new))}\nThe numbers "
-                "are those of one device. The plan names the variables.",
+                f"{name}: some variables do not have the layouts of its layout map:\n"
+                f"{bullet_list(sorted(new))}\n"
+                "The numbers are those of one device. The plan names the variables.",
                 stacklevel=user_stack_level(),
             )
 

@@ -76,9 +76,9 @@ def _turns_text(turns: Sequence[TurnSpan], device: str) -> str:
 def timeline_of(fn: Any, *args: Any, **kwargs: Any) -> Timeline:
     """Run a function under TensorFlow's profiler and return what ran when on which device.
 
-    The function runs three times: to learn where each operation runs, to warm up, and to be recorded. Variables are
-    given back the values that they had. The recorded step is slower than others. Workers record what they do, too;
-    where one does not, the timeline's `note` names the devices that it has no times of.
+    The function runs three times: to learn where each operation runs, to warm up, and to be recorded. Variables get
+    their values back. The recorded step is slower than others. Workers record, too; if one does not, the timeline's
+    `note` names the devices without times.
 
     Args:
       fn: a function made by `parallelize`, or anything that `placement_of` takes but directories.

@@ -135,7 +135,7 @@ def _in_parts(plan: Decisions) -> list[str]:
         more = f" and {len(used) - _MOST_AT_HOME} more" if len(used) > _MOST_AT_HOME else ""
         lines.append(f"  used where their parts are, to which rows go: {', '.join(used[:_MOST_AT_HOME])}{more}")
     lines += [f"  variable {n} is gathered before it is used: {why}" for n, why in state.staying.items() if why]
-    return lines + [f"  variable {name} is put together for each call: {why}" for name, why in state.whole.items()]
+    return lines + [f"  variable {name} is gathered for each call: {why}" for name, why in state.whole.items()]
 
 
 def _only_held(plan: Decisions, sends: Traffic) -> list[str]:

@@ -15,7 +15,7 @@ from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.memory import live_bytes
 from graphsplit.planning.plan import Plan
 
-_SAID = "sharded variables are put together"
+_SAID = "sharded variables are gathered"
 
 
 def plan_of_less_alive(make_plan: Callable[[bool], Plan], takes_turns: bool) -> Plan:
