@@ -222,7 +222,7 @@ def test_what_a_mesh_cannot_do_is_gathered_and_said():
     one = model_parallel(4, {".*wide.*kernel": ("other", "model")}, both)
     with warnings.catch_warnings(), one.scope():
         warnings.simplefilter("error")
-        with pytest.warns(UserWarning, match="gathers") as told:
+        with pytest.warns(UserWarning, match="gathered") as told:
             model = compiled(wide())
         assert [str(warning.message) for warning in told] == [
             "ModelParallel on 4 devices: variables that its layout map cuts are divided over all devices, whatever the "

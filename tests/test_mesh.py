@@ -318,7 +318,7 @@ def laid_out(layout: Any, mesh: Any = MESHES[1], **options: Any) -> Callable[[],
             gs.ArgumentError,
             "has no axis 'modle'; it has 'batch', 'model'. Did you mean",
         ),
-        (laid_out({"*/up": (None, "model")}, None), gs.ArgumentError, "names axes of a mesh: say which"),
+        (laid_out({"*/up": (None, "model")}, None), gs.ArgumentError, "names axes of a mesh: pass the mesh"),
         (
             laid_out({"*/bias": (None, "model")}),
             gs.ArgumentError,

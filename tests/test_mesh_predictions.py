@@ -84,7 +84,7 @@ def laid_out() -> Any:
     [
         ({"mesh": MESH, "devices": 8}, "has 2 x 2 = 4 devices, and there are 8"),
         ({"mesh": MESH, "layout": {"up": (None, "modle")}}, "has no axis 'modle'; it has 'batch', 'model'. Did you"),
-        ({"layout": {"up": (None, "model")}}, "names axes of a mesh: say which"),
+        ({"layout": {"up": (None, "model")}}, "names axes of a mesh: pass the mesh"),
         ({"mesh": {"batch": 1, "model": 16}}, "has 8"),
     ],
 )
