@@ -232,7 +232,7 @@ def lays(layout: Any) -> Callable[[], None]:
             "has 48 entries, which are not 5 equal blocks; blocks=4 divides them",
         ),
         (lays((None, gs.cut("modle", unit=4))), "has no axis 'modle'; it has 'batch', 'model'. Did you mean 'model'?"),
-        (lays((None, gs.cut("batch", unit=4, in_place=True))), "has no units. Name 'batch' alone"),
+        (lays((None, gs.cut("batch", unit=4, in_place=True))), "has no units. Write 'batch'"),
         (lays((gs.cut("model"), HEADS)), "names axis 'model' twice"),
         (lays((HEADS, "mirrored")), "has no axis 'mirrored'"),
         (lambda: gs.cut("model", unit=0), "cut('model', unit=0): unit is a number of at least 1"),

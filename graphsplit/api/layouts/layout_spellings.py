@@ -174,8 +174,8 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
     along_batch = spelling.cut_along(grid.batch_axis)
     if along_batch is not None and (along_batch.unit, along_batch.blocks or 1) != (1, 1):
         raise ArgumentError(
-            f"{text}: a dimension cut along {grid.batch_axis!r}, the batch axis, has no units. Write {grid.batch_axis!r}, "
-            f"which is gathered before it is used, or gs.cut({grid.batch_axis!r}, in_place=True), which is not."
+            f"{text}: a dimension cut along {grid.batch_axis!r}, the batch axis, has no units. Write "
+            f"{grid.batch_axis!r}, to gather it before it is used, or gs.cut({grid.batch_axis!r}, in_place=True)."
         )
     if twice := [name for name in axes if named.count(name) > 1]:
         raise ArgumentError(
