@@ -242,7 +242,7 @@ def test_a_branch_writes_it():
     np.testing.assert_allclose(step(rows_of(5))[0], parallel(rows_of(5))[0], 1e-9, 1e-10)
     for one, own in zip(plain, variables, strict=True):
         np.testing.assert_allclose(one, own.numpy(), 1e-9, 1e-10)
-    assert "is put together for each call: If 'cond/effects'" in str(parallel.plan(rows_of(5)))
+    assert "is gathered for each call: If 'cond/effects'" in str(parallel.plan(rows_of(5)))
 
 
 @keras.saving.register_keras_serializable()
