@@ -122,8 +122,9 @@ def parallelize(
         bytes; patterns of names, `["block_*"]`, recompute these layers. The plan says how much. Results stay those of
         one device, dropout masks and statistics included.
       memory: how much each device may hold, `"24GB"`, `"24GiB"` or bytes. The mesh, the layout of the variables,
-        `micro_batches` and `recompute` are chosen for the fastest predicted plan that fits. Options that you give are kept, and so are
-        variables that already have a layout; others are laid out at the first call. The plan says what was chosen.
+        `micro_batches` and `recompute` are chosen for the fastest predicted plan that fits. Options that you give are
+        kept, and so are variables that already have a layout; others are laid out at the first call. The plan says what
+        was chosen.
       plan: `"auto"` also chooses the number of devices and of stages. Without `memory`, a device's whole memory counts.
       machine: the machine that `memory` and `plan` predict for, see `predict`. None means the one that is here.
 
