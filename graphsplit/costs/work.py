@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.costs.families import FREE, PASSED_ON, family_of
-from graphsplit.program.flops import count_flops
+from graphsplit.program.flops import count_flops, has_flops
 from graphsplit.program.program import Op, Program
 
 Described = tuple[Shape | None, tf.DType]
@@ -126,6 +126,8 @@ def flops_of(op: Op) -> int:
     """Return the floating-point operations of one execution: 0 where no formula is known, bodies of loops once."""
     if op.bodies:
         return sum(map(flops_of_all, op.bodies.values()))
+    if not has_flops(op.type):
+        return 0
     shapes = [[_as_planned(shape) for shape in shapes] for shapes in (op.in_shapes, op.out_shapes)]
     return count_flops(op.type, op.attr, *shapes) or 0
 

@@ -29,6 +29,11 @@ _PER_INPUT = {
 }
 
 
+def has_flops(op_type: str) -> bool:
+    """Return whether there is a formula for a type."""
+    return op_type in _FORMULAS
+
+
 def count_flops(op_type: str, attr: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int | None:
     """Return the floating-point operations of one execution, or None where type or shapes say too little.
 

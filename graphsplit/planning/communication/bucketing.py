@@ -135,7 +135,7 @@ def leading_to_shards(program: Program, steps: Sequence[Step]) -> set[Tensor]:
         shards = steps[op.index].shards
         if shards:
             for tensor, want in zip(op.inputs, shards.wants, strict=True):
-                if type(want) is not Partial or want != PARTIAL_SUM:
+                if want is not PARTIAL_SUM and (type(want) is not Partial or want != PARTIAL_SUM):
                     leading.add(tensor)
         if steps[op.index].home and op.index in before:
             leading.update(op.inputs)

@@ -267,8 +267,11 @@ class ForwardPropagation:
     def _read_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
         wanted = {*outputs, *[tensor for i in self.program.places for tensor in self.program.ops[i].inputs]}
         for op in self.program.ops:
-            if not op.bodies:
-                wanted.update(t for i, t in enumerate(op.inputs) if not stays_partial(op, i, self.may_grow))
+            rule = None if op.bodies else rule_of(op.type)
+            if rule is not None and rule.keeps_partial:
+                wanted.update([t for i, t in enumerate(op.inputs) if not stays_partial(op, i, self.may_grow)])
+            elif not op.bodies:
+                wanted.update(op.inputs)
         return wanted
 
 
@@ -311,13 +314,15 @@ def forks(program: Program, wanted: Collection[Tensor], behind_moves: bool = Fal
         behind: dict[Tensor, bool] = {}
         for k, dtype in enumerate(op.out_dtypes):
             tensor = Tensor(op.index, k)
-            reached, size = ends.pop(tensor, {}), program.bytes(tensor)
-            is_fork = len(reached) > 1 and 0 < size <= sum(map(program.bytes, reached))
-            is_moved = not behind_moves and _is_only_moved(program, size, dtype, reached)
-            if tensor not in apart and (is_fork or is_moved):
-                found.add(tensor)
-            ends_here = tensor in wanted or tensor in found or tensor in apart
-            behind.update({tensor: False} if ends_here else reached)
+            reached, is_apart = ends.pop(tensor, {}), tensor in apart
+            if reached and not is_apart:
+                size = program.bytes(tensor)
+                is_fork = len(reached) > 1 and 0 < size <= sum(map(program.bytes, reached))
+                if is_fork or (not behind_moves and _is_only_moved(program, size, dtype, reached)):
+                    found.add(tensor)
+            behind.update({tensor: False} if is_apart or tensor in wanted or tensor in found else reached)
+        if not behind:
+            continue
         joins = len(op.inputs) - len(op.constants) > 1
         for tensor in op.inputs:
             reached = ends.setdefault(tensor, {})
