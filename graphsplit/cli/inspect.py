@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
-
-import rich.console
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.decorators import parallelize
@@ -25,6 +22,7 @@ from graphsplit.cli.targets import (
 from graphsplit.core.devices import use_logical_devices
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.gpus.logical_gpus import has_gpus
+from graphsplit.core.progress import phase
 from graphsplit.core.structures import spec_text
 from graphsplit.core.tensorflow_internals import eager_context_started
 from graphsplit.placement.builders import placement_of
@@ -59,10 +57,9 @@ def inspect(
       ArgumentError: if something is not understood or does not exist, or the function cannot be traced.
       StorageError: if a file cannot be written.
     """
-    console = rich.console.Console(stderr=True)
     _make_devices(target, devices)
     given = [parse_spec(text) for text in specs]
-    with _progress(console, f"loading {target}"):
+    with phase(f"loading {target}"):
         fn, declared = load_target(target, signature)
     if given or not declared:
         check_specs(target, fn, declared, given)
@@ -79,16 +76,16 @@ def inspect(
         fn = parallelize(fn, devices=devices)
     arguments: list[Any] = [example(spec) for spec in specified] if needs_values else list(specified)
     doing = "Running" if actual else "Tracing"
-    with _progress(console, doing.lower()), users_code(f"{doing} {target!r}"):
+    with phase(doing.lower()), users_code(f"{doing} {target!r}"):
         placement = placement_of(fn, *arguments, actual=actual)
     if {op.type for op in placement.ops.values()} <= _NO_WORK:
         raise ArgumentError(f"{target!r} computes nothing with TensorFlow: there is nothing to place.")
     print(placement)
     for path in outputs:
-        with _progress(console, f"writing {path}"):
+        with phase(f"writing {path}"):
             placement.save(path)
     if timeline is not None:
-        with _progress(console, "recording a step"), users_code(f"Running {target!r}"):
+        with phase("recording a step"), users_code(f"Running {target!r}"):
             recorded = timeline_of(fn, *arguments)
         recorded.save(timeline)
         print(recorded)
@@ -103,9 +100,3 @@ def _make_devices(target: str, devices: int | Sequence[str] | None) -> None:
         count = cpus_of_model(target)
     if isinstance(devices, int) or count > 1:
         use_logical_devices(count)
-
-
-@contextmanager
-def _progress(console: rich.console.Console, what: str) -> Iterator[None]:
-    with console.status(f"{what} ..."):
-        yield

@@ -21,7 +21,7 @@ from graphsplit.core.storage.forms import PLACEMENT_SUFFIXES, TIMELINE_SUFFIXES
 from graphsplit.core.version import __version__
 
 # TensorFlow reports its build and missing drivers on every start; a newcomer would read that as failure.
-os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+_ASKED_LEVEL = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 app = typer.Typer(
     help="Run TensorFlow functions on several devices, with exactly one device's results.", no_args_is_help=True
@@ -228,7 +228,11 @@ def _quiet_start() -> Iterator[None]:
 
     They report on every start which CPU instructions and which GPU drivers they did not find, before any setting of
     the log level is read; a newcomer would take it for failure. It is C++, so the file descriptor is redirected.
+    With `TF_CPP_MIN_LOG_LEVEL=0` or `1` all of it is shown.
     """
+    if _ASKED_LEVEL in ("0", "1"):
+        yield
+        return
     sys.stderr.flush()
     terminal = os.dup(2)
     with tempfile.TemporaryFile() as kept:

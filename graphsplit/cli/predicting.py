@@ -121,7 +121,7 @@ def calibrate(
     """Measure this machine and write its file."""
     _start(devices)
     fn, arguments = (None, []) if target is None else _function(target, specs)
-    with shown_progress() as progress:
+    with shown_progress("calibrating") as progress:
         examples = [example(spec) for spec in arguments]
         found = calibrated(fn, examples, micro_batches=micro_batches, progress=progress)
     files.write(output, f"# {CALIBRATED}\n{machine_text(found)}".encode(), why_not_calibrated)

@@ -36,7 +36,7 @@ def transpile(
         raise ArgumentError(f"{source!r} is a graph: it has no signatures, and its weights are part of it.")
     if not is_graph_file(source) and (inputs or outputs):
         raise ArgumentError(f"{source!r} is a SavedModel: its signatures say what goes in and out; see --signatures.")
-    with shown_progress() as progress:
+    with shown_progress(f"transpiling {source}") as progress:
         if is_graph_file(source):
             text = _transpile_file(source, target, options, inputs, outputs)
         else:

@@ -14,6 +14,7 @@ import tensorflow as tf
 from graphsplit.clusters.cluster import current_cluster
 from graphsplit.core.devices import check_runnable, name_for_runtime, task_of
 from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.progress import phase
 from graphsplit.core.protos.graphdefs import function_definition, output_type, split_reference
 from graphsplit.core.sizes.symbolic_sizes import without_sizes
 from graphsplit.core.tensorflow_internals import RuntimeFunction, own_task
@@ -64,12 +65,14 @@ def make_executable(trace: Trace, plan: Plan, name: str) -> Executable:
       trace, plan: what runs where.
       name: what to call the function.
     """
-    graph = emit(plan)
+    with phase("writing the graph"):
+        graph = emit(plan)
     shapes = {name: without_sizes(plan.program.ops[i].out_shapes[0]) for name, i in _inputs(graph, plan).items()}
     results = [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs]
     inputs = (*graph.inputs, *graph.captures)
     parts = (graph, graph.nodes, inputs, graph.outputs, graph.effects, shapes, results)
-    return Executable(trace, plan, runtime_function(name, *parts, whole=True))
+    with phase("handing the graph to TensorFlow"):
+        return Executable(trace, plan, runtime_function(name, *parts, whole=True))
 
 
 def runtime_function(

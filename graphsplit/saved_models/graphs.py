@@ -16,6 +16,7 @@ from graphsplit.api.calls.argument_splitting import Split, resolve_split
 from graphsplit.api.calls.compilation import plan_for
 from graphsplit.api.options import Options
 from graphsplit.core.errors import ArgumentError, CheckError
+from graphsplit.core.progress import phase
 from graphsplit.core.protos.graphdefs import GraphDef, make_node, output_type, split_reference
 from graphsplit.core.storage.stored_models import check_registered
 from graphsplit.emission.emitted_graph import EmittedGraph
@@ -74,6 +75,7 @@ def transpile_graph_def(
     )[0]
 
 
+@phase("transpiling the graph")
 def transpile_and_plan(
     graph_def: Any, inputs: Sequence[str] | str, outputs: Sequence[str] | str, asked: TranspileOptions
 ) -> tuple[Any, Plan]:

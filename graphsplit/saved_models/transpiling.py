@@ -13,8 +13,8 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import Split
-from graphsplit.api.options import quiet
 from graphsplit.core.errors import ArgumentError, CheckError, UnsupportedError, bullet_list
+from graphsplit.core.progress import phases
 from graphsplit.core.storage.files import Recognizer, replacing, writing_failed
 from graphsplit.core.storage.integrity import check_whole
 from graphsplit.core.storage.stored_models import load_saved_model, read_saved_model, signatures_of
@@ -63,7 +63,7 @@ def transpile_saved_model(
         is complete.
       replicate_weights: keep a copy of every weight on every device, made when the model is loaded, so that requests
         send no weights. Every device needs memory for all weights.
-      progress: called with what is being done.
+      progress: called with what is being done. None: what takes long is shown.
 
     Returns:
       A `TranspileReport`; `print` it.
@@ -84,16 +84,17 @@ def transpile_saved_model(
     >>> report.plans["serving_default"].rows
     (3, 3)
     """
-    options = TranspileOptions(
-        devices=devices,
-        split=split,
-        strict=strict,
-        signatures=signatures,
-        overwrite=overwrite,
-        replicate_weights=replicate_weights,
-        progress=quiet if progress is None else progress,
-    )
-    return transpile_directory(path_in(in_dir, "in_dir"), path_in(out_dir, "out_dir"), options)
+    with phases(f"transpiling {in_dir}") as begin:
+        options = TranspileOptions(
+            devices=devices,
+            split=split,
+            strict=strict,
+            signatures=signatures,
+            overwrite=overwrite,
+            replicate_weights=replicate_weights,
+            progress=begin if progress is None else progress,
+        )
+        return transpile_directory(path_in(in_dir, "in_dir"), path_in(out_dir, "out_dir"), options)
 
 
 def transpile_directory(source: str, target: str, options: TranspileOptions) -> TranspileReport:

@@ -14,6 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.core.progress import phase
 from graphsplit.costs.machine import Machine
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.prediction.buffers import Memory
@@ -222,7 +223,8 @@ class Search:
     def look_at(self, candidate: Candidate) -> Looked:
         """Return what is known of a candidate, which is planned and predicted."""
         if candidate not in self.looked or self.looked[candidate].step_s == math.inf:
-            self.looked[candidate] = self._predict(candidate)
+            with phase(f"plan {len(self.looked) + 1}, {candidate}"):
+                self.looked[candidate] = self._predict(candidate)
         return self.looked[candidate]
 
     def _predict(self, candidate: Candidate) -> Looked:

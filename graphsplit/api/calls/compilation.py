@@ -24,6 +24,7 @@ from graphsplit.core.device_mesh import DeviceMesh, device_mesh
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.hosts import host_name
+from graphsplit.core.progress import phase
 from graphsplit.core.sizes.symbolic_sizes import Size
 from graphsplit.core.variables.parted_variables import layout_changes, parts_of_variable
 from graphsplit.planning.amounts import format_bytes
@@ -68,7 +69,8 @@ def trace_and_plan(
     """
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
     names = [path for path, _ in argument_paths(arguments)]
-    traced = trace(fn, call, names, splitting.shapes, bool(options.jit_compile))
+    with phase("tracing"):
+        traced = trace(fn, call, names, splitting.shapes, bool(options.jit_compile))
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
     if options.automatic is not None and not options.mesh.axis:
@@ -95,7 +97,8 @@ def trace_and_plan(
         told = replace(splitting, notes=(*splitting.notes, *said))
         return plan_for(program, told, options, devices, near, state)
 
-    return traced, plan_of_less_alive(make_plan, options.micro_batches > 1)
+    with phase("planning"):
+        return traced, plan_of_less_alive(make_plan, options.micro_batches > 1)
 
 
 def _choose(
@@ -132,7 +135,8 @@ def _choose(
     question = Question(
         "The function", rows, list(sizes.values()), machine, limit, table, make_plan, traced.program, cuttable
     )
-    return choose(question, before)
+    with phase("choosing a plan"):
+        return choose(question, before)
 
 
 def _plan_as_chosen(

@@ -37,6 +37,7 @@ from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.keras_internals import open_scopes, variables_have_other_values
+from graphsplit.core.progress import phase
 from graphsplit.core.tensorflow_internals import eager_context_started, in_xla_context, rewritten_by_autograph
 from graphsplit.core.user_code import shortened, with_users_traceback
 from graphsplit.emission.compiled_calls import graph_def_that_runs
@@ -127,7 +128,11 @@ class ParallelFunction(Generic[P, R]):
         compiled = self._get(arguments)
         if not tf.executing_eagerly():
             warn_of_outer_graph(self._name(), self._traces, (*self.devices, compiled.plan.home))
-        results = compiled(tensors)
+        if compiled.runs:
+            results = compiled(tensors)
+        else:
+            with phase(self._name()), phase("building and running it for the first time"):
+                results = compiled(tensors)
         compiled.runs += 1
         return structures.unflatten(compiled.trace.result, results)
 
@@ -389,9 +394,10 @@ class ParallelFunction(Generic[P, R]):
         check_no_spread_values(self._name(), named)
         check_no_specs(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
-        traced, plan = trace_and_plan(
-            fn, as_call(arguments), named, self._options, *self._where(), runs, self._traces.choices
-        )
+        with phase(self._name()):
+            traced, plan = trace_and_plan(
+                fn, as_call(arguments), named, self._options, *self._where(), runs, self._traces.choices
+            )
         return Differentiable(traced, plan, self._name())
 
     def _where(self) -> tuple[tuple[str, ...], str, Callable[[Trace], State], tuple[str, ...]]:

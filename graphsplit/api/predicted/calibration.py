@@ -18,6 +18,7 @@ from graphsplit.api.predicted.fitting import MeasuredStep, fitted, pooled, threa
 from graphsplit.api.predicted.predicted_calls import predicted_call
 from graphsplit.core.devices import available_devices
 from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.progress import phases
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.emission.emitter import emit
@@ -62,7 +63,8 @@ def calibrate(
     >>> machine = gs.calibrate(name="laptop")  # doctest: +SKIP
     >>> gs.predict(fn, x, machine=machine, devices=2)  # doctest: +SKIP
     """
-    return calibrated(fn, args, kwargs, name, micro_batches)
+    with phases("calibrating") as progress:
+        return calibrated(fn, args, kwargs, name, micro_batches, progress)
 
 
 def calibrated(

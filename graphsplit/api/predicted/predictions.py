@@ -14,6 +14,7 @@ from graphsplit.api.predicted.predicted_layouts import Layout, layout_name, note
 from graphsplit.api.stepping import step_of
 from graphsplit.core.device_mesh import device_mesh, mesh_axes
 from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.core.progress import phase
 from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine as machine_of
@@ -80,6 +81,7 @@ def predict(
     return predict_call(call, found, count, layout, unknown_size)
 
 
+@phase("predicting")
 def predict_call(
     call: PredictedCall,
     machine: Machine,
