@@ -25,8 +25,9 @@ TWO = {"batch": 2, "model": 2}
 def block(heads: int, shared: int = 0, fused: bool = False) -> tuple[dict[str, tf.Variable], Step]:
     """Attention and SwiGLU, as models have them whose kernels are matrices; `shared` heads of keys and values."""
     few = shared or heads
+    sizes = [count * SIZE for count in (heads, few, few)]
     if fused:
-        into = {"qkv": variable("qkv", WIDTH, 3 * heads * SIZE), "bias": variable("bias", 3 * heads * SIZE)}
+        into = {"qkv": variable("qkv", WIDTH, sum(sizes)), "bias": variable("bias", sum(sizes))}
     else:
         into = {name: variable(name, WIDTH, (heads if name == "q" else few) * SIZE, seed=ord(name)) for name in "qkv"}
     rest = {"o": (heads * SIZE, WIDTH), "gate_up": (WIDTH, 2 * HIDDEN), "down": (HIDDEN, WIDTH)}
@@ -36,7 +37,8 @@ def block(heads: int, shared: int = 0, fused: bool = False) -> tuple[dict[str, t
         return tf.transpose(tf.reshape(x, (-1, LENGTH, count, SIZE)), (0, 2, 1, 3))
 
     def run(x: tf.Tensor) -> tf.Tensor:
-        both = tf.split(x @ own["qkv"] + own["bias"], 3, -1) if fused else [x @ own[name] for name in "qkv"]
+        fusion = (3 if few == heads else sizes) if fused else None
+        both = tf.split(x @ own["qkv"] + own["bias"], fusion, -1) if fused else [x @ own[name] for name in "qkv"]
         q, k, v = (apart(one, count) for one, count in zip(both, (heads, few, few), strict=True))
         k, v = (tf.repeat(one, heads // few, 1) if few < heads else one for one in (k, v))
         weights = tf.nn.softmax(tf.einsum("bhte,bhse->bhts", q, k) / 2.0)
@@ -115,6 +117,36 @@ def test_a_block(heads: int, shared: int, fused: bool, mesh: dict[str, int], is_
         assert f"along 'model': 3 all-reduces{others}, " in along_model(
             plan
         )  # 2 forward, 1 backward: `x` has no gradient
+
+
+@pytest.mark.parametrize(
+    ("heads", "shared", "mesh"),
+    [
+        (6, 3, TWO),
+        pytest.param(4, 2, {"model": 2}, marks=pytest.mark.long),
+        pytest.param(8, 4, {"model": 3}, marks=pytest.mark.long),
+        pytest.param(9, 3, {"batch": 2, "model": 2}, marks=pytest.mark.long),
+    ],
+    ids=str,
+)
+def test_blocks_that_differ(heads: int, shared: int, mesh: dict[str, int], tmp_path: Path):
+    """Fewer keys and values than queries in one dimension: queries lie with the keys that they meet."""
+    cut = gs.cut("model", unit=SIZE, blocks=(heads, shared, shared))
+    rest = {**ALIKE, "o*": (gs.cut("model", unit=SIZE * heads // shared),)}
+    layout: dict[str, Any] = {"qkv*": (None, cut), "bias*": (cut,), **rest}
+    batch = tf.constant(numbers(5, LENGTH, WIDTH))
+    parallel = assert_law(lambda: trained(heads, shared, True), layout, mesh, [batch])
+    plan = parallel.plan(batch)
+    assert not plan.state.gathered
+    assert "along 'model': 3 all-reduces, " in along_model(plan)
+    assert f"units of 4; blocks of {heads}, {shared}, {shared}), used where its parts are" in str(plan)
+    own, _ = block(heads, shared, True)
+    value = own["qkv"].numpy()
+    gs.set_variable_layout(own["qkv"], layout["qkv*"], devices_of(mesh), mesh=mesh)
+    path = tf.train.Checkpoint(own=own["qkv"]).save(tmp_path / "own")
+    plain = tf.Variable(tf.zeros_like(value))
+    tf.train.Checkpoint(own=plain).restore(path)
+    np.testing.assert_array_equal(plain.numpy(), value)  # a file of one device
 
 
 @pytest.mark.parametrize("is_told", [True, False], ids=["told", "found"])
@@ -231,6 +263,15 @@ def lays(layout: Any) -> Callable[[], None]:
             lays((None, gs.cut("model", blocks=5))),
             "has 48 entries, which are not 5 equal blocks; blocks=4 divides them",
         ),
+        (
+            lays((None, gs.cut("model", unit=4, blocks=(6, 2, 2)))),
+            "dimension 1 has 48 entries, and blocks=(6, 2, 2) units of 4 are 40",
+        ),
+        (
+            lays((None, gs.cut("model", unit=4, blocks=(10, 1, 1)))),
+            "dimension 1 has blocks=(10, 1, 1), which are 1 group of units, and 'model' has 2 devices",
+        ),
+        (lambda: gs.cut("model", blocks=(4, 0)), "cut('model', blocks=0): blocks is a number of at least 1"),
         (lays((None, gs.cut("modle", unit=4))), "has no axis 'modle'; it has 'batch', 'model'. Did you mean 'model'?"),
         (lays((None, gs.cut("batch", unit=4, in_place=True))), "has no units. Write 'batch'"),
         (lays((gs.cut("model"), HEADS)), "names axis 'model' twice"),

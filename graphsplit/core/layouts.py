@@ -163,6 +163,8 @@ class Cut:
         together before it is used.
       blocks: how often such an axis lies in the variable's, one after the other, each cut by itself: of fused queries,
         keys and values, a piece has its heads of all three.
+      times: how many times `block` entries of each of these belong together, where they differ: of two heads of queries
+        for each of keys and values `(2, 1, 1)`.
       stays: whether the pieces are used where they are by devices that share out a batch, whose rows go there instead.
     """
 
@@ -174,6 +176,7 @@ class Cut:
     devices: tuple[str, ...] = ()
     along: str = ""
     blocks: int = 1
+    times: tuple[int, ...] = ()
     stays: bool = False
 
     @property
@@ -197,14 +200,19 @@ class Cut:
         >>> Cut(0, 3, 2, blocks=2).ranges
         [[range(0, 2), range(3, 5)], [range(2, 3), range(5, 6)]]
         """
-        size, firsts = self.block * self.length, range(self.blocks)
-        ends = list(itertools.accumulate([self.block * n for n in EvenCut(self.length).counts(self.parts)], initial=0))
-        return [[range(k * size + start, k * size + end) for k in firsts] for start, end in itertools.pairwise(ends)]
+        found: list[list[range]] = [[] for _ in range(self.parts)]
+        end = 0
+        for times in self.times or (1,) * self.blocks:
+            for own, count in zip(found, EvenCut(self.length).counts(self.parts), strict=True):
+                own.append(range(end, end + self.block * times * count))
+                end += self.block * times * count
+        return found
 
     @property
     def in_place(self) -> Shard:
         """Return the layout of a variable that is used where its pieces are."""
-        return evenly(self.axis, self.length, self.parts, self.block).repeated(self.blocks)
+        times = self.times or (1,) * self.blocks
+        return joined([evenly(self.axis, self.length, self.parts, self.block * own) for own in times])
 
     @property
     def layout(self) -> Shard:

@@ -7,14 +7,16 @@ say nothing. `docs/large_layers.md` has them in a table.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any
 
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, Shard, copied, part_shapes
+from graphsplit.planning.amounts import count_text
 
 
 @dataclass(frozen=True)
@@ -23,7 +25,7 @@ class AxisCut:
 
     axis: str
     unit: int = 1
-    blocks: int = 0
+    blocks: int | tuple[int, ...] = 0
     in_place: bool = False
 
     @property
@@ -36,7 +38,7 @@ class AxisCut:
         return f"gs.cut({self.axis!r}, unit={self.unit}, blocks={self.blocks}{stays})"
 
 
-def cut(axis: str, *, unit: int = 1, blocks: int = 1, in_place: bool = False) -> AxisCut:
+def cut(axis: str, *, unit: int = 1, blocks: int | Sequence[int] = 1, in_place: bool = False) -> AxisCut:
     """Return an entry of a variable's layout: how the dimension is cut along an axis of the mesh.
 
     Write it instead of the name of the axis: `{"*/qkv/kernel": (None, gs.cut("model", unit=64, blocks=3))}`. Then
@@ -51,6 +53,8 @@ def cut(axis: str, *, unit: int = 1, blocks: int = 1, in_place: bool = False) ->
       blocks: how many equal blocks the dimension consists of, each cut by itself: 3 for fused queries, keys and
         values, 2 for a fused gate and up. Each device has its units of every block. If a block has fewer units than
         the axis has devices (a few heads of keys and values), each device has a copy of the variable.
+        For blocks that differ, the units of each: `(8, 2, 2)` for 8 heads of queries, and 2 of keys and of values. They
+        are cut alike, here into two groups: 4 heads of queries go with one of keys and one of values.
       in_place: for the batch axis: whether parts are used where they are. Along other axes they always are.
 
     Raises:
@@ -67,10 +71,13 @@ def cut(axis: str, *, unit: int = 1, blocks: int = 1, in_place: bool = False) ->
     │ :, 0:4 8:12 16:20  │ :, 4:8 12:16 20:24 │
     └────────────────────┴────────────────────┘
     """
-    for name, number in (("unit", unit), ("blocks", blocks)):
+    several: tuple[Any, ...] = tuple(blocks) if isinstance(blocks, (list, tuple)) and blocks else (blocks,)
+    for name, number in (("unit", unit), *[("blocks", block) for block in several]):
         if isinstance(number, bool) or not isinstance(number, int) or number < 1:
             raise ArgumentError(f"cut({axis!r}, {name}={number!r}): {name} is a number of at least 1.")
-    return AxisCut(axis, unit, blocks, in_place)
+    if isinstance(blocks, int):
+        return AxisCut(axis, unit, blocks, in_place)
+    return AxisCut(axis, unit, several if len(set(several)) > 1 else len(several), in_place)
 
 
 Axes = str | AxisCut | Sequence[str | AxisCut] | None
@@ -235,6 +242,9 @@ class LayoutOnMesh:
         if asked is None:
             return
         k, blocks = self._spelling.named[axis], asked.blocks or 1
+        if isinstance(blocks, tuple):
+            yield from self._wrong_blocks(k, asked.unit, blocks)
+            return
         size, one_block = self._shape[k], self._shape[k] // blocks
         if not asked.blocks and size < count:
             yield f"dimension {k} has {size} entries, and {axis!r} has {count} devices; gs.cut({axis!r}) copies it"
@@ -248,6 +258,18 @@ class LayoutOnMesh:
             )
             yield f"dimension {k} has {one_block} {each}, which are not units of {asked.unit}; unit={near} divides them"
 
+    def _wrong_blocks(self, k: int, unit: int, blocks: tuple[int, ...]) -> Iterator[str]:
+        """Say why a dimension does not consist of blocks of so many units, or these cannot be cut."""
+        count, size = len(self._grid.columns), self._shape[k]
+        if size != unit * sum(blocks):
+            each = f" of {unit}" if unit > 1 else ""
+            yield f"dimension {k} has {size} entries, and blocks={blocks} units{each} are {unit * sum(blocks)}"
+        elif math.gcd(*blocks) < count:
+            yield (
+                f"dimension {k} has blocks={blocks}, which are {count_text(math.gcd(*blocks), 'group')} of units, and "
+                f"{self._grid.axis!r} has {count} devices; take a variable for each block, and gs.cut copies small ones"
+            )
+
     @property
     def columns(self) -> Division | None:
         """How the variable is cut along the axis that is not the batch's, if it is; copied where it has few units."""
@@ -255,6 +277,10 @@ class LayoutOnMesh:
         if asked is None:
             return None
         k, unit, blocks = self._spelling.named[self._grid.axis], asked.unit, asked.blocks or 1
+        if isinstance(blocks, tuple):
+            cut, groups = Cut(k, 0, len(firsts), unit, devices=firsts, along=self._grid.axis), math.gcd(*blocks)
+            times = tuple([block // groups for block in blocks])
+            return replace(cut, length=groups, blocks=len(blocks), times=times)
         found = self._units[1] if self._units is not None and self._units[0] == len(firsts) else None
         if found is not None and found.axis == k and unit == blocks == 1:
             unit, blocks = found.blocks[0], len(found.blocks)

@@ -178,6 +178,7 @@ def _in_columns(rows: Sequence[Division]) -> str:
 def _lengths(cut: Cut) -> str:
     units = f"; units of {cut.block}" if cut.block > 1 else ""
     blocks = f"; {cut.blocks} blocks" if cut.blocks > 1 else ""
+    blocks = f"; blocks of {', '.join([str(own * cut.length) for own in cut.times])}" if cut.times else blocks
     return f"{', '.join(map(str, cut.lengths))}{units}{blocks}"
 
 
