@@ -43,7 +43,7 @@ def _latest(checkpoint: Any) -> str | None:
 
 
 class Resilient(Generic[P, R]):
-    """A parallelized function that goes on without the workers that are lost. Made by `resilient`.
+    """A parallelized function that continues when workers are lost. Made by `resilient`.
 
     Attributes:
       devices: of the next call.
@@ -283,7 +283,7 @@ def resilient(
     on_lost: str = "survivors",
     checkpoint: tf.train.CheckpointManager | None = None,
 ) -> Resilient[P, R]:
-    """Return a parallelized function that goes on when workers are lost.
+    """Return a parallelized function that continues when workers are lost.
 
     If a worker ends or freezes during a call, the call is undone, planned for the remaining devices, and repeated. A
     worker that is started again at its address is used again by one of the next calls. The results are always those of

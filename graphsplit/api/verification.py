@@ -272,7 +272,7 @@ class Difference:
 
     @property
     def share(self) -> float:
-        """How much of what rounding explains it takes: more than 1 is no rounding."""
+        """The difference as a multiple of what rounding explains. Above 1, it is not rounding."""
         return self.relative / self.rounding if self.rounding else float("inf") if self.relative else 0.0
 
 

@@ -14,7 +14,7 @@ from graphsplit.core.errors import ArgumentError
 
 
 class LocalWorkers:
-    """Worker processes on this machine, in a `with` block; `connect` takes it as it takes a list of addresses.
+    """Worker processes on this machine, in a `with` block. Pass it to `connect` instead of a list of addresses.
 
     They end with the block, and with this process however that ends. One that does not answer is ended by `connect`'s
     cluster.
@@ -63,7 +63,7 @@ class LocalWorkers:
         self._pids[task] = 0
 
     def freeze(self, task: int) -> None:
-        """Let a process stand still, as a machine that hangs does."""
+        """Freeze a process, as if its machine hung."""
         self._signal(task, signal.SIGSTOP)
 
     def thaw(self, task: int) -> None:

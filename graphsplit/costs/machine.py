@@ -231,7 +231,7 @@ class Machine:
         return int(device.partition("/task:")[2].partition("/")[0] or 0)
 
     def call_s(self, devices: int, arguments: int = 0) -> float:
-        """Return what a call takes on so many devices, besides their operations. Hosts begin at the same time.
+        """Return how long a call takes on so many devices, besides its operations. Hosts start at the same time.
 
         Args:
           devices: how many.

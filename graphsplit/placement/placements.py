@@ -27,7 +27,7 @@ class Placement(PlacementGraph):
 
         Raises:
           ArgumentError: for another suffix.
-          StorageError: if writing fails, or `path` holds what graphsplit has not written; that is left as it was.
+          StorageError: if writing fails, or if graphsplit did not write the file at `path`. That file is not changed.
         """
         save(self, path)
 

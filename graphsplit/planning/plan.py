@@ -68,13 +68,13 @@ class Plan(Decisions):
             raise CheckError("A bucket holds moves that cannot be made as one.")
 
     def compare(self, other: Plan) -> str:
-        """Return what is different in another plan of the same function: what devices compute, send and hold."""
+        """Return how another plan of the same function differs: what devices compute, send and store."""
         return compare(self, other)
 
     def explain(self) -> str:
-        """Return why it is as it is: one sentence a line for each thing that is not what one would expect.
+        """Explain the plan: one line for each thing that you might not expect.
 
-        For `plan="auto"` these are what was chosen, what it was compared with, and on what that rests.
+        For `plan="auto"`: what was chosen, what it was compared with, and what the predictions assume.
         """
         return "\n".join(self.notes)
 

@@ -27,7 +27,7 @@ SUFFIXES = (".html", ".json", ".png")
 
 
 class Prediction(PredictedStep):
-    """What a step takes on a machine. Nothing has run. `print` it, `save` it, ask it."""
+    """How long a step takes on a machine, and its memory. `print` it, `save` it, ask it."""
 
     def save(self, path: str | os.PathLike[str], *, measured: RecordedStep | None = None) -> None:
         """Write the predicted timeline: `.html` a page, `.json` for ui.perfetto.dev, `.png` a picture.
@@ -39,7 +39,7 @@ class Prediction(PredictedStep):
         Raises:
           ArgumentError: for another suffix, or with `measured` for another file than a page.
           UnsupportedError: for a picture, if matplotlib is not installed.
-          StorageError: if writing fails, or `path` holds what graphsplit has not written; that is left as it was.
+          StorageError: if writing fails, or if graphsplit did not write the file at `path`. That file is not changed.
         """
         path = os.fspath(path)
         forms.check_suffix(path, "a prediction", SUFFIXES)

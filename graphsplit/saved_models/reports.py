@@ -65,11 +65,11 @@ class TranspileReport:
     """What `transpile_saved_model` did. `print` it.
 
     Attributes:
-      devices: the full names of the devices; the first is home.
+      devices: the full names of the devices; the first is the default device.
       signatures: one report for each signature.
       bytes_before, bytes_after: of all files.
       graph_bytes_before, graph_bytes_after: of the graph alone.
-      mirrored_bytes: the size of the weights of which every device has a copy, counted once; 0 without.
+      mirrored_bytes: the size of the weights that are copied to every device, counted once; 0 if there are none.
     """
 
     devices: tuple[str, ...]

@@ -16,7 +16,7 @@ from graphsplit.saved_models.targets import check_target
 
 
 def strip_devices(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str], *, overwrite: bool = False) -> int:
-    """Write a copy of a SavedModel, or of a graph's `.pb` or `.pbtxt`, in which nothing asks for a device.
+    """Write a copy of a SavedModel, or of a graph's `.pb` or `.pbtxt`, without requests for devices.
 
     Args:
       in_path: what to copy.

@@ -90,13 +90,13 @@ def variable_layout(
 def without_values() -> Iterator[None]:
     """Make a model that takes no memory: inside of the block, weights and slots have shapes and dtypes, and no values.
 
-    It can be planned, predicted (`gs.predict`) and laid out, here or under `variable_layout`, and its memory is known
-    before there is a device that it fits on. Values come from a file (`gs.load_weights`), or from the initializers
-    (`gs.initialize`), one variable after the other, to where the parts lie. Whoever reads or calls it before that gets
-    an `ArgumentError`.
+    You can plan it, predict it (`gs.predict`) and set layouts, here or under `variable_layout`, so that you know its
+    memory before you have a device that it fits on. Later, `gs.load_weights` loads values from a file, or
+    `gs.initialize` draws initial values: one variable at a time, in parts where variables are in parts. Reading or
+    calling the model before that is an `ArgumentError`.
 
-    What has no value is what Keras (either) makes by an initializer; its counters, seeds and rates are small and have
-    theirs, and so has a `tf.Variable` of your own.
+    Only variables that Keras 3 or tf_keras makes by an initializer have no values. Counters, seeds, learning rates
+    and your own `tf.Variable`s have them.
 
     >>> import keras, tensorflow as tf, graphsplit as gs
     >>> with gs.without_values(), gs.variable_layout("sharded", devices=2):
@@ -119,7 +119,7 @@ def without_values() -> Iterator[None]:
 
 
 def initialize(target: Any) -> None:
-    """Let the initializers of what was made under `without_values` make the values: in parts, where it lies in parts.
+    """Draw the initial values of variables that were made under `without_values`, in parts where they are in parts.
 
     Args:
       target: a variable, model, optimizer or any structure of these. What has a value keeps it. Values are drawn in

@@ -36,7 +36,7 @@ class Timeline(RecordedStep):
         Raises:
           ArgumentError: for another suffix.
           UnsupportedError: for a picture, if matplotlib is not installed.
-          StorageError: if writing fails, or `path` holds what graphsplit has not written; that is left as it was.
+          StorageError: if writing fails, or if graphsplit did not write the file at `path`. That file is not changed.
         """
         path = os.fspath(path)
         forms.check_timeline_suffix(path)

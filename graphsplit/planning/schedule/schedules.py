@@ -100,7 +100,7 @@ class Schedule:
         Raises:
           ArgumentError: for another suffix.
           UnsupportedError: if matplotlib is not installed.
-          StorageError: if writing fails, or `path` holds what graphsplit has not written; that is left as it was.
+          StorageError: if writing fails, or if graphsplit did not write the file at `path`. That file is not changed.
         """
         path = os.fspath(path)
         forms.check_schedule_suffix(path)
