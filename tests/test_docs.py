@@ -78,6 +78,7 @@ PRINTED = {
     "serving.md": "(10, 3)",
     "several_machines.md": "9.0",
     "testing_without_gpus.md": "CPU:3",
+    "troubleshooting.md": "",
     "too_big_for_one_gpu.md": "'stages': 2, 'micro_batches': 4} alive at most",
     "what_is_exact.md": "home and sharded: True",
     "your_own_loop.md": "(7, 3)",
