@@ -8,8 +8,8 @@ not fuse all of that.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence, Set
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from graphsplit.costs.families import FREE, PASSED_ON
@@ -129,79 +129,90 @@ def work_of_call(
       bytes_of: the size of a result, of others' too.
       seconds: that the device works.
     """
-    return _CallWork(members, returned, bytes_of, seconds).found()
+    given = {_source(result, members) for result in returned}
+    reads = {n: _read_by(member, members) for n, member in members.items()}
+    readers: dict[Result, list[int]] = {}
+    for n, results in reads.items():
+        for result in results:
+            readers.setdefault(result, []).append(n)
+    made: dict[int, list[Result]] = {n: [] for n in members}
+    for result in dict.fromkeys([*readers, *sorted(given)]):
+        if result.task in members:
+            made[result.task].append(result)
+    return _CallWork(members, given, reads, readers, made, bytes_of, seconds).found()
 
 
+def _read_by(member: Member, members: Mapping[int, Member]) -> list[Result]:
+    return [] if member.is_same else list(dict.fromkeys([_source(result, members) for result in member.reads]))
+
+
+def _source(result: Result, members: Mapping[int, Member]) -> Result:
+    """Return the result that is passed on under another name."""
+    while result.task in members and members[result.task].is_same:
+        result = members[result.task].reads[0]
+    return result
+
+
+@dataclass(frozen=True)
 class _CallWork:
-    def __init__(
-        self,
-        members: Mapping[int, Member],
-        returned: Sequence[Result],
-        bytes_of: Callable[[Result], int],
-        seconds: Callable[[Work], float],
-    ):
-        self._members = members
-        self._bytes = bytes_of
-        self._seconds = seconds
-        self._reads = {n: self._read_by(member) for n, member in members.items()}
-        self._returned = {self._source(result) for result in returned}
-        self._readers: dict[Result, list[int]] = {}
-        for n, results in self._reads.items():
-            for result in results:
-                self._readers.setdefault(result, []).append(n)
-        self._made: dict[int, list[Result]] = {n: [] for n in members}  # what others read of each, or is returned
-        for result in dict.fromkeys([*self._readers, *sorted(self._returned)]):
-            if result.task in members:
-                self._made[result.task].append(result)
+    """The members of a call, and who reads what.
+
+    Attributes:
+      members: see `work_of_call`.
+      returned: what others than members read.
+      reads: the results that each member reads, as they are made.
+      readers: the members that read each.
+      made: of each member, what others read of it, or is returned.
+      bytes_of, seconds_of: see `work_of_call`.
+    """
+
+    members: Mapping[int, Member]
+    returned: Set[Result]
+    reads: Mapping[int, Sequence[Result]]
+    readers: Mapping[Result, Sequence[int]]
+    made: Mapping[int, Sequence[Result]]
+    bytes_of: Callable[[Result], int]
+    seconds_of: Callable[[Work], float]
 
     def found(self) -> CallWork:
         """Return the seconds and bytes of all members."""
         seconds, loaded = 0.0, set[Result]()
-        for n, member in self._members.items():
+        for n, member in self.members.items():
             if member.family == PASSED_ON:
                 continue
             if not self._is_fused(n):
                 seconds += member.own_s
                 continue
-            new = {result for result in self._reads[n] if not self._is_fused(result.task)} - loaded
+            new = {result for result in self.reads[n] if not self._is_fused(result.task)} - loaded
             loaded |= new
-            moved = sum(map(self._bytes, new)) + sum(map(self._bytes, self._written(n)))
+            moved = sum(map(self.bytes_of, new)) + sum(map(self.bytes_of, self._written(n)))
             if member.work.flops or moved:
-                seconds += self._seconds(replace(member.work, family="elementwise", bytes=float(moved)))
+                seconds += self.seconds_of(replace(member.work, family="elementwise", bytes=float(moved)))
         return CallWork(seconds, self._held())
 
     def _is_fused(self, n: int) -> bool:
-        return n in self._members and self._members[n].family in _FUSED
-
-    def _read_by(self, member: Member) -> list[Result]:
-        return [] if member.is_same else list(dict.fromkeys(map(self._source, member.reads)))
-
-    def _source(self, result: Result) -> Result:
-        """Return the result that is passed on under another name."""
-        while result.task in self._members and self._members[result.task].is_same:
-            result = self._members[result.task].reads[0]
-        return result
+        return n in self.members and self.members[n].family in _FUSED
 
     def _written(self, n: int) -> list[Result]:
         """Return what a fused member makes for others than fused ones."""
-        return [r for r in self._made[n] if r in self._returned or not all(map(self._is_fused, self._readers[r]))]
+        return [r for r in self.made[n] if r in self.returned or not all(map(self._is_fused, self.readers[r]))]
 
     def _held(self) -> int:
         """Return the most bytes that are alive at a time of what is written and not returned."""
-        place = {n: k for k, n in enumerate(self._members)}
+        place = {n: k for k, n in enumerate(self.members)}
         ends: dict[Result, int] = {}
         for n in reversed(place):  # what is fused reads its operands where its result is needed
             k = place[n]
-            later = max([ends.get(r, k) for r in self._made[n]], default=k) if self._is_fused(n) else k
-            for result in self._reads[n]:
+            later = max([ends.get(r, k) for r in self.made[n]], default=k) if self._is_fused(n) else k
+            for result in self.reads[n]:
                 ends[result] = max(ends.get(result, 0), later)
         changes = [0] * (len(place) + 1)
         for n, k in place.items():
-            if self._members[n].family in (PASSED_ON, FREE):
+            if self.members[n].family in (PASSED_ON, FREE):
                 continue
-            for result in self._written(n) if self._is_fused(n) else self._made[n]:
-                if result not in self._returned:
-                    size = self._bytes(result)
+            for result in self._written(n) if self._is_fused(n) else self.made[n]:
+                if result not in self.returned:
+                    size = self.bytes_of(result)
                     changes[k] += size
                     changes[ends.get(result, k) + 1] -= size
         live = most = 0

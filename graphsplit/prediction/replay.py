@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from graphsplit.core.errors import CheckError
+from graphsplit.graph.walks import readers_of
 from graphsplit.prediction.threads import SHORT_S, Threads, WaitingTasks
 
 
@@ -108,11 +109,8 @@ class _Replay:
         self._number = {name: k for k, name in enumerate(resources)}
         self._queues: dict[str, list[tuple[float, int, int]]] = {name: [] for name in resources}
         self._users: dict[str, int] = {}  # the task that left a resource last
-        self._readers: list[list[int]] = [[] for _ in tasks]
+        self._readers = readers_of(set(task.after) for task in tasks)
         self._missing = [len(set(task.after)) for task in tasks]
-        for i, task in enumerate(tasks):
-            for source in set(task.after):
-                self._readers[source].append(i)
         self._starts, self._ends = [0.0] * len(tasks), [-1.0] * len(tasks)
         self._ready_s = [0.0] * len(tasks)
         self._threads: list[tuple[str, int]] = [("", _NOBODY)] * len(tasks)  # that ran it, or what it waited for last

@@ -116,12 +116,12 @@ def lay_out(
       grid: they as a mesh, if layouts name axes of one.
       reshard_after_forward: see there.
     """
-    on_mesh = _OnMesh(variables, wanted, grid, slots, reshard_after_forward)
+    on_mesh = {} if grid is None else _divisions(variables, wanted, grid, slots, reshard_after_forward)
     _check_free(variables, wanted, devices)
     check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], devices)
     for variable, own in zip(variables, wanted, strict=True):
         parts = parts_of_variable(variable)
-        if own is not None and parts is not None and _lies_otherwise(parts, own, on_mesh.division(variable)):
+        if own is not None and parts is not None and _lies_otherwise(parts, own, on_mesh.get(id(variable))):
             parts.release(variable)
         elif own in PLACES and parts is not None:
             parts.reshard(reshard_after_forward)  # it stays where it is
@@ -130,7 +130,7 @@ def lay_out(
     free = [(v, own) for v, own in zip(variables, wanted, strict=True) if parts_of_variable(v) is None]
     tell_functions([variable for variable, own in free if own not in (None, "home")])
     for variable, own in free:
-        if (division := on_mesh.division(variable)) is not None:
+        if (division := on_mesh.get(id(variable))) is not None:
             VariableParts(variable, division, division.devices, own).take_apart()
     for layout, places in PLACES.items():
         new = [variable for variable, own in free if own == layout and _owners(variable, layout) is None]
@@ -149,68 +149,57 @@ def divisions_on_mesh(
     slots: Mapping[int, tf.Variable],
     reshard: bool = True,
 ) -> dict[int, MeshDivision]:
-    """Return how variables are several whose layouts name axes of a mesh, by their ids; see `_OnMesh`."""
+    """Return how variables are several whose layouts name axes of a mesh, by their ids; see `_divisions`."""
     check_layout({k: own for k, own in enumerate(wanted) if own is not None}, grid)
-    on_mesh = _OnMesh(variables, wanted, grid, slots, reshard)
-    return {id(v): division for v in variables if (division := on_mesh.division(v)) is not None}
+    return _divisions(variables, wanted, grid, slots, reshard)
 
 
-class _OnMesh:
-    """How variables lie whose layouts name axes of a mesh.
+def _divisions(
+    variables: Sequence[tf.Variable],
+    wanted: Sequence[VariableLayout | None],
+    grid: DeviceMesh,
+    slots: Mapping[int, tf.Variable],
+    reshard: bool,
+) -> dict[int, MeshDivision]:
+    """Return how variables are several whose layouts name axes of a mesh, by their ids.
 
     Args:
       variables, wanted: which, and the layout of each.
-      grid: the mesh; None if there is none.
+      grid: the mesh.
       slots: the variables of slots, by the slots' ids.
       reshard: see `set_variable_layout`.
 
     Raises:
       ArgumentError: for all that cannot lie so.
     """
+    named = [(v, own) for v, own in zip(variables, wanted, strict=True) if own is not None and own not in WORDS]
+    layouts = [(v, LayoutOnMesh(own, v.shape.as_list(), grid, reshard, _units(v, slots))) for v, own in named]
+    _check_can_lie(layouts, grid)
+    shared = _shared([(v, own) for v, own in layouts if own.shares_columns], grid, slots, reshard)
+    return {id(v): own.division(shared.get(id(v), ())) for v, own in layouts}
 
-    def __init__(
-        self,
-        variables: Sequence[tf.Variable],
-        wanted: Sequence[VariableLayout | None],
-        grid: DeviceMesh | None,
-        slots: Mapping[int, tf.Variable],
-        reshard: bool,
-    ):
-        self._found: dict[int, MeshDivision] = {}
-        if grid is None:
-            return
-        named = [(v, own) for v, own in zip(variables, wanted, strict=True) if own is not None and own not in WORDS]
-        layouts = [(v, LayoutOnMesh(own, v.shape.as_list(), grid, reshard, _units(v, slots))) for v, own in named]
-        _check_can_lie(layouts, grid)
-        shared = self._shared([(v, own) for v, own in layouts if own.shares_columns], grid, slots, reshard)
-        self._found = {id(v): own.division(shared.get(id(v), ())) for v, own in layouts}
 
-    def division(self, variable: tf.Variable) -> MeshDivision | None:
-        """Return how a variable is several; None if its layout names no axis."""
-        return self._found.get(id(variable))
-
-    def _shared(
-        self,
-        layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]],
-        grid: DeviceMesh,
-        slots: Mapping[int, tf.Variable],
-        reshard: bool,
-    ) -> dict[int, list[Cut]]:
-        """Return how the part of each column is shared out over its devices, by the variables' ids."""
-        found: dict[int, list[Cut]] = {id(variable): [] for variable, _ in layouts}
-        for d, devices in enumerate(grid.columns):
-            shapes = [part_shapes(own.columns, v.shape.as_list())[d] for v, own in layouts if own.columns is not None]
-            held = [
-                replace(one, shape=shape)
-                for one, shape in zip(held_of([v for v, _ in layouts], slots), shapes, strict=True)
-            ]
-            for (variable, _), share, shape in zip(layouts, shares(held, len(devices)), shapes, strict=True):
-                if share is None:  # a few bytes
-                    found[id(variable)].append(Cut(0, shape[0], 1, devices=devices[:1]))
-                else:
-                    own = tuple([devices[k] for k in share.devices])
-                    found[id(variable)].append(replace(share.cut, reshard=reshard, devices=own))
-        return found
+def _shared(
+    layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]],
+    grid: DeviceMesh,
+    slots: Mapping[int, tf.Variable],
+    reshard: bool,
+) -> dict[int, list[Cut]]:
+    """Return how the part of each column is shared out over its devices, by the variables' ids."""
+    found: dict[int, list[Cut]] = {id(variable): [] for variable, _ in layouts}
+    for d, devices in enumerate(grid.columns):
+        shapes = [part_shapes(own.columns, v.shape.as_list())[d] for v, own in layouts if own.columns is not None]
+        held = [
+            replace(one, shape=shape)
+            for one, shape in zip(held_of([v for v, _ in layouts], slots), shapes, strict=True)
+        ]
+        for (variable, _), share, shape in zip(layouts, shares(held, len(devices)), shapes, strict=True):
+            if share is None:  # a few bytes
+                found[id(variable)].append(Cut(0, shape[0], 1, devices=devices[:1]))
+            else:
+                own = tuple([devices[k] for k in share.devices])
+                found[id(variable)].append(replace(share.cut, reshard=reshard, devices=own))
+    return found
 
 
 def _units(variable: tf.Variable, slots: Mapping[int, tf.Variable]) -> tuple[int, Shard] | None:
@@ -322,7 +311,7 @@ def mirror(
         if len(devices) < 2:
             continue
         sums = [devices[d] for d in share.devices] if share is not None else [canonical_name(variable.device)]
-        VariableCopies(variable, copied(variable.shape.rank, devices, sums))
+        VariableCopies(variable, copied(variable.shape.rank, devices, sums)).take_apart()
 
 
 def is_copied(variable: tf.Variable) -> bool:

@@ -35,7 +35,6 @@ class VariableCopies(VariableParts):
         with raw_handles():
             self._own = variable.handle
         super().__init__(variable, copied, copied.devices, "mirrored")
-        self.take_apart()
 
     def _new_part(self, part: int) -> Any:
         if self.devices[part] == self._variable_device:
