@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import h5py
 import keras
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import tf_keras
 
 import graphsplit as gs
 from graphsplit.api.layouts.layout_targets import variables_of
+from graphsplit.core.variables.host_tensors import host_tensor
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
 
 KINDS = ("some.weights.h5", "some.keras", "checkpoint")
@@ -69,6 +71,30 @@ def test_loaded(layout: str, kind: str, library: Any, tmp_path: Path, monkeypatc
     for a, b in pairs if kind != "some.weights.h5" else pairs[:8]:
         np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.name)
     assert "assign" not in vars(keras.Variable)  # Keras is as it was
+
+
+@pytest.mark.parametrize(
+    "dtype", ["float32", "float16", "bfloat16", "float8_e4m3fn", "int8", "uint64", "bool", "complex64"]
+)
+@pytest.mark.parametrize("at", [(range(2, 5), range(7)), (range(6), [0, 1, 4, 5]), (range(3, 3), range(7))])
+def test_some_entries_of_an_array(dtype: str, at: tuple[Any, Any], tmp_path: Path):
+    kind = tf.as_dtype(dtype)
+    array = (np.arange(42).reshape(6, 7) % 3).astype(kind.as_numpy_dtype)
+    with h5py.File(tmp_path / "some.h5", "w") as file:
+        file["a"] = array
+        sources = [array, array[::-1][::-1]] + [file["a"]] * (dtype not in ("bfloat16", "float8_e4m3fn"))
+        found = [host_tensor(source, at, kind) for source in sources]
+    expected = array[np.ix_(*at)]
+    for tensor in found:
+        assert tensor.dtype == kind
+        np.testing.assert_array_equal(tensor.numpy().astype("complex64"), expected.astype("complex64"))
+    if kind.is_floating and kind.size > 1:
+        variable = tf.Variable(found[0])
+        del found
+        variable.assign_add(tf.ones_like(variable))
+        np.testing.assert_array_equal(variable.numpy(), expected + expected.dtype.type(1))
+    other = tf.float64 if kind.is_floating and kind.size > 2 else kind
+    assert host_tensor(array, at, other).dtype == other
 
 
 def test_errors(tmp_path: Path):

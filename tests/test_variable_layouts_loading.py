@@ -126,16 +126,16 @@ def test_an_interrupted_save_leaves_the_old_file_whole(kind: str, tmp_path: Path
     save(path)
     before = path.read_bytes()
     model.train_on_batch(numbers(8, 6).numpy(), numbers(8, 5).numpy())
-    on_host, asked = VariableParts.on_host, []
+    as_array, asked = VariableParts.as_array, []
 
-    def interrupted(held: VariableParts) -> tf.Tensor | None:
+    def interrupted(held: VariableParts) -> np.ndarray | None:
         asked.append(held.name)
         if len(asked) > 2:
             raise KeyboardInterrupt
-        return on_host(held)
+        return as_array(held)
 
     with monkeypatch.context() as patched:
-        patched.setattr(VariableParts, "on_host", interrupted)
+        patched.setattr(VariableParts, "as_array", interrupted)
         with pytest.raises(KeyboardInterrupt):
             save(path)
     assert path.read_bytes() == before

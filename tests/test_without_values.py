@@ -241,6 +241,44 @@ print(model.count_params(), memory("VmHWM") - before)
 """
 
 
+LOADED = """
+def made(width, count):
+    with gs.without_values(), gs.variable_layout("sharded", devices=8):
+        dense = [keras.layers.Dense(width, use_bias=False) for _ in range(count)]
+        return keras.Sequential([keras.layers.Input((width,)), *dense])
+
+def load(model, name):
+    is_checkpoint = not name.endswith((".h5", ".keras"))
+    gs.load_weights(tf.train.Checkpoint(model=model) if is_checkpoint else model, name)
+
+def save(model, name):
+    if kind == ".keras":
+        model.save(name)
+    elif kind:
+        model.save_weights(name)
+    else:
+        tf.train.Checkpoint(model=model).write(name)
+
+folder, kind, is_source = sys.argv[1:]
+for width, count in ((64, 1), (8192, 2)):
+    model, name = made(width, count), os.path.join(folder, f"{width}{kind}")
+    if is_source == "yes":
+        gs.initialize(model)
+        save(model, name)
+        continue
+    gc.collect()
+    before = memory("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")  # so that VmHWM is the peak from now on
+    load(model, name)
+if is_source != "yes":
+    print(memory("VmHWM") - before - 4 * width * width * count, 4 * width * width)
+    before = memory("VmRSS")
+    open("/proc/self/clear_refs", "w").write("5")
+    save(model, os.path.join(folder, f"again{kind}"))
+    print(memory("VmHWM") - before)
+"""
+
+
 def printed(script: str, *arguments: str) -> list[int]:
     done = subprocess.run(
         [sys.executable, "-c", MEMORY + script, *arguments], capture_output=True, text=True, check=True, timeout=500
@@ -253,3 +291,14 @@ def test_seven_billion_parameters_are_planned_on_a_laptop():
     count, peak = printed(LARGE)
     assert count > 6.9e9
     assert peak < 500e6, peak
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("kind", "saved"), [(".weights.h5", 2.1), (".keras", 2.1), ("", 1.1)])
+def test_the_peak_of_loading_and_saving(kind: str, saved: float, tmp_path: Path):
+    """Beside the parts, the host has one variable at a time; Keras' files are written from a copy of it."""
+    printed(LOADED, str(tmp_path), kind, "yes")
+    loading, largest, saving = printed(LOADED, str(tmp_path), kind, "no")
+    assert largest == 4 * 8192 * 8192
+    assert loading <= 1.1 * largest, (loading, largest)
+    assert saving <= saved * largest, (saving, largest)

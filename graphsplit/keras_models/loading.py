@@ -14,6 +14,7 @@ import tensorflow as tf
 from graphsplit.api.layouts.layout_targets import name_of, plain_variable
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.tensorflow_internals import parse_checkpoint_objects
+from graphsplit.core.variables.host_tensors import host_tensor
 from graphsplit.core.variables.parted_variables import can_be_read_by_part, parts_of_variable
 from graphsplit.keras_models.flavors import KERAS_3, flavor_of
 
@@ -73,8 +74,10 @@ def _assigning_by_part() -> Iterator[None]:
     original = kind.assign
 
     def assign(variable: Any, value: Any) -> Any:
-        parts = parts_of_variable(variable.value) if can_be_read_by_part(value) else None
-        return value if parts is not None and parts.take(value) else original(variable, value)
+        if not can_be_read_by_part(value):
+            return original(variable, value)
+        parts = parts_of_variable(variable.value)
+        return value if parts is not None and parts.take(value) else original(variable, _whole(value, variable.value))
 
     kind.assign = assign
     try:
@@ -115,8 +118,11 @@ def _load_checkpoint(target: Any, path: str) -> None:
 def _assign(variable: tf.Variable, value: Any) -> None:
     parts = parts_of_variable(variable)
     if parts is None or not parts.take(value):
-        with tf.device("CPU:0"):
-            variable.assign(value)
+        variable.assign(_whole(value, variable))
+
+
+def _whole(value: Any, variable: tf.Variable) -> tf.Tensor:
+    return host_tensor(value, list(map(range, value.shape)), variable.dtype)
 
 
 def _nodes_of(target: Any, nodes: Sequence[Any]) -> dict[int, Any]:

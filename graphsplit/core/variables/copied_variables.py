@@ -87,6 +87,9 @@ class VariableCopies(VariableParts):
     def on_host(self) -> None:
         """Return None: the variable itself is read."""
 
+    def as_array(self) -> None:
+        """Return None, as `on_host`."""
+
     def put_together(self) -> None:
         """Let only the variable itself hold the value: the copies may be old from now on."""
         with self._lock:

@@ -86,8 +86,8 @@ def _parted_class(kind: type) -> type:
                 return kind.is_initialized(variable, name)  # type: ignore[attr-defined]
 
         def numpy(variable: Any) -> Any:  # Keras' files and `get_weights`
-            value = variable._graphsplit_parts.on_host() if tf.executing_eagerly() else None
-            return kind.numpy(variable) if value is None else value.numpy()  # type: ignore[attr-defined]
+            value = variable._graphsplit_parts.as_array()
+            return kind.numpy(variable) if value is None else value  # type: ignore[attr-defined]
 
         # Keras' optimizers know a variable by its container, if it is in one; if not, they look for that at its handle
         own |= {"_distributed_container": _itself}

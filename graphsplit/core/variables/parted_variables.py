@@ -39,6 +39,7 @@ from graphsplit.core.tensorflow_internals import (
     variable_without_value,
 )
 from graphsplit.core.variables.divided_values import pieces_of, whole_of
+from graphsplit.core.variables.host_tensors import host_tensor, indices_of
 from graphsplit.core.variables.parted_classes import are_raw, give_parts, raw_handles, take_parts
 
 OWN_TRACE = "_graphsplit_own_trace"
@@ -219,11 +220,8 @@ class VariableParts:
 
     def _pieces_of_array(self, array: Any) -> Iterator[tf.Tensor]:
         """Yield what each part has of an array, on its device; no more is read of it at a time."""
-        entries = part_ranges(self.division, list(map(range, self._shape)))
-        for device, part in zip(self.devices, entries, strict=True):
-            at = tuple([slice(own.start, own.stop) if isinstance(own, range) else list(own) for own in part])
-            with tf.device("CPU:0"):
-                piece = tf.convert_to_tensor(np.asarray(array[at]), self._dtype)
+        for device, at in zip(self.devices, self._entries(), strict=True):
+            piece = host_tensor(array, at, self._dtype)
             with tf.device(device):
                 piece = tf.identity(piece)
             yield piece
@@ -274,11 +272,29 @@ class VariableParts:
     def on_host(self) -> tf.Tensor | None:
         """Return the value in the host's memory, put together there; None if it is not the parts that hold it."""
         with self._lock, tf.device("CPU:0"):
-            return tf.identity(self._joined()) if self.in_parts else None
+            return self._joined() if self.in_parts else None
+
+    def as_array(self) -> np.ndarray[Any, Any] | None:
+        """Return the value as an array, read one part after the other; None if it is not the parts that hold it."""
+        with self._lock:
+            if not self.in_parts or not tf.executing_eagerly():
+                return None
+            self._check_has_value()
+            whole = np.empty(self._shape.as_list(), self._dtype.as_numpy_dtype)
+            for part, at in zip(self._parts, self._entries(), strict=True):
+                whole[indices_of(at)] = read_handle(part.handle, self._dtype).numpy()
+            return whole
+
+    def _entries(self) -> list[tuple[Sequence[int], ...]]:
+        """Return which entries each part has, along each axis."""
+        return part_ranges(self.division, list(map(range, self._shape)))
+
+    def _check_has_value(self) -> None:
+        check_have_values([] if is_initialized(self._own) else [self.path])
 
     def _joined(self) -> tf.Tensor:
         """Return the parts put together, on the device in whose scope this is called."""
-        check_have_values([] if is_initialized(self._own) else [self.path])
+        self._check_has_value()
         return tf.identity(whole_of([read_handle(part.handle, self._dtype) for part in self._parts], self.division))
 
     def put_together(self) -> None:
