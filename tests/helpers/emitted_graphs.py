@@ -85,7 +85,10 @@ def functions_of(name: str) -> list[Function]:
     function, variables = program.make()
     devices = sum(program.hosts) or program.devices
     if program.layout is not None:
-        gs.set_variable_layout(list(variables), program.layout, devices, reshard_after_forward=program.reshard)
+        mesh = program.options.get("mesh")
+        gs.set_variable_layout(
+            list(variables), program.layout, devices, mesh=mesh, reshard_after_forward=program.reshard
+        )
     parallel = gs.parallelize(function, devices=devices, **program.options)
     if program.before:
         parallel.plan(*_specs(program.before))

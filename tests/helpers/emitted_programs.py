@@ -14,6 +14,11 @@ from graphsplit.costs.machine import Device, Host, Link, Machine
 from tests.helpers.hosts import worker_device
 from tests.helpers.law import squares_step
 from tests.helpers.layout_cases import COUPLED, Optimizer, adam, deep_step, fused_adam, momentum, numbers, sgd
+from tests.test_mesh import LENGTH, PERCEPTRON, TRANSFORMER, WIDTH, perceptron, transformer
+from tests.test_mesh_loops import DECODING, LSTM, decoding, recurrent
+from tests.test_mesh_units import LENGTH as WORDS
+from tests.test_mesh_units import MERGED, by_name
+from tests.test_mesh_units import trained as units
 
 v1 = tf.compat.v1
 Made = tuple[Callable[..., Any], Sequence[Any]]
@@ -37,7 +42,7 @@ class Program:
     make: Callable[[], Made]
     given: Sequence[Any]
     devices: Any = 3
-    layout: str | Mapping[str, str] | None = None
+    layout: str | Mapping[str, Any] | None = None
     reshard: bool = True
     hosts: tuple[int, ...] = ()
     before: Sequence[Any] = ()
@@ -323,6 +328,16 @@ def words() -> Made:
     return lambda x: tf.one_hot(table.lookup(tf.strings.lower(x)), 4), []
 
 
+def on_mesh(make: Callable[[], tuple[list[tf.Variable], Callable[..., Any]]]) -> Callable[[], Made]:
+    """Return what makes a program of the tests of meshes."""
+
+    def made() -> Made:
+        variables, function = make()
+        return function, variables
+
+    return made
+
+
 def of(function: Callable[..., Any]) -> Callable[[], Made]:
     return lambda: (function, [])
 
@@ -420,6 +435,7 @@ GPUS = [f"GPU:{number}" for number in range(4)]
 TOKENS = tf.TensorSpec([9, 3], tf.int32), tf.TensorSpec([9, 4])
 PATTERNS = {"table": "sharded", "kernel": "mirrored", "*": "home"}
 TWO = [["CPU:0", "CPU:1"], ["CPU:2", "CPU:3"]]
+SQUARE = {"batch": 2, "model": 2}
 
 PROGRAMS: dict[str, Program] = {
     # optimizers
@@ -530,6 +546,45 @@ PROGRAMS: dict[str, Program] = {
     "two hosts, sharded": program(step(adam), *XY, layout="sharded", hosts=(2, 2)),
     "two hosts, mirrored": program(step(momentum), *XY, layout="mirrored", hosts=(1, 3)),
     "two hosts in micro-batches": program(step(sgd), *XY, hosts=(2, 2), micro_batches=2),
+    # a second axis of the mesh: one that is planned first, and rows
+    "mesh, a transformer": program(
+        on_mesh(lambda: transformer(3)),
+        tf.TensorSpec([5, LENGTH], tf.int64),
+        layout=TRANSFORMER,
+        devices=4,
+        mesh=SQUARE,
+    ),
+    "mesh, one row, units that are found": program(
+        on_mesh(lambda: units(3, fused=True)),
+        tf.TensorSpec([5, WORDS, WIDTH], tf.float64),
+        layout=by_name(MERGED),
+        devices=2,
+        mesh={"batch": 1, "model": 2},
+    ),
+    "mesh, decoding": program(
+        on_mesh(lambda: decoding("scatter")),
+        tf.TensorSpec([5], tf.int64),
+        layout={**DECODING, "*": "home"},
+        devices=4,
+        mesh=SQUARE,
+    ),
+    "mesh, an lstm": program(
+        on_mesh(recurrent),
+        tf.TensorSpec([5, 3, WIDTH], tf.float64),
+        layout={**LSTM, "*": "home"},
+        devices=4,
+        mesh=SQUARE,
+    ),
+    "mesh, parts in parts": program(
+        on_mesh(perceptron),
+        tf.TensorSpec([5, WIDTH], tf.float64),
+        layout={name: own if name == "*" else (own, "sharded") for name, own in PERCEPTRON.items()} | {"*": "sharded"},
+        devices=4,
+        mesh=SQUARE,
+    ),
+    "mesh, any rows": program(
+        on_mesh(perceptron), tf.TensorSpec([None, WIDTH], tf.float64), layout=PERCEPTRON, devices=4, mesh=SQUARE
+    ),
     # compiled
     "compiled": program(step(sgd), *XY, jit_compile=True),
     "compiled, any rows": program(dense, (None, 6), devices=2, jit_compile=True),
