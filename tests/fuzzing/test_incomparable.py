@@ -115,3 +115,23 @@ def test_programs_have_entries_of_sparse_segments_that_are_differentiated() -> N
     templates = [t for family in CATALOG.values() for t in family if "SparseSegmentSumGrad(" in t]
     assert templates
     assert all(template.count("tf.pad(") == 2 for template in templates)
+
+
+def test_diagonals_of_unknown_length_have_a_wrong_static_shape() -> None:
+    """TensorFlow counts with -1 for the length: a gradient inside raises, and `tf.size` is 0 in TensorFlow, too."""
+    found = []
+
+    def off_diagonal(x: tf.Tensor) -> tf.Tensor:
+        y = tf.linalg.diag(x, k=1)
+        found.append(y.shape.as_list())
+        return y
+
+    x = tf.ones([3])
+    assert tf.function(off_diagonal, input_signature=[tf.TensorSpec([None])])(x).shape == (4, 4)
+    assert found == [[0, 0]]
+
+
+def test_programs_have_diagonals_of_known_length() -> None:
+    templates = [t for family in CATALOG.values() for t in family if "linalg.diag(" in t and "k=" in t]
+    assert templates
+    assert all("{f:*3}" in template for template in templates)
