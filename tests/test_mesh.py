@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.axes import columns
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
 from graphsplit.planning.communication.traffic import along, traffic
@@ -108,6 +111,23 @@ def devices_of(mesh: dict[str, int]) -> list[str]:
     return [f"CPU:{i}" for i in range(int(np.prod(list(mesh.values()))))]
 
 
+@contextlib.contextmanager
+def axes_checked() -> Iterator[list[gs.Plan]]:
+    """Check each plan that is made of an axis, and what is written for it; yield the list that takes them."""
+    found: list[gs.Plan] = []
+    plan_axis = columns.planned_along
+
+    def checked(*given: Any) -> gs.Plan:
+        plan = plan_axis(*given)
+        plan.check()
+        check_emitted(plan, emit(plan))
+        found.append(plan)
+        return plan
+
+    with mock.patch.object(columns, "planned_along", checked):
+        yield found
+
+
 def assert_law(
     make: Callable[[], Made], layout: dict[str, Any], mesh: dict[str, int], batches: Sequence[tf.Tensor], **options: Any
 ) -> gs.ParallelFunction[..., Any]:
@@ -118,7 +138,8 @@ def assert_law(
     gs.set_variable_layout(laid, layout, devices_of(mesh), mesh=mesh, batch_axis=batch_axis)
     parallel = gs.parallelize(other, mesh=mesh, devices=devices_of(mesh), **options)
     for batch in batches:
-        plan = parallel.plan(batch)
+        with axes_checked():
+            plan = parallel.plan(batch)
         plan.check()
         check_emitted(plan, emit(plan))
         for _ in range(2):

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from graphsplit.core.errors import CheckError
-from graphsplit.core.layouts import MOVES, Layout, Shard, SingleDevice, is_whole
+from graphsplit.core.layouts import MOVES, SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
 from graphsplit.core.protos.graphdefs import source_of, split_reference
 from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
@@ -23,7 +23,7 @@ from graphsplit.planning.communication.transfers import Collective, Concatenatio
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.schedule.phases import Phase
 from graphsplit.planning.schedule.turns import followed
-from graphsplit.planning.steps import Move
+from graphsplit.planning.steps import Move, spread
 from graphsplit.program.program import COPIES, Op, Tensor
 from graphsplit.rules.factors import ZEROS
 from graphsplit.rules.families.random import part_drawn
@@ -38,6 +38,8 @@ _PASSED_ON = {"Identity": 0, "Switch": 0, "Merge": 0}  # of what they read; a `M
 
 def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
     """Raise `CheckError` unless every operation is where the plan says, and reads what the plan says.
+
+    What loops and branches do in each turn, whose functions have plans of their own, is checked as well.
 
     Args:
       plan: the decisions.
@@ -55,11 +57,36 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
                 continue  # as of a shard's
             for tensor, reference in zip(_read_at(plan, op, device), node.input, strict=False):
                 _compare(plan, found.form(reference), planned.whole(tensor, SingleDevice(device)), tensor, node)
-        for d in range(plan.mesh.shards) if step.shards else ():
+        if step.shards and step.shards.together:
+            node = found.node(op, None)
+            _compare_devices(node, plan.home)
+            _check_each(plan, op.inputs, step.shards.wants, node.input, found, planned, node)
+        for d in range(plan.mesh.shards) if step.shards and not step.shards.together else ():
             _check_shard(plan, op, d, found, planned)
-    for tensor, reference in zip(plan.program.outputs, graph.outputs, strict=True):
-        _compare(plan, found.form(reference), planned.whole(tensor, SingleDevice()), tensor, None)
+    layouts = plan.output_layouts or [SINGLE_DEVICE] * len(plan.program.outputs)
+    _check_each(plan, plan.program.outputs, layouts, graph.outputs, found, planned, None)
     check_turns(plan, graph)
+    for own, emitted in graph.bodies.values():
+        check_emitted(own, emitted)
+
+
+def _check_each(
+    plan: Plan,
+    tensors: Sequence[Tensor],
+    layouts: Sequence[Layout],
+    references: Sequence[str],
+    found: _Found,
+    planned: _Planned,
+    reader: Any,
+) -> None:
+    """Check what reads, of what is several, that of each shard: a loop that all shards run as one, or the result."""
+    forms = [
+        (tensor, planned.whole(tensor, SingleDevice()) if d is None else planned.on_shard(tensor, layout, d))
+        for tensor, layout in zip(tensors, layouts, strict=True)
+        for d in ([None] if layout == SINGLE_DEVICE else range(plan.mesh.shards))
+    ]
+    for (tensor, form), reference in zip(forms, [r for r in references if r[0] != "^"], strict=True):
+        _compare(plan, found.form(reference), form, tensor, reader)
 
 
 def _check_shard(plan: Plan, op: Op, d: int, found: _Found, planned: _Planned) -> None:
@@ -132,7 +159,7 @@ class _Found:
         name, index = split_reference(reference)
         node, origin = self._graph.by_name[name], self._graph.origins[name]
         if origin.role == "op":
-            return ("made", Tensor(origin.op or 0, index), origin.shard)
+            return self._made(origin.op or 0, index, origin.shard)
         if origin.role == SIZES_ROLE:
             return ("sizes",)
         if origin.role == "constant":
@@ -153,6 +180,15 @@ class _Found:
         if node.op in ("Const", "ZerosLike"):
             return ("zeros",)
         return (node.op, node.device, tuple(data))
+
+
+    def _made(self, position: int, index: int, shard: int | None) -> Form:
+        """Return what a node makes that is an operation: of one that all shards run as one, each shard has its own."""
+        sharded = self._plan.steps[position].shards
+        if sharded is None or not sharded.together:
+            return ("made", Tensor(position, index), shard)
+        outputs = enumerate(spread(sharded.gives, self._plan.mesh.shards))
+        return next(("made", Tensor(position, k), own.index(index)) for k, own in outputs if index in own)
 
 
 class _Planned:

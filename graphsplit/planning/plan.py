@@ -26,8 +26,15 @@ class Plan(Decisions):
 
     @collection_paused()
     def check(self) -> None:
-        """Raise `CheckError` unless every tensor is made in, or moved into, the layouts in which it is read."""
+        """Raise `CheckError` unless every tensor is made in, or moved into, the layouts in which it is read.
+
+        Plans of what loops and branches do in each turn are checked as well.
+        """
         self.mesh.check()
+        for step in self.steps:
+            for body in (*step.bodies.values(), *(step.shards.bodies.values() if step.shards else ())):
+                if isinstance(body, Plan):
+                    body.check()
         for op, step in zip(self.program.ops, self.steps, strict=True):
             for tensor, layout in check_step(self.program, op, step, self.mesh):
                 check_size(self.program, tensor, layout, self.mesh)
