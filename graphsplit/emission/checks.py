@@ -181,7 +181,6 @@ class _Found:
             return ("zeros",)
         return (node.op, node.device, tuple(data))
 
-
     def _made(self, position: int, index: int, shard: int | None) -> Form:
         """Return what a node makes that is an operation: of one that all shards run as one, each shard has its own."""
         sharded = self._plan.steps[position].shards
