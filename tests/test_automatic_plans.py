@@ -77,8 +77,8 @@ def test_variables_are_laid_out_as_chosen():
     step(X)
     layouts = {None if parts is None else parts.layout for parts in map(parts_of_variable, model.kernels)}
     assert f"devices, variables {layouts.pop() or 'home'}: " in chosen
-    again = step.plan(X[:128])  # another signature finds the variables as they lie
-    assert any("variables as they lie" in note for note in again.notes)
+    again = step.plan(X[:128])  # another signature finds the variables as they are
+    assert any("variables as they are" in note for note in again.notes)
 
 
 def test_micro_batches_where_nothing_else_fits():

@@ -77,7 +77,7 @@ def test_variables_that_are_laid_out_stay_so():
     gs.set_variable_layout(model.kernels, "mirrored", devices=4)
     step = gs.parallelize(model.step, devices=4, memory=int(0.7 * peak(model, x)), machine=MACHINE)
     plan = step.plan(x)
-    assert "variables as they lie" in chosen(plan)
+    assert "variables as they are" in chosen(plan)
     assert plan.mesh.shards > 4 or plan.asked.recompute is not None
     assert_same_numbers(step, model, x)
     assert parts_of_variable(model.kernels[0]).layout == "mirrored"
@@ -134,7 +134,7 @@ def test_nothing_fits():
 def test_a_function_without_variables():
     step = gs.parallelize(lambda x: tf.reduce_sum(tf.tanh(x) ** 2, 0), devices=4, memory="1MB", machine=MACHINE)
     np.testing.assert_allclose(step(batch()), tf.reduce_sum(tf.tanh(batch()) ** 2, 0), rtol=1e-5)
-    assert chosen(step.plan(batch())).startswith("4 devices, variables as they lie: ")
+    assert chosen(step.plan(batch())).startswith("4 devices, variables as they are: ")
 
 
 @pytest.mark.long

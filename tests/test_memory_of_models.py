@@ -1,4 +1,4 @@
-"""`multi_gpu_model(memory=...)`: the first batch of training chooses; what follows finds variables as they lie."""
+"""`multi_gpu_model(memory=...)`: the first batch of training chooses; what follows finds variables as they are."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def test_a_model_is_fitted_under_a_limit_of_memory(monkeypatch):
     assert len(held) == 3
     assert max(held.values()) < 0.5 * state_of(alone)
     np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), alone.evaluate(X, Y, verbose=0), rtol=1e-5)
-    assert "variables as they lie" in model.plan(X).explain()
+    assert "variables as they are" in model.plan(X).explain()
 
 
 def test_an_optimizer_of_its_own_is_not_needed():

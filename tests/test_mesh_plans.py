@@ -78,7 +78,7 @@ def test_layouts_are_found_on_a_mesh(mesh: dict[str, int]):
     assert len(held) >= 2
     assert max(held.values()) <= 8 / 15 * sum(held.values()), "each column has its part, and nobody all"
     assert_law(model, step, x[:3])  # as variables lie now
-    assert f"mesh {sizes}, variables as they lie" in chosen(step.plan(x[:2]))
+    assert f"mesh {sizes}, variables as they are" in chosen(step.plan(x[:2]))
 
 
 def fresh(model: Perceptron) -> Perceptron:
@@ -114,7 +114,7 @@ def test_the_mesh_is_found():
     assert max(held.values()) <= 0.3 * sum(held.values())
     other = gs.parallelize(model.step, devices=4, plan="auto", machine=FAST)
     assert_law(model, other, numbers(3, 64))  # it finds variables along an axis, and takes that mesh
-    assert chosen(other.plan(numbers(3, 64))).startswith("4 devices, mesh model 4, variables as they lie")
+    assert chosen(other.plan(numbers(3, 64))).startswith("4 devices, mesh model 4, variables as they are")
 
 
 def test_a_slow_link_is_not_crossed():

@@ -278,7 +278,7 @@ def test_what_is_printed():
     assert lines[0].rpartition(": ")[2].removesuffix(" a step") in lines[1]
     assert lines[2].startswith("  limited by ")
     assert lines[5:7] == [
-        "This rests on:",
+        "It assumes:",
         "  figures from data sheets and assumptions (H100-SXM5.toml): predicted, not validated",
     ]
 

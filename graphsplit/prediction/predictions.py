@@ -82,7 +82,7 @@ class Prediction(PredictedStep):
             low, high = self.sizes
             lines.append(f"  sizes that follow from data count as {low} to {high}; unknown_size=... says it better")
         lines += [f"  known only when it runs: {text}" for text in self.unknown[:4]]
-        return "\n".join([*lines, "This rests on:", *[f"  {text}" for text in self.assumptions]])
+        return "\n".join([*lines, "It assumes:", *[f"  {text}" for text in self.assumptions]])
 
     __repr__ = __str__  # what a prompt, and an assertion that fails, show
 
@@ -149,10 +149,11 @@ def assumptions_of(machine: Machine, costs: Costs) -> tuple[str, ...]:
         _standing(machine),
         _rates(machine, costs),
         f"{device.name}: {amount(device.bytes_per_s)}B/s of memory, {amount(device.memory_bytes)}B; an operation "
-        f"takes at least {_microseconds(device.launch_s)} and {_microseconds(device.overhead_s)} besides its work",
+        f"takes at least {_microseconds(device.launch_s)} and {_microseconds(device.overhead_s)} in addition to its "
+        "work",
         _link("between devices", machine.link)
         + (f"; {_link('between hosts', machine.network)}" if machine.network and machine.hosts > 1 else ""),
-        f"a call takes {_microseconds(machine.host.call_s)} besides{_each(machine)}; " + _threads(machine),
+        f"each call also costs {_microseconds(machine.host.call_s)}{_each(machine)}; " + _threads(machine),
     )
 
 
@@ -188,7 +189,7 @@ def _threads(machine: Machine) -> str:
 
 def _each(machine: Machine) -> str:
     host = machine.host
-    each = [(host.device_call_s, "more device"), (host.argument_s, "tensor that the graph is given")]
+    each = [(host.device_call_s, "more device"), (host.argument_s, "tensor that is passed in")]
     return "".join([f", {_microseconds(seconds)} for each {what}" for seconds, what in each if seconds])
 
 

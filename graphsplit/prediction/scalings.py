@@ -107,12 +107,12 @@ class Scaling:
         lines = [f"Predicted scaling of {self.title} on {self.machine}{self._fastest()}"]
         lines += [f"  {line}" for line in aligned([_HEADERS, *map(self._cells, self.points)], left=2)]
         lines += [f"  {text}" for text in (*self.skipped, *[f"note: {note}" for note in self.notes])]
-        return "\n".join([*lines, "This rests on:", *[f"  {text}" for text in self.assumptions]])
+        return "\n".join([*lines, "It assumes:", *[f"  {text}" for text in self.assumptions]])
 
     def _cells(self, p: Point) -> tuple[str, ...]:
         return (
             p.kind,
-            p.layout or "as they lie",
+            p.layout or "as they are",
             *(
                 str(p.devices),
                 str(p.rows),
@@ -136,7 +136,7 @@ def _figure(scaling: Scaling) -> Any:
     for k, kind in enumerate(kinds):
         axes = drawn.add_subplot(1, len(kinds), k + 1)
         for layout in dict.fromkeys(point.layout for point in scaling.points):
-            _curve(axes, [p for p in scaling.points if (p.kind, p.layout) == (kind, layout)], layout or "as they lie")
+            _curve(axes, [p for p in scaling.points if (p.kind, p.layout) == (kind, layout)], layout or "as they are")
         axes.set_xscale("log", base=2)
         axes.set_yscale("log")
         axes.set_xlabel("devices")

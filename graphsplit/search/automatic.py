@@ -27,7 +27,7 @@ from graphsplit.search.plan_search import Choice, Search
 from graphsplit.search.question import Question
 from graphsplit.search.refusal import refuse
 
-AS_THEY_LIE = "as they lie"
+AS_THEY_ARE = "as they are"
 
 _BYTES = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*$", re.IGNORECASE)
 _UNITS = " KMGT"
@@ -98,7 +98,7 @@ def table_for(
     """
     mesh = given["mesh"]
     savings = savings_left_open(given, -(-rows // (mesh.rows if mesh.axis else devices)))
-    layouts = LAYOUTS if sizes and automatic.lays_out else (AS_THEY_LIE,)
+    layouts = LAYOUTS if sizes and automatic.lays_out else (AS_THEY_ARE,)
     if mesh.axis:
         return Table((devices,), layouts, savings, meshes=(mesh,), is_on_mesh=True)
     may_be = automatic.on_mesh and layouts == LAYOUTS and not given["jit_compile"]

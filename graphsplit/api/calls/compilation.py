@@ -35,7 +35,7 @@ from graphsplit.planning.state import State, state_as_if, state_bytes, state_of
 from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
 from graphsplit.program.program import Program
 from graphsplit.program.stages import Stage, check_stages
-from graphsplit.search.automatic import AS_THEY_LIE, Automatic, Choices, choose, machine_like, table_for
+from graphsplit.search.automatic import AS_THEY_ARE, Automatic, Choices, choose, machine_like, table_for
 from graphsplit.search.candidates import LAYOUTS, Candidate
 from graphsplit.search.plan_search import Choice
 from graphsplit.search.question import Question
@@ -145,7 +145,7 @@ def _plan_as_chosen(
     """Return the plan of a candidate, as if the variables lay so."""
     own = replace(options, **candidate.options, automatic=None)
     check_no_others(traced.program, own)
-    return plan_as_if(traced, splitting, own, devices, None if candidate.layout == AS_THEY_LIE else candidate.layouts)
+    return plan_as_if(traced, splitting, own, devices, None if candidate.layout == AS_THEY_ARE else candidate.layouts)
 
 
 def _automatic_plan(
@@ -159,7 +159,7 @@ def _automatic_plan(
     options = replace(options, **chosen.options, automatic=None)
     grid = device_mesh(options.mesh, used) if options.mesh.axis else None
     splitting = _with_asked(traced, splitting, grid)
-    if traced.variables and chosen.layout != AS_THEY_LIE and chosen.devices > 1:
+    if traced.variables and chosen.layout != AS_THEY_ARE and chosen.devices > 1:
         _lay_out_as_chosen(traced, chosen, used, grid)
 
     def plan_here(reshard: bool) -> Plan:
