@@ -13,7 +13,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from graphsplit.axes.partners import Partners
 from graphsplit.core.layouts import Shard
@@ -29,6 +29,7 @@ Along = tuple[tuple[str, int], ...]
 """Patterns of names, and the dimension that is cut of the variables that they fit."""
 
 _LARGE = 1 / 50  # of all bytes, of a variable and those like it: smaller ones are cut only as partners
+_OPERATIONS, _FEWEST = 100_000, 12  # of a program, as often as it is gone through for a mesh: about ten seconds
 _NUMBER = re.compile(r"_?(\d+)$")
 
 
@@ -89,7 +90,6 @@ class MeshLayouts:
     variables: Sequence[Variable]
     machine: Machine
     axis: str
-    _choices: dict[int, list[dict[int, Shard]]] = field(default_factory=dict, init=False)
 
     def found(self, rows: int, columns: int) -> list[Laid]:
         """Return layouts for a mesh of so many rows and columns, the fastest first, those that were met on the way.
@@ -106,7 +106,7 @@ class MeshLayouts:
             return known[key][1].seconds
 
         choices, best, before = sorted(self.choices(columns), key=seconds), dict[int, Shard](), math.inf
-        while seconds(best) < before:
+        while seconds(best) < before and (before == math.inf or len(known) < self._most_passes):
             before = seconds(best)
             for choice in choices:  # it is taken, whatever was cut otherwise, or taken back
                 left = {i: cut for i, cut in best.items() if choice.get(i) != cut}
@@ -121,10 +121,10 @@ class MeshLayouts:
 
     def choices(self, columns: int) -> list[dict[int, Shard]]:
         """Return what may be cut together: variables with their partners, and alone, in all equal blocks alike."""
-        if columns in self._choices:
-            return self._choices[columns]
         partners, found, covered = self._partners(columns), dict[object, dict[int, Shard]](), set[tuple[int, int]]()
         for variable in self._large():
+            if len(found) >= self._most_passes:
+                break
             for dimension in [k for k, size in enumerate(variable.shape) if size >= columns]:
                 alone = partners.alone(variable.captures[0], dimension)
                 one = self._in_all_blocks(variable, alone)
@@ -134,15 +134,20 @@ class MeshLayouts:
                 both = self._in_all_blocks(variable, partners.of(alone))
                 covered.update((i, cut.axis) for i, cut in both.items())
                 found.setdefault(frozenset(both.items()), both)
-        self._choices[columns] = list(found.values())
-        return self._choices[columns]
+        return list(found.values())
+
+    @property
+    def _most_passes(self) -> int:
+        """How often the program is gone through, about, however large it is."""
+        return max(_OPERATIONS // len(self.program.ops), _FEWEST)
 
     def _large(self) -> list[Variable]:
-        """Return those of which there is much."""
+        """Return those of which there is much, the largest first."""
         total, sums = sum(own.bytes for own in self.variables), dict[object, int]()
         for own in self.variables:
             sums[own.words, own.shape] = sums.get((own.words, own.shape), 0) + own.bytes
-        return [own for own in self.variables if sums[own.words, own.shape] >= _LARGE * total]
+        large = [own for own in self.variables if sums[own.words, own.shape] >= _LARGE * total]
+        return sorted(large, key=lambda own: -own.bytes)
 
     def _in_all_blocks(self, variable: Variable, cuts: Cuts) -> dict[int, Shard]:
         """Return cuts of one block, of a variable and its partners, in all blocks that are like it."""

@@ -20,7 +20,7 @@ from graphsplit.planning.amounts import format_bytes
 from graphsplit.prediction.buffers import Memory
 from graphsplit.prediction.predictions import predict_plan
 from graphsplit.search.candidates import Candidate, least_state
-from graphsplit.search.mesh_layouts import Laid, MeshLayouts
+from graphsplit.search.mesh_layouts import Along, Laid, MeshLayouts
 from graphsplit.search.question import Question
 
 _SHOWN = 8
@@ -28,6 +28,7 @@ _UNKNOWN = "known only when it runs, and counted as least: {}"
 _WORTH_IT = 0.1  # of the step, in which a device sends or waits: what other layouts and stages could save
 _ROUGH = 1.5  # times as long as a plan takes an estimate may say that it does
 _NEAR = 1.25  # times as long as the best layouts along an axis others may be estimated to take that are looked at
+_ALL = 0.99  # of the bytes of variables: of less than the rest it does not matter where it lies
 _COPIES = 6000  # of operations, on all devices, in the plans of a mesh that are looked at: about two seconds
 
 
@@ -38,12 +39,14 @@ class Looked:
     Attributes:
       fullest: what the device holds that holds most.
       step_s: what a step takes; endless, if its variables alone do not fit, for which it was not planned.
-      idle: the part of the step in which a device sends or waits, the most of all devices.
+      idle: the part of the step in which a device sends or waits, the most of all devices that are used.
+      used: how many these are.
     """
 
     fullest: Memory
     step_s: float = math.inf
     idle: float = 0.0
+    used: int = 0
 
     @property
     def peak_bytes(self) -> int:
@@ -158,26 +161,45 @@ class Search:
 
     def _look_at_mesh(self, mesh: MeshAxes) -> None:
         """Look at plans on a mesh: with the layouts that are estimated to be fastest, or, if none fits, smallest."""
-        table, laid = self.question.table, self._laid_along(mesh)
-        near = [own.along for own in laid if own.time.seconds <= _NEAR * laid[0].time.seconds]
-        near = near if table.is_on_mesh else [along for along in near if along]  # (else a mesh has no use)
-        best = self._best()
-        hopeless = best is not None and laid and laid[0].time.seconds > _ROUGH * self.looked[best].step_s
-        if not table.is_on_mesh and (not near or hopeless):
+        table, ways = self.question.table, self._ways_along(mesh)
+        if not ways:
             return
-        program, [*candidates] = self.question.program, table.on_mesh(mesh, near[0] if near else ())
+        laid, [*candidates] = self._laid_along(mesh), table.on_mesh(mesh, ways[0])
+        cut_bytes = next((own.bytes for own in laid if own.along == ways[0]), 0)
+        if mesh.rows == 1 and cut_bytes > _ALL * sum(self.question.sizes):
+            del candidates[1:]  # (they are for what is not cut)
         try:
             layout = min(candidates, key=lambda own: self.look_at(own).step_s).layout
-            left = _COPIES // len(program.ops) // table.devices[0] - len(candidates) if program is not None else 0
-            candidates += [replace(candidates[0], layout=layout, along=along) for along in near[1 : 1 + max(left, 0)]]
-            if not any(map(self.fits, candidates)) and laid:
+            left = max(self._most_looks - len(candidates), 0)
+            candidates += [replace(candidates[0], layout=layout, along=along) for along in ways[1 : 1 + left]]
+            fit = [candidate for candidate in candidates if self.fits(candidate)]
+            if not fit and laid:
                 candidates.append(replace(candidates[-1], layout=table.layouts[-1], along=laid[-1].along))
-            if not any(map(self.fits, candidates)):
+            if not fit and not self.fits(candidates[-1]):
                 self._save_until_it_fits(min(candidates, key=lambda own: self.looked[own].peak_bytes))
         except (ArgumentError, UnsupportedError) as error:  # it asks for layouts along axes of another mesh
             if table.is_on_mesh:
                 raise
             self.left_out.append(f"not compared: mesh {mesh}: {str(error).splitlines()[0]}")
+
+    def _ways_along(self, mesh: MeshAxes) -> list[Along]:
+        """Return the layouts along the axis of a mesh that are worth a look, the fastest first; none where none is."""
+        table, best = self.question.table, self._best()
+        known = None if best is None or table.is_on_mesh else self.looked[best]
+        if known is not None and known.used == table.devices[0] and known.idle <= _WORTH_IT:
+            return []
+        laid = self._laid_along(mesh)
+        if not laid or (known is not None and laid[0].time.seconds > _ROUGH * known.step_s):
+            return [()] if table.is_on_mesh else []
+        near = dict.fromkeys([own.along for own in laid if own.time.seconds <= _NEAR * laid[0].time.seconds])
+        found = [along for along in near if along or table.is_on_mesh]  # (with nothing cut a mesh has no use)
+        return found or ([laid[-1].along] if best is None and laid[-1].along else [])
+
+    @property
+    def _most_looks(self) -> int:
+        """How many plans of a mesh are looked at."""
+        program, devices = self.question.program, self.question.table.devices[0]
+        return 0 if program is None else _COPIES // (len(program.ops) * devices)
 
     def _laid_along(self, mesh: MeshAxes) -> list[Laid]:
         """Return layouts along the axis of a mesh, as `MeshLayouts.found` does; none if there is no choice."""
@@ -195,8 +217,8 @@ class Search:
         laid = self._laid.get(best.mesh, []) if best.along else []
         if not laid:
             return ""
-        [own] = [one.time for one in laid[:-1] if one.along == best.along]
-        [none] = [one.time for one in laid[:-1] if not one.along]
+        own = next(one.time for one in laid if one.along == best.along)
+        none = next(one.time for one in laid if not one.along)
         return (
             f"along {best.mesh.axis!r} about {own.computing_s * 1e3:.2f} ms of computing and {own.sending_s * 1e3:.2f} "
             f"ms of sending {format_bytes(int(own.sent_bytes))}, estimated for {len(laid) - 1} layouts; with none cut "
@@ -236,7 +258,7 @@ class Search:
             self.left_out.append(note)
         fullest = max(found.memory.values(), key=lambda memory: memory.peak_bytes)
         idle = max([1.0 - share.computing for share in found.shares.values()], default=0.0)
-        return Looked(fullest, found.step_s, idle)
+        return Looked(fullest, found.step_s, idle, found.used)
 
     def _best(self) -> Candidate | None:
         """Return the fastest of those that fit."""

@@ -73,8 +73,8 @@ def trace_and_plan(
         traced = trace(fn, call, names, splitting.shapes, bool(options.jit_compile))
     check_no_others(traced.program, options)
     check_stages(traced.program.all_stages(), len(devices))
-    if options.automatic is not None and not options.mesh.axis:
-        options = replace(options, mesh=mesh_lain_on(traced, devices) or options.mesh)
+    if options.automatic is not None and not options.mesh:
+        options = replace(options, mesh=mesh_lain_on(traced, devices))
     check_mesh(traced, options, devices)
     grid = device_mesh(options.mesh, devices) if options.mesh else None
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes))
@@ -163,7 +163,8 @@ def _automatic_plan(
         _lay_out_as_chosen(traced, chosen, used, grid)
 
     def plan_here(reshard: bool) -> Plan:
-        program, state = program_on_mesh(traced, state_of, reshard, grid)
+        mesh = _mesh(traced.program, splitting, options, used)
+        program, state = program_on_mesh(traced, state_of, reshard, grid, mesh)
         return plan_for(program, splitting, options, used, used[0], state)
 
     plan = plan_of_less_alive(plan_here, chosen.micro_batches > 1)
