@@ -17,7 +17,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
-from unittest import mock
 
 import tensorflow as tf
 
@@ -26,8 +25,6 @@ from graphsplit.api.layouts.variables_to_cut import variables_to_cut
 from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine
-from graphsplit.emission.emitter import emit
-from graphsplit.prediction import predictions
 from graphsplit.search.automatic import Automatic, choose, table_for
 from graphsplit.search.candidates import Candidate
 from graphsplit.search.plan_search import Search
@@ -128,27 +125,20 @@ def compare(block: Block, others: Sequence[Machine]) -> list[tuple[str, Candidat
     """
     call = predicted_call(block.step, [block.x], {})
     plans: dict[object, Any] = {}
-    graphs: dict[int, Any] = {}  # (of plans that are all kept)
 
     def make_plan(names: Sequence[str], candidate: Candidate) -> Any:
         if (tuple(names), candidate) not in plans:
             plans[tuple(names), candidate] = call.plan(names, candidate.layouts, **candidate.options)
         return plans[tuple(names), candidate]
 
-    def emitted(plan: Any) -> Any:
-        if id(plan) not in graphs:
-            graphs[id(plan)] = emit(plan)
-        return graphs[id(plan)]
-
     found = []
-    with mock.patch.object(predictions, "emit", emitted):
-        for own in others:
-            question = question_of(call, block, own, make_plan)
-            chosen, search = choose(question), Search(question)
-            looked = [*chosen.looked, *exhaustive(question)]
-            best = min(looked, key=lambda candidate: search.look_at(candidate).step_s)
-            seconds = search.look_at(chosen.chosen).step_s, search.look_at(best).step_s
-            found.append((own.name, chosen.chosen, seconds[0], best, seconds[1], len(set(looked))))
+    for own in others:
+        question = question_of(call, block, own, make_plan)
+        chosen, search = choose(question), Search(question)
+        looked = dict.fromkeys([*chosen.looked, *exhaustive(question)])
+        best = min(looked, key=lambda candidate: search.look_at(candidate).step_s)
+        seconds = search.look_at(chosen.chosen).step_s, search.look_at(best).step_s
+        found.append((own.name, chosen.chosen, seconds[0], best, seconds[1], len(looked)))
     return found
 
 
