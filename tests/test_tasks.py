@@ -15,7 +15,7 @@ from graphsplit.core.protos.graphdefs import inputs_of, source_of
 from graphsplit.costs.families import FREE, family_of
 from graphsplit.costs.work import bytes_of
 from graphsplit.emission.emitted_graph import EmittedGraph
-from graphsplit.emission.kernels import kernels_of
+from graphsplit.emission.kernels import Kernels
 from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.planning.communication.traffic import traffic
 from graphsplit.planning.memory import alive_on, live_bytes
@@ -66,12 +66,12 @@ def plans_of(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Sequence[tuple[
 def test_what_is_emitted_computes_and_sends_the_same(name: str, plans_of: Callable):
     [(plan, graph)] = plans_of(name)
     found = tasks_of(plan).tasks
-    nodes, sent = Counter(), Counter()
+    nodes, sent, kernels = Counter(), Counter(), Kernels(plan, found)
     for task in found:
         if task.kind == SEND:
             sent[found[task.reads[0].task].device, task.device] += task.bytes[0]
         else:
-            made = [kernel.type for kernel in kernels_of(plan, found, task)]
+            made = [kernel.type for kernel in kernels.of(task)]
             nodes.update([(task.device, kind) for kind in made if family_of(kind) != FREE])
     computed, passed = emitted(plan, graph)
     assert nodes == computed

@@ -11,7 +11,7 @@ from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.costs.seconds import Costs, sample_key
 from graphsplit.costs.work import Described, Work, bytes_of, is_known, work_of
-from graphsplit.emission.kernels import Kernel, kernels_of
+from graphsplit.emission.kernels import Kernel, Kernels
 from graphsplit.emission.shards.sizes import alike, described, shapes_on
 from graphsplit.planning.communication.transfers import Concatenation, Slice
 from graphsplit.planning.plan import Plan
@@ -73,8 +73,8 @@ class TaskCosts:
         self._open = {op.index for op in plan.program.ops if not all(map(is_known, _made(op)))}
         self._sizes: dict[int, tuple[int, ...]] = {}
         pairs = zip(plan.program.ops, plan.steps, strict=True)
-        own = [(op, step.shards) for op, step in pairs if step.shards]  # of these each shard's may have other kernels
-        self._each = {op.index for op, shards in own if op.bodies or shards.draw or shards.shift}
+        self._kernels = Kernels(plan, tasks)
+        self._each = {op.index for op, step in pairs if self._kernels.differ(op, step.shards)}
 
     def of(self, task: PlannedTask) -> TaskCost:
         """Return what a task takes that is not sent."""
@@ -84,7 +84,7 @@ class TaskCosts:
             key = (task.op, alike, task.shard if task.op in self._each else None)
             if (found := self._known.get(key)) is not None:
                 return found
-        kernels = kernels_of(self._plan, self._tasks, task)
+        kernels = self._kernels.of(task)
         key = key or (self._dtype(task), self._moved(task), *kernels)
         if key not in self._known:
             self._known[key] = self._cost(task, kernels) if kernels else TaskCost("NoOp")
