@@ -111,9 +111,10 @@ def _memory_of(events: Sequence[tuple[float, int, int]], buffers: Sequence[Buffe
 
 def _spans(buffers: Sequence[Buffer], schedule: TaskTimes) -> dict[int, tuple[float, float]]:
     """Return from when to when each buffer is alive; one that is written over another prolongs that."""
-    ends = {k: _last_read(buffer, schedule) for k, buffer in enumerate(buffers)}
+    ends = [_last_read(buffer, schedule) for buffer in buffers]
     root = list(range(len(buffers)))
-    for k in sorted(range(len(buffers)), key=lambda k: (schedule.starts[buffers[k].maker], buffers[k].maker)):
+    over = [k for k, buffer in enumerate(buffers) if buffer.onto]
+    for k in sorted(over, key=lambda k: (schedule.starts[buffers[k].maker], buffers[k].maker)):
         buffer = buffers[k]
         for other in buffer.onto:
             under = root[other]
@@ -131,9 +132,10 @@ def _spans(buffers: Sequence[Buffer], schedule: TaskTimes) -> dict[int, tuple[fl
 
 
 def _last_read(buffer: Buffer, schedule: TaskTimes) -> float:
+    own = schedule.ends[buffer.maker]
     if buffer.kept:
-        return max(schedule.seconds, schedule.ends[buffer.maker])
-    return max([schedule.ends[i] for i in (buffer.maker, *buffer.readers)])
+        return max(schedule.seconds, own)
+    return max(own, max([schedule.ends[i] for i in buffer.readers], default=0.0))
 
 
 def with_state(

@@ -41,6 +41,7 @@ class Routes:
         self._machine = machine
         self._devices = tuple(devices)
         self._computes_on: dict[str, str] = {}
+        self._routes: dict[tuple[str, str], LinkRoute] = {}
         self._number = {device: i for i, device in enumerate(devices)}
 
     def resources(self) -> dict[str, Resource | Threads]:
@@ -69,6 +70,11 @@ class Routes:
 
     def between(self, source: str, target: str) -> LinkRoute:
         """Return the way of a tensor from one device to another."""
+        if (source, target) not in self._routes:
+            self._routes[source, target] = self._between(source, target)
+        return self._routes[source, target]
+
+    def _between(self, source: str, target: str) -> LinkRoute:
         machine = self._machine
         here, there = machine.host_of(source), machine.host_of(target)
         if here != there:

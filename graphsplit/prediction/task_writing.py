@@ -264,35 +264,31 @@ class _Writer:
     def _buffers(self) -> tuple[Buffer, ...]:
         """Return what all tasks make, and who reads it."""
         made, of = result_buffers(self._plan, self._planned, self._is_copied)
+        kept = {of[result.task][result.index] for result in self._found.returned}
+        operands: list[list[int]] = []
         readers: list[list[int]] = [[] for _ in made]
-        kept, is_read = [False] * len(made), [False] * len(made)
-        for result in self._found.returned:
-            k = of[result.task][result.index]
-            if k is not None:
-                kept[k] = is_read[k] = True
-        for n, task in enumerate(self._planned):
-            for read in task.reads:
-                k = None if read is None else of[read.task][read.index]
-                if k is not None:
-                    readers[k].append(self._number[n])
-                    is_read[k] = is_read[k] or self._number[n] != self._number[made[k][0]]
+        for task, number in zip(self._planned, self._number, strict=True):
+            operands.append([k for r in task.reads if r is not None and (k := of[r.task][r.index]) is not None])
+            for k in operands[-1]:
+                readers[k].append(number)
         sizes = [allocated(self._size(n, index)) for n, index in made]
         found = []
         for k, (n, _) in enumerate(made):
-            task, g = self._planned[n], self._number[n]
-            if n in self._call_of and not is_read[k]:
+            g = self._number[n]
+            if n in self._call_of and k not in kept and all(reader == g for reader in readers[k]):
                 sizes[k] = 0  # it is in a call
-            onto: list[int] = []
-            if self._families[g] == _OVERWRITES:
-                operands = [of[read.task][read.index] for read in task.reads if read is not None]
-                onto = [o for o in operands if o is not None and sizes[o] == sizes[k]]
-            found.append(Buffer(self._tasks[g].name, task.device, sizes[k], g, tuple(readers[k]), tuple(onto), kept[k]))
+            is_over = self._families[g] == _OVERWRITES
+            onto = tuple([other for other in operands[n] if sizes[other] == sizes[k]]) if is_over else ()
+            own = self._tasks[g].name, self._planned[n].device, sizes[k], g, tuple(readers[k]), onto, k in kept
+            found.append(Buffer(*own))
         for g, size in self._held:
             found.append(Buffer(f"inside of {self._tasks[g].name}", self._placed[g].device, allocated(size), g))
         return tuple(found)
 
     def _size(self, n: int, index: int) -> int:
-        return self._prices.bytes_in_lists(self._planned[n]).get(index, 0) or self._prices.bytes(Result(n, index))
+        """Return the bytes of a result: of a list of tensors that a loop returns, of those in it."""
+        of_list = 0 if self._planned[n].bytes[index] else self._prices.bytes_in_lists(self._planned[n]).get(index, 0)
+        return of_list or self._prices.bytes(Result(n, index))
 
     def _is_copied(self, task: PlannedTask) -> bool:
         """Return whether what is sent takes memory where it arrives."""
