@@ -75,8 +75,8 @@ def test_bad_scaling():
 
 def test_graphs_that_are_too_large(monkeypatch: pytest.MonkeyPatch):
     """`predict` raises; a table has the other points, and says which it lacks."""
-    monkeypatch.setattr(predictions, "MOST_NODES", 20)
-    why = "the graph would have about 56 nodes, and a prediction replays at most 20"
+    monkeypatch.setattr(predictions, "MOST_TASKS", 20)
+    why = "the devices would run and send about 56 things, and a prediction replays at most 20"
     with raises(gs.UnsupportedError, f"product on 8 devices: {why}. Choose fewer devices."):
         gs.predict(product, X, machine=boxed(), devices=8)
     found = gs.scaling(product, X, machine=boxed(), devices=[1, 8], kinds=["weak"])

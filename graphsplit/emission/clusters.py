@@ -16,8 +16,9 @@ from typing import Any, NamedTuple
 from graphsplit.core.protos.graphdefs import source_of
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.graph.compilability import holds_variants, why_not_compiled
-from graphsplit.graph.graph import Edges, Graph
+from graphsplit.graph.graph import Graph
 from graphsplit.graph.inlining import is_compiled
+from graphsplit.planning.waits import OrderedTasks
 
 _COMPUTING = frozenset({"op", "part", "shift", "constant"})  # roles; all others move, count rows or keep an order
 # they compute nothing that XLA could do better
@@ -86,7 +87,7 @@ def find_clusters(
     ]
 
 
-def levels_of(web: Graph | Edges, returned: Set[int], holding: Set[int], keys: list[Key | None]) -> list[int]:
+def levels_of(web: Graph | OrderedTasks, returned: Set[int], holding: Set[int], keys: list[Key | None]) -> list[int]:
     """Return the levels; nodes with the same key and level form a cluster.
 
     Args:
@@ -134,7 +135,7 @@ def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any
     return keys
 
 
-def _levels(web: Graph | Edges, keys: Sequence[Key | None]) -> list[int]:
+def _levels(web: Graph | OrderedTasks, keys: Sequence[Key | None]) -> list[int]:
     levels = [0] * len(keys)
     for k in web.positions_in_order:
         key, level = keys[k], 0
@@ -159,7 +160,7 @@ def _leave_out_reads_for_others(web: Graph, returned: Set[int], keys: list[Key |
         keys[k] = None
 
 
-def _sink(web: Graph | Edges, returned: Set[int], keys: Sequence[Key | None], levels: list[int]) -> None:
+def _sink(web: Graph | OrderedTasks, returned: Set[int], keys: Sequence[Key | None], levels: list[int]) -> None:
     """Put what only nodes of the same shard wait for where the first of them is: nobody else waits longer for it."""
     for k in reversed(web.positions_in_order):
         key, readers = keys[k], web.readers[k]
@@ -168,7 +169,7 @@ def _sink(web: Graph | Edges, returned: Set[int], keys: Sequence[Key | None], le
 
 
 def _torn_variants(
-    web: Graph | Edges, returned: Set[int], holding: Set[int], keys: Sequence[Key | None], levels: Sequence[int]
+    web: Graph | OrderedTasks, returned: Set[int], holding: Set[int], keys: Sequence[Key | None], levels: Sequence[int]
 ) -> set[int]:
     """Return the nodes that hand lists of tensors to others, or get them, across the border of a cluster."""
     torn = {k for k in holding & returned if keys[k] is not None}

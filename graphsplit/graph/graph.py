@@ -14,28 +14,6 @@ from graphsplit.graph.walks import in_order, reached, readers_of
 
 
 @dataclass(frozen=True, eq=False)
-class Edges:
-    """Who reads whom, by position, of what are no node protos.
-
-    Attributes:
-      sources: the positions of what each reads.
-    """
-
-    sources: Sequence[Sequence[int]]
-
-    @cached_property
-    @collection_paused()
-    def readers(self) -> Sequence[Sequence[int]]:
-        """The positions of those that read each."""
-        return readers_of(self.sources)
-
-    @cached_property
-    def positions_in_order(self) -> Sequence[int]:
-        """All positions, each behind those that it reads."""
-        return in_order(self.sources)
-
-
-@dataclass(frozen=True, eq=False)
 class Graph:
     """The nodes of a graph, or of the body of a function. What is asked of them is worked out once.
 

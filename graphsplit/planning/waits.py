@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphsplit.graph.walks import in_order
+from graphsplit.graph.walks import in_order, readers_of
 from graphsplit.planning.communication.transfers import Sum
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.schedule.turns import Turn, followed
@@ -44,8 +44,13 @@ class OrderedTasks:
         pairs = zip(self.tasks, self.waits, strict=True)
         return [tuple(dict.fromkeys([*[r.task for r in task.reads if r], *waits])) for task, waits in pairs]
 
-    @property
-    def as_emitted(self) -> Sequence[int]:
+    @cached_property
+    def readers(self) -> Sequence[Sequence[int]]:
+        """The tasks that read each task or wait for it."""
+        return readers_of(self.sources)
+
+    @cached_property
+    def positions_in_order(self) -> Sequence[int]:
         """The tasks, each behind its sources, in the order in which emission writes them: operation by operation."""
 
         def place(n: int) -> tuple[int, ...]:

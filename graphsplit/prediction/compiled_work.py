@@ -16,7 +16,6 @@ from graphsplit.costs.families import FREE, PASSED_ON
 from graphsplit.costs.work import Work
 from graphsplit.emission.clusters import FEWEST, LEFT_OUT, TRIVIAL, Key, kind_of_device, levels_of
 from graphsplit.graph.compilability import holds_variants, why_not_compiled
-from graphsplit.graph.graph import Edges
 from graphsplit.graph.inlining import is_compiled
 from graphsplit.graph.walks import in_order
 from graphsplit.planning.plan import Plan
@@ -39,7 +38,7 @@ def compiled_together(plan: Plan, found: OrderedTasks) -> list[tuple[int, ...]]:
     ops, tasks = plan.program.ops, found.tasks
     keys = list(_keys(plan, tasks)) if plan.jit_compile else []
     if not any(keys):
-        return [(n,) for n in found.as_emitted]
+        return [(n,) for n in found.positions_in_order]
     returned = {result.task for result in found.returned}
     types = [ops[task.op].type if task.kind == OPERATION and task.op is not None else "" for task in tasks]
     for n, task in enumerate(tasks):  # who reads a variable for others hands on the value as it is
@@ -49,10 +48,9 @@ def compiled_together(plan: Plan, found: OrderedTasks) -> list[tuple[int, ...]]:
     keys = [None if types[n] == "ReadVariableOp" and n in returned else key for n, key in enumerate(keys)]
     plain = [types[n] not in ("", COPIES, SIZES) for n in range(len(tasks))]
     holding = {n for n, task in enumerate(tasks) if plain[n] and holds_variants(ops[task.op or 0].node)}
-    web = Edges(found.sources)
-    levels = levels_of(web, returned, holding, keys)
+    levels = levels_of(found, returned, holding, keys)
     groups: dict[object, list[int]] = {}
-    for n in found.as_emitted:
+    for n in found.positions_in_order:
         key = keys[n]
         groups.setdefault(n if key is None else (key, levels[n]), []).append(n)
     trivial = TRIVIAL | {COPIES, SIZES}

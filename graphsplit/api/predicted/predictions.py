@@ -21,7 +21,7 @@ from graphsplit.costs.machine_files import machine as machine_of
 from graphsplit.prediction.predictions import Prediction, between, predict_plan
 from graphsplit.prediction.unknown_sizes import UnknownSize, checked_unknown_size, most_unknown_size
 
-MOST_NODES = 1_000_000  # that are emitted for one prediction: about 2 minutes, and 3 GB
+MOST_TASKS = 10_000_000  # operations and what is sent: of a million, half a minute, and 2 GB
 
 
 @with_users_traceback
@@ -61,7 +61,7 @@ def predict(
     Raises:
       ArgumentError: for an unknown machine, more devices than it has, another number of devices than the mesh has,
         unknown sizes of arguments, an unknown layout.
-      UnsupportedError: for a graph of more than a million nodes.
+      UnsupportedError: for more than ten million operations and tensors that are sent.
 
     >>> import tensorflow as tf, graphsplit as gs
     >>> w = tf.Variable(tf.ones([1024, 1024]))
@@ -110,17 +110,17 @@ def predict_call(
 
 
 def why_too_many(call: PredictedCall, devices: int, layout: Layout) -> str:
-    """Return why the graph of a call is too large for a prediction; "" if it is not.
+    """Return why a call runs too much for a prediction; "" if it does not.
 
     Where variables are several, each device sends to each; what lies along an axis of a mesh is not sent.
     """
     named = list(layout.values()) if isinstance(layout, Mapping) else [layout]
     is_sent = any(own is not None and own != "home" and not _stays(own, call.options) for own in named)
     exchanged = devices * devices * len(call.trace.variables) if is_sent else 0
-    nodes = devices * sum(op.type != "Const" for op in call.trace.program.ops) + exchanged
-    if nodes <= MOST_NODES:
+    tasks = devices * sum(op.type != "Const" for op in call.trace.program.ops) + exchanged
+    if tasks <= MOST_TASKS:
         return ""
-    return f"the graph would have about {nodes:,} nodes, and a prediction replays at most {MOST_NODES:,}"
+    return f"the devices would run and send about {tasks:,} things, and a prediction replays at most {MOST_TASKS:,}"
 
 
 def _stays(layout: VariableLayout, options: Options) -> bool:
