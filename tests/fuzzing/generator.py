@@ -14,6 +14,8 @@ from tests.fuzzing.templates import Filling
 
 MODES = ("forward", "inside", "outside", "second", "unknown", "weights", "axes", "layouts")
 MESH = "mesh"  # only where it is asked for: variables that are cut along a second axis
+EXPERTS = "experts"  # likewise: variables that are cut along the batch's axis, and used where their parts are
+_EXPERTS_MESHES = ((2, 1), (2, 1), (3, 1), (4, 1), (2, 2))
 MESHES = ((2, 2), (2, 2), (1, 2), (1, 3), (1, 4), (1, 5), (2, 1))
 _CUT = 0.75  # how many of the variables that can be cut so are
 LAYOUTS = ("sharded", "sharded", "mirrored", "mirrored", "home", "")
@@ -33,14 +35,14 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
     """Return the program of a seed.
 
     Args:
-      mode: one of `MODES`, or `MESH`; None for one that the seed decides.
+      mode: one of `MODES`, `MESH` or `EXPERTS`; None for one that the seed decides.
       ops: op types, or names of the API, of which one at least is to be in the program.
     """
     rng = np.random.default_rng([seed, 2021])
     mode = mode or mode_of(seed)
     setting = _setting(rng, mode)
     rows = sorted(set(setting.rows), reverse=True) if setting.sizes != "known" else setting.rows[:1]
-    state = mode in ("layouts", MESH)
+    state = mode in ("layouts", MESH, EXPERTS)
     scope = Scope(rng, rows, setting.by_default, state)
     wanted = [t for templates in CATALOG.values() for t in templates if any(op in t for op in ops)]
     if ops and not wanted:
@@ -52,21 +54,22 @@ def generate(seed: int, mode: str | None = None, ops: Sequence[str] = ()) -> Pro
         most = CATALOG["variables"] if state and rng.random() < _OF_VARIABLES else None
         grow(scope, wanted if wanted and rng.random() < 0.6 else most)
     program = _program(scope, setting)
-    return _laid_out(program, rng) if state else program
+    return _laid_out(program, rng, "batch" if mode == EXPERTS else "model") if state else program
 
 
-def _laid_out(program: Program, rng: np.random.Generator) -> Program:
+def _laid_out(program: Program, rng: np.random.Generator, along: str) -> Program:
     """Return a program whose variables lie on the devices in ways of their own."""
-    variables = [dataclasses.replace(w, layout=_layout(w, program.setting, rng)) for w in program.variables]
+    variables = [dataclasses.replace(w, layout=_layout(w, program.setting, rng, along)) for w in program.variables]
     return dataclasses.replace(program, variables=tuple(variables))
 
 
-def _layout(variable: Input, setting: Setting, rng: np.random.Generator) -> str | tuple[str | None, ...]:
+def _layout(variable: Input, setting: Setting, rng: np.random.Generator, along: str) -> str | tuple[str | None, ...]:
     if setting.mesh is not None:
-        axes = [axis for axis, size in enumerate(variable.dims) if int(size) >= setting.mesh[1]]
+        parts = setting.mesh[along == "model"]
+        axes = [axis for axis, size in enumerate(variable.dims) if int(size) >= parts]
         if axes and rng.random() < _CUT:
             chosen = axes[rng.integers(len(axes))]
-            return tuple(["model" if axis == chosen else None for axis in range(chosen + 1)])
+            return tuple([along if axis == chosen else None for axis in range(chosen + 1)])
     return str(rng.choice(LAYOUTS))
 
 
@@ -94,12 +97,16 @@ def _setting(rng: np.random.Generator, mode: str) -> Setting:
     if mode == MESH:
         mesh = MESHES[rng.integers(len(MESHES))]
         setting = dataclasses.replace(setting, devices=mesh[0] * mesh[1], mesh=mesh, weights=None)
-    if mode in ("layouts", MESH):
+    if mode == EXPERTS:
+        mesh = _EXPERTS_MESHES[rng.integers(len(_EXPERTS_MESHES))]
+        rows = tuple([max(rows, mesh[0]) for rows in setting.rows])  # a row for each device, at least
+        setting = dataclasses.replace(setting, devices=mesh[0] * mesh[1], mesh=mesh, weights=None, rows=rows)
+    if mode in ("layouts", MESH, EXPERTS):
         setting = dataclasses.replace(setting, rows=setting.rows * 2)  # what a call leaves, the next one finds
     if mode == "unknown" or (mode in ("layouts", MESH) and rng.random() < 0.2):
         calls = tuple(int(n) for n in rng.choice([1, 2, 3, 4, 5, 7, 8], 3, replace=False))
         setting = dataclasses.replace(setting, rows=calls, sizes="retrace" if rng.random() < 0.4 else "signature")
-    home = f"CPU:{rng.integers(5)}" if rng.random() < 0.15 and mode != MESH else None
+    home = f"CPU:{rng.integers(5)}" if rng.random() < 0.15 and mode not in (MESH, EXPERTS) else None
     by_default = mode != "axes" and bool(rng.random() < 0.5)
     return dataclasses.replace(
         setting, home=home, by_default=by_default, in_graph=outside > 0 and bool(rng.random() < 0.2)

@@ -30,7 +30,7 @@ class Input:
       dims: its shape, in which `rows` is the size of the batch.
       axis: that along which it is split; None for one that stays whole.
       layout: how a variable lies on the devices; "" for where it was made, a tuple for one that is cut along an axis of
-        a mesh.
+        a mesh, and used where its parts are.
     """
 
     name: str
@@ -45,7 +45,8 @@ class Input:
         """The layout as a script has it."""
         if isinstance(self.layout, str):
             return f'"{self.layout or "home"}"'
-        names = ", ".join("None" if name is None else f'"{name}"' for name in self.layout)
+        spelled = {None: "None", "model": '"model"', "batch": 'gs.cut("batch", in_place=True)'}
+        names = ", ".join(spelled[name] for name in self.layout)
         return f"({names}{',' * (len(self.layout) == 1)})"
 
     @property

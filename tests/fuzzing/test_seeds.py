@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from graphsplit.planning.variables import partitioning
-from tests.fuzzing.generator import MESH, MODES, generate
+from tests.fuzzing.generator import EXPERTS, MESH, MODES, generate
 from tests.fuzzing.oracle import judge
 from tests.fuzzing.worker import explain
 
@@ -75,6 +75,26 @@ def test_meshes(first: int) -> None:
         assert verdict.failed == (seed in NOT_MENDED_ON_MESHES), (
             f"seed {seed}: {explain(program, verdict, SHRINK_SECONDS)}"
         )
+
+
+WITH_EXPERTS = 300  # programs over variables that are cut along the batch's axis, in place; the first four by default
+
+
+@pytest.mark.usefixtures("plain_oracle", "small_variables_are_cut", "bounded")
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize(
+    "first", [pytest.param(i, marks=pytest.mark.long if i else ()) for i in range(0, WITH_EXPERTS, 4)]
+)
+def test_experts(first: int) -> None:
+    for seed in range(first, first + 4):
+        program = generate(seed, EXPERTS)
+        verdict = judge(program)
+        assert not verdict.failed, f"seed {seed}: {explain(program, verdict, SHRINK_SECONDS)}"
+
+
+def test_variables_are_really_used_in_place() -> None:
+    programs = [generate(seed, EXPERTS) for seed in range(40)]
+    assert sum('gs.cut("batch", in_place=True)' in program.source for program in programs) >= 20
 
 
 @pytest.fixture
