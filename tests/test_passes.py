@@ -16,6 +16,7 @@ DECIDES = {
     "recompute": {"program", "notes"},
     "propagate": {"steps", "owners", "moves"},
     "cut_into_stages": {"program", "stage_cuts", "owners", "moves"},
+    "wait_for_readers": {"program"},
     "put_in_order": {"order"},
     "carry_out_moves": {"collectives"},
     "fill_buckets": {"collectives"},
@@ -53,6 +54,19 @@ def with_stage_in_a_branch(x: tf.Tensor) -> tf.Tensor:
     return tf.map_fn(lambda row: stage(row) + 1.0, x)
 
 
+def reading_late() -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return a function with a large tensor that could be made at once and is read at the end."""
+    table = tf.Variable(np.ones((600, 20)), name="table")
+
+    def run(x: tf.Tensor) -> tf.Tensor:
+        y = tf.tile(x, [1, 50])
+        for _ in range(12):
+            y = tf.tanh(y)
+        return tf.matmul(y, 0.9 * table)
+
+    return run
+
+
 CASES = {
     "stages": lambda: gs.parallelize(training_step(), devices=4, stages=2, micro_batches=2, schedule="1f1b"),
     "buckets": lambda: gs.parallelize(training_step(), devices=3),
@@ -62,6 +76,7 @@ CASES = {
     ),
     "micro-batches": lambda: gs.parallelize(training_step(), devices=2, micro_batches=2),
     "recomputing": lambda: gs.parallelize(training_step(), devices=2, recompute="blocks"),
+    "what is read late": lambda: gs.parallelize(reading_late(), devices=2),
     "a stage in a loop": lambda: gs.parallelize(with_stage_in_a_branch, devices=2),
 }
 

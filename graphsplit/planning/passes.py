@@ -23,6 +23,7 @@ from graphsplit.planning.propagation.forward_propagation import ForwardPropagati
 from graphsplit.planning.propagation.list_places import misplaced_lists
 from graphsplit.planning.propagation.owners import find_owners
 from graphsplit.planning.schedule import automatic_stages
+from graphsplit.planning.schedule.late_operations import with_late_operations
 from graphsplit.planning.schedule.phases import find_phases
 from graphsplit.planning.schedule.pipelines import make_schedules
 from graphsplit.planning.schedule.scheduling import find_order
@@ -103,6 +104,13 @@ def cut_into_stages(plan: Plan) -> Plan:
     asked, schedule = plan.stage_cuts.asked, plan.asked.schedule or ""
     program, cuts = automatic_stages.cut_into_stages(plan.program, plan.steps, plan.mesh, asked, schedule)
     return owned_and_moved(replace(plan, program=program, stage_cuts=cuts), plan.steps)
+
+
+def wait_for_readers(plan: Plan) -> Plan:
+    """Decide what waits that could run long before it is read; stages have a schedule of their own."""
+    if plan.asked.schedule or plan.program.stages:
+        return plan
+    return replace(plan, program=with_late_operations(plan.program, plan.steps))
 
 
 def put_in_order(plan: Plan) -> Plan:

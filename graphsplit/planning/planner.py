@@ -77,6 +77,7 @@ PASSES: tuple[Callable[[Plan], Plan], ...] = (
     passes.recompute,  # the program with what it makes again for the backward pass, if that is asked for
     propagate,  # rows flow forward through the rules, and back from what is read: steps, owners, moves
     passes.cut_into_stages,  # the program with its stages, if any are asked for
+    passes.wait_for_readers,  # what would be held long before it is read
     passes.put_in_order,  # what other devices wait for goes first
     passes.carry_out_moves,  # each by values on devices: collectives
     passes.fill_buckets,  # what is small goes together

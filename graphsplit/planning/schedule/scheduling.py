@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import Partial
+from graphsplit.graph.walks import reached
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Program, Tensor
 
@@ -51,9 +52,15 @@ def find_order(program: Program, steps: Sequence[Step], leading: Collection[Tens
     for op in costly:
         result = Tensor(op.index, 0)
         beside = {i for tensor in op.inputs for i in readers.get(tensor, ()) if seeds[i] == seeds[op.index]}
+        beside = {i for i in beside if not _follows(program, i, op.index)}
         if beside and result not in leading and result not in read_on_shards:
             order[op.index] = min(beside, key=lambda i: (abs(i - op.index), i))
     return order
+
+
+def _follows(program: Program, later: int, first: int) -> bool:
+    """Return whether an operation depends on another one, through what it waits for as well."""
+    return first in reached([later], lambda i: [source for source in program.ops[i].sources if source >= first])
 
 
 def seeds_of(program: Program) -> list[frozenset[int]]:
