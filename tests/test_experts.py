@@ -245,6 +245,15 @@ def test_a_branch_writes_it():
     assert "is gathered for each call: If 'cond/effects'" in str(parallel.plan(rows_of(5)))
 
 
+def test_prediction():
+    """Of devices that need not exist, and of variables that lie so here."""
+    variables, step = training()
+    batch = tf.TensorSpec((16, TOKENS, WIDTH), tf.float64)
+    assert_in_place(gs.predict(step, batch, machine="8xH100-SXM5", mesh={"batch": 8}, layout=IN_PLACE).plan)
+    gs.set_variable_layout(variables, IN_PLACE, devices_of(FOUR), mesh=FOUR)
+    assert_in_place(gs.predict(step, batch, machine="8xH100-SXM5", mesh={"batch": 8}).plan)
+
+
 @keras.saving.register_keras_serializable()
 class Experts(keras.layers.Layer):
     """Every expert sees every token, and a router weights what they make of it."""

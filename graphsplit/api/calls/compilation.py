@@ -191,7 +191,7 @@ def _with_asked(traced: Trace, splitting: Splitting, grid: DeviceMesh | None) ->
 
 def plan_as_if(traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], layout: Layout) -> Plan:
     """Return the plan for devices that need not exist, with variables laid out otherwise; see `divisions_for`."""
-    grid = device_mesh(options.mesh, devices) if options.mesh.axis else None
+    grid = device_mesh(options.mesh, devices) if options.mesh else None
     splitting = _with_asked(traced, splitting, grid)
     held = divisions_for(traced, layout, devices, grid)
     if grid is not None and learn_units(traced, held, grid):

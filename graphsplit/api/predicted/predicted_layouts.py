@@ -163,7 +163,7 @@ def notes_on_layout(
       devices: full names, the first is home.
       grid: they as a mesh, if there is one.
     """
-    if layout is not None or grid is not None:
+    if layout is not None or (grid is not None and grid.axis):
         return ()
     notes = []
     for kind, what in ((Cut, "sharded"), (Copied, "mirrored")):

@@ -91,7 +91,7 @@ def predict_call(
 ) -> Prediction:
     """Return the prediction of a call that was traced; see `predict`."""
     names = machine.names(devices)
-    grid = device_mesh(call.options.mesh, names) if call.options.mesh.axis else None
+    grid = device_mesh(call.options.mesh, names) if call.options.mesh else None
     plan = call.plan(names, layout)
     notes = (*call.notes, *notes_on_layout(call.trace, layout, names, grid))
 
