@@ -17,28 +17,37 @@ from graphsplit.core.tensorflow_internals import parse_checkpoint_objects
 from graphsplit.core.variables.host_tensors import host_tensor
 from graphsplit.core.variables.parted_variables import can_be_read_by_part, parts_of_variable
 from graphsplit.keras_models.flavors import KERAS_3, flavor_of
+from graphsplit.keras_models.safetensors_files import SUFFIXES, Names, sources_of
 
 _WEIGHTS = "model.weights.h5"  # in a .keras file
 _OBJECTS = "_CHECKPOINTABLE_OBJECT_GRAPH"  # a checkpoint's tensor that says what the others belong to
 _VALUE = "VARIABLE_VALUE"
 
 
-def load_weights(target: Any, path: str | os.PathLike[str]) -> None:
-    """Load the weights of a model that need not fit in one place, from a file of Keras' or a checkpoint.
+def load_weights(
+    target: Any, path: str | os.PathLike[str], names: Names | None = None, ignore: Sequence[str] = ()
+) -> None:
+    """Load the weights of a model that need not fit in one place: a file of Keras', a checkpoint, safetensors.
 
     The host reads one variable at a time, and each device gets its parts. (`model.load_weights` also makes variables
     whole on the first device, and reads a whole `.keras` file into memory, as TensorFlow does with a checkpoint.) The
-    loaded weights are the same.
+    loaded weights are the same. Of safetensors the host reads one part at a time.
 
     Args:
       target: a Keras model, for a file; for a checkpoint, what was saved, as it was: a `tf.train.Checkpoint`, a module,
-        a model.
-      path: ends with `.weights.h5` or `.keras`; or is that of a checkpoint (its prefix).
+        a model; for safetensors any of these, or variables. (Of a model these are its `weights`.)
+      path: ends with `.weights.h5` or `.keras`; or is that of a checkpoint (its prefix); or ends with `.safetensors`,
+        or `.safetensors.index.json`, Hugging Face's index of several files.
+      names: of safetensors, which tensor each variable takes: a dictionary from names of variables, or a function. It
+        gives the tensor's name; or that and the order in which the variable has its axes: `("up.weight", (1, 0))`.
+        By default tensors have the variables' names, their paths in Keras 3.
+      ignore: of safetensors, patterns of names of variables and tensors that are left out.
 
     Raises:
-      ArgumentError: if a checkpoint lacks variables of the target, or has them in other shapes.
+      ArgumentError: if a checkpoint lacks variables of the target, or has them in other shapes; for safetensors also,
+        if a tensor is left over. Nothing is loaded then.
       UnsupportedError: for checkpoints that are not of objects, or with other state than variables (tables, iterators,
-        slots of `tf.compat.v1` optimizers).
+        slots of `tf.compat.v1` optimizers); without the library safetensors for such files.
 
     >>> import tempfile, tensorflow as tf, graphsplit as gs
     >>> saved, other = tf.Module(), tf.Module()
@@ -50,6 +59,12 @@ def load_weights(target: Any, path: str | os.PathLike[str]) -> None:
     512.0
     """
     name = os.fspath(path)
+    if name.endswith(SUFFIXES):
+        for variable, tensor in sources_of(target, name, names, ignore):
+            _assign(variable, tensor)
+        return
+    if names is not None or ignore:
+        raise ArgumentError(f"names and ignore are for safetensors, and {name} is another file.")
     if name.endswith(".keras"):
         with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(name) as archive:
             _load_file(target, archive.extract(_WEIGHTS, folder))

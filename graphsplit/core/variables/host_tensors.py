@@ -29,7 +29,7 @@ def host_tensor(array: Any, at: Sequence[Sequence[int]], dtype: tf.DType) -> tf.
     own = _aligned(list(map(len, at)), np.dtype(dtype.as_numpy_dtype))
     if own.size and not is_cast and hasattr(array, "read_direct") and all(isinstance(index, slice) for index in where):
         array.read_direct(own, where)
-    else:
+    elif own.size:
         own[...] = array[where]
     return _as_tensor(own, dtype)
 

@@ -1,0 +1,153 @@
+"""Weights from files of safetensors, as Hugging Face has them: read by slices, a few bytes at a time."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import tensorflow as tf
+
+from graphsplit.api.layouts.layout_targets import name_of, variables_of
+from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.core.patterns import fits
+from graphsplit.core.requirements import how_to_install
+
+SUFFIXES = (".safetensors", ".safetensors.index.json")
+_AT_A_TIME = 1 << 24  # bytes that are read at once
+_SHOWN = 20  # names in an error
+
+Source: TypeAlias = str | tuple[str, Sequence[int]]
+"""The name of a tensor; or that and the order in which the variable has the tensor's axes, as numpy transposes."""
+Names: TypeAlias = Mapping[str, Source] | Callable[[str], Source]
+
+
+@dataclass(frozen=True)
+class StoredTensor:
+    """A tensor in a file, as the variable has it that takes it.
+
+    Attributes:
+      path, name: where it is.
+      axes: which axis of the tensor each axis is; None: they are the tensor's.
+    """
+
+    path: Path
+    name: str
+    axes: tuple[int, ...] | None = None
+
+    @cached_property
+    def _stored(self) -> tuple[tuple[int, ...], np.dtype[Any]]:
+        with _opened(self.path) as file:
+            tensor = file.get_slice(self.name)
+            shape = tuple(tensor.get_shape())
+            return shape, (tensor[0:0] if shape else file.get_tensor(self.name)).dtype
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Its dtype."""
+        return self._stored[1]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Its shape, of transposed axes."""
+        stored = self._stored[0]
+        return tuple([stored[axis] for axis in self.axes]) if self.axes is not None else stored
+
+    def read_direct(self, memory: np.ndarray[Any, Any], where: tuple[slice, ...]) -> None:
+        """Read the entries of these slices into memory; of the file a few bytes are held at a time."""
+        axes = self.axes if self.axes is not None else tuple(range(len(where)))
+        into, at = memory.transpose(np.argsort(axes)), tuple([where[axes.index(axis)] for axis in range(len(axes))])
+        if not at:
+            with _opened(self.path) as file:
+                memory[...] = file.get_tensor(self.name)
+            return
+        rows = max(1, _AT_A_TIME // max(1, math.prod(into.shape[1:]) * self.dtype.itemsize))
+        for first in range(0, len(into), rows):
+            chosen = (slice(at[0].start + first, min(at[0].start + first + rows, at[0].stop)), *at[1:])
+            with _opened(self.path) as file:  # (what was read stays mapped until the file is closed)
+                into[first : first + rows] = file.get_slice(self.name)[chosen]
+
+    def __getitem__(self, where: tuple[slice | list[int], ...]) -> np.ndarray[Any, Any]:
+        """Return entries, of which one axis may have a list: what lies between them is read, too."""
+        around = [own if isinstance(own, slice) else slice(min(own), max(own) + 1) for own in where]
+        found: np.ndarray[Any, Any] = np.empty([own.stop - own.start for own in around], self.dtype)
+        self.read_direct(found, tuple(around))
+        inside: list[Any] = [slice(None)] * len(where)
+        for axis, own in enumerate(where):
+            if not isinstance(own, slice):
+                inside[axis] = [k - around[axis].start for k in own]
+        return np.asarray(found[tuple(inside)])
+
+
+def stored_tensors(path: str) -> dict[str, Path]:
+    """Return the file of each tensor, by its name.
+
+    Args:
+      path: of a file of safetensors, or of an index of several as Hugging Face writes it.
+    """
+    if not path.endswith(SUFFIXES[1]):
+        with _opened(Path(path)) as file:
+            return dict.fromkeys(file.keys(), Path(path))
+    files = json.loads(Path(path).read_text())["weight_map"]
+    found = {name: Path(path).parent / file for name, file in files.items()}
+    if missing := sorted({str(file) for file in found.values() if not file.exists()}):
+        raise ArgumentError(f"The index {path} names files that are not there:\n{bullet_list(missing)}")
+    return found
+
+
+def sources_of(
+    target: Any, path: str, names: Names | None, ignore: Sequence[str]
+) -> list[tuple[tf.Variable, StoredTensor]]:
+    """Return which tensor each variable of a target takes; see `load_weights`."""
+    files, ignore = stored_tensors(path), [ignore] if isinstance(ignore, str) else ignore
+    variables = variables_of(list(target.weights) if hasattr(target, "weights") else target)
+    wrong, found, taken = [], [], set()
+    for variable in variables:
+        name = name_of(variable)
+        if any(fits(name, pattern) for pattern in ignore):
+            continue
+        source = _source(name, names)
+        called, axes = source if isinstance(source, tuple) else (source, None)
+        if called not in files:
+            wrong.append(f"{name}: no tensor {called!r}" if called else f"{name}: names has none for it")
+            continue
+        tensor = StoredTensor(files[called], called, None if axes is None else tuple(axes))
+        stored = tensor._stored[0]
+        taken.add(called)
+        if axes is not None and sorted(axes) != list(range(len(stored))):
+            wrong.append(f"{name}: {tuple(axes)} is no order of the axes of {called!r}, which has shape {stored}")
+        elif tensor.shape != tuple(variable.shape):
+            wrong.append(f"{name}: shape {tuple(variable.shape)}, and {called!r} gives {tensor.shape}")
+        found.append((variable, tensor))
+    left = [name for name in files if name not in taken and not any(fits(name, pattern) for pattern in ignore)]
+    wrong += [f"tensor {name!r}: no variable takes it" for name in sorted(left)]
+    if wrong:
+        some = [*wrong[:_SHOWN], *([f"... and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])]
+        raise ArgumentError(
+            f"Variables of the target and tensors of {path} do not fit together:\n{bullet_list(some)}\n"
+            "Say names={variable: tensor}, or a function of a variable's name; (tensor, (1, 0)) transposes it. "
+            "What ignore=['pattern', ...] fits is left out."
+        )
+    return found
+
+
+def _source(name: str, names: Names | None) -> Source:
+    if names is None:
+        return name
+    return names.get(name, "") if isinstance(names, Mapping) else names(name)
+
+
+def _opened(path: Path) -> Any:
+    try:
+        safe_open = importlib.import_module("safetensors").safe_open
+    except ImportError as error:
+        raise UnsupportedError(
+            f"To read {path} needs safetensors: {how_to_install('safetensors', 'safetensors')}."
+        ) from error
+    return safe_open(str(path), "np")
