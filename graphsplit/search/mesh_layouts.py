@@ -12,7 +12,7 @@ import glob
 import math
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphsplit.axes.partners import Partners
@@ -30,6 +30,7 @@ Along = tuple[tuple[str, int], ...]
 
 _LARGE = 1 / 50  # of all bytes, of a variable and those like it: smaller ones are cut only as partners
 _OPERATIONS, _FEWEST = 100_000, 12  # of a program, as often as it is gone through for a mesh: about ten seconds
+_PASSES = 4  # through it, for each choice
 _NUMBER = re.compile(r"_?(\d+)$")
 
 
@@ -121,19 +122,19 @@ class MeshLayouts:
 
     def choices(self, columns: int) -> list[dict[int, Shard]]:
         """Return what may be cut together: variables with their partners, and alone, in all equal blocks alike."""
-        partners, found, covered = self._partners(columns), dict[object, dict[int, Shard]](), set[tuple[int, int]]()
-        for variable in self._large():
-            if len(found) >= self._most_passes:
+        partners, found = self._partners(columns), dict[object, dict[int, Shard]]()
+        ways: tuple[Callable[[dict[int, Shard]], dict[int, Shard]], ...] = (dict, partners.of)
+        met: tuple[set[tuple[int, int]], ...] = (set(), set())  # alone, and with partners
+        pairs = [(own, k) for own in self._large() for k, size in enumerate(own.shape) if size >= columns]
+        for variable, dimension in pairs:
+            if _PASSES * len(found) >= self._most_passes:
                 break
-            for dimension in [k for k, size in enumerate(variable.shape) if size >= columns]:
-                alone = partners.alone(variable.captures[0], dimension)
-                one = self._in_all_blocks(variable, alone)
-                found.setdefault(frozenset(one.items()), one)
-                if (variable.captures[0], dimension) in covered:
-                    continue
-                both = self._in_all_blocks(variable, partners.of(alone))
-                covered.update((i, cut.axis) for i, cut in both.items())
-                found.setdefault(frozenset(both.items()), both)
+            for known, cut_with in zip(met, ways, strict=True):
+                if (variable.captures[0], dimension) not in known:
+                    cuts = cut_with(partners.alone(variable.captures[0], dimension))
+                    own = self._in_all_blocks(variable, cuts)
+                    known.update((i, cut.axis) for i, cut in own.items())
+                    found.setdefault(frozenset(own.items()), own)
         return list(found.values())
 
     @property
