@@ -1,6 +1,6 @@
 """Op rules, one module per family. Importing this package registers them all."""
 
-from graphsplit.rules.answers import answer, answer_for_output, stays_partial
+from graphsplit.rules.answers import answer, answer_for_output, partial_operands, stays_partial
 from graphsplit.rules.factors import Declined
 from graphsplit.rules.families import (
     contractions,
@@ -37,6 +37,7 @@ __all__ = [
     "joins",
     "lists",
     "movers",
+    "partial_operands",
     "quantization",
     "random",
     "recurrent",

@@ -129,20 +129,25 @@ def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded
 
 
 def stays_partial(op: Op, operand: int, may_grow: bool = False) -> bool:
-    """Return whether a partial sum may stay partial through `op`, as far as that is known before layouts are.
+    """Return whether a partial sum may stay partial through `op`; see `partial_operands`."""
+    return operand in partial_operands(op, may_grow)
+
+
+def partial_operands(op: Op, may_grow: bool = False) -> Sequence[int]:
+    """Return as which operands a partial sum may stay partial through `op`, as far as is known before layouts are.
 
     Args:
       op: a reader of the sum.
-      operand: as which of its inputs.
       may_grow: as in `answer`.
     """
     rule = rule_of(op.type)
     if rule is None or op.stateful or not rule.keeps_partial:
-        return False
+        return ()
     if rule.layouts is pass_through:
-        return True
-    partial = [i for i in range(len(op.inputs)) if i not in op.constants] if rule.joint else [operand]
-    return operand in partial and _is_linear_in(rule, op, partial) and (may_grow or _pays(op, partial))
+        return range(len(op.inputs))
+    joint = [i for i in range(len(op.inputs)) if i not in op.constants]
+    groups = [joint] if rule.joint else [[i] for i in rule.linear if i < len(op.inputs)]
+    return [i for own in groups if _is_linear_in(rule, op, own) and (may_grow or _pays(op, own)) for i in own]
 
 
 def _is_linear_in(rule: Rule, op: Op, partial: list[int]) -> bool:

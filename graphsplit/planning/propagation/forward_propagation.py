@@ -26,7 +26,7 @@ from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.propagation.home_rows import rows_at_home
 from graphsplit.planning.propagation.laid_variables import of_variable
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.rules import Answer, Declined, Sharded, answer, rule_of, stays_partial
+from graphsplit.rules import Answer, Declined, Sharded, answer, partial_operands, rule_of
 from graphsplit.rules.registry import Rule
 
 _MOST_ENDS = 16  # of one tensor that are looked at
@@ -267,11 +267,9 @@ class ForwardPropagation:
     def _read_whole(self, outputs: Collection[Tensor]) -> set[Tensor]:
         wanted = {*outputs, *[tensor for i in self.program.places for tensor in self.program.ops[i].inputs]}
         for op in self.program.ops:
-            rule = None if op.bodies else rule_of(op.type)
-            if rule is not None and rule.keeps_partial:
-                wanted.update([t for i, t in enumerate(op.inputs) if not stays_partial(op, i, self.may_grow)])
-            elif not op.bodies:
-                wanted.update(op.inputs)
+            if not op.bodies:
+                partial = partial_operands(op, self.may_grow)
+                wanted.update([t for i, t in enumerate(op.inputs) if i not in partial] if partial else op.inputs)
         return wanted
 
 

@@ -74,16 +74,16 @@ def _pinned(program: Program, state: State, home: str) -> dict[int, str]:
     no such function, and nobody who reads.
     """
     found, is_away = dict(program.places), task_of(home) is not None
+    held = {op.index: state.devices[op.name] for op in program.ops if op.name in state.devices}
     for op in program.ops:
         if is_away and _calls_back(op):
             found[op.index] = _HERE
             continue
-        if op.name in state.devices:
-            found[op.index] = state.devices[op.name]
+        if op.index in held:
+            found[op.index] = held[op.index]
             continue
-        names = dict.fromkeys(program.ops[tensor.op].name for tensor in op.inputs)
-        touched = Counter(state.devices[name] for name in names if name in state.devices)
-        if touched:
+        if read := dict.fromkeys([tensor.op for tensor in op.inputs if tensor.op in held]):
+            touched = Counter(held[i] for i in read)
             found[op.index] = max(touched, key=lambda device: (touched[device], device == home))
     return found
 
