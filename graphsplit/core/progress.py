@@ -42,7 +42,9 @@ def phase(text: str) -> Iterator[None]:
     finally:
         seconds, path = time.monotonic() - start, ": ".join(doing)
         doing.pop()
-        if seconds >= SLOW_S:
+        if seconds >= SLOW_S and _log.isEnabledFor(logging.INFO):
+            if _is_wanted():
+                sys.stderr.write(_REMOVE_LINE)  # (the log may be on the same terminal)
             _log.info("%s: %.1f s", path, seconds)
 
 
