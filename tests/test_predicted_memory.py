@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from benchmarks import peaks
+from benchmarks.microbatches import asked
 from tests.test_prediction import WEIGHTS, X, boxed
 
 
@@ -54,3 +57,33 @@ def test_lists_hold_what_a_turn_makes_and_no_copies():
 
     found = gs.predict(keeping, tf.TensorSpec([8, 512]), machine=boxed(), devices=1).memory["/device:GPU:0"]
     assert found.live_bytes < 5 * 512 * 512 * 4  # ten copies of the weights would be twice as much
+
+
+def test_cross_entropy_writes_gradients_over_logits():
+    """TensorFlow's kernel does, if nobody else reads the logits."""
+    labels = tf.zeros([128], tf.int32)
+
+    def held(and_read: bool) -> int:
+        def run(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                logits = tf.linalg.matmul(x, tf.ones([64, 4096]))
+                loss = tf.reduce_mean(tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits))
+            gradient = tape.gradient(loss, x)
+            return gradient, tf.reduce_max(logits) if and_read else loss
+
+        return gs.predict(run, X, machine=boxed(), devices=1).memory["/device:GPU:0"].live_bytes
+
+    size, weights = 128 * 4096 * 4, 64 * 4096 * 4
+    assert size + weights <= held(and_read=False) < 1.1 * (size + weights)
+    assert held(and_read=True) >= 2 * size + weights
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["WaveNet", "Transformer decoder", "Siamese"])
+def test_peaks_are_near_those_of_the_allocator(name: str):
+    [[network, _, state, predicted, _, measured]] = asked(
+        peaks.MODULE, ["--networks", name, "--devices", "1", "--measure"], peaks.COUNTED
+    )
+    assert network == name
+    assert abs((state + predicted) / (state + measured) - 1) <= peaks.NEAR

@@ -68,6 +68,9 @@ class MachineTasks:
 
 
 _OVERWRITES = "elementwise"
+_OVERWRITE = frozenset(  # kernels that write a result over their first operand, if nobody else reads that
+    {"LogSoftmax", "Softmax", "SoftmaxCrossEntropyWithLogits", "SparseSoftmaxCrossEntropyWithLogits"}
+)
 _MOST_TASKS = 1 << 40
 
 
@@ -277,7 +280,7 @@ class _Writer:
             g = self._number[n]
             if n in self._call_of and k not in kept and all(reader == g for reader in readers[k]):
                 sizes[k] = 0  # it is in a call
-            is_over = self._families[g] == _OVERWRITES
+            is_over = self._families[g] == _OVERWRITES or self._placed[g].type in _OVERWRITE
             onto = tuple([other for other in operands[n] if sizes[other] == sizes[k]]) if is_over else ()
             own = self._tasks[g].name, self._planned[n].device, sizes[k], g, tuple(readers[k]), onto, k in kept
             found.append(Buffer(*own))
