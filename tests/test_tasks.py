@@ -95,7 +95,7 @@ OTHERS = sorted({*RECORDED} - {*ALIKE, *NOT_ON_FIVE})
 
 def on_five_devices(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     own = RECORDED[name]
-    several = isinstance(own.devices, int) and not own.hosts and "stages" not in own.options
+    several = isinstance(own.devices, int) and not own.hosts and not {"stages", "mesh"} & {*own.options}
     monkeypatch.setitem(RECORDED, name, replace(own, devices=5) if several else own)
 
 
