@@ -453,6 +453,8 @@ def classes_of_laid_out_variables() -> None:
         np.testing.assert_allclose(parallel(x), expected)
         np.testing.assert_allclose(w, numbers(300, 16))
         assert parts.in_parts  # the host gets the value without
+        given = tf.function(lambda x, w: x @ w)
+        np.testing.assert_allclose(tf.function(lambda x: given(x, w))(x), expected)
         said = ""
         try:
             tf.saved_model.save(module, f"{folder}/model")

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.helpers.law import assert_close
 from tests.test_parallelize import rows
 
@@ -80,3 +82,39 @@ def test_keras_variables():
     v = keras.Variable(rows(3, 2), dtype="float64")
     parallel = gs.parallelize(lambda x, v: x @ v, devices=2)
     assert_close(parallel(rows(7, 3), v), rows(7, 3) @ v.value)
+
+
+@pytest.mark.parametrize("layout", ["sharded", "mirrored", ("model",)])
+def test_functions_inside_are_given_variables_that_are_laid_out(layout):
+    """The function changes it by each of its names, and calls another one with it."""
+    w = tf.Variable(tf.zeros((70_000,)), name="w")
+
+    @tf.function
+    def innermost(v, by):
+        v.assign_add(by * tf.ones_like(v))
+        return v[0]
+
+    @tf.function
+    def inner(x, v, same):
+        v.assign(v * 2.0 + 1.0)  # what is read of the same variable by another name comes before and after
+        middle = w[1] + same[2]
+        return x * innermost(v, middle) + w[3]
+
+    def step(x):
+        with tf.GradientTape() as tape:
+            y = tf.reduce_sum(inner(x, w, w))
+        return y, tape.gradient(y, w)[:2]
+
+    x, mesh = tf.range(5.0), {"mesh": {"batch": 1, "model": 2}} if isinstance(layout, tuple) else {"devices": 2}
+    expected = [tf.function(step)(x) for _ in range(3)]
+    value = w.numpy()
+    w.assign(tf.zeros_like(w))
+    found = [gs.parallelize(step, devices=2)(x)]  # traced before it is laid out, and after
+    gs.set_variable_layout(w, layout, **mesh)
+    found.append(gs.parallelize(step, **mesh)(x))
+    assert parts_of_variable(w).in_parts
+    found.append(tf.function(step)(x))  # and outside
+    for one, other in zip(expected, found, strict=True):
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-6)
+    np.testing.assert_allclose(w, value, rtol=1e-6)

@@ -8,6 +8,7 @@ each for the reason beside it, and call those of TensorFlow's own classes, which
 from __future__ import annotations
 
 import contextlib
+import functools
 import threading
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -74,6 +75,12 @@ def _parted_class(kind: type) -> type:
         def device(variable: Any) -> str:
             return str(variable._graphsplit_parts.raw_handle.device)  # (TensorFlow's own asks for the handle)
 
+        # a function that is given the variable captures its handle first, and takes that for its argument
+        def tracing_type(variable: Any, context: Any) -> Any:
+            spec: Any = kind.__tf_tracing_type__(variable, context)  # type: ignore[attr-defined]
+            own: Any = type(spec)
+            return _given_spec(own)(spec.shape, spec.dtype, spec.trainable, spec.alias_id)
+
         # a SavedModel copies each variable by this method, and no public one hears of it
         def export(variable: Any, *args: Any, **options: Any) -> Any:
             variable._graphsplit_parts.check_can_be_saved(variable.name)
@@ -92,9 +99,22 @@ def _parted_class(kind: type) -> type:
         # Keras' optimizers know a variable by its container, if it is in one; if not, they look for that at its handle
         own |= {"_distributed_container": _itself}
         own |= {"_read_variable_op": read, "_export_to_saved_model_graph": export}
-        own |= {"is_initialized": is_initialized, "numpy": numpy}
+        own |= {"is_initialized": is_initialized, "numpy": numpy, "__tf_tracing_type__": tracing_type}
         _classes[kind] = type(kind.__name__, (kind,), {**own, **_writes(kind), "__module__": kind.__module__})
     return _classes[kind]
+
+
+@functools.cache
+def _given_spec(kind: type) -> type:
+    """Return the spec of variables in parts that are given to a function, of TensorFlow's own one."""
+
+    def placeholder(spec: Any, context: Any) -> Any:
+        if not context.unnest_only and context.has_placeholder(spec.alias_id):
+            context.get_placeholder(spec.alias_id)._graphsplit_parts.become_argument(context.context_graph)
+        return kind.placeholder_value(spec, context)  # type: ignore[attr-defined]
+
+    own = {"placeholder_value": placeholder, "__slots__": (), "__module__": kind.__module__}
+    return type(kind.__name__, (kind,), own)
 
 
 def let_wait(variable: Any, waiting: Any) -> None:

@@ -77,10 +77,11 @@ class VariableParts:
         self.path = str(getattr(variable, "_graphsplit_path", None) or self.name)
         self._lock = threading.RLock()
         if not hasattr(variable, "_graphsplit_asking"):
-            variable._graphsplit_asking = weakref.WeakSet(), weakref.WeakSet()
+            variable._graphsplit_asking = weakref.WeakSet(), weakref.WeakSet(), weakref.WeakSet()
         self._asking: weakref.WeakSet[Any]  # graphs of functions that are told at each call, also since other layouts
         self._writing: weakref.WeakSet[Any]  # those that may write the variable
-        self._asking, self._writing = variable._graphsplit_asking
+        self._given: weakref.WeakSet[Any]  # those whose argument it is
+        self._asking, self._writing, self._given = variable._graphsplit_asking
         self._in_a_row = 0
         with raw_handles():
             self._own = variable.handle
@@ -128,6 +129,11 @@ class VariableParts:
           only_read: whether it is asked for by what reads the variable.
         """
         graph = None if tf.executing_eagerly() or in_save_context() else function_graph()
+        if graph is not None and graph in self._given:  # whoever calls it gives it the handle that holds the value
+            if not graph.outer_graph.building_function:
+                return self._own
+            with graph.outer_graph.as_default():
+                return self.whole_handle(only_read)
         if graph is not None:
             self._asking.add(graph)
             if not only_read:
@@ -139,6 +145,10 @@ class VariableParts:
             if not are_raw():
                 self._ask(only_read)
             return self._own
+
+    def become_argument(self, graph: Any) -> None:
+        """Be told that a function whose graph this is has the variable as an argument, not as what it captures."""
+        self._given.add(graph)
 
     def _ask(self, only_read: bool) -> None:  # noqa: ARG002  # whoever reads it needs the whole as well
         self.put_together()
