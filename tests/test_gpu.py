@@ -502,7 +502,8 @@ def test_the_example_of_the_page_runs_on_cpu_devices():
     assert done.stdout == "[2. 2. 2. 2. 2. 2. 2.]\n"
 
 
-COMMANDS = [shlex.split(command) for command in re.findall(r"^\$ (.*)$", GUIDE, re.MULTILINE)]
+ASKED = re.compile(r"^(?:\$ |\| `)((?:graphsplit|python) .*?)(?:$|` \|)", re.MULTILINE)  # alone, and in tables
+COMMANDS = [shlex.split(command) for command in ASKED.findall(GUIDE)]
 
 
 def test_the_page_has_these_commands():
@@ -514,6 +515,7 @@ def test_the_page_has_these_commands():
         ["python", "-m", "benchmarks.report"],
         ["python", "-m", "benchmarks.choices"],
         ["python", "-m", "benchmarks.fitting"],
+        ["graphsplit", "inspect", "module:function"],
     ]
 
 

@@ -131,7 +131,7 @@ def test_micro_batches_of_few_rows_meet_before_each_weight(parts: int):
     assert alive(plan) < 0.6 * alive(gs.parallelize(keeping, devices=3, micro_batches=parts).plan(X))
     told = [line for line in str(plan).splitlines() if "note: sharded variables" in line]
     assert len(told) == 1
-    assert "put together again for each use, for which all micro-batches wait: " in told[0]
+    assert "gathered again for each use, for which all micro-batches wait: " in told[0]
 
 
 def test_micro_batches_of_many_rows_keep_weights():
@@ -146,7 +146,7 @@ def test_micro_batches_of_many_rows_keep_weights():
     check(plan)
     assert not gates(plan)
     assert alive(plan) < alive(gs.parallelize(step, devices=3).plan(given))
-    assert "put together once, and kept for all micro-batches: " in str(plan)
+    assert "gathered once, and kept for all micro-batches: " in str(plan)
 
 
 def test_micro_batches_of_variables_that_are_to_be_kept():

@@ -58,7 +58,7 @@ def test_saved_models(tmp_path: Path):
     assert_close(loaded.serve(x), expected)
     module.serve = serve()
     module.serve(x)
-    with pytest.raises(gs.UnsupportedError, match="'weight:0' lies in parts, and these functions were traced since"):
+    with pytest.raises(gs.UnsupportedError, match="'weight:0' is in parts, and these functions were traced while it"):
         tf.saved_model.save(module, str(tmp_path / "again"))
     gs.set_variable_layout(module, "home")
     module.serve = serve()

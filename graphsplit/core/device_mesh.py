@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
 from graphsplit.core.devices import short_name
@@ -163,3 +163,16 @@ def device_mesh(axes: MeshAxes, devices: Sequence[str]) -> DeviceMesh:
             "of them in devices, row by row, or change the mesh."
         )
     return DeviceMesh(axes, tuple(devices))
+
+
+def mesh_as_if(axes: MeshAxes, devices: Sequence[str]) -> DeviceMesh | None:
+    """Return the mesh that these devices would be; None without axes.
+
+    Of the batch's axis alone, as many devices may be predicted as one likes.
+
+    Raises:
+      ArgumentError: if there are not as many devices as the mesh has, of two axes.
+    """
+    if not axes:
+        return None
+    return device_mesh(axes if axes.axis else replace(axes, sizes=((axes.batch_axis, len(devices)),)), devices)

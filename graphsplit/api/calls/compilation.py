@@ -20,7 +20,7 @@ from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_layouts import Layout, divisions_for
 from graphsplit.axes.on_mesh import program_on_mesh
 from graphsplit.core import structures
-from graphsplit.core.device_mesh import DeviceMesh, device_mesh
+from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_as_if
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.hosts import host_name
@@ -191,7 +191,7 @@ def _with_asked(traced: Trace, splitting: Splitting, grid: DeviceMesh | None) ->
 
 def plan_as_if(traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], layout: Layout) -> Plan:
     """Return the plan for devices that need not exist, with variables laid out otherwise; see `divisions_for`."""
-    grid = device_mesh(options.mesh, devices) if options.mesh else None
+    grid = mesh_as_if(options.mesh, devices)
     splitting = _with_asked(traced, splitting, grid)
     held = divisions_for(traced, layout, devices, grid)
     if grid is not None and learn_units(traced, held, grid):

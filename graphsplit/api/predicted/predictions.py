@@ -12,7 +12,7 @@ from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predicted.predicted_layouts import Layout, layout_name, notes_on_layout
 from graphsplit.api.stepping import step_of
-from graphsplit.core.device_mesh import device_mesh, mesh_axes
+from graphsplit.core.device_mesh import mesh_as_if, mesh_axes
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.progress import phase
 from graphsplit.core.user_code import with_users_traceback
@@ -91,7 +91,7 @@ def predict_call(
 ) -> Prediction:
     """Return the prediction of a call that was traced; see `predict`."""
     names = machine.names(devices)
-    grid = device_mesh(call.options.mesh, names) if call.options.mesh else None
+    grid = mesh_as_if(call.options.mesh, names)
     plan = call.plan(names, layout)
     notes = (*call.notes, *notes_on_layout(call.trace, layout, names, grid))
 
