@@ -75,6 +75,9 @@ for _type in ["Conv2D", "Conv", "DepthwiseConv2dNative"]:
     case(_type, "1462", "+3322", **_VALID)
 case("Conv2D", "b562", "3323", strides=[1] * 4, padding="EXPLICIT", explicit_paddings=[0, 0, 1, 0, 2, 1, 0, 0])
 case("Conv2D", "b562", "3323", strides=[1] * 4, padding="SAME", dilations=[1, 2, 2, 1])
+case("Conv2D", "256b", "33b3", **_IMAGE)  # channels that are read, and made
+case("Conv2D", "2562", "332b", **_IMAGE)
+case("Conv3D", "2456b", "233b3", **_VOLUME)
 case("Conv", "b4562", "23323", **_VOLUME)
 case("Conv3D", "b4562", "23323", **_VOLUME)
 case("Conv3D", "+13452", "23322", strides=[1] * 5, padding="VALID")
@@ -95,6 +98,10 @@ for _type, _out in [("Conv2D", 3), ("DepthwiseConv2dNative", 6)]:
     case(f"{_type}BackpropFilter", "+1462", [1, 1, 2, 3], f"146{_out}", **_ONE)
     case(f"{_type}BackpropFilter", "1462", [1, 1, 2, 3], f"+146{_out}", **_ONE)
 case("Conv2DBackpropInput", [5, 6], "3323", "b333", **_IMAGE)
+case("Conv2DBackpropInput", [2, 5, 6, 2], "332b", "233b", **_IMAGE)
+case("Conv2DBackpropInput", lambda rows: [2, 5, 6, rows], "33b3", "2333", **_IMAGE)
+case("Conv2DBackpropFilter", "256b", lambda rows: [3, 3, rows, 3], "2333", **_IMAGE)
+case("Conv2DBackpropFilter", "2562", lambda rows: [3, 3, 2, rows], "233b", **_IMAGE)
 case("Conv3DBackpropInputV2", _sizes(4, 5, 6, 2), "23323", "b4333", **_VOLUME)
 _ONE = {"strides": [1] * 5, "padding": "VALID"}
 case("Conv3DBackpropInputV2", [1, 3, 3, 3, 2], "11123", "+13333", **_ONE)

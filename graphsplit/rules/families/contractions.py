@@ -101,12 +101,38 @@ def _rank(op: Op) -> int:
     return 5 if "3D" in op.type or "3d" in op.type else 4
 
 
+def _images(op: Op, rank: int, channel: int | None) -> Dims:
+    """Return the dims of images or signals that a convolution reads or makes: samples, and channels."""
+    dims: list[int | None] = [0, *[None] * (rank - 1)]
+    dims[_channel_axis(op, rank)] = channel
+    return tuple(dims)
+
+
+def _channels(rank: int, of_images: int | None, of_filter: int | None) -> tuple[int | None, int | None, Dims]:
+    """Return the factors of the channels that a convolution reads and makes, and the dims of its filter.
+
+    Those that it reads are summed for each that it makes. In groups, where a filter is for fewer than there are, both
+    must be whole.
+
+    Args:
+      rank: of its images.
+      of_images: how many channels the images have that the convolution reads.
+      of_filter: for how many a filter is.
+    """
+    read, made = (1, 2) if of_images is not None and of_images == of_filter else (None, None)
+    return read, made, (*[None] * (rank - 2), read, made)
+
+
 @register("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv", linear=(0, 1))
 @register("Dilation2D")
 def convolution(op: Op) -> Factors | Declined:
-    """Samples are independent; the filter is whole. (The batch is the first axis in NHWC and in NCHW.)"""
+    """`n..i, ..io -> n..o`: samples are independent, and channels are summed. (In NCHW they are the second axis.)"""
     rank = _rank(op) if op.type != "Conv" else len(op.out_shapes[0] or (0,) * 4)
-    return Factors((_samples(rank), None), (_samples(rank),))
+    if not _has_channels(op) or op.in_shapes[0] is None or op.in_shapes[1] is None:
+        return Factors((_samples(rank), None), (_samples(rank),))
+    read, made, dims = _channels(rank, op.in_shapes[0][_channel_axis(op, rank)], op.in_shapes[1][-2])
+    sums = {} if read is None else {read: "sum"}
+    return Factors((_images(op, rank, read), dims), (_images(op, rank, made),), sums)
 
 
 @register(
@@ -116,13 +142,20 @@ def convolution(op: Op) -> Factors | Declined:
     linear=(1, 2),
 )
 def convolution_input_gradient(op: Op) -> Factors | Declined:
-    """`(input_sizes, filter, dy) -> dx`: sample by sample; `input_sizes` may begin with the number of samples."""
+    """`(input_sizes, ..io, n..o) -> n..i`; `input_sizes` may begin with the number of samples, and has the channels."""
     sizes = shape_operand(op, 0)
     if sizes is None:
         return Declined("its input_sizes are not known when planning")
-    rank = _rank(op)
-    resize = {0: (Resize(0, 0, sizes),) if len(sizes) == rank else ()}
-    return Factors((None, None, _samples(rank)), (_samples(rank),), resize=resize)
+    rank, shape = _rank(op), op.out_shapes[0]
+    if not _has_channels(op) or shape is None or op.in_shapes[1] is None:
+        resize = {0: (Resize(0, 0, sizes),) if len(sizes) == rank else ()}
+        return Factors((None, None, _samples(rank)), (_samples(rank),), resize=resize)
+    axis = _channel_axis(op, rank)
+    read, made, dims = _channels(rank, shape[axis], op.in_shapes[1][-2])
+    own = {0: 0} if read is None else {0: 0, read: axis}
+    resize = {factor: (Resize(0, k, sizes),) if len(sizes) == rank else () for factor, k in own.items()}
+    sums = {} if made is None else {made: "sum"}
+    return Factors((None, dims, _images(op, rank, made)), (_images(op, rank, read),), sums, resize=resize)
 
 
 @register("Dilation2DBackpropInput", linear=(2,))
@@ -144,9 +177,14 @@ def dilation_filter_gradient(op: Op) -> Factors | Declined:
     linear=(0, 2),
 )
 def convolution_filter_gradient(op: Op) -> Factors | Declined:
-    """`(x, filter_sizes, dy) -> dw`: a sum over the samples, so one addend per device."""
-    rank = _rank(op)
-    return Factors((_samples(rank), None, _samples(rank)), ((None,) * rank,), {0: "sum"})
+    """`(n..i, filter_sizes, n..o) -> ..io`: a sum over the samples, so one addend per device."""
+    rank, sizes = _rank(op), shape_operand(op, 1)
+    if not _has_channels(op) or sizes is None or op.in_shapes[0] is None or len(sizes) != rank:
+        return Factors((_samples(rank), None, _samples(rank)), ((None,) * rank,), {0: "sum"})
+    read, made, dims = _channels(rank, op.in_shapes[0][_channel_axis(op, rank)], sizes[-2])
+    own = {} if read is None or made is None else {read: rank - 2, made: rank - 1}
+    resize = {factor: (Resize(1, k, sizes),) for factor, k in own.items()}
+    return Factors((_images(op, rank, read), None, _images(op, rank, made)), (dims,), {0: "sum"}, resize=resize)
 
 
 @register("BiasAdd", joint=True)
@@ -169,8 +207,13 @@ def bias_add_gradient(op: Op) -> Factors | Declined:
     return Factors((tuple(range(len(shape))),), ((channel,),), {i: "sum" for i in range(len(shape)) if i != channel})
 
 
+def _has_channels(op: Op) -> bool:
+    """Return whether the channels of a convolution may be cut: it is no `Dilation`, and none of depth."""
+    return op.type.startswith(("Conv2D", "Conv3D"))
+
+
 def _channel_axis(op: Op, rank: int) -> int:
-    return 1 if op.attr("data_format").s == b"NCHW" else rank - 1
+    return 1 if op.attr("data_format").s.startswith(b"NC") else rank - 1
 
 
 def shape_operand(op: Op, operand: int, output: int = 0) -> np.ndarray | None:
