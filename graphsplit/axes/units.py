@@ -18,6 +18,8 @@ from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import origin, turns_of
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, rule_of
 
+_OPERATIONS, _FEWEST = 200_000, 4  # of a program, as often as it is gone through: some ten seconds
+_MANY = 16  # operands: those of an `IdentityN` have nothing to do with each other, and there may be hundreds
 _LINK = 32  # how much longer a byte takes that is sent than one that is made: from 7 (NVLink) to 60 (PCIe) times
 
 
@@ -68,12 +70,13 @@ class UnitSearch:
     def run(self) -> dict[int, Shard]:
         """Return how captures had better be cut, by position."""
         found, tried = dict[int, Shard](), set[object]()
-        scopes = self._scopes(found)
-        while left := [(key, ways) for key, ways in self._asked(scopes).items() if key not in tried]:
+        scopes, most = self._scopes(found), max(_OPERATIONS // len(self.program.ops), _FEWEST)
+        while most > 0 and (left := [(key, ways) for key, ways in self._asked(scopes).items() if key not in tried]):
             key, ways = left[0]  # (what is asked first may be what keeps others from being asked)
             tried.add(key)
             cuts = [{**found, **own} for way in ways.values() if (own := self._behind(way))]
             trials = [(other, self._scopes(other)) for other in cuts]
+            most -= 1 + len(trials)
             best = min(trials, key=lambda trial: self._cost(trial[1]), default=(found, scopes))
             if self._cost(best[1]) < self._cost(scopes):
                 found, scopes = best
@@ -208,6 +211,8 @@ def _ways(op: Op, i: int, layout: Shard) -> Iterator[Shard]:
 
 def _fitting(op: Op, i: int, layouts: Sequence[Layout]) -> Iterator[Shard]:
     """Yield how an operand would be cut to fit each of the others that stays where it is."""
+    if len(layouts) > _MANY:
+        return
     rule, known = rule_of(op.type), [REPLICATE if is_whole(layout) else layout for layout in layouts]
     for k, layout in enumerate(layouts):
         given = with_operand(rule, op, known, k) if rule is not None and isinstance(layout, Shard) and k != i else None
