@@ -12,6 +12,7 @@ from graphsplit.planning.schedule.scheduling import find_order
 from graphsplit.prediction.predictions import Prediction
 from graphsplit.program.program import Tensor
 from tests.helpers.law import assert_close, assert_law
+from tests.test_recomputation import training as step_of
 
 WIDTH = 2000  # five rows of it are more than what is too small to wait
 
@@ -27,16 +28,8 @@ def training(normalized: bool = True):
         layers += [keras.layers.BatchNormalization(dtype="float64")] if normalized else []
         layers += [keras.layers.Dense(8, use_bias=False, dtype="float64")] if normalized else []
     model = keras.Sequential([*layers, keras.layers.Dense(3, dtype="float64")])
-    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
-    optimizer.build(model.trainable_variables)
-
-    def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean((model(x, training=True) - y) ** 2)
-        optimizer.apply(tape.gradient(loss, model.trainable_variables))
-        return loss
-
-    return step, [*model.variables, *optimizer.variables]
+    step = step_of(model, 0.01)
+    return step, step.variables
 
 
 def given(rows: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -174,13 +174,15 @@ def test_a_model_is_fitted_and_predicts_on_the_mesh_that_was_found():
         return keras.Sequential([keras.Input((48,)), *layers])
 
     alone, template = made(), made()
-    model = gs.multi_gpu_model(template, mesh={"batch": 2, "model": 2}, plan="auto", machine=FAST)
+    machine = replace(FAST, host=replace(FAST.host, threads=1))  # (on many, one device may update all as fast)
+    model = gs.multi_gpu_model(template, mesh={"batch": 2, "model": 2}, plan="auto", machine=machine)
     for own in (alone, model):
         own.compile(keras.optimizers.Adam(epsilon=1e-2), "mse")  # (else what has no gradient but rounding moves)
     own, expected = (one.fit(x, y, epochs=3, verbose=0).history["loss"] for one in (model, alone))
     np.testing.assert_allclose(own, expected, rtol=1e-4)
     np.testing.assert_allclose(model.predict(x, verbose=0), alone.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
-    every = [*template.variables, *template.optimizer.variables]
-    held = held_by_device([own.value for own in every if "up" in own.path])  # (what else is cut is the search's choice)
-    assert max(held.values()) <= 0.51 * sum(held.values())
+    held = held_by_device(
+        [*[own.value for own in template.variables], *[own.value for own in template.optimizer.variables]]
+    )
+    assert max(held.values()) <= 0.6 * sum(held.values())
     assert "used where its parts are" in str(model.plan(x, y))

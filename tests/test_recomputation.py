@@ -37,8 +37,8 @@ def network(blocks: int = 3, tokens: int = 6, width: int = 8) -> keras.Model:
     return keras.Model(given, keras.layers.Dense(3, name="head")(x))
 
 
-def training(model: keras.Model) -> Step:
-    optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+def training(model: keras.Model, rate: float = 0.05) -> Step:
+    optimizer = keras.optimizers.SGD(rate, momentum=0.9)
     optimizer.build(model.trainable_variables)
 
     def step(x: tf.Tensor, y: tf.Tensor) -> tf.Tensor:

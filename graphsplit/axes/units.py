@@ -24,7 +24,7 @@ _LINK = 32  # how much longer a byte takes that is sent than one that is made: f
 
 
 @dataclass(frozen=True, eq=False)
-class _Scope:
+class _LaidProgram:
     """A program, or a function in it that a loop or branch calls, and how it lies along the axis.
 
     Attributes:
@@ -36,7 +36,7 @@ class _Scope:
     program: Program
     natural: NaturalForms
     turns: int = 1
-    caller: tuple[_Scope, Op] | None = None
+    caller: tuple[_LaidProgram, Op] | None = None
 
     def outside(self, op: Op) -> list[Tensor] | None:
         """Return what an argument is in the scope of the caller; None for one that is another in each turn."""
@@ -47,7 +47,7 @@ class _Scope:
         return [call.inputs[flow.chooses + number]] if is_kept else None
 
 
-Wish = tuple[_Scope, Tensor, Shard]  # what would be cut, and how: into blocks, each an `EvenCut` of so many units
+Wish = tuple[_LaidProgram, Tensor, Shard]  # what would be cut, and how: into blocks, each an `EvenCut` of so many units
 
 
 @dataclass(frozen=True)
@@ -82,21 +82,21 @@ class UnitSearch:
                 found, scopes = best
         return found
 
-    def _scopes(self, cuts: Mapping[int, Shard]) -> list[_Scope]:
+    def _scopes(self, cuts: Mapping[int, Shard]) -> list[_LaidProgram]:
         """Return the program with variables that are cut so, and the functions in it."""
         own = {self.program.ops[i].name: self.layout_of(cut) for i, cut in cuts.items()}
-        found = [_Scope(self.program, self.forward(self.program, {**self.laid, **own}))]
+        found = [_LaidProgram(self.program, self.forward(self.program, {**self.laid, **own}))]
         for scope in found:  # those that are found on the way, too
             calls = [op for op in scope.program.ops if op.bodies and not CONTROL_FLOW[op.type].compiled]
             found += [self._inside(scope, op, body) for op in calls for body in op.bodies.values()]
         return found
 
-    def _inside(self, scope: _Scope, op: Op, body: Program) -> _Scope:
+    def _inside(self, scope: _LaidProgram, op: Op, body: Program) -> _LaidProgram:
         given, turns = scope.natural.answers[op.index], turns_of(op)
         wants = given.wants[CONTROL_FLOW[op.type].chooses :] if given is not None else (REPLICATE,) * len(body.inputs)
         pairs = zip(body.inputs, wants, strict=True)
         laid = {body.ops[i].name: want if isinstance(want, Shard) else REPLICATE for i, want in pairs}
-        return _Scope(body, self.forward(body, laid), scope.turns * (turns.number if turns else 1), (scope, op))
+        return _LaidProgram(body, self.forward(body, laid), scope.turns * (turns.number if turns else 1), (scope, op))
 
     def layout_of(self, cut: Shard) -> Layout:
         """Return the layout of what has such units: the same on all devices where these are more."""
@@ -110,7 +110,7 @@ class UnitSearch:
         layout = self.laid[capture.name]
         return layout.axis if isinstance(layout, Shard) else None
 
-    def _asked(self, scopes: Sequence[_Scope]) -> dict[object, dict[object, list[Wish]]]:
+    def _asked(self, scopes: Sequence[_LaidProgram]) -> dict[object, dict[object, list[Wish]]]:
         """Return how operations would have what they read cut; for those that are alike, as in layers, together."""
         found: dict[object, dict[object, list[Wish]]] = {}
         for scope, op in [(own, op) for own in scopes for op in own.program.ops]:
@@ -169,7 +169,7 @@ class UnitSearch:
         wants = zip(cut, whole, strict=True)
         return [(t, want) if isinstance(want := given.wants[k], Shard) else one for (k, t, _), one in wants]
 
-    def _cost(self, scopes: Sequence[_Scope]) -> tuple[float, int]:
+    def _cost(self, scopes: Sequence[_LaidProgram]) -> tuple[float, int]:
         """Return roughly what bytes cost that move or that every device makes; and how many operations are not cut."""
         costs = [(scope.turns * _cost(scope.program, scope.natural), scope.natural.answers) for scope in scopes]
         return sum(cost for cost, _ in costs), sum(answers.count(None) for _, answers in costs)

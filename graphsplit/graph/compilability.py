@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.core.gpus.kernel_devices import Kernel, fits, kernel_of
+from graphsplit.core.gpus.kernel_devices import RegisteredKernel, fits, kernel_of
 from graphsplit.core.tensorflow_internals import op_definition, registered_xla_kernels
 from graphsplit.graph.function_calls import CONTROL_FLOW, functions_called
 
@@ -63,7 +63,7 @@ def _draws(op_type: str) -> bool:
 
 
 @functools.cache
-def _xla_kernels(op_type: str, kind: str) -> tuple[Kernel, ...]:
+def _xla_kernels(op_type: str, kind: str) -> tuple[RegisteredKernel, ...]:
     return tuple(kernel_of(k) for k in registered_xla_kernels(op_type) if k.device_type == f"XLA_{kind}_JIT")
 
 

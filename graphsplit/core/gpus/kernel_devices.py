@@ -42,7 +42,7 @@ def can_be_cut(dtype: tf.DType, kind: str = "CPU") -> bool:
     return all(kind in kernel_devices(make_node("node", name, [], T=dtype, **more)) for name, more in types.items())
 
 
-class Kernel(NamedTuple):
+class RegisteredKernel(NamedTuple):
     """A registered kernel.
 
     Attributes:
@@ -56,14 +56,14 @@ class Kernel(NamedTuple):
     label: str
 
 
-def kernel_of(definition: Any) -> Kernel:
+def kernel_of(definition: Any) -> RegisteredKernel:
     """Return what a `KernelDef` says."""
     constraints = tuple((c.name, frozenset(c.allowed_values.list.type)) for c in definition.constraint)
-    return Kernel(definition.device_type, constraints, definition.label)
+    return RegisteredKernel(definition.device_type, constraints, definition.label)
 
 
 @functools.cache
-def _kernels(op_type: str) -> tuple[Kernel, ...]:
+def _kernels(op_type: str) -> tuple[RegisteredKernel, ...]:
     """Return the kernels of an op type for the kinds of device that a placer knows."""
     kinds = {*_KINDS, _DEFAULT}
     return tuple(kernel_of(kernel) for kernel in registered_kernels(op_type) if kernel.device_type in kinds)
