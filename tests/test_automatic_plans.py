@@ -124,14 +124,29 @@ class Momentum:
 
 
 def test_sharded_where_only_that_fits():
-    model = Momentum(3)
-    step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(), memory="1.7MB")
+    """(No mesh is chosen for what XLA compiles.)"""
+    model = Momentum()
+    step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(), memory="4.5MB", jit_compile=True)
     [chosen] = [note for note in step.plan(tf.ones([64, 256])).notes if note.startswith("chosen automatically: ")]
-    assert chosen.startswith("chosen automatically: 4 devices, ")
+    assert chosen.startswith("chosen automatically: 4 devices, variables sharded: ")
+    assert chosen.endswith("; the only one of 10 that fits into 4.5 MB")
     assert all(parts_of_variable(kernel) is None for kernel in model.kernels), "nothing ran"
     step(tf.ones([64, 256]))
     lying = [parts for kernel in model.kernels if (parts := parts_of_variable(kernel)) is not None]
-    assert len(lying) >= len(model.kernels) - 1  # (of what is sharded, the first device owns what is left, whole)
+    assert {parts.layout for parts in lying} == {"sharded"}  # (the first device owns what is left, whole)
+
+
+def test_along_an_axis_where_that_fits():
+    """Where a mesh is compared as well, each device has a quarter of all weights and slots."""
+    model = Momentum()
+    step = gs.parallelize(model.step, devices=4, plan="auto", machine=machine_of(), memory="4.5MB")
+    [chosen] = [note for note in step.plan(tf.ones([64, 256])).notes if note.startswith("chosen automatically: ")]
+    assert chosen.startswith("chosen automatically: 4 devices, mesh model 4, variables home but kernel_")
+    step(tf.ones([64, 256]))
+    for own in [*model.kernels, *model.slots]:
+        held = parts_of_variable(own).bytes_on_devices()
+        assert len(held) == 4
+        assert set(held.values()) == {own.shape.num_elements()}, "a quarter of four bytes each"
 
 
 def test_does_not_fit_is_an_answer():

@@ -502,8 +502,8 @@ def test_the_example_of_the_page_runs_on_cpu_devices():
     assert done.stdout == "[2. 2. 2. 2. 2. 2. 2.]\n"
 
 
-ASKED = re.compile(r"^(?:\$ |\| `)((?:graphsplit|python) .*?)(?:$|` \|)", re.MULTILINE)  # alone, and in tables
-COMMANDS = [shlex.split(command) for command in ASKED.findall(GUIDE)]
+ASKED = re.compile(r"^\$ (.*)$|^\| `((?:graphsplit|python) .*?)` \|", re.MULTILINE)  # alone, and in tables
+COMMANDS = [shlex.split(alone or listed) for alone, listed in ASKED.findall(GUIDE)]
 
 
 def test_the_page_has_these_commands():

@@ -36,8 +36,8 @@ def chosen(plan: gs.Plan) -> str:
 def assert_same_numbers(step: gs.ParallelFunction, model: Momentum | Deep, x: tf.Tensor) -> None:
     """Compare three steps with those of the function itself, and the variables that they leave."""
     alone = type(model)()
-    for _ in range(3):  # (a loss is a mean of numbers of either sign that are about 1: rounding is 1e-7 of those)
-        np.testing.assert_allclose(step(x), alone.step(x), rtol=1e-5, atol=1e-6)
+    for _ in range(3):  # (a first loss of 8e-4 is a mean of numbers of either sign about .05, of which 2e-7 is 4e-6)
+        np.testing.assert_allclose(step(x), alone.step(x), rtol=1e-5, atol=2e-7)
     for name in vars(model):
         for own, expected in zip(getattr(model, name), getattr(alone, name), strict=True):
             np.testing.assert_allclose(own, expected, rtol=1e-5, atol=1e-6)
@@ -46,13 +46,17 @@ def assert_same_numbers(step: gs.ParallelFunction, model: Momentum | Deep, x: tf
 def test_all_devices_are_used_where_everything_fits():
     model = Momentum()
     plan = gs.parallelize(model.step, devices=4, memory="1GiB", machine=machine_of(link=1e3)).plan(batch())
-    columns = plan.mesh.columns or (plan.devices,)
-    assert len({device for own in columns for device in own}) == 4, "plan='auto' would take fewer: sending is slow"
+    assert len({device for own in plan.mesh.columns for device in own}) == 4, "plan='auto' would take fewer"
+    assert chosen(plan).startswith("4 devices, mesh batch 2 x model 2, variables mirrored but kernel_")
+    assert "the fastest of 6 that fit" in chosen(plan)
     compared = [note for note in plan.notes if note.startswith("compared with ")]
-    ways = [text.split(":")[0] for text in (chosen(plan), *[note.removeprefix("compared with ") for note in compared])]
-    assert {f"4 devices, variables {own}" for own in ("home", "mirrored", "sharded")} <= set(ways)
-    assert any(way.startswith("4 devices, mesh ") for way in ways)
-    assert all(way.startswith("4 devices, ") for way in ways)
+    assert [note.split(":")[0].split(" but ")[0] for note in compared] == [
+        "compared with 4 devices, mesh batch 2 x model 2, variables home",
+        "compared with 4 devices, mesh batch 2 x model 2, variables sharded",
+        "compared with 4 devices, variables mirrored",
+        "compared with 4 devices, variables home",
+        "compared with 4 devices, variables sharded",
+    ]
     assert all(note in str(plan) for note in compared)
 
 
@@ -69,6 +73,7 @@ def test_state_is_divided_where_only_that_fits():
             held[device] = held.get(device, 0) + count
     assert len(held) == 4
     assert max(held.values()) <= state / 3
+    assert chosen(step.plan(batch())).startswith("4 devices, mesh model 4, variables home but kernel_0_momentum, ")
     assert step.plan(batch()).devices == tuple(dict.fromkeys(step.plan(batch()).devices)), "no micro-batches"
 
 
@@ -119,7 +124,7 @@ def test_nothing_fits():
         ).plan(batch())
     first, *lines = str(error.value).splitlines()
     assert first.startswith("The function does not fit: each device may hold 1.5 MB, and of ")
-    assert "for up to 4 devices the smallest, 4 devices, mesh model 4, variables " in first
+    assert "for up to 4 devices the smallest, 4 devices, mesh model 4, variables home but kernel_0_momentum, " in first
     assert lines[0].startswith("  - ")
     parts = lines[: lines.index("What would help most:")]
     assert {line.split(maxsplit=3)[3].split(":")[0] for line in parts} >= {

@@ -75,6 +75,7 @@ def test_layouts_are_found_on_a_mesh(mesh: dict[str, int]):
         assert [f" along {axis!r} (" in line and "), used where its parts are" in line for line in lines] == [True]
         assert lines[0].replace(":", "/momentum:", 1) in str(plan)
     assert f"layer/up: dimension 1 along {axis!r} (8, 7)" in str(plan)
+    assert f"layer/bias: dimension 0 along {axis!r} (8, 7)" in str(plan)
     held = held_by_device([*model.weights, *model.slots])
     assert len(held) >= 2
     assert max(held.values()) <= 8 / 15 * sum(held.values()), "each column has its part, and nobody all"
@@ -126,7 +127,6 @@ def test_a_slow_link_is_not_crossed():
     assert not any(note.startswith("along ") for note in plan.notes)
 
 
-@pytest.mark.long
 def test_under_a_memory_on_a_mesh():
     model, x = Perceptron(64, 255), numbers(8, 64)
     mesh, whole = {"batch": 2, "model": 2}, sum(held_by_device([*model.weights, *model.slots]).values())

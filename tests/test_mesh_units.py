@@ -273,6 +273,7 @@ def lays(layout: Any) -> Callable[[], None]:
         ),
         (lambda: gs.cut("model", blocks=(4, 0)), "cut('model', blocks=0): blocks is a number of at least 1"),
         (lays((None, gs.cut("modle", unit=4))), "has no axis 'modle'; it has 'batch', 'model'. Did you mean 'model'?"),
+        (lays((None, gs.cut("batch", unit=4))), "has no units. Write 'batch'"),
         (lays((None, gs.cut("batch", unit=4, in_place=True))), "has no units. Write 'batch'"),
         (lays((gs.cut("model"), HEADS)), "names axis 'model' twice"),
         (lays((HEADS, "mirrored")), "has no axis 'mirrored'"),

@@ -14,6 +14,7 @@ import graphsplit as gs
 from graphsplit.core.errors import CheckError
 from graphsplit.emission import check_emitted, emit
 from tests.test_mesh import devices_of
+from tests.test_mesh_loops import flows
 
 SEED = tf.constant([3, 5])
 
@@ -103,7 +104,11 @@ def test_in_a_loop():
 
     x = tf.ones((3, 4, 50, 60))
     parallel = gs.parallelize(turns, mesh=mesh, devices=devices_of(mesh))
-    check(parallel.plan(x))
+    plan = parallel.plan(x)
+    check(plan)
+    bodies = [body for loop in flows(plan.program) for body in loop.bodies.values()]
+    drawn = [op.out_shapes[0] for body in bodies for op in body.ops if op.type == "StatelessRandomUniformV2"]
+    assert set(drawn) == {(3, 4, 50, 60)}
     np.testing.assert_array_equal(parallel(x), turns(x))
 
 

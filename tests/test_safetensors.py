@@ -86,8 +86,9 @@ def test_loaded(layout: str, kind: str, tmp_path: Path, monkeypatch: pytest.Monk
     assert all(parts.in_parts for parts in held if layout != "mirrored")
     for a, b in zip(model.weights, source.weights, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy(), err_msg=a.path)
-    if layout != "axes":
-        np.testing.assert_allclose(gs.parallelize(model, devices=3)(X), source(X), rtol=1e-4, atol=1e-5)
+    mesh = LAYOUTS[layout].get("mesh")
+    step = gs.parallelize(model, devices=3 if mesh is None else None, mesh=mesh)
+    np.testing.assert_allclose(step(X), source(X), rtol=1e-4, atol=1e-5)
 
 
 def test_dtypes_and_scalars(tmp_path: Path):

@@ -171,7 +171,7 @@ def test_the_plan_that_fits_is_chosen_without_values():
     with gs.without_values():
         model, optimizer = made()
     step = gs.parallelize(step_of(model, optimizer), devices=2, memory="1GB")
-    step.plan(X)
+    assert [note for note in step.plan(X).notes if note.startswith("chosen automatically: ")]
     gs.initialize([model, optimizer])
     expected_model, expected_optimizer = made()
     np.testing.assert_allclose(step(X), step_of(expected_model, expected_optimizer)(X), rtol=1e-5)
