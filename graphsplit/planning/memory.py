@@ -18,7 +18,7 @@ from typing import NamedTuple
 from graphsplit.planning.communication.transfers import Relay, Slice, Sum
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.tasks import OPERATION, SEND, PlannedTask, Tasks, few_tasks_of
-from graphsplit.program.program import COPIES, Op, Tensor
+from graphsplit.program.program import COPIES, SIZES, Op, Tensor
 
 SAME_BUFFER = frozenset(
     {
@@ -27,7 +27,8 @@ SAME_BUFFER = frozenset(
     }
 )
 """Operations that hand on the buffer that they read."""
-_NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp", "Sizes"})
+NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp", SIZES})
+"""Operations whose result is there at any time: nothing is held for it."""
 _AXIS = {"Split": 0, "SplitV": 2}  # which operand is the axis along which an operation cuts
 _ALIGNED_BYTES = 64
 
@@ -160,7 +161,7 @@ def _let_pieces_wait(plan: Decisions, found: Tasks, of: Sequence[Sequence[int | 
 
 
 def _has_none(plan: Decisions, task: PlannedTask) -> bool:
-    return task.kind == OPERATION and task.op is not None and plan.program.ops[task.op].type in _NO_BUFFER
+    return task.kind == OPERATION and task.op is not None and plan.program.ops[task.op].type in NO_BUFFER
 
 
 def _has_own(plan: Decisions, task: PlannedTask) -> bool:
@@ -213,7 +214,7 @@ def held_bytes(plan: Decisions) -> int:
 
 
 def _has_buffer(op: Op) -> bool:
-    return op.type not in _NO_BUFFER and op.type not in SAME_BUFFER
+    return op.type not in NO_BUFFER and op.type not in SAME_BUFFER
 
 
 def _own(plan: Decisions, op: Op) -> Iterator[Tensor]:

@@ -16,14 +16,13 @@ from dataclasses import replace
 import tensorflow as tf
 
 from graphsplit.graph.walks import reached
-from graphsplit.planning.memory import SAME_BUFFER
+from graphsplit.planning.memory import NO_BUFFER, SAME_BUFFER
 from graphsplit.planning.schedule.scheduling import seeds_of
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
 
 _LEAST_BYTES = 2**16  # what is smaller is not worth a wait
 _SOON = 8  # large operations later: branches of a network may run beside each other
-_THERE = frozenset({"Const", "Placeholder", "ReadVariableOp", "Sizes"})  # at any time, and nothing is held for it
 
 
 def with_late_operations(program: Program, steps: Sequence[Step]) -> Program:
@@ -68,9 +67,9 @@ def _places(program: Program) -> tuple[list[int], list[int], list[int]]:
     for op in program.ops:
         place.append(large)
         ready.append(max([runs[i] for i in op.sources], default=-1))
-        is_early = op.type in _THERE or large - ready[-1] > _SOON
+        is_early = op.type in NO_BUFFER or large - ready[-1] > _SOON
         runs.append(ready[-1] if is_early else large)
-        large += op.type not in _THERE and sum(op.out_bytes) >= _LEAST_BYTES
+        large += op.type not in NO_BUFFER and sum(op.out_bytes) >= _LEAST_BYTES
     return place, ready, runs
 
 
@@ -101,9 +100,9 @@ def _holds_more(program: Program, op: Op, freed: Iterable[Tensor]) -> bool:
       op: which.
       freed: what nobody reads any more by then.
     """
-    if op.type in SAME_BUFFER or op.type in _THERE or op.stateful or op.writes or op.bodies:
+    if op.type in SAME_BUFFER or op.type in NO_BUFFER or op.stateful or op.writes or op.bodies:
         return False
-    held = {tensor for tensor in freed if program.ops[tensor.op].type not in _THERE}
+    held = {tensor for tensor in freed if program.ops[tensor.op].type not in NO_BUFFER}
     return tf.variant not in op.out_dtypes and sum(op.out_bytes) >= max(_LEAST_BYTES, 1 + sum(map(program.bytes, held)))
 
 
