@@ -184,10 +184,10 @@ def _are_rows(op: Op) -> bool:
 
     TensorFlow copies none if each row begins where buffers may begin (`split_v_op.cc`, `ComputeEasyCases`).
     """
-    if op.out_shapes[0] is None or None in op.out_shapes[0]:
+    shape = op.out_shapes[0]
+    if shape is None or None in shape:
         return False
-    row = [size or 0 for size in (op.out_shapes[0] or ())[1:]]
-    return int(math.prod(row)) * int(op.out_dtypes[0].size or 1) % _ALIGNED_BYTES == 0
+    return int(math.prod([size or 0 for size in shape[1:]])) * int(op.out_dtypes[0].size or 1) % _ALIGNED_BYTES == 0
 
 
 def _most(buffers: list[LiveBuffer]) -> Alive:

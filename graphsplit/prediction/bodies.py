@@ -12,7 +12,7 @@ from graphsplit.costs.seconds import Costs, sample_key
 from graphsplit.costs.work import Described, bytes_of, work_of
 from graphsplit.emission.shards.sizes import described, shapes_on
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
-from graphsplit.prediction.buffers import SAME_BUFFER
+from graphsplit.planning.memory import SAME_BUFFER
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import origin, turns_of
 

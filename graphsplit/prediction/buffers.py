@@ -6,11 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from graphsplit.planning import memory
 from graphsplit.prediction.replay import TaskTimes
-
-SAME_BUFFER = memory.SAME_BUFFER | {"Switch", "Merge"}
-"""Operations that hand on the buffer that they read."""
 
 
 class Buffer(NamedTuple):

@@ -12,11 +12,11 @@ from graphsplit.costs.families import FREE
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.seconds import Costs
 from graphsplit.planning.communication.transfers import Concatenation, Slice
-from graphsplit.planning.memory import result_buffers
+from graphsplit.planning.memory import SAME_BUFFER, result_buffers
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Result, tasks_of
 from graphsplit.planning.waits import TURN, with_waits
-from graphsplit.prediction.buffers import SAME_BUFFER, Buffer, allocated
+from graphsplit.prediction.buffers import Buffer, allocated
 from graphsplit.prediction.compiled_work import Member, compiled_together, work_of_call
 from graphsplit.prediction.replay import Resource, Task, replay
 from graphsplit.prediction.routes import Routes
@@ -121,7 +121,8 @@ class _Writer:
                 self._write_send(own[0], task)
             else:
                 self._write_task(own[0], task)
-        given = [t for t in self._planned if self._is_op(t) and self._plan.program.ops[t.op or 0].type == "Placeholder"]
+        ops = self._plan.program.ops
+        given = [t for t in self._planned if t.kind == OPERATION and ops[t.op or 0].type == "Placeholder"]
         arguments: dict[str, int] = {}
         for task in given:
             if task.op in self._plan.program.inputs:
@@ -136,9 +137,6 @@ class _Writer:
             tuple(self._unknown),
             len(given),
         )
-
-    def _is_op(self, task: PlannedTask) -> bool:
-        return task.kind == OPERATION
 
     def _write_task(self, n: int, task: PlannedTask) -> None:
         cost = self._prices.of(task)

@@ -56,10 +56,6 @@ class Sizes:
         """Return what a node makes."""
         return self._found[name]
 
-    def add(self, name: str, references: Sequence[str]) -> None:
-        """Let a node that is not in the graph make what some references name: a call in place of others."""
-        self._found[name] = [self.of(reference) for reference in references]
-
     def of(self, reference: str) -> Described:
         """Return the tensor that a reference names."""
         name, index = split_reference(reference)
