@@ -10,7 +10,7 @@ import tensorflow as tf
 
 from graphsplit.costs.seconds import Costs, sample_key
 from graphsplit.costs.work import Described, bytes_of, work_of
-from graphsplit.emission.shards.sizes import described, shapes_on
+from graphsplit.emission.shards.sizes import described_on
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.planning.memory import SAME_BUFFER
 from graphsplit.program.program import Op, Program, Tensor
@@ -92,11 +92,7 @@ def body_operations(body: Program, plan: Any, rows: tuple[int, ...], d: int | No
         sharded = step.shards if step is not None else None
         if step is not None and not (step.home or sharded):
             continue
-        wants, gives = (sharded.wants, sharded.gives) if sharded and d is not None else (None, None)
-        read_dtypes = [body.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
-        reads = described(shapes_on(op.in_shapes, wants, rows, d or 0), read_dtypes)
-        makes = described(shapes_on(op.out_shapes, gives, rows, d or 0), op.out_dtypes)
-        yield BodyOperation(op, sharded.bodies if sharded else {}, reads, makes)
+        yield BodyOperation(op, sharded.bodies if sharded else {}, *described_on(body, op, sharded, rows, d))
 
 
 _ELEMENT = {"TensorListPushBack": 1, "TensorListSetItem": 2}
@@ -178,12 +174,6 @@ def _put(body: Program, output: Tensor) -> list[tuple[int, int]]:
 def _bytes_of(
     body: Program, operand: int, reader: int, plan: Any, rows: tuple[int, ...], d: int | None, unknown_size: int | None
 ) -> int:
-    op = body.ops[reader]
     sharded = plan.steps[reader].shards if plan is not None else None
-    wants = sharded.wants if sharded is not None and d is not None else None
-    tensor = op.inputs[operand]
-    dtype = body.ops[tensor.op].out_dtypes[tensor.index]
-    [element] = described(
-        shapes_on([op.in_shapes[operand]], None if wants is None else [wants[operand]], rows, d or 0), [dtype]
-    )
-    return bytes_of(element, unknown_size)
+    reads, _ = described_on(body, body.ops[reader], sharded, rows, d)
+    return bytes_of(reads[operand], unknown_size)

@@ -12,7 +12,7 @@ from graphsplit.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.costs.seconds import Costs, sample_key
 from graphsplit.costs.work import Described, Work, bytes_of, is_known, work_of
 from graphsplit.emission.kernels import Kernel, Kernels
-from graphsplit.emission.shards.sizes import alike, described, shapes_on
+from graphsplit.emission.shards.sizes import alike, described_on
 from graphsplit.planning.communication.transfers import Concatenation, Slice
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import OPERATION, PlannedTask, Result
@@ -201,11 +201,7 @@ class TaskCosts:
 
     def _described(self, op: Op, d: int | None) -> tuple[Sequence[Described], Sequence[Described]]:
         """Return what an operation reads and makes, on a shard or (None) once."""
-        shards = self._plan.steps[op.index].shards if d is not None else None
-        wants, gives = (shards.wants, shards.gives) if shards else (None, None)
-        dtypes = [self._plan.program.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
-        reads = described(shapes_on(op.in_shapes, wants, self._plan.rows, d or 0), dtypes)
-        return reads, described(shapes_on(op.out_shapes, gives, self._plan.rows, d or 0), op.out_dtypes)
+        return described_on(self._plan.program, op, self._plan.steps[op.index].shards, self._plan.rows, d)
 
 
 def _made(op: Op) -> Sequence[Described]:

@@ -26,6 +26,8 @@ from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.costs.work import Described
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.planning.plan import Plan
+from graphsplit.program.program import Op, Program
+from graphsplit.rules import Sharded
 
 Outputs = Sequence[Described]
 
@@ -91,13 +93,8 @@ class Sizes:
 
     def _shapes_of_op(self, position: int, shard: int | None) -> Outputs:
         op, step = self._plan.program.ops[position], self._plan.steps[position]
-        if shard is None or step.shards is None:
-            return described(op.out_shapes, op.out_dtypes)
-        shapes = [
-            on_shard(shape, layout, self._plan.rows, shard)
-            for shape, layout in zip(op.out_shapes, step.shards.gives, strict=True)
-        ]
-        return described(shapes, op.out_dtypes)
+        gives = step.shards.gives if step.shards and shard is not None else None
+        return described(shapes_on(op.out_shapes, gives, self._plan.rows, shard or 0), op.out_dtypes)
 
 
 def described(shapes: Sequence[Shape | None], dtypes: Sequence[tf.DType]) -> list[Described]:
@@ -140,6 +137,24 @@ def shapes_on(
     if layouts is None:
         return shapes
     return [on_shard(shape, layout, rows, d) for shape, layout in zip(shapes, layouts, strict=True)]
+
+
+def described_on(
+    program: Program, op: Op, sharded: Sharded | None, rows: tuple[int, ...], d: int | None
+) -> tuple[Sequence[Described], Sequence[Described]]:
+    """Return what an operation reads and makes.
+
+    Args:
+      program: the operation's.
+      op: which.
+      sharded: how it runs on the shards; None if it does not.
+      rows: of every shard.
+      d: the shard that runs it; None for once, on whole tensors.
+    """
+    wants, gives = (sharded.wants, sharded.gives) if sharded and d is not None else (None, None)
+    dtypes = [program.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
+    reads = described(shapes_on(op.in_shapes, wants, rows, d or 0), dtypes)
+    return reads, described(shapes_on(op.out_shapes, gives, rows, d or 0), op.out_dtypes)
 
 
 def _same(_: Any, inputs: Outputs, __: Any) -> Outputs:
