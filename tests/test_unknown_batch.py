@@ -13,8 +13,10 @@ from keras import layers
 
 import graphsplit as gs
 from benchmarks.coverage_models import MODELS
+from graphsplit.core.errors import CheckError
 from graphsplit.core.sizes.symbolic_sizes import rows as rows_
 from graphsplit.emission import emit
+from graphsplit.emission.shards.random_numbers import own_numbers
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.law import assert_close, assert_law
 from tests.rule_cases import CASES, Case
@@ -178,6 +180,19 @@ def test_random_numbers_are_those_of_one_device(shape: tuple[int | None, ...], m
         x = tf.zeros((rows, *shape[1:]), dtype)
         np.testing.assert_array_equal(parallel(x).numpy(), noisy(x).numpy())
     assert any(step.shards and step.shards.draw for step in parallel.plan(x).steps)
+
+
+def test_numbers_are_not_drawn_by_stand_ins_for_sizes() -> None:
+    """Whoever asks for the numbers of a known shape, where it is not known, would get those of some other shape."""
+
+    def noisy(x):
+        return x + tf.random.stateless_uniform(tf.shape(x), [1, 2])
+
+    parallel = gs.parallelize(tf.function(noisy, input_signature=[tf.TensorSpec((None, 6))]), devices=2)
+    ops = parallel.plan(tf.zeros((8, 6))).program.ops
+    [drawn] = [op for op in ops if op.type == "StatelessRandomUniformV2"]
+    with pytest.raises(CheckError, match=r"draws numbers of the shape .* as if it were known"):
+        own_numbers(drawn, "numbers", ["shape", "key", "counter", "algorithm"], range(4))
 
 
 def test_independent_random_numbers_differ_between_shards() -> None:

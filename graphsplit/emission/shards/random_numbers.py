@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from graphsplit.core.errors import CheckError
 from graphsplit.core.protos.graphdefs import constant_node, copied, make_node
 from graphsplit.core.protos.node_writer import Writer
 from graphsplit.program.program import Op
@@ -26,8 +27,13 @@ def own_numbers(op: Op, name: str, inputs: Sequence[str], rows: range | None = N
       name: of the node that yields the numbers.
       inputs: what it reads; a shape operand already says how many numbers there are along each axis.
       rows: which entries of its first axis are drawn; None for all.
+
+    Raises:
+      CheckError: if it is not known how many there are: see `measured_rows`.
     """
-    draw, shape = draw_of(op), [int(size or 0) for size in op.out_shapes[0] or ()]
+    draw, shape = draw_of(op), [size for size in op.out_shapes[0] or () if type(size) is int]
+    if op.out_shapes[0] is None or len(shape) < len(op.out_shapes[0]):
+        raise CheckError(f"{op.type} {op.name!r} draws numbers of the shape {op.out_shapes[0]}, as if it were known.")
     own, part = [range(size) for size in shape], part_drawn(op.node)
     if part is not None:
         own[part.axis], shape[part.axis] = range(part.begin, part.begin + shape[part.axis]), part.length

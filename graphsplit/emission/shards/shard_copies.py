@@ -83,7 +83,7 @@ class ShardCopies:
             return self._zeros_elsewhere(op, inputs, own, d, device)
         if own:
             inputs[1:3] = self._own_rows(op, inputs, own, d, device)
-        if sharded.draw or part_drawn(op.node):
+        if sharded.draw or part_drawn(op.node) is not None:
             return self._draw(op, sharded, inputs, d, device)
         if sharded.weighted and self._mesh.shards > 1:
             return self._weighted(op, sharded, inputs, d, device)
@@ -204,16 +204,16 @@ class ShardCopies:
 
     def _draw(self, op: Op, sharded: Sharded, inputs: Sequence[str], d: int, device: str) -> Any:
         """Write a random op that draws the numbers of shard `d`."""
-        name, layout, draw = self._draft.prefixes[d] + op.name, sharded.gives[0], sharded.draw
-        is_part = part_drawn(op.node) is not None
+        name, layout = self._draft.prefixes[d] + op.name, sharded.gives[0]
+        draw = sharded.draw if part_drawn(op.node) is None else None  # (parts are those of one device, of known sizes)
         if self._mesh.axis:  # (who plans the rows says which of them are drawn)
             assert isinstance(layout, Shard)
             nodes = [copied(op.node, name, inputs)]
             begin = sum([layout.own(self._mesh.rows, before) for before in range(d)])
             note_part(nodes[0], PartDrawn(layout.axis, begin, layout.size(0)))
-        elif draw and self._random == "independent" and not is_part:
+        elif draw and self._random == "independent":
             nodes = random_numbers.own_stream(op.node, name, inputs, draw, d)
-        elif draw and self._draft.program.symbols and not is_part:
+        elif draw and self._draft.program.symbols:
             assert isinstance(layout, Shard)
             shape = [size or 0 for size in op.out_shapes[0] or ()]
             each = [Polynomial.of(size) for size in (*shape[1:], layout.blocks[0])]
