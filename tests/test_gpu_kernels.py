@@ -15,7 +15,10 @@ from benchmarks.steps import make_parts, single_device_step
 from benchmarks.workloads import WORKLOADS, data, workload
 from graphsplit.core.gpus.kernel_devices import kernel_devices
 from graphsplit.core.protos.graphdefs import make_node
+from graphsplit.costs.machine import Device, Link, Machine
+from graphsplit.costs.seconds import Costs
 from graphsplit.emission import check_emitted, emit
+from graphsplit.prediction.task_writing import machine_tasks
 from tests.helpers.gpu_plans import plan_for_gpus, without_gpu_kernel
 from tests.helpers.policies import policy
 
@@ -223,6 +226,22 @@ def test_moves_of_every_kind():
     found = without_gpu_kernel(emit(plan))
     assert line.partition(": ")[2] == "1 Max, 1 Sum, 1 reduce of int16"
     assert found == {"Max": 3, "Sum": 3, "AddN": 1}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "resource"), [(tf.int64, "threads of host 0"), (tf.int32, "stream of /device:GPU:0")]
+)
+def test_predicted_moves_run_where_a_kernel_is(dtype: tf.DType, resource: str):
+    """GPUs cut tensors of 32 bits; those of 64-bit integers are cut by the host's threads."""
+    plan = plan_for_gpus(lambda x: x * x, [tf.ones((7, 3), dtype)])
+    box = Machine(
+        "box", Device("GPU", "GPU", {"float32": 1e12}, {"float32": 1e12}, 1e12, 1e12), 3, Link("PCIe", 1e9, 0.0)
+    )
+    tasks = machine_tasks(plan, box, Costs(box.device)).tasks
+    [cut] = [task for task in tasks if task.name.startswith("scatter/")]
+    products = {task.uses for task in tasks if task.name.startswith("shard_") and task.seconds}
+    assert cut.uses == (resource,)
+    assert ("stream of /device:GPU:0",) in products
 
 
 def test_a_placement_says_what_will_run_on_the_host():

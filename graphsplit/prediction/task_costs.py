@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
-from graphsplit.core.gpus.kernel_devices import kernel_devices
+from graphsplit.core.gpus.kernel_devices import has_moving_kernel, kernel_devices
 from graphsplit.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.costs.seconds import Costs, sample_key
 from graphsplit.costs.work import Described, Work, bytes_of, is_known, work_of
@@ -91,12 +91,14 @@ class TaskCosts:
         return self._known[key]
 
     def runs_on_host(self, task: PlannedTask) -> bool:
-        """Return whether GPUs have no kernel for an operation."""
-        if task.kind != OPERATION or task.op is None:
-            return False
-        op = self._plan.program.ops[task.op]
+        """Return whether GPUs have no kernel for what a task becomes, with its types."""
+        ops = self._plan.program.ops
+        is_op = task.kind == OPERATION and task.op is not None and ops[task.op].type not in (COPIES, SIZES)
+        if not is_op:
+            return not has_moving_kernel(self.of(task).type, self._dtype(task), "GPU")
+        op = ops[task.op or 0]
         if op.index not in self._on_host:
-            self._on_host[op.index] = op.type not in (COPIES, SIZES) and "GPU" not in kernel_devices(op.node)
+            self._on_host[op.index] = "GPU" not in kernel_devices(op.node)
         return self._on_host[op.index]
 
     def bytes(self, result: Result) -> int:

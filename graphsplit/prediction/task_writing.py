@@ -147,7 +147,9 @@ class _Writer:
         after = self._before((n,))
         if self._has_constants(task) and all(self._placed[k].kind == "wait" for k in after):
             after.append(self._add(Task("constants"), Placed(task.device, "wait", "Const")))
-        self._compute((n,), self._name(task), after, cost, on_host=self._prices.runs_on_host(task))
+        on_stream = cost.seconds > 0 and self._routes.computes_on(task.device).startswith("stream")
+        on_host = on_stream and self._prices.runs_on_host(task)
+        self._compute((n,), self._name(task), after, cost, on_host=on_host)
 
     def _has_constants(self, task: PlannedTask) -> bool:
         """Return whether it reads constants of its own: where nothing else is waited for, they say when it begins."""
@@ -191,7 +193,7 @@ class _Writer:
         key = (device, family, on_host)
         if key not in self._uses:
             host, name = self._machine.host, self._routes.computes_on(device)
-            if on_host and name.startswith("stream"):
+            if on_host:
                 name = f"threads of host {self._machine.host_of(device)}"
             slowdown = host.slowdown_of.get(family, host.slowdown) if name.startswith("threads") else (1.0,)
             self._uses[key] = (name,), slowdown

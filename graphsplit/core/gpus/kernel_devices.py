@@ -12,6 +12,7 @@ from graphsplit.core.tensorflow_internals import op_definition, registered_kerne
 
 _DEFAULT = "DEFAULT"  # kernels for every kind of device that has none of its own: TensorFlow's `DEVICE_DEFAULT`
 _KINDS = ("CPU", "GPU")
+_INDICES = {"SplitV": {"Tlen": tf.int64}, "ConcatV2": {"Tidx": tf.int32}, "Slice": {"Index": tf.int32}}
 
 
 def kernel_devices(node: Any) -> frozenset[str]:
@@ -38,8 +39,17 @@ def can_be_cut(dtype: tf.DType, kind: str = "CPU") -> bool:
     """
     if dtype in (tf.resource, tf.variant):
         return True  # (handles and lists are never cut: each shard has its own)
-    types = {"SplitV": {"Tlen": tf.int64}, "ConcatV2": {}, "Slice": {"Index": tf.int32}}
-    return all(kind in kernel_devices(make_node("node", name, [], T=dtype, **more)) for name, more in types.items())
+    return all(has_moving_kernel(op_type, dtype, kind) for op_type in ("SplitV", "ConcatV2", "Slice"))
+
+
+@functools.cache
+def has_moving_kernel(op_type: str, dtype: tf.DType, kind: str) -> bool:
+    """Return whether a kind of device has a kernel for an operation, in the form in which tensors are moved by it.
+
+    >>> has_moving_kernel("SplitV", tf.float32, "CPU"), has_moving_kernel("SplitV", tf.qint8, "CPU")
+    (True, False)
+    """
+    return kind in kernel_devices(make_node("moving", op_type, [], T=dtype, **_INDICES.get(op_type, {})))
 
 
 class RegisteredKernel(NamedTuple):

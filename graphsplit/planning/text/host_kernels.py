@@ -3,12 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
 
-import tensorflow as tf
-
-from graphsplit.core.gpus.kernel_devices import kernel_devices
-from graphsplit.core.protos.graphdefs import make_node
+from graphsplit.core.gpus.kernel_devices import has_moving_kernel, kernel_devices
 from graphsplit.planning.communication.transfers import Concatenation, Slice, Sum, Value
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.propagation.owners import computing_devices
@@ -36,7 +32,7 @@ def host_kernels_text(plan: Decisions) -> str:
         tensor = collective.moves[0].tensor
         dtype = plan.program.ops[tensor.op].out_dtypes[tensor.index]
         made = {_made_by(value) for value in collective.values if "GPU" in value.device}
-        if any("GPU" not in kernel_devices(_node(op_type, dtype)) for op_type in made if op_type):
+        if not all(has_moving_kernel(op_type, dtype, "GPU") for op_type in made if op_type):
             found[f"{collective.kind} of {dtype.name}"] += len(collective.moves)
     return ", ".join(f"{count} {what}" for what, count in found.most_common())
 
@@ -55,9 +51,3 @@ def _made_by(value: Value) -> str:
     if isinstance(value, Concatenation):
         return "ConcatV2"
     return _REDUCTIONS[value.reduction] if isinstance(value, Sum) else ""
-
-
-def _node(op_type: str, dtype: tf.DType) -> Any:
-    """Return an operation that moves tensors, in the form in which kernels are chosen."""
-    indices = {"SplitV": {"Tlen": tf.int64}, "ConcatV2": {"Tidx": tf.int32}}
-    return make_node("made", op_type, [], T=dtype, **indices.get(op_type, {}))
