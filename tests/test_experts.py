@@ -13,7 +13,10 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.planning.communication.traffic import traffic
+from tests.helpers.float64 import float64
 from tests.test_mesh import Made, assert_law, devices_of, numbers, sgd, variable
+
+__all__ = ["float64"]
 
 WIDTH, HIDDEN, TOKENS, EXPERTS, ROOM = 8, 12, 6, 8, 4
 
@@ -269,25 +272,21 @@ class Experts(keras.layers.Layer):
 
 
 @pytest.mark.long
+@pytest.mark.usefixtures("float64")
 def test_fit(tmp_path: Any):
     x = np.random.default_rng(0).normal(size=(13, 6))
     weights = []
-    keras.backend.set_floatx("float64")
-    try:
-        for mesh in (None, {"batch": 2}):
-            keras.utils.set_random_seed(1)
-            net = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6), Experts(name="experts")])
-            layout = {
-                "experts/up": (gs.cut("batch", in_place=True),),
-                "experts/down": (gs.cut("batch", in_place=True),),
-            }
-            model = net if mesh is None else gs.multi_gpu_model(net, mesh=mesh, variables={**layout, "*": "home"})
-            model.compile(keras.optimizers.Adam(0.01, epsilon=1e-2), "mse")
-            model.fit(x, x, batch_size=5, epochs=2, shuffle=False, verbose=0)
-            model.save_weights(tmp_path / f"{mesh is None}.weights.h5")
-            weights.append([*model.get_weights(), model.predict(x, verbose=0)])
-    finally:
-        keras.backend.set_floatx("float32")
-        keras.config.set_dtype_policy("float32")  # (which Keras has made of the other one meanwhile, and keeps)
+    for mesh in (None, {"batch": 2}):
+        keras.utils.set_random_seed(1)
+        net = keras.Sequential([keras.Input((6,)), keras.layers.Dense(6), Experts(name="experts")])
+        layout = {
+            "experts/up": (gs.cut("batch", in_place=True),),
+            "experts/down": (gs.cut("batch", in_place=True),),
+        }
+        model = net if mesh is None else gs.multi_gpu_model(net, mesh=mesh, variables={**layout, "*": "home"})
+        model.compile(keras.optimizers.Adam(0.01, epsilon=1e-2), "mse")
+        model.fit(x, x, batch_size=5, epochs=2, shuffle=False, verbose=0)
+        model.save_weights(tmp_path / f"{mesh is None}.weights.h5")
+        weights.append([*model.get_weights(), model.predict(x, verbose=0)])
     for one, own in zip(*weights, strict=True):
         np.testing.assert_allclose(one, own, 1e-9, 1e-10)

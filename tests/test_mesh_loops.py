@@ -328,6 +328,25 @@ def test_what_does_not_settle_is_whole():
     assert "used where its parts are" in str(parallel.plan(x))
 
 
+@pytest.mark.long
+def test_a_bias_that_is_whole_joins_gates():
+    """Kernels in parts, and a bias at home: each turn exchanges something once, and kernels stay where they are."""
+    layout = {"recurrent/*/kernel": (None, "model"), "recurrent/*/recurrent_kernel": (None, "model"), "*": "home"}
+    x, y = numbers(7, 6, WIDTH).astype(np.float32), numbers(7, 3).astype(np.float32)
+    found = []
+    for split in (False, True):
+        template = keras_model("LSTM")
+        model = gs.multi_gpu_model(template, mesh=ONE_ROW, variables=layout) if split else template
+        model.compile(keras.optimizers.SGD(0.1), "mse")
+        history = model.fit(x, y, batch_size=5, epochs=2, shuffle=False, verbose=0).history["loss"]
+        found.append([history, model.predict(x, verbose=0)])
+    plan = gs.parallelize(lambda x: template(x), mesh=ONE_ROW).plan(tf.constant(x))
+    assert_in_parts(plan, ONE_ROW, [(WIDTH, 40), (10, 40)])
+    assert sum(moved_inside(plan).values()) == 1
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, 1e-5, 1e-6)  # float32
+
+
 def keras_model(kind: str) -> keras.Model:
     keras.utils.set_random_seed(3)
     layers = keras.layers
