@@ -143,6 +143,22 @@ def test_lengths_that_depend_on_each_other() -> None:
     assert {op.type for op in plan.sharded_ops} >= {"Mul", "Softmax"}, str(plan)
 
 
+def test_channels_of_which_nobody_knows_whether_they_are_in_groups() -> None:
+    """A filter for one channel makes groups of all others: samples are cut, whatever becomes of the channels."""
+
+    @tf.function(input_signature=[tf.TensorSpec((None, 5, 6, None))])
+    def f(x):
+        return tf.nn.conv2d(x, tf.ones((3, 3, 1, 2 * tf.shape(x)[3])), 1, "SAME")
+
+    parallel = gs.parallelize(f, devices=2)
+    for rows, channels in ((3, 1), (2, 4), (1, 3)):
+        x = tf.reshape(tf.range(30.0 * rows * channels), (rows, 5, 6, channels))
+        assert_close(parallel(x), f(x))
+    plan = parallel.plan(x)
+    assert len(plan.program.symbols) == 2
+    assert [op.type for op in plan.sharded_ops if op.type == "Conv2D"], str(plan)
+
+
 def test_lengths_that_are_broadcast_to_rows() -> None:
     """One row may meet many of something else: the result has neither as many rows, nor their product."""
 

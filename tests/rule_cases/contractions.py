@@ -77,6 +77,7 @@ case("Conv2D", "b562", "3323", strides=[1] * 4, padding="EXPLICIT", explicit_pad
 case("Conv2D", "b562", "3323", strides=[1] * 4, padding="SAME", dilations=[1, 2, 2, 1])
 case("Conv2D", "256b", "33b3", **_IMAGE)  # channels that are read, and made
 case("Conv2D", "2562", "332b", **_IMAGE)
+case("Conv2D", "b56B", "331B", **_IMAGE)  # a group for each of so many channels
 case("Conv3D", "2456b", "233b3", **_VOLUME)
 case("Conv", "b4562", "23323", **_VOLUME)
 case("Conv3D", "b4562", "23323", **_VOLUME)

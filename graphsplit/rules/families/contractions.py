@@ -6,6 +6,8 @@ A contracted batch axis gives a partial sum: that is every weight gradient of a 
 from __future__ import annotations
 
 import string
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -14,6 +16,9 @@ from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dims, Factors, Resize
 from graphsplit.rules.families.elementwise import result_dims
 from graphsplit.rules.registry import register
+
+Sizes = Sequence[Any] | np.ndarray | None
+"""What is known of a shape, which may be the value of an operand."""
 
 _M, _N, _K = 0, 1, 2
 
@@ -108,29 +113,32 @@ def _images(op: Op, rank: int, channel: int | None) -> Dims:
     return tuple(dims)
 
 
-def _channels(rank: int, of_images: int | None, of_filter: int | None) -> tuple[int | None, int | None, Dims]:
+def _channels(op: Op, rank: int, images: Sizes, kernel: Sizes) -> tuple[int | None, int | None, Dims]:
     """Return the factors of the channels that a convolution reads and makes, and the dims of its filter.
 
-    Those that it reads are summed for each that it makes. In groups, where a filter is for fewer than there are, both
-    must be whole.
+    Those that it reads are summed for each that it makes. They have none, and must be whole, in groups, where a filter
+    is for fewer than there are, and where the op has no channels that may be cut, or nobody knows how many there are.
 
     Args:
+      op: the convolution, or a gradient of it.
       rank: of its images.
-      of_images: how many channels the images have that the convolution reads.
-      of_filter: for how many a filter is.
+      images: the shape of those that the convolution reads, or None if it is not known.
+      kernel: the shape of its filter, or None.
     """
-    read, made = (1, 2) if of_images is not None and of_images == of_filter else (None, None)
+    count = images[_channel_axis(op, rank)] if images is not None and _has_channels(op) else None
+    is_cut = count is not None and kernel is not None and is_same(count, kernel[-2])
+    read, made = (1, 2) if is_cut else (None, None)
     return read, made, (*[None] * (rank - 2), read, made)
 
 
 @register("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv", linear=(0, 1))
-@register("Dilation2D")
 def convolution(op: Op) -> Factors | Declined:
-    """`n..i, ..io -> n..o`: samples are independent, and channels are summed. (In NCHW they are the second axis.)"""
+    """`n..i, ..io -> n..o`: samples are independent, and channels are summed, unless they are in groups.
+
+    (In NCHW channels are the second axis. Where `_channels` has no factors of them, they are whole: `n.., .. -> n..`.)
+    """
     rank = _rank(op) if op.type != "Conv" else len(op.out_shapes[0] or (0,) * 4)
-    if not _has_channels(op) or op.in_shapes[0] is None or op.in_shapes[1] is None:
-        return Factors((_samples(rank), None), (_samples(rank),))
-    read, made, dims = _channels(rank, op.in_shapes[0][_channel_axis(op, rank)], op.in_shapes[1][-2])
+    read, made, dims = _channels(op, rank, *op.in_shapes)
     sums = {} if read is None else {read: "sum"}
     return Factors((_images(op, rank, read), dims), (_images(op, rank, made),), sums)
 
@@ -146,16 +154,18 @@ def convolution_input_gradient(op: Op) -> Factors | Declined:
     sizes = shape_operand(op, 0)
     if sizes is None:
         return Declined("its input_sizes are not known when planning")
-    rank, shape = _rank(op), op.out_shapes[0]
-    if not _has_channels(op) or shape is None or op.in_shapes[1] is None:
-        resize = {0: (Resize(0, 0, sizes),) if len(sizes) == rank else ()}
-        return Factors((None, None, _samples(rank)), (_samples(rank),), resize=resize)
-    axis = _channel_axis(op, rank)
-    read, made, dims = _channels(rank, shape[axis], op.in_shapes[1][-2])
-    own = {0: 0} if read is None else {0: 0, read: axis}
+    rank = _rank(op)
+    read, made, dims = _channels(op, rank, op.out_shapes[0], op.in_shapes[1])
+    own = {0: 0} if read is None else {0: 0, read: _channel_axis(op, rank)}
     resize = {factor: (Resize(0, k, sizes),) if len(sizes) == rank else () for factor, k in own.items()}
     sums = {} if made is None else {made: "sum"}
     return Factors((None, dims, _images(op, rank, made)), (_images(op, rank, read),), sums, resize=resize)
+
+
+@register("Dilation2D")
+def dilation(op: Op) -> Factors | Declined:
+    """`(x, filter) -> y`, sample by sample."""
+    return Factors((_samples(4), None), (_samples(4),))
 
 
 @register("Dilation2DBackpropInput", linear=(2,))
@@ -179,11 +189,10 @@ def dilation_filter_gradient(op: Op) -> Factors | Declined:
 def convolution_filter_gradient(op: Op) -> Factors | Declined:
     """`(n..i, filter_sizes, n..o) -> ..io`: a sum over the samples, so one addend per device."""
     rank, sizes = _rank(op), shape_operand(op, 1)
-    if not _has_channels(op) or sizes is None or op.in_shapes[0] is None or len(sizes) != rank:
-        return Factors((_samples(rank), None, _samples(rank)), ((None,) * rank,), {0: "sum"})
-    read, made, dims = _channels(rank, op.in_shapes[0][_channel_axis(op, rank)], sizes[-2])
-    own = {} if read is None or made is None else {read: rank - 2, made: rank - 1}
-    resize = {factor: (Resize(1, k, sizes),) for factor, k in own.items()}
+    read, made, dims = _channels(op, rank, op.in_shapes[0], sizes)
+    resize = {}
+    if sizes is not None and read is not None and made is not None:
+        resize = {read: (Resize(1, rank - 2, sizes),), made: (Resize(1, rank - 1, sizes),)}
     return Factors((_images(op, rank, read), None, _images(op, rank, made)), (dims,), {0: "sum"}, resize=resize)
 
 
@@ -208,7 +217,7 @@ def bias_add_gradient(op: Op) -> Factors | Declined:
 
 
 def _has_channels(op: Op) -> bool:
-    """Return whether the channels of a convolution may be cut: it is no `Dilation`, and none of depth."""
+    """Return whether the channels of a convolution may be cut: it is none of depth, and no `Conv`."""
     return op.type.startswith(("Conv2D", "Conv3D"))
 
 
