@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import subprocess
 import sys
 from pathlib import Path
@@ -16,7 +17,7 @@ import tf_keras
 import graphsplit as gs
 from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.core.variables.parted_classes import raw_handles
-from graphsplit.core.variables.parted_variables import VariableParts, is_initialized, parts_of_variable
+from graphsplit.core.variables.parted_variables import VariableParts, is_initialized, parts_of_variable, read_handle
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "home": {"layout": "home"},
@@ -124,6 +125,74 @@ def test_laid_out_later_and_back():
     np.testing.assert_allclose(gs.parallelize(lambda x: layer(x), devices=3)(X)[:, 0], tf.reduce_sum(X, 1), rtol=1e-4)
     gs.initialize(layer)  # what has a value keeps it
     assert layer.kernel.numpy().min() == 1.0
+
+
+def blocks(*contexts: Any) -> contextlib.ExitStack:
+    stack = contextlib.ExitStack()
+    for context in contexts:
+        stack.enter_context(context)
+    return stack
+
+
+@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+@pytest.mark.parametrize("values_first", [True, False])
+def test_all_devices_get_a_value_that_is_given_later(layout: str, values_first: bool, tmp_path: Path):
+    contexts = [gs.without_values(), gs.variable_layout(layout, devices=3)]
+    with blocks(*contexts[:: 1 if values_first else -1]):
+        layer = keras.layers.Dense(60, use_bias=False)
+        layer.build((None, 31))
+    gs.initialize(layer)
+    step, variable = gs.parallelize(lambda x: layer(x), devices=3), layer.kernel.value
+    parts = parts_of_variable(variable)
+    path = str(tmp_path / "saved")
+    gives = [
+        lambda value: layer.set_weights([value]),
+        variable.assign,
+        lambda value: variable.assign(tf.constant(value)),
+        lambda value: tf.train.Checkpoint(v=variable).read(tf.train.Checkpoint(v=tf.Variable(value)).write(path)),
+        lambda value: gs.load_weights(
+            tf.train.Checkpoint(v=variable), tf.train.Checkpoint(v=tf.Variable(value)).write(path)
+        ),
+    ]
+    for k, give in enumerate(gives):
+        step(X)
+        value = np.random.default_rng(k).normal(size=(31, 60)).astype("float32")
+        give(value)
+        np.testing.assert_allclose(step(X), X @ value, rtol=1e-4, atol=1e-5)
+        np.testing.assert_array_equal(variable.numpy(), value)
+        if layout == "mirrored":
+            step(X)
+            for handle in parts.handles():
+                np.testing.assert_array_equal(read_handle(handle, tf.float32), value)
+    ordinary = tf.Variable(np.zeros((31, 60), "float32"))
+    gs.set_variable_layout(ordinary, layout, devices=3)
+    assert type(variable) is type(ordinary)  # nothing is left of that it waited
+
+
+@pytest.mark.parametrize("layout", ["sharded", "mirrored"])
+def test_a_second_value_before_the_first_call(layout: str):
+    with gs.without_values():
+        layer = keras.layers.Dense(60, use_bias=False)
+        layer.build((None, 31))
+    layer.kernel.assign(tf.ones((31, 60)))
+    gs.set_variable_layout(layer, layout, devices=3)
+    layer.kernel.assign(tf.fill((31, 60), 2.0))
+    expected = X @ tf.fill((31, 60), 2.0)
+    np.testing.assert_allclose(gs.parallelize(lambda x: layer(x), devices=3)(X), expected, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("layout", ["home", "sharded", "mirrored"])
+def test_a_value_may_come_from_a_variable_in_parts(layout: str):
+    source = tf.Variable(np.random.default_rng(0).normal(size=(31, 60)).astype("float32"))
+    gs.set_variable_layout(source, "sharded", devices=3)
+    gs.parallelize(lambda x: x @ source, devices=3)(X)
+    assert parts_of_variable(source).in_parts
+    with gs.without_values(), gs.variable_layout(layout, devices=3):
+        layer = keras.layers.Dense(60, use_bias=False)
+        layer.build((None, 31))
+    layer.kernel.value.assign(source)
+    np.testing.assert_array_equal(layer.kernel.numpy(), source.numpy())
+    np.testing.assert_allclose(gs.parallelize(lambda x: layer(x), devices=3)(X), X @ source, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("layout", ["home", "sharded"])

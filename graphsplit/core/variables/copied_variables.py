@@ -77,7 +77,9 @@ class VariableCopies(VariableParts):
             return read_handle(there[0].handle, self._dtype) if there else None
 
     def take(self, value: Any) -> bool:  # noqa: ARG002
-        """Return that the variable itself takes any value: it is one of the copies."""
+        """Return that the variable itself takes any value, as one of the copies: the others are old from now on."""
+        if tf.executing_eagerly():
+            self.put_together()
         return False
 
     def fill(self, make: Callable[[Sequence[int]], tf.Tensor]) -> bool:  # noqa: ARG002

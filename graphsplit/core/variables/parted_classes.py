@@ -135,10 +135,13 @@ def waiting_of(variable: Any) -> Any:
 
 
 def end_wait(variable: Any) -> None:
-    """Make a variable that waited an ordinary one."""
+    """Make a variable that waited an ordinary one, or one in parts that never did."""
     vars(variable).pop("_graphsplit_waiting", None)
-    if type(variable) in _waiting_classes.values():  # (one that lies in parts has another, and may keep this one below)
-        variable.__class__ = type(variable).__mro__[1]
+    kind, below = type(variable).__mro__[:2]
+    if kind in _waiting_classes.values():
+        variable.__class__ = below
+    elif below in _waiting_classes.values():
+        variable.__class__ = _parted_class(below.__mro__[1])
 
 
 def _waiting_class(kind: type) -> type:
@@ -163,7 +166,13 @@ def _waiting_class(kind: type) -> type:
 
             return call
 
-        own = {name: raw(name) for name in ("is_initialized", "assign", "_restore_from_tensors")}
+        raw_assign = raw("assign")
+
+        def assign(variable: Any, value: Any, *args: Any, **options: Any) -> Any:
+            value = tf.convert_to_tensor(value, variable.dtype)  # (it may be a variable in parts)
+            return raw_assign(variable, value, *args, **options)
+
+        own = {"assign": assign, **{name: raw(name) for name in ("is_initialized", "_restore_from_tensors")}}
         own |= {"_handle": property(handle), "device": property(device), "_serialize_to_tensors": save}
         own |= {"_distributed_container": _itself, "__module__": kind.__module__}  # (as above)
         _waiting_classes[kind] = type(kind.__name__, (kind,), own)
