@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import subprocess
 import sys
@@ -118,6 +119,7 @@ def values() -> list[Callable[[], tf.Variable]]:
         lambda: tf.Variable(numbers(60, 40).numpy().tolist(), dtype=tf.float64, name="list"),
         lambda: tf.Variable(lambda: tf.random.normal((60, 40)), trainable=False),
         lambda: tf.Variable(lambda: numbers(60, 40), shape=(60, None)),
+        lambda: tf.Variable(functools.partial(tf.constant, [2] * 100, dtype=tf.int32), dtype=tf.int32),
         lambda: tf.Variable(tf.fill((60, 40), "text")),
         lambda: tf.Variable(numbers(60, 40), constraint=tf.nn.relu),
         lambda: tf.compat.v1.Variable(lambda: numbers(60, 40), use_resource=True, name="old"),

@@ -172,7 +172,7 @@ def _by_initializer(make: Any, dtype: Any) -> InitialValue | None:
     """Return the value that a function makes by an initializer of Keras, of which shape and dtype are known before."""
     if (made := new_variable_of(make)) is not None:
         initializer, shape = made[0], made[1].shape
-    elif isinstance(make, functools.partial) and len(make.args) == 1 and "dtype" in make.keywords:  # tf_keras
+    elif _is_of_tf_keras(make):
         initializer, shape = make.func, make.args[0]
     else:
         return None
@@ -182,6 +182,13 @@ def _by_initializer(make: Any, dtype: Any) -> InitialValue | None:
     if _is_uniform(initializer):
         return InitialValue(own, tf.as_dtype(dtype), functools.partial(initializer, dtype=dtype), is_uniform=True)
     return InitialValue(own, tf.as_dtype(dtype), functools.partial(_drawn, make, dtype))
+
+
+def _is_of_tf_keras(make: Any) -> bool:
+    library = sys.modules.get("tf_keras")
+    if library is None or not isinstance(make, functools.partial):
+        return False
+    return isinstance(make.func, library.initializers.Initializer) and len(make.args) == 1 and "dtype" in make.keywords
 
 
 def _drawn(make: Callable[[], Any], dtype: Any, shape: Sequence[int]) -> tf.Tensor:
