@@ -123,6 +123,24 @@ def test_errors(tmp_path: Path):
         gs.load_weights(tf.train.Checkpoint(target), path)
 
 
+@pytest.mark.parametrize("layout", ["home", "sharded", "mirrored"])
+def test_a_checkpoint_with_strings(layout: str, tmp_path: Path):
+    def module(word: str, number: float) -> tf.Module:
+        own = tf.Module()
+        own.word, own.words = tf.Variable(word), tf.Variable([word, word + word])
+        own.some, own.is_so = tf.Variable(number), tf.Variable(number > 1)
+        own.numbers = tf.Variable(tf.fill((64, 8), number))
+        return own
+
+    path = tf.train.Checkpoint(module("ab", 2.0)).write(str(tmp_path / "some"))
+    target = module("c", 1.0)
+    gs.set_variable_layout([target.some, target.numbers], layout, devices=3)
+    gs.load_weights(tf.train.Checkpoint(target), path)
+    assert (target.word.numpy(), target.words.numpy().tolist()) == (b"ab", [b"ab", b"abab"])
+    assert (target.is_so.numpy(), target.some.numpy()) == (True, 2.0)
+    np.testing.assert_array_equal(target.numbers, tf.fill((64, 8), 2.0))
+
+
 def test_a_training_checkpoint_that_was_numbered(tmp_path: Path):
     """`Checkpoint.save` counts, and what the target lacks is left in the file."""
     model, checkpoint = made(keras, 1)

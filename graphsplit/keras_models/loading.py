@@ -133,7 +133,7 @@ def _load_checkpoint(target: Any, path: str) -> None:
 def _assign(variable: tf.Variable, value: Any) -> None:
     parts = parts_of_variable(variable)
     if parts is None or not parts.take(value):
-        variable.assign(_whole(value, variable))
+        variable.assign(_whole(value, variable) if can_be_read_by_part(value) else value)
 
 
 def _whole(value: Any, variable: tf.Variable) -> tf.Tensor:

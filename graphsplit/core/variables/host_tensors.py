@@ -23,7 +23,7 @@ def host_tensor(array: Any, at: Sequence[Sequence[int]], dtype: tf.DType) -> tf.
     """
     where = indices_of(at)
     is_cast = array.dtype != dtype.as_numpy_dtype
-    if is_cast and not (dtype.is_floating and tf.as_dtype(array.dtype).is_floating):
+    if not dtype.size or (is_cast and not (dtype.is_floating and tf.as_dtype(array.dtype).is_floating)):
         with tf.device("CPU:0"):
             return tf.convert_to_tensor(np.asarray(array[where]), dtype)
     own = _aligned(list(map(len, at)), np.dtype(dtype.as_numpy_dtype))
