@@ -129,6 +129,42 @@ def test_what_does_not_fit(tmp_path: Path):
         gs.load_weights(w, "some.keras", ignore=["w"])
 
 
+def test_variables_of_one_name(tmp_path: Path):
+    two = [tf.Variable(tf.zeros((3, 5)), name="w") for _ in range(2)]
+    other = tf.Variable(tf.zeros(3), name="other")
+    path = written({"w": np.ones((3, 5), "float32"), "other": np.ones(3, "float32")}, tmp_path / "some.safetensors")
+    with pytest.raises(gs.ArgumentError) as found:
+        gs.load_weights([*two, other], path)
+    assert str(found.value).splitlines()[1:-1] == ["  - w: 2 variables have this name; load each in a call of its own"]
+    assert not any(v.numpy().any() for v in (*two, other))
+    gs.load_weights([*two, other], path, ignore="w")
+    for variable in two:
+        gs.load_weights(variable, path, ignore=["other"])
+    assert all(v.numpy().all() for v in (*two, other))
+    one = tf.Variable(tf.zeros((3, 5)), name="one")
+    gs.load_weights([one, two[0]], path, names={"one": "w", "w": "w"}, ignore="other")  # tied weights
+    assert one.numpy().all()
+
+
+@pytest.mark.parametrize("layout", ["home", "sharded"])
+def test_other_kinds_of_numbers(layout: str, tmp_path: Path):
+    values = {"a": np.ones((60, 5), "int32"), "b": np.ones((60, 5)), "c": np.ones(3, bool), "d": np.ones(3, "int32")}
+    path = written(values, tmp_path / "some.safetensors")
+    dtypes = {"a": tf.float32, "b": tf.int32, "c": tf.int32, "d": tf.int64}
+    target = [tf.Variable(tf.zeros(values[name].shape, dtype), name=name) for name, dtype in dtypes.items()]
+    gs.set_variable_layout(target, layout, devices=3)
+    with pytest.raises(gs.ArgumentError) as found:
+        gs.load_weights(target, path)
+    assert str(found.value).splitlines()[1:-1] == [
+        "  - a: float32, and 'a' is int32",
+        "  - b: int32, and 'b' is float64",
+        "  - c: int32, and 'c' is bool",
+    ]
+    assert not any(v.numpy().any() for v in target)
+    gs.load_weights(target[3], path, ignore="[abc]")
+    assert target[3].numpy().all()
+
+
 def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "safetensors", None)
     with pytest.raises(gs.UnsupportedError, match="needs safetensors: pip install safetensors"):

@@ -45,7 +45,7 @@ def load_weights(
 
     Raises:
       ArgumentError: if a checkpoint lacks variables of the target, or has them in other shapes; for safetensors also,
-        if a tensor is left over. Nothing is loaded then.
+        if a tensor is left over, two variables have one name, or floats meet integers. Nothing is loaded then.
       UnsupportedError: for checkpoints that are not of objects, or with other state than variables (tables, iterators,
         slots of `tf.compat.v1` optimizers); without the library safetensors for such files.
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -107,11 +108,13 @@ def sources_of(
     """Return which tensor each variable of a target takes; see `load_weights`."""
     files, ignore = stored_tensors(path), [ignore] if isinstance(ignore, str) else ignore
     variables = variables_of(list(target.weights) if hasattr(target, "weights") else target)
+    named = [(name_of(variable), variable) for variable in variables]
+    named = [own for own in named if not any(fits(own[0], pattern) for pattern in ignore)]
     wrong, found, taken = [], [], set()
-    for variable in variables:
-        name = name_of(variable)
-        if any(fits(name, pattern) for pattern in ignore):
-            continue
+    for name, count in Counter(name for name, _ in named).items():
+        if count > 1:
+            wrong.append(f"{name}: {count} variables have this name; load each in a call of its own")
+    for name, variable in named:
         source = _source(name, names)
         called, axes = source if isinstance(source, tuple) else (source, None)
         if called not in files:
@@ -124,6 +127,8 @@ def sources_of(
             wrong.append(f"{name}: {tuple(axes)} is no order of the axes of {called!r}, which has shape {stored}")
         elif tensor.shape != tuple(variable.shape):
             wrong.append(f"{name}: shape {tuple(variable.shape)}, and {called!r} gives {tensor.shape}")
+        elif _kind(tensor.dtype) != _kind(variable.dtype):
+            wrong.append(f"{name}: {variable.dtype.name}, and {called!r} is {tensor.dtype}")
         found.append((variable, tensor))
     left = [name for name in files if name not in taken and not any(fits(name, pattern) for pattern in ignore)]
     wrong += [f"tensor {name!r}: no variable takes it" for name in sorted(left)]
@@ -135,6 +140,12 @@ def sources_of(
             "What ignore=['pattern', ...] fits is left out."
         )
     return found
+
+
+def _kind(dtype: Any) -> tuple[bool, bool, bool, bool]:
+    """Return what numbers a dtype has; those of one kind are cast to each other."""
+    own = tf.as_dtype(dtype)
+    return own.is_floating, own.is_integer, own.is_complex, own.is_bool
 
 
 def _source(name: str, names: Names | None) -> Source:
