@@ -195,7 +195,7 @@ def test_a_value_may_come_from_a_variable_in_parts(layout: str):
     np.testing.assert_allclose(gs.parallelize(lambda x: layer(x), devices=3)(X), X @ source, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("layout", ["home", "sharded"])
+@pytest.mark.parametrize("layout", ["home", "sharded", "mirrored"])
 def test_whoever_reads_gets_an_error_that_names_the_variable(layout: str, tmp_path: Path):
     with gs.without_values(), gs.variable_layout(layout, devices=3):
         layer = keras.layers.Dense(60, name="large")

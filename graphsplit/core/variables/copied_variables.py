@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.layouts import Copied
-from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_classes import raw_handles, waiting_of
 from graphsplit.core.variables.parted_variables import VariableParts, assign, is_initialized, read_handle
 
 
@@ -46,6 +46,8 @@ class VariableCopies(VariableParts):
         return tuple(self._shape.as_list())
 
     def _ask(self, only_read: bool) -> None:
+        if waiting_of(self.variable) is not None:
+            self._check_has_value()
         if not only_read:
             self.put_together()
 

@@ -130,8 +130,8 @@ def let_wait(variable: Any, waiting: Any) -> None:
 
 
 def waiting_of(variable: Any) -> Any:
-    """Return what a variable waits for; None if it does not."""
-    return vars(variable).get("_graphsplit_waiting")
+    """Return what a variable waits for; None if it does not, or is gone."""
+    return getattr(variable, "_graphsplit_waiting", None)
 
 
 def end_wait(variable: Any) -> None:
