@@ -16,9 +16,13 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.costs.machine import Device, Link, Machine
+from graphsplit.costs.seconds import Costs
 from graphsplit.planning.plan import Plan
+from graphsplit.planning.tasks import HANDED_ON, tasks_of
+from graphsplit.prediction.task_writing import machine_tasks
 from graphsplit.program.program import Op, Program
-from tests.test_mesh import HIDDEN, VOCABULARY, WIDTH, Made, assert_law, numbers, sgd, variable
+from tests.test_mesh import HIDDEN, VOCABULARY, WIDTH, Made, assert_law, devices_of, numbers, sgd, variable
 
 TURNS = 4
 ONE_ROW, ONE_COLUMN, TWO = {"batch": 1, "model": 2}, {"batch": 2, "model": 1}, {"batch": 2, "model": 2}
@@ -134,6 +138,29 @@ def test_an_lstm(mesh: dict[str, int]):
     assert_in_parts(plan, mesh, [(WIDTH, 4, HIDDEN), (HIDDEN, 4, HIDDEN), (HIDDEN, WIDTH)])
     if mesh["model"] == 2:  # the state, which all units read, forward and back
         assert moved_inside(plan) == {"all-gather": 2, "reduce": 1}
+
+
+def test_lists_are_predicted_where_their_columns_are():
+    """What a loop hands on to another column is as large there as it is made, lists by what is in them, and is free."""
+    weights, step = recurrent()
+    for own, layout in zip(weights, LSTM.values(), strict=True):
+        gs.set_variable_layout(own, layout, devices_of(ONE_ROW), mesh=ONE_ROW)
+    x = tf.constant(numbers(5, 3, WIDTH))
+    plan = gs.parallelize(step, devices=devices_of(ONE_ROW), mesh=ONE_ROW).plan(x)
+    core = Device("core", "CPU", {"float64": 1e9}, {"float64": 1e9}, 1e9, 1e9)
+    found = machine_tasks(plan, Machine("two cores", core, 2, Link("memory", 1e9, 0.0)), Costs(core))
+    planned = tasks_of(plan).tasks
+    loop = next(op for op in plan.program.ops if op.has_columns)
+    handed_on = [task.reads[0].index for task in planned if (task.kind, task.op) == (HANDED_ON, loop.index)]
+    first, second = (
+        [own.bytes for own in found.buffers if own.name == f"shard_0/{loop.name}" and own.device.endswith(device)]
+        for device in devices_of(ONE_ROW)
+    )
+    assert second == [first[k] for k in handed_on]
+    lists = [k for k in handed_on if loop.out_dtypes[k] == tf.variant and first[k]]
+    assert len(lists) > 1
+    costs = [task.seconds for task in found.tasks if task.name == f"shard_0/{loop.name}"]
+    assert [seconds > 0 for seconds in costs] == [True, *[False] * len(handed_on)]
 
 
 WAYS: dict[str, Callable[[tf.Tensor, tf.Tensor, tf.Tensor], tf.Tensor]] = {

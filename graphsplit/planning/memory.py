@@ -68,7 +68,7 @@ class Alive:
     @property
     def activations(self) -> int:
         """How much of it operations have made; the rest is moved."""
-        return sum([buffer.bytes for buffer in self.buffers if buffer.task.kind == OPERATION])
+        return sum([buffer.bytes for buffer in self.buffers if buffer.task.is_made])
 
 
 def live_bytes(plan: Decisions) -> dict[str, int]:

@@ -27,7 +27,7 @@ from graphsplit.planning.schedule.phases import find_phases
 from graphsplit.planning.schedule.turns import find_turns
 from graphsplit.program.program import COPIES, Op, Tensor
 
-OPERATION, SEND, COPY = "op", "sent", "copy"  # (a move may be a "send")
+OPERATION, HANDED_ON, SEND, COPY = "op", "handed on", "sent", "copy"  # (a move may be a "send")
 
 
 class Result(NamedTuple):
@@ -41,11 +41,12 @@ class PlannedTask(NamedTuple):
     """What runs once, on one device.
 
     Attributes:
-      kind: `"op"`; `"sent"`; of what a move consists of, the kind of the move.
+      kind: `"op"`; `"handed on"`, for a result of a loop or branch that another column has; `"sent"`; of what a move
+        consists of, the kind of the move.
       device: where it runs; of something sent, where that goes.
       reads: of an operation one for each operand, None for what every device has or makes for itself.
       bytes: of each result.
-      op: the operation that it is, or whose result is moved or sent; None for what moves several together.
+      op: the operation that it is, or whose result is handed on, moved or sent; None for what moves several together.
       shard: whose copy of the operation it is; None for what runs once.
       value: of a move, the first that it makes; all pieces of what is split are made together.
       sent_for: the kind of move that something is sent for; `"op"` for none, `"copy"` for a copy of a variable.
@@ -59,6 +60,11 @@ class PlannedTask(NamedTuple):
     shard: int | None = None
     value: Value | None = None
     sent_for: str = ""
+
+    @property
+    def is_made(self) -> bool:
+        """Whether an operation makes its results, where it is or in another column; else they are moved."""
+        return self.kind in (OPERATION, HANDED_ON)
 
 
 @dataclass(frozen=True)
@@ -191,7 +197,7 @@ class _TaskWriter:
         if has_columns and d is not None:
             for k, size in enumerate(sizes):  # each where its column has it
                 if (maker := self._plan.mesh.made_at(op, k, d)) != device:
-                    task = PlannedTask(OPERATION, maker, (Result(self._at[i, d], k),), (size,), i, d)
+                    task = PlannedTask(HANDED_ON, maker, (Result(self._at[i, d], k),), (size,), i, d)
                     self._elsewhere[i, k, d] = Result(self._add(task))
         for c, k in self._giving.get((i, d), ()):
             self._missing[c, k] -= 1
@@ -223,7 +229,8 @@ class _TaskWriter:
         made = self.tasks[result.task]
         if made.device == device:
             return result
-        if made.kind == OPERATION and self._ops[made.op or 0].out_dtypes[result.index] in (tf.resource, tf.variant):
+        own = made.reads[0] if made.kind == HANDED_ON else result
+        if made.is_made and own and self._ops[made.op or 0].out_dtypes[own.index] in (tf.resource, tf.variant):
             return result
         if (result, device) not in self._sent:
             sizes, why = (made.bytes[result.index],), self._kind(operand, d, device)

@@ -55,7 +55,7 @@ class OrderedTasks:
 
         def place(n: int) -> tuple[int, ...]:
             task = self.tasks[n]
-            is_op = task.kind == OPERATION and task.op is not None
+            is_op = task.is_made and task.op is not None
             return (task.op, -1 if task.shard is None else task.shard) if is_op else (len(self.tasks),)  # type: ignore[return-value]
 
         order = sorted(range(len(self.tasks)), key=place)
@@ -65,10 +65,8 @@ class OrderedTasks:
 
 def with_waits(plan: Decisions, found: Tasks) -> OrderedTasks:
     """Return the tasks of a plan with what they wait for."""
-    at: dict[tuple[int, int | None], int] = {}
-    for n, task in enumerate(found.tasks):
-        if task.kind == OPERATION and task.op is not None:
-            at.setdefault((task.op, task.shard), n)
+    numbered = [(n, task) for n, task in enumerate(found.tasks) if task.kind == OPERATION]
+    at = {(task.op, task.shard): n for n, task in numbered if task.op is not None}
     waits = {n: list(_before(plan, plan.program.ops[i], d, at)) for (i, d), n in at.items()}
     tasks, sums = list(found.tasks), _sums_in_turns(plan, found)
     phase_of = {i: p for p, phase in enumerate(plan.phases) for i in phase.starts}

@@ -14,7 +14,7 @@ from graphsplit.costs.seconds import Costs
 from graphsplit.planning.communication.transfers import Concatenation, Slice
 from graphsplit.planning.memory import SAME_BUFFER, result_buffers
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.tasks import COPY, OPERATION, SEND, PlannedTask, Result, tasks_of
+from graphsplit.planning.tasks import COPY, HANDED_ON, OPERATION, SEND, PlannedTask, Result, tasks_of
 from graphsplit.planning.waits import TURN, with_waits
 from graphsplit.prediction.buffers import Buffer, allocated
 from graphsplit.prediction.compiled_work import Member, compiled_together, work_of_call
@@ -109,7 +109,6 @@ class _Writer:
         self._families: list[str] = []
         self._held: list[tuple[int, int]] = []  # compiled calls, and what they hold for themselves
         self._signals: dict[tuple[int, str], int] = {}
-        self._ran: set[tuple[int | None, int | None]] = set()
         self._names = {d: f"shard_{d}/" for d in range(plan.mesh.shards)}
 
     def write(self) -> MachineTasks:
@@ -139,12 +138,7 @@ class _Writer:
         )
 
     def _write_task(self, n: int, task: PlannedTask) -> None:
-        cost = self._prices.of(task)
-        if task.kind == OPERATION:
-            if (task.op, task.shard) in self._ran:  # a loop's result in another column: it is there
-                cost = TaskCost("NoOp")
-            self._ran.add((task.op, task.shard))
-        after = self._before((n,))
+        cost, after = self._prices.of(task), self._before((n,))
         if self._has_constants(task) and all(self._placed[k].kind == "wait" for k in after):
             after.append(self._add(Task("constants"), Placed(task.device, "wait", "Const")))
         on_stream = cost.seconds > 0 and self._routes.computes_on(task.device).startswith("stream")
@@ -220,7 +214,7 @@ class _Writer:
     def _name(self, task: PlannedTask) -> str:
         shard = self._names.get(-1 if task.shard is None else task.shard, "")
         name = "" if task.op is None else self._plan.program.ops[task.op].name
-        return shard + name if task.kind in (OPERATION, SEND, TURN) else f"{task.kind}/{shard}{name}"
+        return shard + name if task.is_made or task.kind in (SEND, TURN) else f"{task.kind}/{shard}{name}"
 
     def _note(self, unknown: str) -> None:
         if unknown:
@@ -290,7 +284,10 @@ class _Writer:
 
     def _size(self, n: int, index: int) -> int:
         """Return the bytes of a result: of a list of tensors that a loop returns, of those in it."""
-        of_list = 0 if self._planned[n].bytes[index] else self._prices.bytes_in_lists(self._planned[n]).get(index, 0)
+        task = self._planned[n]
+        if task.kind == HANDED_ON and (read := task.reads[0]):
+            return self._size(*read)
+        of_list = 0 if task.bytes[index] else self._prices.bytes_in_lists(task).get(index, 0)
         return of_list or self._prices.bytes(Result(n, index))
 
     def _is_copied(self, task: PlannedTask) -> bool:

@@ -66,7 +66,7 @@ def _holdings(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list
     for buffer in [buffer for device, own in alive.items() if device not in left_out for buffer in own.buffers]:
         op = None if buffer.task.op is None else ops[buffer.task.op]
         layer = _JOINED if op is None else _layer(scopes, op.provenance.origin or op.name)
-        found.append((buffer.device, _ACTIVATIONS if buffer.task.kind == OPERATION else _MOVED, layer, buffer.bytes))
+        found.append((buffer.device, _ACTIVATIONS if buffer.task.is_made else _MOVED, layer, buffer.bytes))
     return found
 
 
