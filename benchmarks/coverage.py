@@ -119,7 +119,7 @@ def summarize(name: str, plan: gs.Plan, trace_s: float = 0.0, plan_s: float = 0.
             after.add(op.index)
         elif step.home and any(t.op in after for t in op.inputs) and _as_long_as_the_batch(op, plan.batch):
             after.add(op.index)
-            home.append((op, "it follows one that runs at home"))
+            home.append((op, "it follows one that runs on one device"))
     reasons = Counter(f"{op.type}: {reason}" for op, reason in home)
     sharded_bytes = sum(sum(op.out_bytes) for op in sharded)
     return Coverage(
@@ -149,7 +149,7 @@ def _planning_s(plan: gs.Plan) -> float:
 
 def table(found: list[Coverage]) -> Table:
     """Return the results for people."""
-    made = Table("model", "ops", "carry", "ops sharded", "bytes sharded", "trace s", "plan s", "at home, and why")
+    made = Table("model", "ops", "carry", "ops sharded", "bytes sharded", "trace s", "plan s", "on one device, and why")
     for one in found:
         made.add_row(
             one.name,

@@ -126,7 +126,14 @@ def count(training: Training, devices: int, most: int = 3) -> tuple[int, int, tu
 
 def program_table(found: list[Outcome]) -> Table:
     """Return the results for people."""
-    made = Table("program", "difference", "FLOPs sharded", "first call", "rows at home, and why", "most FLOPs at home")
+    made = Table(
+        "program",
+        "difference",
+        "FLOPs sharded",
+        "first call",
+        "rows on one device, and why",
+        "most FLOPs on one device",
+    )
     for one in found:
         made.add_row(
             one.name,

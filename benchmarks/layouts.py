@@ -44,7 +44,7 @@ def main() -> None:
 
 
 def show_steps(cell: Cell, ways: list[str], settings: Settings) -> None:
-    """Print step, first call and nodes as multiples of those at home."""
+    """Print step, first call and nodes as multiples of those of "home"."""
     records = measure(cell, ways, settings, lambda _: None)
     home = records[0]
     print(f"{cell}: step, first call and nodes as multiples of those of 'home'", flush=True)

@@ -104,8 +104,8 @@ def page(results: Results, source: str, rows: str, pictures: Sequence[str], many
         "Seconds. graphsplit traces and plans once, where MirroredStrategy traces for each device.",
         _table(*display.side_by_side(results, lambda record: f"{record.first_s['total']:.2f}")),
         "## How much is sent?",
-        "MB that cross devices in one step with variables at home, beside the least that a data-parallel step sends. "
-        "[Layouts](variables.md) send less through the busiest device.",
+        "MB that cross devices in one step with variables on the default device, beside the least that a data-parallel "
+        "step sends. [Layouts](variables.md) send less through the busiest device.",
         _table(*display.sent(results)),
         *_many_devices(many),
         "## How it was measured",
@@ -147,20 +147,20 @@ def every_row(results: Results, source: str, many: Results | None = None) -> str
 
 
 _COMMUNICATION = """\
-Tensors that cross devices in one step, by the plan, and the least that a data-parallel step with variables at home
-sends: every parameter to N-1 devices, every gradient back, their rows of the inputs and of the outputs. Whole
-values read on the shards count N-1 transfers each. `in graph` counts the same in the emitted graph, from its nodes'
-devices. BatchNormalization in training has to send more than the bound: statistics of the whole batch, and their
-gradients.
+Tensors that cross devices in one step, by the plan, and the least that a data-parallel step sends whose variables are
+on the default device: every parameter to N-1 devices, every gradient back, their rows of the inputs and of the
+outputs. Whole values read on the shards count N-1 transfers each. `in graph` counts the same in the emitted graph,
+from its nodes' devices. BatchNormalization in training has to send more than the bound: statistics of the whole
+batch, and their gradients.
 
 The rules, and the measurements behind them (a ResNet50 training step, 8 logical CPU devices of 2 cores):
 
-* A reduction is one `AddN` at home, in the order of the devices. A chain of additions or a tree over the devices
-  changed the CPU time of a step by no more than two runs of the same thing differ (AddN 684 to 700 ms, chain 697 to
-  722, tree 664 to 702). The tree took 6 % less memory and 0.3 to 0.6 s longer to the first step.
+* A reduction is one `AddN` on the default device, in the order of the devices. A chain of additions or a tree over
+  the devices changed the CPU time of a step by no more than two runs of the same thing differ (AddN 684 to 700 ms,
+  chain 697 to 722, tree 664 to 702). The tree took 6 % less memory and 0.3 to 0.6 s longer to the first step.
 * A value that several linear operations read is reduced once before them, unless that moves more bytes.
 * Constants are made on each device, equal ones once; whole values are sent once to each device that reads them.
-* Vectors of up to 16 kB are packed, four or more: biases and scales are joined at home and sent to each device as
+* Vectors of up to 16 kB are packed, four or more: biases and scales are joined there and sent to each device as
   one, their gradients joined on each device and reduced as one. `python -m benchmarks.packing`, 32 vectors on 8
   devices: the step takes 0.64 of the time for vectors of 1 kB, 0.79 for 16 kB, 0.96 for 64 kB (on 2 devices 0.90,
   0.95, 0.97). The ResNet50 step: 0.96. What BatchNormalization sums in the middle of a step travels alone: each sum

@@ -28,8 +28,8 @@ def test_counts_what_runs_at_home_and_what_follows_it():
     assert set(found.at_home) == {
         "1 x Unique: which entries are new depends on all rows",
         "1 x Cumsum: it needs all rows at once",
-        "1 x Tanh: it follows one that runs at home",  # (how many numbers are unique is not known when planning)
-        "2 x Identity: it follows one that runs at home",
+        "1 x Tanh: it follows one that runs on one device",  # (how many numbers are unique is not known when planning)
+        "2 x Identity: it follows one that runs on one device",
     }
 
 

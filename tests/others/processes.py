@@ -66,7 +66,7 @@ class Options:
     @property
     def how(self) -> str:
         """What a table calls it."""
-        layout = "variables at home" if self.layout == "home" else f"variables {self.layout}"
+        layout = "variables on the default device" if self.layout == "home" else f"variables {self.layout}"
         micro_batches = f", {self.micro_batches} micro-batches" if self.micro_batches > 1 else ""
         return f"{self.devices} devices, {layout}{micro_batches}"
 
