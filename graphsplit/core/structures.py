@@ -80,7 +80,8 @@ class Branch:
     rest: StaticLeaf | None = None
 
 
-Tree = TensorLeaf | CompositeLeaf | StaticLeaf | Branch
+Leaf = TensorLeaf | CompositeLeaf | StaticLeaf
+Tree = Leaf | Branch
 
 
 def flatten(value: Any, specs: bool = False) -> tuple[list[tf.Tensor], Tree]:
@@ -179,48 +180,49 @@ def _unflatten(tree: Tree, tensors: Iterator[Any]) -> Any:
     return container.put_together(tree.kind, tree.keys, entries, tree.rest and tree.rest.value)
 
 
-def leaves(tree: Tree) -> list[TensorLeaf]:
-    """Return the tensor leaves of a structure in the order of the tensors."""
-    return [leaf for _, leaf in paths(tree, "")]
+def walk(tree: Tree, prefix: str | None = None) -> Iterator[tuple[str, Leaf]]:
+    """Yield every leaf with the expression by which a user would reach it: `batch['image']`, `pair[0]`.
+
+    Args:
+      tree: the structure.
+      prefix: what the user calls the whole; None for arguments, whose names are its keys.
+    """
+    if not isinstance(tree, Branch):
+        yield prefix or "", tree
+        return
+    for key, entry in zip(tree.keys, tree.entries, strict=True):
+        yield from walk(entry, str(key) if prefix is None else step_path(tree.kind, prefix, key))
 
 
-def paths(tree: Tree, prefix: str) -> list[tuple[str, TensorLeaf]]:
-    """Return every tensor leaf with the expression by which a user would reach it: `batch['image']`, `pair[0]`."""
-    if isinstance(tree, TensorLeaf):
-        return [(prefix, tree)]
-    if isinstance(tree, CompositeLeaf):
-        return [(f"{prefix} (part {i})", part) for i, part in enumerate(tree.parts)]
-    if isinstance(tree, StaticLeaf):
-        return []
-    return [
-        found
-        for key, entry in zip(tree.keys, tree.entries, strict=True)
-        for found in paths(entry, step_path(tree.kind, prefix, key))
-    ]
-
-
-def composites(tree: Tree, first: int = 0) -> list[tuple[int, CompositeLeaf]]:
-    """Return the composite tensors of a structure, each with the number of its first part among the tensors."""
-    if isinstance(tree, CompositeLeaf):
-        return [(first, tree)]
-    found: list[tuple[int, CompositeLeaf]] = []
-    for entry in tree.entries if isinstance(tree, Branch) else ():
-        found += composites(entry, first)
-        first += len(leaves(entry))
+def paths(tree: Tree, prefix: str | None = None) -> list[tuple[str, TensorLeaf]]:
+    """Return every tensor with its path, parts of composite tensors as well; see `walk`."""
+    found: list[tuple[str, TensorLeaf]] = []
+    for path, leaf in walk(tree, prefix):
+        if isinstance(leaf, TensorLeaf):
+            found.append((path, leaf))
+        elif isinstance(leaf, CompositeLeaf):
+            found += [(f"{path} (part {i})", part) for i, part in enumerate(leaf.parts)]
     return found
 
 
-def static_leaves(tree: Tree, prefix: str) -> list[tuple[str, Any]]:
-    """Return every value that is part of the structure, with its path."""
-    if isinstance(tree, StaticLeaf):
-        return [(prefix, tree.value)]
-    if not isinstance(tree, Branch):
-        return []
-    return [
-        found
-        for key, entry in zip(tree.keys, tree.entries, strict=True)
-        for found in static_leaves(entry, step_path(tree.kind, prefix, key))
-    ]
+def leaves(tree: Tree) -> list[TensorLeaf]:
+    """Return the tensor leaves of a structure in the order of the tensors."""
+    return [leaf for _, leaf in paths(tree)]
+
+
+def composites(tree: Tree) -> list[tuple[int, CompositeLeaf]]:
+    """Return the composite tensors of a structure, each with the number of its first part among the tensors."""
+    found, first = [], 0
+    for _, leaf in walk(tree):
+        if isinstance(leaf, CompositeLeaf):
+            found.append((first, leaf))
+        first += len(leaves(leaf))
+    return found
+
+
+def static_leaves(tree: Tree, prefix: str | None = None) -> list[tuple[str, Any]]:
+    """Return every value that is part of the structure, with its path; see `walk`."""
+    return [(path, leaf.value) for path, leaf in walk(tree, prefix) if isinstance(leaf, StaticLeaf)]
 
 
 def step_path(kind: type, prefix: str, key: Any) -> str:
@@ -232,12 +234,12 @@ def step_path(kind: type, prefix: str, key: Any) -> str:
 def map_static(function: Callable[[Any], Any], value: Any) -> Any:
     """Return `value` with `function` applied to every leaf that is not a tensor."""
     tensors, tree = flatten(value)
-    return unflatten(_map_static(function, tree), tensors)
+    mapped = map_leaves(lambda leaf: StaticLeaf(function(leaf.value)) if isinstance(leaf, StaticLeaf) else leaf, tree)
+    return unflatten(mapped, tensors)
 
 
-def _map_static(function: Callable[[Any], Any], tree: Tree) -> Tree:
-    if isinstance(tree, StaticLeaf):
-        return StaticLeaf(function(tree.value))
-    if isinstance(tree, Branch):
-        return dataclasses.replace(tree, entries=tuple(_map_static(function, entry) for entry in tree.entries))
-    return tree
+def map_leaves(function: Callable[[Leaf], Leaf], tree: Tree) -> Tree:
+    """Return a structure with `function` applied to every leaf, in the order of the tensors."""
+    if not isinstance(tree, Branch):
+        return function(tree)
+    return dataclasses.replace(tree, entries=tuple([map_leaves(function, entry) for entry in tree.entries]))

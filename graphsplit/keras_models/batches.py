@@ -13,7 +13,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.calls.argument_splitting import argument_paths
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.core import structures
 from graphsplit.core.errors import CheckError
@@ -129,7 +128,7 @@ class BatchFunction:
         named = inspect.signature(self.step).bind(*self._last).arguments
         tree = structures.flatten(dict(named))[1]
         assert isinstance(tree, structures.Branch)
-        rows = {path: leaf.shape[0] for path, leaf in argument_paths(tree) if leaf.shape}
+        rows = {path: leaf.shape[0] for path, leaf in structures.paths(tree) if leaf.shape}
         if len(set(rows.values())) < 2:
             return ""
         return f"The batch has parts of different numbers of rows: {', '.join(f'{p} {n}' for p, n in rows.items())}."

@@ -11,7 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.calls.argument_splitting import argument_paths, resolve_split
+from graphsplit.api.calls.argument_splitting import resolve_split
 from graphsplit.api.calls.compilation import plan_for
 from graphsplit.api.options import Options
 from graphsplit.axes.on_mesh import program_on_mesh
@@ -40,7 +40,7 @@ def plan_for_gpus(step: Callable[..., Any], arguments: Sequence[tf.Tensor], gpus
     named = structures.Branch(dict, tuple(f"argument_{i}" for i in range(len(leaves))), leaves)
     own, grid = Options(mesh=axes, **options), device_mesh(axes, devices) if axes else None
     splitting = resolve_split(own.split, named)
-    traced = trace(step, call, [path for path, _ in argument_paths(named)], splitting.shapes, False)
+    traced = trace(step, call, [path for path, _ in structures.paths(named)], splitting.shapes, False)
 
     def make_plan(reshard: bool) -> gs.Plan:
         program, state = program_on_mesh(traced, state_on_gpus, reshard, grid)

@@ -13,7 +13,7 @@ from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard
 from graphsplit.core.sizes.polynomials import Polynomial
 from graphsplit.core.sizes.symbolic_sizes import MOST_LENGTHS, Shape, Size, length, rows
-from graphsplit.core.structures import Branch, CompositeLeaf, StaticLeaf, TensorLeaf, Tree, paths, step_path
+from graphsplit.core.structures import Branch, CompositeLeaf, StaticLeaf, TensorLeaf, Tree, leaves, paths, step_path
 
 _ANY_BATCH = "planned for any batch size"
 Split: TypeAlias = "int | Mapping[Any, Split] | Sequence[Split] | None"  # nested as the arguments are
@@ -121,10 +121,10 @@ def same_batch(splitting: Splitting, arguments: Branch) -> bool:
 
     Not if a size that is not known is 0: sizes are followed from 1 on, and a batch without rows is traced for itself.
     """
-    leaves = [leaf for _, leaf in argument_paths(arguments)]
-    if any(_turns_out_empty(leaf.shape, shape) for leaf, shape in zip(leaves, splitting.shapes, strict=True)):
+    tensors = leaves(arguments)
+    if any(_turns_out_empty(leaf.shape, shape) for leaf, shape in zip(tensors, splitting.shapes, strict=True)):
         return False
-    found = zip(leaves, splitting.layouts, strict=True)
+    found = zip(tensors, splitting.layouts, strict=True)
     return len({leaf.shape and leaf.shape[c.axis] for leaf, c in found if isinstance(c, Shard)}) < 2
 
 
@@ -133,11 +133,6 @@ def _turns_out_empty(actual: Shape | None, planned: Shape | None) -> bool:
     if actual is None or planned is None:
         return 0 in (actual or ())
     return any(a == 0 and (p is None or isinstance(p, Size)) for a, p in zip(actual, planned, strict=True))
-
-
-def argument_paths(arguments: Branch) -> list[tuple[str, TensorLeaf]]:
-    """Return the flat arguments, each with the expression by which a user would reach it."""
-    return [found for name, tree in zip(arguments.keys, arguments.entries, strict=True) for found in paths(tree, name)]
 
 
 def _by_name(split: Split, arguments: Branch) -> dict[str, tuple[Split, bool]]:

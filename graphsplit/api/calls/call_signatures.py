@@ -51,16 +51,11 @@ def check_no_specs(name: str, arguments: Branch) -> None:
       name: the function's.
       arguments: the structure of its arguments, by name.
     """
-    found = [
-        f"{path}: {value}"
-        for key, tree in zip(arguments.keys, arguments.entries, strict=True)
-        for path, value in structures.static_leaves(tree, str(key))
-        if isinstance(value, tf.TypeSpec)
-    ]
-    if found:
+    found = structures.static_leaves(arguments)
+    if specs := [f"{path}: {value}" for path, value in found if isinstance(value, tf.TypeSpec)]:
         raise ArgumentError(
             f"{name} was called with specifications, and needs tensors:\n"
-            f"{bullet_list(found)}\n"
+            f"{bullet_list(specs)}\n"
             f"These accept specifications, because they run nothing: {name}.plan(...), {name}.placement(...), "
             f"predict({name}, ...)."
         )

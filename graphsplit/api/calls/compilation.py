@@ -8,7 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from graphsplit.api.calls.argument_splitting import Splitting, argument_paths, resolve_split
+from graphsplit.api.calls.argument_splitting import Splitting, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.layouts.found_units import lay_out_in_units, learn_units
 from graphsplit.api.layouts.layout_targets import name_of
@@ -68,7 +68,7 @@ def trace_and_plan(
       choices: automatic ones that were made for the function before; a new one is put there.
     """
     splitting = resolve_split(options.split, arguments)  # what does not fit is said before the user's code runs
-    names = [path for path, _ in argument_paths(arguments)]
+    names = [path for path, _ in structures.paths(arguments)]
     with phase("tracing"):
         traced = trace(fn, call, names, splitting.shapes, bool(options.jit_compile))
     check_no_others(traced.program, options)

@@ -12,7 +12,6 @@ from graphsplit.core import structures
 from graphsplit.core.devices import task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.keras_internals import only_shapes_count
-from graphsplit.core.structures import Branch, CompositeLeaf, StaticLeaf, Tree
 from graphsplit.core.tensorflow_internals import in_save_context
 from graphsplit.core.user_code import user_stack_level
 
@@ -71,15 +70,19 @@ def check_no_replica(name: str) -> None:
             )
 
 
-def check_no_spread_values(name: str, arguments: Branch) -> None:
+def check_no_spread_values(name: str, arguments: structures.Branch) -> None:
     """Raise `ArgumentError` for values that a strategy has distributed.
 
     Args:
       name: the function's.
       arguments: the structure of its arguments, by name.
     """
-    pairs = zip(arguments.keys, arguments.entries, strict=True)
-    found = [f"{path}: {kind}" for key, tree in pairs for path, kind in _distributed(tree, key)]
+    found = []
+    for path, leaf in structures.walk(arguments):
+        if not isinstance(leaf, structures.TensorLeaf):
+            kind = leaf.spec.value_type if isinstance(leaf, structures.CompositeLeaf) else type(leaf.value)
+            if issubclass(kind, tf.distribute.DistributedValues) and not hasattr(kind, "assign"):  # no variable
+                found.append(f"{path}: {kind.__name__}")
     if found:
         raise ArgumentError(
             f"{name} is called on values that a tf.distribute strategy has spread over its replicas:\n"
@@ -87,15 +90,3 @@ def check_no_spread_values(name: str, arguments: Branch) -> None:
             "It needs the whole batch, and splits it: iterate over the dataset, not over "
             "strategy.experimental_distribute_dataset(dataset)."
         )
-
-
-def _distributed(tree: Tree, path: str) -> list[tuple[str, str]]:
-    """Return the paths and kinds of distributed values in a structure."""
-    if isinstance(tree, (CompositeLeaf, StaticLeaf)):
-        kind = tree.spec.value_type if isinstance(tree, CompositeLeaf) else type(tree.value)
-        spread = issubclass(kind, tf.distribute.DistributedValues) and not hasattr(kind, "assign")  # no variable
-        return [(path, kind.__name__)] if spread else []
-    if not isinstance(tree, Branch):
-        return []
-    pairs = zip(tree.keys, tree.entries, strict=True)
-    return [found for key, entry in pairs for found in _distributed(entry, structures.step_path(tree.kind, path, key))]

@@ -6,7 +6,6 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from graphsplit.api.calls.argument_splitting import argument_paths
 from graphsplit.core import structures
 from graphsplit.core.errors import bullet_list
 from graphsplit.core.user_code import user_stack_level
@@ -57,12 +56,11 @@ def _differing(signatures: Sequence[structures.Branch]) -> dict[str, list[str]]:
     """Return what each argument was, for those that were not always the same."""
     seen: dict[str, list[str]] = {}
     for signature in signatures:
-        for path, leaf in argument_paths(signature):
+        for path, leaf in structures.paths(signature):
             shape = "unknown" if leaf.shape is None else str(list(leaf.shape))
             _note(seen, path, f"{leaf.dtype.name}{shape}")
-        for key, entry in zip(signature.keys, signature.entries, strict=True):
-            for path, value in structures.static_leaves(entry, key):
-                _note(seen, path, repr(value))
+        for path, value in structures.static_leaves(signature):
+            _note(seen, path, repr(value))
     return {path: values for path, values in seen.items() if len(values) > 1}
 
 

@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import tensorflow as tf
-
-from graphsplit.api.calls.argument_splitting import Splitting, argument_paths, check_split, resolve_split
+from graphsplit.api.calls.argument_splitting import Splitting, check_split, resolve_split
 from graphsplit.api.calls.call_signatures import as_call, by_bound_arguments, parameters_of, signature_of, spread
 from graphsplit.api.calls.chosen_devices import check_no_others
 from graphsplit.api.calls.compilation import plan_as_if, variables_elsewhere
@@ -20,6 +17,7 @@ from graphsplit.api.predicted.predicted_layouts import Layout
 from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.gc_pause import collection_paused
+from graphsplit.core.layouts import Shard
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.planning.plan import Plan
 from graphsplit.tracing.trace import Trace, trace
@@ -30,20 +28,26 @@ class PredictedCall:
     """A function with the arguments of one call. It is traced when that is first asked for.
 
     Attributes:
-      title: the function's name.
+      function: the single-device function.
       options: those under which it is planned unless others are asked for.
-      splitting: how the arguments are split.
-      arguments: their structure, by name.
+      arguments: their structure, as the function's signature binds them.
+      splitting: how they are split.
       run_trace: traces the function.
       notes: for predictions.
     """
 
-    title: str
+    function: Callable[..., Any]
     options: Options
-    splitting: Splitting
     arguments: structures.Branch
+    splitting: Splitting
     run_trace: Callable[[], Trace] = field(repr=False)
     notes: tuple[str, ...] = ()
+
+    @property
+    def title(self) -> str:
+        """The function's name."""
+        own = getattr(self.function, "__name__", None) or getattr(self.function, "name", None)
+        return str(own or type(self.function).__name__)
 
     @functools.cached_property
     def trace(self) -> Trace:
@@ -55,6 +59,27 @@ class PredictedCall:
         found = self.run_trace()
         check_no_others(found.program, self.options)
         return found
+
+    def with_options(self, options: Options) -> PredictedCall:
+        """Return the same call under other options, traced only once."""
+        return replace(self, options=options, run_trace=lambda: self.trace)
+
+    def with_rows(self, rows: int) -> PredictedCall:
+        """Return the call with another number of rows in what is split."""
+        layouts, batch = iter(self.splitting.layouts), int(self.splitting.batch)
+
+        def widen(leaf: structures.Leaf) -> Any:
+            if isinstance(leaf, structures.CompositeLeaf):
+                return replace(leaf, parts=tuple(map(widen, leaf.parts)))
+            layout = next(layouts) if isinstance(leaf, structures.TensorLeaf) else None
+            if not isinstance(leaf, structures.TensorLeaf) or not isinstance(layout, Shard):
+                return leaf
+            sizes = enumerate(leaf.shape or ())
+            return replace(leaf, shape=tuple([n * rows // batch if n and k == layout.axis else n for k, n in sizes]))
+
+        wide = structures.map_leaves(widen, self.arguments)
+        assert isinstance(wide, structures.Branch)
+        return _call_of(self.function, self.options, wide, self.notes)
 
     @collection_paused()
     def plan(self, devices: Sequence[str], layout: Layout = None, **options: Any) -> Plan:
@@ -94,42 +119,29 @@ def predicted_call(
     signature = signature_of(function)
     check_split(options.split, parameters_of(signature))
     bound = signature.bind(*args, **kwargs)
-    tree = _with_leaves(structures.flatten(dict(bound.arguments))[1])
+    _, tree = structures.flatten(dict(bound.arguments), specs=True)
     assert isinstance(tree, structures.Branch)
-    named = spread(tree, signature)
-    _check_known(named)
+    return _call_of(function, options, tree, notes)
+
+
+def _call_of(
+    function: Callable[..., Any], options: Options, arguments: structures.Branch, notes: tuple[str, ...] = ()
+) -> PredictedCall:
+    signature = signature_of(function)
+    named = spread(arguments, signature)
+    paths = structures.paths(named)
+    _check_known(paths)
     splitting = resolve_split(options.split, named)
-    names = [path for path, _ in argument_paths(named)]
-    traced = functools.partial(
-        trace,
-        by_bound_arguments(function, signature),
-        as_call(tree),
-        names,
-        splitting.shapes,
-        bool(options.jit_compile),
-    )
-    title = str(getattr(function, "__name__", None) or getattr(function, "name", None) or type(function).__name__)
-    return PredictedCall(title, options, splitting, named, traced, notes)
+    fn, names = by_bound_arguments(function, signature), [path for path, _ in paths]
+    traced = functools.partial(trace, fn, as_call(arguments), names, splitting.shapes, bool(options.jit_compile))
+    return PredictedCall(function, options, arguments, splitting, traced, notes)
 
 
-def _with_leaves(tree: structures.Tree) -> structures.Tree:
-    """Return a structure with specifications of tensors as if they were tensors."""
-    if isinstance(tree, structures.StaticLeaf) and isinstance(tree.value, tf.TensorSpec):
-        spec = tree.value
-        return structures.TensorLeaf(spec.dtype, None if spec.shape.rank is None else tuple(spec.shape))
-    if isinstance(tree, structures.Branch):
-        return dataclasses.replace(tree, entries=tuple([_with_leaves(entry) for entry in tree.entries]))
-    return tree
-
-
-def _check_known(arguments: structures.Branch) -> None:
+def _check_known(paths: Sequence[tuple[str, structures.TensorLeaf]]) -> None:
     """Raise `ArgumentError` if a size of an argument is not known: times depend on all of them."""
-    wrong = []
-    for path, leaf in argument_paths(arguments):
-        shape = leaf.shape if isinstance(leaf, structures.TensorLeaf) else ()
-        if shape is None or None in shape:
-            sizes = "[...]" if shape is None else f"[{','.join('?' if size is None else str(size) for size in shape)}]"
-            wrong.append(f"{path}: {leaf.dtype.name}{sizes}")
+    wrong = [
+        f"{path}: {structures.spec_text(leaf)}" for path, leaf in paths if leaf.shape is None or None in leaf.shape
+    ]
     if wrong:
         raise ArgumentError(
             f"A prediction needs all sizes of the arguments, and some are not known:\n{bullet_list(wrong)}\n"

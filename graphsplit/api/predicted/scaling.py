@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import tensorflow as tf
-
 from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
 from graphsplit.api.predicted.predicted_layouts import Layout, layout_name
@@ -17,7 +15,6 @@ from graphsplit.api.predicted.predictions import predict_call, why_too_many
 from graphsplit.api.stepping import step_of
 from graphsplit.core.device_mesh import mesh_axes
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.layouts import Shard
 from graphsplit.core.user_code import with_users_traceback
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine as machine_of
@@ -87,8 +84,8 @@ def scaling(
                 skipped.append(f"{kind} scaling on {count} devices{f', {name}' if name else ''}: {why}")
                 continue
             if rows not in calls:
-                calls[rows] = _with_rows(fn, args, kwargs, call, rows)
-            one = predict_call(_with_options(calls[rows], own), larger, count, layout, unknown_size)
+                calls[rows] = call.with_rows(rows)
+            one = predict_call(calls[rows].with_options(own), larger, count, layout, unknown_size)
             points.append(_point(kind, one, rows, count))
             notes += one.notes
             assumptions = one.assumptions
@@ -112,11 +109,6 @@ def _columns(call: PredictedCall, counts: Sequence[int]) -> int:
     return columns
 
 
-def _with_options(call: PredictedCall, options: Options) -> PredictedCall:
-    """Return the same call under other options, traced only once."""
-    return replace(call, options=options, run_trace=lambda: call.trace) if options != call.options else call
-
-
 def _with_rows_of_mesh(options: Options, rows: int) -> Options:
     """Return options whose mesh has so many devices along the batch's axis."""
     axes = options.mesh
@@ -124,28 +116,6 @@ def _with_rows_of_mesh(options: Options, rows: int) -> Options:
         return options
     sizes = tuple([(name, rows if name == axes.batch_axis else size) for name, size in axes.sizes])
     return replace(options, mesh=replace(axes, sizes=sizes), devices=None)
-
-
-def _with_rows(
-    fn: Any, args: Sequence[Any], kwargs: Mapping[str, Any], call: PredictedCall, rows: int
-) -> PredictedCall:
-    """Return the call with another number of rows in what is split."""
-    layouts, batch = iter(call.splitting.layouts), int(call.splitting.batch)
-
-    def widen(value: Any) -> Any:
-        if not isinstance(value, (tf.Tensor, tf.TensorSpec)) and not hasattr(value, "__array_interface__"):
-            return value
-        layout, spec = (
-            next(layouts),
-            value if isinstance(value, tf.TensorSpec) else tf.TensorSpec.from_tensor(tf.convert_to_tensor(value)),
-        )
-        shape = list(spec.shape)
-        if isinstance(layout, Shard):
-            shape[layout.axis] = shape[layout.axis] * rows // batch
-        return tf.TensorSpec(shape, spec.dtype)
-
-    wide = tf.nest.map_structure(widen, (tuple(args), dict(kwargs)))
-    return replace(predicted_call(fn, wide[0], wide[1]), options=call.options)
 
 
 def _point(kind: str, prediction: Prediction, rows: int, count: int) -> Point:
