@@ -9,8 +9,6 @@ each other way's step as a multiple of graphsplit's own: above 1, the choice pay
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -20,6 +18,7 @@ from unittest import mock
 
 import graphsplit as gs
 from benchmarks.environment import environment
+from benchmarks.timing import in_turns, ratios
 from benchmarks.workloads import WORKLOADS, Workload, data, workload
 from graphsplit.core.storage import forms
 
@@ -149,12 +148,8 @@ def measure(
 ) -> dict[str, float]:
     """Return the other ways' steps as multiples of graphsplit's: medians over rounds in which each is timed in turn."""
     made = {"": compiled(found, devices, Way()), **{name: compiled(found, devices, way) for name, way in ways.items()}}
-    ratios: dict[str, list[float]] = {name: [] for name in ways}
-    for number in range(rounds + 1):  # the first one prepares
-        seconds = {name: _seconds(step, steps) for name, step in made.items()}
-        for name in ways if number else ():
-            ratios[name].append(seconds[name] / seconds[""])
-    return {name: statistics.median(own) for name, own in ratios.items()}
+    found = in_turns(made, rounds, steps)
+    return {name: ratios(found[name], found[""]).wall for name in ways}
 
 
 def compiled(found: Workload, devices: Sequence[str], way: Way) -> Step:
@@ -169,14 +164,6 @@ def compiled(found: Workload, devices: Sequence[str], way: Way) -> Step:
         arguments = [tf.constant(array) for array in data(found, found.batch)]
         step(*arguments).numpy()
     return lambda: step(*arguments)
-
-
-def _seconds(step: Step, steps: int) -> float:
-    start = time.perf_counter()
-    for _ in range(steps):
-        result = step()
-    result.numpy()
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -11,13 +11,13 @@ lose on CPUs: it does not use oneDNN's convolutions.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
 import graphsplit as gs
+from benchmarks.timing import in_turns, medians, took
 
 
 def main() -> None:
@@ -68,18 +68,12 @@ def _steps(count: int, rounds: int) -> None:
         if "devices" in name:
             made = gs.parallelize(step, devices=count, jit_compile=compiled)
         steps[name] = lambda made=made, batch=batch: made(*batch)  # type: ignore[misc]
-    found: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 1):  # the first one prepares
-        for name, run in steps.items():
-            start = time.perf_counter()
-            run().numpy()
-            if number:
-                found[name].append(time.perf_counter() - start)
-            elif name.endswith("compiled"):
-                print(f"  {name}: first step after {time.perf_counter() - start:.1f} s, XLA's compilation included")
-    plain = statistics.median(found["plain"])
+    for name, run in steps.items():
+        if name.endswith("compiled"):
+            print(f"  {name}: first step after {took(run).wall:.1f} s, XLA's compilation included")
+    found = {name: medians(own).wall for name, own in in_turns(steps, rounds).items()}
     for name, taken in found.items():
-        print(f"  {name}: {statistics.median(taken) / plain:.2f} x plain's step ({plain * 1e3:.1f} ms)")
+        print(f"  {name}: {taken / found['plain']:.2f} x plain's step ({found['plain'] * 1e3:.1f} ms)")
 
 
 def _resnet50(normalizing: bool, devices: int) -> tuple[Any, Any]:

@@ -12,13 +12,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import statistics
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import graphsplit as gs
 from benchmarks.gpus import peak_bytes, reset_peaks
+from benchmarks.timing import medians, took
 
 HOST = "CPU:0"
 ALLOWED = 1e-3  # of the loss after a few steps: on GPUs other shapes have other kernels
@@ -99,11 +98,11 @@ def measured(way: Way, devices: Sequence[str], rounds: int, small: bool) -> tupl
             model = gs.multi_gpu_model(model, gpus=used, **options)
         reset_peaks(used)
         model.train_on_batch(x, y)
-        seconds = [_seconds(lambda: model.train_on_batch(x, y)) for _ in range(rounds)]
+        found = [took(lambda: model.train_on_batch(x, y)) for _ in range(rounds)]
         loss = float(model.train_on_batch(x, y))
         asked = keras_distribution.plan(model, x, y) if keras_distribution else _plan_of(model, x, y)
         held = _held([*model.variables, *model.optimizer.variables])
-    return loss, f"{1000 * statistics.median(seconds):9.1f} ms; {_memory(asked, held, peak_bytes(used))}"
+    return loss, f"{1000 * medians(found).wall:9.1f} ms; {_memory(asked, held, peak_bytes(used))}"
 
 
 def _memory(plan: Any, held: Mapping[str, int], peaks: Mapping[str, int]) -> str:
@@ -176,12 +175,6 @@ def transformer(small: bool) -> tuple[Any, Any, Any]:
     model.compile(optimizer, keras.losses.SparseCategoricalCrossentropy(from_logits=True), jit_compile=False)
     numbers = np.random.default_rng(0).integers(0, words, (2, rows, tokens)).astype("int32")
     return model, numbers[0], numbers[1]
-
-
-def _seconds(step: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    float(step())
-    return time.perf_counter() - start
 
 
 if __name__ == "__main__":

@@ -14,13 +14,14 @@ worker has a link of that many megabits a second (see `benchmarks.links`), as ma
 from __future__ import annotations
 
 import argparse
-import statistics
+import functools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.links import linked_workers
+from benchmarks.timing import in_turns, medians, ratios
 
 _WAYS: dict[str, dict[str, Any]] = {
     "home": {"layout": "home"},
@@ -76,21 +77,15 @@ def show(devices: Sequence[str], network: Network, rounds: int, mbit: int | None
         loss = float(parallel(x))
         print(f"{name:<18} first call {time.perf_counter() - begin:.1f} s, loss {loss:.6f}", flush=True)
         steps[name] = parallel
-    found: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 2):  # the first two prepare
-        for name, parallel in steps.items():
-            begin = time.perf_counter()
-            parallel(x).numpy()
-            if number > 1:
-                found[name].append(time.perf_counter() - begin)
+    found = in_turns({name: functools.partial(step, x) for name, step in steps.items()}, rounds, prepare=2)
     size = network.depth * network.width**2 * 4 / 1e6
     print(f"{len(devices)} workers, {size:.0f} MB of weights, {network.optimizer}: a step, and as a multiple of home's")
-    for name, seconds in found.items():
-        ratio = statistics.median(a / b for a, b in zip(seconds, found["home"], strict=True))
+    for name, own in found.items():
+        ratio = ratios(own, found["home"]).wall
         size = max(traffic(steps[name].plan(x)).busiest[1:])
         on_link = f"; {8e-3 * size / mbit:.0f} ms of them for the busiest link, by the plan" if mbit else ""
         print(
-            f"  {name:<18} {1e3 * statistics.median(seconds):.0f} ms, {ratio:.2f}, {size / 1e6:.2f} MB{on_link}",
+            f"  {name:<18} {1e3 * medians(own).wall:.0f} ms, {ratio:.2f}, {size / 1e6:.2f} MB{on_link}",
             flush=True,
         )
 

@@ -117,22 +117,8 @@ def _join(bridge: str, interface: str, mbit: int) -> None:
 
 
 def _limit(interface: str, mbit: int, *where: str) -> None:
-    _run(
-        "tc",
-        *where,
-        "qdisc",
-        "add",
-        "dev",
-        interface,
-        "root",
-        "tbf",
-        "rate",
-        f"{mbit}mbit",
-        "burst",
-        _BURST,
-        "latency",
-        "50ms",
-    )
+    bucket = ["root", "tbf", "rate", f"{mbit}mbit", "burst", _BURST, "latency", "50ms"]
+    _run("tc", *where, "qdisc", "add", "dev", interface, *bucket)
 
 
 def _ip(*arguments: str) -> None:

@@ -11,18 +11,15 @@ that of steps in another process, in turns, the median over rounds.
 from __future__ import annotations
 
 import argparse
+import functools
 import gc
-import json
-import os
-import statistics
-import subprocess
-import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
-ROOT = Path(__file__).parent.parent
+from benchmarks.processes import in_a_process
+
+Name = TypeVar("Name")
 # mallopt(3); and TensorFlow's own pool, which it has with oneDNN only, never gives anything back
 GIVEN_BACK = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536", "TF_ENABLE_ONEDNN_OPTS": "0"}
 
@@ -47,28 +44,20 @@ def main() -> None:
     parser.add_argument("--counts", default="1,2,4,8")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--small", action="store_true", help="small networks, to see that everything works")
-    parser.add_argument("--measure", choices=("memory", "time"), help=argparse.SUPPRESS)
     options = parser.parse_args()
     counts = [int(count) for count in options.counts.split(",")]
-    if options.measure:
-        if options.measure == "memory":
-            print(json.dumps(_memory(options.models, counts[0], options.small)))
-        else:
-            print(json.dumps(_times(options.models, counts, options.rounds, options.small)))
-        return
     for model in options.models.split(","):
         show(model, counts, options.rounds, options.small)
 
 
 def show(model: str, counts: list[int], rounds: int, small: bool) -> None:
     """Measure a model and print a line for each number of micro-batches."""
-    seconds = _ask("time", model, counts, rounds, small, {})
+    seconds = in_a_process(_times, model, counts, rounds, small)
     print(f"{model}, {(SMALL if small else SIZES)[model]}")
     whole = 0
     for count in counts:
-        memory = _ask("memory", model, [count], rounds, small, GIVEN_BACK)
-        peak, live, loss = (memory[key] for key in ("peak_bytes", "live_bytes", "loss"))
-        whole, took = whole or peak, seconds[str(count)] / seconds[str(counts[0])]
+        peak, live, loss = in_a_process(_memory, model, count, small, environment=GIVEN_BACK)
+        whole, took = whole or peak, seconds[count] / seconds[counts[0]]
         print(
             f"  {count:>3} micro-batches: peak {peak / 1e6:8.1f} MB = {peak / whole:.3f} of the whole batch's, "
             f"{live / 1e6:8.1f} MB predicted; time {took:.3f}; loss {loss:.6f}",
@@ -76,39 +65,13 @@ def show(model: str, counts: list[int], rounds: int, small: bool) -> None:
         )
 
 
-def _ask(
-    measure: str, model: str, counts: list[int], rounds: int, small: bool, environment: dict[str, str]
-) -> dict[str, Any]:
-    options = ["--measure", measure, "--models", model, "--counts", ",".join(map(str, counts))]
-    found: dict[str, Any] = asked(
-        "benchmarks.microbatches", [*options, "--rounds", str(rounds), *(["--small"] if small else [])], environment
-    )
-    return found
-
-
-def asked(module: str, options: Sequence[str], environment: Mapping[str, str]) -> Any:
-    """Return what a benchmark prints last, as JSON, in a process of its own without GPUs.
-
-    Args:
-      module, options: of the process.
-      environment: variables for it, beside those of this one.
-    """
-    command = [sys.executable, "-m", module, *options]
-    own = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", **environment}
-    done = subprocess.run(command, cwd=ROOT, env=own, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr[-2000:]}")
-    return json.loads(done.stdout.splitlines()[-1])
-
-
-def _memory(model: str, count: int, small: bool) -> dict[str, Any]:
+def _memory(model: str, count: int, small: bool) -> tuple[int, int, float]:
     """Return the most bytes that a step needs, those that its plan tells, and its loss."""
-    step, arguments = training_step(model, count, small)
-    plan = step.plan(*arguments)
     from graphsplit.planning.memory import live_bytes
 
+    step, arguments = training_step(model, count, small)
     peak, loss = peak_of(step, arguments)
-    return {"peak_bytes": peak, "live_bytes": max(live_bytes(plan).values()), "loss": loss}
+    return peak, max(live_bytes(step.plan(*arguments)).values()), loss
 
 
 def peak_of(step: Callable[..., Any], arguments: tuple[Any, ...]) -> tuple[int, float]:
@@ -131,26 +94,16 @@ def _status(name: str) -> int:
     return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{name}:"))
 
 
-def _times(model: str, counts: list[int], rounds: int, small: bool) -> dict[str, float]:
-    """Return the median seconds of a step for each number of micro-batches, measured in turns."""
-    return times_of({str(count): training_step(model, count, small) for count in counts}, rounds)
+def _times(model: str, counts: list[int], rounds: int, small: bool) -> dict[int, float]:
+    return times_of({count: training_step(model, count, small) for count in counts}, rounds)
 
 
-def times_of(steps: Mapping[str, tuple[Callable[..., Any], tuple[Any, ...]]], rounds: int) -> dict[str, float]:
-    """Return the median seconds of each step, measured in turns.
+def times_of(steps: Mapping[Name, tuple[Callable[..., Any], tuple[Any, ...]]], rounds: int) -> dict[Name, float]:
+    """Return the median seconds of each step with its arguments, timed in turns."""
+    from benchmarks.timing import in_turns, medians
 
-    Args:
-      steps: and the arguments of each.
-      rounds: how often each is measured.
-    """
-    found: dict[str, list[float]] = {name: [] for name in steps}
-    for number in range(rounds + 1):  # the first one prepares
-        for name, (step, arguments) in steps.items():
-            start = time.perf_counter()
-            float(step(*arguments))
-            if number:
-                found[name].append(time.perf_counter() - start)
-    return {name: statistics.median(seconds) for name, seconds in found.items()}
+    calls = {name: functools.partial(step, *arguments) for name, (step, arguments) in steps.items()}
+    return {name: medians(found).wall for name, found in in_turns(calls, rounds).items()}
 
 
 def training_step(model: str, micro_batches: int, small: bool) -> tuple[Any, tuple[Any, ...]]:
@@ -179,17 +132,11 @@ def training_step(model: str, micro_batches: int, small: bool) -> tuple[Any, tup
 
 def _transformer(size: Size) -> tuple[Any, Any, Any]:
     import tensorflow as tf
-    from keras import Input, Model, layers
 
-    words, heads = 256, 8
-    ids = Input((size.tokens,), dtype="int32")
-    x = layers.Embedding(words, size.width)(ids)
-    for _ in range(size.layers):
-        h = layers.LayerNormalization()(x)
-        x = x + layers.MultiHeadAttention(heads, size.width // heads)(h, h)
-        h = layers.Dense(4 * size.width, "gelu")(layers.LayerNormalization()(x))
-        x = x + layers.Dense(size.width)(h)
-    network = Model(ids, layers.Dense(words)(layers.LayerNormalization()(x)))
+    from benchmarks import networks
+
+    words = 256
+    network = networks.transformer(words, size.tokens, size.width, 8, size.layers, words, pooled=False)
     x, y = (tf.random.uniform((size.rows, size.tokens), 0, words, tf.int32, seed) for seed in (1, 2))
     return network, x, y
 

@@ -87,7 +87,9 @@ def lstm(steps: int, features: int, units: int, classes: int = 10) -> keras.Mode
     return keras.Sequential([layers.Input((steps, features)), layers.LSTM(units), layers.Dense(classes)])
 
 
-def transformer(words: int, length: int, width: int, heads: int, blocks: int, classes: int = 10) -> keras.Model:
+def transformer(
+    words: int, length: int, width: int, heads: int, blocks: int, classes: int = 10, pooled: bool = True
+) -> keras.Model:
     """Pre-normalisation encoder blocks (https://arxiv.org/abs/2002.04745) over token ids, mean over the positions."""
     tokens = layers.Input((length,), dtype="int32")
     x = layers.Embedding(words, width)(tokens)
@@ -96,5 +98,5 @@ def transformer(words: int, length: int, width: int, heads: int, blocks: int, cl
         x = x + layers.MultiHeadAttention(heads, width // heads)(normalized, normalized)
         hidden = layers.Dense(4 * width, "gelu")(layers.LayerNormalization()(x))
         x = x + layers.Dense(width)(hidden)
-    x = layers.GlobalAveragePooling1D()(layers.LayerNormalization()(x))
-    return keras.Model(tokens, layers.Dense(classes)(x))
+    x = layers.LayerNormalization()(x)
+    return keras.Model(tokens, layers.Dense(classes)(layers.GlobalAveragePooling1D()(x) if pooled else x))

@@ -10,13 +10,13 @@ sizes of buckets (`bucket_bytes`), as a multiple of the step with the usual size
 from __future__ import annotations
 
 import argparse
-import statistics
-import time
-from collections.abc import Callable
-from dataclasses import replace
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
+from unittest import mock
 
 import graphsplit as gs
+from benchmarks.timing import in_turns, ratios
 from graphsplit.costs.break_even import BUCKET_BYTES
 
 _ENTRIES = (16, 256, 1024, 4096, 16384)
@@ -38,8 +38,8 @@ def main() -> None:
         return
     print(f"{options.vectors} vectors, {options.devices} devices: packed as a multiple of apart")
     for entries in _ENTRIES:
-        packed, apart = steps(entries, options.vectors, names)
-        wall, processor = compare(packed, apart, options.rounds)
+        found = in_turns(steps(entries, options.vectors, names), options.rounds, _STEPS)
+        wall, processor = ratios(found["packed"], found["apart"])
         print(f"  {4 * entries:>6} bytes each: step {wall:.2f}, processor time {processor:.2f}")
 
 
@@ -49,18 +49,12 @@ def show_buckets(depth: int, devices: int, rounds: int) -> None:
 
     made, x = {}, tf.random.normal((4 * devices, _WIDTH))
     for size in _BUCKETS:
-        step = gs.parallelize(dense_step(depth), devices=devices, bucket_bytes=size)
-        made[size] = (lambda step=step: [step(x)]), len(step.plan(x).buckets)
-    found: dict[int, list[tuple[float, float]]] = {size: [] for size in made}
-    for number in range(rounds + 1):  # the first one prepares
-        seconds = {size: _seconds(step, _STEPS // 4) for size, (step, _) in made.items()}
-        for size, (wall, processor) in seconds.items() if number else ():
-            usual, usual_processor = seconds[BUCKET_BYTES]
-            found[size].append((wall / usual, processor / usual_processor))
+        made[size] = gs.parallelize(dense_step(depth), devices=devices, bucket_bytes=size)
+    found = in_turns({size: functools.partial(step, x) for size, step in made.items()}, rounds, _STEPS // 4)
     print(f"{depth} layers with biases of {4 * _WIDTH} bytes, {devices} devices: as a multiple of {BUCKET_BYTES} bytes")
-    for size, ratios in found.items():
-        wall, processor = (statistics.median(each) for each in zip(*ratios, strict=True))
-        print(f"  {size:>8} bytes, {made[size][1]} buckets: step {wall:.2f}, processor time {processor:.2f}")
+    for size, step in made.items():
+        (wall, processor), count = ratios(found[size], found[BUCKET_BYTES]), len(step.plan(x).buckets)
+        print(f"  {size:>8} bytes, {count} buckets: step {wall:.2f}, processor time {processor:.2f}")
 
 
 def dense_step(depth: int) -> Callable[[Any], Any]:
@@ -83,18 +77,12 @@ def dense_step(depth: int) -> Callable[[Any], Any]:
     return step
 
 
-def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], Callable[[], Any]]:
-    """Return the step with its packs, and without."""
+def steps(entries: int, vectors: int, devices: Sequence[str]) -> dict[str, Callable[[], Any]]:
+    """Return the step with all vectors packed, whatever their size, and with none."""
     import tensorflow as tf
 
-    from graphsplit.api.calls.compilation import trace_and_plan
-    from graphsplit.api.options import Options
-    from graphsplit.core import structures
-    from graphsplit.core.devices import canonical_name
-    from graphsplit.planning.communication.collectives import bucketed, find_collectives
-    from graphsplit.runtime.executable import make_executable
+    from graphsplit.planning.communication import bucketing
 
-    devices = [canonical_name(name) for name in devices]
     added = [tf.Variable(tf.zeros(entries)) for _ in range(vectors)]
     x = tf.random.normal((_ROWS_EACH * len(devices), entries))
 
@@ -107,36 +95,13 @@ def steps(entries: int, vectors: int, devices: Any) -> tuple[Callable[[], Any], 
             vector.assign_sub(1e-3 * gradient)
         return loss
 
-    _, call = structures.flatten(((x,), {}))
-    leaf = structures.TensorLeaf(x.dtype, tuple(x.shape))
-    arguments = structures.Branch(dict, ("x",), (leaf,))
-    traced, plan = trace_and_plan(step, call, arguments, Options(), devices, devices[0])
-    vectors_moved = [move for move in plan.moves if plan.program.shape(move.tensor) == (entries,)]
-    kinds = ("broadcast", "reduce")
-    buckets = [[move for move in vectors_moved if move.kind == kind] for kind in kinds]  # whatever their size
-    apart = find_collectives(plan.program, plan.mesh, plan.home, plan.moves)
-    ways = [tuple(bucketed(apart, own)) for own in (buckets, [])]
-    made = [make_executable(traced, replace(plan, collectives=way), "step") for way in ways]
-    return (lambda: made[0]([x])), (lambda: made[1]([x]))
-
-
-def compare(packed: Callable[[], Any], apart: Callable[[], Any], rounds: int) -> tuple[float, float]:
-    """Return the medians of the ratios of step time and of processor time."""
-    found: list[tuple[float, float]] = []
-    for number in range(rounds + 1):  # the first one prepares
-        (wall, processor), (other_wall, other_processor) = _seconds(packed), _seconds(apart)
-        if number:
-            found.append((wall / other_wall, processor / other_processor))
-    walls, processors = zip(*found, strict=True)
-    return statistics.median(walls), statistics.median(processors)
-
-
-def _seconds(step: Callable[[], Any], steps: int = _STEPS) -> tuple[float, float]:
-    wall, processor = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        result = step()
-    result[0].numpy()
-    return time.perf_counter() - wall, time.process_time() - processor
+    made = {}
+    for name, most in {"packed": 1 << 30, "apart": 0}.items():
+        with mock.patch.object(bucketing, "SMALL_BYTES", most):
+            parallel = gs.parallelize(step, devices=devices, bucket_bytes=most)
+            parallel(x)  # (the plan is made here)
+        made[name] = functools.partial(parallel, x)
+    return made
 
 
 if __name__ == "__main__":

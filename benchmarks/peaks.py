@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import gc
-import json
 import statistics
 from typing import Any, NamedTuple
 
-from benchmarks.microbatches import asked
+from benchmarks.processes import in_a_process
 
-MODULE = "benchmarks.peaks"
 NETWORKS = (
     *("mlp", "resnet50", "mini_googlenet_bn", "lstm", "transformer", "transformer, recompute"),  # of `workloads`
     *("U-Net", "WaveNet", "Transformer decoder", "GAN"),  # of `coverage_models`
@@ -63,24 +61,26 @@ def main() -> None:
     parser.add_argument("--networks", default=";".join(NETWORKS), help="their names, with ; between them")
     parser.add_argument("--devices", default="1,2")
     parser.add_argument("--small", action="store_true", help="small networks, to see that everything works")
-    parser.add_argument("--measure", action="store_true", help=argparse.SUPPRESS)
     options = parser.parse_args()
     counts = [int(count) for count in options.devices.split(",")]
-    if options.measure:
-        from benchmarks.prediction_worker import start
-
-        start(max(counts))
-        print(json.dumps([peak_of(options.networks, count, options.small) for count in counts]))
-        return
     found = []
     for name in options.networks.split(";"):
-        given = ["--networks", name, "--devices", options.devices, "--measure", *(["--small"] if options.small else [])]
-        found += [Peak(*values) for values in asked(MODULE, given, COUNTED)]
-        print(
-            f"{name}: {', '.join(f'{own.off:+.0%} on {own.devices}' for own in found if own.network == name)}",
-            flush=True,
-        )
+        own = peaks_of(name, counts, options.small)
+        found += own
+        print(f"{name}: {', '.join(f'{peak.off:+.0%} on {peak.devices}' for peak in own)}", flush=True)
     print(table(found))
+
+
+def peaks_of(name: str, counts: list[int], small: bool) -> list[Peak]:
+    """Return what a network's training step holds on so many devices, in a process whose allocator counts."""
+    return list(in_a_process(_peaks_of, name, counts, small, environment=COUNTED))
+
+
+def _peaks_of(name: str, counts: list[int], small: bool) -> list[Peak]:
+    from benchmarks.prediction_worker import start
+
+    start(max(counts))
+    return [peak_of(name, count, small) for count in counts]
 
 
 def table(found: list[Peak]) -> str:

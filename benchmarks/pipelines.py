@@ -19,13 +19,13 @@ each step kept busy are printed to show it.
 from __future__ import annotations
 
 import argparse
-import statistics
 import time
 from collections.abc import Callable
 from typing import Any
 
 import graphsplit as gs
 from benchmarks.environment import stolen_seconds
+from benchmarks.timing import Took, in_turns, medians
 
 _STAGES, _LAYERS, _WIDTH = 2, 6, 512
 _STOLEN = 0.02
@@ -46,14 +46,14 @@ def main() -> None:
         for count in map(int, options.counts.split(",")):
             steps[kind, count] = step(names, options.rows, kind, count, options.cut)
     seconds = _times(steps, options.rounds)
-    whole, cores = seconds["one device", 1]
+    alone = seconds["one device", 1]
     print(f"{_STAGES} stages of {_LAYERS} layers of width {_WIDTH}, {options.rows} rows")
-    print(f"  one device: {whole * 1e3:.0f} ms ({cores:.2f} cores busy)")
-    for (kind, count), (took, cores) in list(seconds.items())[1:]:
-        part, ceiling = took / whole, (count + _STAGES - 1) / count / _STAGES
+    print(f"  one device: {alone.wall * 1e3:.0f} ms ({alone.processor / alone.wall:.2f} cores busy)")
+    for (kind, count), took in list(seconds.items())[1:]:
+        part, ceiling = took.wall / alone.wall, (count + _STAGES - 1) / count / _STAGES
         print(
             f"  {kind:<12} {count:>3} micro-batches: {part:.3f} of it, {part / ceiling:.2f} x the ceiling "
-            f"({cores:.2f} cores busy)"
+            f"({took.processor / took.wall:.2f} cores busy)"
         )
 
 
@@ -97,35 +97,20 @@ def step(names: Any, rows: int, schedule: str | None, count: int, cut: bool = Fa
     return lambda: made(x)
 
 
-def _times(steps: dict[tuple[str, int], Callable[[], Any]], rounds: int) -> dict[tuple[str, int], tuple[float, float]]:
-    """Return the seconds of each step and the cores it kept busy, medians over the undisturbed rounds."""
-    _round(steps)  # prepares
-    calm: list[dict[tuple[str, int], tuple[float, float]]] = []
-    disturbed: list[dict[tuple[str, int], tuple[float, float]]] = []
+def _times(steps: dict[tuple[str, int], Callable[[], Any]], rounds: int) -> dict[tuple[str, int], Took]:
+    """Return what each step takes, medians over the undisturbed rounds."""
+    in_turns(steps, 0)  # prepares
+    calm: list[dict[tuple[str, int], list[Took]]] = []
+    disturbed: list[dict[tuple[str, int], list[Took]]] = []
     while len(calm) < rounds and len(calm) + len(disturbed) < 2 * rounds:
         stolen, start = stolen_seconds(), time.perf_counter()
-        times = _round(steps)
+        times = in_turns(steps, 1, prepare=0)
         share = (stolen_seconds() - stolen) / (time.perf_counter() - start)
         (calm if share < _STOLEN else disturbed).append(times)
     if disturbed:
         print(f"{len(disturbed)} rounds left out: the host took more than {_STOLEN:.0%} of a core meanwhile")
     used = calm or disturbed
-    return {key: _median([times[key] for times in used]) for key in steps}
-
-
-def _round(steps: dict[tuple[str, int], Callable[[], Any]]) -> dict[tuple[str, int], tuple[float, float]]:
-    found = {}
-    for key, run in steps.items():
-        start, busy = time.perf_counter(), time.process_time()
-        run().numpy()
-        seconds = time.perf_counter() - start
-        found[key] = seconds, (time.process_time() - busy) / seconds
-    return found
-
-
-def _median(pairs: list[tuple[float, float]]) -> tuple[float, float]:
-    seconds, cores = zip(*pairs, strict=True)
-    return statistics.median(seconds), statistics.median(cores)
+    return {key: medians([own for times in used for own in times[key]]) for key in steps}
 
 
 if __name__ == "__main__":

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
 
+from benchmarks.timing import took
 from graphsplit.core.layouts import SINGLE_DEVICE, Shard
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.emission import emit
@@ -24,8 +24,8 @@ _ROWS, _WIDTH = 32, 16
 def program_speed(plan: Plan, repetitions: int = 3) -> dict[str, float]:
     """Return microseconds per operation for planning, and per emitted node for emission; the best of some runs."""
     operations = len(plan.program.ops)
-    plan_s = min(_seconds(lambda: _again(plan)) for _ in range(repetitions))
-    emit_s = min(_seconds(lambda: emit(plan)) for _ in range(repetitions))
+    plan_s = min(took(lambda: _again(plan)).wall for _ in range(repetitions))
+    emit_s = min(took(lambda: emit(plan)).wall for _ in range(repetitions))
     return {
         "operations": operations,
         "plan_us_per_op": plan_s / operations * 1e6,
@@ -91,9 +91,3 @@ def _again(plan: Plan) -> Plan:
     return plan_program(
         plan.program, mesh=plan.mesh, home=plan.home, input_layouts=plan.input_layouts, state=plan.state
     )
-
-
-def _seconds(action: Callable[[], Any]) -> float:
-    start = time.perf_counter()
-    action()
-    return time.perf_counter() - start

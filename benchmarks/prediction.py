@@ -9,20 +9,19 @@ from __future__ import annotations
 
 import itertools
 import json
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from benchmarks import prediction_worker as worker
 from benchmarks.environment import load_average
+from benchmarks.processes import in_a_process
 from benchmarks.workloads import WORKLOADS
 
 ROOT = Path(__file__).parent.parent
@@ -31,10 +30,7 @@ PAGE = ROOT / "docs" / "how_predictions_are_made.md"
 LAYOUTS = ("home", "mirrored", "sharded")
 _DEVICES, _MICRO_BATCHES = "1,2,4,8", "1,4"
 _BEGIN, _END = "<!-- table: python -m benchmarks.prediction -->", "<!-- end of table -->"
-_LIMIT_S = 1800
 _ENVIRONMENT = {
-    "TF_CPP_MIN_LOG_LEVEL": "3",
-    "CUDA_VISIBLE_DEVICES": "-1",
     # TensorFlow keeps memory that was freed, as on GPUs and where it uses oneDNN, and counts it: what is given back to
     # the operating system each time, page by page, makes an operation of 64 MB five times slower, or not, as it happens
     "TF_CPU_ALLOCATOR_USE_BFC": "1",
@@ -93,12 +89,12 @@ def main(
                 continue
             machine, calibrated = (str(Path(folder) / f"{file}.toml") for file in (name, f"{name}_{mode}"))
             if not Path(machine).exists():  # (how much threads slow each other down changes within hours, too)
-                _ask("machine", machine)
-            took = _calibrate(name, mode, small, machine, calibrated)
+                in_a_process(worker.machine, machine, environment=_ENVIRONMENT)
+            took = _answer(worker.calibrate, name, mode, small, machine, calibrated)
             for _, group in itertools.groupby(cells, key=lambda cell: cell.devices):
                 together = list(group)
-                asked = "cells", json.dumps([asdict(cell) for cell in together]), small, calibrated, seconds
-                answers = took if "error" in took else _answer(*asked, took["alone_s"])
+                asked = [asdict(cell) for cell in together], small, calibrated, seconds
+                answers = took if "error" in took else _answer(worker.cells, *asked, took["alone_s"])
                 if isinstance(answers, dict):
                     answers = [answers] * len(together)
                 for cell, answer in zip(together, answers, strict=True):
@@ -123,20 +119,12 @@ def cells_of(
     ]
 
 
-def _calibrate(name: str, mode: str, small: bool, machine: str, calibrated: str) -> dict[str, Any]:
-    """Write the file by which a network's step is predicted, and return what the step took."""
+def _answer(function: Callable[..., Any], *arguments: object) -> Any:
+    """Return the answer of a part of this in a process of its own, or why there is none: the others go on."""
     try:
-        return _ask("calibrate", name, mode, small, machine, calibrated)
-    except RuntimeError as error:
-        return {"error": str(error)}
-
-
-def _answer(*arguments: object) -> Any:
-    """Return the answer of a part, or why there is none: the others go on."""
-    try:
-        return _ask(*arguments)
-    except RuntimeError as error:
-        return {"error": str(error)}
+        return in_a_process(function, *arguments, environment=_ENVIRONMENT)
+    except Exception as error:  # whatever it is, the results say so
+        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
 
 
 def _line(answer: dict[str, Any]) -> str:
@@ -147,19 +135,6 @@ def _line(answer: dict[str, Any]) -> str:
         f"({answer['predicted_s'] / answer['measured_s'] - 1:+.1%}); {answer['predict_s'] / answer['plan_s']:.2f} of "
         "planning"
     )
-
-
-def _ask(*arguments: object) -> Any:
-    """Run a part of this in a process of its own, and return its answer."""
-    environment = {**os.environ, **_ENVIRONMENT}
-    command = [sys.executable, "-m", "benchmarks.prediction_worker", *map(str, arguments)]
-    try:
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=_LIMIT_S)
-    except subprocess.TimeoutExpired as error:
-        raise RuntimeError(f"no answer within {_LIMIT_S} s") from error
-    if done.returncode:
-        raise RuntimeError(f"ended with {done.returncode}: {(done.stderr.strip().splitlines() or [''])[-1][:300]}")
-    return json.loads(done.stdout.strip().splitlines()[-1])
 
 
 def table(found: dict[str, Any]) -> str:

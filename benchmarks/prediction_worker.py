@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-import json
 import os
 import statistics
 import subprocess
@@ -19,6 +18,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from benchmarks.steps import make_parts, single_device_step
+from benchmarks.timing import took
 from benchmarks.workloads import data, workload
 from graphsplit.costs.machine_files import read_machine
 from graphsplit.prediction.buffers import Memory
@@ -101,7 +101,7 @@ def cells(
 @contextlib.contextmanager
 def _elsewhere(name: str, mode: str, small: bool) -> Iterator[tuple[Callable[[], Any], int]]:
     """Return a call that runs a workload's step some times in another process; and how many times."""
-    command = [sys.executable, "-m", "benchmarks.prediction_worker", "serve", name, mode, str(small)]
+    command = [sys.executable, "-m", "benchmarks.prediction_worker", name, mode, str(small)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
         assert process.stdin is not None
         assert process.stdout is not None
@@ -151,7 +151,7 @@ class _Step:
             gs.set_variable_layout([parts.model, parts.optimizer], asked["layout"], devices=count)
         self._parts = parts  # (variables live as long as their objects)
         self._split = gs.parallelize(step, devices=count, micro_batches=asked["micro_batches"])
-        plan_s = _seconds(lambda: self._split.plan(*self._arguments))
+        plan_s = took(lambda: self._split.plan(*self._arguments)).wall
         began = time.perf_counter()
         prediction = gs.predict(self._split, *self._arguments, machine=calibrated, devices=count)
         predict_s = time.perf_counter() - began
@@ -240,12 +240,6 @@ def _full(name: str) -> str:
     return name if name.startswith("/job") else f"/job:localhost/replica:0/task:0{name}"
 
 
-def _seconds(action: Any) -> float:
-    began = time.perf_counter()
-    action()
-    return time.perf_counter() - began
-
-
 def step_bytes(step: Any) -> int:
     """Return the most bytes that a step holds at a time over what is held before; 0 where nobody counts them.
 
@@ -264,13 +258,4 @@ def step_bytes(step: Any) -> int:
 
 
 if __name__ == "__main__":
-    command, *given = sys.argv[1:]
-    if command == "machine":
-        print(json.dumps(machine(given[0])))
-    elif command == "calibrate":
-        print(json.dumps(calibrate(given[0], given[1], given[2] == "True", given[3], given[4])))
-    elif command == "serve":
-        serve(given[0], given[1], given[2] == "True")
-    else:
-        least_s, alone_s = map(float, given[3:])
-        print(json.dumps(cells(json.loads(given[0]), given[1] == "True", given[2], least_s, alone_s)))
+    serve(sys.argv[1], sys.argv[2], sys.argv[3] == "True")

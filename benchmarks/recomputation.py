@@ -9,12 +9,11 @@ measured as `benchmarks.microbatches` does; time is that of steps in another pro
 from __future__ import annotations
 
 import argparse
-import json
 from typing import Any
 
-from benchmarks.microbatches import GIVEN_BACK, asked, peak_of, times_of
+from benchmarks.microbatches import GIVEN_BACK, peak_of, times_of
+from benchmarks.processes import in_a_process
 
-MODULE = "benchmarks.recomputation"
 WAYS = {"transformer": ("plain", "by hand", "blocks", "0.5"), "resnet50": ("plain", "blocks", "0.5")}
 
 
@@ -24,31 +23,30 @@ def main() -> None:
     parser.add_argument("--models", default=",".join(WAYS))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--small", action="store_true", help="small networks, to see that everything works")
-    parser.add_argument("--measure", choices=("memory", "time"), help=argparse.SUPPRESS)
-    parser.add_argument("--way", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.measure == "memory":
-        print(json.dumps(peak_of(*training_step(options.models, options.way, options.small))))
-    elif options.measure == "time":
-        steps = {way: training_step(options.models, way, options.small) for way in WAYS[options.models]}
-        print(json.dumps(times_of(steps, options.rounds)))
-    else:
-        for model in options.models.split(","):
-            show(model, options.rounds, options.small)
+    for model in options.models.split(","):
+        show(model, options.rounds, options.small)
 
 
 def show(model: str, rounds: int, small: bool) -> None:
     """Measure a model and print a line for each way of recomputing."""
-    own = ["--models", model, "--rounds", str(rounds), *(["--small"] if small else [])]
-    seconds = asked(MODULE, [*own, "--measure", "time"], {})
+    seconds = in_a_process(_times, model, rounds, small)
     print(model)
     plain = 0
     for way in WAYS[model]:
-        peak, loss = asked(MODULE, [*own, "--measure", "memory", "--way", way], GIVEN_BACK)
+        peak, loss = in_a_process(_memory, model, way, small, environment=GIVEN_BACK)
         plain, took = plain or peak, seconds[way] / seconds["plain"]
         print(
             f"  {way:>8}: peak {peak / 1e6:8.1f} MB = {peak / plain:.3f}; time {took:.3f}; loss {loss:.6f}", flush=True
         )
+
+
+def _times(model: str, rounds: int, small: bool) -> dict[str, float]:
+    return times_of({way: training_step(model, way, small) for way in WAYS[model]}, rounds)
+
+
+def _memory(model: str, way: str, small: bool) -> tuple[int, float]:
+    return peak_of(*training_step(model, way, small))
 
 
 def training_step(model: str, way: str, small: bool) -> tuple[Any, tuple[Any, ...]]:

@@ -7,6 +7,7 @@ graph, the time to load it and the time to the first answer, for 1 to 64 devices
 
 from __future__ import annotations
 
+import functools
 import statistics
 import tempfile
 import time
@@ -20,6 +21,7 @@ import typer
 import graphsplit as gs
 from benchmarks.display import console, progress, times
 from benchmarks.environment import load_average
+from benchmarks.timing import in_turns
 from graphsplit.core.storage import forms
 
 Names = Annotated[str, typer.Option(help="Comma-separated numbers.")]
@@ -119,22 +121,11 @@ def measure_requests(
         task = bar.add_task("requests", total=len(rows))
         for size in rows:
             batch = tf.random.normal([size, *shape])
-            taken: dict[int, list[float]] = {count: [] for count in models}
-            for turn in range(rounds + 2):
-                for count, function in models.items():
-                    latency = _latency(function, batch)
-                    if turn >= 2:  # the first ones still allocate
-                        taken[count].append(latency)
-            found += [Request(size, count, tuple(latencies)) for count, latencies in taken.items()]
+            calls = {count: functools.partial(function, batch) for count, function in models.items()}
+            taken = in_turns(calls, rounds, prepare=2)  # the first ones still allocate
+            found += [Request(size, count, tuple([own.wall for own in each])) for count, each in taken.items()]
             bar.advance(task)
     return found
-
-
-def _latency(function: Any, batch: Any) -> float:
-    start = time.perf_counter()
-    for result in function(batch).values():
-        result.numpy()
-    return time.perf_counter() - start
 
 
 def show(requests: Sequence[Request], costs: Sequence[Growth], counts: Sequence[int], sizes: Sequence[int]) -> None:

@@ -15,7 +15,6 @@ import argparse
 import contextlib
 import json
 import os
-import socket
 import statistics
 import sys
 import time
@@ -23,6 +22,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 from benchmarks.links import linked, linked_workers, started
+from graphsplit.clusters.addresses import free_ports
 
 _WAYS = ("local", "workers", "workers, mirrored", "strategy")
 _NAMES = {"local": "logical devices of one process", "strategy": "MultiWorkerMirroredStrategy"}
@@ -97,7 +97,7 @@ def processes(way: str, count: int, width: int, options: argparse.Namespace) -> 
     with contextlib.ExitStack() as stack:
         if way == "strategy":
             places = dict(stack.enter_context(linked(count, options.mbit)) if options.mbit else {})
-            tasks = [f"{place}:2222" for place in places] or [f"127.0.0.1:{port}" for port in _free_ports(count)]
+            tasks = [f"{place}:2222" for place in places] or [f"127.0.0.1:{port}" for port in free_ports(count)]
             tasks_of = {"cluster": {"worker": tasks}}
             yield [
                 stack.enter_context(
@@ -198,14 +198,6 @@ def with_strategy(width: int, rows: int) -> Callable[[], Any]:
         return strategy.run(replica, args=(x,))
 
     return lambda: strategy.experimental_local_results(run())[0]
-
-
-def _free_ports(count: int) -> list[int]:
-    with contextlib.ExitStack() as stack:
-        found = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for each in found:
-            each.bind(("127.0.0.1", 0))
-        return [each.getsockname()[1] for each in found]
 
 
 if __name__ == "__main__":

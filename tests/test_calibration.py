@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -235,9 +236,9 @@ def test_the_table_of_the_benchmark():
     assert summary([], {}) == ["Nothing was measured."]
 
 
-def test_what_fails_is_said_and_the_others_go_on(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(prediction.sys, "executable", "/bin/false")
-    assert prediction._answer("machine", "there.toml") == {"error": "ended with 1: "}
+def test_what_fails_is_said_and_the_others_go_on():
+    assert prediction._answer(int, "x") == {"error": "ValueError: invalid literal for int() with base 10: 'x'"}
+    assert prediction._answer(os._exit, 1)["error"].startswith("BrokenProcessPool: ")
 
 
 def test_the_memory_of_a_step_is_what_tensorflows_allocator_counts():

@@ -7,7 +7,6 @@ import tensorflow as tf
 
 import graphsplit as gs
 from benchmarks import peaks
-from benchmarks.microbatches import asked
 from tests.test_prediction import WEIGHTS, X, boxed
 
 
@@ -82,8 +81,6 @@ def test_cross_entropy_writes_gradients_over_logits():
 @pytest.mark.long
 @pytest.mark.parametrize("name", ["WaveNet", "Transformer decoder", "Siamese"])
 def test_peaks_are_near_those_of_the_allocator(name: str):
-    [[network, _, state, predicted, _, measured]] = asked(
-        peaks.MODULE, ["--networks", name, "--devices", "1", "--measure"], peaks.COUNTED
-    )
-    assert network == name
-    assert abs((state + predicted) / (state + measured) - 1) <= peaks.NEAR
+    [found] = peaks.peaks_of(name, [1], small=False)
+    assert found.network == name
+    assert abs(found.off_in_all) <= peaks.NEAR
