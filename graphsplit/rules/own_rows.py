@@ -15,6 +15,7 @@ import numpy as np
 from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard
 from graphsplit.core.sizes.symbolic_sizes import is_same, quotient
 from graphsplit.program.program import Op
+from graphsplit.program.reading.row_numbers import has_columns
 from graphsplit.rules.blocks import rows_of
 from graphsplit.rules.factors import Resize, Shift
 from graphsplit.rules.registry import Answer, LayoutRule, Sharded
@@ -33,67 +34,35 @@ def own_segments(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     return Sharded((given, given, REPLICATE), (result,), (Resize(2, (), np.asarray(total)),), shift={1: Shift(result)})
 
 
-def own_images(operands: str, result: str, size: int | None = None) -> LayoutRule:
-    """Return the rule of crops that are cut from the images of their own rows.
+def own_rows(operands: str, result: str, shape: int | None = None) -> LayoutRule:
+    """Return the rule of ops whose entries are of the rows that they are numbered by: crops of images, their elements.
 
     Args:
-      operands: a letter for each: `r` has a row, `e` several entries for each row, `n` their numbers, `-` is whole.
+      operands: a letter for each: `r` has a row, `e` several entries for each row, `n` their numbers, or vectors of
+        indices that begin with these; `-` is whole.
       result: a letter.
-      size: the operand with the shape of the images, if these are the result.
+      shape: the operand with the shape of the rows, if these are the result.
     """
+    numbering = operands.index("n")
 
     def rule(op: Op, layouts: Sequence[Layout]) -> Answer | None:
-        found, numbers = _cut(op, layouts), op.numbers.get(operands.index("n"))
-        if found is None or numbers is None or (size is not None and size not in op.constants):
+        found, numbers, indices = _cut(op, layouts), op.numbers.get(numbering), op.in_shapes[numbering]
+        own = op.in_shapes[operands.index("r")] if shape is None else op.constants.get(shape)
+        if found is None or numbers is None or not indices or own is None or not len(own):
             return None
         cut, rows = found
-        images = op.out_shapes[0] if size is not None else op.in_shapes[operands.index("r")]
-        entries = _entries(op, operands.index("n"), cut, rows)
-        if not images or not is_same(images[0], rows) or entries is None or not numbers.are_of(rows, 1):
+        entries, is_vectors = _entries(op, numbering, cut, rows), has_columns(op.type)
+        columns = int(indices[-1] or 0) if is_vectors and len(indices) > 1 else 0
+        if not is_same(own[0], rows) or entries is None or (is_vectors and not columns):
+            return None
+        if not numbers.are_of(rows, 1):
             return None
         kinds: dict[str, Layout] = {"r": cut, "e": entries, "n": entries, "-": REPLICATE}
-        resize = () if size is None else (Resize(size, 0, op.constants[size]),)
-        wants, shift = tuple([kinds[letter] for letter in operands]), {operands.index("n"): Shift(cut)}
+        resize = () if shape is None else (Resize(shape, 0, op.constants[shape]),)
+        wants, shift = tuple([kinds[letter] for letter in operands]), {numbering: Shift(cut, columns)}
         return Sharded(wants, (kinds[result],), resize, shift=shift)
 
     return rule
-
-
-def own_elements(op: Op, layouts: Sequence[Layout]) -> Answer | None:
-    """`(params, indices)`: elements of each row, by indices that begin with the number of the row."""
-    found, numbers, params = _cut(op, layouts), op.numbers.get(1), op.in_shapes[0]
-    if found is None or numbers is None or not params or not is_same(params[0], found[1]):
-        return None
-    cut, rows = found
-    entries, indices = _entries(op, 1, cut, rows), op.in_shapes[1]
-    if entries is None or not indices or not indices[-1] or not numbers.are_of(rows, 1):
-        return None
-    return Sharded((cut, entries), (entries,), shift={1: Shift(cut, int(indices[-1]))})
-
-
-def own_updates(op: Op, layouts: Sequence[Layout]) -> Answer | None:
-    """`(tensor, indices, updates)`: elements of each row, put where indices say that begin with the row's number."""
-    found, numbers, tensor, indices = _cut(op, layouts), op.numbers.get(1), op.in_shapes[0], op.in_shapes[1]
-    if found is None or numbers is None or not tensor or not is_same(tensor[0], found[1]):
-        return None
-    cut, rows = found
-    entries = _entries(op, 1, cut, rows)
-    if entries is None or not indices or len(indices) < 2 or not indices[-1] or not numbers.are_of(rows, 1):
-        return None
-    return Sharded((cut, entries, entries), (cut,), shift={1: Shift(cut, int(indices[-1]))})
-
-
-def own_scatter(op: Op, layouts: Sequence[Layout]) -> Answer | None:
-    """`(indices, updates, shape)`: the inverse."""
-    found, numbers, shape, indices = _cut(op, layouts), op.numbers.get(0), op.constants.get(2), op.in_shapes[0]
-    if found is None or numbers is None or shape is None or not indices or not indices[-1]:
-        return None
-    cut, rows = found
-    entries = _entries(op, 0, cut, rows)
-    if entries is None or not is_same(shape[0], rows) or not numbers.are_of(rows, 1):
-        return None
-    shift = {0: Shift(cut, int(indices[-1]))}
-    return Sharded((entries, entries, REPLICATE), (cut,), (Resize(2, 0, shape),), shift=shift)
 
 
 def _cut(op: Op, layouts: Sequence[Layout]) -> tuple[Shard, Any] | None:

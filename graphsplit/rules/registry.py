@@ -9,6 +9,7 @@ from typing import Any
 from graphsplit.core.layouts import Layout
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Draw, Factors, Resize, Shift
+from graphsplit.rules.known import NotKnownError
 
 _NONE: frozenset[int] = frozenset()
 
@@ -55,16 +56,23 @@ class Rule:
     """What is known of an op type.
 
     Attributes:
-      factors: its factors, independent of layouts.
+      function: returns its factors, independent of layouts; see `factors`.
       layouts: an answer that factors cannot give (joining blocks, passing anything through), asked first; may pass.
       linear: operands in each of which the op is linear while the others are whole.
       joint: whether the op is linear in all its data operands together (sums, concatenation).
     """
 
-    factors: FactorRule
+    function: FactorRule
     layouts: LayoutRule | None = None
     linear: tuple[int, ...] = ()
     joint: bool = False
+
+    def factors(self, op: Op) -> Factors | Declined:
+        """Return the factors of an op; it is declined where the rule asks what is not known."""
+        try:
+            return self.function(op)
+        except NotKnownError as reason:
+            return Declined(str(reason))
 
     @property
     def keeps_partial(self) -> bool:

@@ -81,7 +81,7 @@ class RowNumbers:
         operand = NUMBERED.get(op.type)
         if operand is None:
             return {}
-        found = self._first_column(op.inputs[operand]) if _has_columns(op.type) else self._numbers(op.inputs[operand])
+        found = self._first_column(op.inputs[operand]) if has_columns(op.type) else self._numbers(op.inputs[operand])
         return {} if found is None else {operand: found}
 
     def _numbers(self, tensor: Any) -> Numbers | InOrder | None:
@@ -129,5 +129,6 @@ class RowNumbers:
         return None
 
 
-def _has_columns(op_type: str) -> bool:
+def has_columns(op_type: str) -> bool:
+    """Return whether an op type numbers rows by the first of several indices."""
     return op_type in ("GatherNd", "ScatterNd") or op_type.startswith("TensorScatter")

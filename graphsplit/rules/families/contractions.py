@@ -14,7 +14,8 @@ import numpy as np
 from graphsplit.core.sizes.symbolic_sizes import is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dims, Factors, Resize
-from graphsplit.rules.families.elementwise import result_dims
+from graphsplit.rules.families.elementwise import broadcast_dims, result_dims
+from graphsplit.rules.known import ranked, shape_if_known, shape_operand
 from graphsplit.rules.registry import register
 
 Sizes = Sequence[Any] | np.ndarray | None
@@ -24,7 +25,7 @@ _M, _N, _K = 0, 1, 2
 
 
 @register("MatMul", linear=(0, 1))
-def matmul(op: Op) -> Factors | Declined:
+def matmul(op: Op) -> Factors:
     """`mk, kn -> mn`, with either operand transposed."""
     left: Dims = (_K, _M) if op.attr("transpose_a").b else (_M, _K)
     right: Dims = (_N, _K) if op.attr("transpose_b").b else (_K, _N)
@@ -32,26 +33,22 @@ def matmul(op: Op) -> Factors | Declined:
 
 
 @register("BatchMatMul", "BatchMatMulV2", "BatchMatMulV3", linear=(0, 1))
-def batch_matmul(op: Op) -> Factors | Declined:
+def batch_matmul(op: Op) -> Factors:
     """`...mk, ...kn -> ...mn`, leading axes broadcast; `adj_x` and `adj_y` transpose."""
-    result = op.out_shapes[0]
-    if result is None or None in op.in_shapes:
-        return Declined("the rank of an operand is not known")
-    lead = len(result) - 2
+    *operands, result = ranked(*op.in_shapes, op.out_shapes[0])
+    leads, lead = [shape[:-2] for shape in operands], result[:-2]
 
     def dims(operand: int, last: tuple[int, int], transposed: bool) -> Dims:
-        shape = op.in_shapes[operand] or ()
-        skip = lead - (len(shape) - 2)
-        own = [3 + skip + i if is_same(s, result[skip + i]) else None for i, s in enumerate(shape[:-2])]
+        own = broadcast_dims(leads[operand], lead, first_axis=3) or ()
         return (*own, *(reversed(last) if transposed else last))
 
     inputs = (dims(0, (_M, _K), op.attr("adj_x").b), dims(1, (_K, _N), op.attr("adj_y").b))
-    leading = result_dims([shape[:-2] for shape in op.in_shapes if shape is not None], result[:-2])
-    return Factors(inputs, ((*[3 + i if isinstance(i, int) else None for i in leading], _M, _N),), {_K: "sum"})
+    leading = [3 + i if isinstance(i, int) else None for i in result_dims(leads, lead)]
+    return Factors(inputs, ((*leading, _M, _N),), {_K: "sum"})
 
 
 @register("SparseTensorDenseMatMul", linear=(1, 3))
-def sparse_matmul(op: Op) -> Factors | Declined:
+def sparse_matmul(op: Op) -> Factors:
     """`(indices, values, shape, kn) -> mn`: a sum over entries, each of which may be of any `m` and `k`."""
     right: Dims = (_N, None) if op.attr("adjoint_b").b else (None, _N)
     return Factors(((_K, None), (_K,), None, right), ((None, _N),), {_K: "sum"})
@@ -60,14 +57,12 @@ def sparse_matmul(op: Op) -> Factors | Declined:
 @register("Einsum", linear=(0, 1))
 def einsum(op: Op) -> Factors | Declined:
     """The equation is the rule. An ellipsis stands for broadcast axes; a repeated letter (a diagonal) is declined."""
-    if None in op.in_shapes or op.out_shapes[0] is None:
-        return Declined("the rank of an operand is not known")
+    *shapes, made = ranked(*op.in_shapes, op.out_shapes[0])
     operands, _, result = op.attr("equation").s.decode().partition("->")
     terms = operands.split(",")
     if any(len(set(t.replace(".", ""))) != len(t.replace(".", "")) for t in [*terms, result]):
         return Declined("its equation takes a diagonal")
     letters = {letter: i for i, letter in enumerate(string.ascii_letters)}
-    result_rank = len(op.out_shapes[0])
 
     def broadcast_sizes(term: str, shape: tuple[int | None, ...]) -> tuple[int | None, ...]:
         head, dots, tail = term.partition("...")
@@ -83,23 +78,15 @@ def einsum(op: Op) -> Factors | Declined:
             middle.append(None if broadcast or from_right in undecided else 100 + from_right)
         return (*[letters[c] for c in head], *middle, *[letters[c] for c in tail])
 
-    head, dots, tail = result.partition("...")
-    shared = op.out_shapes[0][len(head) : result_rank - len(tail)] if dots else None
-    stands_for = [broadcast_sizes(t, shape) for t, shape in zip(terms, op.in_shapes, strict=True) if shape is not None]
+    shared = broadcast_sizes(result, made) if "..." in result else None
+    stands_for = [broadcast_sizes(term, shape) for term, shape in zip(terms, shapes, strict=True)]
     # (of a size that is only known when it runs, nobody knows whether it is broadcast)
     undecided = {len(sizes) - i for sizes in stands_for for i, size in enumerate(sizes) if size is None}
-    inputs = tuple(
-        [dims(term, shape, shared) for term, shape in zip(terms, op.in_shapes, strict=True) if shape is not None]
-    )
-    output = dims(result, op.out_shapes[0], None)
+    inputs = tuple([dims(term, shape, shared) for term, shape in zip(terms, shapes, strict=True)])
+    output = dims(result, made, None)
     kept = set(output or ())
     contracted = {f: "sum" for d in inputs for f in d or () if isinstance(f, int) and f not in kept}
     return Factors(inputs, (output,), contracted)
-
-
-def _samples(rank: int) -> Dims:
-    """Return the dims of images or signals: the first axis is the sample, the others must be whole."""
-    return (0, *[None] * (rank - 1))
 
 
 def _rank(op: Op) -> int:
@@ -132,7 +119,7 @@ def _channels(op: Op, rank: int, images: Sizes, kernel: Sizes) -> tuple[int | No
 
 
 @register("Conv2D", "Conv3D", "DepthwiseConv2dNative", "Conv", linear=(0, 1))
-def convolution(op: Op) -> Factors | Declined:
+def convolution(op: Op) -> Factors:
     """`n..i, ..io -> n..o`: samples are independent, and channels are summed, unless they are in groups.
 
     (In NCHW channels are the second axis. Where `_channels` has no factors of them, they are whole: `n.., .. -> n..`.)
@@ -143,18 +130,10 @@ def convolution(op: Op) -> Factors | Declined:
     return Factors((_images(op, rank, read), dims), (_images(op, rank, made),), sums)
 
 
-@register(
-    "Conv2DBackpropInput",
-    "Conv3DBackpropInputV2",
-    "DepthwiseConv2dNativeBackpropInput",
-    linear=(1, 2),
-)
-def convolution_input_gradient(op: Op) -> Factors | Declined:
+@register("Conv2DBackpropInput", "Conv3DBackpropInputV2", "DepthwiseConv2dNativeBackpropInput", linear=(1, 2))
+def convolution_input_gradient(op: Op) -> Factors:
     """`(input_sizes, ..io, n..o) -> n..i`; `input_sizes` may begin with the number of samples, and has the channels."""
-    sizes = shape_operand(op, 0)
-    if sizes is None:
-        return Declined("its input_sizes are not known when planning")
-    rank = _rank(op)
+    rank, sizes = _rank(op), shape_operand(op, 0, "its input_sizes are")
     read, made, dims = _channels(op, rank, op.out_shapes[0], op.in_shapes[1])
     own = {0: 0} if read is None else {0: 0, read: _channel_axis(op, rank)}
     resize = {factor: (Resize(0, k, sizes),) if len(sizes) == rank else () for factor, k in own.items()}
@@ -162,33 +141,10 @@ def convolution_input_gradient(op: Op) -> Factors | Declined:
     return Factors((None, dims, _images(op, rank, made)), (_images(op, rank, read),), sums, resize=resize)
 
 
-@register("Dilation2D")
-def dilation(op: Op) -> Factors | Declined:
-    """`(x, filter) -> y`, sample by sample."""
-    return Factors((_samples(4), None), (_samples(4),))
-
-
-@register("Dilation2DBackpropInput", linear=(2,))
-def dilation_input_gradient(op: Op) -> Factors | Declined:
-    """`(x, filter, dy) -> dx`, sample by sample."""
-    return Factors((_samples(4), None, _samples(4)), (_samples(4),))
-
-
-@register("Dilation2DBackpropFilter", linear=(2,))
-def dilation_filter_gradient(op: Op) -> Factors | Declined:
-    """`(x, filter, dy) -> dw`: a sum over the samples."""
-    return Factors((_samples(4), None, _samples(4)), ((None,) * 3,), {0: "sum"})
-
-
-@register(
-    "Conv2DBackpropFilter",
-    "Conv3DBackpropFilterV2",
-    "DepthwiseConv2dNativeBackpropFilter",
-    linear=(0, 2),
-)
-def convolution_filter_gradient(op: Op) -> Factors | Declined:
+@register("Conv2DBackpropFilter", "Conv3DBackpropFilterV2", "DepthwiseConv2dNativeBackpropFilter", linear=(0, 2))
+def convolution_filter_gradient(op: Op) -> Factors:
     """`(n..i, filter_sizes, n..o) -> ..io`: a sum over the samples, so one addend per device."""
-    rank, sizes = _rank(op), shape_operand(op, 1)
+    rank, sizes = _rank(op), shape_if_known(op, 1)
     read, made, dims = _channels(op, rank, op.in_shapes[0], sizes)
     resize = {}
     if sizes is not None and read is not None and made is not None:
@@ -197,23 +153,20 @@ def convolution_filter_gradient(op: Op) -> Factors | Declined:
 
 
 @register("BiasAdd", joint=True)
-def bias_add(op: Op) -> Factors | Declined:
+def bias_add(op: Op) -> Factors:
     """`a..c, c -> a..c`; in NCHW the channel is axis 1."""
-    shape = op.out_shapes[0]
-    if shape is None:
-        return Declined("the rank of an operand is not known")
+    [shape] = ranked(op.out_shapes[0])
     dims = tuple(range(len(shape)))
     return Factors((dims, (_channel_axis(op, len(shape)),)), (dims,))
 
 
 @register("BiasAddGrad", linear=(0,))
-def bias_add_gradient(op: Op) -> Factors | Declined:
+def bias_add_gradient(op: Op) -> Factors:
     """`a..c -> c`: the sum over everything but the channel."""
-    shape = op.in_shapes[0]
-    if shape is None:
-        return Declined("the rank of an operand is not known")
+    [shape] = ranked(op.in_shapes[0])
     channel = _channel_axis(op, len(shape))
-    return Factors((tuple(range(len(shape))),), ((channel,),), {i: "sum" for i in range(len(shape)) if i != channel})
+    sums = {i: "sum" for i in range(len(shape)) if i != channel}
+    return Factors((tuple(range(len(shape))),), ((channel,),), sums)
 
 
 def _has_channels(op: Op) -> bool:
@@ -223,12 +176,3 @@ def _has_channels(op: Op) -> bool:
 
 def _channel_axis(op: Op, rank: int) -> int:
     return 1 if op.attr("data_format").s.startswith(b"NC") else rank - 1
-
-
-def shape_operand(op: Op, operand: int, output: int = 0) -> np.ndarray | None:
-    """Return the value of a shape operand: the constant itself, or what the static output shape says it must be."""
-    value = op.constants.get(operand)
-    if value is not None:
-        return value
-    shape = op.out_shapes[output]
-    return None if shape is None or None in shape else np.array([*shape, None], object)[:-1]

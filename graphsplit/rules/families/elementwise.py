@@ -1,4 +1,4 @@
-"""Elementwise ops with numpy broadcasting, and ops that return what they read."""
+"""Elementwise ops with numpy broadcasting, on numbers and strings, and ops that return what they read."""
 
 from __future__ import annotations
 
@@ -10,115 +10,32 @@ from graphsplit.core.layouts import PARTIAL_MEAN, PARTIAL_SUM, Layout
 from graphsplit.core.sizes.symbolic_sizes import Shape, are_same, is_one, is_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import ELEMENTS, Declined, Dim, Dims, Factors
+from graphsplit.rules.known import ranked
 from graphsplit.rules.registry import Answer, pass_through, register
 
-UNARY = [
-    "Abs",
-    "Acos",
-    "Acosh",
-    "Asin",
-    "Asinh",
-    "Atan",
-    "Atanh",
-    "BesselI0e",
-    "BesselI1e",
-    "Ceil",
-    "CheckNumerics",
-    "CheckNumericsV2",
-    "Cos",
-    "Cosh",
-    "Digamma",
-    "Elu",
-    "Erf",
-    "Erfc",
-    "Erfinv",
-    "Exp",
-    "Expm1",
-    "Floor",
-    "Inv",
-    "Invert",
-    "IsFinite",
-    "IsInf",
-    "IsNan",
-    "LeakyRelu",
-    "Lgamma",
-    "Log",
-    "Log1p",
-    "LogicalNot",
-    "Ndtri",
-    "OnesLike",
-    "Reciprocal",
-    "Relu",
-    "Relu6",
-    "Rint",
-    "Round",
-    "Rsqrt",
-    "Selu",
-    "Sigmoid",
-    "Sign",
-    "Sin",
-    "Sinh",
-    "Softplus",
-    "Softsign",
-    "Sqrt",
-    "Square",
-    "Tan",
-    "Tanh",
-    "ComplexAbs",
-    "Angle",
-]
-UNARY_LINEAR = ["Conj", "Imag", "Neg", "Real", "ZerosLike"]
-BINARY = [
-    "ApproximateEqual",
-    "Atan2",
-    "BitwiseAnd",
-    "BitwiseOr",
-    "BitwiseXor",
-    "Complex",
-    "EluGrad",
-    "Equal",
-    "FloorDiv",
-    "FloorMod",
-    "Greater",
-    "GreaterEqual",
-    "Igamma",
-    "Igammac",
-    "InvGrad",
-    "LeakyReluGrad",
-    "LeftShift",
-    "Less",
-    "LessEqual",
-    "LogicalAnd",
-    "LogicalOr",
-    "Maximum",
-    "Minimum",
-    "Mod",
-    "NextAfter",
-    "NotEqual",
-    "Polygamma",
-    "Pow",
-    "ReciprocalGrad",
-    "Relu6Grad",
-    "ReluGrad",
-    "RightShift",
-    "RsqrtGrad",
-    "SeluGrad",
-    "SigmoidGrad",
-    "SoftplusGrad",
-    "SoftsignGrad",
-    "SqrtGrad",
-    "SquaredDifference",
-    "TanhGrad",
-    "TruncateDiv",
-    "TruncateMod",
-    "Xdivy",
-    "Xlog1py",
-    "Xlogy",
-    "Zeta",
-]
-BINARY_LINEAR_IN_FIRST = ["Div", "DivNoNan", "MulNoNan", "RealDiv"]
-SUMS = ["Add", "AddV2", "Sub"]
-TERNARY = ["Betainc", "ClipByValue", "SelectV2"]
+_TYPES: dict[tuple[int, ...], str] = {  # by the operands in which they are linear, one at a time
+    (): """
+        Abs Acos Acosh Asin Asinh Atan Atanh Atan2 Cos Cosh Sin Sinh Tan Tanh Exp Expm1 Log Log1p Pow Sqrt Rsqrt Square
+        Inv Reciprocal Sign Ceil Floor Rint Round Xdivy Xlogy Xlog1py SquaredDifference
+        Elu LeakyRelu Relu Relu6 Selu Sigmoid Softplus Softsign
+        EluGrad InvGrad LeakyReluGrad ReciprocalGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad
+        SoftsignGrad SqrtGrad TanhGrad
+        BesselI0 BesselI0e BesselI1 BesselI1e BesselJ0 BesselJ1 BesselK0 BesselK0e BesselK1 BesselK1e BesselY0 BesselY1
+        Betainc Dawsn Digamma Erf Erfc Erfinv Expint FresnelCos FresnelSin Igamma IgammaGradA Igammac Lgamma Ndtri
+        Polygamma RandomGammaGrad Spence Zeta
+        Equal NotEqual ApproximateEqual Greater GreaterEqual Less LessEqual LogicalAnd LogicalNot LogicalOr SelectV2
+        Maximum Minimum ClipByValue Bucketize IsFinite IsInf IsNan CheckNumerics CheckNumericsV2 NextAfter OnesLike
+        FloorDiv FloorMod Mod TruncateDiv TruncateMod
+        BitwiseAnd BitwiseOr BitwiseXor Invert LeftShift PopulationCount RightShift
+        Angle Complex ComplexAbs
+        FakeQuantWithMinMaxArgs FakeQuantWithMinMaxVars FakeQuantWithMinMaxVarsPerChannel
+        AsString DecodeBase64 EncodeBase64 RegexFullMatch RegexReplace StaticRegexFullMatch StaticRegexReplace
+        StringJoin StringLength StringLower StringStrip StringToHashBucket StringToHashBucketFast
+        StringToHashBucketStrong StringToNumber StringUpper Substr
+    """,
+    (0,): "Conj Imag Neg Real ZerosLike Div DivNoNan MulNoNan RealDiv FakeQuantWithMinMaxArgsGradient",
+    (0, 1): "Mul",
+}
 
 
 def broadcast_dims(shape: Shape, result: Shape, first_axis: int = 0) -> Dims:
@@ -137,15 +54,13 @@ def result_dims(shapes: Sequence[Shape | None], result: Shape) -> tuple[Dim, ...
     return tuple(dims)
 
 
-def elementwise(op: Op) -> Factors | Declined:
+def elementwise(op: Op) -> Factors:
     """`ab, ab -> ab`; an axis of size 1 that is broadcast carries no factor."""
     if op.out_dtypes[0] == tf.variant:
         return Factors((ELEMENTS,) * len(op.inputs), (ELEMENTS,))
-    result = op.out_shapes[0]
-    if result is None or None in op.in_shapes:
-        return Declined("the rank of an operand is not known")
-    inputs = tuple([broadcast_dims(shape, result) for shape in op.in_shapes if shape is not None])
-    return Factors(inputs, (result_dims(op.in_shapes, result),))
+    *operands, result = ranked(*op.in_shapes, op.out_shapes[0])
+    inputs = tuple([broadcast_dims(shape, result) for shape in operands])
+    return Factors(inputs, (result_dims(operands, result),))
 
 
 def cast_sum(op: Op, layouts: Sequence[Layout]) -> Answer | None:
@@ -162,12 +77,9 @@ def cast_sum(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     return Declined("it is summed before it is rounded") if source != target and target.size <= source.size else None
 
 
-register(*UNARY)(elementwise)
-register(*UNARY_LINEAR, linear=(0,))(elementwise)
-register(*BINARY, *TERNARY)(elementwise)
-register(*BINARY_LINEAR_IN_FIRST, linear=(0,))(elementwise)
-register("Mul", linear=(0, 1))(elementwise)
-register(*SUMS, "AddN", joint=True)(elementwise)
+for _linear, _types in _TYPES.items():
+    register(*_types.split(), linear=_linear)(elementwise)
+register("Add", "AddN", "AddV2", "Sub", joint=True)(elementwise)
 register("Cast", linear=(0,), layouts=cast_sum)(elementwise)
 register("Bitcast")(
     lambda op: elementwise(op) if are_same(op.in_shapes[0], op.out_shapes[0]) else Declined("it changes the shape")
@@ -182,7 +94,7 @@ def identity_n(op: Op) -> Factors | Declined:
 
 
 @register("Select")
-def select(op: Op) -> Factors | Declined:
+def select(op: Op) -> Factors:
     """`Select` with a vector condition picks rows: `a, ab, ab -> ab`; otherwise it is elementwise."""
     condition, chosen = op.in_shapes[0], op.out_shapes[0]
     if condition is not None and chosen is not None and len(condition) == 1 < len(chosen):
@@ -192,10 +104,18 @@ def select(op: Op) -> Factors | Declined:
 
 
 @register("EnsureShape", linear=(0,))
-def ensure_shape(op: Op) -> Factors | Declined:
+def ensure_shape(op: Op) -> Factors:
     """It returns what it reads. An axis whose size it states is whole: each shard's would be another one."""
-    stated = op.attr("shape").shape.dim
-    if op.in_shapes[0] is None:
-        return Declined("the rank of its operand is not known")
-    dims = tuple([i if dim.size < 0 else None for i, dim in enumerate(stated)])
+    ranked(op.in_shapes[0])
+    dims = tuple([i if dim.size < 0 else None for i, dim in enumerate(op.attr("shape").shape.dim)])
     return Factors((dims,), (dims,))
+
+
+@register("FakeQuantWithMinMaxVarsGradient", "FakeQuantWithMinMaxVarsPerChannelGradient", linear=(0,))
+def fake_quantization_gradient(op: Op) -> Factors:
+    """`(dy, x, min, max) -> dx, dmin, dmax`: of the range a sum over all entries, or over those of each channel."""
+    [shape] = ranked(op.in_shapes[1])
+    dims = tuple(range(len(shape)))
+    bounds = dims[-1:] if "PerChannel" in op.type else ()
+    contracted = {i: "sum" for i in dims if i not in bounds}
+    return Factors((dims, dims, bounds, bounds), (dims, bounds, bounds), contracted)

@@ -14,9 +14,9 @@ from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
 from graphsplit.core.sizes.symbolic_sizes import Shape, is_at_least, is_one, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.blocks import blocks_beside, blocks_between, rows_of
-from graphsplit.rules.factors import SKIPPED, ZEROS, Declined, Dim, Factors, Numbered, Resize
-from graphsplit.rules.families.contractions import shape_operand
-from graphsplit.rules.own_rows import own_elements
+from graphsplit.rules.factors import SKIPPED, ZEROS, Dim, Factors, Numbered, Resize
+from graphsplit.rules.known import axes_in, known, ranked, shape_if_known, shape_operand
+from graphsplit.rules.own_rows import own_rows
 from graphsplit.rules.registry import Answer, Sharded, register
 
 _PICKED = 200  # the factor whose entries are numbered: no axis has this number
@@ -78,13 +78,13 @@ def _place(bound: Any, size: Any) -> Any:
     return place if is_at_least(size, place) else size if is_at_least(place, size) else None
 
 
-def _cut(op: Op, shape: Shape, axis: int, first_operand: int, of_result: bool = False) -> tuple[int, int, int] | None:
-    """Return where on `axis` a strided slice begins and ends, and which entry of its bounds says so.
+def _cut(op: Op, shape: Shape, axis: int, of_result: bool = False) -> tuple[int, int, _Spec] | None:
+    """Return where on `axis` a strided slice begins and ends, and what says so.
 
     (None unless it takes consecutive entries of this axis, and the axis remains.) With `of_result`, `axis` is counted
     in what is left after slicing.
     """
-    begin, end, strides = [op.constants.get(first_operand + i) for i in range(3)]
+    begin, end, strides = _bounds(op)
     if begin is None or end is None or strides is None:
         return None
     for spec in _strided_specs(op, shape, begin, end, strides):
@@ -96,8 +96,13 @@ def _cut(op: Op, shape: Shape, axis: int, first_operand: int, of_result: bool = 
         bit = 1 << spec.position
         start = 0 if op.attr("begin_mask").i & bit else _place(begin[spec.position], size)
         stop = size if op.attr("end_mask").i & bit else _place(end[spec.position], size)
-        return None if start is None or stop is None else (start, stop, spec.position)
+        return None if start is None or stop is None else (start, stop, spec)
     return None
+
+
+def _bounds(op: Op) -> tuple[np.ndarray | None, ...]:
+    """Return the operands that say where a strided slice, or its gradient, begins and ends, and its strides."""
+    return tuple([op.constants.get(i) for i in (1, 2, 3)])
 
 
 def strided_slice_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
@@ -105,57 +110,49 @@ def strided_slice_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     layout, shape = layouts[0], op.in_shapes[0]
     if not isinstance(layout, Shard) or shape is None:
         return None
-    cut = _cut(op, shape, layout.axis, first_operand=1)
+    cut = _cut(op, shape, layout.axis)
     found = blocks_between(layout, *cut[:2], shape[layout.axis]) if cut else None
-    factors = strided_slice(op)
-    if cut is None or found is None or isinstance(factors, Declined):
+    if cut is None or found is None or op.out_shapes[0] is None:
         return None
-    begin, end, strides = (op.constants[i] for i in (1, 2, 3))
-    result = next(s.result for s in _strided_specs(op, shape, begin, end, strides) if s.axis == layout.axis)
-    resize = tuple(Resize(1 + i, cut[2], (begin, end)[i], layout.between(0, found[i])) for i in (0, 1))
+    position, result = cut[2].position, cut[2].result
+    resize = [Resize(1 + i, position, op.constants[1 + i], layout.between(0, found[i])) for i in (0, 1)]
     wants = (layout, REPLICATE, REPLICATE, REPLICATE)
-    return Sharded(wants, (layout.between(*found).along(result or 0),), resize)
+    return Sharded(wants, (layout.between(*found).along(result or 0),), tuple(resize))
 
 
 def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     """Answer for the inverse: what comes before and after on the axis is so many batches of zeros."""
-    layout, shape, gradient = layouts[4], shape_operand(op, 0), op.in_shapes[4]
+    layout, shape, gradient = layouts[4], shape_if_known(op, 0), op.in_shapes[4]
     if not isinstance(layout, Shard) or shape is None or gradient is None:
         return None
     static = op.out_shapes[0] or tuple(shape)
-    cut = _cut(op, static, layout.axis, first_operand=1, of_result=True)
+    cut = _cut(op, static, layout.axis, of_result=True)
     rows = rows_of(layout, gradient[layout.axis])
-    if cut is None or rows is None:
+    if cut is None or rows is None or isinstance(layout.partition, Joined):
         return None
-    begin, end, strides = (op.constants[i] for i in (1, 2, 3))
-    axis = next(s.axis for s in _strided_specs(op, static, begin, end, strides) if s.result == layout.axis)
-    start, stop, position = cut
-    if axis is None:
-        return None
+    start, stop, (position, axis, *_) = cut
+    assert axis is not None
     size: Any = static[axis]
     ahead, behind = quotient(start, rows), quotient(size - stop, rows)
     if not isinstance(ahead, int) or not isinstance(behind, int):
-        return None
-    if isinstance(layout.partition, Joined):
         return None
     own = layout.along(axis)
     before, after = (replace(own, blocks=blocks_beside(own, count)) for count in (ahead, behind))
     whole = joined([before, own, after])
     resize = (
         Resize(0, axis, shape),
-        Resize(1, position, begin, before),
-        Resize(2, position, end, whole.between(0, len(before.blocks) + len(layout.blocks))),
+        Resize(1, position, op.constants[1], before),
+        Resize(2, position, op.constants[2], whole.between(0, len(before.blocks) + len(layout.blocks))),
     )
     return Sharded((REPLICATE,) * 4 + (layout,), (whole,), resize)
 
 
 @register("StridedSlice", linear=(0,), layouts=strided_slice_blocks)
-def strided_slice(op: Op) -> Factors | Declined:
+def strided_slice(op: Op) -> Factors:
     """Axes taken whole keep their factor. (An end beyond the local size is harmless: slices are clipped.)"""
-    shape, result = op.in_shapes[0], op.out_shapes[0]
-    begin, end, strides = (op.constants.get(i) for i in (1, 2, 3))
-    if shape is None or result is None or strides is None:
-        return Declined("its bounds are not known when planning")
+    shape, result = ranked(op.in_shapes[0], op.out_shapes[0])
+    begin, end, strides = _bounds(op)
+    strides = known(strides, "its bounds are")
     inputs: list[Dim] = [None] * len(shape)
     output: list[Dim] = [None] * len(result)
     for spec in _strided_specs(op, shape, begin, end, strides):
@@ -165,12 +162,11 @@ def strided_slice(op: Op) -> Factors | Declined:
 
 
 @register("StridedSliceGrad", linear=(4,), layouts=strided_slice_gradient_blocks)
-def strided_slice_gradient(op: Op) -> Factors | Declined:
+def strided_slice_gradient(op: Op) -> Factors:
     """`(shape, begin, end, strides, dy) -> dx`: the inverse; `shape` holds the batch size."""
-    gradient, shape = op.in_shapes[4], shape_operand(op, 0)
-    begin, end, strides = (op.constants.get(i) for i in (1, 2, 3))
-    if gradient is None or shape is None or strides is None:
-        return Declined("its bounds are not known when planning")
+    [gradient], shape = ranked(op.in_shapes[4]), shape_operand(op, 0, "its bounds are")
+    begin, end, strides = _bounds(op)
+    strides = known(strides, "its bounds are")
     inputs: list[Dim] = [None] * len(gradient)
     output: list[Dim] = [None] * len(shape)
     resize: dict[int, tuple[Resize, ...]] = {}
@@ -185,14 +181,12 @@ def strided_slice_gradient(op: Op) -> Factors | Declined:
 
 
 @register("GatherV2", linear=(0,))
-def gather(op: Op) -> Factors | Declined:
+def gather(op: Op) -> Factors:
     """Sharded indices into a table that every device reads, or rows taken from each sample (`batch_dims`)."""
-    params, indices, axis = op.in_shapes[0], op.in_shapes[1], op.constants.get(2)
-    if params is None or indices is None or axis is None:
-        return Declined("its axis is not known when planning")
+    params, indices = ranked(*op.in_shapes[:2])
+    [at] = axes_in(op, 2, len(params), "its axis is")
     batch = op.attr("batch_dims").i
     batch += len(indices) if batch < 0 else 0
-    at = int(axis) % len(params)
     # (zeros for entries of others fit to the result where nothing stands between its axes)
     in_parts = _may_be_numbered(op, 1, params[at]) and is_number(op.out_dtypes[0]) and batch in (0, at)
     params_dims: list[Dim] = [(_PICKED if in_parts else None) if i == at else i for i in range(len(params))]
@@ -215,24 +209,20 @@ def is_number(dtype: tf.DType) -> bool:
     return bool(dtype.is_floating or dtype.is_integer or dtype.is_complex)
 
 
-@register("GatherNd", linear=(0,), layouts=own_elements)
-def gather_nd(op: Op) -> Factors | Declined:
+@register("GatherNd", linear=(0,), layouts=own_rows("rn", "n"))
+def gather_nd(op: Op) -> Factors:
     """Sharded indices into a value that every device reads."""
-    params, indices = op.in_shapes
-    if params is None or indices is None or indices[-1] is None:
-        return Declined("the shape of its indices is not known when planning")
+    params, indices = ranked(*op.in_shapes)
     rows: tuple[Dim, ...] = tuple(range(len(indices) - 1))
-    depth = operator.index(indices[-1])
+    depth = operator.index(known(indices[-1], "the shape of its indices is"))
     rest: tuple[Dim, ...] = tuple(100 + i for i in range(depth, len(params)))
     return Factors((((None,) * depth + rest), (*rows, None)), ((*rows, *rest),))
 
 
 @register("OneHot")
-def one_hot(op: Op) -> Factors | Declined:
+def one_hot(op: Op) -> Factors:
     """`ab -> abn`, the new axis (the last, or `axis`) as long as a device needs it."""
-    shape, depth = op.in_shapes[0], op.constants.get(1)
-    if shape is None:
-        return Declined("the rank of its indices is not known")
+    [shape], depth = ranked(op.in_shapes[0]), op.constants.get(1)
     dims: list[Dim] = list(range(len(shape)))
     axis = op.attr("axis").i
     axis = len(shape) if axis == -1 else axis

@@ -11,7 +11,8 @@ from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
 from graphsplit.core.sizes.symbolic_sizes import as_size, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.blocks import blocks_between, rows_of
-from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Resize
+from graphsplit.rules.factors import Declined, Factors, Resize
+from graphsplit.rules.known import axes_in, but, ranked
 from graphsplit.rules.registry import Answer, Sharded, register
 
 
@@ -50,35 +51,30 @@ def _cut_like(axis: int, size: Any, cuts: Sequence[tuple[Shard, Any]]) -> Shard 
 
 
 @register("ConcatV2", joint=True, layouts=join_blocks)
-def concat(op: Op) -> Factors | Declined:
+def concat(op: Op) -> Factors:
     """`ab, ab -> ab`, the joined axis whole; joined along the sharded axis, see `join_blocks`."""
-    shape, axis = op.out_shapes[0], op.constants.get(len(op.inputs) - 1)
-    if shape is None or axis is None:
-        return Declined("its axis is not known when planning")
-    dims: Dims = tuple([None if i == int(axis) % len(shape) else i for i in range(len(shape))])
+    [shape] = ranked(op.out_shapes[0])
+    dims = but(axes_in(op, len(op.inputs) - 1, len(shape), "its axis is"), len(shape))
     return Factors((*[dims] * (len(op.inputs) - 1), None), (dims,))
 
 
 @register("Pack", joint=True)
-def pack(op: Op) -> Factors | Declined:
+def pack(op: Op) -> Factors:
     """`ab, ab -> a2b`."""
-    shape = op.in_shapes[0]
-    if shape is None:
-        return Declined("the rank of its operands is not known")
-    dims: list[Dim] = list(range(len(shape)))
+    [shape] = ranked(op.in_shapes[0])
+    dims = tuple(range(len(shape)))
     axis = op.attr("axis").i % (len(shape) + 1)
-    return Factors((tuple(dims),) * len(op.inputs), ((*dims[:axis], None, *dims[axis:]),))
+    return Factors((dims,) * len(op.inputs), ((*dims[:axis], None, *dims[axis:]),))
 
 
 @register("Unpack", linear=(0,))
-def unpack(op: Op) -> Factors | Declined:
+def unpack(op: Op) -> Factors:
     """`a2b -> ab, ab`; the unpacked axis must be whole."""
-    shape = op.in_shapes[0]
-    if shape is None:
-        return Declined("the rank of its operand is not known")
+    [shape] = ranked(op.in_shapes[0])
     axis = op.attr("axis").i % len(shape)
-    dims: Dims = tuple([None if i == axis else i for i in range(len(shape))])
-    return Factors((dims,), (tuple([i for i in range(len(shape)) if i != axis]),) * len(op.out_shapes))
+    return Factors(
+        (but([axis], len(shape)),), (tuple([i for i in range(len(shape)) if i != axis]),) * len(op.out_shapes)
+    )
 
 
 def split_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
@@ -95,21 +91,12 @@ def split_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     return Sharded((REPLICATE, layout), tuple(groups))
 
 
-@register("Split", linear=(1,), layouts=split_blocks)
-def split(op: Op) -> Factors | Declined:
-    """`(axis, ab) -> ab, ab`; the split axis must be whole."""
-    return _split(op, data=1, axis=op.constants.get(0))
-
-
 def split_v_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     """Answer for a split along the sharded axis at the borders of blocks."""
     layout, known_axis, shape = layouts[0], op.constants.get(2), op.in_shapes[0]
-    if (
-        not isinstance(layout, Shard)
-        or known_axis is None
-        or shape is None
-        or layout.axis != int(known_axis) % len(shape)
-    ):
+    if not isinstance(layout, Shard) or known_axis is None or shape is None:
+        return None
+    if layout.axis != int(known_axis) % len(shape):
         return None
     begin: Any = 0
     pieces, resize = [], []
@@ -124,15 +111,11 @@ def split_v_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     return Sharded((layout, REPLICATE, REPLICATE), tuple(pieces), tuple(resize))
 
 
+@register("Split", linear=(1,), layouts=split_blocks)
 @register("SplitV", linear=(0,), layouts=split_v_blocks)
-def split_v(op: Op) -> Factors | Declined:
-    """`(ab, sizes, axis) -> ab, ab`; the split axis must be whole."""
-    return _split(op, data=0, axis=op.constants.get(2))
-
-
-def _split(op: Op, data: int, axis: np.ndarray | None) -> Factors | Declined:
-    shape = op.in_shapes[data]
-    if shape is None or axis is None:
-        return Declined("its axis is not known when planning")
-    dims: Dims = tuple([None if i == int(axis) % len(shape) else i for i in range(len(shape))])
+def split(op: Op) -> Factors:
+    """`(axis, ab) -> ab, ab`, or `(ab, sizes, axis)`; the split axis must be whole."""
+    data, axis = (1, 0) if op.type == "Split" else (0, 2)
+    [shape] = ranked(op.in_shapes[data])
+    dims = but(axes_in(op, axis, len(shape), "its axis is"), len(shape))
     return Factors(tuple([dims if i == data else None for i in range(len(op.inputs))]), (dims,) * len(op.out_shapes))

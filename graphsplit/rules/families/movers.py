@@ -13,71 +13,53 @@ from graphsplit.core.sizes.symbolic_sizes import is_one, is_same, quotient
 from graphsplit.program.program import Op
 from graphsplit.rules.blocks import blocks_beside, blocks_between, rows_of
 from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Part, Resize
-from graphsplit.rules.families.contractions import shape_operand
-from graphsplit.rules.families.elementwise import result_dims
+from graphsplit.rules.families.elementwise import broadcast_dims, result_dims
+from graphsplit.rules.known import axes_in, but, known, ranked, resized_axes, shape_operand
 from graphsplit.rules.registry import Answer, Sharded, register
 
 
 @register("Transpose", "ConjugateTranspose", linear=(0,))
-def transpose(op: Op) -> Factors | Declined:
+def transpose(op: Op) -> Factors:
     """`abc -> cab`, by the permutation."""
-    permutation = op.constants.get(1)
-    if permutation is None:
-        return Declined("its permutation is not known when planning")
+    permutation = known(op.constants.get(1), "its permutation is")
     rank = len(permutation)
     return Factors((tuple(range(rank)), None), (tuple([int(p) % rank for p in permutation]),))
 
 
 @register("ExpandDims", linear=(0,))
-def expand_dims(op: Op) -> Factors | Declined:
+def expand_dims(op: Op) -> Factors:
     """`ab -> a1b`."""
-    shape, axis = op.in_shapes[0], op.constants.get(1)
-    if shape is None or axis is None:
-        return Declined("its axis is not known when planning")
-    dims: list[Dim] = list(range(len(shape)))
-    position = int(np.reshape(axis, -1)[0]) % (len(shape) + 1)
-    return Factors((tuple(dims), None), ((*dims[:position], None, *dims[position:]),))
+    [shape] = ranked(op.in_shapes[0])
+    [position] = axes_in(op, 1, len(shape) + 1, "its axis is")
+    dims = tuple(range(len(shape)))
+    return Factors((dims, None), ((*dims[:position], None, *dims[position:]),))
 
 
 @register("Squeeze", linear=(0,))
 def squeeze(op: Op) -> Factors | Declined:
     """`a1b -> ab`. Without axes it would squeeze the batch on a device that has one row."""
-    shape = op.in_shapes[0]
-    if shape is None:
-        return Declined("the rank of its operand is not known")
+    [shape] = ranked(op.in_shapes[0])
     axes = {axis % len(shape) for axis in op.attr("squeeze_dims").list.i}
     if not axes:
         return Declined("it names no axis, and would squeeze the batch where a device has one row; give it an axis")
-    dims: Dims = tuple([None if i in axes else i for i in range(len(shape))])
-    return Factors((dims,), (tuple([i for i in range(len(shape)) if i not in axes]),))
+    return Factors((but(axes, len(shape)),), (tuple([i for i in range(len(shape)) if i not in axes]),))
 
 
-@register("ReverseV2", linear=(0,))
-def reverse(op: Op) -> Factors | Declined:
-    """The reversed axes must be whole."""
-    shape, axes = op.in_shapes[0], op.constants.get(1)
-    if shape is None or axes is None:
-        return Declined("its axes are not known when planning")
-    reversed_axes = {int(a) % len(shape) for a in np.reshape(axes, -1)}
-    dims: Dims = tuple([None if i in reversed_axes else i for i in range(len(shape))])
+@register("ReverseV2", "Cumsum", linear=(0,))
+@register("Cumprod", "CumulativeLogsumexp")
+def along_whole_axes(op: Op) -> Factors:
+    """The axes that are reversed, or along which it cumulates, must be whole."""
+    [shape] = ranked(op.in_shapes[0])
+    dims = but(axes_in(op, 1, len(shape)), len(shape))
     return Factors((dims, None), (dims,))
 
 
 @register("ReverseSequence", linear=(0,))
-def reverse_sequence(op: Op) -> Factors | Declined:
+def reverse_sequence(op: Op) -> Factors:
     """`(ab, a) -> ab`: the first entries of every sequence are reversed, as many as the lengths say."""
-    shape = op.in_shapes[0]
-    if shape is None:
-        return Declined("the rank of its operand is not known")
-    dims: Dims = tuple([None if i == op.attr("seq_dim").i else i for i in range(len(shape))])
+    [shape] = ranked(op.in_shapes[0])
+    dims = but([op.attr("seq_dim").i], len(shape))
     return Factors((dims, (op.attr("batch_dim").i,)), (dims,))
-
-
-@register("Cumsum", linear=(0,))
-@register("Cumprod", "CumulativeLogsumexp")
-def cumulate(op: Op) -> Factors | Declined:
-    """The cumulated axis must be whole."""
-    return reverse(op)
 
 
 def pad_with_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
@@ -94,15 +76,13 @@ def pad_with_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     return Sharded((layout, *(REPLICATE,) * (len(layouts) - 1)), (joined([before, layout, after]),), resize)
 
 
-@register("MirrorPad", linear=(0,))
+@register("MirrorPad", "MirrorPadGrad", linear=(0,))
 @register("Pad", linear=(0,), layouts=pad_with_blocks)
 @register("PadV2", layouts=pad_with_blocks)
-def pad(op: Op) -> Factors | Declined:
-    """Axes that are padded must be whole."""
-    paddings = op.constants.get(1)
-    if paddings is None:
-        return Declined("its paddings are not known when planning")
-    dims: Dims = tuple([None if _pads(sizes) else i for i, sizes in enumerate(paddings)])
+def pad(op: Op) -> Factors:
+    """Axes that are padded, or were, must be whole."""
+    paddings = known(op.constants.get(1), "its paddings are")
+    dims = but([i for i, sizes in enumerate(paddings) if _pads(sizes)], len(paddings))
     return Factors((dims, None, None)[: len(op.inputs)], (dims,))
 
 
@@ -111,18 +91,10 @@ def _pads(sizes: np.ndarray) -> bool:
     return not all(is_same(size, 0) for size in sizes)
 
 
-@register("MirrorPadGrad", linear=(0,))
-def mirror_pad_gradient(op: Op) -> Factors | Declined:
-    """The inverse of `MirrorPad`: padded axes must be whole."""
-    return pad(op)
-
-
 @register("Tile", linear=(0,))
 def tile(op: Op) -> Factors | Declined:
     """A repeated axis is that many blocks of its factor; a repeated axis of size 1 is a new factor of the result."""
-    shape, multiples = op.in_shapes[0], op.constants.get(1)
-    if shape is None or multiples is None:
-        return Declined("its multiples are not known when planning")
+    [shape], multiples = ranked(op.in_shapes[0]), known(op.constants.get(1), "its multiples are")
     if any(is_same(m, 0) for m in multiples):
         return Declined("its result has no entries")
     output: list[Dim] = []
@@ -137,25 +109,19 @@ def tile(op: Op) -> Factors | Declined:
 
 
 @register("BroadcastTo", linear=(0,))
-def broadcast_to(op: Op) -> Factors | Declined:
+def broadcast_to(op: Op) -> Factors:
     """Axes that are broadcast are new factors of the result."""
-    shape, result, target = op.in_shapes[0], op.out_shapes[0], shape_operand(op, 1)
-    if shape is None or result is None or target is None:
-        return Declined("its target shape is not known when planning")
-    skip = len(result) - len(shape)
-    dims: Dims = tuple([skip + i if is_same(size, result[skip + i]) else None for i, size in enumerate(shape)])
-    resize = {i: (Resize(1, i, target),) for i in range(len(result))}
-    return Factors((dims, None), (result_dims([shape], result),), resize=resize)
+    shape, result = ranked(op.in_shapes[0], op.out_shapes[0])
+    resize = resized_axes(1, shape_operand(op, 1, "its target shape is"), range(len(result)))
+    return Factors((broadcast_dims(shape, result), None), (result_dims([shape], result),), resize=resize)
 
 
 @register("Fill")
-def fill(op: Op) -> Factors | Declined:
+def fill(op: Op) -> Factors:
     """`(sizes, value)`: every axis is a factor, made at the size each device needs."""
-    sizes, result = shape_operand(op, 0), op.out_shapes[0]
-    if sizes is None or result is None:
-        return Declined("its shape is not known when planning")
-    resize = {i: (Resize(0, i, sizes),) for i in range(len(result))}
-    return Factors((None, None), (tuple(range(len(result))),), resize=resize)
+    sizes, [result] = shape_operand(op, 0), ranked(op.out_shapes[0])
+    dims = tuple(range(len(result)))
+    return Factors((None, None), (dims,), resize=resized_axes(0, sizes, dims))
 
 
 def slice_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
@@ -178,22 +144,17 @@ def slice_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
 
 
 @register("Slice", linear=(0,), layouts=slice_blocks)
-def slice_(op: Op) -> Factors | Declined:
+def slice_(op: Op) -> Factors:
     """Axes that are taken whole keep their factor."""
-    shape, result, sizes = op.in_shapes[0], op.out_shapes[0], shape_operand(op, 2)
-    if shape is None or result is None or sizes is None:
-        return Declined("its sizes are not known when planning")
+    sizes, (shape, result) = shape_operand(op, 2, "its sizes are"), ranked(op.in_shapes[0], op.out_shapes[0])
     dims: Dims = tuple([i if size is not None and is_same(size, result[i]) else None for i, size in enumerate(shape)])
-    resize = {i: (Resize(2, i, sizes),) for i in range(len(shape)) if not is_same(sizes[i], -1)}
-    return Factors((dims, None, None), (dims,), resize=resize)
+    axes = [i for i in range(len(shape)) if not is_same(sizes[i], -1)]
+    return Factors((dims, None, None), (dims,), resize=resized_axes(2, sizes, axes))
 
 
 @register("Roll", linear=(0,))
-def roll(op: Op) -> Factors | Declined:
+def roll(op: Op) -> Factors:
     """The rolled axes must be whole."""
-    shape, axes = op.in_shapes[0], op.constants.get(2)
-    if shape is None or axes is None:
-        return Declined("its axes are not known when planning")
-    rolled = {int(a) % len(shape) for a in np.reshape(axes, -1)}
-    dims: Dims = tuple([None if i in rolled else i for i in range(len(shape))])
+    [shape] = ranked(op.in_shapes[0])
+    dims = but(axes_in(op, 2, len(shape)), len(shape))
     return Factors((dims, None, None), (dims,))

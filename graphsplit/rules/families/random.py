@@ -19,7 +19,7 @@ import tensorflow as tf
 from graphsplit.core.layouts import REPLICATE, Shard
 from graphsplit.program.program import Op, Program
 from graphsplit.rules.factors import Declined, Draw, Factors, Resize
-from graphsplit.rules.families.contractions import shape_operand
+from graphsplit.rules.known import known, resized_axes, shape_operand
 from graphsplit.rules.registry import Rule, Sharded, register, rule_of
 
 _PHILOX, _AUTOMATIC = 1, 3
@@ -55,9 +55,11 @@ def note_part(node: Any, part: PartDrawn | None) -> None:
 @register("StatelessRandomUniformV2", "StatelessTruncatedNormalV2")
 def stateless_random(op: Op) -> Factors | Declined:
     """`(shape, key, counter, algorithm, ...)`: the first axis can be cut, because rows follow each other."""
-    sizes, result, algorithm = shape_operand(op, 0), op.out_shapes[0], op.constants.get(3)
-    if sizes is None or not result:
-        return Declined("its shape is not known when planning")
+    sizes, result, algorithm = (
+        shape_operand(op, 0),
+        known(op.out_shapes[0] or None, "its shape is"),
+        op.constants.get(3),
+    )
     if algorithm is None or int(algorithm) not in (_PHILOX, _AUTOMATIC):
         return Declined("its algorithm is not Philox")
     part = part_drawn(op.node)
@@ -75,7 +77,7 @@ def draw_of(op: Op) -> Draw:
 def is_stateless_random(op_type: str) -> bool:
     """Return whether ops of a type draw numbers that follow from what they read."""
     rule = rule_of(op_type)
-    return rule is not None and rule.factors is stateless_random
+    return rule is not None and rule.function is stateless_random
 
 
 def drawn_in_parts(op: Op, layout: Shard, shards: int) -> Sharded | None:
@@ -86,29 +88,26 @@ def drawn_in_parts(op: Op, layout: Shard, shards: int) -> Sharded | None:
       layout: of the parts.
       shards: how many there are.
     """
-    factors, shape = stateless_random(op), [int(size) for size in op.out_shapes[0] or () if type(size) is int]
+    shape = [int(size) for size in op.out_shapes[0] or () if type(size) is int]
+    factors = _STATELESS_RULE.factors(op)
     if isinstance(factors, Declined) or len(shape) < len(op.out_shapes[0] or ()) or len(layout.blocks) > 1:
         return None
     runs, inner = math.prod(shape[: layout.axis]), math.prod(shape[layout.axis + 1 :])
     saved = inner * min(layout.size(0) - own for own in layout.pieces((1,) * shards)[0])
     if runs > _MOST_RUNS or saved < _LEAST_SAVED:
         return None
-    sizes = shape_operand(op, 0)
-    assert sizes is not None
-    resize = (Resize(0, layout.axis, sizes),)
+    resize = (Resize(0, layout.axis, shape_operand(op, 0)),)
     return Sharded((REPLICATE,) * len(op.inputs), (layout,), resize, draw=factors.draw)
 
 
-def stateful_random(op: Op) -> Factors | Declined:
+def stateful_random(op: Op) -> Factors:
     """Cut any axis: each shard has an op with a state of its own. Asked only under `random="independent"`."""
-    sizes, result = shape_operand(op, 0), op.out_shapes[0]
-    if sizes is None or not result:
-        return Declined("its shape is not known when planning")
-    resize = {i: (Resize(0, i, sizes),) for i in range(len(result))}
-    return Factors((None,) * len(op.inputs), (tuple(range(len(result))),), resize=resize, draw=Draw(1, 0))
+    sizes, result = shape_operand(op, 0), known(op.out_shapes[0] or None, "its shape is")
+    dims = tuple(range(len(result)))
+    return Factors((None,) * len(op.inputs), (dims,), resize=resized_axes(0, sizes, dims), draw=Draw(1, 0))
 
 
-_STATEFUL_RULE = Rule(stateful_random)
+_STATEFUL_RULE, _STATELESS_RULE = Rule(stateful_random), Rule(stateless_random)
 
 
 def rule_to_make(op_type: str, independent: bool) -> Rule | None:

@@ -18,26 +18,25 @@ from graphsplit.rules.registry import Answer, Sharded, register
 _LENGTHS = 4  # the operand that says how long each sequence is, of the third version
 
 
-def forward(op: Op, layouts: Sequence[Layout]) -> Answer | None:
-    """`(sequences, h, c, parameters[, lengths]) -> outputs, h, c`, and what is kept."""
+def kernel_by_kernel(op: Op, layouts: Sequence[Layout]) -> Answer | None:
+    """`(sequences, h, c, parameters[, lengths]) -> outputs, h, c`, and what is kept.
+
+    Backward: operands and results, gradients by the latter -> gradients by sequences, h, c and parameters.
+    """
     cut = _cut(op, layouts)
     if cut is None:
         return None
-    gives = [_states(shape, cut) for shape in op.out_shapes[:3]]
-    return Sharded(_wants(op, cut), (*gives, *(REPLICATE,) * (len(op.out_shapes) - 3)))
+    wants = [_states(shape, cut) for shape in op.in_shapes]
+    if op.type.endswith("V3"):
+        wants[_LENGTHS] = cut.along(0)
+    if "Backprop" in op.type:
+        return Sharded(tuple(wants), (*[_states(shape, cut) for shape in op.in_shapes[:3]], PARTIAL_SUM))
+    kept = (REPLICATE,) * (len(op.out_shapes) - 3)
+    return Sharded(tuple(wants), (*[_states(shape, cut) for shape in op.out_shapes[:3]], *kept))
 
 
-def backward(op: Op, layouts: Sequence[Layout]) -> Answer | None:
-    """Operands and results of `forward`, gradients by the latter -> gradients by sequences, h, c and parameters."""
-    cut = _cut(op, layouts)
-    if cut is None:
-        return None
-    gives = [_states(shape, cut) for shape in op.in_shapes[:3]]
-    return Sharded(_wants(op, cut), (*gives, PARTIAL_SUM))
-
-
-@register("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", layouts=forward)
-@register("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", layouts=backward)
+@register("CudnnRNN", "CudnnRNNV2", "CudnnRNNV3", layouts=kernel_by_kernel)
+@register("CudnnRNNBackprop", "CudnnRNNBackpropV2", "CudnnRNNBackpropV3", layouts=kernel_by_kernel)
 def recurrent_kernels(op: Op) -> Factors | Declined:
     """Asked where the sequences are not cut."""
     return Declined("its sequences are not cut, and what cuDNN keeps of them for the gradient cannot be")
@@ -48,15 +47,9 @@ def _cut(op: Op, layouts: Sequence[Layout]) -> Shard | None:
     time_major = op.attr("time_major").b if "time_major" in op.node.attr else True
     sequences = layouts[0]
     ranks = [None if shape is None else len(shape) for shape in (op.in_shapes[0], op.in_shapes[1])]
-    is_batch = isinstance(sequences, Shard) and sequences.axis == int(time_major) and ranks == [3, 3]
-    return sequences if is_batch and isinstance(sequences, Shard) else None
-
-
-def _wants(op: Op, cut: Shard) -> tuple[Layout, ...]:
-    wants = [_states(shape, cut) for shape in op.in_shapes]
-    if op.type.endswith("V3"):
-        wants[_LENGTHS] = cut.along(0)
-    return tuple(wants)
+    if not isinstance(sequences, Shard) or sequences.axis != int(time_major) or ranks != [3, 3]:
+        return None
+    return sequences
 
 
 def _states(shape: Shape | None, cut: Shard) -> Layout:

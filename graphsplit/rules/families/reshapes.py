@@ -10,17 +10,15 @@ from typing import Any
 from graphsplit.core.sizes.polynomials import UndecidedError
 from graphsplit.core.sizes.symbolic_sizes import Shape, is_at_least, is_same, quotient
 from graphsplit.program.program import Op
-from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Part, Resize
-from graphsplit.rules.families.contractions import shape_operand
+from graphsplit.rules.factors import Dim, Dims, Factors, Part, Resize
+from graphsplit.rules.known import ranked, shape_operand
 from graphsplit.rules.registry import register
 
 
 @register("Reshape", linear=(0,))
-def reshape(op: Op) -> Factors | Declined:
+def reshape(op: Op) -> Factors:
     """`[b, h, w, c] -> [b, h * w * c]`, `[t, b, c] -> [t * b, c]` and back: see `factor_shapes`."""
-    before, after, target = op.in_shapes[0], op.out_shapes[0], shape_operand(op, 1)
-    if before is None or after is None or target is None:
-        return Declined("its target shape is not known when planning")
+    target, (before, after) = shape_operand(op, 1, "its target shape is"), ranked(op.in_shapes[0], op.out_shapes[0])
     dims_before, dims_after = factor_shapes(before, after)
     resize: dict[int, tuple[Resize, ...]] = {}
     for position, dim in enumerate(dims_after or ()):

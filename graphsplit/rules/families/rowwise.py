@@ -12,33 +12,36 @@ from dataclasses import replace
 
 from graphsplit.core.sizes.symbolic_sizes import Shape, is_one
 from graphsplit.program.program import Op
-from graphsplit.rules.factors import Declined, Dims, Factors
+from graphsplit.rules.factors import Dims, Factors
 from graphsplit.rules.families.elementwise import broadcast_dims, result_dims
+from graphsplit.rules.known import ranked
 from graphsplit.rules.registry import register
 
 _COLUMNS = 64  # a factor that is no leading axis: more than any tensor has
 
-Ranks = tuple[int | None, ...]  # one for each operand or result; None if it is whole, sizes and options
+Ranks = tuple[int | None, ...]
+"""For each operand or result how many axes are core; less than 0 for all but so many; None where it is whole, as sizes
+and options are."""
 
 
-def by_core_ranks(operands: Ranks, results: Ranks) -> Callable[[Op], Factors | Declined]:
+def by_core_ranks(operands: Ranks, results: Ranks) -> Callable[[Op], Factors]:
     """Return the rule of ops with these core ranks; leading axes are aligned at their right end and broadcast."""
 
-    def rule(op: Op) -> Factors | Declined:
-        if any(shape is None for shape in (*op.in_shapes, *op.out_shapes)):
-            return Declined("the rank of an operand is not known")
-        shapes = (*op.in_shapes, *op.out_shapes)
-        ranks = (*operands[: len(op.in_shapes)], *results)
-        leads = [_lead(shape, rank) for shape, rank in zip(shapes, ranks, strict=True)]
+    def rule(op: Op) -> Factors:
+        count = len(op.in_shapes)
+        ranks = (*operands[:count], *results[: len(op.out_shapes)])
+        pairs = list(zip((*op.in_shapes, *op.out_shapes), ranks, strict=True))
+        ranked(*[shape for shape, rank in pairs if rank is not None])
+        leads = [_lead(shape, rank) for shape, rank in pairs]
         known = [lead for lead in leads if lead is not None]
         whole = _broadcast(known)
         free = result_dims(known, whole)  # an axis is nobody's factor where an operand's size is unknown
         dims: list[Dims] = []
-        for lead, rank in zip(leads, ranks, strict=True):
+        for lead, (shape, _) in zip(leads, pairs, strict=True):
             own = broadcast_dims(lead, whole) if lead is not None else ()
             axes = tuple([dim if isinstance(dim, int) and free[dim] == dim else None for dim in own or ()])
-            dims.append(None if lead is None or rank is None else (*axes, *(None,) * rank))
-        return Factors(tuple(dims[: len(op.in_shapes)]), tuple(dims[len(op.in_shapes) :]))
+            dims.append(None if lead is None else (*axes, *(None,) * (len(shape or ()) - len(lead))))
+        return Factors(tuple(dims[:count]), tuple(dims[count:]))
 
     return rule
 
@@ -52,25 +55,33 @@ def _broadcast(shapes: Sequence[Shape]) -> Shape:
 
 def _lead(shape: Shape | None, rank: int | None) -> Shape | None:
     """Return the sizes before the core axes; None for what lacks them: options, results that nobody asked for."""
-    return None if shape is None or rank is None or len(shape) < rank else shape[: len(shape) - rank]
+    if shape is None or rank is None or len(shape) < abs(rank):
+        return None
+    return shape[: len(shape) - rank if rank >= 0 else -rank]
 
 
-VECTORS = by_core_ranks((1, None), (1,))
-MATRICES = by_core_ranks((2, None, None), (2,))
+_VECTORS = by_core_ranks((1, None), (1,))
+_MATRICES = by_core_ranks((2, None, None), (2,))
 
-register("Softmax", "LogSoftmax", "FFT", "IFFT", "RFFT", "IRFFT")(VECTORS)
-register("AdjustSaturation", "AdjustHue", "HSVToRGB", "RGBToHSV")(VECTORS)
-register("FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D", "MatrixInverse", "Cholesky")(MATRICES)
-register("MatrixBandPart", linear=(0,))(MATRICES)
-register("FFT3D", "IFFT3D", "AdjustContrastv2")(by_core_ranks((3, None), (3,)))
-register("CholeskyGrad", linear=(1,))(by_core_ranks((2, 2), (2,)))
+register("Softmax", "LogSoftmax", "FFT", "IFFT", "RFFT", "IRFFT")(_VECTORS)
+register("AdjustSaturation", "AdjustHue", "HSVToRGB", "RGBToHSV")(_VECTORS)
+register("FFT2D", "IFFT2D", "RFFT2D", "IRFFT2D", "MatrixInverse", "Cholesky")(_MATRICES)
+register("MatrixLogarithm", "MatrixSquareRoot")(_MATRICES)
+register("MatrixBandPart", linear=(0,))(_MATRICES)
+register("FFT3D", "IFFT3D", "RFFT3D", "IRFFT3D", "AdjustContrastv2")(by_core_ranks((3, None), (3,)))
+register("CholeskyGrad", "BandedTriangularSolve", "TridiagonalSolve", linear=(1,))(by_core_ranks((2, 2), (2,)))
 register("Cross", linear=(0, 1))(by_core_ranks((1, 1), (1,)))
 register("MatrixDeterminant")(by_core_ranks((2,), (0,)))
 register("LogMatrixDeterminant")(by_core_ranks((2,), (0, 0)))
-register("SelfAdjointEigV2")(by_core_ranks((2,), (1, 2)))
+register("Eig", "SelfAdjointEigV2")(by_core_ranks((2,), (1, 2)))
+register("Lu")(by_core_ranks((2,), (2, 1)))
 register("Qr")(by_core_ranks((2,), (2, 2)))
 register("Svd")(by_core_ranks((2,), (1, 2, 2)))
+register("MatrixSolveLs", linear=(1,))(by_core_ranks((2, 2, None), (2,)))
+register("TridiagonalMatMul", linear=(3,))(by_core_ranks((2, 2, 2, 2), (2,)))
 register("LowerBound", "UpperBound")(by_core_ranks((1, 1), (1,)))
+register("IsotonicRegression")(by_core_ranks((1,), (1, 1)))
+register("NthElement")(by_core_ranks((1, None), (0,)))
 register("TopKV2")(by_core_ranks((1, None), (1, 1)))
 register("InTopK", "InTopKV2")(by_core_ranks((1, 0, None), (0,)))
 register("SparseSoftmaxCrossEntropyWithLogits")(by_core_ranks((1, 0), (0, 1)))
@@ -78,41 +89,34 @@ register("SoftmaxCrossEntropyWithLogits")(by_core_ranks((1, 1), (0, 1)))
 
 
 @register("MatrixDiag", "MatrixDiagV2", "MatrixDiagV3")
-def matrix_diagonal(op: Op) -> Factors | Declined:
+def matrix_diagonal(op: Op) -> Factors:
     """Vectors, or bands of several diagonals, to matrices."""
-    vector, matrix = op.in_shapes[0], op.out_shapes[0]
-    if vector is None or matrix is None:
-        return Declined("the rank of an operand is not known")
-    core = len(vector) - (len(matrix) - 2)
-    return by_core_ranks((core, *(None,) * 4), (2,))(op)
+    band = _band(vector=op.in_shapes[0], matrix=op.out_shapes[0])
+    return by_core_ranks((band, None, None, None, None), (2,))(op)
 
 
 @register("MatrixDiagPart", "MatrixDiagPartV2", "MatrixDiagPartV3")
-def matrix_diagonal_part(op: Op) -> Factors | Declined:
+def matrix_diagonal_part(op: Op) -> Factors:
     """Matrices to vectors, or bands of several diagonals."""
-    matrix, vector = op.in_shapes[0], op.out_shapes[0]
-    if vector is None or matrix is None:
-        return Declined("the rank of an operand is not known")
-    core = len(vector) - (len(matrix) - 2)
-    return by_core_ranks((2, None, None), (core,))(op)
+    return by_core_ranks((2, None, None), (_band(vector=op.out_shapes[0], matrix=op.in_shapes[0]),))(op)
 
 
 @register("MatrixSetDiag", "MatrixSetDiagV2", "MatrixSetDiagV3")
-def matrix_set_diagonal(op: Op) -> Factors | Declined:
+def matrix_set_diagonal(op: Op) -> Factors:
     """Matrices and the vectors, or bands of several diagonals, that replace theirs."""
-    matrix, vector = op.in_shapes[:2]
-    if vector is None or matrix is None:
-        return Declined("the rank of an operand is not known")
-    core = len(vector) - (len(matrix) - 2)
-    return by_core_ranks((2, core, None), (2,))(op)
+    return by_core_ranks((2, _band(vector=op.in_shapes[1], matrix=op.in_shapes[0]), None), (2,))(op)
+
+
+def _band(vector: Shape | None, matrix: Shape | None) -> int:
+    """Return the core rank of vectors, or of bands of several diagonals, that belong to matrices."""
+    vectors, matrices = ranked(vector, matrix)
+    return len(vectors) - (len(matrices) - 2)
 
 
 @register("MatrixSolve", "MatrixTriangularSolve", linear=(1,))
-def solve(op: Op) -> Factors | Declined:
+def solve(op: Op) -> Factors:
     """`...nn, ...nk -> ...nk`: each of the `k` columns on the right is a problem of its own."""
     factors = by_core_ranks((2, 2), (2,))(op)
-    if isinstance(factors, Declined):
-        return factors
     matrix, right = factors.inputs
     [result] = factors.outputs
     return replace(factors, inputs=(matrix, _with_columns(right)), outputs=(_with_columns(result),))

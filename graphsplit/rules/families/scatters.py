@@ -11,8 +11,9 @@ from collections.abc import Sequence
 from graphsplit.core.layouts import PARTIAL_SUM, REPLICATE, Layout, Partial, Shard, is_whole
 from graphsplit.core.sizes.symbolic_sizes import are_same, is_at_least, is_same
 from graphsplit.program.program import Op
-from graphsplit.rules.factors import Declined, Dims, Factors
-from graphsplit.rules.own_rows import own_updates
+from graphsplit.rules.factors import Dims, Factors
+from graphsplit.rules.known import NotKnownError, known, ranked
+from graphsplit.rules.own_rows import own_rows
 from graphsplit.rules.registry import Answer, Sharded, register
 
 _JOINED: dict[str, tuple[Layout, Layout]] = {  # how the tensor is read, and what joins the devices' parts
@@ -23,12 +24,15 @@ _JOINED: dict[str, tuple[Layout, Layout]] = {  # how the tensor is read, and wha
 }
 
 
+_own_updates = own_rows("rnn", "r")
+
+
 def scatter_own(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     """Answer for updates of rows' own elements; and of a whole tensor, where that is no larger than the updates.
 
     Then every device puts its own updates into it, or into zeros, and what they have is joined.
     """
-    own = own_updates(op, layouts)
+    own = _own_updates(op, layouts)
     if own is not None or op.type not in _JOINED or None in op.in_shapes:
         return own
     tensor, indices, updates = [shape or () for shape in op.in_shapes]
@@ -42,49 +46,41 @@ def scatter_own(op: Op, layouts: Sequence[Layout]) -> Answer | None:
 
 
 @register("TensorScatterUpdate", *_JOINED, layouts=scatter_own)
-def tensor_scatter(op: Op) -> Factors | Declined:
+def tensor_scatter(op: Op) -> Factors:
     """`(tensor, indices, updates)`: the axes behind those that are indexed are the same in all."""
-    tensor, indices, updates = op.in_shapes
-    if tensor is None or indices is None or updates is None or indices[-1] is None:
-        return Declined("the shape of its indices is not known when planning")
-    indexed = int(indices[-1])
+    tensor, indices, _ = ranked(*op.in_shapes)
+    indexed = int(known(indices[-1], "the shape of its indices is"))
     behind = tuple(range(indexed, len(tensor)))
     dims = (*(None,) * indexed, *behind)
     return Factors((dims, None, (*(None,) * (len(indices) - 1), *behind)), (dims,))
 
 
 @register("XlaDynamicUpdateSlice")
-def dynamic_update_slice(op: Op) -> Factors | Declined:
+def dynamic_update_slice(op: Op) -> Factors:
     """`(tensor, update, start)`: axes that are updated as a whole are free, because a start is moved to fit."""
-    tensor, update = op.in_shapes[:2]
-    if tensor is None or update is None:
-        return Declined("the rank of an operand is not known")
+    tensor, update = ranked(*op.in_shapes[:2])
     pairs = zip(tensor, update, strict=True)
     dims: Dims = tuple([i if size is not None and is_same(size, new) else None for i, (size, new) in enumerate(pairs)])
     return Factors((dims, dims, None), (dims,))
 
 
 @register("DynamicStitch", "ParallelDynamicStitch")
-def dynamic_stitch(op: Op) -> Factors | Declined:
+def dynamic_stitch(op: Op) -> Factors:
     """`(indices ..., data ...)`: the first axis of the result is numbered, those behind it are free."""
-    count, result = len(op.inputs) // 2, op.out_shapes[0]
-    if result is None or None in op.in_shapes:
-        return Declined("the rank of an operand is not known")
-    behind = tuple(range(1, len(result)))
-    data = [(*(None,) * (len(shape or ()) - len(behind)), *behind) for shape in op.in_shapes[count:]]
+    *shapes, result = ranked(*op.in_shapes, op.out_shapes[0])
+    count, behind = len(shapes) // 2, tuple(range(1, len(result)))
+    data = [(*(None,) * (len(shape) - len(behind)), *behind) for shape in shapes[count:]]
     return Factors(((None,) * count + tuple(data)), ((None, *behind),))
 
 
 @register("DenseBincount")
-def dense_bincount(op: Op) -> Factors | Declined:
+def dense_bincount(op: Op) -> Factors:
     """`(values, size, weights)`: rows are counted by themselves; of a vector every device counts its own entries."""
-    values, weights = op.in_shapes[0], op.in_shapes[2]
-    if values is None or weights is None:
-        return Declined("the rank of an operand is not known")
+    values, weights = ranked(op.in_shapes[0], op.in_shapes[2])
     dims: Dims = (0, 1) if len(values) == 2 else (1,)
     weighted = are_same(weights, values)
     if not weighted and not any(is_same(size, 0) for size in weights):
-        return Declined("the shape of its weights is not known when planning")
+        raise NotKnownError("the shape of its weights is not known when planning")
     counted = dims[:-1] if dims else ()
     return Factors(
         (dims, None, dims if weighted else None),
@@ -94,9 +90,8 @@ def dense_bincount(op: Op) -> Factors | Declined:
 
 
 @register("HistogramFixedWidth")
-def histogram(op: Op) -> Factors | Declined:
+def histogram(op: Op) -> Factors:
     """`(values, range, count)`: every device counts its own entries."""
-    if op.in_shapes[0] is None:
-        return Declined("the rank of an operand is not known")
-    dims = tuple(range(len(op.in_shapes[0])))
+    [values] = ranked(op.in_shapes[0])
+    dims = tuple(range(len(values)))
     return Factors((dims, None, None), ((None,),), dict.fromkeys(dims, "sum"))

@@ -1,33 +1,11 @@
-"""Ops on strings, entry by entry: what prepares words for a table or hashes them to categories; and stored examples."""
+"""Stored examples, parsed. (Ops on strings are entry by entry: see `elementwise`.)"""
 
 from __future__ import annotations
 
 from graphsplit.core.sizes.symbolic_sizes import are_same
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Declined, Dims, Factors
-from graphsplit.rules.families.elementwise import elementwise
 from graphsplit.rules.registry import register
-
-ENTRY_BY_ENTRY = [
-    "AsString",
-    "DecodeBase64",
-    "EncodeBase64",
-    "RegexFullMatch",
-    "RegexReplace",
-    "StaticRegexFullMatch",
-    "StaticRegexReplace",
-    "StringJoin",
-    "StringLength",
-    "StringLower",
-    "StringStrip",
-    "StringToHashBucket",
-    "StringToHashBucketFast",
-    "StringToHashBucketStrong",
-    "StringToNumber",
-    "StringUpper",
-    "Substr",
-]
-register(*ENTRY_BY_ENTRY)(elementwise)
 
 
 @register("ParseExample", "ParseExampleV2")
