@@ -93,7 +93,7 @@ def boxes(own: tf.Variable) -> dict[str, tuple[int, ...]]:
     """Return the shape of the part that each device has."""
     parts = parts_of_variable(own)
     assert parts is not None
-    return {device[-5:]: parts.shape_of(k) for k, device in enumerate(parts.devices)}
+    return {device[-5:]: shape for device, shape in zip(parts.devices, parts.shapes, strict=True)}
 
 
 @six

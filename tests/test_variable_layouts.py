@@ -54,7 +54,7 @@ def test_state_is_divided():
             bytes_on[device] = bytes_on.get(device, 0) + size
     total = sum(v.dtype.size * v.shape.num_elements() for v in sharded.variables)
     assert sum(bytes_on.values()) == total  # nothing is anywhere twice
-    largest = max(v.dtype.size * max(p.shape_of(0)[0], 1) for v, p in zip(sharded.variables, held, strict=True) if p)
+    largest = max(v.dtype.size * max(p.shapes[0][0], 1) for v, p in zip(sharded.variables, held, strict=True) if p)
     assert len(bytes_on) == 4
     assert max(bytes_on.values()) <= total / 4 + 150 * 4 + largest
     optimizers = {plan.owners.of_ops[op.index] for op in plan.home_ops if op.type == "Sqrt"}

@@ -183,6 +183,14 @@ def read_graph(
     return Trace(program, captures, variables, result, *known)
 
 
+def captured_variables(trace: Trace) -> dict[int, tf.Variable]:
+    """Return the captured variables by the positions of their placeholders in the program."""
+    with raw_handles():  # (nothing is put together, and there may be nothing yet)
+        by_handle = {id(variable.handle): variable for variable in trace.variables}
+    pairs = zip(trace.program.captures, trace.captures, strict=True)
+    return {i: by_handle[id(handle)] for i, handle in pairs if id(handle) in by_handle}
+
+
 def captures_in_order(graph: Any, shared: SharedByTraces) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """Return what a graph captured, placeholders and what they stand for: first what the traces of it know, as they do.
 

@@ -11,7 +11,6 @@ import tensorflow as tf
 from graphsplit.api.calls.argument_splitting import Splitting, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.layouts.found_units import lay_out_in_units, learn_units
-from graphsplit.api.layouts.layout_targets import name_of
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
 from graphsplit.api.layouts.new_variables import slots_by_name
 from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, set_variable_layout, wanted_layouts
@@ -26,7 +25,7 @@ from graphsplit.core.errors import UnsupportedError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.progress import phase
 from graphsplit.core.sizes.symbolic_sizes import Size
-from graphsplit.core.variables.parted_variables import layout_changes, parts_of_variable
+from graphsplit.core.variables.parted_variables import layout_changes, name_of, parts_of_variable
 from graphsplit.planning.amounts import format_bytes
 from graphsplit.planning.mesh import Mesh, mesh_of
 from graphsplit.planning.plan import Plan

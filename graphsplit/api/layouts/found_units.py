@@ -13,9 +13,8 @@ from graphsplit.axes.plans import forward_along
 from graphsplit.axes.units import UnitSearch
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.layouts import REPLICATE, Cut, MeshDivision, Nested, axis_of
-from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.tracing.trace import Trace
+from graphsplit.tracing.trace import Trace, captured_variables
 
 
 def lay_out_in_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: DeviceMesh) -> None:
@@ -40,11 +39,8 @@ def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: Devic
     program, columns = trace.program, len(grid.columns)
     if columns == 1 or not in_entries:
         return []
-    with raw_handles():
-        by_handle = {id(variable.handle): variable for variable in trace.variables}
-    names = [program.ops[i].name for i in program.captures]
-    pairs = zip(program.captures, names, [by_handle.get(id(handle)) for handle in trace.captures], strict=True)
-    free = {i: (own, laid[name]) for i, name, own in pairs if own is not None and name in in_entries}
+    named = [(i, own, program.ops[i].name) for i, own in captured_variables(trace).items()]
+    free = {i: (own, laid[name]) for i, own, name in named if name in in_entries}
     heads = slots_by_name([own for own, _ in free.values()])
     groups: dict[Any, list[int]] = {}  # a variable and its slots; what a gradient reads by itself is captured once more
     for i, (own, layout) in free.items():

@@ -15,7 +15,7 @@ from typing import Any
 
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.errors import ArgumentError
-from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, Shard, copied, part_shapes
+from graphsplit.core.layouts import Cut, Division, MeshDivision, Nested, Shard, copied, part_shapes
 from graphsplit.planning.amounts import count_text
 
 
@@ -316,7 +316,7 @@ class LayoutOnMesh:
         if others == "home" or len(heads[0]) == 1:
             shared = [Cut(0, self._shape[0], 1, devices=own[:1]) for own in heads]
         elif others == "mirrored":
-            shared = [Copied(own, copied(len(self._shape), own, own).layout, own) for own in heads]
+            shared = [copied(len(self._shape), own, own) for own in heads]
         return Nested(self._grid.axis, columns, tuple(shared))
 
     def _gathered(self, k: int, shape: Sequence[int], devices: Sequence[str]) -> Cut:

@@ -13,11 +13,6 @@ from graphsplit.core.tensorflow_internals import has_handle
 from graphsplit.core.variables.parted_classes import raw_handles
 
 
-def name_of(variable: Any) -> str:
-    """Return the name under which users know a variable: with its layer, if Keras made it."""
-    return str(getattr(variable, "_graphsplit_path", None) or variable.name.partition(":")[0])
-
-
 def variables_of(target: Any) -> list[tf.Variable]:
     """Return the TensorFlow variables of a target, each once, in its order.
 

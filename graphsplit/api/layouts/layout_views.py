@@ -9,12 +9,12 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
-from graphsplit.api.layouts.layout_targets import name_of, variables_of
+from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.layouts import MeshDivision, Nested, Shard, axis_of, part_ranges
 from graphsplit.core.variables.copied_variables import VariableCopies
-from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
+from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.placement.views.layout_pictures import Piece, picture, table
 from graphsplit.placement.views.pages import shape_text
 from graphsplit.planning.amounts import count_text
@@ -94,7 +94,7 @@ def _picture_of_variable(variable: tf.Variable) -> str:
         return _whole(f"{title}, whole on its owner", parts.devices[0], variable.shape.rank)
     return picture(
         f"{title}, cut along axis {parts.cut.axis} over {len(parts.devices)} devices",
-        list(_pieces(parts.devices, _lengths(parts))),
+        list(_pieces(parts.devices, parts.cut.lengths)),
         parts.cut.axis,
         variable.shape.rank or 0,
     )
@@ -116,10 +116,6 @@ def _range_text(own: Sequence[int], size: int) -> str:
     starts = [k for k in range(len(own)) if k == 0 or own[k] != own[k - 1] + 1]
     ends = [own[k - 1] + 1 for k in [*starts[1:], len(own)]]
     return ":" if len(own) == size else " ".join([f"{own[k]}:{end}" for k, end in zip(starts, ends, strict=True)])
-
-
-def _lengths(parts: VariableParts) -> Sequence[int]:
-    return parts.cut.lengths
 
 
 def _pieces(devices: Sequence[str], lengths: Sequence[int]) -> Iterator[Piece]:

@@ -10,7 +10,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout, spelling_of
-from graphsplit.api.layouts.layout_targets import name_of, variables_of
+from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.api.layouts.variable_layouts import (
     PLACES,
     can_move,
@@ -28,6 +28,7 @@ from graphsplit.core.hosts import host_devices
 from graphsplit.core.keras_internals import new_variable_of
 from graphsplit.core.tensorflow_internals import variable_creators, variable_without_value
 from graphsplit.core.variables.initial_values import InitialValue, give_values, initial_value
+from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.planning.variables.partitioning import Held, head_by_name
 
 _OPTIONS = ("trainable", "name", "constraint", "synchronization", "aggregation")

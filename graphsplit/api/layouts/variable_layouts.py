@@ -16,16 +16,16 @@ from graphsplit.api.layouts.layout_spellings import (
     check_layout,
     spelling_of,
 )
-from graphsplit.api.layouts.layout_targets import name_of, slots_of, variables_of
+from graphsplit.api.layouts.layout_targets import slots_of, variables_of
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_axes
 from graphsplit.core.devices import canonical_name, resolve_devices, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.hosts import host_devices
-from graphsplit.core.layouts import Cut, MeshDivision, Shard, copied, part_shapes
+from graphsplit.core.layouts import Copied, Cut, MeshDivision, Shard, copied, part_shapes
 from graphsplit.core.patterns import fits, near, scopes_and_names
 from graphsplit.core.variables.copied_variables import VariableCopies
-from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable, tell_functions
+from graphsplit.core.variables.parted_variables import VariableParts, name_of, parts_of_variable, tell_functions
 from graphsplit.planning.variables.partitioning import Held, shares
 
 
@@ -116,7 +116,7 @@ def lay_out(
       grid: they as a mesh, if layouts name axes of one.
       reshard_after_forward: see there.
     """
-    on_mesh = {} if grid is None else _divisions(variables, wanted, grid, slots, reshard_after_forward)
+    on_mesh = {} if grid is None else divisions_on_mesh(variables, wanted, grid, slots, reshard_after_forward)
     _check_free(variables, wanted, devices)
     check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], devices)
     for variable, own in zip(variables, wanted, strict=True):
@@ -131,9 +131,9 @@ def lay_out(
     tell_functions([variable for variable, own in free if own not in (None, "home")])
     for variable, own in free:
         if (division := on_mesh.get(id(variable))) is not None:
-            VariableParts(variable, division, division.devices, own).take_apart()
+            VariableParts(variable, division, own).take_apart()
     for layout, places in PLACES.items():
-        new = [variable for variable, own in free if own == layout and _owners(variable, layout) is None]
+        new = [variable for variable, own in free if own == layout and _lying(variable, layout) is None]
         shard(new, layout, places(devices), reshard_after_forward, _loads(variables, places(devices)), slots)
     mirror([variable for variable, own in free if own == "mirrored"], devices, slots)
 
@@ -149,22 +149,10 @@ def divisions_on_mesh(
     slots: Mapping[int, tf.Variable],
     reshard: bool = True,
 ) -> dict[int, MeshDivision]:
-    """Return how variables are several whose layouts name axes of a mesh, by their ids; see `_divisions`."""
-    check_layout({k: own for k, own in enumerate(wanted) if own is not None}, grid)
-    return _divisions(variables, wanted, grid, slots, reshard)
-
-
-def _divisions(
-    variables: Sequence[tf.Variable],
-    wanted: Sequence[VariableLayout | None],
-    grid: DeviceMesh,
-    slots: Mapping[int, tf.Variable],
-    reshard: bool,
-) -> dict[int, MeshDivision]:
     """Return how variables are several whose layouts name axes of a mesh, by their ids.
 
     Args:
-      variables, wanted: which, and the layout of each.
+      variables, wanted: which, and the layout of each, checked.
       grid: the mesh.
       slots: the variables of slots, by the slots' ids.
       reshard: see `set_variable_layout`.
@@ -227,50 +215,59 @@ def shard(
     loads: dict[str, int],
     slots: Mapping[int, tf.Variable],
 ) -> None:
-    """Divide variables over devices. Slots go to where their variables were laid out before.
+    """Divide variables over devices; arguments as of `divided`, and what the layout is called."""
+    for variable, cut in divided(variables, devices, slots, loads, layout, reshard):
+        if cut.devices == (canonical_name(variable.device),):
+            variable._graphsplit_stays = layout
+        else:
+            VariableParts(variable, cut, layout).take_apart()
+
+
+def divided(
+    variables: Sequence[tf.Variable],
+    devices: Sequence[str],
+    slots: Mapping[int, tf.Variable],
+    loads: dict[str, int],
+    layout: str = "sharded",
+    reshard: bool = True,
+) -> list[tuple[tf.Variable, Cut]]:
+    """Return how variables are divided over devices, those that are. Slots go to where their variables lie.
 
     Args:
       variables, devices, reshard: what, over which, and whether it is dropped after the forward pass.
-      layout: what that is called.
-      loads: the bytes that each device owns already; theirs are added.
       slots: the variables of slots.
+      loads: the bytes that each device owns already; theirs are added.
+      layout: what is known of variables that lie so already counts.
     """
     chosen = [variable for variable in variables if can_be_parted(variable)]
-    owned = [loads[device] for device in devices]
-    for variable, share in zip(chosen, shares(held_of(chosen, slots), len(devices), owned), strict=True):
+    held, owned = held_of(chosen, slots), [loads[device] for device in devices]
+    found: dict[int, tuple[tf.Variable, Cut]] = {}
+    for variable, own, share in zip(chosen, held, shares(held, len(devices), owned), strict=True):
         head = slots.get(id(variable))
-        known = None if head is None or head.shape != variable.shape else _owners(head, layout)
+        known = None
+        if head is not None and head.shape == variable.shape:
+            known = found[id(head)][1] if id(head) in found else _lying(head, layout)
+        if known is None and share is not None:
+            known = replace(share.cut, reshard=reshard, devices=tuple([devices[d] for d in share.devices]))
         if known is not None:
-            cut, on = known
-        elif share is not None:
-            cut, on = replace(share.cut, reshard=reshard), [devices[d] for d in share.devices]
-        else:
-            continue
-        for device, length in zip(on, cut.lengths, strict=True):
-            loads[device] = loads.get(device, 0) + _bytes_of(variable) // cut.length * length
-        if list(on) == [canonical_name(variable.device)]:
-            variable._graphsplit_stays = layout
-        else:
-            VariableParts(variable, cut, on, layout).take_apart()
+            found[id(variable)] = variable, known
+            for device, length in zip(known.devices, known.lengths, strict=True):
+                loads[device] = loads.get(device, 0) + own.bytes // known.length * length
+    return list(found.values())
 
 
-def _owners(variable: Any, layout: str) -> tuple[Cut, Sequence[str]] | None:
-    """Return how a variable of a layout is cut, and the devices that own it: its own, where it stays; None for others.
-
-    Args:
-      variable: which.
-      layout: one of `PLACES`.
-    """
+def _lying(variable: Any, layout: str) -> Cut | None:
+    """Return how a variable of a layout, one of `PLACES`, is cut: whole on its own device, where it stays there."""
     parts = parts_of_variable(variable)
     if parts is not None:
-        return (parts.cut, parts.devices) if parts.layout == layout else None
+        return parts.cut if parts.layout == layout else None
     stays = getattr(variable, "_graphsplit_stays", "") == layout
-    return (Cut(0, variable.shape[0], 1), [canonical_name(variable.device)]) if stays else None
+    return Cut(0, variable.shape[0], 1, devices=(canonical_name(variable.device),)) if stays else None
 
 
 def is_sharded(variable: tf.Variable) -> bool:
     """Return whether a variable is laid out as `"sharded"`, in slices or whole on its owner."""
-    return _owners(variable, "sharded") is not None
+    return _lying(variable, "sharded") is not None
 
 
 def _loads(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str, int]:
@@ -279,17 +276,12 @@ def _loads(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[str
     for variable in variables:
         parts = parts_of_variable(variable)
         if parts is not None and parts.layout not in ("home", "mirrored"):
-            shapes = part_shapes(parts.division, variable.shape.as_list())
-            owned = [(device, math.prod(shape)) for device, shape in zip(parts.devices, shapes, strict=True)]
+            owned = [(device, math.prod(shape)) for device, shape in zip(parts.devices, parts.shapes, strict=True)]
         else:
             owned = [(canonical_name(variable.device), variable.shape.num_elements())] if is_sharded(variable) else []
         for device, count in owned:
             found[device] = found.get(device, 0) + count * variable.dtype.size
     return found
-
-
-def _bytes_of(variable: tf.Variable) -> int:
-    return int(variable.dtype.size) * int(variable.shape.num_elements())
 
 
 def held_of(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) -> list[Held]:
@@ -303,20 +295,32 @@ def held_of(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) 
 def mirror(
     variables: Sequence[tf.Variable], devices: Sequence[str], slots: Mapping[int, tf.Variable] | None = None
 ) -> None:
-    """Copy variables to all devices. What all copies need of a sum is added up where the variable's parts would lie."""
+    """Copy variables to all devices."""
+    for variable, how in mirrored(variables, devices, slots or {}):
+        VariableCopies(variable, how).take_apart()
+
+
+def mirrored(
+    variables: Sequence[tf.Variable], devices: Sequence[str], slots: Mapping[int, tf.Variable], home: str = ""
+) -> list[tuple[tf.Variable, Copied]]:
+    """Return how variables are copied to devices, those that are: all but counters, which change in every step.
+
+    What all copies need of a sum is added up where the variable's parts would lie.
+
+    Args:
+      variables, devices: which, and to which.
+      slots: the variables of slots.
+      home: where all variables count as being; "": where they are.
+    """
     several = len({task_of(device) for device in devices}) > 1  # where a counter's only copy may be lost, it has others
-    here = [v for v in variables if can_move(v) and canonical_name(v.device) in devices]
-    chosen = [v for v in here if several or is_copied(v)]
-    for variable, share in zip(chosen, shares(held_of(chosen, slots or {}), len(devices)), strict=True):
-        if len(devices) < 2:
-            continue
-        sums = [devices[d] for d in share.devices] if share is not None else [canonical_name(variable.device)]
-        VariableCopies(variable, copied(variable.shape.rank, devices, sums)).take_apart()
-
-
-def is_copied(variable: tf.Variable) -> bool:
-    """Return whether a variable is copied: all but counters, which are small and change in every step."""
-    return bool(variable.shape.rank or not variable.dtype.is_integer)
+    movable = [v for v in variables if can_move(v) and (several or v.shape.rank or not v.dtype.is_integer)]
+    places = {id(v): home or canonical_name(v.device) for v in movable}
+    chosen = [v for v in movable if places[id(v)] in devices and len(devices) > 1]
+    found = []
+    for variable, share in zip(chosen, shares(held_of(chosen, slots), len(devices)), strict=True):
+        sums = [places[id(variable)]] if share is None else [devices[d] for d in share.devices]
+        found.append((variable, copied(variable.shape.rank, devices, sums)))
+    return found
 
 
 def can_move(variable: tf.Variable) -> bool:

@@ -6,25 +6,21 @@ from collections import Counter
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.layout_targets import name_of
 from graphsplit.api.layouts.new_variables import slots_by_name
 from graphsplit.api.layouts.variable_layouts import can_be_parted
-from graphsplit.core.variables.parted_classes import raw_handles
+from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.search.mesh_layouts import Variable
-from graphsplit.tracing.trace import Trace
+from graphsplit.tracing.trace import Trace, captured_variables
 
 
 def variables_to_cut(trace: Trace) -> list[Variable]:
     """Return the variables of a traced function that may be cut, each with its slots, which lie as it does."""
-    with raw_handles():
-        by_handle = {id(variable.handle): variable for variable in trace.variables}
     slots = slots_by_name(list(trace.variables))
     owners: dict[int, tf.Variable] = {}
     captures: dict[int, list[int]] = {}  # (what a gradient reads by itself is captured once more)
-    for position, handle in zip(trace.program.captures, trace.captures, strict=True):
-        own = by_handle.get(id(handle))
-        head = None if own is None else slots.get(id(own), own)
-        if own is not None and head is not None and head.shape == own.shape and own.shape.rank and can_be_parted(own):
+    for position, own in captured_variables(trace).items():
+        head = slots.get(id(own), own)
+        if head.shape == own.shape and own.shape.rank and can_be_parted(own):
             owners.setdefault(id(head), head)
             captures.setdefault(id(head), []).append(position)
     sizes = Counter[int]()

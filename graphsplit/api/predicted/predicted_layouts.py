@@ -7,23 +7,14 @@ from dataclasses import replace
 
 import tensorflow as tf
 
-from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, names_host
-from graphsplit.api.layouts.layout_targets import name_of
+from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, check_layout, names_host
 from graphsplit.api.layouts.new_variables import slots_by_name
-from graphsplit.api.layouts.variable_layouts import (
-    can_be_parted,
-    can_move,
-    divisions_on_mesh,
-    is_copied,
-    wanted_layouts,
-)
+from graphsplit.api.layouts.variable_layouts import divided, divisions_on_mesh, mirrored, wanted_layouts
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.layouts import REPLICATE, Copied, Cut, MeshDivision, Shard
-from graphsplit.core.variables.parted_classes import raw_handles
-from graphsplit.core.variables.parted_variables import parts_of_variable
-from graphsplit.planning.variables.partitioning import Held, shares
-from graphsplit.tracing.trace import Trace
+from graphsplit.core.layouts import Copied, Cut, MeshDivision
+from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
+from graphsplit.tracing.trace import Trace, captured_variables
 
 Layout = VariableLayout | Mapping[str, VariableLayout] | None
 
@@ -65,45 +56,15 @@ def divisions_for(
         found.update(_as_they_lie([v for v, own in zip(variables, wanted, strict=True) if own is None], devices))
     else:
         wanted = wanted_layouts(variables, layout, slots, grid) if variables else []
-        pairs = list(zip(variables, wanted, strict=True))
-        found.update(_sharded([v for v, own in pairs if own == "sharded"], devices))
-        found.update(_mirrored([v for v, own in pairs if own == "mirrored"], devices))
+        sharded = [v for v, own in zip(variables, wanted, strict=True) if own == "sharded"]
+        copied = [v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"]
+        cuts = divided(sharded, devices, {}, dict.fromkeys(devices, 0))
+        found.update({id(v): cut for v, cut in cuts if cut.devices != (devices[0],)})
+        found.update({id(v): how for v, how in mirrored(copied, devices, {}, devices[0])})
     if grid is not None:
         found.update(divisions_on_mesh(variables, wanted, grid, slots))
-    return {name: found[id(v)] for name, v in _by_placeholder(trace).items() if id(v) in found}
-
-
-def _by_placeholder(trace: Trace) -> dict[str, tf.Variable]:
-    """Return the variables by the names of the placeholders of their handles."""
-    with raw_handles():  # (nothing is put together, and there may be nothing yet)
-        by_handle = {id(v.handle): v for v in trace.variables}
-    pairs = zip(trace.program.captures, trace.captures, strict=True)
-    return {trace.program.ops[i].name: by_handle[id(h)] for i, h in pairs if id(h) in by_handle}
-
-
-def _held(variables: Sequence[tf.Variable]) -> list[Held]:
-    return [Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size) for v in variables]
-
-
-def _sharded(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, MeshDivision]:
-    movable = [variable for variable in variables if can_be_parted(variable)]
-    found: dict[int, MeshDivision] = {}
-    for variable, share in zip(movable, shares(_held(movable), len(devices)), strict=True):
-        on = [devices[d] for d in share.devices] if share is not None else []
-        if share is not None and on != [devices[0]]:
-            found[id(variable)] = replace(share.cut, devices=tuple(on))
-    return found
-
-
-def _mirrored(variables: Sequence[tf.Variable], devices: Sequence[str]) -> dict[int, MeshDivision]:
-    chosen = [variable for variable in variables if can_move(variable) and is_copied(variable)]
-    found: dict[int, MeshDivision] = {}
-    for variable, share in zip(chosen, shares(_held(chosen), len(devices)), strict=True):
-        if len(devices) > 1:
-            sums = [devices[d] for d in share.devices] if share is not None else [devices[0]]
-            layout = Shard(0) if variable.shape.rank else REPLICATE
-            found[id(variable)] = Copied(tuple(devices), layout, tuple(sums))
-    return found
+    captured = captured_variables(trace).items()
+    return {trace.program.ops[i].name: found[id(v)] for i, v in captured if id(v) in found}
 
 
 def _along_axes(variables: Sequence[tf.Variable], grid: DeviceMesh | None) -> list[VariableLayout | None]:
@@ -114,6 +75,8 @@ def _along_axes(variables: Sequence[tf.Variable], grid: DeviceMesh | None) -> li
     """
     lying = [parts.layout if (parts := parts_of_variable(v)) is not None else None for v in variables]
     found: list[VariableLayout | None] = [None if own in WORDS else own for own in lying]
+    if grid is not None:
+        check_layout({k: own for k, own in enumerate(found) if own is not None}, grid)
     if grid is None and any(own is not None for own in found):
         named = [f"{name_of(v)}: {own!r}" for v, own in zip(variables, found, strict=True) if own is not None]
         raise ArgumentError(

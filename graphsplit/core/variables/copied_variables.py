@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.layouts import Copied
-from graphsplit.core.variables.parted_classes import raw_handles, waiting_of
+from graphsplit.core.variables.parted_classes import waiting_of
 from graphsplit.core.variables.parted_variables import VariableParts, assign, is_initialized, read_handle
 
 
@@ -31,19 +31,11 @@ class VariableCopies(VariableParts):
     """
 
     def __init__(self, variable: tf.Variable, copied: Copied):
-        self._variable_device = canonical_name(variable.device)
-        with raw_handles():
-            self._own = variable.handle
-        super().__init__(variable, copied, copied.devices, "mirrored")
+        super().__init__(variable, copied, "mirrored")
 
     def _new_part(self, part: int) -> Any:
-        if self.devices[part] == self._variable_device:
-            return _Itself(self._own)
-        return super()._new_part(part)
-
-    def shape_of(self, part: int) -> tuple[int, ...]:  # noqa: ARG002  # all have the same
-        """Return the shape of a copy."""
-        return tuple(self._shape.as_list())
+        is_itself = self.devices[part] == canonical_name(self._own.device)
+        return _Itself(self._own) if is_itself else super()._new_part(part)
 
     def _ask(self, only_read: bool) -> None:
         if waiting_of(self.variable) is not None:

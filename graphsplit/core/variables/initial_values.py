@@ -22,6 +22,7 @@ from graphsplit.core.variables.parted_variables import (
     check_have_values,
     handle_at_call,
     is_initialized,
+    name_of,
     parts_of_variable,
 )
 
@@ -102,7 +103,7 @@ class _Waiting:
         return type(spec)(read, spec.dtype, spec.device)
 
     def _check(self, variable: tf.Variable) -> None:
-        check_have_values([_name(variable)] if _waits(variable) else [])
+        check_have_values([name_of(variable)] if _waits(variable) else [])
 
 
 def _checked(handle: tf.Tensor) -> tf.Tensor:
@@ -123,13 +124,9 @@ def check_values(handles: Iterable[tf.Tensor]) -> None:
     if not _without:
         return
     found = {id(handle): variable for handle in handles if (variable := _without.get(id(handle))) is not None}
-    check_have_values([_name(variable) for variable in found.values() if _waits(variable)])
+    check_have_values([name_of(variable) for variable in found.values() if _waits(variable)])
     for key in found:
         _without.pop(key, None)
-
-
-def _name(variable: tf.Variable) -> str:
-    return str(getattr(variable, "_graphsplit_path", None) or variable.name.partition(":")[0])
 
 
 def _waits(variable: tf.Variable) -> bool:

@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from graphsplit.core.devices import canonical_name, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.layouts import Copied, Cut, MeshDivision, Nested, part_ranges, part_shapes
+from graphsplit.core.layouts import Copied, Cut, MeshDivision, part_ranges, part_shapes
 from graphsplit.core.tensorflow_internals import (
     ask_at_call,
     function_graph,
@@ -57,24 +57,23 @@ class VariableParts:
 
     Args:
       variable: it is given a class of its own, whose `handle` knows of the parts.
-      cut: how it is cut; of one part, it is whole and elsewhere.
-      devices: of the parts.
-      layout: how users call the way in which it is several.
+      division: how it is several, with the devices of its parts; of one part, it is whole and elsewhere.
+      layout: how users call that.
 
     Attributes:
-      division: how the variable is several.
-      devices, layout: see there.
+      division, layout: see there.
+      devices: of the parts.
       name, path: what TensorFlow calls the variable, and what users do.
       in_parts: whether the parts hold the value, or the variable itself.
     """
 
-    def __init__(self, variable: tf.Variable, cut: MeshDivision, devices: Sequence[str], layout: Any = "sharded"):
-        self.division = cut if isinstance(cut, Nested) else replace(cut, devices=tuple(devices))
-        self.devices = tuple(devices)
+    def __init__(self, variable: tf.Variable, division: MeshDivision, layout: Any):
+        self.division = division
+        self.devices = division.devices
         self.layout = layout
         self.in_parts = False
         self.name = variable.name.partition(":")[0]
-        self.path = str(getattr(variable, "_graphsplit_path", None) or self.name)
+        self.path = name_of(variable)
         self._lock = threading.RLock()
         if not hasattr(variable, "_graphsplit_asking"):
             variable._graphsplit_asking = weakref.WeakSet(), weakref.WeakSet(), weakref.WeakSet()
@@ -110,11 +109,9 @@ class VariableParts:
         """The variable, if it is still there."""
         return self._variable()
 
-    def shape_of(self, part: int) -> tuple[int, ...]:
-        """Return the shape of a part."""
-        return self._shapes()[part]
-
-    def _shapes(self) -> list[tuple[int, ...]]:
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        """The shape of each part."""
         return part_shapes(self.division, self._shape.as_list())
 
     def handles(self) -> list[tf.Tensor]:
@@ -273,7 +270,7 @@ class VariableParts:
         Returns:
           As `take`.
         """
-        for device, part, shape in zip(self.devices, self._parts, self._shapes(), strict=True):
+        for device, part, shape in zip(self.devices, self._parts, self.shapes, strict=True):
             with tf.device(device):
                 assign(part.handle, make(shape))
         self._empty(self._own)
@@ -438,6 +435,11 @@ def move_variable(variable: tf.Variable, device: str, value: tf.Tensor) -> None:
     give_handle(variable, there.handle)
     variable._graphsplit_there = there
     _changes[0] += 1
+
+
+def name_of(variable: Any) -> str:
+    """Return the name under which users know a variable: with its layer, if Keras made it."""
+    return str(getattr(variable, "_graphsplit_path", None) or variable.name.partition(":")[0])
 
 
 def read_handle(handle: tf.Tensor, dtype: tf.DType) -> tf.Tensor:

@@ -6,8 +6,9 @@ import re
 from collections.abc import Collection, Iterable
 from typing import Any
 
-from graphsplit.api.layouts.layout_targets import name_of, variables_with_owners
+from graphsplit.api.layouts.layout_targets import variables_with_owners
 from graphsplit.core.keras_internals import layout_map_of
+from graphsplit.core.variables.parted_variables import name_of
 from graphsplit.keras_models.distribution.layouts import asked_of
 from graphsplit.keras_models.distribution.meshes import MeshOfKeras
 from graphsplit.planning.amounts import format_bytes
