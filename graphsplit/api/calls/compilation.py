@@ -85,19 +85,32 @@ def trace_and_plan(
             known.made[key] = _choose(traced, splitting, options, options.automatic, devices, known.ran)
         known.ran = known.made[key] if runs else known.ran
         return traced, _automatic_plan(traced, splitting, options, known.made[key], devices, runs)
-    splitting = _with_asked(traced, splitting, grid)
+    with phase("planning"):
+        near = None if options.home is None else home
+        return traced, _plan_traced(traced, splitting, options, devices, near, find_state, grid)
+
+
+def _plan_traced(
+    traced: Trace,
+    splitting: Splitting,
+    options: Options,
+    devices: Sequence[str],
+    home: str | None,
+    find_state: Callable[[Trace], State],
+    grid: DeviceMesh | None,
+) -> Plan:
+    """Return the plan of a traced function; without a home it is the `default_home`."""
+    if grid is not None:
+        splitting = replace(splitting, notes=(*splitting.notes, *check_asked(traced.program, grid)))
+    mesh = _mesh(traced.program, splitting, options, devices)
 
     def make_plan(reshard: bool) -> Plan:
-        mesh = _mesh(traced.program, splitting, options, devices)
         program, state = program_on_mesh(traced, find_state, reshard, grid, mesh)
-        if options.home is not None:
-            return plan_for(program, splitting, options, devices, home, state)
-        near, said = default_home(program, state, devices)
+        near, said = default_home(program, state, devices) if home is None else (home, ())
         told = replace(splitting, notes=(*splitting.notes, *said))
         return plan_for(program, told, options, devices, near, state)
 
-    with phase("planning"):
-        return traced, plan_of_less_alive(make_plan, options.micro_batches > 1)
+    return plan_of_less_alive(make_plan, options.micro_batches > 1)
 
 
 def _choose(
@@ -157,16 +170,9 @@ def _automatic_plan(
         return replace(plan, notes=(*plan.notes, *choice.notes))
     options = replace(options, **chosen.options, automatic=None)
     grid = device_mesh(options.mesh, used) if options.mesh.axis else None
-    splitting = _with_asked(traced, splitting, grid)
     if traced.variables and chosen.layout != AS_THEY_ARE and chosen.devices > 1:
         _lay_out_as_chosen(traced, chosen, used, grid)
-
-    def plan_here(reshard: bool) -> Plan:
-        mesh = _mesh(traced.program, splitting, options, used)
-        program, state = program_on_mesh(traced, state_of, reshard, grid, mesh)
-        return plan_for(program, splitting, options, used, used[0], state)
-
-    plan = plan_of_less_alive(plan_here, chosen.micro_batches > 1)
+    plan = _plan_traced(traced, splitting, options, used, used[0], state_of, grid)
     return replace(plan, notes=(*plan.notes, *choice.notes))
 
 
@@ -182,27 +188,14 @@ def _lay_out_as_chosen(traced: Trace, chosen: Candidate, devices: Sequence[str],
     lay_out_in_units(traced, state_of(traced).divisions, grid)
 
 
-def _with_asked(traced: Trace, splitting: Splitting, grid: DeviceMesh | None) -> Splitting:
-    """Return how arguments are split, and what to say of the layouts that `with_layout` asks for on a mesh."""
-    asked = check_asked(traced.program, grid) if grid is not None else []
-    return replace(splitting, notes=(*splitting.notes, *asked))
-
-
 def plan_as_if(traced: Trace, splitting: Splitting, options: Options, devices: Sequence[str], layout: Layout) -> Plan:
     """Return the plan for devices that need not exist, with variables laid out otherwise; see `divisions_for`."""
     grid = mesh_as_if(options.mesh, devices)
-    splitting = _with_asked(traced, splitting, grid)
     held = divisions_for(traced, layout, devices, grid)
     if grid is not None and learn_units(traced, held, grid):
         held = divisions_for(traced, layout, devices, grid)
     state = state_as_if(traced, held, devices[0])
-
-    def make_plan(reshard: bool) -> Plan:
-        mesh = _mesh(traced.program, splitting, options, devices)
-        program, found = program_on_mesh(traced, lambda _: state, reshard, grid, mesh)
-        return plan_for(program, splitting, options, devices, devices[0], found)
-
-    return plan_of_less_alive(make_plan, options.micro_batches > 1)
+    return _plan_traced(traced, splitting, options, devices, devices[0], lambda _: state, grid)
 
 
 def plan_for(

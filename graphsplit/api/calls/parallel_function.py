@@ -43,10 +43,10 @@ from graphsplit.core.user_code import shortened, with_users_traceback
 from graphsplit.emission.compiled_calls import graph_def_that_runs
 from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.state import State, state_elsewhere, state_of
+from graphsplit.planning.state import state_elsewhere, state_of
 from graphsplit.program.program import Program
 from graphsplit.runtime.gradients.differentiable import Differentiable
-from graphsplit.tracing.trace import Trace, inside_trace
+from graphsplit.tracing.trace import inside_trace
 
 if TYPE_CHECKING:
     from graphsplit.placement.placements import Placement
@@ -394,16 +394,12 @@ class ParallelFunction(Generic[P, R]):
         check_no_spread_values(self._name(), named)
         check_no_specs(self._name(), named)
         fn = by_bound_arguments(self._traced, self._signature)
-        with phase(self._name()):
-            traced, plan = trace_and_plan(
-                fn, as_call(arguments), named, self._options, *self._where(), runs, self._traces.choices
-            )
-        return Differentiable(traced, plan, self._name())
-
-    def _where(self) -> tuple[tuple[str, ...], str, Callable[[Trace], State], tuple[str, ...]]:
-        """Return the devices, home, what says where variables live, and what the plan is to say of all that."""
         chosen = self._chosen
-        return chosen.devices, chosen.home, state_elsewhere if chosen.missing else state_of, chosen.notes
+        where = chosen.devices, chosen.home, state_elsewhere if chosen.missing else state_of, chosen.notes
+        with phase(self._name()):
+            call, choices = as_call(arguments), self._traces.choices
+            traced, plan = trace_and_plan(fn, call, named, self._options, *where, runs, choices)
+        return Differentiable(traced, plan, self._name())
 
     def _name(self) -> str:
         return str(getattr(self, "__name__", type(self._fn).__name__))
