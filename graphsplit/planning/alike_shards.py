@@ -1,9 +1,9 @@
 """Shards that are alike: what one of them computes, holds and sends tells it of all of them.
 
-A large mesh has few kinds of devices. Shards are alike that follow each other, have equally many rows, and whose
-devices do nothing else and exchange values with other kinds of devices only: they slice and add up nothing for each
-other. Of each such group the first and the last are looked at. What other devices have for the shards is there from the
-first one's turn to the last one's, and the last one stands for all behind the first.
+A large mesh has few kinds of devices. Shards are alike that follow each other, have as much of everything that is cut,
+and whose devices do nothing else and exchange values with other kinds of devices only: they slice and add up nothing
+for each other. Of each such group the first and the last are looked at. What other devices have for the shards is there
+from the first one's turn to the last one's, and the last one stands for all behind the first.
 """
 
 from __future__ import annotations
@@ -12,8 +12,10 @@ import itertools
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
+from graphsplit.core.layouts import Shard
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.decisions import Decisions
+from graphsplit.rules import Sharded
 
 _Notes = dict[str, list[object]]
 
@@ -35,6 +37,28 @@ class AlikeShards:
         return len(self.devices.get(device, ("",)))
 
 
+def kinds_of_shards(plan: Decisions) -> list[int]:
+    """Return a number for each shard: the same for those that have as much of everything that is cut.
+
+    Shards with as many rows may still differ: slices of an axis that does not divide are no rows.
+    """
+    cuts = {Shard(0): None}  # the rows themselves
+    for step in plan.steps:
+        _note_cuts(step.shards, cuts)
+    own = [[sum(counts) for counts in zip(*plan.mesh.pieces(cut), strict=True)] for cut in cuts]
+    numbers: dict[tuple[int, ...], int] = {}
+    return [numbers.setdefault(column, len(numbers)) for column in zip(*own, strict=True)]
+
+
+def _note_cuts(sharded: Sharded | None, cuts: dict[Shard, None]) -> None:
+    """Note how an operation on the shards has cut what it reads and makes, and what its functions do."""
+    if sharded is not None:
+        cuts.update({cut: None for cut in (*sharded.wants, *sharded.gives) if isinstance(cut, Shard)})
+        for body in sharded.bodies.values():
+            for step in body.steps:
+                _note_cuts(step.shards, cuts)
+
+
 def find_alike_shards(plan: Decisions) -> AlikeShards:
     """Return which shards of a plan need not be looked at; none if shards exchange values with each other."""
     mesh = plan.mesh
@@ -44,7 +68,8 @@ def find_alike_shards(plan: Decisions) -> AlikeShards:
     if mesh.columns or plan.program.stages or len(own) < len(set(mesh.positions)):
         return AlikeShards()
     apart = {plan.home, *plan.owners.of_ops, *plan.owners.of_tensors.values(), *plan.state.devices.values()}
-    notes: _Notes = {device: [[mesh.share(d) for d in shards]] for device, shards in own.items() if device not in apart}
+    kinds = kinds_of_shards(plan)
+    notes: _Notes = {device: [[kinds[d] for d in shards]] for device, shards in own.items() if device not in apart}
     if not all(_note(collective, notes, apart) for collective in plan.collectives):
         return AlikeShards()
     told_by, devices = dict[int, int](), dict[str, tuple[str, ...]]()

@@ -12,7 +12,7 @@ from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Layout, Shard
 from graphsplit.core.sizes.apportionment import apportion, whole_weights
-from graphsplit.core.sizes.symbolic_sizes import Shape, Size, is_same, without_sizes
+from graphsplit.core.sizes.symbolic_sizes import STAND_IN, Shape, Size, is_same, without_sizes
 from graphsplit.core.sizes.symbolic_sizes import rows as rows_of_unknown_batch
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.program.program import Op, Program, Tensor
@@ -154,8 +154,33 @@ class Mesh:
           d: the shard.
           size: of the whole tensor, in bytes.
           layout: of the tensor on the shards.
+
+        >>> from graphsplit.core.layouts import evenly
+        >>> mesh = Mesh(("a", "b"), (1, 1), (4, 2), (0, 1))
+        >>> mesh.bytes_of(0, 60, Shard(0)), mesh.bytes_of(0, 60, evenly(0, 10, 2))
+        (40, 30)
         """
-        return round(size * self.share(d)) if isinstance(layout, Shard) else size
+        return sum(self.bytes_of_blocks(d, size, layout)) if isinstance(layout, Shard) else size
+
+    def bytes_of_blocks(self, d: int, size: int, layout: Shard) -> list[int]:
+        """Return how many bytes shard `d` has of each block of a tensor of so many bytes."""
+        pieces = self.pieces(layout)
+        whole = sum(map(sum, pieces)) or 1
+        return [size * piece[d] // whole for piece in pieces]
+
+    def pieces(self, layout: Shard) -> Sequence[Sequence[int]]:
+        """Return, block by block, how many entries each shard has: of rows that are not known, of their stand-ins."""
+        if layout not in self._pieces:
+            self._pieces[layout] = layout.pieces(self._counted_rows)
+        return self._pieces[layout]
+
+    @functools.cached_property
+    def _pieces(self) -> dict[Shard, Sequence[Sequence[int]]]:
+        return {}
+
+    @functools.cached_property
+    def _counted_rows(self) -> tuple[int, ...]:
+        return self.rows_of(STAND_IN)
 
     def shape_on(self, d: int, shape: Shape | None, layout: Layout) -> Sequence[int | None] | None:
         """Return the shape of what a device of an axis that is not the batch's has of a tensor."""

@@ -19,7 +19,7 @@ import tensorflow as tf
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, SingleDevice
 from graphsplit.graph.function_calls import CONTROL_FLOW
-from graphsplit.planning.alike_shards import AlikeShards, find_alike_shards
+from graphsplit.planning.alike_shards import AlikeShards, find_alike_shards, kinds_of_shards
 from graphsplit.planning.communication.givers import Made, Moved, giver_of
 from graphsplit.planning.communication.transfers import Own, Slice, Sum, Value
 from graphsplit.planning.decisions import Decisions, flow_of
@@ -148,7 +148,8 @@ class _TaskWriter:
         self._ops = plan.program.ops
         self._at: dict[tuple[int, int | None], int] = {}
         self._operands: dict[tuple[int, bool, str], tuple[_Operand, ...]] = {}
-        self._sizes: dict[tuple[int, float], tuple[int, ...]] = {}
+        self._kinds = kinds_of_shards(plan)
+        self._sizes: dict[tuple[int, int], tuple[int, ...]] = {}
         self._elsewhere: dict[tuple[int, int, int], Result] = {}
         self._sent: dict[tuple[Result, str], Result] = {}
         self._values: dict[tuple[int, int], Result | None] = {}
@@ -218,7 +219,7 @@ class _TaskWriter:
         shards, mesh = self._plan.steps[op.index].shards, self._plan.mesh
         if d is None or shards is None:
             return op.out_bytes
-        key = op.index, mesh.share(d)
+        key = op.index, self._kinds[d]
         if key not in self._sizes:
             pairs = zip(op.out_bytes, shards.gives, strict=True)
             self._sizes[key] = tuple([mesh.bytes_of(d, size, layout) for size, layout in pairs])

@@ -12,7 +12,8 @@ from graphsplit.costs.families import FREE, PASSED_ON, family_of
 from graphsplit.costs.seconds import Costs, sample_key
 from graphsplit.costs.work import Described, Work, bytes_of, is_known, work_of
 from graphsplit.emission.kernels import Kernel, Kernels
-from graphsplit.emission.shards.sizes import alike, described_on
+from graphsplit.emission.shards.sizes import described_on
+from graphsplit.planning.alike_shards import kinds_of_shards
 from graphsplit.planning.communication.transfers import Concatenation, Slice
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import OPERATION, PlannedTask, Result
@@ -66,7 +67,7 @@ class TaskCosts:
         self._costs = costs
         self._note = note
         self._seconds_of_turn = seconds_of_turn
-        self._alike = alike(plan)
+        self._kinds = kinds_of_shards(plan)
         self._known: dict[object, TaskCost] = {}
         self._works: dict[object, Work] = {}
         self._on_host: dict[int, bool] = {}
@@ -80,8 +81,8 @@ class TaskCosts:
         """Return what a task takes that is not sent."""
         key: object = None
         if task.kind == OPERATION and task.op is not None:
-            alike = None if task.shard is None else self._alike[task.shard]
-            key = (task.op, alike, task.shard if task.op in self._each else None)
+            kind = None if task.shard is None else self._kinds[task.shard]
+            key = (task.op, kind, task.shard if task.op in self._each else None)
             if (found := self._known.get(key)) is not None:
                 return found
         kernels = self._kernels.of(task)

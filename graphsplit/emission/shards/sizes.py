@@ -115,21 +115,6 @@ def _own(layout: Shard, rows: tuple[int, ...], d: int) -> int:
     return layout.own(rows, d)
 
 
-def alike(plan: Plan) -> list[int]:
-    """Return a number for each shard: the same for those that have as much of everything that is cut.
-
-    Shards with as many rows may still differ: slices of an axis that does not divide are no rows.
-    """
-    cuts: dict[Shard, None] = {}
-    for step in plan.steps:
-        layouts = (*step.shards.wants, *step.shards.gives) if step.shards else ()
-        cuts.update(dict.fromkeys([layout for layout in layouts if isinstance(layout, Shard)]))
-    sizes = [[sum(counts) for counts in zip(*cut.pieces(plan.rows), strict=True)] for cut in cuts]
-    columns = list(zip(*sizes, strict=True)) if sizes else [()] * plan.mesh.shards
-    numbers: dict[tuple[int, ...], int] = {}
-    return [numbers.setdefault(column, len(numbers)) for column in columns]
-
-
 def shapes_on(
     shapes: Sequence[Shape | None], layouts: Sequence[Layout] | None, rows: tuple[int, ...], d: int
 ) -> Sequence[Shape | None]:

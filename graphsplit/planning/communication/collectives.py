@@ -183,7 +183,7 @@ class _ValueWriter:
         split = Split(layout.axis, layout, None, holder)
         numbers: dict[tuple[int, int], int] = {}
         for b, d in itertools.product(range(blocks), wanted):
-            size = _shared_out(round(made.bytes * self._mesh.share(d)), layout.blocks)[b]
+            size = self._mesh.bytes_of_blocks(d, made.bytes, layout)[b]
             shard, piece = d if layout.partition == BATCH else None, b * len(self._shards) + d
             numbers[b, d] = self._add(Slice((whole,), made.device, size, shard, split=split, piece=piece))
         for d in wanted:
@@ -201,7 +201,7 @@ class _ValueWriter:
         if len(layout.blocks) > 1:
             for d, i in enumerate(owns):
                 own, split = self.values[i], Split(layout.axis, layout, d)
-                sizes = enumerate(_shared_out(own.bytes, layout.blocks))
+                sizes = enumerate(self._mesh.bytes_of_blocks(d, self._size, layout))
                 pieces[d] = [
                     self._add(Slice((i,), own.device, size, own.shard, split=split, piece=b)) for b, size in sizes
                 ]
@@ -245,12 +245,6 @@ def _shard(layout: Layout) -> Shard:
 def _partial(layout: Layout) -> Partial:
     assert isinstance(layout, Partial)
     return layout
-
-
-def _shared_out(size: int, blocks: Sequence[int]) -> list[int]:
-    """Return the bytes of each block, as integers that add up."""
-    ends = [size * end // (sum(blocks) or 1) for end in itertools.accumulate(blocks)]
-    return [end - begin for begin, end in zip([0, *ends], ends, strict=False)]
 
 
 def bucketed(collectives: Sequence[Collective], buckets: Sequence[Sequence[Move]]) -> list[Collective]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from graphsplit.core.errors import CheckError
 from graphsplit.core.hosts import by_host, host_name
 from graphsplit.core.layouts import Layout, Partial, Replicate, Shard, SingleDevice
+from graphsplit.core.sizes.symbolic_sizes import STAND_IN
 from graphsplit.planning.communication.transfers import (
     Collective,
     Concatenation,
@@ -140,7 +141,8 @@ class _Check:
         if isinstance(value, Own):
             size = self._program.bytes(value.tensor)
             if isinstance(value.layout, Shard) and value.by is not None:
-                size = round(size * self._mesh.share(value.by))
+                rows = self._mesh.rows_of(STAND_IN)
+                size = size * value.layout.own(rows, value.by) // max(value.layout.size(sum(rows)), 1)
             expected = {size}
         elif isinstance(value, Concatenation):
             expected = {sum(of)}
