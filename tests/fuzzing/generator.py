@@ -16,6 +16,8 @@ MODES = ("forward", "inside", "outside", "second", "unknown", "weights", "axes",
 MESH = "mesh"  # only where it is asked for: variables that are cut along a second axis
 EXPERTS = "experts"  # likewise: variables that are cut along the batch's axis, and used where their parts are
 _EXPERTS_MESHES = ((2, 1), (2, 1), (3, 1), (4, 1), (2, 2))
+_TOO_FEW_ROWS = 0.2  # how often a device has no row: the parts of these variables are gathered then
+_UNKNOWN_ROWS = {"layouts": 0.2, MESH: 0.2, EXPERTS: 0.3}
 MESHES = ((2, 2), (2, 2), (1, 2), (1, 3), (1, 4), (1, 5), (2, 1))
 _CUT = 0.75  # how many of the variables that can be cut so are
 LAYOUTS = ("sharded", "sharded", "mirrored", "mirrored", "home", "")
@@ -99,11 +101,12 @@ def _setting(rng: np.random.Generator, mode: str) -> Setting:
         setting = dataclasses.replace(setting, devices=mesh[0] * mesh[1], mesh=mesh, weights=None)
     if mode == EXPERTS:
         mesh = _EXPERTS_MESHES[rng.integers(len(_EXPERTS_MESHES))]
-        rows = tuple([max(rows, mesh[0]) for rows in setting.rows])  # a row for each device, at least
-        setting = dataclasses.replace(setting, devices=mesh[0] * mesh[1], mesh=mesh, weights=None, rows=rows)
+        setting = dataclasses.replace(setting, devices=mesh[0] * mesh[1], mesh=mesh, weights=None)
+        few = int(rng.integers(1, mesh[0])) if rng.random() < _TOO_FEW_ROWS else None
+        setting = dataclasses.replace(setting, rows=tuple([few or max(rows, mesh[0]) for rows in setting.rows]))
     if mode in ("layouts", MESH, EXPERTS):
         setting = dataclasses.replace(setting, rows=setting.rows * 2)  # what a call leaves, the next one finds
-    if mode == "unknown" or (mode in ("layouts", MESH) and rng.random() < 0.2):
+    if mode == "unknown" or (mode in _UNKNOWN_ROWS and rng.random() < _UNKNOWN_ROWS[mode]):
         calls = tuple(int(n) for n in rng.choice([1, 2, 3, 4, 5, 7, 8], 3, replace=False))
         setting = dataclasses.replace(setting, rows=calls, sizes="retrace" if rng.random() < 0.4 else "signature")
     home = f"CPU:{rng.integers(5)}" if rng.random() < 0.15 and mode not in (MESH, EXPERTS) else None

@@ -95,6 +95,13 @@ def test_experts(first: int) -> None:
 def test_variables_are_really_used_in_place() -> None:
     programs = [generate(seed, EXPERTS) for seed in range(40)]
     assert sum('gs.cut("batch", in_place=True)' in program.source for program in programs) >= 20
+    settings = [program.setting for program in programs]
+    assert {setting.sizes for setting in settings} == {"known", "signature", "retrace"}
+    unknown = [program for program in programs if program.setting.sizes != "known"]
+    assert sum('gs.cut("batch", in_place=True)' in program.source for program in unknown) >= 5
+    few = [setting for setting in settings if setting.mesh and min(setting.rows) < setting.mesh[0]]
+    assert any(setting.sizes == "known" for setting in few)
+    assert any(max(setting.rows) >= setting.devices for setting in few)  # one of its calls has enough, another too few
 
 
 @pytest.fixture
