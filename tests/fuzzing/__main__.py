@@ -65,6 +65,8 @@ def _process(first: int, count: int, mode: str, ops: str, ends_at: float) -> Ite
             try:
                 word = words.get(timeout=most + SHRINK_SECONDS * (last.get("doing") == "shrinking"))
             except queue.Empty:
+                if last.get("done"):  # between two programs, or after the last: nothing is lost with this process
+                    return
                 yield {**ended(last, f"took more than {most:.0f} seconds"), "late": True}
                 return
             if word is None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import re
 import subprocess
 import sys
@@ -195,6 +196,15 @@ def test_what_takes_too_long_is_tried_again(times: int, monkeypatch: pytest.Monk
     found = list(outcomes(3, 3, "", "", float("inf")))
     assert [outcome["seed"] for outcome in found] == [3, 4, 5]
     assert ["late" in outcome for outcome in found] == [False, times == 2, False]
+
+
+def test_a_process_that_does_not_end_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has said what became of all its programs."""
+    said = json.dumps({"seed": 3, "done": True, "kind": "equal", "message": "", "mode": "forward"})
+    start, script = subprocess.Popen, f"import time; print({said!r}, flush=True); time.sleep(600)"
+    monkeypatch.setattr(subprocess, "Popen", lambda _, **options: start([sys.executable, "-c", script], **options))
+    monkeypatch.setattr("tests.fuzzing.__main__.MOST_SECONDS", 0.1)
+    assert [outcome["seed"] for outcome in outcomes(3, 1, "", "", float("inf"))] == [3]
 
 
 def unused(templates: Sequence[str], tries: int) -> list[str]:
