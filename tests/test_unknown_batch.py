@@ -234,6 +234,28 @@ def test_every_number_of_rows_and_devices() -> None:
         assert not plan.stayed_home, str(plan)
 
 
+@pytest.mark.parametrize(
+    ("rows", "weight"), [((5, 6), (6, 8)), ((5, 6), (1, 6, 8)), ((3, 5, 6), (3, 6, 8)), ((1, 5, 6), (1, 4, 6, 8))]
+)
+def test_gradients_of_batched_products(rows: tuple[int, ...], weight: tuple[int, ...]) -> None:
+    """TensorFlow does not say how many axes their sums have left, of which some are over nothing."""
+
+    def make() -> tuple[Callable[..., Any], Sequence[tf.Variable]]:
+        w = tf.Variable(np.random.default_rng(1).normal(size=weight))
+
+        @tf.function(input_signature=[tf.TensorSpec((None, *rows), tf.float64)])
+        def step(x: tf.Tensor) -> Any:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                loss = tf.reduce_mean(tf.sin(x @ w))
+            return loss, tape.gradient(loss, [x, w])
+
+        return step, [w]
+
+    calls = [(tf.constant(np.random.default_rng(count).normal(size=(count, *rows))),) for count in (5, 1, 7)]
+    assert_law(make, calls, sharded=["BatchMatMulV2", "Sum"])
+
+
 def test_weights_and_shares_in_print() -> None:
     f = tf.function(lambda x: tf.nn.relu(x), input_signature=[tf.TensorSpec((None, 2))])
     parallel = gs.parallelize(f, devices=3, weights=[1, 0, 3])

@@ -210,8 +210,7 @@ class OperationReader:
         self._replaced[Tensor(op.index, output)] = self._constant(name, value, op, output)
         if self._unknown:
             entries = tuple([tuple(Polynomial.of(entry).terms.items()) for entry in value.flat])
-            found = Integers(op.out_dtypes[output], value.shape, entries)
-            self.found.values[f"{op.name}:{output}" if output else op.name] = found
+            self.found.values[op.name, output] = Integers(op.out_dtypes[output], value.shape, entries)
 
     def _shape_of_variable(self, op: Op) -> list[np.ndarray] | None:
         held = self._resources.get(self.ops[op.inputs[0].op].name)

@@ -52,13 +52,13 @@ class Findings:
       outputs: of loops and branches, by name.
       elements: of lists, by the names of the ops that make or read them.
       counts: how many elements a list has that is stacked, by the names of the ops that do.
-      values: of tensors, by reference (`node`, `node:1`).
+      values: of tensors, by the node that makes them and the number of its output.
     """
 
     outputs: dict[str, tuple[Shape | None, ...]] = field(default_factory=dict)
     elements: dict[str, Shape | None] = field(default_factory=dict)
     counts: dict[str, Size] = field(default_factory=dict)
-    values: dict[str, Integers] = field(default_factory=dict)
+    values: dict[tuple[str, int], Integers] = field(default_factory=dict)
 
 
 def import_for_shapes(
@@ -112,10 +112,10 @@ def import_for_shapes(
             del copy.attr["output_shapes"].list.shape[:]
             copy.attr["output_shapes"].list.shape.extend(shapes)
         for i, reference in enumerate(node.input):
-            if reference in findings.values:
-                _replace_input(copy, i, _value_name(reference))
-    for reference, value in findings.values.items():
-        graph_def.node.append(constant_node(_value_name(reference), value.at(point), value.dtype))
+            if (tensor := split_reference(reference)) in findings.values:
+                _replace_input(copy, i, _value_name(*tensor))
+    for tensor, value in findings.values.items():
+        graph_def.node.append(constant_node(_value_name(*tensor), value.at(point), value.dtype))
     try:
         return import_operations(graph_def)
     except ValueError as error:
@@ -134,8 +134,7 @@ def _element_shape(name: str, shape: Shape | None) -> Any:
     return constant_node(f"{name}{HELPER}shape", sizes, tf.int32)
 
 
-def _value_name(reference: str) -> str:
-    name, index = split_reference(reference)
+def _value_name(name: str, index: int) -> str:
     return f"{name}{HELPER}value_{index}"
 
 
