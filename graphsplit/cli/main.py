@@ -2,26 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib
-import os
-import sys
-import tempfile
-from collections.abc import Callable, Iterator
 from typing import Annotated
 
 import typer
 
+from graphsplit.cli import predict_commands
 from graphsplit.cli.checks import check_inspect, check_transpile, parse_devices, parse_split
-from graphsplit.cli.predict_commands import add_commands
-from graphsplit.cli.worker_command import add_command
-from graphsplit.core.errors import ArgumentError, GraphsplitError, StrictError
-from graphsplit.core.requirements import explained
+from graphsplit.cli.running import start_tensorflow, with_messages
+from graphsplit.clusters.addresses import check_port
+from graphsplit.core.errors import ArgumentError
 from graphsplit.core.storage.forms import PLACEMENT_SUFFIXES, TIMELINE_SUFFIXES
 from graphsplit.core.version import __version__
-
-# TensorFlow reports its build and missing drivers on every start; a newcomer would read that as failure.
-_ASKED_LEVEL = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 app = typer.Typer(
     help="Run TensorFlow functions on several devices, with exactly one device's results.", no_args_is_help=True
@@ -50,50 +41,45 @@ Batch = Annotated[int, typer.Option("--batch", min=1, help="Rows in each step's 
 
 
 @demo.command()
+@with_messages
 def polyfit(
     devices: Devices = 4,
     batch: Batch = 100,
     steps: Annotated[int, typer.Option("--steps", min=1, help="Optimizer steps.")] = 2000,
 ) -> None:
     """Fit 5x^2 + 0x + 3 on one device and on several, and compare."""
+    start_tensorflow()
+    from graphsplit.demos.polyfit import run
 
-    def fit() -> None:
-        from graphsplit.demos.polyfit import run
-
-        run(devices, batch, steps)
-
-    _run(fit)
+    run(devices, batch, steps)
 
 
 @demo.command()
+@with_messages
 def digits(
     devices: Devices = 4,
     batch: Batch = 100,
     epochs: Annotated[int, typer.Option("--epochs", min=1, help="Passes over the training data.")] = 5,
 ) -> None:
     """Train a convolutional network with BatchNormalization on handwritten digits, on one device and on several."""
+    start_tensorflow()
+    from graphsplit.demos.digits import run
 
-    def train() -> None:
-        from graphsplit.demos.digits import run
-
-        run(devices, batch, epochs)
-
-    _run(train)
+    run(devices, batch, epochs)
 
 
 @app.command()
+@with_messages
 def devices() -> None:
     """List the devices that TensorFlow has here."""
+    start_tensorflow()
+    from graphsplit.demos.display import show_devices
 
-    def show() -> None:
-        from graphsplit.demos.display import show_devices
-
-        show_devices()
-
-    _run(show)
+    show_devices()
 
 
 @app.command()
+@with_messages
 def doctor(
     devices: Annotated[
         int | None,
@@ -107,21 +93,17 @@ def doctor(
 
     The exit status is 1 if results differ, or if TensorFlow does not use a GPU that the driver has.
     """
+    if memory_mb is not None and devices is None:
+        raise ArgumentError(f"--memory-mb {memory_mb} divides the GPUs; say into how many devices: --devices 4.")
+    start_tensorflow()
+    from graphsplit.cli.doctor import doctor as run
 
-    def check() -> None:
-        if memory_mb is not None and devices is None:
-            raise ArgumentError(f"--memory-mb {memory_mb} divides the GPUs; say into how many devices: --devices 4.")
-
-    def examine() -> None:
-        from graphsplit.cli.doctor import doctor as run
-
-        if not run(devices, memory_mb):
-            raise typer.Exit(code=1)
-
-    _run(examine, check)
+    if not run(devices, memory_mb):
+        raise typer.Exit(code=1)
 
 
 @app.command()
+@with_messages
 def inspect(
     target: Annotated[str, typer.Argument(metavar="WHAT", help="A SavedModel's directory, or module:function.")],
     spec: Annotated[
@@ -141,24 +123,23 @@ def inspect(
 ) -> None:
     """Show which operation runs on which device, and what is sent between devices."""
     outputs, specs = output or (), spec or ()
+    check_inspect(target, specs, outputs, timeline)
+    start_tensorflow()
+    from graphsplit.cli.inspect import inspect as run
 
-    def show() -> None:
-        from graphsplit.cli.inspect import inspect as run
-
-        run(
-            target,
-            specs=specs,
-            devices=None if devices is None else parse_devices(devices),
-            actual=actual,
-            signature=signature,
-            outputs=outputs,
-            timeline=timeline,
-        )
-
-    _run(show, lambda: check_inspect(target, specs, outputs, timeline))
+    run(
+        target,
+        specs=specs,
+        devices=None if devices is None else parse_devices(devices),
+        actual=actual,
+        signature=signature,
+        outputs=outputs,
+        timeline=timeline,
+    )
 
 
 @app.command()
+@with_messages
 def transpile(
     source: Annotated[str, typer.Argument(metavar="IN", help="A SavedModel's directory, or a graph: .pb, .pbtxt.")],
     target: Annotated[str, typer.Argument(metavar="OUT", help="Where to write.")],
@@ -191,103 +172,49 @@ def transpile(
     ] = "",
 ) -> None:
     """Turn a finished SavedModel, or a graph, into one that runs on several devices."""
+    axes = parse_split(split)
+    if strip and (devices or signatures or replicate or inputs or outputs):
+        raise ArgumentError("--strip-devices only removes requests for devices; leave the other options out.")
+    check_transpile(source, target, devices, overwrite, strip)
+    start_tensorflow()
+    from graphsplit.cli import transpile as command
+    from graphsplit.saved_models.options import TranspileOptions
 
-    def check() -> None:
-        parse_split(split)
-        if strip and (devices or signatures or replicate or inputs or outputs):
-            raise ArgumentError("--strip-devices only removes requests for devices; leave the other options out.")
-        check_transpile(source, target, devices, overwrite, strip)
-
-    def run() -> None:
-        from graphsplit.cli import transpile as command
-        from graphsplit.saved_models.options import TranspileOptions
-
-        if strip:
-            command.strip(source, target, overwrite)
-            return
-        options = TranspileOptions(
-            devices=parse_devices(devices or ""),
-            split=parse_split(split),
-            strict=strict if strict_share is None else strict_share,
-            signatures=_names(signatures) or None,
-            overwrite=overwrite,
-            replicate_weights=replicate,
-        )
-        command.transpile(source, target, options, inputs=_names(inputs), outputs=_names(outputs))
-
-    _run(run, check)
+    if strip:
+        command.strip(source, target, overwrite)
+        return
+    options = TranspileOptions(
+        devices=parse_devices(devices or ""),
+        split=axes,
+        strict=strict if strict_share is None else strict_share,
+        signatures=_names(signatures) or None,
+        overwrite=overwrite,
+        replicate_weights=replicate,
+    )
+    command.transpile(source, target, options, inputs=_names(inputs), outputs=_names(outputs))
 
 
 def _names(text: str) -> list[str]:
     return [name.strip() for name in text.split(",") if name.strip()]
 
 
-@contextlib.contextmanager
-def _quiet_start() -> Iterator[None]:
-    """Keep what TensorFlow's libraries write to the terminal while they load, and show it only if that fails.
-
-    They report on every start which CPU instructions and which GPU drivers they did not find, before any setting of
-    the log level is read; a newcomer would take it for failure. It is C++, so the file descriptor is redirected.
-    With `TF_CPP_MIN_LOG_LEVEL=0` or `1` all of it is shown.
-    """
-    if _ASKED_LEVEL in ("0", "1"):
-        yield
-        return
-    sys.stderr.flush()
-    terminal = os.dup(2)
-    with tempfile.TemporaryFile() as kept:
-        os.dup2(kept.fileno(), 2)
-        try:
-            yield
-        except BaseException:
-            kept.seek(0)
-            os.write(terminal, kept.read())
-            raise
-        finally:
-            os.dup2(terminal, 2)
-            os.close(terminal)
+for _command in predict_commands.COMMANDS:
+    app.command()(_command)
 
 
-def _run(action: Callable[[], None], check: Callable[[], None] = lambda: None, keras: bool = True) -> None:
-    """Check, start TensorFlow (and Keras), act; a graphsplit error is a message for the user, not a traceback."""
-    try:
-        check()
-        with _quiet_start():
-            import tensorflow as tf
+@app.command()
+@with_messages
+def worker(
+    port: Annotated[int, typer.Option("--port", min=1, max=65535, help="Where clients connect.")] = 2222,
+    devices: Annotated[int | None, typer.Option("--devices", min=1, help="How many logical CPU devices.")] = None,
+    threads: Annotated[int | None, typer.Option("--threads", min=1, help="Of an operation on the CPU.")] = None,
+    insecure: Annotated[
+        bool, typer.Option("--insecure", help="This machine has a public address, and the port is closed to it.")
+    ] = False,
+) -> None:
+    """Let other machines use this one's devices, until it is ended. They connect with graphsplit.connect."""
+    check_port(port, insecure)
+    start_tensorflow(keras=False)
+    from graphsplit.clusters.worker import serve
 
-            tf.config.list_physical_devices()
-            if keras:
-                importlib.import_module("keras")  # loads more of TensorFlow's libraries
-
-            tf.get_logger().setLevel("ERROR")
-        action()
-    except ImportError as error:
-        if (said := explained(error)) is error:
-            raise
-        typer.secho(f"Error: {said}", err=True, fg="red")
-        raise typer.Exit(code=2) from error
-    except GraphsplitError as error:
-        typer.secho(f"Error: {error}{_hint(error)}", err=True, fg="red")
-        raise typer.Exit(code=2) from error
-
-
-def _hint(error: GraphsplitError) -> str:
-    """Return what to type where devices are missing, or work at home is refused."""
-    if isinstance(error, StrictError):
-        return "\nOn the command line: leave out --strict, or give --strict-share 0.1."
-    asked = getattr(error, "asked", None)
-    if not isinstance(asked, int):
-        return ""
-    from graphsplit.core.devices import available_devices, short_name
-
-    there = available_devices()
-    if "GPU" in there[0]:
-        return f"\nOn the command line: --devices {len(there)} takes the GPUs there are."
-    return (
-        f"\nOn the command line: --devices {asked} makes so many logical CPU devices first; now there "
-        f"{'is' if len(there) == 1 else 'are'} {', '.join(map(short_name, there))}."
-    )
-
-
-add_commands(app, _run)
-add_command(app, _run)
+    serve(port, devices, threads)

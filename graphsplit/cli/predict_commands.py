@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import importlib.resources
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from graphsplit.cli.checks import check_machine_file, split_spec, split_target
+from graphsplit.cli.running import start_tensorflow, with_messages
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.storage import forms
 from graphsplit.costs.machine_schema import parse
 
-Run = Callable[..., None]
 Target = Annotated[str, typer.Argument(metavar="WHAT", help="A function, module:function.")]
 Specs = Annotated[list[str] | None, typer.Option("--spec", help="An argument: 'float32[64,784]'; repeat.")]
 
@@ -42,149 +41,111 @@ Machine = Annotated[
 MicroBatches = Annotated[int | None, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")]
 
 
-def add_commands(app: typer.Typer, run: Run) -> None:
-    """Add the commands to an app.
+@with_messages
+def predict(
+    target: Target,
+    machine: Machine,
+    spec: Specs = None,
+    devices: Annotated[str, typer.Option("--devices", help="Numbers of devices, with commas: 1,2,4,8.")] = "1",
+    layout: Annotated[
+        str, typer.Option("--layout", help="Layouts of variables, with commas: home, mirrored, sharded.")
+    ] = "",
+    micro_batches: MicroBatches = None,
+    weak: Annotated[bool, typer.Option("--weak", help="Also weak scaling: as many rows per device.")] = False,
+    output: Annotated[
+        list[str] | None, typer.Option("-o", "--output", help="A file to write: .html, .json, .png.")
+    ] = None,
+) -> None:
+    """Predict how long a step takes on a machine, and what each device holds, without running it."""
+    counts = parse_counts(devices)
+    for path in output or ():
+        forms.check(path)
+    check_call(target, spec or ())
+    start_tensorflow()
+    from graphsplit.cli import predicting
 
-    Args:
-      app: of the command line.
-      run: checks, starts TensorFlow, acts; see `main`.
-    """
-    app.command()(_predict(run))
-    app.command()(_machines(run))
-    app.command()(_calibrate(run))
-    app.command()(_validate(run))
-
-
-def _predict(run: Run) -> Callable[..., None]:
-    def predict(
-        target: Target,
-        machine: Machine,
-        spec: Specs = None,
-        devices: Annotated[str, typer.Option("--devices", help="Numbers of devices, with commas: 1,2,4,8.")] = "1",
-        layout: Annotated[
-            str, typer.Option("--layout", help="Layouts of variables, with commas: home, mirrored, sharded.")
-        ] = "",
-        micro_batches: MicroBatches = None,
-        weak: Annotated[bool, typer.Option("--weak", help="Also weak scaling: as many rows per device.")] = False,
-        output: Annotated[
-            list[str] | None, typer.Option("-o", "--output", help="A file to write: .html, .json, .png.")
-        ] = None,
-    ) -> None:
-        """Predict how long a step takes on a machine, and what each device holds, without running it."""
-        counts: list[int] = []
-
-        def check() -> None:
-            counts.extend(parse_counts(devices))
-            for path in output or ():
-                forms.check(path)
-            check_call(target, spec or ())
-
-        def act() -> None:
-            from graphsplit.cli import predicting
-
-            predicting.predict(
-                target,
-                specs=spec or (),
-                machine=machine,
-                devices=counts,
-                layouts=[name for name in layout.replace(" ", "").split(",") if name],
-                micro_batches=micro_batches,
-                weak=weak,
-                outputs=output or (),
-            )
-
-        run(act, check)
-
-    return predict
+    predicting.predict(
+        target,
+        specs=spec or (),
+        machine=machine,
+        devices=counts,
+        layouts=[name for name in layout.replace(" ", "").split(",") if name],
+        micro_batches=micro_batches,
+        weak=weak,
+        outputs=output or (),
+    )
 
 
-def _machines(run: Run) -> Callable[..., None]:
-    def machines(
-        name: Annotated[
-            str | None,
-            typer.Argument(
-                metavar="[NAME]", autocompletion=machines_like, help="One machine: all its figures and their sources."
-            ),
-        ] = None,
-    ) -> None:
-        """List the machines that come with graphsplit."""
+@with_messages
+def machines(
+    name: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[NAME]", autocompletion=machines_like, help="One machine: all its figures and their sources."
+        ),
+    ] = None,
+) -> None:
+    """List the machines that come with graphsplit."""
+    start_tensorflow()
+    from graphsplit.cli import predicting
 
-        def act() -> None:
-            from graphsplit.cli import predicting
-
-            predicting.machines(name)
-
-        run(act)
-
-    return machines
+    predicting.machines(name)
 
 
-def _calibrate(run: Run) -> Callable[..., None]:
-    def calibrate(
-        output: Annotated[str, typer.Option("-o", "--output", help="The file to write, here.toml.")],
-        target: Annotated[str | None, typer.Argument(metavar="[WHAT]", help="A function to measure as well.")] = None,
-        spec: Specs = None,
-        devices: Annotated[int | None, typer.Option("--devices", min=1, help="Logical CPU devices; 2.")] = None,
-        micro_batches: Annotated[
-            str, typer.Option("--micro-batches", help="In how many parts of the batch to measure WHAT.")
-        ] = "1,2,4,8",
-    ) -> None:
-        """Measure this machine: products, convolutions, memory, copies between devices, the cost of launching."""
-        counts: list[int] = []
+@with_messages
+def calibrate(
+    output: Annotated[str, typer.Option("-o", "--output", help="The file to write, here.toml.")],
+    target: Annotated[str | None, typer.Argument(metavar="[WHAT]", help="A function to measure as well.")] = None,
+    spec: Specs = None,
+    devices: Annotated[int | None, typer.Option("--devices", min=1, help="Logical CPU devices; 2.")] = None,
+    micro_batches: Annotated[
+        str, typer.Option("--micro-batches", help="In how many parts of the batch to measure WHAT.")
+    ] = "1,2,4,8",
+) -> None:
+    """Measure this machine: products, convolutions, memory, copies between devices, the cost of launching."""
+    counts = parse_counts(micro_batches, "--micro-batches")
+    check_machine_file(output)
+    if target is not None:
+        check_call(target, spec or ())
+    start_tensorflow()
+    from graphsplit.cli import predicting
 
-        def check() -> None:
-            counts.extend(parse_counts(micro_batches, "--micro-batches"))
-            check_machine_file(output)
-            if target is not None:
-                check_call(target, spec or ())
-
-        def act() -> None:
-            from graphsplit.cli import predicting
-
-            predicting.calibrate(output, target, spec or (), devices, counts)
-
-        run(act, check)
-
-    return calibrate
+    predicting.calibrate(output, target, spec or (), devices, counts)
 
 
-def _validate(run: Run) -> Callable[..., None]:
-    def validate(
-        target: Target,
-        machine: Machine,
-        spec: Specs = None,
-        devices: Annotated[int, typer.Option("--devices", min=1, help="How many.")] = 2,
-        micro_batches: Annotated[int, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")] = 1,
-        steps: Annotated[int, typer.Option("--rounds", min=1, help="The most steps that are timed.")] = 50,
-        output: Annotated[
-            list[str] | None, typer.Option("-o", "--output", help="A page to write, .html: both timelines.")
-        ] = None,
-    ) -> None:
-        """Run a step here, and show what was predicted beside what was measured."""
+@with_messages
+def validate(
+    target: Target,
+    machine: Machine,
+    spec: Specs = None,
+    devices: Annotated[int, typer.Option("--devices", min=1, help="How many.")] = 2,
+    micro_batches: Annotated[int, typer.Option("--micro-batches", min=1, help="Parts of each device's rows.")] = 1,
+    steps: Annotated[int, typer.Option("--rounds", min=1, help="The most steps that are timed.")] = 50,
+    output: Annotated[
+        list[str] | None, typer.Option("-o", "--output", help="A page to write, .html: both timelines.")
+    ] = None,
+) -> None:
+    """Run a step here, and show what was predicted beside what was measured."""
+    check_call(target, spec or ())
+    for path in output or ():
+        forms.check(path)
+        if not path.endswith(".html"):
+            raise ArgumentError(f"-o {path!r}: what was measured is shown beside on a page, .html.")
+    start_tensorflow()
+    from graphsplit.cli import predicting
 
-        def check() -> None:
-            check_call(target, spec or ())
-            for path in output or ():
-                forms.check(path)
-                if not path.endswith(".html"):
-                    raise ArgumentError(f"-o {path!r}: what was measured is shown beside on a page, .html.")
+    predicting.validate(
+        target,
+        specs=spec or (),
+        machine=machine,
+        devices=devices,
+        micro_batches=micro_batches,
+        steps=steps,
+        outputs=output or (),
+    )
 
-        def act() -> None:
-            from graphsplit.cli import predicting
 
-            predicting.validate(
-                target,
-                specs=spec or (),
-                machine=machine,
-                devices=devices,
-                micro_batches=micro_batches,
-                steps=steps,
-                outputs=output or (),
-            )
-
-        run(act, check)
-
-    return validate
+COMMANDS = (predict, machines, calibrate, validate)
 
 
 def parse_counts(text: str, option: str = "--devices") -> list[int]:

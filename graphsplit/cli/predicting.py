@@ -14,7 +14,7 @@ from graphsplit.api.predicted.calibration import calibrated
 from graphsplit.api.predicted.predictions import predict as predicted
 from graphsplit.api.predicted.scaling import scaling
 from graphsplit.cli.checks import CALIBRATED, why_not_calibrated
-from graphsplit.cli.progress import shown_progress
+from graphsplit.cli.running import shown_progress
 from graphsplit.cli.targets import check_specs, example, load_target, parse_spec
 from graphsplit.core.devices import available_devices, use_logical_devices
 from graphsplit.core.errors import ArgumentError

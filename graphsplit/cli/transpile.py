@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 
-from graphsplit.cli.progress import shown_progress
+from graphsplit.cli.running import shown_progress
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.storage.files import write
 from graphsplit.core.storage.model_files import is_graph_file

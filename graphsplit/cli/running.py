@@ -1,0 +1,114 @@
+"""What all commands do alike: start TensorFlow quietly, show what takes long, turn errors into messages."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import os
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from typing import ParamSpec
+
+import typer
+
+from graphsplit.core.errors import GraphsplitError, StrictError
+from graphsplit.core.progress import phases
+from graphsplit.core.requirements import explained
+
+# TensorFlow reports its build and missing drivers on every start; a newcomer would read that as failure.
+_ASKED_LEVEL = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+P = ParamSpec("P")
+
+
+def with_messages(command: Callable[P, None]) -> Callable[P, None]:
+    """Let a command end with a message for the user, not a traceback, where graphsplit raises an error."""
+
+    @functools.wraps(command)
+    def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        try:
+            command(*args, **kwargs)
+        except ImportError as error:
+            if (said := explained(error)) is error:
+                raise
+            typer.secho(f"Error: {said}", err=True, fg="red")
+            raise typer.Exit(code=2) from error
+        except GraphsplitError as error:
+            typer.secho(f"Error: {error}{_hint(error)}", err=True, fg="red")
+            raise typer.Exit(code=2) from error
+
+    return run
+
+
+def start_tensorflow(keras: bool = True) -> None:
+    """Import TensorFlow, and Keras, which takes seconds: what can be checked without them is checked before."""
+    with _quiet_start():
+        import tensorflow as tf
+
+        tf.config.list_physical_devices()
+        if keras:
+            importlib.import_module("keras")  # loads more of TensorFlow's libraries
+
+        tf.get_logger().setLevel("ERROR")
+
+
+@contextlib.contextmanager
+def _quiet_start() -> Iterator[None]:
+    """Keep what TensorFlow's libraries write to the terminal while they load, and show it only if that fails.
+
+    They report on every start which CPU instructions and which GPU drivers they did not find, before any setting of
+    the log level is read; a newcomer would take it for failure. It is C++, so the file descriptor is redirected.
+    With `TF_CPP_MIN_LOG_LEVEL=0` or `1` all of it is shown.
+    """
+    if _ASKED_LEVEL in ("0", "1"):
+        yield
+        return
+    sys.stderr.flush()
+    terminal = os.dup(2)
+    with tempfile.TemporaryFile() as kept:
+        os.dup2(kept.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            kept.seek(0)
+            os.write(terminal, kept.read())
+            raise
+        finally:
+            os.dup2(terminal, 2)
+            os.close(terminal)
+
+
+def _hint(error: GraphsplitError) -> str:
+    """Return what to type where devices are missing, or work at home is refused."""
+    if isinstance(error, StrictError):
+        return "\nOn the command line: leave out --strict, or give --strict-share 0.1."
+    asked = getattr(error, "asked", None)
+    if not isinstance(asked, int):
+        return ""
+    from graphsplit.core.devices import available_devices, short_name
+
+    there = available_devices()
+    if "GPU" in there[0]:
+        return f"\nOn the command line: --devices {len(there)} takes the GPUs there are."
+    return (
+        f"\nOn the command line: --devices {asked} makes so many logical CPU devices first; now there "
+        f"{'is' if len(there) == 1 else 'are'} {', '.join(map(short_name, there))}."
+    )
+
+
+@contextlib.contextmanager
+def shown_progress(command: str) -> Iterator[Callable[[str], None]]:
+    """Show what is being done, on standard error: on a terminal in one line, elsewhere line by line.
+
+    Args:
+      command: what is done as a whole.
+    """
+    with phases(command) as begin:
+
+        def show(text: str) -> None:
+            begin(text)
+            if not sys.stderr.isatty():
+                typer.echo(f"{text} ...", err=True)
+
+        yield show
