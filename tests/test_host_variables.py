@@ -341,11 +341,3 @@ def test_errors():
         gs.set_variable_layout(weight, ((None, "model"), "host"), devices=THREE, mesh=mesh)
     with pytest.raises(gs.ArgumentError, match="there are 'home', 'mirrored', 'sharded', 'host'"):
         gs.set_variable_layout(weight, "hosts", devices=THREE)
-    spec = tf.TensorSpec([48, 80])
-    options: dict[str, Any] = {"machine": "8xA100-SXM4-80GB", "devices": 2}
-    with pytest.raises(gs.UnsupportedError, match="how fast a host computes"):
-        gs.predict(lambda x: x @ weight, spec, layout="host", **options)
-    gs.set_variable_layout(weight, "host", devices=THREE)
-    with pytest.raises(gs.UnsupportedError, match="how fast a host computes"):
-        gs.predict(lambda x: x @ weight, spec, **options)
-    gs.predict(lambda x: x @ weight, spec, layout="home", **options)

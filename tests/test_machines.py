@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -136,6 +137,9 @@ def test_all_that_is_wrong_with_a_file_is_named(tmp_path: Path):
         ("[host]\ncall_s = nan", "host.call_s is a finite number of at least 0, got 'nan'"),
         ("[host]\ncall_s = inf", "host.call_s is a finite number of at least 0, got inf"),
         ("[host]\nslowdown = [1.0, 0]", "host.slowdown is a list of positive numbers, got [1.0, 0]"),
+        ("[host]\nbytes_per_s = 0", "host.bytes_per_s is a positive, finite number, got 0"),
+        ("[host]\nflop_per_s = 1", "host.flop_per_s is not known; did you mean flops_per_s?"),
+        ("[host_link]\nbytes_per_s = 1", "host_link.name is missing"),
         ("[device.curves]\nmatmul = [[2, 1], [1, 1]]", "device.curves.matmul: amounts grow, got [[2, 1], [1, 1]]"),
         ("[device.curves]\nmatmul = [[2, 1, 3]]", "device.curves.matmul is a list of [amount, rate], all positive, "),
         ("[device.curves]\nmatmul = []", "device.curves.matmul is a list of [amount, rate], all positive, got []"),
@@ -176,6 +180,10 @@ def test_what_is_written_is_read_again(tmp_path: Path):
     before = Machine("here", device, 4, link, host=Host(2, 1, (1.0, 1.25), 1e-4), sources=sources, calibrated=True)
     after = read_machine(written(tmp_path, machine_text(before)))
     assert (after.device, after.link, after.host, after.calibrated) == (device, link, before.host, True)
+    assert after.host_link is after.host_device is None
+    host, own = Host(2, bytes_per_s=5e10, flops_per_s=2e12), Link("a bus", 1e10, 1e-5)
+    after = read_machine(written(tmp_path, machine_text(replace(before, host=host, host_link=own))))
+    assert (after.host, after.host_link) == (host, own)
 
 
 SIMPLE = Device("d", "GPU", {"float32": 1e12}, {"float32": 1e11}, 1e10, 1e9, {"matmul": 0.5, "bytes": 0.5}, 1e-6, 2e-6)

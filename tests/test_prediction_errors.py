@@ -113,7 +113,7 @@ def test_one_machine_on_the_command_line():
     assert shown.exit_code == 0, shown.output
     lines = shown.stdout.splitlines()
     assert lines[0] == "dgx-h200: 8 H200-SXM"
-    assert sum(line.startswith("    from: ") for line in lines) == 3  # of the device, the link and the network
+    assert sum(line.startswith("    from: ") for line in lines) == 5  # of device, links, network, host
     assert "  between devices: NVLink 4 through NVSwitch: 450 GB/s each way" in lines
     done = CliRunner().invoke(app, ["machines", "dgx-h2000"])
     assert done.exit_code == 2

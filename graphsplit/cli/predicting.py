@@ -98,12 +98,18 @@ def _machine_text(found: Machine) -> str:
             f"memory: {amount(device.memory_bytes)}B, {amount(device.bytes_per_s)}B/s",
         ),
         "link": (f"between devices: {_link_text(found.link)}",),
+        "host_link": (f"between a device and the host: {_link_text(found.host_link)}",) if found.host_link else (),
+        "host": (f"host: {_host_text(found.host)}",) if found.host_device else (),
         "network": (f"between hosts: {_link_text(found.network)}",) if found.network else (),
     }
     for source, texts in groups.items():
         lines += [f"  {text}" for text in texts]
         lines += [f"    from: {found.sources[source]}"] if texts else []
     return "\n".join(lines)
+
+
+def _host_text(host: Any) -> str:
+    return f"{amount(host.bytes_per_s)}B/s of memory, {amount(host.flops_per_s)}FLOP/s of float32"
 
 
 def _link_text(link: Any) -> str:

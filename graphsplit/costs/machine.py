@@ -139,6 +139,8 @@ class Host:
       wake_s: how long a thread without work takes from an operation that waits for it to its start.
       slowdown_of: `slowdown` of operations of a family, where it was measured: what only reads and writes slows others
         down that do, products hardly.
+      bytes_per_s: of its memory, by all threads together; None if that is not known.
+      flops_per_s: of 32-bit numbers, by all threads together; of 64-bit ones half of it. None if that is not known.
     """
 
     threads: int = 1
@@ -149,6 +151,8 @@ class Host:
     argument_s: float = 0.0
     wake_s: float = 0.0
     slowdown_of: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    bytes_per_s: float | None = None
+    flops_per_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -161,6 +165,7 @@ class Machine:
       devices: how many there are on each host.
       hosts: how many.
       link: between devices of a host.
+      host_link: between a device and its host; None: it is as `link`.
       network: between hosts; None if that is not described.
       host: what devices of a host share.
       sources: where the figures are from, by table of the file: `device`, `link`, ...
@@ -175,6 +180,7 @@ class Machine:
     hosts: int = 1
     network: Link | None = None
     host: Host = Host()  # frozen
+    host_link: Link | None = None
     sources: Mapping[str, str] = field(default_factory=dict)
     file: str = ""
     calibrated: bool = False
@@ -225,6 +231,20 @@ class Machine:
     def covering(self, devices: int) -> Machine:
         """Return this machine, or a cluster of so many of it that there are enough devices."""
         return self if devices <= self.most_devices else self.cluster(-(-devices // self.devices))
+
+    def is_host(self, device: str) -> bool:
+        """Return whether a device is a host of others: its memory is none of theirs."""
+        return f"device:{self.device.kind}:" not in device
+
+    @property
+    def host_device(self) -> Device | None:
+        """A host as a device: what all its threads do together, one operation at a time. None if that is not known."""
+        host = self.host
+        if host.bytes_per_s is None or host.flops_per_s is None:
+            return None
+        rates = {"float32": host.flops_per_s, "float64": host.flops_per_s / 2}
+        own = replace(self.device, name="host", kind="CPU", matrix_flops_per_s=rates, vector_flops_per_s=rates)
+        return replace(own, bytes_per_s=host.bytes_per_s, memory_bytes=math.inf, launch_s=0.0, curves={}, samples={})
 
     def host_of(self, device: str) -> int:
         """Return the number of the host of a device."""

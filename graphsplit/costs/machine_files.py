@@ -91,7 +91,7 @@ def machine_text(machine: Machine) -> str:
         },
         "link": {**vars(machine.link), "source": machine.sources.get("link", "unknown")},
         "host": {
-            **vars(host),
+            **{name: value for name, value in vars(host).items() if value is not None},
             "slowdown": list(host.slowdown),
             "source": machine.sources.get("host", "unknown"),
             "slowdown_of": {family: list(times) for family, times in host.slowdown_of.items()},
@@ -101,6 +101,8 @@ def machine_text(machine: Machine) -> str:
             for key, sample in device.samples.items()
         ],
     }
+    if machine.host_link is not None:
+        content["host_link"] = {**vars(machine.host_link), "source": machine.sources.get("host_link", "unknown")}
     if machine.network is not None:
         network = {name: getattr(machine.network, name) for name in ("name", "bytes_per_s", "latency_s")}
         content["network"] = {**network, "source": machine.sources.get("network", "unknown")}
@@ -164,6 +166,7 @@ def _read(path: str, text: str) -> Machine:
         link=_link(link),
         network=_link(network) if network else None,
         host=_host(content.get("host", {})),
+        host_link=_link(content["host_link"]) if "host_link" in content else None,
         sources={name: table["source"] for name, table in content.items() if isinstance(table, dict)},
         file=path,
         calibrated=content.get("calibrated", False),

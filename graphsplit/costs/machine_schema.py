@@ -74,12 +74,13 @@ _DEVICE = _table(
 _HOST = _table(
     {"threads": _COUNT, "source": _TEXT},
     {"threads_per_device": _COUNT, "slowdown": _TIMES, "slowdown_of": _by_family(_TIMES)}
-    | dict.fromkeys(("call_s", "device_call_s", "argument_s", "wake_s"), _AMOUNT),
+    | dict.fromkeys(("call_s", "device_call_s", "argument_s", "wake_s"), _AMOUNT)
+    | dict.fromkeys(("bytes_per_s", "flops_per_s"), _POSITIVE),
 )
+_BETWEEN = _table({**_LINK, "source": _TEXT}, {"shared": _FLAG, "copies": _FLAG})
 _MACHINE = _table(
-    {"name": _TEXT, "devices": _COUNT, "device": _DEVICE}
-    | {"link": _table({**_LINK, "source": _TEXT}, {"shared": _FLAG, "copies": _FLAG})},
-    {"calibrated": _FLAG, "network": _table({**_LINK, "source": _TEXT}, {}), "host": _HOST}
+    {"name": _TEXT, "devices": _COUNT, "device": _DEVICE, "link": _BETWEEN},
+    {"calibrated": _FLAG, "network": _table({**_LINK, "source": _TEXT}, {}), "host": _HOST, "host_link": _BETWEEN}
     | {"samples": {"type": "array", "items": {"type": "object"}, "description": "tables, [[samples]]"}},
 )
 

@@ -110,6 +110,11 @@ class PredictedStep:
         """The most bytes that each device holds at a time: variables, arguments, and what is alive."""
         return {short_name(device): memory.peak_bytes for device, memory in self.memory.items()}
 
+    @functools.cached_property
+    def of_devices(self) -> dict[str, Memory]:
+        """What each device holds, without hosts, whose memory is their own."""
+        return {device: memory for device, memory in self.memory.items() if not self.machine.is_host(device)}
+
     @property
     def devices(self) -> tuple[str, ...]:
         """The devices that are used, full names."""
@@ -217,7 +222,7 @@ class PredictedStep:
     def over(self, limit: float | None = None) -> dict[str, int]:
         """Return the devices that would hold more bytes than they have, or than `limit`, and how many."""
         most = self.machine.device.memory_bytes if limit is None else limit
-        held = (self.most or self).memory_bytes
+        held = {short_name(device): own.peak_bytes for device, own in (self.most or self).of_devices.items()}
         return {device: count for device, count in held.items() if count > most}
 
 
@@ -239,8 +244,8 @@ def _what(placed: Placed) -> list[str]:
 
 
 def _fullest(prediction: PredictedStep) -> str:
-    device = max(prediction.memory_bytes, key=lambda device: prediction.memory_bytes[device])
-    return f"{format_bytes(prediction.memory_bytes[device])} on {device}"
+    device, memory = max(prediction.of_devices.items(), key=lambda pair: pair[1].peak_bytes)
+    return f"{format_bytes(memory.peak_bytes)} on {short_name(device)}"
 
 
 def percent(share: float) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 
 from graphsplit.core.devices import short_name
@@ -117,11 +118,15 @@ def predict_plan(
       title: what to call it.
       layout: what to call the variables' layout.
       unknown_size: what sizes count as that follow from data.
+
+    Raises:
+      ArgumentError: for variables in the memory of a host of which the machine's file does not say how fast it is.
     """
     costs = Costs(machine.device, unknown_size)
+    state = state_bytes(plan.program, plan.state, plan.home)
+    on_host = _on_hosts(machine, state)
     tasks = machine_tasks(plan, machine, costs)
     schedule = replay(tasks.tasks, tasks.resources)
-    state = state_bytes(plan.program, plan.state, plan.home)
     memory = with_state(live_memory(tasks.buffers, schedule), state, tasks.arguments)
     compiled = (COMPILED,) if plan.jit_compile else ()
     ordered = {device: memory.get(device, Memory()) for device in dict.fromkeys([*plan.devices, *sorted(memory)])}
@@ -132,9 +137,30 @@ def predict_plan(
         ordered,
         layout,
         tasks.unknown,
-        (*assumptions_of(machine, costs), *compiled),
+        (*assumptions_of(machine, costs), *on_host, *compiled),
         _tasks=tasks,
         _schedule=schedule,
+    )
+
+
+def _on_hosts(machine: Machine, state: Mapping[str, int]) -> tuple[str, ...]:
+    """Return what a prediction takes for granted of hosts in whose memory variables are; nothing if none are."""
+    if not any(map(machine.is_host, state)):
+        return ()
+    host, link = machine.host_device, machine.host_link
+    if host is None:
+        raise ArgumentError(
+            f"Variables are in the host's memory, and the machine {machine.name!r} does not say how fast its host "
+            f"computes. Add bytes_per_s, of its memory, and flops_per_s under [host] to its file {machine.file!r}, or "
+            "measure both: graphsplit calibrate -o here.toml."
+        )
+    rates = f"{amount(host.bytes_per_s)}B/s of memory and {amount(host.matrix_flops_per_s['float32'])}FLOP/s"
+    return (
+        f"the host: {rates}, for one operation after the other, with a device's shares of the peak; the size of its "
+        "memory is not known",
+        _link("between the host and a device", link)
+        if link is not None
+        else "between the host and a device as between devices: the file has no [host_link]",
     )
 
 

@@ -9,6 +9,8 @@ from graphsplit.costs.machine import Machine
 from graphsplit.prediction.replay import Resource
 from graphsplit.prediction.threads import Threads
 
+_LINKS = ("link from", "link to", "host link from", "host link to")  # of each device
+
 
 @dataclass(frozen=True)
 class LinkRoute:
@@ -45,27 +47,34 @@ class Routes:
         self._number = {device: i for i, device in enumerate(devices)}
 
     def resources(self) -> dict[str, Resource | Threads]:
-        """Return what tasks can use: streams of devices, directions of links, threads of hosts."""
+        """Return what tasks can use: streams of devices, directions of links, threads and memory of hosts."""
         machine, hosts = self._machine, {self._machine.host_of(device) for device in self._devices}
         found: dict[str, Resource | Threads] = {}
         for host in sorted(hosts):
             own = sum(machine.host_of(device) == host for device in self._devices)
             threads = machine.threads(own) if machine.device.kind == "CPU" else machine.host.threads
             found[f"threads of host {host}"] = Threads(threads, machine.host.wake_s)
-            if machine.link.shared:
-                found[f"{machine.link.name} of host {host}"] = Resource()
+            found[f"memory of host {host}"] = Resource()
+            for link in (machine.link, machine.host_link):
+                if link is not None and link.shared:
+                    found[f"{link.name} of host {host}"] = Resource()
             found.update({f"network {way} host {host}": Resource() for way in ("from", "to")})
         for device in self._devices:
             found[f"stream of {device}"] = Resource()
-            found.update({f"link {way} {device}": Resource() for way in ("from", "to")})
+            found.update({f"{link} {device}": Resource() for link in _LINKS})
         return found
 
     def computes_on(self, device: str) -> str:
-        """Return what an operation of a device occupies: the device's stream, or a thread of its host."""
+        """Return what an operation occupies: the stream of a GPU, or a thread, as logical CPU devices do.
+
+        The host of GPUs runs operations on large tensors by all its threads, which its memory keeps waiting: two at a
+        time take as long as one after the other.
+        """
         if device not in self._computes_on:
-            is_cpu = self._machine.device.kind == "CPU" or f"device:{self._machine.device.kind}:" not in device
-            threads = f"threads of host {self._machine.host_of(device)}"
-            self._computes_on[device] = threads if is_cpu else f"stream of {device}"
+            machine = self._machine
+            cpus = f"{'memory' if machine.is_host(device) else 'threads'} of host {machine.host_of(device)}"
+            is_cpu = machine.device.kind == "CPU" or machine.is_host(device)
+            self._computes_on[device] = cpus if is_cpu else f"stream of {device}"
         return self._computes_on[device]
 
     def between(self, source: str, target: str) -> LinkRoute:
@@ -85,10 +94,13 @@ class Routes:
         link = machine.link
         if machine.device.kind == "CPU":  # a send and a receive, which threads run
             return LinkRoute((f"threads of host {here}",), link.bytes_per_s, 0.0, link.latency_s, link.copies)
+        name = "link"
+        if machine.host_link is not None and (machine.is_host(source) or machine.is_host(target)):
+            name, link = "host link", machine.host_link
         if link.shared:
             return LinkRoute((f"{link.name} of host {here}",), link.bytes_per_s, link.latency_s, 0.0, link.copies)
         ways = [(source, "from"), (target, "to")]
-        used = tuple([f"link {way} {device}" for device, way in ways if device in self._number])
+        used = tuple([f"{name} {way} {device}" for device, way in ways if device in self._number])
         return LinkRoute(used, link.bytes_per_s, link.latency_s, 0.0, link.copies)
 
     def rank(self, source: str, target: str) -> int:

@@ -49,7 +49,7 @@ class TaskCosts:
     Args:
       plan: what runs.
       tasks: all of it.
-      costs: of single operations.
+      costs_on: of single operations on a device.
       note: takes a sentence on what is known only when it runs.
       seconds_of_turn: how long a turn of a loop takes that is split over the devices.
     """
@@ -58,13 +58,14 @@ class TaskCosts:
         self,
         plan: Plan,
         tasks: Sequence[PlannedTask],
-        costs: Costs,
+        costs_on: Callable[[str], Costs],
         note: Callable[[str], None],
         seconds_of_turn: Callable[[Plan], float],
     ):
         self._plan = plan
         self._tasks = tasks
-        self._costs = costs
+        self._costs_on = costs_on
+        self._unknown_size = costs_on(plan.home).unknown_size
         self._note = note
         self._seconds_of_turn = seconds_of_turn
         self._kinds = kinds_of_shards(plan)
@@ -86,7 +87,7 @@ class TaskCosts:
             if (found := self._known.get(key)) is not None:
                 return found
         kernels = self._kernels.of(task)
-        key = key or (self._dtype(task), self._moved(task), *kernels)
+        key = key or (self._costs_on(task.device), self._dtype(task), self._moved(task), *kernels)
         if key not in self._known:
             self._known[key] = self._cost(task, kernels) if kernels else TaskCost("NoOp")
         return self._known[key]
@@ -121,37 +122,37 @@ class TaskCosts:
         if op is None or not op.bodies:
             return {}
         plans, d = self._plans(op, task.shard)
-        return bytes_in_lists(op, plans, self._plan.rows, d, self._costs.unknown_size)
+        return bytes_in_lists(op, plans, self._plan.rows, d, self._unknown_size)
 
     def _sizes_of(self, task: PlannedTask) -> tuple[int, ...]:
         read = [self.bytes(result) for result in task.reads if result is not None]
         if task.kind == OPERATION and task.op is not None:
             _, makes = self._described(self._plan.program.ops[task.op], task.shard)
-            return tuple([bytes_of(tensor, self._costs.unknown_size) for tensor in makes])[: len(task.bytes)]
+            return tuple([bytes_of(tensor, self._unknown_size) for tensor in makes])[: len(task.bytes)]
         if isinstance(task.value, Concatenation):
             return (sum(read),)
         pieces = len(task.bytes) if isinstance(task.value, Slice) else 1
         return (max(read, default=0) // pieces,) * len(task.bytes)
 
     def _cost(self, task: PlannedTask, kernels: Sequence[Kernel]) -> TaskCost:
-        first, *others = kernels
+        (first, *others), costs = kernels, self._costs_on(task.device)
         family, is_own = family_of(first.type), task.kind == OPERATION and task.op is not None
         if family in (FREE, PASSED_ON):
             work, own_s = Work(family), 0.0
-            seconds = self._costs.seconds(work)
+            seconds = costs.seconds(work)
         elif is_own:
-            time, work = self._of_operation(self._plan.program.ops[task.op or 0], task.shard, first.type)
+            time, work = self._of_operation(self._plan.program.ops[task.op or 0], task.shard, first.type, costs)
             self._note(time.unknown)
             family, own_s = work.family, time.seconds
-            seconds = own_s if self._plan.program.ops[task.op or 0].bodies else self._costs.started(own_s)
+            seconds = own_s if self._plan.program.ops[task.op or 0].bodies else costs.started(own_s)
         else:
             work = self._work_of(first, task)
-            own_s = self._costs.own_s(work, f"{first.type} {int(work.bytes)} B")
-            seconds = self._costs.started(own_s)
+            own_s = costs.own_s(work, f"{first.type} {int(work.bytes)} B")
+            seconds = costs.started(own_s)
         for kernel in others:
             beside = self._work_of(kernel, task)
             is_free = beside.family in (FREE, PASSED_ON)
-            seconds += self._costs.seconds(beside) if is_free else self._costs.started(self._costs.own_s(beside))
+            seconds += costs.seconds(beside) if is_free else costs.started(costs.own_s(beside))
         return TaskCost(first.type, family, seconds, own_s, work)
 
     def _work_of(self, kernel: Kernel, task: PlannedTask) -> Work:
@@ -171,25 +172,25 @@ class TaskCosts:
             return 0
         return sum(self._sizes_of(task)) + sum([self.bytes(result) for result in task.reads if result is not None])
 
-    def _of_operation(self, op: Op, d: int | None, op_type: str) -> tuple[BodyTime, Work]:
+    def _of_operation(self, op: Op, d: int | None, op_type: str, costs: Costs) -> tuple[BodyTime, Work]:
         """Return how long the device works for an operation, and the work."""
         if op.bodies:
-            return self._of_bodies(op, d), Work("other")
+            return self._of_bodies(op, d, costs), Work("other")
         reads, makes = self._described(op, d)
-        is_sampled, key = bool(self._costs.device.samples), (op_type, *reads, None, *makes)
+        is_sampled, key = bool(costs.device.samples), (op_type, *reads, None, *makes)
         if key not in self._works or family_of(op_type) not in _BY_SIZES:
-            self._works[key] = work_of(op_type, op.attr, reads, makes, self._costs.unknown_size)
+            self._works[key] = work_of(op_type, op.attr, reads, makes, self._unknown_size)
         work = self._works[key]
         unknown = f"the sizes of {op.type} {op.name!r} are known only when it runs" if work.is_least else ""
         told = sample_key(op.node, reads, makes).partition(" ")[2] if is_sampled else ""
-        return BodyTime(self._costs.own_s(work, f"{op_type} {told}" if is_sampled else ""), unknown), work
+        return BodyTime(costs.own_s(work, f"{op_type} {told}" if is_sampled else ""), unknown), work
 
-    def _of_bodies(self, op: Op, d: int | None) -> BodyTime:
+    def _of_bodies(self, op: Op, d: int | None, costs: Costs) -> BodyTime:
         """Return how long the functions take that an operation runs."""
         bodies = self._plan.steps[op.index].bodies
         if d is not None or not bodies:
             plans, own = self._plans(op, d)
-            return seconds_of_bodies(op, plans, self._plan.rows, own, self._costs)
+            return seconds_of_bodies(op, plans, self._plan.rows, own, costs)
         seconds = sum([self._seconds_of_turn(plan) for plan in bodies.values()])  # they are split over the devices
         turns = turns_of(op)
         if turns is None:

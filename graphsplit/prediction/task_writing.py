@@ -93,6 +93,8 @@ class _Writer:
         self._plan = plan
         self._machine = machine
         self._costs = costs
+        host = machine.host_device
+        self._host_costs = costs if host is None else Costs(host, costs.unknown_size)
         self._found = with_waits(plan, tasks_of(plan))
         self._planned = self._found.tasks
         self._groups = compiled_together(plan, self._found)
@@ -100,10 +102,9 @@ class _Writer:
         self._number = [-1] * len(self._planned)  # of what is written for each of the plan's tasks
         self._uses: dict[tuple[str, str, bool], tuple[tuple[str, ...], tuple[float, ...]]] = {}
         self._unknown: dict[str, None] = {}
-        self._prices = TaskCosts(plan, self._planned, costs, self._note, self._seconds_of_turn)
+        self._prices = TaskCosts(plan, self._planned, self._costs_on, self._note, self._seconds_of_turn)
         devices = dict.fromkeys([*plan.devices, *[task.device for task in self._planned], plan.home])
-        kind = f"device:{machine.device.kind}:"
-        self._routes = Routes(machine, [device for device in devices if kind in device])
+        self._routes = Routes(machine, [device for device in devices if not machine.is_host(device)])
         self._tasks: list[Task] = []
         self._placed: list[Placed] = []
         self._families: list[str] = []
@@ -137,6 +138,9 @@ class _Writer:
             len(given),
         )
 
+    def _costs_on(self, device: str) -> Costs:
+        return self._host_costs if self._machine.is_host(device) else self._costs
+
     def _write_task(self, n: int, task: PlannedTask) -> None:
         cost, after = self._prices.of(task), self._before((n,))
         if self._has_constants(task) and all(self._placed[k].kind == "wait" for k in after):
@@ -156,8 +160,9 @@ class _Writer:
             reads = tuple([read for read in self._planned[n].reads if read is not None])
             members[n] = Member(cost.family, reads, cost.own_s, cost.work, bool(reads) and cost.type in SAME_BUFFER)
         returned = [result for result in self._read_by_others if result.task in inside]
-        found = work_of_call(members, returned, self._prices.bytes, self._costs.own_s)
-        cost = TaskCost("PartitionedCall", "compiled", self._costs.started(found.seconds))
+        costs = self._costs_on(self._planned[own[0]].device)
+        found = work_of_call(members, returned, self._prices.bytes, costs.own_s)
+        cost = TaskCost("PartitionedCall", "compiled", costs.started(found.seconds))
         name = f"compiled/{self._name(self._planned[own[0]])}"
         self._held.append((self._compute(own, name, self._before(own), cost), found.held_bytes))
 

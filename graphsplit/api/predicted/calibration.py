@@ -32,6 +32,7 @@ from graphsplit.prediction.measuring.sampling import kinds_of, samples_of
 
 _LEAST_RECORDED, _MOST_RECORDED, _RECORDED_S = 2, 50, 0.3  # steps, and how long they take
 _LOGICAL_DEVICES = 64
+_MEASURED = ("device", "link", "host", "host_link")  # tables of the file
 
 
 def calibrate(
@@ -44,7 +45,8 @@ def calibrate(
     """Measure the devices of this process, and how long their operations take. This needs about two minutes.
 
     It measures products and convolutions with their gradients, memory, copies between devices, the cost of an empty
-    operation and of a call, how long a thread takes to wake up, and how much slower devices are that work at once.
+    operation and of a call, how long a thread takes to wake up, and how much slower devices are that work at once. Of
+    GPUs, it also measures the host's memory and products, and copies to it.
     With a function, TensorFlow's profiler also measures its operations one by one on one device, and its whole steps.
     That makes predictions of this function, and of similar ones, more exact.
 
@@ -99,7 +101,8 @@ def calibrated(
         devices=len(devices) if is_gpu else _LOGICAL_DEVICES,  # as many logical ones as one likes
         link=_link(devices, measured),
         host=_host(threads, measured),
-        sources=dict.fromkeys(("device", "link", "host"), f"measured on {platform.node()} by graphsplit calibrate"),
+        host_link=Link("to the host", measured.host_link_bytes_per_s, measured.host_latency_s) if is_gpu else None,
+        sources=dict.fromkeys(_MEASURED, f"measured on {platform.node()} by graphsplit calibrate"),
         calibrated=True,
     )
     return found if fn is None else measure_function(found, fn, args, kwargs, micro_batches, progress)
@@ -158,7 +161,12 @@ def _link(devices: tuple[str, ...], measured: Measurements) -> Link:
 
 def _host(threads: int, measured: Measurements) -> Host:
     if not threads:  # (kernels run by themselves)
-        return Host(threads=os.cpu_count() or 1, call_s=measured.call_s)
+        return Host(
+            threads=os.cpu_count() or 1,
+            call_s=measured.call_s,
+            bytes_per_s=measured.host_bytes_per_s,
+            flops_per_s=measured.host_flops_per_s,
+        )
     return Host(
         threads=threads,
         threads_per_device=tf.config.threading.get_intra_op_parallelism_threads() or threads,

@@ -9,9 +9,11 @@ import tensorflow as tf
 
 from graphsplit.api.layouts.layout_spellings import WORDS, VariableLayout, check_layout, names_host
 from graphsplit.api.layouts.new_variables import slots_by_name
-from graphsplit.api.layouts.variable_layouts import divided, divisions_on_mesh, mirrored, wanted_layouts
-from graphsplit.core.device_mesh import DeviceMesh
-from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
+from graphsplit.api.layouts.variable_layouts import PLACES, divided, divisions_on_mesh, mirrored, wanted_layouts
+from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
+from graphsplit.core.devices import short_name
+from graphsplit.core.errors import ArgumentError, bullet_list
+from graphsplit.core.hosts import host_devices
 from graphsplit.core.layouts import Copied, Cut, MeshDivision
 from graphsplit.core.variables.parted_variables import name_of, parts_of_variable
 from graphsplit.tracing.trace import Trace, captured_variables
@@ -40,45 +42,40 @@ def divisions_for(
     Raises:
       ArgumentError: for an unknown layout, a pattern that fits no variable, or more devices here than there; for
         variables that lie along an axis without that axis.
-      UnsupportedError: for variables in the host's memory.
     """
     variables = list(trace.variables)
     found: dict[int, MeshDivision] = {}
     slots = slots_by_name(variables)
-    lying = [parts.layout for v in variables if (parts := parts_of_variable(v)) is not None]
-    if names_host(layout) or (layout is None and "host" in lying):
-        raise UnsupportedError(
-            "predict does not support layout 'host', variables in the host's memory: machine files do not say how fast "
-            'a host computes. Predict with layout="home"; print(plan) shows which bytes are sent.'
-        )
     if layout is None:
-        wanted = _along_axes(variables, grid)
+        wanted = _elsewhere(variables, grid)
         found.update(_as_they_lie([v for v, own in zip(variables, wanted, strict=True) if own is None], devices))
     else:
         wanted = wanted_layouts(variables, layout, slots, grid) if variables else []
-        sharded = [v for v, own in zip(variables, wanted, strict=True) if own == "sharded"]
-        copied = [v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"]
-        cuts = divided(sharded, devices, {}, dict.fromkeys(devices, 0))
+    for word, places in PLACES.items():
+        chosen = [v for v, own in zip(variables, wanted, strict=True) if own == word]
+        cuts = divided(chosen, places(devices), {}, dict.fromkeys(places(devices), 0))
         found.update({id(v): cut for v, cut in cuts if cut.devices != (devices[0],)})
-        found.update({id(v): how for v, how in mirrored(copied, devices, {}, devices[0])})
+    copied = [v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"]
+    found.update({id(v): how for v, how in mirrored(copied, devices, {}, devices[0])})
     if grid is not None:
         found.update(divisions_on_mesh(variables, wanted, grid, slots))
     captured = captured_variables(trace).items()
     return {trace.program.ops[i].name: found[id(v)] for i, v in captured if id(v) in found}
 
 
-def _along_axes(variables: Sequence[tf.Variable], grid: DeviceMesh | None) -> list[VariableLayout | None]:
-    """Return the layouts, as users write them, of those variables that lie along axes of a mesh; None of others.
+def _elsewhere(variables: Sequence[tf.Variable], grid: DeviceMesh | None) -> list[VariableLayout | None]:
+    """Return the layouts, as users write them, of variables along axes of a mesh or on the host; None of others.
 
     Raises:
-      ArgumentError: if there are some, and no mesh.
+      ArgumentError: if there are some along axes, and no mesh.
     """
     lying = [parts.layout if (parts := parts_of_variable(v)) is not None else None for v in variables]
-    found: list[VariableLayout | None] = [None if own in WORDS else own for own in lying]
+    found: list[VariableLayout | None] = [None if own in LAYOUTS else own for own in lying]
     if grid is not None:
         check_layout({k: own for k, own in enumerate(found) if own is not None}, grid)
-    if grid is None and any(own is not None for own in found):
-        named = [f"{name_of(v)}: {own!r}" for v, own in zip(variables, found, strict=True) if own is not None]
+    along = [(v, own) for v, own in zip(variables, found, strict=True) if own is not None and own not in WORDS]
+    if grid is None and along:
+        named = [f"{name_of(v)}: {own!r}" for v, own in along]
         raise ArgumentError(
             "These variables are cut along axes of a mesh, and the prediction has no mesh:\n"
             f"{bullet_list(named)}\n"
@@ -118,7 +115,9 @@ def _as_they_lie(variables: Sequence[tf.Variable], devices: Sequence[str]) -> di
 def notes_on_layout(
     trace: Trace, layout: Layout, devices: Sequence[str], grid: DeviceMesh | None = None
 ) -> tuple[str, ...]:
-    """Return what to say of variables that are predicted as they lie, if they could lie on more of the devices.
+    """Return what to say of where variables are predicted.
+
+    It is said if they could lie on more of the devices than they do, and of the host's memory if the devices have it.
 
     Args:
       trace: the function.
@@ -126,11 +125,18 @@ def notes_on_layout(
       devices: full names, the first is home.
       grid: they as a mesh, if there is one.
     """
+    held = [(parts.layout, parts.division) for v in trace.variables if (parts := parts_of_variable(v))]
+    is_on_host = names_host(layout) or (layout is None and any(own == "host" for own, _ in held))
+    if is_on_host and set(host_devices(devices)) & set(devices):
+        return (
+            "the devices are CPUs, whose memory is the host's: variables with layout 'host' count as those of "
+            f"{' and '.join(map(short_name, host_devices(devices)))}",
+        )
     if layout is not None or (grid is not None and grid.axis):
         return ()
     notes = []
     for kind, what in ((Cut, "sharded"), (Copied, "mirrored")):
-        lying = [p.division for v in trace.variables if (p := parts_of_variable(v)) and type(p.division) is kind]
+        lying = [division for own, division in held if type(division) is kind and own != "host"]
         if not lying:
             continue
         used, could = _numbers(lying), _numbers(divisions_for(trace, what, devices).values())

@@ -125,7 +125,7 @@ def _point(kind: str, prediction: Prediction, rows: int, count: int) -> Point:
         count,
         rows,
         prediction.step_s,
-        max(prediction.memory_bytes.values(), default=0),
+        max([memory.peak_bytes for memory in prediction.of_devices.values()], default=0),
         prediction.sent_bytes,
         prediction.limit,
     )

@@ -8,12 +8,15 @@ from dataclasses import dataclass
 
 import tensorflow as tf
 
+from graphsplit.core.hosts import host_device, host_name
 from graphsplit.costs.machine import Curve
 from graphsplit.prediction.measuring.probes import Probe, Step, chain, chains, figures, operation, traced
 from graphsplit.prediction.measuring.rates import (
     CONVOLUTIONS,
     PLAIN,
     convolution_step,
+    host_probes,
+    host_rates_of,
     operands_of,
     rate_probes,
     rates_of,
@@ -43,6 +46,8 @@ class Measurements:
       slowdown_of, call_s, argument_s, device_call_s, wake_s: see `Host`.
       latency_s, link_bytes_per_s: of what is sent from the first device to the second one; 0 where there is none, and
         no bytes a second where what is sent is handed on.
+      host_bytes_per_s, host_flops_per_s: see `Host`; 0 where the devices are CPUs.
+      host_latency_s, host_link_bytes_per_s: of what is sent from a device to its host.
     """
 
     curves: Mapping[str, Curve]
@@ -55,6 +60,10 @@ class Measurements:
     wake_s: float = 0.0
     latency_s: float = 0.0
     link_bytes_per_s: float = 0.0
+    host_bytes_per_s: float = 0.0
+    host_flops_per_s: float = 0.0
+    host_latency_s: float = 0.0
+    host_link_bytes_per_s: float = 0.0
 
 
 def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> Measurements:
@@ -81,6 +90,11 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
             probes["device call", "", 0] = _device_call(devices)
         if threads > 1:
             probes["wake", "", 0] = _wake(devices)
+    if is_gpu:
+        host = host_device(host_name(first))
+        probes.update({("host", name, 0): probe for name, probe in host_probes(host).items()})
+        probes["host link", "", 1] = _latency(first, host, 1)
+        probes["host link", "", _LARGE_ENTRIES] = _latency(first, host, _LARGE_ENTRIES, _LONG * 8)
     found = figures(probes, reference(first), least_s)
 
     def of(what: str, amount: float = 0) -> float:
@@ -89,7 +103,13 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
     times = {key[1:]: seconds for key, seconds in found.items() if key[0] == "rate"}
     curves, products = rates_of(times, of("overhead"), of("argument"))
     latency_s = max(of("latency", 1), _LEAST_S if len(devices) > 1 else 0.0)
-    large_s = of("latency", _LARGE_ENTRIES)
+    host_latency_s = max(of("host link", 1), _LEAST_S)
+
+    def rate_of_link(what: str, latency_s: float) -> float:
+        return 4 * _LARGE_ENTRIES / max(of(what, _LARGE_ENTRIES) - latency_s, _LEAST_S)
+
+    of_host = {key[1]: seconds for key, seconds in found.items() if key[0] == "host"}
+    host_bytes_per_s, host_flops_per_s = host_rates_of(of_host, of("overhead")) if is_gpu else (0.0, 0.0)
     return Measurements(
         curves=curves,
         matrix_flops_per_s=products,
@@ -100,22 +120,27 @@ def measure(devices: Sequence[str], threads: int, least_s: float = TURNS_S) -> M
         device_call_s=of("device call"),
         wake_s=max(0.0, of("wake") - of("device call")),  # (two devices have something to do)
         latency_s=latency_s,
-        link_bytes_per_s=4 * _LARGE_ENTRIES / max(large_s - latency_s, _LEAST_S) if is_gpu else 0.0,
+        link_bytes_per_s=rate_of_link("latency", latency_s) if is_gpu else 0.0,
+        host_bytes_per_s=host_bytes_per_s,
+        host_flops_per_s=host_flops_per_s,
+        host_latency_s=host_latency_s if is_gpu else 0.0,
+        host_link_bytes_per_s=rate_of_link("host link", host_latency_s) if is_gpu else 0.0,
     )
 
 
-def _latency(first: str, second: str, entries: int) -> Probe:
+def _latency(first: str, second: str, entries: int, length: int = _TINY_LONG // 2) -> Probe:
     """Return what tells how long it takes that two operations that follow each other are on different devices."""
     x = tf.ones([entries])
-    alternating = [first, second] * (_TINY_LONG // 4)
-    few, many = len(alternating) // 4, len(alternating)
-    orders = (alternating[:few], alternating, [first] * few, [first] * many)
+    few, many = length // 4, length
+    sides = dict.fromkeys([first, second] if host_device(host_name(first)) == second else [first])  # (others are alike)
+    orders = [([first, second] * many)[:many], *[[side] * many for side in sides]]
 
     def difference(seconds: Sequence[float]) -> float:
-        apart_few, apart_many, few_s, many_s = seconds
-        return ((apart_many - apart_few) - (many_s - few_s)) / (many - few)
+        apart_s, *alone_s = [long_s - short_s for short_s, long_s in zip(seconds[::2], seconds[1::2], strict=True)]
+        return (apart_s - sum(alone_s) / len(alone_s)) / (many - few)
 
-    return Probe(tuple([chain(lambda v: v + 1.0, x, order) for order in orders]), difference)
+    lengths = [part for order in orders for part in (order[:few], order)]
+    return Probe(tuple([chain(lambda v: v + 1.0, x, part) for part in lengths]), difference)
 
 
 def _slowdown_probes(devices: Sequence[str], threads: int) -> dict[_Key, Probe]:

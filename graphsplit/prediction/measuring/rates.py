@@ -48,6 +48,20 @@ def rate_probes(device: str) -> dict[tuple[str, float], Probe]:
     return found
 
 
+def host_probes(device: str) -> dict[str, Probe]:
+    """Return what tells how long the host of GPUs takes for the largest product, and to read and write most bytes."""
+    operands = operands_of(_ENTRIES[-1])
+    step, _ = PLAIN["elementwise"]
+    moved = operation(_of_others(step, operands), operands[0], device)
+    return {"product": _matmul(device, _SIDES[-1], tf.float32), "moved": moved}
+
+
+def host_rates_of(found: Mapping[str, float], overhead_s: float) -> tuple[float, float]:
+    """Return the bytes that a host reads and writes in a second, and its FLOPs, given the seconds of `host_probes`."""
+    own_s = {name: max(seconds - overhead_s, _LEAST_PART * seconds) for name, seconds in found.items()}
+    return 4.0 * _ENTRIES[-1] * PLAIN["elementwise"][1] / own_s["moved"], 2.0 * _SIDES[-1] ** 3 / own_s["product"]
+
+
 def rates_of(
     found: Mapping[tuple[str, float], float], overhead_s: float, argument_s: float
 ) -> tuple[dict[str, Curve], dict[str, float]]:
