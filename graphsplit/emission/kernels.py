@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from graphsplit.emission.communication.primitives import PAIRWISE
+from graphsplit.emission.communication.collectives import PAIRWISE
 from graphsplit.emission.draft import Draft, prefix_of_shard
 from graphsplit.emission.local_emitter import emit_local
 from graphsplit.emission.shards.random_numbers import own_numbers
@@ -79,8 +79,8 @@ class Kernels:
         if op.type in _WRITTEN_AS:
             return [Kernel(_WRITTEN_AS[op.type])]
         first, *nodes = self._written(op, own, task)
-        result = 2 * sum(task.bytes)
-        sizes = [result if node.op in _AS_LARGE or node.name.endswith(op.name) else 0 for node in nodes]
+        result, name = 2 * sum(task.bytes), op.name if own is None else self._draft.prefixes[task.shard or 0] + op.name
+        sizes = [result if node.op in _AS_LARGE or node.name == name else 0 for node in nodes]
         return [Kernel(first.op), *[Kernel(node.op, size) for node, size in zip(nodes, sizes, strict=True)]]
 
     def _written(self, op: Op, own: Sharded | None, task: PlannedTask) -> list[Any]:
@@ -97,7 +97,7 @@ class Kernels:
 
 
 def _sums(value: Sum, parts: int, result: int, moved: int) -> Iterator[Kernel]:
-    """Yield what adds up, see `primitives.add`, and divides."""
+    """Yield what adds up, see `collectives`, and divides."""
     if parts > 1 and value.reduction in ("sum", "mean"):
         yield Kernel("AddN", moved)
     elif parts > 1:

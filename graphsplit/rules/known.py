@@ -7,6 +7,7 @@ from typing import TypeVar
 
 import numpy as np
 
+from graphsplit.core.sizes.polynomials import as_entries
 from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Dims, Resize
@@ -52,7 +53,7 @@ def shape_if_known(op: Op, operand: int) -> np.ndarray | None:
     """Return the value of a shape operand, None if it is not known."""
     value, shape = op.constants.get(operand), op.out_shapes[0]
     if value is None and shape is not None and None not in shape:
-        return np.array([*shape, None], object)[:-1]
+        return as_entries([*shape])
     return value
 
 

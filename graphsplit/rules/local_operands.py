@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from graphsplit.core.layouts import Shard
-from graphsplit.core.sizes.polynomials import Polynomial
+from graphsplit.core.sizes.polynomials import Polynomial, as_entries
 from graphsplit.core.sizes.symbolic_sizes import as_exact
 from graphsplit.program.program import Op
 from graphsplit.rules.factors import Place
@@ -37,4 +37,4 @@ def _exact(op: Op, operand: int, value: np.ndarray) -> np.ndarray:
     sizes = op.out_shapes[0] or ()
     if operand in op.constants or value.shape != (len(sizes),):
         return value.astype(object)
-    return np.array([*map(as_exact, sizes), None], object)[:-1]  # from which its value was taken
+    return as_entries([*map(as_exact, sizes)])  # from which its value was taken

@@ -20,14 +20,14 @@ class Writer:
     def __init__(self, scope: str, device: str, add: AddNode, control: str = ""):
         self.device = device
         self.control = control
-        self._scope = scope
+        self.scope = scope
         self._add = add
         self._serial = itertools.count()
         self._constants: dict[tuple[bytes, tuple[int, ...], tf.DType], str] = {}
 
     def __call__(self, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Write a node and return the reference of its first output."""
-        return self.write(f"{self._scope}/{op_type}_{next(self._serial)}", op_type, *inputs, **attributes)
+        return self.write(f"{self.scope}/{op_type}_{next(self._serial)}", op_type, *inputs, **attributes)
 
     def write(self, name: str, op_type: str, *inputs: str, **attributes: Any) -> str:
         """Write a node under a name of its own."""
@@ -39,7 +39,7 @@ class Writer:
         array = np.asarray(value, dtype.as_numpy_dtype)
         key = array.tobytes(), array.shape, dtype
         if key not in self._constants:
-            name = self._constants[key] = f"{self._scope}/Const_{next(self._serial)}"
+            name = self._constants[key] = f"{self.scope}/Const_{next(self._serial)}"
             self._add(constant_node(name, array, dtype, self.device, self.control))
         return self._constants[key]
 

@@ -194,6 +194,15 @@ def is_symbolic(value: np.ndarray) -> bool:
     return value.dtype == object and any(isinstance(entry, Polynomial) for entry in value.flat)
 
 
+def as_entries(value: Any) -> np.ndarray:
+    """Return a number, polynomial or size, or a list of such, as an array of dtype object.
+
+    >>> as_entries([Polynomial({}), 2]).shape, as_entries(2).shape
+    ((2,), ())
+    """
+    return np.array([*value, None], object)[:-1] if isinstance(value, list) else as_entries([value]).reshape(())
+
+
 def _mapped(function: Callable[[Any], Any], value: np.ndarray, dtype: Any) -> np.ndarray:
     """Return an array of the same shape with `function` of each entry. (A None keeps numpy from looking inside.)"""
     return np.array([*map(function, value.flat), None], object)[:-1].reshape(value.shape).astype(dtype)

@@ -1,20 +1,20 @@
 """Collectives as ordinary graph nodes: each value of one is written as its primitive, where the plan says.
 
 TensorFlow's runtime inserts the copies between devices wherever an input comes from another device; these nodes only
-say what is computed where.
+say what is computed where. A value of a shard that turns out to have no rows is dead, and so is whatever reads it, up
+to where something else stands in for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.hosts import host_name
 from graphsplit.core.protos.graphdefs import constant_node, make_node
-from graphsplit.emission.communication import primitives
-from graphsplit.emission.communication.primitives import Nodes
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
 from graphsplit.emission.shards.row_counts import RowCounts
@@ -30,6 +30,8 @@ from graphsplit.planning.communication.transfers import (
     Zeros,
 )
 
+PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
+_NEUTRAL = {"sum": "ZerosLike", "mean": "ZerosLike", "prod": "OnesLike"}
 _WORDS = {Own: "own", Slice: "slice", Concatenation: "join", Sum: "sum", Zeros: "zeros", Relay: "relay"}
 
 
@@ -82,22 +84,31 @@ class CollectiveWriter:
             return self._own(value)
         if isinstance(value, Slice):
             return self._slice(name, value, of[0])
+        if isinstance(value, Sum):
+            return self._sum(name, value, of)
+        if isinstance(value, Zeros):
+            return self._zeros(name, value, of)
         if isinstance(value, Concatenation):
             self._concatenate(name, value, of)
-        elif isinstance(value, Sum):
-            return self._sum(name, value, of)
-        elif isinstance(value, Zeros):
-            return self._zeros(name, value, of)
         elif isinstance(value, Relay):
-            self._add(primitives.send_on(name, of[0], self._dtype, value.device))
+            self._add(name, "Identity", of, value.device)
         return name
 
     def _is_last_made(self) -> bool:
         """Return whether the last value has the collective's own name."""
         return not isinstance(self._values[-1], Slice)
 
-    def _add(self, nodes: Iterable[object]) -> None:
-        self._draft.add_all(nodes, self._origin)
+    def _add(self, name: str, kind: str, inputs: Sequence[str], device: str, **attributes: Any) -> str:
+        """Write a node, most of which say of what type the tensors are, and return its name."""
+        attributes = attributes if kind.startswith(("Gather", "Logical")) else {"T": self._dtype, **attributes}
+        self._draft.add(make_node(name, kind, inputs, device, **attributes), self._origin)
+        return name
+
+    def _constant(self, name: str, value: Any, dtype: tf.DType, device: str, wait: str = "") -> str:
+        """Write a constant, and return its name."""
+        array = np.asarray(value, dtype.as_numpy_dtype)
+        self._draft.add(constant_node(name, array, dtype, device, wait), self._origin)
+        return name
 
     def _is_absent(self, value: Value) -> bool:
         """Return whether a value may turn out not to be there."""
@@ -118,68 +129,93 @@ class CollectiveWriter:
         piece = self._splits[key][value.piece]
         if value.split.block_of is not None or not self._is_absent(value):
             return piece
-        self._add([make_node(f"{name}/piece", "Switch", [piece, self._present(value)], value.device, T=self._dtype)])
-        return f"{name}/piece:1"
+        return self._add(f"{name}/piece", "Switch", [piece, self._present(value)], value.device) + ":1"
 
     def _split(self, value: Slice, source: str) -> list[str]:
         axis, layout, block_of, holder, sizes = value.split
         name = f"{self._name}/split_{len(self._splits)}" if self._splits or self._is_last_made() else self._name
         wait = ""
         if layout is None:
-            entries = np.array([size // self._dtype.size for size in sizes], np.int64)
-            self._add([constant_node(f"{name}/sizes", entries, tf.int64, value.device)])
-            counted, pieces = f"{name}/sizes", len(sizes)
+            entries = [size // self._dtype.size for size in sizes]
+            counted, pieces = self._constant(f"{name}/sizes", entries, tf.int64, value.device), len(sizes)
         elif block_of is not None:
             counted, pieces = self._counts.own_sizes(name, layout, block_of), len(layout.blocks)
             wait = self._counts.waits_for(block_of)
         else:
             counted = self._counts.split_sizes(name, layout, holder)
             pieces = len(layout.blocks) * len(self._draft.shards)
-        nodes, references = primitives.split(name, source, counted, pieces, axis, self._dtype, value.device, wait)
-        self._add(nodes)
-        return references
+        counted_along = self._constant(f"{name}/axis", axis, tf.int32, value.device, wait)
+        self._add(name, "SplitV", [source, counted, counted_along], value.device, num_split=pieces, Tlen=tf.int64)
+        return [f"{name}:{i}" for i in range(pieces)]
 
     def _concatenate(self, name: str, value: Concatenation, parts: list[str]) -> None:
-        nodes: Nodes = []
         if value.shard is None:
-            nodes, parts = self._with_no_rows(name, value, parts)
-        wait = self._wait(value)
-        self._add(nodes + primitives.concatenate(name, parts, value.axis, self._dtype, value.device, wait))
+            parts = self._with_no_rows(name, value, parts)
+        axis = self._constant(f"{name}/axis", value.axis, tf.int32, value.device, self._wait(value))
+        self._add(name, "ConcatV2", [*parts, axis], value.device, N=len(parts), Tidx=tf.int32)
 
-    def _with_no_rows(self, name: str, value: Concatenation, parts: list[str]) -> tuple[Nodes, list[str]]:
-        """Return what stands in for what shards without rows give to the whole, and what is concatenated then."""
+    def _with_no_rows(self, name: str, value: Concatenation, parts: list[str]) -> list[str]:
+        """Return what is concatenated if there is something that stands in for what shards without rows give."""
         absent = {k: self._values[i] for k, i in enumerate(value.of) if self._is_absent(self._values[i])}
         if not absent:
-            return [], parts
-        nothing, found = f"{name}/nothing", list(parts)
-        nodes = primitives.no_rows(nothing, parts[0], value.axis, self._dtype, value.device)
+            return parts
+        nothing, device = f"{name}/nothing", value.device
+        indices = self._constant(f"{nothing}/indices", [], tf.int32, device)
+        axis = self._constant(f"{nothing}/axis", value.axis, tf.int32, device)
+        types = {"Tparams": self._dtype, "Tindices": tf.int32, "Taxis": tf.int32}
+        self._add(nothing, "GatherV2", [parts[0], indices, axis], device, **types)
+        found = list(parts)
         for k, own in absent.items():
-            found[k] = f"{name}/piece_{k}"
-            args = parts[k], nothing, self._present(own), self._dtype, value.device, ""
-            nodes += primitives.unless_absent(found[k], *args)
-        return nodes, found
+            found[k] = self._unless_absent(f"{name}/piece_{k}", parts[k], nothing, own, device)
+        return found
+
+    def _unless_absent(
+        self, name: str, part: str, instead: str, own: Value, device: str, reduction: str = "", source: str = ""
+    ) -> str:
+        """Write what is `part` if its shard has rows, else what changes nothing.
+
+        That is made of something else of the same shape: zeros for a sum, ones for a product, for `max` and the like
+        what another shard has; no `reduction`: that itself. It is dead where it is not needed: given the device on
+        which it is, as `source`, it is not sent.
+        """
+        absent = self._add(f"{name}/instead", "Switch", [instead, self._present(own)], source or device)
+        if reduction in _NEUTRAL:
+            absent = self._add(f"{name}/neutral", _NEUTRAL[reduction], [absent], device)
+        return self._add(name, "Merge", [part, absent], device, N=2)
 
     def _sum(self, name: str, value: Sum, parts: list[str]) -> str:
-        dtype, device = self._dtype, value.device
+        device = value.device
         if value.turn is not None:
             self.taken_in[value.turn] = name
         begins = self._begins(value)
         parts = [self._or_neutral(name, value, k, part) if k in begins else part for k, part in enumerate(parts)]
         if value.turn is not None and self._counts.may_be_absent(value.turn):
             present = self._counts.present(value.turn)
-            self._add([make_node(f"{name}/before", "Switch", [parts[0], present], device, T=dtype)])
-            taken = primitives.add(f"{name}/taken", [f"{name}/before:1", parts[1]], value.reduction, dtype, device)
-            merged = make_node(name, "Merge", [f"{name}/taken", f"{name}/before"], device, N=2, T=dtype)
-            self._add([*taken, merged])
-            return name
-        total = f"{name}/total" if value.entries else name
+            before = self._add(f"{name}/before", "Switch", [parts[0], present], device)
+            taken = self._added_up(f"{name}/taken", [f"{before}:1", parts[1]], value.reduction, device)
+            return self._add(name, "Merge", [taken, before], device, N=2)
+        total = parts[0]
         if len(parts) > 1:
-            self._add(primitives.add(total, parts, value.reduction, dtype, device))
-        else:
-            total = parts[0]
+            total = self._added_up(f"{name}/total" if value.entries else name, parts, value.reduction, device)
         if value.entries:
-            self._add(primitives.divide(name, total, value.entries, dtype, device))
+            count = self._constant(f"{name}/count", value.entries, self._dtype, device)
+            self._add(name, "RealDiv", [total, count], device)
         return name
+
+    def _added_up(self, name: str, parts: Sequence[str], reduction: str, device: str) -> str:
+        """Write what reduces values in order; those of a mean are added up.
+
+        The order is fixed, so a step gives the same bits every time it runs. One op per reduction: of a ResNet50
+        training step on 8 logical CPU devices, neither a chain of additions nor a tree over the devices is faster than
+        `AddN` (`benchmarks/choices.py`).
+        """
+        if reduction in ("sum", "mean"):
+            return self._add(name, "AddN", parts, device, N=len(parts))
+        result = parts[0]
+        for i, part in enumerate(parts[1:], 1):
+            own = name if i == len(parts) - 1 else f"{name}/upto_{i}"
+            result = self._add(own, PAIRWISE[reduction], [result, part], device)
+        return result
 
     def _begins(self, value: Sum) -> dict[int, Value]:
         """Return the parts of a sum, by place, that come before all others and may turn out not to be there."""
@@ -193,11 +229,8 @@ class CollectiveWriter:
         instead = self._stand_in(host_name(own.device))
         has_first = single and (not self._by_hosts or host_name(here) == host_name(first.device))
         source = "" if instead or has_first else first.device
-        found, present = f"{name}/part_{own.shard}", self._present(own)
         stands = instead or self.references[self._first()]
-        nodes = primitives.unless_absent(found, part, stands, present, self._dtype, here, value.reduction, source)
-        self._add(nodes)
-        return found
+        return self._unless_absent(f"{name}/part_{own.shard}", part, stands, own, here, value.reduction, source)
 
     def _first(self) -> int:
         """Return the number of what the first shard gives to a sum."""
@@ -221,24 +254,19 @@ class CollectiveWriter:
             own = [part.shard for part in begins if part.shard is not None]
             name = f"{self._name}/instead_{own[0]}"
             inputs = [self.references[self._first()], self._counts.all_present(own)]
-            needed = make_node(f"{name}/needed", "Switch", inputs, first.device, T=self._dtype)
-            self._add([needed, *primitives.send_on(name, needed.name, self._dtype, gateway)])
-            self._made[host] = name
+            needed = self._add(f"{name}/needed", "Switch", inputs, first.device)
+            self._made[host] = self._add(name, "Identity", [needed], gateway)
         return self._made[host]
 
     def _zeros(self, name: str, value: Zeros, of: list[str]) -> str:
         """Write zeros for a shard: a constant, or made where the value is of which they have the shape."""
         if not of:
-            numbers = np.broadcast_to(
-                np.zeros((), self._dtype.as_numpy_dtype), [size or 0 for size in self._shape or ()]
-            )
-            self._add([constant_node(name, numbers, self._dtype, value.device, self._wait(value))])
-            return name
+            zero = np.zeros((), self._dtype.as_numpy_dtype)
+            numbers = np.broadcast_to(zero, [size or 0 for size in self._shape or ()])
+            return self._constant(name, numbers, self._dtype, value.device, self._wait(value))
         zeros = f"{self._name}/zeros"
         if zeros not in self._made:
-            self._made[zeros] = zeros
-            self._add([make_node(zeros, "ZerosLike", of, value.device, T=self._dtype)])
+            self._made[zeros] = self._add(zeros, "ZerosLike", of, value.device)
         if not self._is_absent(value):
             return zeros
-        self._add([make_node(name, "Switch", [zeros, self._present(value)], value.device, T=self._dtype)])
-        return f"{name}:1"
+        return self._add(name, "Switch", [zeros, self._present(value)], value.device) + ":1"

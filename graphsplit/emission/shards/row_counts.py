@@ -23,6 +23,7 @@ from graphsplit.core.sizes.polynomials import (
     Monomial,
     Polynomial,
     Symbol,
+    as_entries,
     coefficients,
     is_symbolic,
     substituted,
@@ -121,13 +122,12 @@ class RowCounts:
     def own_sizes(self, name: str, layout: Shard, d: int) -> str:
         """Write the sizes of the blocks that shard `d` holds of a batch, on its device."""
         blocks = [self.own(layout.between(i, i + 1), d) for i in range(len(layout.blocks))]
-        return self.operand(f"{name}/sizes", d, np.array([*blocks, None], object)[:-1], tf.int64)
+        return self.operand(f"{name}/sizes", d, as_entries(blocks), tf.int64)
 
     def _sizes_known(self, name: str, layout: Shard, rows: Sequence[int], d: int | None = None) -> str:
-        sizes = [
-            Polynomial.of(count) for block in layout.pieces(rows) for count in block
-        ]  # (of lengths, where blocks are)
-        return self.operand(f"{name}/sizes", d, np.array([*sizes, None], object)[:-1], tf.int64)
+        # (of lengths, where blocks are)
+        sizes = [Polynomial.of(count) for block in layout.pieces(rows) for count in block]
+        return self.operand(f"{name}/sizes", d, as_entries(sizes), tf.int64)
 
     def own(self, layout: Shard, d: int) -> Polynomial:
         """Return how many entries shard `d` has of an axis that lies so."""
@@ -289,7 +289,7 @@ class MeasuredRows(RowCounts):
             return self._all_sizes
         w, key = self.home, ("split sizes", repr(layout.blocks))
         if key not in self._made:
-            column = np.array([[Polynomial.of(block), None] for block in layout.blocks], object)[:, :1]
+            column = as_entries([*map(Polynomial.of, layout.blocks)]).reshape(-1, 1)
             blocks = self.operand(f"{name}/blocks", None, column, tf.int64)
             by_block = w("Mul", self._all_sizes, blocks, T=tf.int64)
             self._made[key] = w("Reshape", by_block, w.constant([-1]), T=tf.int64, Tshape=tf.int64)

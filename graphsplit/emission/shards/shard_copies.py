@@ -7,12 +7,12 @@ from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from typing import Any
 
-import numpy as np
 import tensorflow as tf
 
 from graphsplit.core.layouts import PARTIAL_MEAN, Shard
-from graphsplit.core.protos.graphdefs import constant_node, copied, make_node
-from graphsplit.core.sizes.polynomials import Polynomial, Symbol
+from graphsplit.core.protos.graphdefs import copied, make_node
+from graphsplit.core.protos.node_writer import Writer
+from graphsplit.core.sizes.polynomials import Polynomial, Symbol, as_entries
 from graphsplit.core.sizes.symbolic_sizes import OWN, ROWS
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import Origin
@@ -104,92 +104,66 @@ class ShardCopies:
         first = self._counts.before(extent.layout, d)
         return Polynomial.of(first + self._counts.own(extent.layout, d)) if extent.end else first
 
+    def _writer(self, op: Op, word: str, d: int, device: str, role: str = _PART) -> Writer:
+        """Return what writes nodes beside shard `d`'s copy of an operation."""
+        scope = f"{self._draft.prefixes[d]}{op.name}/graphsplit_{word}"
+
+        def add(node: Any) -> None:
+            self._draft.add(node, Origin(op.index, d, _PART if node.op == "Const" else role))
+
+        return Writer(scope, device, add)
+
     def _shifted(self, op: Op, operand: int, shift: Shift, source: str, d: int, device: str) -> tuple[str, str]:
         """Return a shard's numbers of its own rows, given those that these rows have in the whole.
 
         And, if what is made for numbers of others' rows has to be replaced, which numbers are its own.
         """
-        name, dtype = (
-            f"{self._draft.prefixes[d]}{op.name}/graphsplit_own_{operand}",
-            self._draft.dtype(op.inputs[operand]),
-        )
-        before = self._counts.before(shift.layout, d)
-        place = [before, *[Polynomial.of(0)] * (shift.columns - 1), None]
-        value = np.array(place, object)[:-1] if shift.columns else np.array(place, object)[0:1].reshape(())
-        less = self._counts.operand(f"{name}/before", d, value, dtype)
-        self._draft.add(make_node(name, "Sub", [source, less], device, T=dtype), Origin(op.index, d, "shift"))
-        if shift.others not in (DROPPED, LEFT_OUT, ZEROS):
-            return name, ""
-        own = self._numbers_own(name, shift.layout, source, d, device, dtype)
-        if shift.others == LEFT_OUT:
-            return name, own
-        instead = np.array(-1 if shift.others == DROPPED else 0)
-        other = self._counts.operand(f"{name}/other", d, instead, dtype)
-        self._add_part(op, d, make_node(f"{name}/safe", "SelectV2", [own, name, other], device, T=dtype), "shift")
-        return f"{name}/safe", own if shift.others == ZEROS else ""
+        w, dtype = self._writer(op, f"own_{operand}", d, device, "shift"), self._draft.dtype(op.inputs[operand])
 
-    def _numbers_own(self, name: str, layout: Shard, source: str, d: int, device: str, dtype: tf.DType) -> str:
-        """Write which of some numbers are those of a shard's own entries; of no shard's are the first one's."""
-        first, own = self._counts.before(layout, d), self._counts.own(layout, d)
-        low, high = (first, first + own) if d else (own, Polynomial.of(layout.size(0)))
-        origin = Origin(self._draft.origins[name].op, d, "shift")
-        compared = []
-        for word, kind, bound in (("from", "GreaterEqual", low), ("upto", "Less", high)):
-            place = np.array([bound, None], object)[0:1].reshape(())
-            limit = self._counts.operand(f"{name}/{word}/bound", d, place, dtype)
-            compared.append(make_node(f"{name}/{word}", kind, [source, limit], device, T=dtype))
-        both = make_node(f"{name}/between", "LogicalAnd", [node.name for node in compared], device)
-        neither = make_node(f"{name}/not_of_others", "LogicalNot", [both.name], device)
-        self._draft.add_all([*compared, both, *([] if d else [neither])], origin)
-        return str(both.name if d else neither.name)
+        def number(word: str, value: Any) -> str:
+            return self._counts.operand(f"{w.scope}/{word}", d, as_entries(value), dtype)
+
+        before = self._counts.before(shift.layout, d)
+        place = [before, *[Polynomial.of(0)] * (shift.columns - 1)] if shift.columns else before
+        local = w("Sub", source, number("before", place), T=dtype)
+        if shift.others not in (DROPPED, LEFT_OUT, ZEROS):
+            return local, ""
+        own, end = self._counts.own(shift.layout, d), Polynomial.of(shift.layout.size(0))
+        low, high = (before, before + own) if d else (own, end)  # numbers of no shard's are the first one's
+        at_least = w("GreaterEqual", source, number("from", low), T=dtype)
+        between = w("LogicalAnd", at_least, w("Less", source, number("upto", high), T=dtype))
+        is_own = between if d else w("LogicalNot", between)
+        if shift.others == LEFT_OUT:
+            return local, is_own
+        instead = number("other", -1 if shift.others == DROPPED else 0)
+        safe = w("SelectV2", is_own, local, instead, T=dtype)
+        return safe, is_own if shift.others == ZEROS else ""
 
     def _zeros_elsewhere(self, op: Op, inputs: Sequence[str], own: str, d: int, device: str) -> Any:
         """Write a gather whose result is zero wherever its indices are not the shard's own."""
-        name, dtype = self._draft.prefixes[d] + op.name, op.out_dtypes[0]
+        name, dtype, w = self._draft.prefixes[d] + op.name, op.out_dtypes[0], self._writer(op, "zeros", d, device)
         found = self._draft.copy(op, f"{name}/graphsplit_found", device, inputs, d, _PART)
         behind = len(op.in_shapes[0] or ()) - 1 - int(op.constants[2]) % len(op.in_shapes[0] or ())
-        for k in range(behind):
-            axis = constant_node(f"{name}/graphsplit_behind_{k}", np.array(-1, np.int32), tf.int32, device)
-            types = {"T": tf.bool, "Tdim": tf.int32}
-            wider = make_node(f"{name}/graphsplit_wide_{k}", "ExpandDims", [own, axis.name], device, **types)
-            for node in (axis, wider):
-                self._add_part(op, d, node)
-            own = wider.name
-        zero = np.zeros((), dtype.as_numpy_dtype)
-        zeros = constant_node(f"{name}/graphsplit_zero", zero, dtype, device)
-        self._add_part(op, d, zeros)
-        node = make_node(name, "SelectV2", [own, found.name, zeros.name], device, T=dtype)
-        self._add_part(op, d, node, "op")
+        for _ in range(behind):
+            own = w("ExpandDims", own, w.constant(-1, tf.int32), T=tf.bool, Tdim=tf.int32)
+        node = make_node(name, "SelectV2", [own, found.name, w.constant(0, dtype)], device, T=dtype)
+        self._draft.add(node, Origin(op.index, d, "op"))
         return node
 
     def _own_rows(self, op: Op, inputs: Sequence[str], own: str, d: int, device: str) -> list[str]:
         """Write the numbers of a shard's own rows, and what is written there: as many as those are."""
-        name, numbers = f"{self._draft.prefixes[d]}{op.name}/graphsplit_rows", self._draft.dtype(op.inputs[1])
+        w, numbers, values = self._writer(op, "rows", d, device, "shift"), *map(self._draft.dtype, op.inputs[1:3])
         rest = (op.in_shapes[2] or ())[len(op.in_shapes[1] or ()) :]
 
-        def flat(word: str, source: str, sizes: Sequence[Any], dtype: tf.DType) -> str:
-            shape = constant_node(f"{name}/{word}/shape", np.array([-1, *sizes], np.int32), tf.int32, device)
-            made = make_node(f"{name}/{word}", "Reshape", [source, shape.name], device, T=dtype, Tshape=tf.int32)
-            self._add_part(op, d, shape)
-            self._add_part(op, d, made, "shift")
-            return str(made.name)
+        def flat(source: str, sizes: Sequence[Any], dtype: tf.DType) -> str:
+            return w("Reshape", source, w.constant([-1, *sizes], tf.int32), T=dtype, Tshape=tf.int32)
 
-        where = make_node(f"{name}/where", "Where", [flat("own", own, (), tf.bool)], device, T=tf.bool)
-        self._add_part(op, d, where, "shift")
-        which, found = flat("which", where.name, (), tf.int64), []
-        axis = constant_node(f"{name}/axis", np.array(0, np.int32), tf.int32, device)
-        self._add_part(op, d, axis)
-        values = self._draft.dtype(op.inputs[2])
-        for word, i, sizes, dtype in (("numbers", 1, (), numbers), ("values", 2, rest, values)):
-            all_of_them = flat(f"all_{word}", inputs[i], sizes, dtype)
+        which = flat(w("Where", flat(own, (), tf.bool), T=tf.bool), (), tf.int64)
+        found = []
+        for source, sizes, dtype in ((inputs[1], (), numbers), (inputs[2], rest, values)):
             types = {"Tparams": dtype, "Tindices": tf.int64, "Taxis": tf.int32}
-            made = make_node(f"{name}/{word}", "GatherV2", [all_of_them, which, axis.name], device, **types)
-            self._add_part(op, d, made, "shift")
-            found.append(str(made.name))
+            found.append(w("GatherV2", flat(source, sizes, dtype), which, w.constant(0, tf.int32), **types))
         return found
-
-    def _add_part(self, op: Op, d: int, node: Any, role: str = _PART) -> None:
-        self._draft.add(node, Origin(op.index, d, role))
 
     def _weighted(self, op: Op, sharded: Sharded, inputs: Sequence[str], d: int, device: str) -> Any:
         """Write the mean of a shard's own rows times its share of all rows."""
@@ -217,7 +191,7 @@ class ShardCopies:
             assert isinstance(layout, Shard)
             shape = [size or 0 for size in op.out_shapes[0] or ()]
             each = [Polynomial.of(size) for size in (*shape[1:], layout.blocks[0])]
-            place = np.array([math.prod(each, start=Polynomial.of(BEGIN)), None], object)[0:1].reshape(())
+            place = as_entries(math.prod(each, start=Polynomial.of(BEGIN)))
             first = self._counts.operand(f"{name}/graphsplit_first", d, place, tf.int64)
             nodes = random_numbers.measured_rows(op.node, name, inputs, draw, first, self._counts.writers[d])
         else:

@@ -93,7 +93,7 @@ class BackwardPropagation:
                 if op.type == "Const":
                     continue
                 if remade is None or remade.gives[tensor.index] != layout:
-                    found = self._remake(tensor, layout) if remade is None else None
+                    found = self._remake_if_cheap(tensor, layout) if remade is None else None
                     home, remade = home or found is None, remade or found
             elif layout == REPLICATE and remade is None and self._is_remade_whole(op):
                 remade = self._on_every_shard(op)
@@ -115,17 +115,21 @@ class BackwardPropagation:
     def _step_at_home(self, op: Op, home: bool, remade: Sharded | None) -> Step:
         return Step(home, remade, self.natural.reasons[op.index])
 
-    def _remake(self, tensor: Tensor, layout: Shard) -> Sharded | None:
-        """Return how to make a whole tensor in pieces, if that moves fewer bytes than cutting it."""
+    def _remake(self, tensor: Tensor, layout: Layout, depth: int = 0) -> tuple[Sharded, int] | None:
+        """Return how to make a whole tensor in pieces, and the bytes that travel for that; None if it cannot be."""
         op = self.program.ops[tensor.op]
         rule = rule_to_make(op.type, self.independent)
-        if rule is None or not self._may_repeat(op):
+        if rule is None or not isinstance(layout, Shard) or not self._may_repeat(op):
             return None
         found = answer_for_output(rule, op, tensor.index, layout)
         if found is None:
             return None
-        cost = sum(self._cost(t, want) for t, want in zip(op.inputs, found.wants, strict=True))
-        return found if cost < self._size(tensor, layout) else None
+        return found, sum(self._cost(t, want, depth) for t, want in zip(op.inputs, found.wants, strict=True))
+
+    def _remake_if_cheap(self, tensor: Tensor, layout: Shard) -> Sharded | None:
+        """Return how to make a whole tensor in pieces, if that moves fewer bytes than cutting it."""
+        made = self._remake(tensor, layout)
+        return made[0] if made is not None and made[1] < self._size(tensor, layout) else None
 
     def _cost(self, tensor: Tensor, layout: Layout, depth: int = 0) -> int:
         """Return the bytes that travel when the shards read `tensor` in `layout`."""
@@ -142,7 +146,8 @@ class BackwardPropagation:
         elif made is not None or is_whole(layout) or depth > _DEEPEST_REMAKE:
             cost = size
         else:
-            cost = min(size, self._remake_cost(op, tensor, layout, depth))
+            remade = self._remake(tensor, layout, depth + 1)
+            cost = size if remade is None else min(size, remade[1])
         self._costs[tensor, layout] = cost
         return cost
 
@@ -181,16 +186,6 @@ class BackwardPropagation:
         """Return the bytes that travel when a tensor is cut. Lists cannot be: nothing is dearer."""
         opaque = self.program.ops[tensor.op].out_dtypes[tensor.index] == tf.variant
         return _INFINITE if opaque and not is_whole(layout) else self.program.bytes(tensor)
-
-    def _remake_cost(self, op: Op, tensor: Tensor, layout: Layout, depth: int) -> int:
-        rule = rule_to_make(op.type, self.independent)
-        size = self._size(tensor, layout)
-        if rule is None or not self._may_repeat(op) or not isinstance(layout, Shard):
-            return size
-        found = answer_for_output(rule, op, tensor.index, layout)
-        if found is None:
-            return size
-        return sum(self._cost(t, want, depth + 1) for t, want in zip(op.inputs, found.wants, strict=True))
 
 
 @dataclass(eq=False)

@@ -13,12 +13,10 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.backward_propagation import LocalBackwardPropagation
 from graphsplit.planning.propagation.forward_propagation import LocalForwardPropagation, NaturalForms
 from graphsplit.planning.propagation.local_plan import LocalPlan
-from graphsplit.planning.propagation.row_loops import answer_row_loop, is_row_list
+from graphsplit.planning.propagation.row_loops import ADDS, answer_row_loop, is_row_list
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import origin
 from graphsplit.rules import Answer, Declined, Sharded
-
-_ADDS = frozenset({"Add", "AddN", "AddV2"})
 
 
 @dataclass(frozen=True)
@@ -158,7 +156,7 @@ def _accumulates_partial(forward: NaturalForms, body: Program, i: int) -> bool:
     """
     end = origin(body, body.outputs[i])
     op = body.ops[end.op]
-    if op.type not in _ADDS or not op.out_dtypes[0].is_floating:
+    if op.type not in ADDS or not op.out_dtypes[0].is_floating:
         return False
     origins = [origin(body, tensor) for tensor in op.inputs]
     own = Tensor(body.inputs[i], 0)

@@ -24,7 +24,7 @@ from graphsplit.program.reading.trip_counts import Turns, origin, turns_of
 from graphsplit.rules import Answer, Declined, Sharded
 from graphsplit.rules.factors import LIST, Place, Resize, Shift
 
-_ADDS = frozenset({"Add", "AddN", "AddV2"})
+ADDS = frozenset({"Add", "AddN", "AddV2"})
 _PICKS = frozenset({"TensorListGetItem", "TensorListSetItem"})
 
 
@@ -86,7 +86,7 @@ class _RowLoop:
                 lists[Tensor(op.index, 0)] = ~op.index
                 uses[~op.index] = []
             found = [(i, lists[tensor]) for i, tensor in enumerate(op.inputs) if tensor in lists]
-            if op.type in _ADDS and any(k >= 0 for _, k in found):
+            if op.type in ADDS and any(k >= 0 for _, k in found):
                 lists[Tensor(op.index, 0)] = self._added(op, [k for _, k in found], uses)
                 continue
             for i, k in found:
@@ -150,7 +150,7 @@ class _RowLoop:
         if k in self.turns.counters:
             return REPLICATE
         added = body.ops[end.op]
-        if added.type in _ADDS and added.out_dtypes[0].is_floating:
+        if added.type in ADDS and added.out_dtypes[0].is_floating:
             own = [t for t in added.inputs if origin(body, t) == argument]
             if len(own) == 1 and not self._is_read(body, argument, own[0], by=added):
                 return PARTIAL_SUM
