@@ -14,7 +14,7 @@ from graphsplit.core.hosts import host_name
 from graphsplit.core.protos.graphdefs import make_node, split_reference
 from graphsplit.emission import EmittedGraph, Origin, emit, emitter
 from graphsplit.emission.communication.host_relays import relay_within_hosts
-from graphsplit.emission.draft import Draft, prefix_of_shard
+from graphsplit.emission.draft import Draft
 from tests.helpers.hosts import assert_law_on_hosts, on_hosts, replanned, worker_device
 from tests.helpers.layout_cases import deep_step, numbers
 
@@ -86,7 +86,7 @@ def test_zeros_and_signals():
     """Of three devices of another host one gets the zeros, and one signal says that both nodes have run."""
     home, there = worker_device(0, 0), [worker_device(1, number) for number in range(3)]
     program = gs.parallelize(tf.tanh, devices=2).plan(tf.ones(4)).program
-    draft = Draft(program, range(2), prefix_of_shard)
+    draft = Draft(program, range(2))
     draft.add(make_node("zeros", "ZerosLike", ["x"], home, T=tf.float32), Origin(0, None, "zero-fill"))
     draft.add(make_node("value", "Tanh", ["x"], home, T=tf.float32), Origin(0, None, "op"))
     for device in there:

@@ -15,10 +15,9 @@ from graphsplit.axes.plans import forward_along
 from graphsplit.axes.units import UnitSearch
 from graphsplit.core.layouts import Layout, Shard, evenly, is_whole
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
+from graphsplit.planning.propagation.laid_variables import READS
 from graphsplit.program.program import Program, Tensor
 from graphsplit.rules import answer_for_output, rule_of
-
-_READS = frozenset({"ReadVariableOp"})
 
 
 @dataclass(frozen=True)
@@ -75,10 +74,10 @@ class Partners:
         while left:
             tensor, way = left.pop()
             op = self.program.ops[tensor.op]
-            if op.type in _READS and (cut := self._of_variable(op.inputs[0].op, way)) is not None:
+            if op.type in READS and (cut := self._of_variable(op.inputs[0].op, way)) is not None:
                 found.setdefault(op.inputs[0].op, cut)
             rule = rule_of(op.type)
-            if op.type in _READS or natural.answers[op.index] is not None or rule is None or op.stateful or op.bodies:
+            if op.type in READS or natural.answers[op.index] is not None or rule is None or op.stateful or op.bodies:
                 continue
             given = answer_for_output(rule, op, tensor.index, way)
             pairs = zip(op.inputs, given.wants if given is not None else (), strict=False)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -19,7 +19,8 @@ class Draft:
 
     Args:
       program: what is written.
-      prefixes: how the names of each shard's copies begin, by shard.
+      shards: those of which copies are written.
+      alike: whether names of copies begin alike, so that shards of equal size share the function that is written.
 
     Attributes:
       nodes: what has been written.
@@ -29,13 +30,13 @@ class Draft:
       scope: how the names of all other nodes begin that are no operation of the program.
     """
 
-    def __init__(self, program: Program, shards: Sequence[int], prefix_of: Callable[[str, int], str]):
+    def __init__(self, program: Program, shards: Sequence[int], alike: bool = False):
         self.program = program
         self.nodes: list[Any] = []
         self.origins: dict[str, Origin] = {}
         self.shards = shards
         base = _unused(program, "shard", "_")
-        self.prefixes = {d: prefix_of(base, d) for d in shards}
+        self.prefixes = {d: f"{base}_/" if alike else f"{base}_{d}/" for d in shards}
         self.scope = _unused(program, "graphsplit", "/")
         self._devices: dict[str, str] = {}
 
@@ -75,13 +76,3 @@ def _unused(program: Program, base: str, end: str) -> str:
     while any(op.name.startswith(f"{base}{end}") for op in program.ops):
         base += "_"
     return base
-
-
-def prefix_of_shard(base: str, d: int) -> str:
-    """Return how the names of one of several shards begin."""
-    return f"{base}_{d}/"
-
-
-def prefix_of_any(base: str, _: int) -> str:
-    """Return how names begin in a function for one shard: alike, so that shards of equal size share the function."""
-    return f"{base}_/"

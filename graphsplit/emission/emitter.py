@@ -18,7 +18,7 @@ from graphsplit.core.sizes.symbolic_sizes import ROWS
 from graphsplit.emission.barriers import Barriers, ended_nodes
 from graphsplit.emission.communication.host_relays import relay_within_hosts
 from graphsplit.emission.communication.resharding import Resharding
-from graphsplit.emission.draft import Draft, prefix_of_shard
+from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin
 from graphsplit.emission.local_emitter import emit_local
 from graphsplit.emission.shards.random_numbers import own_numbers
@@ -51,7 +51,7 @@ from graphsplit.rules.families.random import part_drawn
 @collection_paused()
 def emit(plan: Plan) -> EmittedGraph:
     """Return the graph that carries out `plan`."""
-    draft = Draft(plan.program, range(plan.mesh.shards), prefix_of_shard)
+    draft = Draft(plan.program, range(plan.mesh.shards))
     lengths = Writer(f"{draft.scope}/rows/lengths", host_of(plan.home), lambda node: draft.add_sizes(node, None))
     given: dict[Symbol, str] = {}
     if plan.program.symbols:
@@ -68,7 +68,7 @@ def _emit_body(
 
     It is told the sizes that are not known, and returns them too if it is called with them again.
     """
-    draft = Draft(plan.program, range(plan.mesh.shards), prefix_of_shard)
+    draft = Draft(plan.program, range(plan.mesh.shards))
     told = write_told(draft, None, plan.home)
     emitter = _Emitter(plan, draft, _count_rows(plan, draft, told))
     graph = emitter.emit()
@@ -208,8 +208,7 @@ class _Emitter:
         """Write a loop or branch that is given what each shard has, and makes what each shard has of its results."""
         wanted = zip(op.inputs, sharded.wants, strict=True)
         inputs = [reference for tensor, want in wanted for reference in self._of_each(tensor, want)]
-        controls = [f"^{name}" for c in op.controls for name in self._ends(c) if not self._is_argument(c)]
-        node = self._draft.copy(op, op.name, self._plan.home, inputs + controls, None)
+        node = self._draft.copy(op, op.name, self._plan.home, inputs + self._waits(op), None)
         self._split_turns(op, node, sharded.bodies)
         flow, mesh = CONTROL_FLOW[op.type], self._plan.mesh
         for attribute, layouts in ((flow.types, sharded.wants[flow.chooses :]), ("Tout", sharded.gives)):
@@ -231,14 +230,13 @@ class _Emitter:
             nearest = self._moves.whole(self._program.nearest(op, device), SingleDevice(device))
             self._write_copy(op, op.name, [nearest], device, None)
             return
-        inputs = [self._moves.whole(tensor, SingleDevice(device)) for tensor in op.inputs]
-        controls = [f"^{name}" for c in op.controls for name in self._ends(c) if not self._is_argument(c)]
+        inputs = [self._moves.whole(tensor, SingleDevice(device)) for tensor in op.inputs] + self._waits(op)
         if part_drawn(op.node) is not None and not self._plan.mesh.axis:
-            for node in own_numbers(op, op.name, inputs + controls):
+            for node in own_numbers(op, op.name, inputs):
                 node.device = device
                 self._draft.add(node, Origin(op.index, None, "op" if node.name == op.name else "part"))
             return
-        node = self._draft.copy(op, op.name, device, inputs + controls, None)
+        node = self._draft.copy(op, op.name, device, inputs, None)
         if bodies := self._plan.steps[op.index].bodies:
             self._split_turns(op, node, bodies)
         if op.type in CONTROL_FLOW:
@@ -249,8 +247,15 @@ class _Emitter:
         node = make_node(name, "Identity", inputs, device, T=op.out_dtypes[0])
         self._draft.add(node, Origin(op.index, d, "op"))
 
-    def _is_argument(self, position: int) -> bool:
-        return self._program.ops[position].type == "Placeholder"
+    def _waits(self, op: Op, d: int | None = None) -> list[str]:
+        """Return what an operation that runs once, or shard `d`'s copy of one, waits for."""
+        found: list[str] = []
+        for c in op.controls:
+            waited, step = self._program.ops[c], self._plan.steps[c]
+            if waited.type != "Placeholder":
+                own = d is not None and step.shards is not None and not step.home and not step.shards.together
+                found += [self._draft.prefixes[d or 0] + waited.name] if own else self._ends(c)
+        return [f"^{name}" for name in found]
 
     def _emit_shard(self, op: Op, d: int) -> None:
         sharded = self._plan.steps[op.index].shards
@@ -264,15 +269,7 @@ class _Emitter:
             "" if i in sharded.makes else self._moves.on_shard(tensor, want, d, device)
             for i, (tensor, want) in read.items()
         ]
-        prefix, controls = self._draft.prefixes[d], []
-        for c in op.controls:
-            if not self._is_argument(c):
-                own = (
-                    self._plan.steps[c].shards is not None
-                    and not self._plan.steps[c].home
-                    and not self._runs_together(c)
-                )
-                controls += [f"^{n}" for n in ([prefix + self._program.ops[c].name] if own else self._ends(c))]
+        prefix, controls = self._draft.prefixes[d], self._waits(op, d)
         if op.index in self._plan.order:
             controls.append(f"^{prefix}{self._program.ops[self._plan.order[op.index]].name}")
         controls += self._barriers.before(op.index, d)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 from graphsplit.emission.communication.collectives import PAIRWISE
-from graphsplit.emission.draft import Draft, prefix_of_shard
+from graphsplit.emission.draft import Draft
 from graphsplit.emission.local_emitter import emit_local
 from graphsplit.emission.shards.random_numbers import own_numbers
 from graphsplit.emission.shards.row_counts import FixedRows, Site
@@ -51,7 +51,7 @@ class Kernels:
     def __init__(self, plan: Plan, tasks: Sequence[PlannedTask]):
         self._plan = plan
         self._tasks = tasks
-        self._draft = Draft(plan.program, range(plan.mesh.shards), prefix_of_shard)
+        self._draft = Draft(plan.program, range(plan.mesh.shards))
         site = Site(plan.home, dict(enumerate(plan.devices)), "", self._draft.add_sizes, {})
         self._copies = ShardCopies(self._draft, FixedRows(plan.rows, site), plan.mesh, plan.random, {}, emit_local)
 

@@ -9,8 +9,8 @@ from graphsplit.core.protos.graphdefs import function_definition
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS
 from graphsplit.emission.constants import Constants
-from graphsplit.emission.draft import Draft, prefix_of_any
-from graphsplit.emission.shards.row_counts import FixedRows, RowCounts, Site, ToldRows, length_sizes
+from graphsplit.emission.draft import Draft
+from graphsplit.emission.shards.row_counts import FixedRows, RowCounts, Site, length_sizes
 from graphsplit.emission.shards.shard_copies import ShardCopies, write_sizes, write_told
 from graphsplit.graph.function_calls import named_by_content
 from graphsplit.graph.inlining import XLA_ATTRIBUTE
@@ -24,17 +24,17 @@ def emit_local(plan: LocalPlan, name: str, d: int, carries: bool) -> tuple[str, 
     Its content gives it its name. If it `carries` its arguments to the next turn of a loop, it returns what it is told
     of rows as well.
     """
-    draft = Draft(plan.program, range(d, d + 1), prefix_of_any)
+    draft = Draft(plan.program, range(d, d + 1), alike=True)
     told = write_told(draft, d, "")
     counts = _count_rows(plan, d, draft, told)
     return _LocalEmitter(plan, d, draft, counts, list(told.values())).emit(name, carries)
 
 
 def _count_rows(plan: LocalPlan, d: int, draft: Draft, given: dict[Symbol, str]) -> RowCounts:
-    scope = f"{draft.scope}/rows"
+    site = Site("", {d: ""}, f"{draft.scope}/rows", draft.add_sizes, given)
     if ROWS in plan.program.symbols:
-        return ToldRows(d, given, scope, draft.add_sizes)
-    return FixedRows(plan.mesh.rows, Site("", {d: ""}, scope, draft.add_sizes, length_sizes(given)))
+        return RowCounts(site)
+    return FixedRows(plan.mesh.rows, site._replace(lengths=length_sizes(given)))
 
 
 class _LocalEmitter:

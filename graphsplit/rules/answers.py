@@ -128,11 +128,6 @@ def answer_for_output(rule: Rule, op: Op, output: int, layout: Shard) -> Sharded
     return sharded
 
 
-def stays_partial(op: Op, operand: int, may_grow: bool = False) -> bool:
-    """Return whether a partial sum may stay partial through `op`; see `partial_operands`."""
-    return operand in partial_operands(op, may_grow)
-
-
 def partial_operands(op: Op, may_grow: bool = False) -> Sequence[int]:
     """Return as which operands a partial sum may stay partial through `op`, as far as is known before layouts are.
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from typing import Any
 
 from graphsplit.core.layouts import BATCH, EvenCut, Joined, OtherRows, Shard
@@ -38,6 +39,22 @@ def blocks_beside(layout: Shard, count: int) -> tuple[int, ...]:
     """
     each = layout.blocks[0] if isinstance(layout.partition, EvenCut) and len(layout.blocks) == 1 else 1
     return (each,) * (count // each) if each and count % each == 0 else (1,) * count
+
+
+def beside(layout: Shard, ahead: Any, behind: Any, length: Any) -> tuple[Shard, Shard] | None:
+    """Return how zeros lie before and behind an axis of `length` that lies so; None if there are not some for each row.
+
+    Args:
+      layout: of the axis.
+      ahead, behind: how many zeros there are.
+      length: of the axis.
+    """
+    rows = rows_of(layout, length)
+    counts = [None if rows is None else quotient(count, rows) for count in (ahead, behind)]
+    if isinstance(layout.partition, Joined) or not all(isinstance(count, int) for count in counts):
+        return None
+    before, after = (replace(layout, blocks=blocks_beside(layout, count or 0)) for count in counts)
+    return before, after
 
 
 def blocks_between(layout: Shard, begin: Any, end: Any, length: Any) -> tuple[int, int] | None:

@@ -54,7 +54,7 @@ class Site(NamedTuple):
       devices: the device of each shard.
       scope: a prefix for the names of nodes.
       add: takes each node and the shard that it belongs to.
-      lengths: references of the sizes of sequences, 64 bits.
+      lengths: references of the sizes of sequences, 64 bits; and of rows, where somebody is told these.
     """
 
     home: str
@@ -66,6 +66,9 @@ class Site(NamedTuple):
 
 class RowCounts:
     """What emission asks of sizes, at home (None) and on each shard.
+
+    As it is, it is for the one shard that runs the body of a loop by itself, which is told all sizes. (Without rows, it
+    does not run it.)
 
     Args:
       site: where they are computed.
@@ -84,7 +87,7 @@ class RowCounts:
         }
         self.numbers: dict[int | None, dict[Symbol, int]] = {d: {} for d in (None, *devices)}
         self.scalars: dict[int | None, dict[Symbol, str]] = {d: dict(lengths) for d in (None, *devices)}
-        self._devices: dict[int | None, str] = {None: home} | {d: device for d, device in devices.items()}  # noqa: C416
+        self._devices: dict[int | None, str] = {None: home, **devices}  # type: ignore[dict-item]
         self._add = add
         self._made: dict[tuple[Any, ...], str] = {}
 
@@ -212,20 +215,6 @@ class AxisRows(FixedRows):
     def __init__(self, site: Site):
         super().__init__((1,) * len(site.devices), site)
         self.numbers = {d: {} for d in self.numbers}  # how many rows the batch has is not known here
-
-
-class ToldRows(RowCounts):
-    """Row counts of the one shard that runs the body of a loop by itself. (Without rows, it does not run it.)
-
-    Args:
-      d: the shard.
-      given: references of its rows, those of the batch, where it begins, and the lengths.
-      scope: a prefix for the names of the nodes.
-      add: takes each node.
-    """
-
-    def __init__(self, d: int, given: Mapping[Symbol, str], scope: str, add: AddToShard):
-        super().__init__(Site("", {d: ""}, scope, add, given))
 
 
 class MeasuredRows(RowCounts):

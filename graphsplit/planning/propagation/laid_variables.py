@@ -11,9 +11,9 @@ from graphsplit.program.program import Op, Program
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import LEFT_OUT, Shift
 
-_READS = frozenset({"ReadVariableOp"})
-_WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
-_WRITES_ROWS = frozenset({f"ResourceScatter{how}" for how in ("Add", "Div", "Max", "Min", "Mul", "Sub", "Update")})
+READS = frozenset({"ReadVariableOp"})
+WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
+WRITES_ROWS = frozenset({f"ResourceScatter{how}" for how in ("Add", "Div", "Max", "Min", "Mul", "Sub", "Update")})
 
 
 def of_variable(program: Program, op: Op, layouts: Sequence[Layout]) -> Sharded | None:
@@ -23,13 +23,13 @@ def of_variable(program: Program, op: Op, layouts: Sequence[Layout]) -> Sharded 
     if not lying:
         return None
     own = lying[0]
-    if op.type in _READS:
+    if op.type in READS:
         return Sharded((own,), (own,))
-    if op.type in _WRITES:
+    if op.type in WRITES:
         return Sharded((own, own), ())
     if op.type == "VariableShape" and own == REPLICATE:
         return Sharded((own,), (REPLICATE,))
-    if op.type in _WRITES_ROWS:
+    if op.type in WRITES_ROWS:
         return _of_rows(program, op, own)
     if (
         op.type.startswith("ResourceApply")

@@ -17,15 +17,14 @@ import tensorflow as tf
 
 from graphsplit.core.layouts import REPLICATE, Copied, Cut, Division, Layout, Partial, Shard
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
+from graphsplit.planning.propagation.laid_variables import READS, WRITES
 from graphsplit.planning.variables.row_writing import adds_up_rows, finds_rows, writes_rows
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.rules import Declined, Sharded, answer, answer_for_output, rule_of, stays_partial
+from graphsplit.rules import Declined, Sharded, answer, answer_for_output, partial_operands, rule_of
 from graphsplit.rules.factors import Dims, Factors
 from graphsplit.rules.registry import Rule
 
 _SMALL = 1024  # bytes: what is no larger is sent whole to the owner of each part
-_READS = frozenset({"ReadVariableOp"})
-_WRITES = frozenset({"AssignVariableOp", "AssignAddVariableOp", "AssignSubVariableOp"})
 JOINS = {"sum": "AddN", "max": "Maximum", "min": "Minimum", "prod": "Mul"}
 """How the parts of a result are joined whose entries were reduced over the axis that is cut."""
 
@@ -107,13 +106,13 @@ class _PartFinder:
     def _touch(self, op: Op, touched: Sequence[int]) -> None:
         cut = self._handles[op.inputs[touched[0]].op]
         self._base[op.index] = cut
-        if op.type in _READS:
+        if op.type in READS:
             self._how[op.index] = Sharded((REPLICATE,), (cut.layout,))
             self._cut[Tensor(op.index, 0)] = cut
         elif op.type == "VariableShape" and isinstance(cut, Copied):
             self._how[op.index] = Sharded((REPLICATE,), (REPLICATE,))
             self._cut[Tensor(op.index, 0)] = replace(cut, layout=REPLICATE)
-        elif op.type in _WRITES:
+        elif op.type in WRITES:
             self._how[op.index] = Sharded((REPLICATE, cut.layout), ())
         elif op.type.startswith("ResourceApply") and self._is_dense_update(op, cut):
             wants = [self._operand_of_update(tensor, cut) for tensor in op.inputs]
@@ -188,8 +187,7 @@ class _PartFinder:
 
     def _stays_a_sum(self, op: Op) -> bool:
         """Return whether a partial sum would go through an operation: then it is taken apart behind it, once."""
-        data = [i for i in range(len(op.inputs)) if i not in op.constants]
-        return all(stays_partial(op, i) for i in data)
+        return {i for i in range(len(op.inputs)) if i not in op.constants} <= {*partial_operands(op)}
 
 
 def _adds_no_axis(factors: Factors, known: Sequence[Dims]) -> bool:

@@ -21,9 +21,8 @@ import tensorflow as tf
 from graphsplit.core.layouts import Copied, Cut, Division
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.planning.program_writing import ProgramWriter
+from graphsplit.planning.propagation.laid_variables import WRITES_ROWS
 from graphsplit.program.program import Op, Program, Tensor
-
-_WRITES = frozenset({f"ResourceScatter{how}" for how in ("Add", "Div", "Max", "Min", "Mul", "Sub", "Update")})
 
 
 class RowWriter(ProgramWriter):
@@ -147,5 +146,5 @@ def adds_up_rows(program: Program, op: Op, table: Cut) -> bool:
 
 def writes_rows(op: Op, table: Division) -> bool:
     """Return whether an operation writes rows of the variable that is its first operand."""
-    known = op.type in _WRITES and op.in_shapes[1] is not None and bool(op.in_shapes[2])
+    known = op.type in WRITES_ROWS and op.in_shapes[1] is not None and bool(op.in_shapes[2])
     return known and (isinstance(table, Copied) or table.is_of_rows)

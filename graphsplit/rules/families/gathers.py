@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
-from graphsplit.core.sizes.symbolic_sizes import Shape, is_at_least, is_one, is_same, quotient
+from graphsplit.core.layouts import REPLICATE, Layout, Shard, joined
+from graphsplit.core.sizes.symbolic_sizes import Shape, is_at_least, is_one, is_same
 from graphsplit.program.program import Op
-from graphsplit.rules.blocks import blocks_beside, blocks_between, rows_of
+from graphsplit.rules.blocks import beside, blocks_between
 from graphsplit.rules.factors import SKIPPED, ZEROS, Dim, Factors, Numbered, Resize
 from graphsplit.rules.known import axes_in, known, ranked, shape_if_known, shape_operand
 from graphsplit.rules.own_rows import own_rows
@@ -127,17 +126,16 @@ def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer |
         return None
     static = op.out_shapes[0] or tuple(shape)
     cut = _cut(op, static, layout.axis, of_result=True)
-    rows = rows_of(layout, gradient[layout.axis])
-    if cut is None or rows is None or isinstance(layout.partition, Joined):
+    if cut is None:
         return None
     start, stop, (position, axis, *_) = cut
     assert axis is not None
     size: Any = static[axis]
-    ahead, behind = quotient(start, rows), quotient(size - stop, rows)
-    if not isinstance(ahead, int) or not isinstance(behind, int):
-        return None
     own = layout.along(axis)
-    before, after = (replace(own, blocks=blocks_beside(own, count)) for count in (ahead, behind))
+    zeros = beside(own, start, size - stop, gradient[layout.axis])
+    if zeros is None:
+        return None
+    before, after = zeros
     whole = joined([before, own, after])
     resize = (
         Resize(0, axis, shape),

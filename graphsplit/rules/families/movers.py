@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from graphsplit.core.layouts import REPLICATE, Joined, Layout, Shard, joined
+from graphsplit.core.layouts import REPLICATE, Layout, Shard, joined
 from graphsplit.core.sizes.polynomials import Polynomial
-from graphsplit.core.sizes.symbolic_sizes import is_one, is_same, quotient
+from graphsplit.core.sizes.symbolic_sizes import is_one, is_same
 from graphsplit.program.program import Op
-from graphsplit.rules.blocks import blocks_beside, blocks_between, rows_of
+from graphsplit.rules.blocks import beside, blocks_between
 from graphsplit.rules.factors import Declined, Dim, Dims, Factors, Part, Resize
 from graphsplit.rules.families.elementwise import broadcast_dims, result_dims
 from graphsplit.rules.known import axes_in, but, known, ranked, resized_axes, shape_operand
@@ -67,11 +66,11 @@ def pad_with_blocks(op: Op, layouts: Sequence[Layout]) -> Answer | None:
     layout, shape, paddings = layouts[0], op.in_shapes[0], op.constants.get(1)
     if not isinstance(layout, Shard) or shape is None or paddings is None or not _pads(paddings[layout.axis]):
         return None
-    axis, rows = layout.axis, rows_of(layout, shape[layout.axis])
-    counts = [None if rows is None else quotient(count, rows) for count in paddings[axis]]
-    if not all(isinstance(count, int) for count in counts) or isinstance(layout.partition, Joined):
+    axis, (ahead, behind) = layout.axis, paddings[layout.axis]
+    found = beside(layout, ahead, behind, shape[axis])
+    if found is None:
         return None
-    before, after = (replace(layout, blocks=blocks_beside(layout, count or 0)) for count in counts)
+    before, after = found
     resize = (Resize(1, (axis, 0), paddings, before), Resize(1, (axis, 1), paddings, after))
     return Sharded((layout, *(REPLICATE,) * (len(layouts) - 1)), (joined([before, layout, after]),), resize)
 
