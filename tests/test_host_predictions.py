@@ -6,10 +6,13 @@ import itertools
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.api.calls import compilation
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.prediction.measuring import microbenchmarks
 from tests.helpers.messages import raises
@@ -158,3 +161,71 @@ def test_a_host_is_measured(monkeypatch: pytest.MonkeyPatch):
     assert 1e8 < found.host_flops_per_s < 1e14
     assert found.host_latency_s > 0
     assert found.host_link_bytes_per_s > 0
+
+
+class Wide:
+    """Layers of 64-bit numbers on a device that is not the host, which stands for a GPU, and a step of momentum."""
+
+    def __init__(self, device: str = "CPU:1"):
+        with tf.device(device):
+            start = [tf.random.stateless_normal([64, 64], [3, k], dtype=tf.float64) / 8 for k in range(4)]
+            self.kernels = [tf.Variable(value, name=f"kernel_{k}") for k, value in enumerate(start)]
+            self.slots = [tf.Variable(0 * v, name=f"kernel_{k}_momentum", trainable=False) for k, v in enumerate(start)]
+
+    step = Trained.step
+
+
+def cards(**options: Any) -> Machine:
+    """GPUs whose host takes a while; they compute 64-bit numbers, too."""
+    rates = {"float32": 1e15, "float64": 1e15}
+    return replace(machine_of(), device=Device("card", "GPU", rates, rates, 1e15, 1e9, overhead_s=1e-6), **options)
+
+
+def stand_for_gpus(monkeypatch: pytest.MonkeyPatch, machine: Machine) -> None:
+    """Let logical CPU devices that are not the host count as the devices of a machine."""
+    monkeypatch.setattr(compilation, "machine_like", lambda *_: machine)
+
+
+WIDE = tf.random.stateless_normal([11, 64], [5, 6], dtype=tf.float64)
+HELD = 8 * 64 * 64  # bytes of a kernel, and of its slot
+
+
+def chosen(plan: gs.Plan) -> str:
+    [note] = [note for note in plan.notes if note.startswith("chosen automatically: ")]
+    return note.removeprefix("chosen automatically: ")
+
+
+def test_memory_puts_slots_on_the_host_where_only_that_fits(monkeypatch: pytest.MonkeyPatch):
+    stand_for_gpus(monkeypatch, cards())
+    plain, model, layout = Wide(), Wide(), {"*momentum": "host"}
+    least = gs.predict(model.step, WIDE, machine=cards(), devices=1, layout=layout, micro_batches=8)
+    limit = least.memory_bytes["GPU:0"] + HELD // 2
+    step = gs.parallelize(model.step, devices=["CPU:1"], memory=limit)
+    single = tf.function(plain.step)
+    for _ in range(3):
+        np.testing.assert_allclose(step(WIDE), single(WIDE), rtol=1e-12)
+    for own, expected in zip(model.kernels + model.slots, plain.kernels + plain.slots, strict=True):
+        np.testing.assert_allclose(own.numpy(), expected.numpy(), rtol=1e-10, atol=1e-13)
+    assert all(parts_of_variable(slot).layout == "host" for slot in model.slots)
+    assert "kernel_0_momentum, kernel_1_momentum, kernel_2_momentum, kernel_3_momentum host" in chosen(step.plan(WIDE))
+
+
+def test_memory_leaves_slots_where_they_fit(monkeypatch: pytest.MonkeyPatch):
+    stand_for_gpus(monkeypatch, cards())
+    plan = gs.parallelize(Wide().step, devices=["CPU:1"], memory="1GB").plan(WIDE)
+    assert "host" not in " ".join(plan.notes)
+
+
+def test_memory_says_why_slots_are_not_on_the_host(monkeypatch: pytest.MonkeyPatch):
+    stand_for_gpus(monkeypatch, cards(host=Host()))
+    model = Wide()
+    peak = gs.predict(model.step, WIDE, machine=cards(), devices=1).memory_bytes["GPU:0"]
+    plan = gs.parallelize(model.step, devices=["CPU:1"], memory=peak - 100).plan(WIDE)
+    assert "not compared: slots on the host: cards does not say how fast its host computes" in plan.notes
+
+
+def test_memory_of_cpus_is_the_hosts():
+    model = Wide("CPU:0")
+    peak = gs.predict(model.step, WIDE, machine="cpu", devices=1).memory_bytes["CPU:0"]
+    plan = gs.parallelize(model.step, devices=["CPU:0"], memory=peak - 100).plan(WIDE)
+    assert "host" not in " ".join(plan.notes)

@@ -84,7 +84,13 @@ def choose(question: Question, before: Choice | None = None) -> Choice:
 
 
 def table_for(
-    automatic: Automatic, given: Mapping[str, Any], rows: int, devices: int, fewest: int, sizes: Mapping[str, int]
+    automatic: Automatic,
+    given: Mapping[str, Any],
+    rows: int,
+    devices: int,
+    fewest: int,
+    sizes: Mapping[str, int],
+    slots: Sequence[str] = (),
 ) -> Table:
     """Return what may differ between plans.
 
@@ -95,6 +101,7 @@ def table_for(
       devices: how many there are.
       fewest: the smallest number of devices: those on which variables lie.
       sizes: bytes of the variables that may be laid out, by name; nothing, if they lie in parts already.
+      slots: those that may be on the host of the devices, if it has a memory of its own.
     """
     mesh = given["mesh"]
     savings = savings_left_open(given, -(-rows // (mesh.rows if mesh.axis else devices)))
@@ -102,12 +109,12 @@ def table_for(
     if mesh.axis:
         return Table((devices,), layouts, savings, meshes=(mesh,), is_on_mesh=True)
     may_be = automatic.on_mesh and layouts == LAYOUTS and not given["jit_compile"]
-    meshes = meshes_of(devices, rows) if may_be else ()
+    meshes, own = meshes_of(devices, rows) if may_be else (), tuple(slots) if layouts == LAYOUTS else ()
     if not automatic.whole:
-        return Table((devices,), layouts, savings, meshes=meshes)
+        return Table((devices,), layouts, savings, meshes=meshes, slots=own)
     stages = tuple([count for count in dict.fromkeys((devices, 2)) if count > 1 and devices % count == 0])
     large = large_names(sizes) if automatic.lays_out else ()
-    return Table(counts_of_devices(fewest, devices), layouts, savings, stages, large, meshes)
+    return Table(counts_of_devices(fewest, devices), layouts, savings, stages, large, meshes, slots=own)
 
 
 def machine_like(automatic: Automatic, devices: Sequence[str]) -> Machine:

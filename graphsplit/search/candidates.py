@@ -21,6 +21,7 @@ alive each leaves at least. (Another way to save, keeping values on the host, is
 this name, and what it is called in words.)"""
 _IN_PIPELINE = 8  # micro-batches: of so many, the pipeline of a few stages is full most of the time
 _SCHEDULE = "1f1b"
+_NAMED = 4  # variables of a layout
 _AXIS = "model"  # what the axis is called of a mesh that is chosen
 
 
@@ -83,7 +84,8 @@ class Candidate:
         named: dict[object, list[str]] = {}
         for name, own in (*self.others, *self._dimensions.items()):
             named.setdefault(own, []).append(name)
-        apart = [f"{', '.join(names)} {own}" for own, names in named.items()]
+        more = {own: f" and {len(names) - _NAMED} more" if len(names) > _NAMED else "" for own, names in named.items()}
+        apart = [f"{', '.join(names[:_NAMED])}{more[own]} {own}" for own, names in named.items()]
         but = f" but {'; '.join(apart)}" if apart else ""
         words = [count_text(self.devices, "device"), *([f"mesh {self.mesh}"] if self.mesh else [])]
         words += [f"variables {self.layout}{but}"]
@@ -105,6 +107,7 @@ class Table:
       large: names of variables that may lie otherwise than the others.
       meshes: in which all devices may be arranged.
       is_on_mesh: whether they are in any case.
+      slots: names of those of an optimizer, which the host of the devices may keep and update.
     """
 
     devices: tuple[int, ...]
@@ -114,6 +117,7 @@ class Table:
     large: tuple[str, ...] = ()
     meshes: tuple[MeshAxes, ...] = ()
     is_on_mesh: bool = False
+    slots: tuple[str, ...] = ()
 
     def plain(self) -> Iterator[Candidate]:
         """Return the plans that save no memory: numbers of devices by layouts, which are all one on one device."""
@@ -140,6 +144,10 @@ class Table:
         for layout in self.layouts:
             if layout != candidate.layout:
                 yield replace(candidate, others=(*candidate.others, (name, layout)))
+
+    def slots_on_host(self, candidate: Candidate) -> Candidate:
+        """Return a candidate with all slots in the memory of the devices' host."""
+        return replace(candidate, others=tuple([(name, "host") for name in self.slots]))
 
     def saving_more(self, candidate: Candidate) -> dict[str, list[tuple[Candidate, float]]]:
         """Return what saves more than a candidate does in one way, from less to more; nothing for fewer devices.

@@ -2,8 +2,9 @@
 
 Numbers of devices and layouts of all variables come first. Where one does not fit, it is tried with more and more of
 what saves memory, in each way, until it fits; what saves more than one that fits only takes longer, and is left out.
-Where the fastest sends or waits for a good part of the step, single variables may lie otherwise. Then come meshes, with
-the layouts along their axis that a rough estimate finds fastest; then stages.
+Where the fastest sends or waits for a good part of the step, single variables may lie otherwise. Where one did not fit
+before it saved anything, slots may be on the host of the devices. Then come meshes, with the layouts along their axis
+that a rough estimate finds fastest; then stages.
 """
 
 from __future__ import annotations
@@ -142,6 +143,8 @@ class Search:
             for name in table.large:
                 for candidate in table.one_by_one(self._best() or best, name):
                     self.look_at(candidate)
+        if table.slots:
+            self._look_at_slots_on_host()
         for mesh in table.meshes:
             self._look_at_mesh(mesh)
         for candidate in table.pipelines():
@@ -158,6 +161,19 @@ class Search:
             return None
         notes = tuple(self.left_out)
         return Choice(best, self.looked, question.limit, question.machine, notes, self._why(best))
+
+    def _look_at_slots_on_host(self) -> None:
+        """Look at plans whose slots are on the host, where they do not fit on devices and nothing faster fits."""
+        question, table = self.question, self.question.table
+        large = [candidate for candidate in table.plain() if self.looked[candidate].peak_bytes > question.limit]
+        if large and question.machine.host_device is None:
+            name = question.machine.name
+            self.left_out.append(f"not compared: slots on the host: {name} does not say how fast its host computes")
+            return
+        for candidate in large:
+            best, own_s = self._best(), self.looked[candidate].step_s
+            if best is None or own_s == math.inf or own_s < self.looked[best].step_s:
+                self._save_until_it_fits(table.slots_on_host(candidate))
 
     def _look_at_mesh(self, mesh: MeshAxes) -> None:
         """Look at plans on a mesh: with the layouts that are estimated to be fastest, or, if none fits, smallest."""

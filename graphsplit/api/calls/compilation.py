@@ -12,7 +12,7 @@ from graphsplit.api.calls.argument_splitting import Splitting, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
 from graphsplit.api.layouts.found_units import lay_out_in_units, learn_units
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
-from graphsplit.api.layouts.new_variables import slots_by_name
+from graphsplit.api.layouts.new_variables import slots_by_name, slots_for_host
 from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, set_variable_layout, wanted_layouts
 from graphsplit.api.layouts.variables_to_cut import variables_to_cut
 from graphsplit.api.options import Options
@@ -136,7 +136,8 @@ def _choose(
         name, count = name_of(variable), variable.shape.num_elements() or 0
         sizes[name] = sizes.get(name, 0) + count * int(variable.dtype.size or 0)
     rows, limit = splitting.batch, automatic.memory or machine.device.memory_bytes
-    table = table_for(automatic, vars(options), rows, len(devices), fewest, sizes)
+    slots = slots_for_host(traced.variables) if machine.device.kind == "GPU" else ()  # (CPUs have the host's memory)
+    table = table_for(automatic, vars(options), rows, len(devices), fewest, sizes, slots)
     if traced.program.all_stages():  # which have devices of their own
         table = replace(table, meshes=())
     cuttable = variables_to_cut(traced) if table.meshes and table.layouts == LAYOUTS else []
@@ -170,7 +171,7 @@ def _automatic_plan(
         return replace(plan, notes=(*plan.notes, *choice.notes))
     options = replace(options, **chosen.options, automatic=None)
     grid = device_mesh(options.mesh, used) if options.mesh.axis else None
-    if traced.variables and chosen.layout != AS_THEY_ARE and chosen.devices > 1:
+    if traced.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
         _lay_out_as_chosen(traced, chosen, used, grid)
     plan = _plan_traced(traced, splitting, options, used, used[0], state_of, grid)
     return replace(plan, notes=(*plan.notes, *choice.notes))

@@ -13,6 +13,7 @@ from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout
 from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.api.layouts.variable_layouts import (
     PLACES,
+    can_be_parted,
     can_move,
     check_may_be_copies,
     check_patterns,
@@ -247,6 +248,14 @@ class _Trained:
         position = head_by_name(held, self._held)
         head = None if position is None else self._made[position]()
         return {} if head is None else {id(variable): head}
+
+
+def slots_for_host(variables: Sequence[tf.Variable]) -> tuple[str, ...]:
+    """Return the names of the slots among variables that can lie on the host; no other variable has such a name."""
+    slots = slots_by_name(variables)
+    others = {name_of(variable) for variable in variables if id(variable) not in slots}
+    names = dict.fromkeys([name_of(v) for v in variables if id(v) in slots and can_be_parted(v)])
+    return tuple([name for name in names if name not in others])
 
 
 def slots_by_name(variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:
