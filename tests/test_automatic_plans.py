@@ -192,7 +192,7 @@ def test_large_variables_are_looked_at_one_by_one():
     assert apart
     assert {name for candidate in apart for name, _ in candidate.others} == {"kernel_0", "kernel_1"}
     mixed = Candidate(2, "home", others=(("kernel[0]", "sharded"),))
-    assert mixed.layouts == {"kernel[[]0]": "sharded", "*": "home"}
+    assert mixed.layouts == {"/kernel[[]0]": "sharded", "*": "home"}
     assert str(mixed) == "2 devices, variables home but kernel[0] sharded"
 
 

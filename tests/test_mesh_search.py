@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import pytest
+import tensorflow as tf
 
 import graphsplit as gs
 from benchmarks import mesh_search
 from benchmarks.mesh_search import blocks, compare, machines
+from graphsplit.api.layouts.variable_layouts import wanted_layouts
 from graphsplit.core.device_mesh import MeshAxes
-from graphsplit.search.candidates import meshes_of
+from graphsplit.core.patterns import fits
+from graphsplit.search.candidates import Candidate, meshes_of
 from graphsplit.search.mesh_layouts import Variable, patterns
 
 
@@ -50,11 +53,21 @@ def test_meshes_of_all_devices():
 def test_patterns_fit_what_is_cut_and_nothing_else():
     names = ["block_0/up", "block_1/up", "block_1/down", "up", "dense/kernel", "dense_1/kernel", "a[0]"]
     variables = [Variable(name, (4, 4), 64, (k,)) for k, name in enumerate(names)]
-    assert patterns([(own, 1) for own in variables[:2]], names) == (("block_*/up", 1),)
-    assert patterns([(own, 0) for own in variables[4:6]], names) == (("dense*/kernel", 0),)
-    assert patterns([(variables[1], 1)], names) == (("block_1/up", 1),)
-    assert patterns([(variables[6], 0)], names) == (("a[[]0]", 0),)
-    assert [pattern for pattern, _ in patterns([(own, 1) for own in (*variables[:2], variables[3])], names)] == [
-        "block_*/up",  # before what fits its end
-        "up",
-    ]
+    for chosen, expected in [
+        ([0, 1], ["block_*/up"]),
+        ([4, 5], ["dense*/kernel"]),
+        ([1], ["block_1/up"]),
+        ([6], ["a[[]0]"]),
+        ([3], ["/up"]),  # (other names end like it)
+        ([0, 1, 3], ["block_*/up", "/up"]),
+    ]:
+        found = patterns([(variables[k], 1) for k in chosen], names)
+        assert found == tuple([(pattern, 1) for pattern in expected])
+        assert [k for k, name in enumerate(names) if any(fits(name, own) for own, _ in found)] == chosen
+
+
+def test_a_single_variable_that_lies_otherwise_is_not_another_one():
+    """The search's layouts are carried out by `set_variable_layout`."""
+    candidate = Candidate(2, "home", others=(("up", "sharded"),))
+    own, other = (tf.Variable(tf.zeros((4, 4)), name=name) for name in ("up", "block/up"))
+    assert wanted_layouts([own, other], candidate.layouts, {}) == ["sharded", "home"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 import functools
+import glob
 import inspect
 from collections.abc import Callable, Iterable
 from typing import ParamSpec, TypeVar
@@ -22,10 +23,23 @@ _ELSEWHERE = dict.fromkeys(("variables", "layout", "layouts", "variable_layout")
 def fits(name: str, pattern: str) -> bool:
     """Return whether a shell pattern fits a name, from its beginning or from any `/` on; `*` stands for slashes, too.
 
+    One that begins with `/` fits from the name's beginning only.
+
     >>> fits("sequential/embedding/embeddings", "embedding*"), fits("sequential/embedding/embeddings", "bedding*")
     (True, False)
+    >>> fits("sequential/embedding/embeddings", "/embedding*"), fits("embedding/embeddings", "/embedding*")
+    (False, True)
     """
-    return any(fnmatch.fnmatchcase(name, own) for own in (pattern, f"*/{pattern}"))
+    return fnmatch.fnmatchcase(f"/{name}", pattern if pattern.startswith("/") else f"*/{pattern}")
+
+
+def pattern_of(name: str) -> str:
+    """Return the pattern that fits a name, and not a longer one that ends like it.
+
+    >>> pattern_of("a[0]")
+    '/a[[]0]'
+    """
+    return f"/{glob.escape(name)}"
 
 
 def near(asked: str, names: Iterable[str], cutoff: float = _NEAR) -> list[str]:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import glob
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 from graphsplit.core.device_mesh import BATCH_AXIS, MeshAxes
+from graphsplit.core.patterns import pattern_of
 from graphsplit.planning.amounts import count_text
 from graphsplit.planning.recomputation import Recompute
 
@@ -70,7 +70,7 @@ class Candidate:
     @property
     def layouts(self) -> str | Mapping[str, Any]:
         """The layout of the variables, as `set_variable_layout` takes it."""
-        others: dict[str, Any] = {glob.escape(name): own for name, own in self.others}
+        others: dict[str, Any] = {pattern_of(name): own for name, own in self.others}
         in_rows = self.mesh.rows > 1 and self.layout in LAYOUTS[1:]
         for pattern, own in self._dimensions.items():
             others[pattern] = (own, self.layout) if in_rows else own

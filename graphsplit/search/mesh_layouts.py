@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 from graphsplit.axes.partners import Partners
 from graphsplit.core.layouts import Shard
-from graphsplit.core.patterns import fits
+from graphsplit.core.patterns import fits, pattern_of
 from graphsplit.costs.machine import Machine
 from graphsplit.program.program import Program
 from graphsplit.search.axis_times import AxisTime, AxisTimes, written_bytes
@@ -217,6 +217,10 @@ def patterns(cut: Iterable[tuple[Variable, int]], names: Sequence[str]) -> Along
         scopes = [set(scope) for scope in zip(*[name.split("/") for name in own], strict=True)]
         starts = [(glob.escape(_beginning(scope)), len(scope) > 1) for scope in scopes]
         pattern = "/".join([f"{start}*" if differs else start for start, differs in starts])
-        fit = {name for name in names if fits(name, pattern)}
-        found += [(pattern, dimension)] if fit == set(own) else [(glob.escape(name), dimension) for name in own]
-    return tuple(sorted(found, key=lambda pair: -len(pair[0])))  # (a name may be the end of another one)
+        if {name for name in names if fits(name, pattern)} == set(own):
+            found.append((pattern, dimension))
+            continue
+        for name in own:
+            is_an_end = sum(fits(other, glob.escape(name)) for other in names) > 1
+            found.append((pattern_of(name) if is_an_end else glob.escape(name), dimension))
+    return tuple(found)

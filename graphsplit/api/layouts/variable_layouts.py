@@ -52,12 +52,12 @@ def set_variable_layout(
         which updates it; `"host"`, in the memory of the devices' host, on its `CPU:0`, which also updates slots. Or a
         mapping from patterns of names to layouts, `{"embedding*": "sharded", "*": "home"}`: the first match counts. A
         pattern matches a name from its beginning or from any `/` on: Keras 3 calls a table
-        `sequential/embedding/embeddings`. An optimizer's slot also matches what its variable matches. With a `mesh`, a
-        layout may name an axis of the mesh for each dimension, `(None, "model")`: the variable is cut along that
-        dimension, and each device of the axis computes with its part. `cut` instead of the axis says which units the
-        dimension consists of. What is cut along the batch axis, `("batch", "model")`, is gathered before it is used. A
-        pair says how the variable is stored along the axis that no dimension names, `((None, "model"), "mirrored")`.
-        `docs/large_layers.md` has a table.
+        `sequential/embedding/embeddings`. One that begins with `/` matches from the beginning only. An optimizer's slot
+        also matches what its variable matches. With a `mesh`, a layout may name an axis of the mesh for each dimension,
+        `(None, "model")`: the variable is cut along that dimension, and each device of the axis computes with its part.
+        `cut` instead of the axis says which units the dimension consists of. What is cut along the batch axis,
+        `("batch", "model")`, is gathered before it is used. A pair says how the variable is stored along the axis that
+        no dimension names, `((None, "model"), "mirrored")`. `docs/large_layers.md` has a table.
       devices: how many, or which; all by default. Those of a mesh row by row.
       mesh, batch_axis: the mesh of the functions that use the variables, `{"batch": 2, "model": 4}`; see `parallelize`.
       reshard_after_forward: whether a device frees a sharded variable after the forward pass and gathers it again for
