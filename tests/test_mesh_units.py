@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import keras
 import numpy as np
@@ -13,6 +14,8 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.api.layouts.layout_spellings import AxisCut
+from graphsplit.axes import units
+from graphsplit.axes.units import UnitSearch
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from tests.test_mesh import Made, Step, assert_law, devices_of, message, numbers, sgd, variable
 from tests.test_mesh_variables import six
@@ -424,6 +427,28 @@ def test_functions_that_tell_other_units():
         parallel = gs.parallelize(functions[1], mesh=mesh, devices=devices_of(mesh))
         np.testing.assert_allclose(parallel(x), functions[0](x), 1e-9, 1e-10)
         assert parts_of_variable(kernel).division.block == SIZE
+
+
+def test_the_search_looks_anew_only_where_it_found_something():
+    """Heads of 3 do not fit units of 2 that were asked for. An operation is asked once for each of its operands."""
+    told = [variable(f"told_{k}", WIDTH, 18 * (2 * k + 1)) for k in range(3)]
+    plain = [variable(f"plain_{k}", WIDTH, 12) for k in range(6)]
+
+    def run(x: tf.Tensor) -> list[tf.Tensor]:
+        heads = [tf.reduce_max(tf.reshape(x @ own, (-1, own.shape[1] // 3, 3)), 2) for own in told]
+        return [*heads, tf.add_n([x @ own for own in plain])]
+
+    mesh, looked, x = {"model": 2}, list[Any](), tf.constant(numbers(3, WIDTH))
+    layout = {"told*": (None, gs.cut("model", unit=2)), "plain*": (None, "model")}
+    gs.set_variable_layout([*told, *plain], layout, devices_of(mesh), mesh=mesh)
+    parallel, asked = gs.parallelize(run, mesh=mesh, devices=devices_of(mesh)), UnitSearch._asked
+    with (
+        mock.patch.object(UnitSearch, "_asked", lambda *given: looked.append(asked(*given)) or looked[-1]),
+        mock.patch.object(units, "with_operand", mock.Mock(wraps=units.with_operand)) as asking,
+    ):
+        parallel.plan(x)
+    assert [len(found) for found in looked] == [3]
+    assert 6 <= asking.call_count < 6 * 5, "of the sum alone there are so many pairs"
 
 
 JOINED: dict[str, Callable[..., tf.Tensor]] = {

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from graphsplit.axes.plans import forward_along
+from graphsplit.axes.plans import AxisPlanner
 from graphsplit.axes.units import UnitSearch
 from graphsplit.core.layouts import Layout, Shard, evenly, is_whole
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
@@ -25,20 +25,20 @@ class Partners:
     """Finds the partners of a variable; `of` does.
 
     Args:
-      program, axis, columns: as of `planned_along`.
+      program: the function, for one device.
+      planner: of the axis.
       shapes: of the captured variables that may be cut, by position.
       alike: for each of them all captures that lie as it does: the same variable once more, and slots of its shape.
     """
 
     program: Program
-    axis: str
-    columns: int
+    planner: AxisPlanner
     shapes: Mapping[int, Sequence[int]]
     alike: Mapping[int, Sequence[int]]
 
     def alone(self, position: int, dimension: int) -> dict[int, Shard]:
         """Return a variable, and what lies as it does, cut along a dimension."""
-        cut = evenly(dimension, self.shapes[position][dimension], self.columns)
+        cut = evenly(dimension, self.shapes[position][dimension], self.planner.columns)
         return self._in_units(dict.fromkeys(self.alike[position], cut))
 
     def of(self, cuts: Mapping[int, Shard]) -> dict[int, Shard]:
@@ -53,13 +53,12 @@ class Partners:
         return {self.program.ops[i].name: cut for i, cut in cuts.items()}
 
     def _natural(self, cuts: Mapping[int, Shard]) -> NaturalForms:
-        return forward_along(self.axis, self.columns)(self.program, self.laid(cuts))
+        return self.planner.forward(self.program, self.laid(cuts))
 
     def _in_units(self, cuts: dict[int, Shard]) -> dict[int, Shard]:
         """Return how variables are cut where the program tells of which units they consist."""
-        forward = forward_along(self.axis, self.columns)
         alike = {i: [k for k in self.alike[i] if k in cuts] for i in cuts}
-        search = UnitSearch(self.program, self.columns, self.laid(cuts), forward, alike)
+        search = UnitSearch(self.program, self.planner, self.laid(cuts), alike)
         found = {i: search.layout_of(cut) for i, cut in search.run().items()}
         return cuts | {i: own for i, own in found.items() if isinstance(own, Shard)}
 
@@ -89,5 +88,5 @@ class Partners:
     def _of_variable(self, position: int, way: Shard) -> Shard | None:
         """Return how a variable is cut for what is read of it to be cut so; None if it may not be."""
         own = self.shapes.get(position)
-        is_it = own is not None and way.axis < len(own) and way.size(0) == own[way.axis] >= self.columns
+        is_it = own is not None and way.axis < len(own) and way.size(0) == own[way.axis] >= self.planner.columns
         return way if is_it else None

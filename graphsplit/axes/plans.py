@@ -7,9 +7,9 @@ as a turn leaves it, and what another turn would cut otherwise is whole.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import functools
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from types import MappingProxyType
 
 import tensorflow as tf
@@ -41,29 +41,27 @@ def planned_along(program: Program, axis: str, columns: int, laid: Mapping[str, 
       columns: how many devices it has.
       laid: how captured variables lie along it, by the names of their placeholders: `Shard` or `Replicate`.
     """
-    return _AxisPlanner(_mesh(axis, columns)).plan(program, laid)
-
-
-def forward_along(axis: str, columns: int) -> Callable[[Program, Mapping[str, Layout]], NaturalForms]:
-    """Return what returns the natural forms of programs along an axis; arguments as of `planned_along`."""
-    return _AxisPlanner(_mesh(axis, columns)).forward
-
-
-def _mesh(axis: str, columns: int) -> Mesh:
-    devices = tuple([_DEVICE.format(m) for m in range(columns)])
-    return Mesh(devices, (1,) * columns, (1,) * columns, tuple(range(columns)), axis=axis)
+    return AxisPlanner(axis, columns).plan(program, laid)
 
 
 @dataclass(eq=False)
-class _AxisPlanner:
-    """Plans programs, and functions in them, along one axis.
+class AxisPlanner:
+    """Plans programs, and functions in them, along one axis. How a loop or branch runs, it finds once.
 
     Args:
-      mesh: the devices of the axis.
+      axis: what the axis is called.
+      columns: how many devices it has.
     """
 
-    mesh: Mesh
+    axis: str
+    columns: int
     _known: dict[tuple[int, tuple[Layout, ...]], tuple[Op, Answer]] = field(default_factory=dict, init=False)
+
+    @functools.cached_property
+    def mesh(self) -> Mesh:
+        """The devices of the axis."""
+        devices, ones = tuple([_DEVICE.format(m) for m in range(self.columns)]), (1,) * self.columns
+        return Mesh(devices, ones, ones, tuple(range(self.columns)), axis=self.axis)
 
     def plan(
         self, program: Program, laid: Mapping[str, Layout], outputs: Sequence[Layout] = (), is_function: bool = False
@@ -91,7 +89,7 @@ class _AxisPlanner:
         )
 
         def decide(kept_home: Mapping[int, str]) -> Plan:
-            forward = partial(self.forward, program, laid, outputs)
+            forward = functools.partial(self.forward, program, laid, outputs)
             natural, cuts = forward(kept_home) if kept_home else first, dict[Tensor, Shard]()
             found, wishes = backward(natural)
             while more := {tensor: layout for tensor, layout in wishes.items() if tensor not in cuts}:
@@ -125,7 +123,7 @@ class _AxisPlanner:
         return AxisForward(
             program,
             laid={i: laid[name] for i in given if (name := program.ops[i].name) in laid},
-            axis=self.mesh.axis,
+            axis=self.axis,
             input_layouts=(SINGLE_DEVICE,) * len(program.inputs),
             control_flow=self._answer,
             whole_outputs=[t for t, is_cut in zip(program.outputs, in_parts, strict=True) if not is_cut],

@@ -7,9 +7,10 @@ each turn.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from graphsplit.axes.plans import AxisPlanner
 from graphsplit.core.layouts import REPLICATE, EvenCut, Layout, Partial, Shard, evenly, is_whole
 from graphsplit.core.sizes.polynomials import UndecidedError
 from graphsplit.graph.function_calls import CONTROL_FLOW
@@ -17,9 +18,8 @@ from graphsplit.planning.propagation.forward_propagation import NaturalForms, wi
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import origin, turns_of
 from graphsplit.rules import Declined, Sharded, answer, answer_for_output, rule_of
+from graphsplit.rules.registry import Rule
 
-_OPERATIONS, _FEWEST = 200_000, 4  # of a program, as often as it is gone through: some ten seconds
-_MANY = 16  # operands: those of an `IdentityN` have nothing to do with each other, and there may be hundreds
 _LINK = 32  # how much longer a byte takes that is sent than one that is made: from 7 (NVLink) to 60 (PCIe) times
 
 
@@ -55,37 +55,39 @@ class UnitSearch:
     """Finds units; `run` does.
 
     Args:
-      program, columns, laid: as of `planned_along`.
-      forward: returns natural forms, as of `forward_along`.
+      program, laid: as of `planned_along`.
+      planner: of the axis.
       alike: captures that are cut between any two entries, by position, with those that are cut alike: optimizers'
         slots.
     """
 
     program: Program
-    columns: int
+    planner: AxisPlanner
     laid: Mapping[str, Layout]
-    forward: Callable[[Program, Mapping[str, Layout]], NaturalForms]
     alike: Mapping[int, Sequence[int]]
 
     def run(self) -> dict[int, Shard]:
         """Return how captures had better be cut, by position."""
-        found, tried = dict[int, Shard](), set[object]()
-        scopes, most = self._scopes(found), max(_OPERATIONS // len(self.program.ops), _FEWEST)
-        while most > 0 and (left := [(key, ways) for key, ways in self._asked(scopes).items() if key not in tried]):
-            key, ways = left[0]  # (what is asked first may be what keeps others from being asked)
-            tried.add(key)
-            cuts = [{**found, **own} for way in ways.values() if (own := self._behind(way))]
-            trials = [(other, self._scopes(other)) for other in cuts]
-            most -= 1 + len(trials)
-            best = min(trials, key=lambda trial: self._cost(trial[1]), default=(found, scopes))
-            if self._cost(best[1]) < self._cost(scopes):
-                found, scopes = best
+        found, scopes = dict[int, Shard](), self._scopes({})
+        cost, asked, met, looked_at = self._cost(scopes), self._asked(scopes), set[object](), list[dict[int, Shard]]()
+        while key := next((key for key in asked if key not in met), None):
+            met.add(key)  # (what is asked first may be what keeps others from being asked)
+            best = found, scopes, cost
+            for way in asked[key].values():
+                cuts = {**found, **self._behind(way)}
+                if cuts != found and cuts not in looked_at:
+                    looked_at.append(cuts)
+                    other = self._scopes(cuts)
+                    best = min(best, (cuts, other, self._cost(other)), key=lambda trial: trial[2])
+            if best[0] is not found:
+                found, scopes, cost = best
+                asked = self._asked(scopes)
         return found
 
     def _scopes(self, cuts: Mapping[int, Shard]) -> list[_LaidProgram]:
         """Return the program with variables that are cut so, and the functions in it."""
         own = {self.program.ops[i].name: self.layout_of(cut) for i, cut in cuts.items()}
-        found = [_LaidProgram(self.program, self.forward(self.program, {**self.laid, **own}))]
+        found = [_LaidProgram(self.program, self.planner.forward(self.program, {**self.laid, **own}))]
         for scope in found:  # those that are found on the way, too
             calls = [op for op in scope.program.ops if op.bodies and not CONTROL_FLOW[op.type].compiled]
             found += [self._inside(scope, op, body) for op in calls for body in op.bodies.values()]
@@ -96,14 +98,16 @@ class UnitSearch:
         wants = given.wants[CONTROL_FLOW[op.type].chooses :] if given is not None else (REPLICATE,) * len(body.inputs)
         pairs = zip(body.inputs, wants, strict=True)
         laid = {body.ops[i].name: want if isinstance(want, Shard) else REPLICATE for i, want in pairs}
-        return _LaidProgram(body, self.forward(body, laid), scope.turns * (turns.number if turns else 1), (scope, op))
+        return _LaidProgram(
+            body, self.planner.forward(body, laid), scope.turns * (turns.number if turns else 1), (scope, op)
+        )
 
     def layout_of(self, cut: Shard) -> Layout:
         """Return the layout of what has such units: the same on all devices where these are more."""
         units = cut.partition.length if isinstance(cut.partition, EvenCut) else 0
-        if units < self.columns:
+        if units < self.planner.columns:
             return REPLICATE
-        return evenly(cut.axis, units, self.columns, cut.blocks[0]).repeated(len(cut.blocks))
+        return evenly(cut.axis, units, self.planner.columns, cut.blocks[0]).repeated(len(cut.blocks))
 
     def _axis(self, capture: Op) -> int | None:
         """Return the axis along which a capture is cut, which stays as it was asked for."""
@@ -116,12 +120,13 @@ class UnitSearch:
         for scope, op in [(own, op) for own in scopes for op in own.program.ops]:
             natural = scope.natural
             layouts = tuple([natural.layout(tensor) for tensor in op.inputs])
-            for i, layout in enumerate(layouts):
-                if isinstance(layout, Shard) and not op.stateful and not op.bodies and rule_of(op.type) is not None:
-                    ways = _ways(op, i, layout) if natural.answers[op.index] is None else _fitting(op, i, layouts)
-                    for way in ways:
-                        group = found.setdefault((op.type, op.in_shapes, layouts), {})
-                        group.setdefault((i, way), []).append((scope, op.inputs[i], way))
+            rule = None if op.stateful or op.bodies else rule_of(op.type)
+            if rule is None or not any(isinstance(layout, Shard) for layout in layouts):
+                continue
+            ways = _ways if natural.answers[op.index] is None else _fitting
+            for i, way in ways(rule, op, layouts):
+                group = found.setdefault((op.type, op.in_shapes, layouts), {})
+                group.setdefault((i, way), []).append((scope, op.inputs[i], way))
         return found
 
     def _behind(self, wishes: Sequence[Wish]) -> dict[int, Shard]:
@@ -189,36 +194,35 @@ def _cost(program: Program, natural: NaturalForms) -> float:
     return _LINK * sum(moved.values()) + whole
 
 
-def _ways(op: Op, i: int, layout: Shard) -> Iterator[Shard]:
-    """Yield how an operation that does without parts of its operand could have it cut."""
-    (axis, rule), size = (layout.axis, rule_of(op.type)), layout.size(0)
+def _ways(rule: Rule, op: Op, layouts: Sequence[Layout]) -> Iterator[tuple[int, Shard]]:
+    """Yield how an operation that does without parts of its operands could have each of them cut."""
     try:
-        factors = rule.factors(op) if rule is not None else Declined("")
+        factors = rule.factors(op)
     except UndecidedError:
         return
-    dims = None if isinstance(factors, Declined) else factors.inputs[i]
-    if dims is None:
-        return
-    if isinstance(merged := dims[axis], tuple):  # each of its factors could be cut
-        for _, outer, inner in merged:
-            if type(outer) is int and type(inner) is int and size > outer * inner:
-                yield Shard(axis, (inner,) * outer, EvenCut(size // outer // inner))
     made = op.out_shapes[0] or ()
-    part = made[axis] if merged is None and len(made) == len(dims) else None
-    if type(part) is int and 1 < part < size and size % part == 0:  # of equal blocks: a split, or a slice
-        yield Shard(axis, (1,) * (size // part), EvenCut(part))
+    for i, layout in enumerate(layouts):
+        dims = None if isinstance(factors, Declined) else factors.inputs[i]
+        if dims is None or not isinstance(layout, Shard):
+            continue
+        axis, size = layout.axis, layout.size(0)
+        if isinstance(merged := dims[axis], tuple):  # each of its factors could be cut
+            for _, outer, inner in merged:
+                if type(outer) is int and type(inner) is int and size > outer * inner:
+                    yield i, Shard(axis, (inner,) * outer, EvenCut(size // outer // inner))
+        part = made[axis] if merged is None and len(made) == len(dims) else None
+        if type(part) is int and 1 < part < size and size % part == 0:  # of equal blocks: a split, or a slice
+            yield i, Shard(axis, (1,) * (size // part), EvenCut(part))
 
 
-def _fitting(op: Op, i: int, layouts: Sequence[Layout]) -> Iterator[Shard]:
-    """Yield how an operand would be cut to fit each of the others that stays where it is."""
-    if len(layouts) > _MANY:
-        return
-    rule, known = rule_of(op.type), [REPLICATE if is_whole(layout) else layout for layout in layouts]
-    for k, layout in enumerate(layouts):
-        given = with_operand(rule, op, known, k) if rule is not None and isinstance(layout, Shard) and k != i else None
-        want = given.wants[i] if isinstance(given, Sharded) else None
-        if isinstance(want, Shard) and want != layouts[i]:
-            yield want
+def _fitting(rule: Rule, op: Op, layouts: Sequence[Layout]) -> Iterator[tuple[int, Shard]]:
+    """Yield how each operand would be cut to fit one of the others that stays where it is."""
+    known = [REPLICATE if is_whole(layout) else layout for layout in layouts]
+    cut = [i for i, layout in enumerate(layouts) if isinstance(layout, Shard)]
+    for k in cut:
+        given = with_operand(rule, op, known, k)
+        pairs = [(i, given.wants[i]) for i in cut if i != k] if isinstance(given, Sharded) else []
+        yield from [(i, want) for i, want in pairs if isinstance(want, Shard) and want != layouts[i]]
 
 
 def _for_output(op: Op, output: int, way: Shard, given: Sharded | None) -> Sharded | None:

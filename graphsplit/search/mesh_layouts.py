@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphsplit.axes.partners import Partners
+from graphsplit.axes.plans import AxisPlanner
 from graphsplit.core.layouts import Shard
 from graphsplit.core.patterns import fits, pattern_of
 from graphsplit.costs.machine import Machine
@@ -172,7 +173,7 @@ class MeshLayouts:
     def _partners(self, columns: int) -> Partners:
         shapes = {i: own.shape for own in self.variables for i in own.captures}
         alike = {i: own.captures for own in self.variables for i in own.captures}
-        return Partners(self.program, self.axis, columns, shapes, alike)
+        return Partners(self.program, AxisPlanner(self.axis, columns), shapes, alike)
 
     def _times(self) -> AxisTimes:
         shapes = [own.shape for own in self.variables]

@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from graphsplit.api.layouts.new_variables import slots_by_name
 from graphsplit.api.layouts.variable_layouts import lay_out
-from graphsplit.axes.plans import forward_along
+from graphsplit.axes.plans import AxisPlanner
 from graphsplit.axes.units import UnitSearch
 from graphsplit.core.device_mesh import DeviceMesh
 from graphsplit.core.layouts import REPLICATE, Cut, MeshDivision, Nested, axis_of
@@ -46,7 +46,7 @@ def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: Devic
     for i, (own, layout) in free.items():
         groups.setdefault((id(heads.get(id(own), own)), layout), []).append(i)
     alike = {i: group for group in groups.values() for i in group}
-    found = UnitSearch(program, columns, laid, forward_along(grid.axis, columns), alike).run()
+    found = UnitSearch(program, AxisPlanner(grid.axis, columns), laid, alike).run()
     for i, cut in found.items():
         free[i][0]._graphsplit_units = columns, cut
     return list({id(free[i][0]): free[i][0] for i in found}.values())
