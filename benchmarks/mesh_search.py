@@ -145,7 +145,7 @@ def compare(block: Block, others: Sequence[Machine]) -> list[tuple[str, Candidat
 def question_of(call: PredictedCall, block: Block, own: Machine, make_plan: Callable[..., Any]) -> Question:
     """Return the question of `plan="auto"`."""
     variables = variables_to_cut(call.trace)
-    sizes = {variable.name: variable.bytes for variable in variables}
+    sizes = {variable.name: variable.all_bytes for variable in variables}
     rows = int(block.x.shape[0])
     table = table_for(Automatic(whole=True), vars(call.options), rows, block.devices, 1, sizes)
     table = replace(table, stages=())  # (they are searched as before)

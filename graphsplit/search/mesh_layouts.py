@@ -12,16 +12,18 @@ import glob
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from graphsplit.axes.partners import Partners
 from graphsplit.axes.plans import AxisPlanner
 from graphsplit.core.layouts import Shard
 from graphsplit.core.patterns import fits, pattern_of
 from graphsplit.costs.machine import Machine
+from graphsplit.planning.amounts import count_text
+from graphsplit.planning.mesh import Mesh
 from graphsplit.program.program import Program
-from graphsplit.search.axis_times import AxisTime, AxisTimes, written_bytes
+from graphsplit.search.axis_times import AxisTime, AxisTimes
 
 Cuts = Mapping[int, Shard]
 """How captures are cut that are, by position."""
@@ -30,8 +32,8 @@ Along = tuple[tuple[str, int], ...]
 """Patterns of names, and the dimension that is cut of the variables that they fit."""
 
 _LARGE = 1 / 50  # of all bytes, of a variable and those like it: smaller ones are cut only as partners
-_OPERATIONS, _FEWEST = 100_000, 12  # of a program, as often as it is gone through for a mesh: about ten seconds
-_PASSES = 4  # through it, for each choice
+_OPERATIONS, _FEWEST = 100_000, 12  # of a program, as often as a layout of it is estimated: about ten seconds
+_NAMED = 3  # variables, of those that are not looked at
 _NUMBER = re.compile(r"_?(\d+)$")
 
 
@@ -42,14 +44,21 @@ class Variable:
     Attributes:
       name: by which users know it.
       shape: of it.
-      bytes: with its slots.
+      bytes: of it.
       captures: all that lies as it does: the positions of its captures, and those of its slots.
+      slot_bytes: of its slots.
     """
 
     name: str
     shape: tuple[int, ...]
     bytes: int
     captures: tuple[int, ...]
+    slot_bytes: int = 0
+
+    @property
+    def all_bytes(self) -> int:
+        """Those of its slots, too."""
+        return self.bytes + self.slot_bytes
 
     @functools.cached_property
     def words(self) -> tuple[str, ...]:
@@ -86,70 +95,96 @@ class MeshLayouts:
       variables: those that may be cut.
       machine: by which speed is told.
       axis: what the axis is called.
+      columns: how many devices it has.
+      rows: the shards of the batch, along the other axis.
+
+    Attributes:
+      left_out: what was not looked at because the function is large; "" if everything was.
     """
 
     program: Program
     variables: Sequence[Variable]
     machine: Machine
     axis: str
+    columns: int
+    rows: Mesh
+    left_out: str = field(default="", init=False)
+    _known: dict[frozenset[tuple[int, Shard]], tuple[dict[int, Shard], AxisTime]] = field(
+        default_factory=dict, init=False
+    )
 
-    def found(self, rows: int, columns: int) -> list[Laid]:
-        """Return layouts for a mesh of so many rows and columns, the fastest first, those that were met on the way.
+    def found(self) -> list[Laid]:
+        """Return layouts, the fastest first, those that were met on the way.
 
         The one that cuts nothing is among them. The last one is once more the one that cuts most.
         """
-        times, partners = self._times(), self._partners(columns)
-        known: dict[frozenset[tuple[int, Shard]], tuple[dict[int, Shard], AxisTime]] = {}
-
-        def seconds(cuts: Cuts) -> float:
-            key = frozenset(cuts.items())
-            if key not in known:
-                known[key] = dict(cuts), times.of(partners.laid(cuts), rows, columns)
-            return known[key][1].seconds
-
-        choices, best, before = sorted(self.choices(columns), key=seconds), dict[int, Shard](), math.inf
-        while seconds(best) < before and (before == math.inf or len(known) < self._most_passes):
-            before = seconds(best)
+        best, before = dict[int, Shard](), math.inf
+        self._seconds(best)
+        choices = sorted(self._choices(), key=self._seconds)
+        while self._seconds(best) < before:
+            before = self._seconds(best)
             for choice in choices:  # it is taken, whatever was cut otherwise, or taken back
                 left = {i: cut for i, cut in best.items() if choice.get(i) != cut}
-                best = min([best, {**best, **choice}, left], key=seconds)
+                best = min([best, *self._affordable({**best, **choice}, left)], key=self._seconds)
         most = dict(best)
         for choice in sorted(choices, key=self._bytes, reverse=True):
             most.update(choice if not any(most.get(i, cut) != cut for i, cut in choice.items()) else {})
-        seconds(most)
-        ordered = sorted(known.values(), key=lambda pair: pair[1].seconds)
-        last = known[frozenset(most.items())]
+        self._seconds(most)
+        ordered = sorted(self._known.values(), key=lambda pair: pair[1].seconds)
+        last = self._known[frozenset(most.items())]
         return [self._laid(*pair) for pair in [*ordered, last]]
 
-    def choices(self, columns: int) -> list[dict[int, Shard]]:
-        """Return what may be cut together: variables with their partners, and alone, in all equal blocks alike."""
-        partners, found = self._partners(columns), dict[object, dict[int, Shard]]()
-        ways: tuple[Callable[[dict[int, Shard]], dict[int, Shard]], ...] = (dict, partners.of)
-        met: tuple[set[tuple[int, int]], ...] = (set(), set())  # alone, and with partners
-        pairs = [(own, k) for own in self._large() for k, size in enumerate(own.shape) if size >= columns]
-        for variable, dimension in pairs:
-            if _PASSES * len(found) >= self._most_passes:
-                break
-            for known, cut_with in zip(met, ways, strict=True):
-                if (variable.captures[0], dimension) not in known:
-                    cuts = cut_with(partners.alone(variable.captures[0], dimension))
-                    own = self._in_all_blocks(variable, cuts)
-                    known.update((i, cut.axis) for i, cut in own.items())
-                    found.setdefault(frozenset(own.items()), own)
-        return list(found.values())
+    def _seconds(self, cuts: Cuts) -> float:
+        """Return about what a step takes; each layout is estimated once."""
+        key = frozenset(cuts.items())
+        if key not in self._known:
+            self._known[key] = dict(cuts), self._times.of(self._partners.laid(cuts))
+        return self._known[key][1].seconds
+
+    def _affordable(self, *layouts: dict[int, Shard]) -> list[dict[int, Shard]]:
+        """Return the layouts whose times are known, and others as long as few have been estimated."""
+        found = [cuts for cuts in layouts if self._left > 0 or frozenset(cuts.items()) in self._known]
+        if len(found) < len(layouts):
+            self.left_out = self.left_out or "some combinations of variables that are cut"
+        return found
 
     @property
-    def _most_passes(self) -> int:
-        """How often the program is gone through, about, however large it is."""
-        return max(_OPERATIONS // len(self.program.ops), _FEWEST)
+    def _left(self) -> int:
+        """How many layouts may be estimated still."""
+        return max(_OPERATIONS // len(self.program.ops), _FEWEST) - len(self._known)
+
+    def _choices(self) -> list[dict[int, Shard]]:
+        """Return what may be cut together: variables alone, and with their partners, in all equal blocks alike."""
+        found, alone, together = dict[object, dict[int, Shard]](), set[tuple[int, int]](), set[tuple[int, int]]()
+        keys = [(own, k) for own in self._large() for k, size in enumerate(own.shape) if size >= self.columns]
+        half = self._left // 2  # (the others are for combinations)
+        missed = dict[str, None]()
+        for variable, dimension in keys:
+            key = variable.captures[0], dimension
+            if key in alone and key in together:
+                continue
+            if len(found) >= half:
+                missed[variable.name] = None
+                continue
+            own = self._partners.alone(*key)
+            ways = [(alone, own)] if key not in alone else []
+            ways += [(together, self._partners.of(own))] if key not in together else []
+            for met, cuts in ways:
+                everywhere = self._in_all_blocks(variable, cuts)
+                met.update((i, cut.axis) for i, cut in everywhere.items())
+                found.setdefault(frozenset(everywhere.items()), everywhere)
+        if missed:
+            named = ", ".join([*list(missed)[:_NAMED], *(["..."] if len(missed) > _NAMED else [])])
+            self.left_out = f"ways to cut {count_text(len(missed), 'large variable')}: {named}"
+        return list(found.values())
 
     def _large(self) -> list[Variable]:
         """Return those of which there is much, the largest first."""
-        total, sums = sum(own.bytes for own in self.variables), dict[object, int]()
+        total, sums = sum(own.all_bytes for own in self.variables), Counter[object]()
         for own in self.variables:
-            sums[own.words, own.shape] = sums.get((own.words, own.shape), 0) + own.bytes
+            sums[own.words, own.shape] += own.all_bytes
         large = [own for own in self.variables if sums[own.words, own.shape] >= _LARGE * total]
-        return sorted(large, key=lambda own: -own.bytes)
+        return sorted(large, key=lambda own: -own.all_bytes)
 
     def _in_all_blocks(self, variable: Variable, cuts: Cuts) -> dict[int, Shard]:
         """Return cuts of one block, of a variable and its partners, in all blocks that are like it."""
@@ -170,18 +205,26 @@ class MeshLayouts:
                 found |= fitting
         return found
 
-    def _partners(self, columns: int) -> Partners:
+    @functools.cached_property
+    def _planner(self) -> AxisPlanner:
+        return AxisPlanner(self.axis, self.columns)
+
+    @functools.cached_property
+    def _partners(self) -> Partners:
         shapes = {i: own.shape for own in self.variables for i in own.captures}
         alike = {i: own.captures for own in self.variables for i in own.captures}
-        return Partners(self.program, AxisPlanner(self.axis, columns), shapes, alike)
+        return Partners(self.program, self._planner, shapes, alike)
 
+    @functools.cached_property
     def _times(self) -> AxisTimes:
-        shapes = [own.shape for own in self.variables]
-        sizes = {i: own.bytes // len(own.captures) for own in self.variables for i in own.captures}
-        return AxisTimes(self.program, self.axis, self.machine, shapes, written_bytes(self.program, sizes))
+        ops, shapes = self.program.ops, [own.shape for own in self.variables]
+        written = {tensor.op for i in self.program.writes for tensor in ops[i].inputs}
+        changed = [own for own in self.variables if not written.isdisjoint(own.captures)]
+        gradients = {ops[own.captures[0]].name: own.bytes for own in changed}  # (slots are made of the same sum)
+        return AxisTimes(self.program, self._planner, self.rows, self.machine, shapes, gradients)
 
     def _bytes(self, cuts: Cuts) -> int:
-        return sum(own.bytes for own in self.variables if own.captures[0] in cuts)
+        return sum(own.all_bytes for own in self.variables if own.captures[0] in cuts)
 
     def _laid(self, cuts: Cuts, time: AxisTime) -> Laid:
         own = [(one, cuts[one.captures[0]].axis) for one in self.variables if one.captures[0] in cuts]

@@ -18,6 +18,7 @@ from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.progress import phase
 from graphsplit.costs.machine import Machine
 from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.mesh import mesh_of
 from graphsplit.prediction.buffers import Memory
 from graphsplit.prediction.predictions import predict_plan
 from graphsplit.search.candidates import Candidate, least_state
@@ -224,8 +225,11 @@ class Search:
             return []
         if mesh not in self._laid:
             machine = question.machine.covering(question.table.devices[0])
-            found = MeshLayouts(question.program, question.variables, machine, mesh.axis)
-            self._laid[mesh] = found.found(mesh.rows, columns)
+            rows = mesh_of([""] * mesh.rows, question.rows)
+            search = MeshLayouts(question.program, question.variables, machine, mesh.axis, columns, rows)
+            self._laid[mesh] = search.found()
+            if search.left_out:
+                self.left_out.append(f"not compared: mesh {mesh}: {search.left_out}")
         return self._laid[mesh]
 
     def _why(self, best: Candidate) -> str:

@@ -23,11 +23,17 @@ def variables_to_cut(trace: Trace) -> list[Variable]:
         if head.shape == own.shape and own.shape.rank and can_be_parted(own):
             owners.setdefault(id(head), head)
             captures.setdefault(id(head), []).append(position)
-    sizes = Counter[int]()
+    slot_bytes = Counter[int]()
     for own in trace.variables:
-        sizes[id(slots.get(id(own), own))] += (own.shape.num_elements() or 0) * int(own.dtype.size or 0)
+        if (head := slots.get(id(own))) is not None:
+            slot_bytes[id(head)] += _bytes_of(own)
     names = Counter(map(name_of, trace.variables))
     found = [
-        Variable(name_of(own), tuple(own.shape.as_list()), sizes[k], tuple(captures[k])) for k, own in owners.items()
+        Variable(name_of(own), tuple(own.shape.as_list()), _bytes_of(own), tuple(captures[k]), slot_bytes[k])
+        for k, own in owners.items()
     ]
     return [own for own in found if names[own.name] == 1]  # (two of one name cannot lie differently)
+
+
+def _bytes_of(variable: tf.Variable) -> int:
+    return (variable.shape.num_elements() or 0) * int(variable.dtype.size or 0)
