@@ -7,7 +7,7 @@ from collections import Counter
 from graphsplit.core.devices import short_name
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.records import PlacedOp
-from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.text.advice import advice_on
 
 FEW_ROWS = 8
@@ -47,7 +47,7 @@ def _few_rows(placement: PlacementGraph) -> list[str]:
     small = [rows for rows in placement.rows if rows < FEW_ROWS]
     if not small or len(placement.rows) < 2:
         return []
-    return [f"a shard has {_count(min(small), 'row')}: likely launch-bound"]
+    return [f"a shard has {count_text(min(small), 'row')}: likely launch-bound"]
 
 
 def _gathered_at_home(placement: PlacementGraph) -> list[str]:
@@ -58,7 +58,7 @@ def _gathered_at_home(placement: PlacementGraph) -> list[str]:
         known = f"{format_bytes(op.gathered_bytes)} gathered" if op.gathered_bytes else "rows gathered"
         found.append(f"{known} on one device by {op.type}{where}: {why}")
     more = len(placement.home_ops_with_batch) - 5
-    return found + ([f"{_count(more, 'more operation')} on one device carry rows of the batch"] if more > 0 else [])
+    return found + ([f"{count_text(more, 'more operation')} on one device carry rows of the batch"] if more > 0 else [])
 
 
 def _large_transfers(placement: PlacementGraph) -> list[str]:
@@ -102,21 +102,19 @@ def _without_kernel(placement: PlacementGraph) -> list[str]:
     if not kinds:
         return []
     them = ", ".join(f"{count} {kind}" for kind, count in kinds.most_common(5)) + (", ..." if len(kinds) > 5 else "")
-    return [f"no GPU kernel for {_count(kinds.total(), 'operation')} on GPUs, which will run on the host: {them}"]
+    return [f"no GPU kernel for {count_text(kinds.total(), 'operation')} on GPUs, which will run on the host: {them}"]
 
 
 def _unknown(placement: PlacementGraph) -> list[str]:
     unknown = sum(map(_is_open, placement.ops.values()))
     if not unknown:
         return []
-    return [f"sizes of {_count(unknown, 'operation')} are not known before the run; their bytes and FLOPs count as 0"]
+    return [
+        f"sizes of {count_text(unknown, 'operation')} are not known before the run; their bytes and FLOPs count as 0"
+    ]
 
 
 def _is_open(op: PlacedOp) -> bool:
     """Return whether sizes of what an operation yields are not known."""
     is_open = any(shape is None or None in shape for shape in op.shapes)
     return is_open and "resource" not in op.dtypes and "variant" not in op.dtypes
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

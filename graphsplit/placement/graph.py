@@ -94,12 +94,13 @@ class PlacementGraph:
     @property
     def balance(self) -> float:
         """The busiest device's FLOPs over the devices' mean; 1.0 is perfect balance."""
-        return questions.balance_of(self.devices)
+        flops = [totals.flops for totals in self.devices.values()]
+        return max(flops) * len(flops) / sum(flops) if any(flops) else 1.0
 
     @functools.cached_property
     def home_ops_with_batch(self) -> tuple[PlacedOp, ...]:
         """The operations that run once, at home, though they carry rows of the batch; the most expensive first."""
-        return tuple(questions.carrying_home(list(self.ops.values())))
+        return tuple(sorted((op for op in self.ops.values() if op.home_reason), key=lambda op: -op.gathered_bytes))
 
     @property
     def moved(self) -> tuple[PlacedOp, ...]:
@@ -135,13 +136,12 @@ class PlacementGraph:
         """
         if machine is not None:
             times = placed_times(self.ops, self.edges, machine_of(machine))
-            return questions.find_critical_path(self.graph, self.ops, times.seconds_of, times.seconds_of_sent)
-        return questions.find_critical_path(
-            self.graph,
-            self.ops,
-            lambda op: (op.flops or 0) / flops_per_second + seconds_per_op,
-            lambda count: count / bytes_per_second,
-        )
+        else:
+            times = (
+                lambda op: (op.flops or 0) / flops_per_second + seconds_per_op,
+                lambda count: count / bytes_per_second,
+            )
+        return questions.find_critical_path(self.graph, self.ops, *times)
 
     def select(self, pattern: str) -> list[PlacedOp]:
         """Return the operations whose name or type matches a shell pattern: `"dense/*"`, `"MatMul"`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import fnmatch
-import heapq
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -128,25 +127,14 @@ def topological_order(graph: nx.MultiDiGraph) -> list[str]:
 
     Where a graph has loops (TensorFlow 1), the edges back are ignored.
     """
+    import networkx as nx
+
+    again = [name for name, op_type in graph.nodes(data="type") if op_type in ("NextIteration", "RefNextIteration")]
+    if again:
+        graph = graph.copy()
+        graph.remove_edges_from(list(graph.out_edges(again)))
     position = {name: i for i, name in enumerate(graph)}
-    names = list(graph)
-    waiting = {name: len(set(graph.predecessors(name))) for name in names}
-    ready = [position[name] for name in names if not waiting[name]]
-    heapq.heapify(ready)
-    done: dict[str, None] = {}
-    while len(done) < len(names):
-        if not ready:  # a loop: begin where it is entered
-            left = [n for n in names if n not in done]
-            ready = [position[next((n for n in left if graph.nodes[n]["type"] == "Merge"), left[0])]]
-        name = names[heapq.heappop(ready)]
-        if name in done:
-            continue
-        done[name] = None
-        for target in set(graph.successors(name)):
-            waiting[target] -= 1
-            if waiting[target] == 0 and target not in done:
-                heapq.heappush(ready, position[target])
-    return list(done)
+    return list(nx.lexicographical_topological_sort(graph, position.__getitem__))
 
 
 def reading_order(graph: nx.MultiDiGraph) -> list[str]:
@@ -157,13 +145,6 @@ def reading_order(graph: nx.MultiDiGraph) -> list[str]:
         if after and not graph.in_degree(name) and graph.nodes[name]["type"] != "Placeholder":
             rank[name] = min(after) - 0.5
     return sorted(rank, key=lambda name: rank[name])
-
-
-def balance_of(totals: Mapping[str, DeviceTotals]) -> float:
-    """Return the largest device's share of the FLOPs over the mean share; 1.0 is perfect balance."""
-    flops = [t.flops for t in totals.values() if t.flops or t.ops]
-    mean = sum(flops) / len(flops) if flops else 0
-    return max(flops) / mean if mean else 1.0
 
 
 def select(ops: Iterable[PlacedOp], pattern: str) -> list[PlacedOp]:
@@ -231,8 +212,3 @@ def compare(before: Mapping[str, PlacedOp], after: Mapping[str, PlacedOp]) -> li
             if x != y:
                 changes.append(Change(name, what, str(x), str(y)))
     return changes
-
-
-def carrying_home(ops: Sequence[PlacedOp]) -> list[PlacedOp]:
-    """Return the operations at home that carry rows of the batch, the most expensive first."""
-    return sorted((op for op in ops if op.home_reason), key=lambda op: -op.gathered_bytes)

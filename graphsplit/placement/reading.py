@@ -23,6 +23,7 @@ from graphsplit.program.reading.shape_inference import known_shape
 
 Outputs = Mapping[str, Sequence[tuple[Shape | None, str, int]]]
 _NO_KERNELS = frozenset({"Placeholder"})  # of an argument: it is where the caller put it
+_NO_VALUE = tf.compat.v1.AttrValue()
 _READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableV2", "VarHandleOp"})
 
 
@@ -47,6 +48,10 @@ def _read_op(
     shapes = tuple(shape for shape, _, _ in outputs[node.name])
     references = [split_reference(reference) for reference in node.data]
     requested = "" if node.name in source.resource_devices else full_name(node.device)
+
+    def attribute(name: str) -> Any:
+        return node.node.attr.get(name, _NO_VALUE)
+
     return PlacedOp(
         name=node.name,
         type=node.node.op,
@@ -58,7 +63,7 @@ def _read_op(
         shapes=shapes,
         dtypes=tuple(dtype for _, dtype, _ in outputs[node.name]),
         output_bytes=sum(size for _, _, size in outputs[node.name]),
-        flops=count_flops(node.node.op, _attribute(node.node), [outputs[n][k][0] for n, k in references], shapes),
+        flops=count_flops(node.node.op, attribute, [outputs[n][k][0] for n, k in references], shapes),
         variable=source.variables.get(node.name, ""),
         parameter_bytes=_held_bytes(source.held.get(node.name)),
         argument=source.arguments.get(node.name, ""),
@@ -67,7 +72,7 @@ def _read_op(
         home_reason=reason,
         gathered_bytes=gathered,
         backward=node.backward,
-        body_of=_owner(node, stand_ins),
+        body_of=node.body_of if node.body_of not in stand_ins else "",
         no_kernel="GPU" in requested and node.node.op not in _NO_KERNELS and "GPU" not in kernel_devices(node.node),
     )
 
@@ -139,19 +144,10 @@ def _stand_in(node: FlatNode) -> Any:
     return make_node(node.name, "Placeholder", [], dtype=dtype, shape=tf.compat.v1.AttrValue(shape=shape))
 
 
-def _attribute(node: Any) -> Any:
-    empty = tf.compat.v1.AttrValue()
-    return lambda name: node.attr.get(name, empty)
-
-
 def _held_bytes(held: tuple[tf.DType, tf.TensorShape] | None) -> int:
     if held is None or not held[1].is_fully_defined():
         return 0
     return int(held[1].num_elements() or 0) * int(held[0].size)
-
-
-def _owner(node: FlatNode, stand_ins: Mapping[str, str]) -> str:
-    return node.body_of if node.body_of not in stand_ins else ""
 
 
 def _edges(node: FlatNode, outputs: Outputs, stand_ins: Mapping[str, str]) -> list[Edge]:

@@ -41,10 +41,15 @@ def format_bytes(count: int) -> str:
     >>> format_bytes(2_500_000)
     '2.5 MB'
     """
-    size, units = float(count), ["B", "kB", "MB", "GB", "TB"]
-    while size >= 1000 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.0f} {units[0]}" if units[0] == "B" else f"{size:.1f} {units[0]}"
+    return scaled(count, "B", "kB", "MB", "GB", "TB")
+
+
+def scaled(count: int, *units: str) -> str:
+    """Return a number in the unit in which it is short, each a thousand times the one before."""
+    size, power = float(count), 0
+    while size >= 1000 and power < len(units) - 1:
+        size, power = size / 1000, power + 1
+    return f"{size:.{1 if power else 0}f} {units[power]}"
 
 
 def aligned(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from graphsplit.core.devices import short_name
+from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.questions import natural_order
 from graphsplit.placement.records import PlacedOp
 
@@ -30,9 +31,7 @@ class Lane:
         """What of the batch runs there, `stage 1, shards 0 to 3 in turns`; "" for what runs once."""
         parts = [f"stage {self.stage}"] if self.stage else []
         if len(self.shards) > 1:
-            follow = self.shards == tuple(range(self.shards[0], self.shards[-1] + 1))
-            several = f"{self.shards[0]} to {self.shards[-1]}" if follow else ", ".join(map(str, self.shards))
-            parts.append(f"shards {several} in turns")
+            parts.append(f"shards {_span(self.shards)} in turns")
         elif self.shards:
             parts.append(f"shard {self.shards[0]}")
         return ", ".join(parts)
@@ -45,6 +44,43 @@ class Lane:
     def order(self) -> tuple[object, ...]:
         """What lanes are sorted by: what runs once first, then pipeline by pipeline, device by device."""
         return bool(self.work), self.shards[:1], natural_order(self.device), natural_order(f":{self.stage}")
+
+
+def _span(numbers: Sequence[int]) -> str:
+    """Return sorted numbers for people: `0 to 3`, or `0, 2, 5`."""
+    follow = list(numbers) == list(range(numbers[0], numbers[-1] + 1))
+    return f"{numbers[0]} to {numbers[-1]}" if follow else ", ".join(map(str, numbers))
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Lanes whose shards do the same work.
+
+    Attributes:
+      shown: the one that stands for all.
+      lanes: all of them, in their order.
+    """
+
+    shown: Lane
+    lanes: tuple[Lane, ...]
+
+    def __str__(self) -> str:
+        if len(self.lanes) == 1:
+            return self.shown.work
+        shards = sorted(shard for lane in self.lanes for shard in lane.shards)
+        stage = f"stage {self.shown.stage}, " if self.shown.stage else ""
+        return f"{stage}shards {_span(shards)}"
+
+    @property
+    def devices(self) -> str:
+        """Where they are, `CPU:0 to 7`."""
+        names = sorted({lane.device for lane in self.lanes}, key=natural_order)
+        places, numbers = {n.rpartition(":")[0] for n in names}, [n.rpartition(":")[2] for n in names]
+        if len(names) > 1 and len(places) == 1 and all(map(str.isdigit, numbers)):
+            span = _span([int(number) for number in numbers])
+            if "," not in span:
+                return f"{short_name(names[0]).removesuffix(numbers[0])}{span}"
+        return ", ".join(map(short_name, names)) or "any device"
 
 
 def lanes_of(ops: Iterable[PlacedOp]) -> dict[str, Lane]:
@@ -85,3 +121,28 @@ def _lane(op: PlacedOp, lanes: Mapping[tuple[str, str], Lane]) -> Lane:
 def _serves(op: PlacedOp) -> bool:
     """Return whether an operation is no work on rows, but a constant, a wait or something sent."""
     return op.type in ("Const", "NoOp") or bool(op.role)
+
+
+def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], critical: set[str]) -> list[Alike]:
+    """Return the lanes with work on shards, those together whose shards do the same, in their order.
+
+    Args:
+      placement: what is looked at.
+      lane_of: the lane of each operation.
+      critical: the operations of the critical path: it is shown where it is, if one of several does.
+    """
+    work: dict[Lane, set[tuple[object, ...]]] = defaultdict(set)
+    on_path = Counter(lane_of[name] for name in critical if name in placement.ops)
+    for op in placement.ops.values():
+        lane = lane_of[op.name]
+        if op.shard is not None and not op.role and lane.shards:
+            turn = lane.shards.index(op.shard)
+            work[lane].add((turn, tuple(op.own_name.split("/")[1:]), op.type, op.ran))
+    together: dict[object, list[Lane]] = defaultdict(list)
+    for lane in sorted(work, key=lambda lane: lane.order):
+        together[lane.stage, frozenset(work[lane])].append(lane)
+    home = home_device(placement.ops.values())
+    return [
+        Alike(max(lanes, key=lambda lane: (on_path[lane], lane.device != home, -lanes.index(lane))), tuple(lanes))
+        for lanes in together.values()
+    ]

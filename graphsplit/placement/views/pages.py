@@ -16,8 +16,7 @@ from graphsplit.placement.questions import natural_order, reading_order
 from graphsplit.placement.records import CriticalPath, PlacedOp, Transfer
 from graphsplit.placement.summaries import folded_scopes, page_paths
 from graphsplit.placement.views.colors import device_colors
-from graphsplit.placement.views.lanes import Lane, lanes_of
-from graphsplit.placement.views.overviews import alike_lanes
+from graphsplit.placement.views.lanes import Lane, alike_lanes, lanes_of
 from graphsplit.placement.views.routes import Kinds, routes_of, way_text, ways_text
 from graphsplit.placement.views.tables import format_flops
 from graphsplit.planning.amounts import count_text, format_bytes

@@ -14,7 +14,7 @@ from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.summaries import Box, LaneFlow, Summary, summarize
 from graphsplit.placement.views.colors import device_colors
 from graphsplit.placement.views.tables import format_flops, shorten
-from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.amounts import count_text, format_bytes
 
 _WIDTH, _HEIGHT, _ROW = 3.0, 0.62, 0.9  # of a box, and from one box to the next, in inches
 _COLUMN = 4.4
@@ -209,7 +209,7 @@ def _label(
 
 
 def _subtitle(box: Box) -> str:
-    ops = "1 operation" if box.ops == 1 else f"{box.ops} operations"
+    ops = count_text(box.ops, "operation")
     return f"{ops}, {format_flops(box.flops)}" if box.flops else ops
 
 

@@ -9,7 +9,7 @@ from graphsplit.core.devices import short_name
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.records import DeviceTotals
-from graphsplit.planning.amounts import aligned, format_bytes
+from graphsplit.planning.amounts import aligned, format_bytes, scaled
 
 WIDTH = 100
 _HEADERS = ("device", "ops", "FLOPs", "share", "parameters", "activations", "received", "sent")
@@ -33,10 +33,7 @@ def format_flops(count: int) -> str:
     >>> format_flops(4_040_000_000)
     '4.0 GFLOPs'
     """
-    size, units = float(count), ["FLOPs", "kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs"]
-    while size >= 1000 and len(units) > 1:
-        size, units = size / 1000, units[1:]
-    return f"{size:.0f} {units[0]}" if units[0] == "FLOPs" else f"{size:.1f} {units[0]}"
+    return scaled(count, "FLOPs", "kFLOPs", "MFLOPs", "GFLOPs", "TFLOPs", "PFLOPs")
 
 
 def shorten(line: str, width: int = WIDTH) -> str:
