@@ -15,7 +15,6 @@ from graphsplit.saved_models.graphs import transpile_and_plan
 from graphsplit.saved_models.options import TranspileOptions
 from graphsplit.saved_models.parts import ends_of
 from graphsplit.saved_models.stripping import strip_devices
-from graphsplit.saved_models.targets import check_target
 from graphsplit.saved_models.transpiling import transpile_directory
 
 
@@ -57,7 +56,7 @@ def _transpile_file(
     source: str, target: str, options: TranspileOptions, inputs: Sequence[str], outputs: Sequence[str]
 ) -> str:
     graph = files.read_graph_def(source)
-    recognize = check_target(source, target, options.overwrite)
+    recognize = files.check_target(source, target, options.overwrite)
     found_inputs, found_outputs = ends_of(graph)
     inputs, outputs = inputs or found_inputs, outputs or found_outputs
     result, plan = transpile_and_plan(graph, list(inputs), list(outputs), options)

@@ -9,7 +9,8 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from concurrent.futures import Future, wait
+from typing import Any, TypeVar
 
 from graphsplit.clusters.cluster import Cluster
 from graphsplit.clusters.status import ask_all
@@ -39,37 +40,22 @@ class Frozen(Exception):  # noqa: N818  (it is caught by those who know what to 
         self.ended = ended
 
 
-class Call(Generic[R]):
-    """A call in a thread of its own."""
+class Call(Future[R]):
+    """A call in a thread of its own, which does not keep the process alive."""
 
     def __init__(self, run: Callable[[], R]):
-        self._run = run
-        self._result: list[R] = []
-        self._error: BaseException | None = None
-        self._done = threading.Event()
-        threading.Thread(target=self._work, name="graphsplit call", daemon=True).start()
+        super().__init__()
+        threading.Thread(target=self._work, args=(run,), name="graphsplit call", daemon=True).start()
 
-    def _work(self) -> None:
+    def _work(self, run: Callable[[], R]) -> None:
         try:
-            self._result.append(self._run())
+            self.set_result(run())
         except BaseException as error:
-            self._error = error
-        self._done.set()
+            self.set_exception(error)
 
     def has_ended(self, timeout_s: float = 0.0) -> bool:
         """Return whether the call ends in time."""
-        return self._done.wait(timeout_s)
-
-    def wait(self) -> R:
-        """Return what the call returns, or raise what it raises, whenever that is."""
-        self._done.wait()
-        return self.result()
-
-    def result(self) -> R:
-        """Return what the call returned, or raise what it raised."""
-        if self._error is not None:
-            raise self._error
-        return self._result[0]
+        return bool(wait([self], timeout_s).done)
 
 
 class Watch:

@@ -7,6 +7,8 @@ docstrings, by `ci/errors.py`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 class GraphsplitError(Exception):
     """Base class of every error that graphsplit raises itself.
@@ -174,6 +176,8 @@ class CheckError(GraphsplitError, AssertionError):
     """
 
 
-def bullet_list(lines: list[str]) -> str:
-    """Return `lines` as an indented list, the form in which errors name several offenders at once."""
-    return "\n".join(f"  - {line}" for line in lines)
+def bullet_list(lines: Sequence[str], most: int | None = None) -> str:
+    """Return `lines`, or the first ones and how many more, as errors name several offenders at once."""
+    shown = list(lines[:most])
+    more = len(lines) - len(shown)
+    return "\n".join(f"  - {line}" for line in [*shown, *([f"... and {more} more"] if more else [])])

@@ -45,10 +45,9 @@ def stages_of_model(model: Any, stages: object, flavor: Flavor) -> int | Beginni
     fitting = {pattern: fnmatch.filter(names, pattern) for pattern in stages}
     idle = [pattern for pattern, found in fitting.items() if not found]
     if idle:
-        some = names[:_MOST_NAMES] + [f"... and {len(names) - _MOST_NAMES} more"] * (len(names) > _MOST_NAMES)
         raise ArgumentError(
             f"stages={stages!r}: no layer of {model.name!r} has a name that fits {', '.join(map(repr, idle))}. Its "
-            f"layers are:\n{bullet_list(some)}"
+            f"layers are:\n{bullet_list(names, _MOST_NAMES)}"
         )
     suffix = r"_\d+" if flavor is KERAS_3 else ""
     in_order = sorted(fitting, key=lambda pattern: names.index(fitting[pattern][0]))

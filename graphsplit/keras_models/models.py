@@ -115,9 +115,9 @@ class ParallelModel(SharedState):
 
         return placement_of_plan(self._planned(x, y, sample_weight, step=step), actual)
 
-    def _planned(self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None) -> Planned:
-        """Return what a batch runs, for those who look at it."""
-        function, arguments = self._parallel_step(x, y, sample_weight, step=step)
+    def _planned(self, *batch: Any, **which: Any) -> Planned:
+        """Return what a batch runs, for those who look at it; see `plan`."""
+        function, arguments = self._parallel_step(*batch, **which)
         planned = function._planned(*arguments)
         return planned._replace(name=f"{self.template.name}.{planned.name}")
 

@@ -134,9 +134,8 @@ def sources_of(
     left = [name for name in files if name not in taken and not any(fits(name, pattern) for pattern in ignore)]
     wrong += [f"tensor {name!r}: no variable takes it" for name in sorted(left)]
     if wrong:
-        some = [*wrong[:_SHOWN], *([f"... and {len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else [])]
         raise ArgumentError(
-            f"Variables of the target and tensors of {path} do not fit together:\n{bullet_list(some)}\n"
+            f"Variables of the target and tensors of {path} do not fit together:\n{bullet_list(wrong, _SHOWN)}\n"
             "Say names={variable: tensor}, or a function of a variable's name; (tensor, (1, 0)) transposes it. "
             "What ignore=['pattern', ...] fits is left out."
         )

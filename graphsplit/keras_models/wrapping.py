@@ -219,10 +219,9 @@ def _check_on_cpu(model: Any) -> None:
         if ":CPU:" not in (device := canonical_name(_value(v).device))
     ]
     if elsewhere:
-        more = [f"... and {len(elsewhere) - 5} more"] if len(elsewhere) > 5 else []
         raise ArgumentError(
             "cpu_relocation=True keeps the weights on the CPU, but variables cannot move once they are made:\n"
-            f"{bullet_list(elsewhere[:5] + more)}\n"
+            f"{bullet_list(elsewhere, 5)}\n"
             "Make the model under `with tf.device('CPU:0'):`. If it is trained already, make a copy there with "
             "clone_model, and copy the weights with set_weights. Or leave out cpu_relocation."
         )

@@ -161,7 +161,7 @@ class PlacementGraph:
         if wrong:
             raise PlacementError(
                 f"{len(wrong)} of the {len(found)} operations that match {pattern!r} are not on {short_name(asked)}:\n"
-                + bullet_list(wrong[:20])
+                + bullet_list(wrong, 20)
             )
 
     def _near(self, pattern: str) -> str:
@@ -174,7 +174,7 @@ class PlacementGraph:
         if wrong:
             raise PlacementError(
                 f"{len(wrong)} of {len(self.gradients)} backward operations are not with the forward operation that "
-                f"they differentiate:\n{bullet_list(wrong[:20])}"
+                f"they differentiate:\n{bullet_list(wrong, 20)}"
             )
 
     def diff(self, other: PlacementGraph) -> list[Change]:

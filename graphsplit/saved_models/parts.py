@@ -119,9 +119,8 @@ def check_can_be_split(nodes: Iterable[Any], library: Any) -> None:
         raise CannotBeSplitError("The graph was transpiled before; transpile the original.")
     old = sorted(f"{node.op} {node.name!r}" for node in everything if node.op in V1_CONTROL_FLOW)
     if old:
-        more = [f"... and {len(old) - 8} more"] if len(old) > 8 else []
         raise CannotBeSplitError(
-            f"The outputs depend on TensorFlow 1 control flow:\n{bullet_list(old[:8] + more)}\n"
+            f"The outputs depend on TensorFlow 1 control flow:\n{bullet_list(old, 8)}\n"
             "Build the graph after tf.compat.v1.enable_control_flow_v2()."
         )
 

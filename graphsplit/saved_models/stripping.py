@@ -12,7 +12,6 @@ from graphsplit.core.storage.model_files import is_graph_file
 from graphsplit.core.storage.stored_models import read_saved_model
 from graphsplit.saved_models import files
 from graphsplit.saved_models.options import TranspileOptions, path_in
-from graphsplit.saved_models.targets import check_target
 
 
 def strip_devices(in_path: str | os.PathLike[str], out_path: str | os.PathLike[str], *, overwrite: bool = False) -> int:
@@ -43,12 +42,12 @@ def strip_devices(in_path: str | os.PathLike[str], out_path: str | os.PathLike[s
     overwrite = TranspileOptions(overwrite=overwrite).overwrite
     if is_graph_file(source):
         graph = files.read_graph_def(source)
-        recognize = check_target(source, target, overwrite)
+        recognize = files.check_target(source, target, overwrite)
         count = _strip(graph)
         write(target, files.graph_def_bytes(graph, target), recognize)
         return count
     model = read_saved_model(source)
-    recognize = check_target(source, target, overwrite)
+    recognize = files.check_target(source, target, overwrite)
     check_whole(source, model)
     count = 0
     for meta_graph in model.meta_graphs:

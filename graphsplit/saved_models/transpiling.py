@@ -24,7 +24,6 @@ from graphsplit.saved_models.options import TranspileOptions, path_in
 from graphsplit.saved_models.parts import CannotBeSplitError, check_can_be_split
 from graphsplit.saved_models.reports import SignatureReport, TranspileReport, why_whole
 from graphsplit.saved_models.signatures import build_signature, plan_signature
-from graphsplit.saved_models.targets import check_target
 from graphsplit.saved_models.v1_models import composites, has_old_variables, is_v1, transpile_in_place
 from graphsplit.saved_models.weights import Mirrors
 
@@ -100,7 +99,7 @@ def transpile_saved_model(
 def transpile_directory(source: str, target: str, options: TranspileOptions) -> TranspileReport:
     """Do what `transpile_saved_model` does."""
     before = read_saved_model(source)
-    recognize = check_target(source, target, options.overwrite)
+    recognize = files.check_target(source, target, options.overwrite)
     check_whole(source, before)
     definition, graph_bytes_before = before.meta_graphs[0], before.ByteSize()
     # (a map of a proto has another order in each process)

@@ -203,7 +203,7 @@ class HostPipeline:
         def read() -> list[_Element | None]:
             readers = [self._reader(host, number) for host in hosts]  # one after the other: it is the user's code
             calls = [Call(functools.partial(reader.read, number)) for reader in readers]
-            return [call.wait() for call in calls]
+            return [call.result() for call in calls]
 
         cluster = current_cluster()
         if cluster is None:

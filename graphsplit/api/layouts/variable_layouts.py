@@ -372,10 +372,9 @@ def check_patterns(layout: Mapping[str, VariableLayout], names: Sequence[str]) -
 
 def _idle_message(idle: Sequence[str], names: Sequence[str]) -> str:
     """Say which patterns fit no variable, which variables there are, and which patterns would fit some."""
-    some = [*names[:8], *([f"... and {len(names) - 8} more"] if len(names) > 8 else [])]
     alike = {pattern: near(pattern, scopes_and_names(names)) for pattern in idle}
     lines = [f"\nNear {p!r}: {', '.join(map(repr, found))}." for p, found in alike.items() if found]
-    first = f"No variable's name fits {', '.join(map(repr, idle))}. The variables are:\n{bullet_list(some)}"
+    first = f"No variable's name fits {', '.join(map(repr, idle))}. The variables are:\n{bullet_list(names, 8)}"
     return "".join([first, *lines])
 
 

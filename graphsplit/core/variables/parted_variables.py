@@ -462,9 +462,9 @@ def check_have_values(names: Sequence[str]) -> None:
     """Raise `ArgumentError` if there are names of variables that have no values."""
     if not names:
         return
-    some = [*names[:_SHOWN], *([f"... and {len(names) - _SHOWN} more"] if len(names) > _SHOWN else [])]
     raise ArgumentError(
-        f"These variables have no values yet, since they were made under without_values:\n{bullet_list(some)}\n"
+        "These variables have no values yet, since they were made under without_values:\n"
+        f"{bullet_list(names, _SHOWN)}\n"
         "Load them with gs.load_weights, or let their initializers make them with gs.initialize. Plans and predictions "
         "need none."
     )

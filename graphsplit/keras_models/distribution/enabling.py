@@ -19,7 +19,7 @@ from graphsplit.keras_models.answers import STEPS
 from graphsplit.keras_models.distribution.backend import to_backend_mesh
 from graphsplit.keras_models.distribution.layouts import DistributedLayouts
 from graphsplit.keras_models.distribution.models import DistributedModel, distributed, make_function, owner_of
-from graphsplit.keras_models.distribution.replacements import Replacements
+from graphsplit.keras_models.distribution.replacements import replace_all
 from graphsplit.keras_models.flavors import KERAS_3, flavor_of
 from graphsplit.keras_models.models import is_wrapped
 from graphsplit.keras_models.wrapping import own_functions
@@ -144,17 +144,17 @@ class _Running:
         self._models: weakref.WeakSet[Any] = weakref.WeakSet()
         self._told: weakref.WeakSet[type] = weakref.WeakSet()
         self._layouts = DistributedLayouts()
-        self._replacements = Replacements()
+        self._replaced = contextlib.ExitStack()
 
     def start(self) -> None:
         """Replace the names."""
-        self._replacements.put_in_place(self)
+        self._replaced = replace_all(self)
         register(self.stand_in)
 
     def stop(self) -> None:
         """Take everything back."""
         unregister(self.stand_in)
-        self._replacements.take_back()
+        self._replaced.close()
         self._layouts.bring_all_home()
         for model in self._models:
             for kind in STEPS:

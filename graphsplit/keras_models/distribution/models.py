@@ -50,10 +50,8 @@ class DistributedModel(ParallelKeras3Model):
         notes = notes_on_map(self.template, self.distribution, mesh, self._layouts.of_outputs)
         return replace(found, notes=(*found.notes, *notes))
 
-    def _parallel_step(
-        self, x: Any = None, y: Any = None, sample_weight: Any = None, *, step: str | None = None
-    ) -> tuple[ParallelFunction[..., Any], tuple[Any, ...]]:
-        function, arguments = super()._parallel_step(x, y, sample_weight, step=step)
+    def _parallel_step(self, *batch: Any, **which: Any) -> tuple[ParallelFunction[..., Any], tuple[Any, ...]]:
+        function, arguments = super()._parallel_step(*batch, **which)
         if arguments:
             self._prepare(function, arguments)
         return function, arguments

@@ -1,14 +1,15 @@
 """What of Keras is replaced while `keras.distribution` is enabled, and why: all of it, and nothing else is touched.
 
 Keras' TensorFlow backend lacks most of what `keras.distribution` asks of a backend, and its `fit` never asks for the
-distribution. No public name changes either. Each replacement is taken back as a whole: see `Replacements`.
+distribution. No public name changes either. All are taken back together: see `replace_all`.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Protocol
@@ -164,41 +165,23 @@ REPLACEMENTS = (
 )
 
 
-class Replacements:
-    """The names as they are replaced, until they are taken back."""
+def replace_all(running: Running) -> contextlib.ExitStack:
+    """Replace all names, and return what gives Keras everything back when it is closed.
 
-    def __init__(self) -> None:
-        self._before: list[tuple[Any, str, Any]] = []
+    Args:
+      running: what runs meanwhile.
 
-    def put_in_place(self, running: Running) -> None:
-        """Replace all names.
-
-        Args:
-          running: what runs meanwhile.
-
-        Raises:
-          UnsupportedError: for a Keras that lacks one of them, or has it otherwise. Then none is replaced.
-        """
-        check_keras()
-        for owner, name, original, new in _in_order(running):
-            self._before.append((owner, name, original))
-            setattr(owner, name, new)
-
-    def take_back(self) -> None:
-        """Give Keras everything back that was replaced; once is enough."""
-        while self._before:
-            owner, name, original = self._before.pop()
-            if original is _MISSING:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, original)
-
-
-def _in_order(running: Running) -> Iterator[tuple[Any, str, Any, Any]]:
+    Raises:
+      UnsupportedError: for a Keras that lacks one of them, or has it otherwise. Then none is replaced.
+    """
+    check_keras()
+    back = contextlib.ExitStack()
     for replacement in REPLACEMENTS:
-        owner = replacement.owner()
-        original = vars(owner).get(replacement.name, _MISSING)
-        yield owner, replacement.name, original, replacement.new(original, running)
+        owner, name = replacement.owner(), replacement.name
+        original = vars(owner).get(name, _MISSING)
+        back.callback(*((delattr, owner, name) if original is _MISSING else (setattr, owner, name, original)))
+        setattr(owner, name, replacement.new(original, running))
+    return back
 
 
 def check_keras() -> None:
