@@ -153,6 +153,17 @@ def test_shares(seed: int):
     assert max(load) <= sum(load) / devices + slice_bytes + sum(v.bytes for v in variables) / devices / 4
 
 
+@pytest.mark.parametrize("slots", [0, 1, 2])
+def test_slots_count_with_their_variable(slots: int):
+    """Whether a variable is cut does not depend on whether its optimizer's slots are laid out with it."""
+    shapes = [(400, 40), (60, 40), *[(80,)] * 6]
+    variables = [Held(f"v{k}", shape, 4) for k, shape in enumerate(shapes)]
+    more = [Held(f"adam/{one.name}_{k}", one.shape, 4, i) for k in range(slots) for i, one in enumerate(variables)]
+    found = [share for share in shares([*variables, *more], 6) if share is not None]
+    assert [share.cut.parts for share in found] == [6, 6, *[1] * 6] * (slots + 1)
+    assert [share.devices for share in found] == [share.devices for share in found[: len(shapes)]] * (slots + 1)
+
+
 def test_a_program_in_parts_is_a_program():
     made = Optimizer(adam)
     program = gs.parallelize(made.step, devices=2).plan(X, Y).program

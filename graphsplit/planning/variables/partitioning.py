@@ -1,9 +1,9 @@
 """Partitioning: which device owns which part of variables that are divided over devices.
 
-Large variables are cut into slices, small ones are owned whole, greedily balanced by bytes: no device owns more than
-its share of all bytes and one variable that is not cut. An optimizer's slots lie where their variable lies. (The
-partitioning of ZeRO, Rajbhandari et al. 2020, by variables where they are small enough, so that the work on thousands
-of biases is not multiplied by the number of devices.)
+Large variables are cut into slices, small ones are owned whole, greedily balanced by bytes. An optimizer's slots lie
+where their variable lies, and count with it: no device owns more than its share of all bytes and one variable that is
+not cut, with its slots. (The partitioning of ZeRO, Rajbhandari et al. 2020, by variables where they are small enough,
+so that the work on thousands of biases is not multiplied by the number of devices.)
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from graphsplit.core.layouts import Cut
 
 _STAYS = 256  # bytes: counters and rates stay where they are
-_LARGE = 3  # a variable is cut if it is larger than this part of a device's share (of a ResNet50 on 8 devices: none)
+_LARGE = 3  # a variable is cut if it and its slots are larger than this part of a device's share of all bytes
 
 
 @dataclass(frozen=True)
@@ -64,16 +64,21 @@ def shares(variables: Sequence[Held], devices: int, loads: Sequence[int] | None 
     load = list(loads) if loads else [0] * devices
     found: list[Share | None] = [None] * len(variables)
     large = (sum(variable.bytes for variable in variables) + sum(load)) / devices / _LARGE
+    heads = [_head(variables, i) for i in range(len(variables))]
+    families: dict[int, list[int]] = {}
+    for i, head in enumerate(heads):
+        families.setdefault(head, []).append(i)
     whole: dict[int, list[int]] = {}
     for i, variable in enumerate(variables):
-        found[i] = cut = _head_cut(variables, i, found) or _cut_over(variable, load, large)
+        beside = [k for k in families[heads[i]] if variables[k].shape == variable.shape]
+        is_large = sum([variables[k].bytes for k in beside]) > large and variable.bytes > _STAYS
+        found[i] = cut = _head_cut(variables, i, found) or (_cut_over(variable, load) if is_large else None)
         if cut is not None:
             for d, length in zip(cut.devices, cut.cut.lengths, strict=True):
                 load[d] += variable.bytes // cut.cut.length * length
         elif variable.bytes > _STAYS:
-            whole.setdefault(_head(variables, i), []).append(i)
-    families = sorted(whole.values(), key=lambda family: -sum(variables[i].bytes for i in family))
-    for family in families:
+            whole.setdefault(heads[i], []).append(i)
+    for family in sorted(whole.values(), key=lambda family: -sum(variables[i].bytes for i in family)):
         d = min(range(devices), key=lambda d: (load[d], d))
         for i in family:
             found[i] = Share(Cut(0, variables[i].shape[0], 1), (d,))
@@ -88,10 +93,10 @@ def _head_cut(variables: Sequence[Held], position: int, found: Sequence[Share | 
     return share if share is not None and share.cut.parts > 1 else None
 
 
-def _cut_over(variable: Held, load: Sequence[int], large: float) -> Share | None:
-    """Return how a variable is cut over the devices that have least; None if it is not large."""
+def _cut_over(variable: Held, load: Sequence[int]) -> Share | None:
+    """Return how a variable is cut over the devices that have least; None if it has no axis for that."""
     axis = _axis(variable.shape, len(load))
-    if axis is None or variable.bytes <= max(large, _STAYS):
+    if axis is None:
         return None
     cut = Cut(axis, variable.shape[axis], min(len(load), variable.shape[axis]))
     on = tuple(sorted(range(len(load)), key=lambda d: (load[d], d))[: cut.parts])
