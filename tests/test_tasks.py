@@ -185,3 +185,10 @@ def test_a_plan_says_what_each_device_holds():
         assert sum(amounts[3:]) == pytest.approx(live[device], rel=0.01)
     layers = [part.split()[0].rpartition("/")[2] for line in (home, other) for part in line.split("  ")[-1].split(", ")]
     assert {"wide", "sparse"} <= set(layers), (home, other)
+
+
+@pytest.mark.parametrize(("devices", "name"), [(3, "each of CPU:1 and CPU:2"), (5, "each of CPU:1 and 3 others")])
+def test_a_line_of_several_devices_tells_what_each_of_them_holds(devices: int, name: str):
+    plan = gs.parallelize(tf.tanh, devices=devices).plan(tf.ones((devices, 8)))
+    lines = [line.split("  ") for line in str(plan).partition("held at most")[2].splitlines()]
+    assert [line[2] for line in lines[1:]] == ["CPU:0", name]

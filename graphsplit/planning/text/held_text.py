@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from graphsplit.core.devices import short_name
 from graphsplit.planning.amounts import aligned, count_text, format_bytes
@@ -45,12 +45,20 @@ def held_text(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list
         own = tasks.alike.devices.get(device, (device,))
         alike.setdefault((*map(format_bytes, sizes), ", ".join(most)), []).extend(own)
     shown = sorted([(devices, cells) for cells, devices in list(alike.items())[:_MOST_ROWS]])
-    names = [short_name(d) + (f" and {len(others)} alike" if others else "") for (d, *others), _ in shown]
+    names = [_named(devices) for devices, _ in shown]
     rows = [(f"  {name}", *cells[:-1]) for name, (_, cells) in zip(names, shown, strict=True)]
     texts = aligned([("held at most", "in all", *columns), *rows])
     lines = [f"  {row}  {last}" for row, last in zip(texts, ["most of it", *[c[-1] for _, c in shown]], strict=True)]
     others = sum(map(len, alike.values())) - sum(len(devices) for devices, _ in shown)
     return [*lines, *([f"    no more on {count_text(others, 'other')}"] if others else [])] if kinds else []
+
+
+def _named(devices: Sequence[str]) -> str:
+    """Return what a line is called whose figures are those of each of some devices."""
+    first, *others = map(short_name, devices)
+    if not others:
+        return first
+    return f"each of {first} and {others[0] if len(others) == 1 else f'{len(others)} others'}"
 
 
 def _holdings(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list[tuple[str, str, str, int]]:
