@@ -251,9 +251,12 @@ class Copied:
         return replace(self, layout=layout) if isinstance(layout, Shard) and len(layout.blocks) == 1 else None
 
     def cut(self, shape: Sequence[int]) -> Cut:
-        """Return how a sum of this shape is cut: along its longest axis, into as many parts as devices add it up."""
+        """Return how a sum of this shape is cut: along its longest axis, into as many parts as devices add it up.
+
+        What has no entries is one part.
+        """
         axis = max(range(len(shape)), key=lambda k: shape[k])
-        return Cut(axis, shape[axis], min(len(self.sums), shape[axis]))
+        return Cut(axis, shape[axis], max(1, min(len(self.sums), shape[axis])))
 
 
 def copied(rank: int | None, devices: Sequence[str], sums: Sequence[str]) -> Copied:

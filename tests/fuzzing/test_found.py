@@ -419,3 +419,21 @@ def test_a_variable_that_is_broadcast_beside_others(layout: str) -> None:
     expected = tf.function(function, autograph=False)(x)
     gs.set_variable_layout(variables, layout, devices=3)
     assert_close(gs.parallelize(function, devices=3)(x), expected, tolerance=TOLERANCE)
+
+
+def test_a_copied_variable_without_entries() -> None:
+    """What all copies need of a sum is added up in parts, of which there are none."""
+    variable = tf.Variable(tf.zeros((0,), DOUBLE))
+    gs.set_variable_layout(variable, "mirrored", devices=2)
+
+    @functools.partial(gs.parallelize, devices=2)
+    def function(x: tf.Tensor) -> Any:
+        with tf.GradientTape() as tape:
+            total = tf.reduce_sum(tf.sin(variable))
+        return tape.gradient(total, variable), tf.reduce_sum(x)
+
+    x = tf.ones(3, DOUBLE)
+    with tf.GradientTape() as tape:
+        found, _ = function(x)
+        total = tf.reduce_sum(found**2)
+    assert tape.gradient(total, variable).shape == found.shape == (0,)
