@@ -186,6 +186,27 @@ def test_graphs_that_move_something_else(plan: gs.Plan, broken: Callable[[Emitte
         check_emitted(plan, broken(emit(plan)))
 
 
+def read_the_argument(node: Any) -> None:
+    node.input[0] = "x"
+
+
+@pytest.mark.parametrize("edit", [read_the_argument, move_away])
+def test_zeros_of_unknown_shape_that_are_of_something_else(edit: Callable[[Any], None]):
+    """They stand, in a sum over the shards, for what the first of them has."""
+
+    def function(x: tf.Tensor, first: tf.Tensor) -> tf.Tensor:
+        def turn(i: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return i + 1, total + tf.reduce_sum(tf.sin(x), 0)
+
+        return tf.while_loop(lambda i, _: i < 3, turn, [0, tf.tanh(first)])[1]
+
+    parallel = gs.parallelize(function, devices=3, split={"first": None})
+    plan = parallel.plan(tf.TensorSpec((None, None)), tf.TensorSpec((None,)))
+    check_emitted(plan, emit(plan))
+    with pytest.raises(gs.CheckError, match="and the plan says"):
+        check_emitted(plan, edited(edit, "zero-fill", "ZerosLike")(emit(plan)))
+
+
 def without_device(nodes: list[Any]) -> None:
     nodes[3].device = ""
 

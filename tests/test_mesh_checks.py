@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.core.layouts import REPLICATE
+from graphsplit.core.layouts import MOVES, REPLICATE
+from graphsplit.core.protos.graphdefs import constant_node
 from graphsplit.emission import EmittedGraph, check_emitted, emit
-from graphsplit.planning.communication.transfers import Concatenation, Slice, Sum
+from graphsplit.planning.communication.transfers import Concatenation, Read, Slice, Sum
 from tests.test_checkers import drop_input, edited, read_another_piece, swap_inputs, with_nodes
-from tests.test_mesh import HIDDEN, LENGTH, WIDTH, Made, axes_checked, transformer, variable
+from tests.test_mesh import HIDDEN, LENGTH, WIDTH, Made, assert_law, axes_checked, numbers, transformer, variable
 from tests.test_mesh import TRANSFORMER as LAYOUT
 from tests.test_mesh_loops import DECODING, decoding
 
@@ -37,9 +39,27 @@ def sequence() -> Made:
     return [up, down], step
 
 
+def adding() -> Made:
+    """A loop that adds sums over what columns have to what it is given, which one of them has."""
+    up, down = variable("up", WIDTH, HIDDEN), variable("down", HIDDEN, WIDTH)
+
+    def turn(i: tf.Tensor, y: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        return i + 1, tf.sin(y), total + tf.nn.relu(y @ up) @ down
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        _, _, total = tf.while_loop(lambda i, *_: i < 3, turn, [0, x, tf.tanh(x)])
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.relu(x @ up) @ down * total)
+        return total, *tape.gradient(loss, [up, down])
+
+    return [up, down], step
+
+
+ADDING = {"up": (None, "model"), "down": ("model",)}
 MADE: dict[str, tuple[Callable[[], Made], dict[str, Any], tf.TensorSpec]] = {
     "heads": (lambda: transformer(3), LAYOUT, tf.TensorSpec((5, LENGTH), tf.int64)),
     "sequence": (sequence, {"up": (None, "model"), "down": ("model",)}, tf.TensorSpec((5, LENGTH, WIDTH), tf.float64)),
+    "adding": (adding, ADDING, tf.TensorSpec((5, WIDTH), tf.float64)),
     "decoding": (lambda: decoding("scatter"), {**DECODING, "*": "home"}, tf.TensorSpec([5], tf.int64)),
 }
 PLANS: dict[str, tuple[gs.Plan, gs.Plan]] = {}
@@ -61,6 +81,10 @@ def to_the_other(node: Any) -> None:
     node.device = node.device[:-1] + str(1 - int(node.device[-1]))
 
 
+def ones(node: Any) -> None:
+    node.CopyFrom(constant_node(node.name, np.ones((5, WIDTH)), tf.float64, node.device))
+
+
 MOVED = [
     ("heads", "reduce", "AddN", drop_input),
     ("heads", "reduce", "AddN", to_the_other),
@@ -73,6 +97,8 @@ MOVED = [
     ("sequence", "all-to-all", "SplitV", to_the_other),
     ("sequence", "all-to-all", "ConcatV2", swap_inputs),
     ("sequence", "gather", "ConcatV2", swap_inputs),
+    ("adding", "zero-fill", "Const", ones),
+    ("adding", "zero-fill", "Const", to_the_other),
 ]
 
 
@@ -83,10 +109,75 @@ def test_moves_along_an_axis_that_move_something_else(name: str, role: str, kind
         check_emitted(plan, edited(edit, role, kind)(emit(plan)))
 
 
+def with_bodies(plan: gs.Plan, graph: EmittedGraph) -> Iterator[tuple[gs.Plan, EmittedGraph]]:
+    """Yield a plan and its graph, and those of what loops do in each turn."""
+    yield plan, graph
+    for own, emitted in graph.bodies.values():
+        yield from with_bodies(own, emitted)
+
+
+READ = [("heads", "broadcast"), ("heads", "local copy")]  # nothing is written for them: readers read what there is
+
+
+@pytest.mark.parametrize(("name", "kind"), READ)
+def test_reads_of_something_else(name: str, kind: str):
+    """Of another tensor that is broadcast; of what another column has made of the same one."""
+    plan, _ = plans(name)
+    graph = emit(plan)
+    [first, second, *_] = [move.tensor.op for move in plan.moves if move.kind == kind]
+    place = {(origin.op, origin.shard): name for name, origin in graph.origins.items() if origin.role == "op"}
+    read, other = (
+        (place[first, None], place[second, None]) if kind == "broadcast" else (place[first, 0], place[first, 1])
+    )
+
+    def change(nodes: list[Any]) -> None:
+        found = [(node, i) for node in nodes for i, r in enumerate(node.input) if r.partition(":")[0] == read]
+        node, i = next((n, i) for n, i in found if graph.origins[n.name].shard == (1 if kind == "broadcast" else None))
+        node.input[i] = other
+
+    with pytest.raises(gs.CheckError, match="and the plan says"):
+        check_emitted(plan, with_nodes(graph, change))
+
+
 def test_each_kind_of_move_is_broken_once():
-    written = {origin.role for name in MADE for origin in emit(plans(name)[0]).origins.values()}
-    written |= {o.role for _, graph in emit(plans("decoding")[0]).bodies.values() for o in graph.origins.values()}
-    assert written - {"op", "constant", "sizes", "shift", "part"} == {role for _, role, *_ in MOVED}
+    """All that there are but what an axis has no use for.
+
+    It has one home, so that nothing is sent from one to another, and adds up in parts what all columns need of a sum.
+    """
+    made = [own for name in MADE for own in with_bodies(plans(name)[0], emit(plans(name)[0]))]
+    planned = {move.kind for plan, _ in made for move in plan.moves}
+    written = {origin.role for _, graph in made for origin in graph.origins.values()}
+    assert planned == {*MOVES.values()} - {"send", "all-reduce"}
+    assert planned == {role for _, role, *_ in MOVED} | {kind for _, kind in READ}
+    assert written & planned == {role for _, role, *_ in MOVED}
+
+
+@pytest.mark.parametrize("rows", [1, 2])
+def test_what_is_added_to_a_sum_is_added_once(rows: int):
+    assert_law(adding, ADDING, {"batch": rows, "model": 2}, [tf.constant(numbers(5, WIDTH))])
+
+
+@pytest.mark.parametrize("kind", ["broadcast", "zero-fill"])
+def test_moves_of_whole_values_that_give_something_else(kind: str):
+    plan, _ = plans({"broadcast": "heads", "zero-fill": "adding"}[kind])
+    at = next(at for at, c in enumerate(plan.collectives) if c.kind == kind)
+    own = plan.collectives[at]
+    for reads in (own.reads[0][::-1], own.reads[0][:1], own.reads[0][:1] * 2):
+        broken = dataclasses.replace(own, reads=(reads, *own.reads[1:]))
+        collectives = (*plan.collectives[:at], broken, *plan.collectives[at + 1 :])
+        with pytest.raises(gs.CheckError, match=f"^The {kind} of .* is read on "):
+            dataclasses.replace(plan, collectives=collectives).check()
+    if kind == "zero-fill":
+        exchanged = tuple(
+            [Read(value.value, read.device) for value, read in zip(own.reads[0][::-1], own.reads[0], strict=True)]
+        )
+        collectives = (
+            *plan.collectives[:at],
+            dataclasses.replace(own, reads=(exchanged,)),
+            *plan.collectives[at + 1 :],
+        )
+        with pytest.raises(gs.CheckError, match="gives /device:COLUMN:0 something else than"):
+            dataclasses.replace(plan, collectives=collectives).check()
 
 
 @pytest.mark.parametrize("kind", [Slice, Concatenation, Sum])

@@ -14,9 +14,11 @@ import operator
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import numpy as np
+
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import MOVES, SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
-from graphsplit.core.protos.graphdefs import source_of, split_reference
+from graphsplit.core.protos.graphdefs import constant_value, source_of, split_reference
 from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.planning.communication.transfers import Collective, Concatenation, Own, Slice, Sum, Zeros
@@ -29,7 +31,8 @@ from graphsplit.rules.factors import ZEROS
 from graphsplit.rules.families.random import part_drawn
 
 Form = tuple[Any, ...]
-"""How a value came about: `("made", tensor, shard)`, `("SplitV", device, form, number)`, `("AddN", device, forms)`."""
+"""How a value came about: `("made", tensor, shard)`, `("SplitV", device, form, number)`, `("AddN", device, forms)`,
+`("zeros", device, what has their shape)`."""
 
 _REDUCTIONS = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
 _MOVED = frozenset(MOVES.values())
@@ -164,7 +167,7 @@ class _Found:
             return ("sizes",)
         if origin.role == "constant":
             return ("everywhere", Tensor(origin.op or 0, index))
-        data = [self.form(r) for r in node.input if r[0] != "^"] if node.op not in ("Const", "ZerosLike") else []
+        data = [self.form(r) for r in node.input if r[0] != "^"]
         if origin.role in ("shift", RELAY_ROLE):  # numbers of rows, as the shard's own rows have them; the same again
             return data[0]
         if node.op == "Identity" and origin.role in _MOVED:
@@ -177,8 +180,11 @@ class _Found:
             return ("ConcatV2", node.device, tuple(data[:-1]))
         if node.op == "RealDiv":
             return ("RealDiv", node.device, data[0])
-        if node.op in ("Const", "ZerosLike"):
-            return ("zeros",)
+        if node.op == "ZerosLike":
+            return ("zeros", node.device, data[0])
+        if node.op == "Const":
+            value = constant_value(node)
+            return ("zeros" if not np.any(value) else node.name, node.device, value.shape)
         return (node.op, node.device, tuple(data))
 
     def _made(self, position: int, index: int, shard: int | None) -> Form:
@@ -244,9 +250,10 @@ class _Planned:
             if isinstance(value.layout, SingleDevice):
                 return self.whole(value.tensor, value.layout)
             return self.on_shard(value.tensor, value.layout, value.by or 0)
-        if isinstance(value, Zeros):
-            return ("zeros",)
         forms = tuple([self._form(collective, k) for k in value.of])
+        if isinstance(value, Zeros):  # of a known shape, or of that of a value
+            shape = self._plan.program.shape(collective.moves[0].tensor)
+            return ("zeros", value.device, *(forms or [shape]))
         if isinstance(value, Slice):
             return ("SplitV", value.device, forms[0], value.piece)
         if isinstance(value, Concatenation):
