@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from graphsplit.axes.plans import AxisPlanner
 from graphsplit.axes.units import UnitSearch
 from graphsplit.core.layouts import Layout, Shard, evenly, is_whole
-from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.propagation.laid_variables import READS
 from graphsplit.program.program import Program, Tensor
 from graphsplit.rules import answer_for_output, rule_of
@@ -44,16 +43,13 @@ class Partners:
     def of(self, cuts: Mapping[int, Shard]) -> dict[int, Shard]:
         """Return how variables are cut, and with them their partners."""
         found = dict(cuts)
-        while more := {i: cut for i, cut in self._wishes(self._natural(found)).items() if i not in found}:
+        while more := {i: cut for i, cut in self._wishes(found).items() if i not in found}:
             found |= self._in_units({k: cut for i, cut in more.items() for k in self.alike[i]})
         return found
 
     def laid(self, cuts: Mapping[int, Shard]) -> dict[str, Layout]:
         """Return how variables lie, by the names of their placeholders."""
         return {self.program.ops[i].name: cut for i, cut in cuts.items()}
-
-    def _natural(self, cuts: Mapping[int, Shard]) -> NaturalForms:
-        return self.planner.forward(self.program, self.laid(cuts))
 
     def _in_units(self, cuts: dict[int, Shard]) -> dict[int, Shard]:
         """Return how variables are cut where the program tells of which units they consist."""
@@ -62,10 +58,10 @@ class Partners:
         found = {i: search.layout_of(cut) for i, cut in search.run().items()}
         return cuts | {i: own for i, own in found.items() if isinstance(own, Shard)}
 
-    def _wishes(self, natural: NaturalForms) -> dict[int, Shard]:
+    def _wishes(self, cuts: Mapping[int, Shard]) -> dict[int, Shard]:
         """Return how variables would be cut that lie whole, for what is read of them to be in parts."""
-        found: dict[int, Shard] = {}
-        left: list[tuple[Tensor, Shard]] = []
+        natural = self.planner.forward(self.program, self.laid(cuts))
+        found, left = dict[int, Shard](), list[tuple[Tensor, Shard]]()
         for op, given in zip(self.program.ops, natural.answers, strict=True):
             pairs = zip(op.inputs, given.wants if given is not None else (), strict=False)
             left += [(t, want) for t, want in pairs if isinstance(want, Shard) and is_whole(natural.layout(t))]
