@@ -16,7 +16,7 @@ from graphsplit.core.protos.graphdefs import split_reference
 from graphsplit.emission import EmittedGraph, emit
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.feeding import CutAhead, cut_ahead
-from tests.helpers.hosts import on_hosts, on_local_devices, replanned
+from tests.helpers.hosts import on_hosts, on_local_devices, plan_on_hosts
 from tests.helpers.law import assert_close
 from tests.test_parallelize import rows
 
@@ -44,8 +44,7 @@ def test_each_host_cuts_what_it_reads(is_known: bool, count: int):
 
     x, table = rows(count, 6), rows(6, 2)
     given = x if is_known else tf.TensorSpec((None, 6), x.dtype)
-    plan = gs.parallelize(function, devices=5, split={"table": None}).plan(given, table)
-    plan = replanned(plan, on_hosts(2, 3))
+    plan = plan_on_hosts(function, (2, 3), given, table, split={"table": None})
     graph, hosts = emit(plan), tuple(by_host(plan.devices))
     alone = cut_ahead(graph, plan.home)
     ahead = cut_ahead(graph, plan.home, hosts)
@@ -61,8 +60,7 @@ def test_each_host_cuts_what_it_reads(is_known: bool, count: int):
 
 
 def test_what_other_hosts_read_comes_from_the_first_reader():
-    plan = gs.parallelize(lambda x: tf.cumsum(x, 0) + tf.tanh(x), devices=5).plan(rows(13, 6))
-    plan = replanned(plan, on_hosts(2, 3))
+    plan = plan_on_hosts(lambda x: tf.cumsum(x, 0) + tf.tanh(x), (2, 3), rows(13, 6))
     ahead = cut_ahead(emit(plan), plan.home, [host_name(plan.devices[2])])
     assert host_name(plan.home) not in {host_name(node.device) for node in ahead.nodes if "/reader_0/" in node.name}
     there = {target for source, target in between_hosts(ahead.nodes) if "/reader_0/" in source}

@@ -15,7 +15,7 @@ from graphsplit.core.protos.graphdefs import make_node, split_reference
 from graphsplit.emission import EmittedGraph, Origin, emit, emitter
 from graphsplit.emission.communication.host_relays import relay_within_hosts
 from graphsplit.emission.draft import Draft
-from tests.helpers.hosts import assert_law_on_hosts, on_hosts, replanned, worker_device
+from tests.helpers.hosts import assert_law_on_hosts, plan_on_hosts, worker_device
 from tests.helpers.layout_cases import deep_step, numbers
 
 WIDTH = 6
@@ -70,7 +70,7 @@ def test_once_to_each_host(
     plan = assert_law_on_hosts(make, [(x[:count],) for count in (13, 5, 4, 2, 1)], (2, 3))
     function, _ = make()
     spec = OPEN if make is deep else x
-    plan = replanned(gs.parallelize(function, devices=5).plan(spec), on_hosts(2, 3))
+    plan = plan_on_hosts(function, (2, 3), spec)
     assert crossing(emit(plan)) == after
     monkeypatch.setattr(emitter, "relay_within_hosts", lambda draft: None)
     assert crossing(emit(plan)) == before

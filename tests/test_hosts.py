@@ -28,7 +28,7 @@ from tests.helpers.hosts import (
     by_gateways,
     crossing_bytes,
     on_hosts,
-    replanned,
+    plan_on_hosts,
     straight,
     worker_device,
 )
@@ -137,7 +137,7 @@ def test_shards_that_may_have_no_rows(layout: str):
 def test_what_shards_without_rows_take_crosses_once():
     step, _ = deep("home", 5)
     spec = tf.TensorSpec((None, WIDTH))
-    plan = replanned(gs.parallelize(step, devices=5).plan(spec), on_hosts(2, 3))
+    plan = plan_on_hosts(step, (2, 3), spec)
     graph = emit(plan)
     device = {node.name: node.device for node in graph.nodes}
     found = Counter(
@@ -204,7 +204,7 @@ def test_stages_on_another_host():
 
 def test_compiled_parts_of_devices_of_the_same_number():
     step, _ = deep("sharded", 4)
-    plan = replanned(gs.parallelize(step, devices=4).plan(X), on_hosts(2, 2), jit_compile=True)
+    plan = plan_on_hosts(step, (2, 2), X, jit_compile=True)
     names = [node.name for node in graph_def_that_runs(emit(plan)).node]
     assert sorted(set(names)) == sorted(names)
     assert any("/compiled/home/" in name for name in names)
@@ -293,10 +293,8 @@ def test_home_is_where_the_variables_are():
 @pytest.mark.parametrize("layout", ["mirrored", "sharded"])
 def test_home_of_variables_on_all_devices(layout: str):
     step, _ = deep(layout, 5)
-    compiled = gs.parallelize(step, devices=5)._planning((X,), {})[0]
-    plan, names = compiled.plan, on_hosts(2, 3)
-    state = replanned(plan, names).state
-    assert default_home(plan.program, state, list(names.values())) == (worker_device(0, 0), ())
+    plan, names = plan_on_hosts(step, (2, 3), X), on_hosts(2, 3)
+    assert default_home(plan.program, plan.state, list(names.values())) == (worker_device(0, 0), ())
 
 
 @pytest.fixture(scope="module")

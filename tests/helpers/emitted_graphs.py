@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -20,7 +21,7 @@ from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.runtime import executable
 from tests.helpers.emitted_programs import GRAPHS, PROGRAMS, SAVED_MODELS, Program
 from tests.helpers.graph_digests import digest_of, reached
-from tests.helpers.hosts import on_hosts, replanned
+from tests.helpers.hosts import on_hosts, planning_for
 from tests.helpers.layout_cases import numbers
 
 FILE = Path(__file__).parent.parent / "emitted_graphs.txt"
@@ -94,8 +95,8 @@ def functions_of(name: str) -> list[Function]:
         parallel.plan(*_specs(program.before))
     if program.way != "call":
         return list(_run(program, parallel))
-    plan = parallel.plan(*_specs(program.given))
-    return [_of_plan(replanned(plan, on_hosts(*program.hosts)) if program.hosts else plan)]
+    with planning_for(on_hosts(*program.hosts)) if program.hosts else contextlib.nullcontext():
+        return [_of_plan(parallel.plan(*_specs(program.given)))]
 
 
 def _specs(given: Sequence[Any]) -> list[Any]:

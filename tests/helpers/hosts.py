@@ -2,27 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 from unittest import mock
 
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.api.calls import compilation
 from graphsplit.core import structures
 from graphsplit.core.hosts import host_name
 from graphsplit.core.layouts import Copied, Division
 from graphsplit.core.protos.graphdefs import NodeDef, make_node, split_reference
 from graphsplit.emission import EmittedGraph, check_emitted, emit
-from graphsplit.planning import passes, planner
 from graphsplit.planning.communication.collectives import bucketed, find_collectives, in_turns
 from graphsplit.planning.communication.traffic import traffic
 from graphsplit.planning.communication.transfers import Collective
 from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.planner import plan_program
-from graphsplit.program.program import Tensor
+from graphsplit.planning.state import State
+from graphsplit.program.program import Program, Tensor
 from graphsplit.runtime.executable import runtime_function
 from graphsplit.runtime.handles import captured
 from tests.helpers.law import assert_close
@@ -38,30 +41,42 @@ def on_hosts(*counts: int) -> dict[str, str]:
     return {f"/device:CPU:{i}": name for i, name in enumerate(names)}
 
 
-def replanned(plan: gs.Plan, names: Mapping[str, str], **options: Any) -> gs.Plan:
-    """Return the plan that there would be if local devices were others."""
+@contextlib.contextmanager
+def planning_for(names: Mapping[str, str]) -> Iterator[None]:
+    """Let functions be planned for other devices in place of the local ones: once, with all that a plan decides."""
+
+    def renamed(devices: Sequence[str]) -> tuple[str, ...]:
+        return tuple([names[device] for device in devices])
 
     def of_division(division: Division) -> Division:
-        own: dict[str, Any] = {"devices": tuple([names[device] for device in division.devices])}
+        own: dict[str, Any] = {"devices": renamed(division.devices)}
         if isinstance(division, Copied):
-            own["sums"] = tuple([names[device] for device in division.sums])
+            own["sums"] = renamed(division.sums)
         return dataclasses.replace(division, **own)
 
-    state = dataclasses.replace(
-        plan.state,
-        devices={name: names[device] for name, device in plan.state.devices.items()},
-        divisions={name: of_division(division) for name, division in plan.state.divisions.items()},
-    )
-    places = {position: names[device] for position, device in plan.program.places.items()}
-    return plan_program(
-        dataclasses.replace(plan.program, places=places),
-        mesh=dataclasses.replace(plan.mesh, devices=tuple([names[device] for device in plan.devices])),
-        home=names[plan.home],
-        input_layouts=plan.input_layouts,
-        state=state,
-        asked=dataclasses.replace(plan.asked, **options),
-        stages=plan.stage_cuts.asked if plan.stage_cuts else None,
-    )
+    def plan(program: Program, *, mesh: Mesh, home: str, state: State, **given: Any) -> gs.Plan:
+        places = {position: names[device] for position, device in program.places.items()}
+        own = dataclasses.replace(
+            state,
+            devices={name: names[device] for name, device in state.devices.items()},
+            divisions={name: of_division(division) for name, division in state.divisions.items()},
+        )
+        return plan_program(
+            dataclasses.replace(program, places=places),
+            mesh=dataclasses.replace(mesh, devices=renamed(mesh.devices)),
+            home=names[home],
+            state=own,
+            **given,
+        )
+
+    with mock.patch.object(compilation, "plan_program", plan):
+        yield
+
+
+def plan_on_hosts(function: Callable[..., Any], counts: Sequence[int], *arguments: Any, **options: Any) -> gs.Plan:
+    """Return the plan of a function for hosts that have so many devices each."""
+    with planning_for(on_hosts(*counts)):
+        return gs.parallelize(function, devices=sum(counts), **options).plan(*arguments)
 
 
 def by_gateways(plan: Decisions) -> list[Collective]:
@@ -94,9 +109,6 @@ def on_local_devices(graph: EmittedGraph, names: Mapping[str, str]) -> EmittedGr
     return dataclasses.replace(graph, nodes=tuple(map(moved, graph.nodes)), library=library)
 
 
-_BUT_WAITS = tuple(decide for decide in planner.PASSES if decide is not passes.wait_for_readers)
-
-
 def run_on_hosts(
     function: Callable[..., Any], counts: Sequence[int], calls: Sequence[tuple[Any, ...]], **options: Any
 ) -> tuple[list[Any], gs.Plan]:
@@ -104,10 +116,9 @@ def run_on_hosts(
     names, results = on_hosts(*counts), []
     parallel = gs.parallelize(function, devices=sum(counts), **options)
     for arguments in calls:
-        with mock.patch.object(planner, "PASSES", _BUT_WAITS):  # what waits is decided once, for the hosts
+        with planning_for(names):
             compiled, tensors = parallel._planning(arguments, {})
-        trace = compiled.trace
-        plan = replanned(compiled.plan, names)
+        trace, plan = compiled.trace, compiled.plan
         plan.check()
         graph = emit(plan)
         check_emitted(plan, graph)
