@@ -29,6 +29,7 @@ from tests.helpers.layout_cases import (
     X,
     Y,
     adam,
+    assert_law_under_tapes_outside,
     bytes_sent,
     fused_adam,
     keras_model,
@@ -191,15 +192,7 @@ def test_a_tape_outside():
     with tf.device(ONE[0]):
         weight = tf.Variable(numbers(40, 50, seed=7))
     gs.set_variable_layout(weight, "host", devices=THREE)
-    apply = gs.parallelize(lambda x: tf.nn.tanh(x @ weight), devices=THREE)
-    x = numbers(7, 40, seed=8)
-    for _ in range(2):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(apply(x) ** 2)
-        found = tape.gradient(loss, weight)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.nn.tanh(x @ weight) ** 2)
-        assert_close(found, tape.gradient(loss, weight))
+    assert_law_under_tapes_outside(weight, THREE)
 
 
 @pytest.mark.parametrize("gpus", [ONE, pytest.param(THREE, marks=pytest.mark.long)], ids=["one", "three"])

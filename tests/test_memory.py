@@ -12,6 +12,7 @@ import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.planning.memory import live_bytes
 from graphsplit.search.plan_search import Search
+from tests.helpers.layout_cases import held_by_device
 from tests.test_automatic_plans import Deep, Momentum, machine_of
 from tests.test_recomputation import network, training
 
@@ -65,12 +66,7 @@ def test_state_is_divided_where_only_that_fits():
     state = sum(v.shape.num_elements() * 4 for v in model.kernels + model.slots)
     step = gs.parallelize(model.step, devices=4, memory=state, machine=MACHINE)
     assert_same_numbers(step, model, batch())
-    held: dict[str, int] = {}
-    for variable in model.kernels + model.slots:
-        parts = parts_of_variable(variable)
-        size = variable.shape.num_elements() * 4
-        for device, count in ({variable.device: size} if parts is None else parts.bytes_on_devices()).items():
-            held[device] = held.get(device, 0) + count
+    held = held_by_device(model.kernels + model.slots)
     assert len(held) == 4
     assert max(held.values()) <= state / 3
     assert chosen(step.plan(batch())).startswith("4 devices, mesh model 4, variables home but kernel_0_momentum, ")

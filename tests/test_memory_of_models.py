@@ -9,6 +9,7 @@ import pytest
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.search.plan_search import Search
+from tests.helpers.layout_cases import held_by_device
 from tests.helpers.messages import raises
 
 X = np.random.default_rng(0).normal(size=(38, 16)).astype(np.float32)  # batches of 16, 16 and 6, on 3 devices
@@ -42,11 +43,7 @@ def test_a_model_is_fitted_under_a_limit_of_memory(monkeypatch):
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     for own, other in zip(template.get_weights(), alone.get_weights(), strict=True):
         np.testing.assert_allclose(own, other, rtol=1e-4, atol=1e-5)
-    held: dict[str, int] = {}
-    for variable in [*template.variables, *template.optimizer.variables]:
-        parts = parts_of_variable(variable.value)
-        for device, size in (parts.bytes_on_devices() if parts else {}).items():
-            held[device] = held.get(device, 0) + size
+    held = held_by_device([own.value for own in [*template.variables, *template.optimizer.variables]])
     assert len(held) == 3
     assert max(held.values()) < 0.5 * state_of(alone)
     np.testing.assert_allclose(model.evaluate(X, Y, verbose=0), alone.evaluate(X, Y, verbose=0), rtol=1e-5)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -11,6 +10,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
+from tests.helpers.layout_cases import held_by_device
 from tests.test_automatic_plans import machine_of
 
 
@@ -89,16 +89,6 @@ def fresh(model: Perceptron) -> Perceptron:
     for own, before in zip([*alone.weights, *alone.slots], [*model.weights, *model.slots], strict=True):
         own.assign(before)
     return alone
-
-
-def held_by_device(variables: Sequence[tf.Variable]) -> dict[str, int]:
-    held: dict[str, int] = {}
-    for own in variables:
-        parts = parts_of_variable(own)
-        whole = {own.device: own.shape.num_elements() * own.dtype.size}
-        for device, count in (whole if parts is None else parts.bytes_on_devices()).items():
-            held[device] = held.get(device, 0) + count
-    return held
 
 
 def test_the_mesh_is_found():
@@ -181,8 +171,6 @@ def test_a_model_is_fitted_and_predicts_on_the_mesh_that_was_found():
     own, expected = (one.fit(x, y, epochs=3, verbose=0).history["loss"] for one in (model, alone))
     np.testing.assert_allclose(own, expected, rtol=1e-4)
     np.testing.assert_allclose(model.predict(x, verbose=0), alone.predict(x, verbose=0), rtol=1e-4, atol=1e-5)
-    held = held_by_device(
-        [*[own.value for own in template.variables], *[own.value for own in template.optimizer.variables]]
-    )
+    held = held_by_device([own.value for own in [*template.variables, *template.optimizer.variables]])
     assert max(held.values()) <= 0.6 * sum(held.values())
     assert "used where its parts are" in str(model.plan(x, y))

@@ -22,6 +22,7 @@ from tests.helpers.layout_cases import (
     Y,
     adam,
     assert_coupled_law,
+    assert_law_under_tapes_outside,
     assert_same_bits,
     bytes_sent,
     momentum,
@@ -225,16 +226,7 @@ def test_random_updates_are_drawn_once():
 def test_a_tape_outside():
     weight = tf.Variable(numbers(40, 50, seed=7))
     gs.set_variable_layout(weight, "mirrored", 3)
-    apply = gs.parallelize(lambda x: tf.nn.tanh(x @ weight), devices=3)
-    x = numbers(7, 40, seed=8)
-    for _ in range(2):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(apply(x) ** 2)
-        found = tape.gradient(loss, weight)
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_sum(tf.nn.tanh(x @ weight) ** 2)
-        assert_close(found, tape.gradient(loss, weight))
-        weight.assign_sub(0.1 * found)
+    assert_law_under_tapes_outside(weight, 3)
 
 
 def test_the_checker_sees_another_copy():

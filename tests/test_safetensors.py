@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -17,14 +15,9 @@ import graphsplit as gs
 from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.core.variables.parted_variables import VariableParts, parts_of_variable
 from graphsplit.keras_models import safetensors_files
+from tests.helpers.layout_cases import LAYOUTS, small_network
+from tests.helpers.memory_of_scripts import printed
 
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "home": {"layout": "home"},
-    "sharded": {"layout": "sharded", "devices": 3},
-    "mirrored": {"layout": "mirrored", "devices": 3},
-    "axes": {"layout": {"*kernel*": ((None, gs.cut("model", blocks=3)), "sharded"), "*": "home"}},
-}
-LAYOUTS["axes"]["mesh"] = {"batch": 2, "model": 2}
 X = tf.constant(np.random.default_rng(0).normal(size=(7, 31)).astype("float32"))
 
 
@@ -34,10 +27,8 @@ def few_bytes_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def made() -> Any:
-    layers = [keras.layers.Dense(60, "relu", name="one"), keras.layers.BatchNormalization(name="norm")]
-    model = keras.Sequential([keras.layers.Input((31,)), *layers, keras.layers.Dense(45, name="two")], name="net")
-    model.compile("adam", "mse")
-    model.optimizer.build(model.trainable_variables)
+    model, optimizer = small_network()
+    model.compile(optimizer, "mse")
     return model
 
 
@@ -78,7 +69,7 @@ def test_loaded(layout: str, kind: str, tmp_path: Path, monkeypatch: pytest.Monk
         path.write_text(json.dumps({"metadata": {"total_size": 1}, "weight_map": of}))
     with gs.without_values(), gs.variable_layout(**LAYOUTS[layout]):
         model = made()
-    if layout != "mirrored":
+    if layout != "mirrored":  # (of which one copy takes the value: the others are old, until they are next read)
         monkeypatch.setattr(VariableParts, "put_together", lambda parts: pytest.fail(f"{parts.path} is put together"))
     gs.load_weights(model, path, names=torch_name)
     held = [parts for v in variables_of(model.weights) if (parts := parts_of_variable(v)) is not None]
@@ -172,16 +163,8 @@ def test_without_the_library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 PEAK = """
-import gc, sys
-import keras, numpy as np, tensorflow as tf
-import graphsplit as gs
 from safetensors.numpy import save_file
 
-def memory(field):
-    [line] = [line for line in open("/proc/self/status") if line.startswith(field)]
-    return int(line.split()[1]) * 1024
-
-gs.use_logical_devices(2)
 for size in (64, 8192):
     with gs.without_values(), gs.variable_layout("sharded", devices=2):
         layers = [keras.layers.Dense(size, use_bias=False, name=name) for name in "ab"]
@@ -189,9 +172,7 @@ for size in (64, 8192):
             layer.build((None, size))
     path = f"{sys.argv[1]}/{size}.safetensors"
     save_file({name: np.ones((size, size), "float32") for name in "ab"}, path)
-    gc.collect()
-    before = memory("VmRSS")
-    open("/proc/self/clear_refs", "w").write("5")
+    before = memory_from_now_on()
     gs.load_weights(layers, path, names={"a/kernel": ("a", (1, 0)), "b/kernel": "b"})
 print(memory("VmHWM") - before - 2 * 4 * size * size, 4 * size * size)
 """
@@ -201,7 +182,5 @@ print(memory("VmHWM") - before - 2 * 4 * size * size, 4 * size * size)
 def test_the_peak_of_loading(tmp_path: Path):
     """Beside the parts the host has a few bytes at a time."""
     pytest.importorskip("safetensors")
-    command = [sys.executable, "-c", PEAK, str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=500)
-    peak, largest = map(int, done.stdout.split())
+    peak, largest = printed(PEAK, str(tmp_path))
     assert peak <= 0.3 * largest, (peak, largest)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,23 +16,8 @@ import graphsplit as gs
 from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import VariableParts, is_initialized, parts_of_variable, read_handle
-
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "home": {"layout": "home"},
-    "sharded": {"layout": "sharded", "devices": 3},
-    "mirrored": {"layout": "mirrored", "devices": 3},
-    "axes": {"layout": {"*kernel*": ((None, "model"), "sharded"), "*": "home"}, "mesh": {"batch": 2, "model": 2}},
-}
-
-
-def made(library: Any = keras) -> tuple[Any, Any]:
-    library.utils.set_random_seed(1)
-    layers = [library.layers.Dense(60, "relu", name="one"), library.layers.BatchNormalization(name="norm")]
-    layers += [library.layers.Dropout(0.5), library.layers.Dense(45, name="two")]
-    model = library.Sequential([library.layers.Input((31,)), *layers])
-    optimizer = library.optimizers.Adam(0.01, name="adam")
-    optimizer.build(model.trainable_variables)
-    return model, optimizer
+from tests.helpers.layout_cases import LAYOUTS, small_network
+from tests.helpers.memory_of_scripts import printed
 
 
 def own_handle(variable: tf.Variable) -> tf.Tensor:
@@ -61,11 +44,11 @@ X = tf.constant(np.random.default_rng(0).normal(size=(7, 31)).astype("float32"))
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_planned_then_initialized_then_trained(layout: str):
-    expected_model, expected_optimizer = made()
+    expected_model, expected_optimizer = small_network()
     plain = tf.function(step_of(expected_model, expected_optimizer))
     options = {key: value for key, value in LAYOUTS[layout].items() if key == "mesh"} or {"devices": 3}
     with gs.without_values(), gs.variable_layout(**LAYOUTS[layout]):
-        model, optimizer = made()
+        model, optimizer = small_network()
     names = {name.partition(":")[0].rpartition("/")[2] for name in with_values([model, optimizer])}
     assert names == {"seed_generator_state", "iteration", "learning_rate"}
     step = gs.parallelize(step_of(model, optimizer), **options)
@@ -90,14 +73,14 @@ def test_planned_then_initialized_then_trained(layout: str):
 @pytest.mark.parametrize("kind", ["some.weights.h5", "some.keras", "checkpoint"])
 @pytest.mark.parametrize("library", [keras, pytest.param(tf_keras, marks=pytest.mark.long)])
 def test_loaded(library: Any, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    source, _ = made(library)
+    source, _ = small_network(library)
     path = tmp_path / kind
     if kind == "checkpoint":
         tf.train.Checkpoint(model=source).write(str(path))
     else:
         (source.save if kind.endswith(".keras") else source.save_weights)(path)
     with gs.without_values(), gs.variable_layout("sharded", devices=3):
-        model, _ = made(library)
+        model, _ = small_network(library)
     monkeypatch.setattr(VariableParts, "put_together", lambda parts: pytest.fail(f"{parts.path} is put together"))
     gs.load_weights(tf.train.Checkpoint(model=model) if kind == "checkpoint" else model, path)
     for a, b in zip(variables_of(model.weights), variables_of(source.weights), strict=True):
@@ -239,11 +222,11 @@ def test_values_are_drawn_in_the_order_in_which_variables_were_made():
 
 def test_the_plan_that_fits_is_chosen_without_values():
     with gs.without_values():
-        model, optimizer = made()
+        model, optimizer = small_network()
     step = gs.parallelize(step_of(model, optimizer), devices=2, memory="1GB")
     assert [note for note in step.plan(X).notes if note.startswith("chosen automatically: ")]
     gs.initialize([model, optimizer])
-    expected_model, expected_optimizer = made()
+    expected_model, expected_optimizer = small_network()
     np.testing.assert_allclose(step(X), step_of(expected_model, expected_optimizer)(X), rtol=1e-5)
 
 
@@ -265,17 +248,6 @@ def test_under_model_parallel():
         np.testing.assert_array_equal(layer.kernel.numpy(), whole)
 
 
-MEMORY = """
-import gc, sys, os
-import keras, tensorflow as tf
-import graphsplit as gs
-
-def memory(field):
-    [line] = [line for line in open("/proc/self/status") if line.startswith(field)]
-    return int(line.split()[1]) * 1024
-
-gs.use_logical_devices(8)
-"""
 LARGE = """
 layers = keras.layers
 
@@ -336,24 +308,14 @@ for width, count in ((64, 1), (8192, 2)):
         gs.initialize(model)
         save(model, name)
         continue
-    gc.collect()
-    before = memory("VmRSS")
-    open("/proc/self/clear_refs", "w").write("5")  # so that VmHWM is the peak from now on
+    before = memory_from_now_on()
     load(model, name)
 if is_source != "yes":
     print(memory("VmHWM") - before - 4 * width * width * count, 4 * width * width)
-    before = memory("VmRSS")
-    open("/proc/self/clear_refs", "w").write("5")
+    before = memory_from_now_on()
     save(model, os.path.join(folder, f"again{kind}"))
     print(memory("VmHWM") - before)
 """
-
-
-def printed(script: str, *arguments: str) -> list[int]:
-    done = subprocess.run(
-        [sys.executable, "-c", MEMORY + script, *arguments], capture_output=True, text=True, check=True, timeout=500
-    )
-    return list(map(int, done.stdout.split()))
 
 
 @pytest.mark.long

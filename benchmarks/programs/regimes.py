@@ -95,28 +95,25 @@ def augmented() -> Training:
     )
 
 
-def accumulated() -> Training:
-    """Keras' own accumulation: weights change at every third step."""
+def _stepped_by(optimizer: keras.optimizers.Optimizer) -> Training:
     network = perceptron(20, 64, CLASSES)
-    optimizer = keras.optimizers.Adam(0.01, epsilon=1e-3, gradient_accumulation_steps=3)
     return training(
         lambda x, y: classify(network(x, training=True), y),
         network.trainable_variables,
         lambda n: (numbers(n, 20), labels(n)),
         optimizer,
     )
+
+
+def accumulated() -> Training:
+    """Keras' own accumulation: weights change at every third step."""
+    return _stepped_by(keras.optimizers.Adam(0.01, epsilon=1e-3, gradient_accumulation_steps=3))
 
 
 def averaged() -> Training:
     """The optimizer keeps moving averages of all weights, and puts them in their place at times; clipped by norm."""
-    network = perceptron(20, 64, CLASSES)
     optimizer = keras.optimizers.Lion(0.01, use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=2, clipnorm=1.0)
-    return training(
-        lambda x, y: classify(network(x, training=True), y),
-        network.trainable_variables,
-        lambda n: (numbers(n, 20), labels(n)),
-        optimizer,
-    )
+    return _stepped_by(optimizer)
 
 
 def mean_teacher() -> Training:

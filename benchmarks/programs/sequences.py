@@ -35,8 +35,8 @@ def speech_transformer() -> Training:
     return training(loss, network.trainable_variables, inputs)
 
 
-class Experts(layers.Layer):
-    """A router sends every token to the best expert, as far as that has room; others pass through zeros."""
+class _Routed(layers.Layer):
+    """A layer of experts, each of which has room for so many of the tokens that a router sends to it."""
 
     def __init__(self, experts: int, room: int):
         super().__init__()
@@ -45,6 +45,13 @@ class Experts(layers.Layer):
 
     def build(self, shape: Any) -> None:
         self.router.build(shape)
+
+
+class Experts(_Routed):
+    """A router sends every token to the best expert, as far as that has room; others pass through zeros."""
+
+    def build(self, shape: Any) -> None:
+        super().build(shape)
         self.up = self.add_weight(shape=(self.experts, shape[-1], 32), name="up")
         self.down = self.add_weight(shape=(self.experts, 32, shape[-1]), name="down")
 
@@ -79,16 +86,11 @@ def switch_transformer() -> Training:
     return training(loss, network.trainable_variables, lambda n: (integers(50, n, 8), labels(n)))
 
 
-class Dispatched(layers.Layer):
+class Dispatched(_Routed):
     """As a user might write it: tokens of the whole batch are gathered to each expert by indices, and put back."""
 
-    def __init__(self, experts: int, room: int):
-        super().__init__()
-        self.experts, self.room = experts, room
-        self.router = layers.Dense(experts)
-
     def build(self, shape: Any) -> None:
-        self.router.build(shape)
+        super().build(shape)
         self.kernel = self.add_weight(shape=(self.experts, shape[-1], shape[-1]), name="kernel")
 
     def call(self, x: Any) -> Any:

@@ -13,14 +13,48 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.devices import canonical_name
 from graphsplit.core.protos.graphdefs import split_reference
+from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
-from tests.helpers.law import assert_law
+from tests.helpers.law import assert_close, assert_law
 
 ROWS = 11
 
 
 def numbers(*shape: int, seed: int = 0) -> tf.Tensor:
     return tf.cast(np.random.default_rng(seed).standard_normal(shape), tf.float32)
+
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "home": {"layout": "home"},
+    "sharded": {"layout": "sharded", "devices": 3},
+    "mirrored": {"layout": "mirrored", "devices": 3},
+    "axes": {
+        "layout": {"*kernel*": ((None, gs.cut("model", blocks=3)), "sharded"), "*": "home"},
+        "mesh": {"batch": 2, "model": 2},
+    },
+}
+"""What `variable_layout` is given for the kernels of `small_network`, each in a layout of its own."""
+
+
+def small_network(library: Any = keras) -> tuple[Any, Any]:
+    """Return a network of 31 features, the same each time, and an optimizer that is built for it."""
+    library.utils.set_random_seed(1)
+    layers = [library.layers.Dense(60, "relu", name="one"), library.layers.BatchNormalization(name="norm")]
+    layers += [library.layers.Dropout(0.5), library.layers.Dense(45, name="two")]
+    model = library.Sequential([library.layers.Input((31,)), *layers], name="net")
+    optimizer = library.optimizers.Adam(0.01, name="adam")
+    optimizer.build(model.trainable_variables)
+    return model, optimizer
+
+
+def held_by_device(variables: Sequence[tf.Variable]) -> dict[str, int]:
+    """Return the bytes that devices hold of variables, laid out or not."""
+    held: Counter[str] = Counter()
+    for own in variables:
+        parts = parts_of_variable(own)
+        whole = {own.device: own.shape.num_elements() * own.dtype.size}
+        held.update(whole if parts is None else parts.bytes_on_devices())
+    return dict(held)
 
 
 X, Y = numbers(ROWS, 7, seed=1), numbers(ROWS, 5, seed=2)
@@ -209,3 +243,17 @@ def deep_step(weights: Sequence[tf.Variable]) -> Callable[[tf.Tensor], tf.Tensor
         return loss
 
     return step
+
+
+def assert_law_under_tapes_outside(weight: tf.Variable, devices: Sequence[str] | int) -> None:
+    """Compare the gradients of a tape around calls, between which a variable of 40 by 50 changes; it is laid out."""
+    apply = gs.parallelize(lambda x: tf.nn.tanh(x @ weight), devices=devices)
+    x = numbers(7, 40, seed=8)
+    for _ in range(2):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(apply(x) ** 2)
+        found = tape.gradient(loss, weight)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.nn.tanh(x @ weight) ** 2)
+        assert_close(found, tape.gradient(loss, weight))
+        weight.assign_sub(0.1 * found)
