@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.questions import layer_names, reading_order
 from graphsplit.placement.records import PlacedOp
-from graphsplit.placement.views.lanes import lanes_of
+from graphsplit.placement.views.lanes import in_order, lanes_of
 from graphsplit.planning.amounts import count_text
 
 _UPDATES = ("Assign", "ResourceApply", "ResourceSparseApply", "ResourceScatter")
@@ -77,8 +77,9 @@ def summarize(placement: PlacementGraph, most: int = 70) -> Summary:
     lanes: dict[str, list[Box]] = defaultdict(list)
     for box in sorted(boxes.values(), key=lambda b: b.rank):
         lanes[box.lane].append(box)
-    ordered = [str(lane) for lane in sorted(set(lane_of.values()), key=lambda lane: lane.order)]
-    return Summary({lane: tuple(lanes[lane]) for lane in ordered}, _flows(placement, box_of))
+    return Summary(
+        {str(lane): tuple(lanes[str(lane)]) for lane in in_order(lane_of.values())}, _flows(placement, box_of)
+    )
 
 
 def _box(key: tuple[str, str], group: list[PlacedOp], rank: Mapping[str, int]) -> Box:

@@ -96,12 +96,17 @@ def lanes_of(ops: Iterable[PlacedOp]) -> dict[str, Lane]:
             working.setdefault((op.device, op.stage), set()).add(op.shard)
     lanes = {key: Lane(key[0], tuple(sorted(shards)), key[1]) for key, shards in working.items()}
     home, first = home_device(ops), dict[str, Lane]()
-    for lane in sorted(lanes.values(), key=lambda lane: lane.order):
+    for lane in in_order(lanes.values()):
         first.setdefault(lane.device, lane)
     return {
         op.name: first[op.device] if op.shard is None and op.device in first.keys() - {home} else _lane(op, lanes)
         for op in ops
     }
+
+
+def in_order(lanes: Iterable[Lane]) -> list[Lane]:
+    """Return the lanes that there are, each once, as they stand side by side."""
+    return sorted(set(lanes), key=lambda lane: lane.order)
 
 
 def home_device(ops: Iterable[PlacedOp]) -> str:
@@ -139,7 +144,7 @@ def alike_lanes(placement: PlacementGraph, lane_of: Mapping[str, Lane], critical
             turn = lane.shards.index(op.shard)
             work[lane].add((turn, tuple(op.own_name.split("/")[1:]), op.type, op.ran))
     together: dict[object, list[Lane]] = defaultdict(list)
-    for lane in sorted(work, key=lambda lane: lane.order):
+    for lane in in_order(work):
         together[lane.stage, frozenset(work[lane])].append(lane)
     home = home_device(placement.ops.values())
     return [

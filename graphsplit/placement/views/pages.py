@@ -6,6 +6,7 @@ import html
 import importlib.resources
 import json
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -13,10 +14,10 @@ from graphsplit.core.devices import short_name
 from graphsplit.placement.findings import find_warnings
 from graphsplit.placement.graph import PlacementGraph
 from graphsplit.placement.questions import natural_order, reading_order
-from graphsplit.placement.records import CriticalPath, PlacedOp, Transfer
+from graphsplit.placement.records import CriticalPath, DeviceTotals, PlacedOp, Transfer
 from graphsplit.placement.summaries import folded_scopes, page_paths
 from graphsplit.placement.views.colors import device_colors
-from graphsplit.placement.views.lanes import Lane, alike_lanes, lanes_of
+from graphsplit.placement.views.lanes import Lane, alike_lanes, in_order, lanes_of
 from graphsplit.placement.views.routes import Kinds, routes_of, way_text, ways_text
 from graphsplit.placement.views.tables import format_flops
 from graphsplit.planning.amounts import count_text, format_bytes
@@ -107,7 +108,7 @@ def _lanes(
     placement: PlacementGraph, lane_of: Mapping[str, Lane], index: Mapping[str, int], critical: set[str]
 ) -> list[dict[str, Any]]:
     """Return the lanes in their order; those that another one stands for name it as `like`, others themselves."""
-    lanes = sorted(set(lane_of.values()), key=lambda lane: lane.order)
+    lanes = in_order(lane_of.values())
     alike = {lane: group for group in alike_lanes(placement, lane_of, critical) for lane in group.lanes}
     found = []
     for i, lane in enumerate(lanes):
@@ -140,9 +141,8 @@ def _ops(
     ops: Sequence[PlacedOp], index: Mapping[str, int], lane_of: Mapping[str, Lane], paths: Mapping[str, list[str]]
 ) -> dict[str, Any]:
     """Return the operations, in the order of fields that `OP` in model.js names, and the tables that they point to."""
-    tables = {name: _Table() for name in ("types", "sources", "reasons", "stages", "scopes", "labels")}
-    lanes = sorted(set(lane_of.values()), key=lambda lane: lane.order)
-    place = {lane: i for i, lane in enumerate(lanes)}
+    tables = {name: _numbering() for name in ("types", "sources", "reasons", "stages", "scopes", "labels")}
+    place = {lane: i for i, lane in enumerate(in_order(lane_of.values()))}
     return {
         "ops": [
             [
@@ -154,7 +154,7 @@ def _ops(
             ]
             for op in ops
         ],
-        **{name: table.values for name, table in tables.items()},
+        **{name: list(table) for name, table in tables.items()},
     }
 
 
@@ -215,33 +215,26 @@ def _critical_text(path: CriticalPath, machine: str) -> str:
     )
 
 
-class _Table:
-    """Different strings, each once; -> its number."""
-
-    def __init__(self) -> None:
-        self.values: list[str] = []
-        self._numbers: dict[str, int] = {}
-
-    def __getitem__(self, text: str) -> int:
-        if text not in self._numbers:
-            self._numbers[text] = len(self.values)
-            self.values.append(text)
-        return self._numbers[text]
+def _numbering() -> dict[str, int]:
+    """Return different strings, each with its number: that of one that is asked for first is the next."""
+    found: defaultdict[str, int] = defaultdict(int)
+    found.default_factory = found.__len__
+    return found
 
 
 def _device(placement: PlacementGraph, device: str, color: str) -> dict[str, Any]:
-    totals = placement.devices.get(device)
+    totals = placement.devices.get(device, DeviceTotals(device))
     return {
         "name": short_name(device),
         "color": color,
-        "ops": totals.ops if totals else 0,
-        "flops": totals.flops if totals else 0,
-        "parameters": totals.parameter_bytes if totals else 0,
-        "sent": totals.sent_bytes if totals else 0,
+        "ops": totals.ops,
+        "flops": totals.flops,
+        "parameters": totals.parameter_bytes,
+        "sent": totals.sent_bytes,
     }
 
 
-def _op(op: PlacedOp, index: Mapping[str, int], tables: Mapping[str, _Table]) -> list[Any]:
+def _op(op: PlacedOp, index: Mapping[str, int], tables: Mapping[str, Mapping[str, int]]) -> list[Any]:
     """Return one operation in the order that `OP` in model.js names, but for its lane, stage, scopes and label."""
     return [
         op.name,
