@@ -109,9 +109,9 @@ def times_of(steps: Mapping[Name, tuple[Callable[..., Any], tuple[Any, ...]]], r
 def training_step(model: str, micro_batches: int, small: bool) -> tuple[Any, tuple[Any, ...]]:
     """Return a parallelized training step on one device of one thread, and its arguments."""
     import keras
-    import tensorflow as tf
 
     import graphsplit as gs
+    from benchmarks.steps import Parts, single_device_step
 
     [device] = gs.use_logical_devices(1, threads_per_device=1)
     keras.utils.set_random_seed(1)
@@ -119,14 +119,7 @@ def training_step(model: str, micro_batches: int, small: bool) -> tuple[Any, tup
     network, x, y = _NETWORKS[model](size)
     optimizer = keras.optimizers.Adam(1e-3)
     optimizer.build(network.trainable_variables)
-    cross_entropy = tf.nn.sparse_softmax_cross_entropy_with_logits
-
-    def step(x: Any, y: Any) -> Any:
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(cross_entropy(y, network(x, training=True)))
-        optimizer.apply(tape.gradient(loss, network.trainable_variables))
-        return loss
-
+    step = single_device_step(Parts(network, optimizer, regression=False), "training")
     return gs.parallelize(step, devices=[device], micro_batches=micro_batches), (x, y)
 
 

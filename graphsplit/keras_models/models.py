@@ -180,12 +180,7 @@ class ParallelModel(SharedState):
 
     def _eager(self, kind: str) -> Any:
         """Return the template's own function after a word on what that costs."""
-        warnings.warn(
-            f"{self.template.name!r} was compiled with run_eagerly=True: it runs operation by operation, on one device "
-            f"instead of {len(self.model_devices.devices)}, many times slower. The numbers are the same. To use the "
-            "devices, compile without run_eagerly.",
-            stacklevel=user_stack_level(),
-        )
+        warn_of_eager(self.template, str(len(self.model_devices.devices)))
         getattr(self.template, f"make_{kind}_function")(force=True)
         return getattr(self.template, f"{kind}_function")
 
@@ -255,6 +250,15 @@ class ParallelKeras2Model(ParallelModel):
             return 1 if variable is None else int(variable.numpy())
 
         return BatchFunction(self._step(kind), steps, finish_and_count)
+
+
+def warn_of_eager(model: Any, devices: str) -> None:
+    """Say that a model that was compiled with `run_eagerly=True` uses one device, and how many it might use."""
+    warnings.warn(
+        f"{model.name!r} was compiled with run_eagerly=True: it runs operation by operation, on one device instead of "
+        f"{devices}, many times slower. The numbers are the same. To use the devices, compile without run_eagerly.",
+        stacklevel=user_stack_level(),
+    )
 
 
 def is_wrapped(model: Any) -> bool:

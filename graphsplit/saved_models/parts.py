@@ -165,6 +165,11 @@ def read_part(part: ModelPart, names: Sequence[str], shapes: Sequence[Shape | No
     return graph_to_program(graph, reading)
 
 
+def resources_of(program: Program) -> list[str]:
+    """Return the names of all variables and tables of a program, captured or made in it."""
+    return [op.name for op in program.ops if tf.resource in op.out_dtypes]
+
+
 def ends_of(graph_def: Any) -> tuple[list[str], list[str]]:
     """Return the placeholders of a graph, and the tensors and operations that nothing in it reads or waits for."""
     read = {source_of(reference) for node in graph_def.node for reference in node.input}

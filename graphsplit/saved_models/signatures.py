@@ -19,7 +19,7 @@ from graphsplit.graph.function_calls import functions_called
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import State
 from graphsplit.program.reading.shape_inference import known_shape
-from graphsplit.saved_models.parts import LARGE_BYTES, noting
+from graphsplit.saved_models.parts import LARGE_BYTES, noting, resources_of
 from graphsplit.saved_models.weights import (
     Mirror,
     Mirrors,
@@ -67,7 +67,7 @@ def plan_signature(
         variables = captured_variables(trace)
         if replicate_weights:
             check_only_read(name, trace.program, variables)
-        places = dict.fromkeys(resources_of(trace), "")  # they are where the loader puts them
+        places = dict.fromkeys(resources_of(trace.program), "")  # they are where the loader puts them
         if not replicate_weights:
             return State(places, largest_constant=LARGE_BYTES)
         return State(places, divisions={key: copies_of(variable, devices) for key, variable in variables.items()})
@@ -140,11 +140,6 @@ def captured_variables(trace: Trace) -> dict[str, tf.Variable]:
     names = [trace.program.ops[position].name for position in trace.program.captures]
     pairs = zip(names, trace.captures, strict=True)
     return {name: by_handle[id(handle)] for name, handle in pairs if id(handle) in by_handle}
-
-
-def resources_of(trace: Trace) -> list[str]:
-    """Return the names of all variables and tables of a signature, captured or made in it."""
-    return [op.name for op in trace.program.ops if tf.resource in op.out_dtypes]
 
 
 def _run(graph: EmittedGraph, graph_def: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:

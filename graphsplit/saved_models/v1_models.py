@@ -27,6 +27,7 @@ from graphsplit.saved_models.parts import (
     noting,
     plain_reference,
     read_part,
+    resources_of,
     take_part,
 )
 from graphsplit.saved_models.reports import SignatureReport, why_whole
@@ -70,8 +71,7 @@ def transpile_in_place(meta_graph: Any, key: str, options: Options, devices: Seq
     called = [inputs[reference] for reference in part.inputs.values()]
     splitting = resolve_split(options.split, arguments_of(part, called))
     program = read_part(part, called, splitting.shapes)
-    resources = [op.name for op in program.ops if tf.resource in op.out_dtypes]
-    plan = plan_for(program, splitting, options, devices, devices[0], State(dict.fromkeys(resources, "")))
+    plan = plan_for(program, splitting, options, devices, devices[0], State(dict.fromkeys(resources_of(program), "")))
     if not any(step.shards for step in plan.steps):
         return SignatureReport(key, plan, why_whole(plan))
     emitted = emit(plan)

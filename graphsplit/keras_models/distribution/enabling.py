@@ -21,7 +21,7 @@ from graphsplit.keras_models.distribution.layouts import DistributedLayouts
 from graphsplit.keras_models.distribution.models import DistributedModel, distributed, make_function, owner_of
 from graphsplit.keras_models.distribution.replacements import replace_all
 from graphsplit.keras_models.flavors import KERAS_3, flavor_of
-from graphsplit.keras_models.models import is_wrapped
+from graphsplit.keras_models.models import is_wrapped, warn_of_eager
 from graphsplit.keras_models.wrapping import own_functions
 from graphsplit.placement.placements import Placement
 from graphsplit.planning.plan import Plan
@@ -171,7 +171,7 @@ class _Running:
         if function is None or force or (owner and owner.distribution) is not distribution:
             if distribution is None:
                 if model.run_eagerly and (asked := _present()) is not None:
-                    _say_that_it_is_eager(model, asked)
+                    warn_of_eager(model, f"the {asked.device_mesh.devices.size} of {type(asked).__name__}")
                 original(model, force=True)
             else:
                 setattr(model, name, make_function(distributed(model, distribution, self._layouts), kind))
@@ -242,12 +242,3 @@ def _several(model: Any, eagerly: bool = False) -> Any:
         return None
     devices = to_backend_mesh(distribution.device_mesh)
     return None if devices == available_devices()[:1] else distribution
-
-
-def _say_that_it_is_eager(model: Any, distribution: Any) -> None:
-    warnings.warn(
-        f"{model.name!r} was compiled with run_eagerly=True: it runs operation by operation, on one device instead of "
-        f"the {distribution.device_mesh.devices.size} of {type(distribution).__name__}, many times slower. The numbers "
-        "are the same. To use the devices, compile without run_eagerly.",
-        stacklevel=user_stack_level(),
-    )
