@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-import tensorflow as tf
-
 from graphsplit.core.protos.graphdefs import copied, source_of
 from graphsplit.emission.emitted_graph import Origin
-from graphsplit.program.program import Op, Program, Tensor
+from graphsplit.program.program import Op, Program
 
 SIZES_ROLE = "sizes"
 
@@ -65,10 +63,6 @@ class Draft:
         node.device = device
         self.add(node, Origin(op.index, shard, role))
         return node
-
-    def dtype(self, tensor: Tensor) -> tf.DType:
-        """Return the dtype of a tensor of the program."""
-        return self.program.ops[tensor.op].out_dtypes[tensor.index]
 
 
 def _unused(program: Program, base: str, end: str) -> str:

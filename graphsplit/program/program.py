@@ -200,6 +200,10 @@ class Program:
         """Return the static shape of `tensor`."""
         return self.ops[tensor.op].out_shapes[tensor.index]
 
+    def dtype(self, tensor: Tensor) -> tf.DType:
+        """Return the dtype of `tensor`."""
+        return self.ops[tensor.op].out_dtypes[tensor.index]
+
     def bytes(self, tensor: Tensor) -> int:
         """Return the size of `tensor` in bytes, 0 where its shape is not known."""
         return self.ops[tensor.op].out_bytes[tensor.index]

@@ -59,7 +59,7 @@ class CollectiveWriter:
         self._name = name
         self._draft = draft
         self._counts = counts
-        self._dtype: tf.DType = draft.dtype(first)
+        self._dtype: tf.DType = draft.program.dtype(first)
         self._shape = draft.program.shape(first)
         self._origin = Origin(None if collective.is_bucket else first.op, None, collective.kind)
         self._by_hosts = any(isinstance(value, Sum) and value.host for value in self._values)

@@ -73,7 +73,7 @@ class ShardCopies:
         inputs = list(data)
         for i, value in resized(op, sharded, lambda extent: self._extent(extent, d)).items():
             inputs[i] = self._counts.operand(
-                f"{name}/graphsplit_operand_{i}", d, value, self._draft.dtype(op.inputs[i])
+                f"{name}/graphsplit_operand_{i}", d, value, self._draft.program.dtype(op.inputs[i])
             )
         own = ""
         for i, shift in sharded.shift.items():
@@ -118,7 +118,7 @@ class ShardCopies:
 
         And, if what is made for numbers of others' rows has to be replaced, which numbers are its own.
         """
-        w, dtype = self._writer(op, f"own_{operand}", d, device, "shift"), self._draft.dtype(op.inputs[operand])
+        w, dtype = self._writer(op, f"own_{operand}", d, device, "shift"), self._draft.program.dtype(op.inputs[operand])
 
         def number(word: str, value: Any) -> str:
             return self._counts.operand(f"{w.scope}/{word}", d, as_entries(value), dtype)
@@ -152,7 +152,10 @@ class ShardCopies:
 
     def _own_rows(self, op: Op, inputs: Sequence[str], own: str, d: int, device: str) -> list[str]:
         """Write the numbers of a shard's own rows, and what is written there: as many as those are."""
-        w, numbers, values = self._writer(op, "rows", d, device, "shift"), *map(self._draft.dtype, op.inputs[1:3])
+        w, numbers, values = (
+            self._writer(op, "rows", d, device, "shift"),
+            *map(self._draft.program.dtype, op.inputs[1:3]),
+        )
         rest = (op.in_shapes[2] or ())[len(op.in_shapes[1] or ()) :]
 
         def flat(source: str, sizes: Sequence[Any], dtype: tf.DType) -> str:

@@ -137,7 +137,7 @@ def described_on(
       d: the shard that runs it; None for once, on whole tensors.
     """
     wants, gives = (sharded.wants, sharded.gives) if sharded and d is not None else (None, None)
-    dtypes = [program.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
+    dtypes = [*map(program.dtype, op.inputs)]
     reads = described(shapes_on(op.in_shapes, wants, rows, d or 0), dtypes)
     return reads, described(shapes_on(op.out_shapes, gives, rows, d or 0), op.out_dtypes)
 

@@ -74,7 +74,7 @@ class AxisForward(ForwardPropagation):
     def _answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         """Answer for loops and branches, too, that are given handles."""
         if op.bodies and op.index not in self.kept_home:  # whose handles may be of whole variables, which do not move
-            types = [self.program.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
+            types = map(self.program.dtype, op.inputs)
             pairs = zip(op.inputs, layouts, types, strict=True)
             return self.control_flow(op, [self.layout(t) if kind == tf.resource else own for t, own, kind in pairs])
         return super()._answer(op, layouts)

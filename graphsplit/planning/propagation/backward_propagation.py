@@ -184,7 +184,7 @@ class BackwardPropagation:
 
     def _size(self, tensor: Tensor, layout: Layout) -> int:
         """Return the bytes that travel when a tensor is cut. Lists cannot be: nothing is dearer."""
-        opaque = self.program.ops[tensor.op].out_dtypes[tensor.index] == tf.variant
+        opaque = self.program.dtype(tensor) == tf.variant
         return _INFINITE if opaque and not is_whole(layout) else self.program.bytes(tensor)
 
 

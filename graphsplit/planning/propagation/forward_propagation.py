@@ -247,7 +247,7 @@ class ForwardPropagation:
         """Decline what would cut or join tensors of a type for which TensorFlow has no kernels: `int4`, `qint8`."""
         if not isinstance(found, Sharded):
             return found
-        types = [self.program.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
+        types = map(self.program.dtype, op.inputs)
         for layout, dtype in zip((*found.wants, *found.gives), (*types, *op.out_dtypes), strict=True):
             if isinstance(layout, Shard) and not can_be_cut(dtype):
                 return Declined(f"TensorFlow has no kernels that cut and join {dtype.name}")
@@ -337,5 +337,4 @@ def _is_only_moved(program: Program, size: int, dtype: tf.DType, reached: Mappin
     if len(reached) != 1:
         return False
     [(end, joined)] = reached.items()
-    same = program.ops[end.op].out_dtypes[end.index] == dtype
-    return not joined and same and 0 < size <= program.bytes(end)
+    return not joined and program.dtype(end) == dtype and 0 < size <= program.bytes(end)

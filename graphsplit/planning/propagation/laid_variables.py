@@ -18,7 +18,7 @@ WRITES_ROWS = frozenset({f"ResourceScatter{how}" for how in ("Add", "Div", "Max"
 
 def of_variable(program: Program, op: Op, layouts: Sequence[Layout]) -> Sharded | None:
     """Return how what reads or writes a variable that lies along the axis is done: by each device with its own part."""
-    is_handle = [program.ops[t.op].out_dtypes[t.index] == tf.resource for t in op.inputs]
+    is_handle = [program.dtype(tensor) == tf.resource for tensor in op.inputs]
     lying = [layout for own, layout in zip(is_handle, layouts, strict=True) if own and layout != SINGLE_DEVICE]
     if not lying:
         return None
@@ -50,7 +50,7 @@ def _of_rows(program: Program, op: Op, own: Layout) -> Sharded | None:
         return None
     if own.axis > 0:
         return Sharded((own, REPLICATE, own.along(len(numbers) + own.axis - 1)), ())
-    most = program.ops[op.inputs[1].op].out_dtypes[op.inputs[1].index].max
+    most = program.dtype(op.inputs[1]).max
     if len(own.blocks) > 1 or own.size(0) > most or any(type(size) is not int for size in rows[len(numbers) :]):
         return None
     return Sharded((own, REPLICATE, REPLICATE), (), shift={1: Shift(own, others=LEFT_OUT)})

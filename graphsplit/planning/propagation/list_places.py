@@ -23,7 +23,7 @@ def _unmovable(program: Program, steps: Sequence[Step], moves: Sequence[Move]) -
     for move in moves:
         tensor = move.tensor
         both_whole = is_whole(move.source) and is_whole(move.target)
-        if both_whole or program.ops[tensor.op].out_dtypes[tensor.index] != tf.variant:
+        if both_whole or program.dtype(tensor) != tf.variant:
             continue
         if not is_whole(move.source):
             found[tensor.op] = "its list is read whole" + _by_whom(program, steps, move)
@@ -40,7 +40,7 @@ def _ill_fitting(program: Program, steps: Sequence[Step], batch: int) -> dict[in
     for op, step in zip(program.ops, steps, strict=True) if batch else ():
         if not step.shards:
             continue
-        types = [program.ops[tensor.op].out_dtypes[tensor.index] for tensor in op.inputs]
+        types = [*map(program.dtype, op.inputs)]
         if tf.variant not in (*types, *op.out_dtypes):
             continue
         are_cut = [_gives(steps[t.op], t.index) != want for t, want in zip(op.inputs, step.shards.wants, strict=True)]

@@ -145,11 +145,10 @@ class _OwnerFinder:
         """Return where an op runs whoever reads it: beside its variable, in its stage."""
         if op.index in self._pinned:
             return self._pinned[op.index]
-        touches = any(self._dtype(tensor) == tf.resource for tensor in op.inputs) or tf.resource in op.out_dtypes
+        touches = (
+            any(self._program.dtype(tensor) == tf.resource for tensor in op.inputs) or tf.resource in op.out_dtypes
+        )
         return None if touches or not op.stage else op.stage.home
-
-    def _dtype(self, tensor: Tensor) -> tf.DType:
-        return self._program.ops[tensor.op].out_dtypes[tensor.index]
 
     def _device(self, op: Op, of_ops: Sequence[str], gathered: Mapping[Tensor, str]) -> str:
         own = self._own_place(op)

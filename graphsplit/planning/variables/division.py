@@ -195,7 +195,7 @@ class _PartsWriter(WholeWriter):
             return self._handles[tensor.op][k], None
         has_size = any(resize.operand == i for resize in how.resize)
         if has_size and isinstance(base, Cut):
-            rows, dtype = EvenCut(base.length).counts(base.parts), self._dtype(tensor)
+            rows, dtype = EvenCut(base.length).counts(base.parts), self._program.dtype(tensor)
             made = resized(op, how, lambda extent: _own(extent, rows, k))[i]
             own = made.astype(dtype.as_numpy_dtype)
             return self._constant(f"{op.name}/size_{i}_{k}", own, dtype), own
@@ -231,7 +231,7 @@ class _PartsWriter(WholeWriter):
         return self._parts[tensor, cut]
 
     def _made_in_parts(self, tensor: Tensor, cut: Division) -> list[Tensor]:
-        op, dtype = self._program.ops[tensor.op], self._dtype(tensor)
+        op, dtype = self._program.ops[tensor.op], self._program.dtype(tensor)
         if isinstance(cut, Copied):
             return self._for_copies(tensor, cut)
         if op.type != "Const":
@@ -243,7 +243,7 @@ class _PartsWriter(WholeWriter):
     def _for_copies(self, tensor: Tensor, copied: Copied) -> list[Tensor]:
         """Return a value on the device of each copy: added up in parts, if it is a sum, and put together there."""
         op, whole = self._program.ops[tensor.op], self._as_whole(tensor)
-        shape, dtype = self._program.shape(tensor), self._dtype(tensor)
+        shape, dtype = self._program.shape(tensor), self._program.dtype(tensor)
         if op.is_constant:
             return [whole] * copied.parts
         sizes = [int(size or 0) for size in shape or () if size is not None]

@@ -99,7 +99,7 @@ class _PartFinder:
     def _rule(self, op: Op) -> Rule | None:
         unknown = op.symbols or any(shape is None or has_sizes(shape) or None in shape for shape in op.out_shapes)
         # (a list is one thing, whatever is written into it)
-        opaque = any(self._dtype(tensor) == tf.variant for tensor in op.inputs) or tf.variant in op.out_dtypes
+        opaque = any(self._program.dtype(tensor) == tf.variant for tensor in op.inputs) or tf.variant in op.out_dtypes
         cannot = op.stateful or op.bodies or op.controls or unknown or opaque
         return None if cannot else rule_of(op.type)
 
@@ -127,15 +127,16 @@ class _PartFinder:
 
     def _is_dense_update(self, op: Op, cut: Division) -> bool:
         """Return whether an update is elementwise: variables that are all cut alike, numbers, and one gradient."""
-        alike = all(self._handles.get(t.op) == cut for t in op.inputs if self._dtype(t) == tf.resource)
-        others = [self._program.shape(t) for t in op.inputs if self._dtype(t) != tf.resource]
+        alike = all(self._handles.get(t.op) == cut for t in op.inputs if self._program.dtype(t) == tf.resource)
+        others = [self._program.shape(t) for t in op.inputs if self._program.dtype(t) != tf.resource]
         return alike and sum(shape != () for shape in others) == (cut.layout != REPLICATE)
 
     def _operand_of_update(self, tensor: Tensor, cut: Division) -> Layout:
-        return cut.layout if self._dtype(tensor) != tf.resource and self._program.shape(tensor) != () else REPLICATE
-
-    def _dtype(self, tensor: Tensor) -> tf.DType:
-        return self._program.ops[tensor.op].out_dtypes[tensor.index]
+        return (
+            cut.layout
+            if self._program.dtype(tensor) != tf.resource and self._program.shape(tensor) != ()
+            else REPLICATE
+        )
 
     def _accept(self, op: Op, found: Sharded, base: Division) -> bool:
         """Note that an operation is done part by part, unless its parts would need what others have."""

@@ -46,7 +46,7 @@ class WholeWriter(RowWriter):
         return self._whole[tensor]
 
     def _put_together(self, tensor: Tensor) -> Tensor:
-        division, op, dtype = self._finder.cut[tensor], self._program.ops[tensor.op], self._dtype(tensor)
+        division, op, dtype = self._finder.cut[tensor], self._program.ops[tensor.op], self._program.dtype(tensor)
         parts, name, shape = (
             self._parts[tensor, division],
             f"{op.name}/whole_{tensor.index}",
@@ -80,7 +80,7 @@ class WholeWriter(RowWriter):
 
     def _gather(self, tensor: Tensor) -> Tensor:
         """Put a value together that leaves its devices when the gate opens."""
-        op, shape, dtype = self._program.ops[tensor.op], self._program.shape(tensor), self._dtype(tensor)
+        op, shape, dtype = self._program.ops[tensor.op], self._program.shape(tensor), self._program.dtype(tensor)
         division = self._finder.cut.get(tensor)
         name = f"{op.name}/gathered_{tensor.index}_{len(self._gathered)}"
         parts = [self._whole[tensor]] if division is None else self._parts[tensor, division]
@@ -101,9 +101,6 @@ class WholeWriter(RowWriter):
         operands = [*parts, self._constant(f"{name}/axis", value, tf.int32)]
         attributes: dict[str, Any] = {"N": len(parts), "T": dtype, "Tidx": tf.int32}
         return self._made("ConcatV2", self._unused(name), operands, [(shape, dtype)], {len(parts): value}, **attributes)
-
-    def _dtype(self, tensor: Tensor) -> tf.DType:
-        return self._program.ops[tensor.op].out_dtypes[tensor.index]
 
 
 def part_shape(shape: Any, cut: Division | None, part: int) -> Any:
