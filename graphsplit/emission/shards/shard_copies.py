@@ -152,10 +152,8 @@ class ShardCopies:
 
     def _own_rows(self, op: Op, inputs: Sequence[str], own: str, d: int, device: str) -> list[str]:
         """Write the numbers of a shard's own rows, and what is written there: as many as those are."""
-        w, numbers, values = (
-            self._writer(op, "rows", d, device, "shift"),
-            *map(self._draft.program.dtype, op.inputs[1:3]),
-        )
+        w = self._writer(op, "rows", d, device, "shift")
+        numbers, values = map(self._draft.program.dtype, op.inputs[1:3])
         rest = (op.in_shapes[2] or ())[len(op.in_shapes[1] or ()) :]
 
         def flat(source: str, sizes: Sequence[Any], dtype: tf.DType) -> str:

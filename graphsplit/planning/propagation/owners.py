@@ -145,9 +145,7 @@ class _OwnerFinder:
         """Return where an op runs whoever reads it: beside its variable, in its stage."""
         if op.index in self._pinned:
             return self._pinned[op.index]
-        touches = (
-            any(self._program.dtype(tensor) == tf.resource for tensor in op.inputs) or tf.resource in op.out_dtypes
-        )
+        touches = tf.resource in (*map(self._program.dtype, op.inputs), *op.out_dtypes)
         return None if touches or not op.stage else op.stage.home
 
     def _device(self, op: Op, of_ops: Sequence[str], gathered: Mapping[Tensor, str]) -> str:

@@ -115,7 +115,7 @@ class _PartFinder:
         elif op.type in WRITES:
             self._how[op.index] = Sharded((REPLICATE, cut.layout), ())
         elif op.type.startswith("ResourceApply") and self._is_dense_update(op, cut):
-            wants = [self._operand_of_update(tensor, cut) for tensor in op.inputs]
+            wants = [cut.layout if self._is_entries(tensor) else REPLICATE for tensor in op.inputs]
             self._how[op.index] = Sharded(tuple(wants), ())
         elif touched == [0] and writes_rows(op, cut):
             self._rows[op.index] = cut
@@ -128,15 +128,11 @@ class _PartFinder:
     def _is_dense_update(self, op: Op, cut: Division) -> bool:
         """Return whether an update is elementwise: variables that are all cut alike, numbers, and one gradient."""
         alike = all(self._handles.get(t.op) == cut for t in op.inputs if self._program.dtype(t) == tf.resource)
-        others = [self._program.shape(t) for t in op.inputs if self._program.dtype(t) != tf.resource]
-        return alike and sum(shape != () for shape in others) == (cut.layout != REPLICATE)
+        return alike and sum(map(self._is_entries, op.inputs)) == (cut.layout != REPLICATE)
 
-    def _operand_of_update(self, tensor: Tensor, cut: Division) -> Layout:
-        return (
-            cut.layout
-            if self._program.dtype(tensor) != tf.resource and self._program.shape(tensor) != ()
-            else REPLICATE
-        )
+    def _is_entries(self, tensor: Tensor) -> bool:
+        """Return whether an operand of an update is neither a handle nor a number."""
+        return self._program.dtype(tensor) != tf.resource and self._program.shape(tensor) != ()
 
     def _accept(self, op: Op, found: Sharded, base: Division) -> bool:
         """Note that an operation is done part by part, unless its parts would need what others have."""
