@@ -13,6 +13,8 @@ from typing import Any
 from graphsplit.core.sizes.symbolic_sizes import Shape
 
 Shapes = Sequence[Shape | None]
+Formula = Callable[[Callable[[str], Any], Shapes, Shapes], int]
+"""Counts, given attributes, shapes of operands and of results; raises where these say too little."""
 
 _PER_OUTPUT = {
     1: "Add AddV2 Sub Mul Div RealDiv DivNoNan Maximum Minimum Pow Neg Abs Square Sqrt Rsqrt Reciprocal Inv Exp Expm1 "
@@ -87,25 +89,19 @@ def _einsum(attr: Callable[[str], Any], inputs: Shapes, _: Shapes) -> int:
     return (2 if len(operands) > 1 else 1) * math.prod(sizes.values())
 
 
-def _convolution(which: str) -> Callable[[Callable[[str], Any], Shapes, Shapes], int]:
-    """Two for each weight of the filter and each output position: the same sum forward and for both gradients."""
+def _convolution(which: str, of_depth: bool = False) -> Formula:
+    """Two for each weight of the filter and each output position: the same sum forward and for both gradients.
+
+    Of depth, where no sum goes over channels, two for each place of the filter and each number of the result.
+    """
 
     def count(attr: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int:
-        filters = {"forward": inputs[1], "input": inputs[1], "filter": outputs[0]}[which]
+        filters = outputs[0] if which == "filter" else inputs[1]
         result = outputs[0] if which == "forward" else inputs[2]
+        if of_depth:
+            return 2 * _dim(filters, 0) * _dim(filters, 1) * _size(result)
         channels = -1 if not attr("data_format").s.startswith(b"NC") else 1
         return 2 * _size(filters) * (_size(result) // max(_dim(result, channels), 1))
-
-    return count
-
-
-def _depthwise(which: str) -> Callable[[Callable[[str], Any], Shapes, Shapes], int]:
-    """Two for each place of the filter and each number of the result: no sum goes over channels."""
-
-    def count(_: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int:
-        filters = {"forward": inputs[1], "input": inputs[1], "filter": outputs[0]}[which]
-        result = outputs[0] if which == "forward" else inputs[2]
-        return 2 * _dim(filters, 0) * _dim(filters, 1) * _size(result)
 
     return count
 
@@ -114,15 +110,15 @@ def _pooling(attr: Callable[[str], Any], _: Shapes, outputs: Shapes) -> int:
     return int(math.prod(attr("ksize").list.i)) * _size(outputs[0])
 
 
-def _per_output(factor: int) -> Callable[[Callable[[str], Any], Shapes, Shapes], int]:
+def _per_output(factor: int) -> Formula:
     return lambda _attr, _inputs, outputs: factor * _size(outputs[0])
 
 
-def _per_input(factor: int) -> Callable[[Callable[[str], Any], Shapes, Shapes], int]:
+def _per_input(factor: int) -> Formula:
     return lambda _attr, inputs, _outputs: factor * _size(inputs[0])
 
 
-def _recurrent(factor: int) -> Callable[[Callable[[str], Any], Shapes, Shapes], int]:
+def _recurrent(factor: int) -> Formula:
     """Each parameter meets each step of each sequence, twice in the gradient; biases count as weights."""
 
     def count(_: Callable[[str], Any], inputs: Shapes, __: Shapes) -> int:
@@ -136,7 +132,7 @@ def _add_n(_: Callable[[str], Any], inputs: Shapes, outputs: Shapes) -> int:
     return (len(inputs) - 1) * _size(outputs[0])
 
 
-_FORMULAS: dict[str, Callable[[Callable[[str], Any], Shapes, Shapes], int]] = {
+_FORMULAS: dict[str, Formula] = {
     **{name: _per_output(k) for k, names in _PER_OUTPUT.items() for name in names.split()},
     **{name: _per_input(k) for k, names in _PER_INPUT.items() for name in names.split()},
     **dict.fromkeys(("MatMul", "BatchMatMul", "BatchMatMulV2", "BatchMatMulV3"), _matmul),
@@ -144,9 +140,9 @@ _FORMULAS: dict[str, Callable[[Callable[[str], Any], Shapes, Shapes], int]] = {
     **{f"Conv{n}D{v}": _convolution("forward") for n, v in (("2", ""), ("3", ""))},
     **{f"Conv{n}BackpropInput{v}": _convolution("input") for n, v in (("2D", ""), ("3D", "V2"))},
     **{f"Conv{n}BackpropFilter{v}": _convolution("filter") for n, v in (("2D", ""), ("3D", "V2"))},
-    "DepthwiseConv2dNative": _depthwise("forward"),
-    "DepthwiseConv2dNativeBackpropInput": _depthwise("input"),
-    "DepthwiseConv2dNativeBackpropFilter": _depthwise("filter"),
+    "DepthwiseConv2dNative": _convolution("forward", of_depth=True),
+    "DepthwiseConv2dNativeBackpropInput": _convolution("input", of_depth=True),
+    "DepthwiseConv2dNativeBackpropFilter": _convolution("filter", of_depth=True),
     **{f"CudnnRNN{v}": _recurrent(1) for v in ("", "V2", "V3")},
     **{f"CudnnRNNBackprop{v}": _recurrent(2) for v in ("", "V2", "V3")},
     "Einsum": _einsum,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -266,16 +267,15 @@ class Program:
         return "\n".join(lines)
 
 
-# The first two so that TensorFlow keeps them though nobody reads them; run twice, they say the same twice. TensorFlow
-# does not know the last two.
-_STATEFUL: dict[str, bool] = {"CheckNumerics": False, "CheckNumericsV2": False, SIZES: False, COPIES: False}
+# The first two are stateful so that TensorFlow keeps them though nobody reads them; run twice, they say the same twice.
+# TensorFlow does not know the next two.
+_REPEATABLE = frozenset({"CheckNumerics", "CheckNumericsV2", SIZES, COPIES, "Placeholder"})
 
 
+@functools.cache
 def is_stateful(op_type: str) -> bool:
     """Return whether running an op of this type twice differs from running it once."""
-    if op_type not in _STATEFUL:
-        _STATEFUL[op_type] = op_type != "Placeholder" and bool(op_definition(op_type).is_stateful)
-    return _STATEFUL[op_type]
+    return op_type not in _REPEATABLE and bool(op_definition(op_type).is_stateful)
 
 
 def is_repeatable(node: Any) -> bool:

@@ -16,7 +16,6 @@ from graphsplit.rules.families import (  # noqa: F401  # they register their rul
     reshapes,
     rowwise,
     scatters,
-    strings,
     whole,
 )
 from graphsplit.rules.registry import Answer, Sharded, rule_of, ruled_types

@@ -6,9 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from graphsplit.core.layouts import Layout
+import numpy as np
+
+from graphsplit.core.layouts import Layout, Shard
+from graphsplit.core.sizes.polynomials import Polynomial, as_entries
+from graphsplit.core.sizes.symbolic_sizes import as_exact
 from graphsplit.program.program import Op
-from graphsplit.rules.factors import Declined, Draw, Factors, Resize, Shift
+from graphsplit.rules.factors import Declined, Draw, Factors, Place, Resize, Shift
 from graphsplit.rules.known import NotKnownError
 
 _NONE: frozenset[int] = frozenset()
@@ -44,6 +48,34 @@ class Sharded:
     def makes(self) -> frozenset[int]:
         """Return the operands that each shard makes for itself instead of reading them."""
         return frozenset([resize.operand for resize in self.resize]) if self.resize else _NONE
+
+
+def resized(op: Op, sharded: Sharded, own: Callable[[Shard | Place], Polynomial | int]) -> dict[int, np.ndarray]:
+    """Return the operands that hold the size of a sharded axis, or a place on it, as polynomials of sizes.
+
+    Each shard, or each part of a variable, makes them for itself.
+
+    Args:
+      own: returns how many entries the shard has of an axis that lies so, or where they are.
+    """
+    values: dict[int, np.ndarray] = {}
+    for operand, position, value, extent in sharded.resize:
+        made = values.setdefault(operand, _exact(op, operand, value))
+        if position is not None:
+            layout = sharded.gives[0] if extent is None else extent
+            assert isinstance(layout, (Shard, Place))
+            made[position] = own(layout)
+    return values
+
+
+def _exact(op: Op, operand: int, value: np.ndarray) -> np.ndarray:
+    """Return a shape operand with what it has of unknown sizes."""
+    if operand in op.symbols:
+        return np.array(op.symbols[operand], object)
+    sizes = op.out_shapes[0] or ()
+    if operand in op.constants or value.shape != (len(sizes),):
+        return value.astype(object)
+    return as_entries([*map(as_exact, sizes)])  # from which its value was taken
 
 
 Answer = Sharded | Declined

@@ -7,6 +7,7 @@ does without it; and what is merged before the split is not planned, copied to e
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -91,14 +92,9 @@ def _key(node: Any, twins: Mapping[str, str]) -> Hashable | None:
     return bare.SerializeToString(deterministic=True), data, frozenset(inputs).difference(data)
 
 
-_PURE: dict[str, bool] = {}
-
-
+@functools.cache
 def _is_pure(op_type: str) -> bool:
-    if op_type not in _PURE:
-        definition = op_definition(op_type)
-        _PURE[op_type] = not definition.is_stateful and op_type != "Placeholder" and op_type not in CONTROL_FLOW
-    return _PURE[op_type]
+    return op_type != "Placeholder" and op_type not in CONTROL_FLOW and not op_definition(op_type).is_stateful
 
 
 def _renamed(reference: str, twins: Mapping[str, str]) -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -19,6 +20,7 @@ from graphsplit.core.user_code import user_line
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import OWN_TRACE
 from graphsplit.program.program import Program, is_stateful, is_write
+from graphsplit.tracing.branch_effects import ShapeOf
 from graphsplit.tracing.captured_variables import variables_of
 from graphsplit.tracing.graph_to_program import Reading, graph_to_program
 
@@ -173,7 +175,7 @@ def read_graph(
         ],
         adjust=_as_in_eager_code if effects else _without_effects,
         bodies=shared.bodies,
-        shapes_inside=_ShapesInside(graph),
+        shapes_inside=_shapes_inside(graph),
         compiled=shared.compiled,
     )
     program = graph_to_program(graph.as_graph_def(), reading)
@@ -202,19 +204,16 @@ def captures_in_order(graph: Any, shared: SharedByTraces) -> list[tuple[tf.Tenso
     return sorted(pairs, key=lambda pair: known.get(pair[0].op.name, len(known)))
 
 
-class _ShapesInside:
-    """Shapes of what nodes in the functions of a graph yield, looked up if somebody asks."""
+def _shapes_inside(graph: tf.Graph) -> ShapeOf:
+    """Return what looks up the shapes of what nodes in the functions of a graph yield, if somebody asks."""
 
-    def __init__(self, graph: tf.Graph):
-        self._graph = graph
-        self._found: dict[tuple[str, str], Sequence[Any]] | None = None
+    @functools.cache
+    def found() -> Mapping[tuple[str, str], Sequence[Any]]:
+        bodies = graph.as_graph_def(add_shapes=True).library.function
+        named = ((body.signature.name, inner) for body in bodies for inner in body.node_def)
+        return {(name, inner.name): inner.attr["_output_shapes"].list.shape for name, inner in named}
 
-    def __call__(self, function: str, node: str) -> Sequence[Any]:
-        if self._found is None:
-            bodies = self._graph.as_graph_def(add_shapes=True).library.function
-            named = ((body.signature.name, inner) for body in bodies for inner in body.node_def)
-            self._found = {(name, inner.name): inner.attr["_output_shapes"].list.shape for name, inner in named}
-        return self._found.get((function, node), ())
+    return lambda function, node: found().get((function, node), ())
 
 
 def inside_trace(name: str = "") -> bool:

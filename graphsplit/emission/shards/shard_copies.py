@@ -25,7 +25,7 @@ from graphsplit.program.program import Op
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import DROPPED, LEFT_OUT, LIST, ZEROS, Place, Shift
 from graphsplit.rules.families.random import PartDrawn, note_part, part_drawn
-from graphsplit.rules.local_operands import resized
+from graphsplit.rules.registry import resized
 
 _PART = "part"
 EmitLocal = Callable[[LocalPlan, str, int, bool], tuple[str, dict[str, Any]]]

@@ -36,7 +36,7 @@ from graphsplit.planning.variables.whole_writing import WholeWriter, part_shape
 from graphsplit.program.program import COPIES, Op, Program, Tensor
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import Place
-from graphsplit.rules.local_operands import resized
+from graphsplit.rules.registry import resized
 
 
 @dataclass(frozen=True)

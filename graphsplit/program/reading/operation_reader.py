@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -24,18 +25,14 @@ from graphsplit.program.reading.tensor_lists import Lists
 from graphsplit.program.reading.trip_counts import pushed_counters, turns_of
 from graphsplit.program.stages import StageCalls
 
-_GRADIENTS = frozenset(
-    {"gradient_tape", "gradients"}
-)  # how TensorFlow's tapes, and `tf.gradients`, name what they make
+_GRADIENTS = frozenset({"gradient_tape", "gradients"})  # how TensorFlow's tapes and `tf.gradients` name what they make
 _NO_BODIES: dict[str, Any] = {}
-_ITEM_BYTES: dict[tf.DType, int] = {}
 
 
+@functools.cache
 def _item_bytes(dtype: tf.DType) -> int:
-    if dtype not in _ITEM_BYTES:
-        sized = dtype not in (tf.string, tf.resource, tf.variant)
-        _ITEM_BYTES[dtype] = int(dtype.size) if sized else (0 if dtype != tf.string else 16)
-    return _ITEM_BYTES[dtype]
+    sized = dtype not in (tf.string, tf.resource, tf.variant)
+    return int(dtype.size) if sized else (0 if dtype != tf.string else 16)
 
 
 class OperationReader:

@@ -1,4 +1,4 @@
-"""Ops that work on the last axes and leave the leading ones apart: softmax, losses, top-k, linear algebra.
+"""Ops that work on the last axes and leave the leading ones apart: softmax, losses, linear algebra, stored examples.
 
 Each is what numpy calls a generalized ufunc: every operand and result has some *core* axes at its end,
 `(n,n),(n,k)->(n,k)`, which must be whole; the axes before them only number independent problems. So a table of core
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from graphsplit.core.sizes.symbolic_sizes import Shape, is_one
+from graphsplit.core.sizes.symbolic_sizes import Shape, are_same, is_one
 from graphsplit.program.program import Op
-from graphsplit.rules.factors import Dims, Factors
+from graphsplit.rules.factors import Declined, Dims, Factors
 from graphsplit.rules.families.elementwise import broadcast_dims, result_dims
 from graphsplit.rules.known import ranked
 from graphsplit.rules.registry import register
@@ -120,6 +120,20 @@ def solve(op: Op) -> Factors:
     matrix, right = factors.inputs
     [result] = factors.outputs
     return replace(factors, inputs=(matrix, _with_columns(right)), outputs=(_with_columns(result),))
+
+
+@register("ParseExample", "ParseExampleV2")
+def parse_example(op: Op) -> Factors | Declined:
+    """Each serialized example gives one row of every dense feature; features of other kinds mix the rows."""
+    shapes = [shape.dim for shape in op.attr("dense_shapes").list.shape]
+    if len(op.out_shapes) != len(shapes):
+        return Declined("sparse and ragged features of several examples are one list")
+    if any(dim.size < 0 for dims in shapes for dim in dims):
+        return Declined("features of different lengths are padded to the longest of all rows")
+    if op.in_shapes[0] is None or len(op.in_shapes[0]) != 1 or op.in_shapes[1] is None:
+        return Declined("it is not known to take a vector of examples")
+    names = None if are_same(op.in_shapes[1], (0,)) else 0
+    return by_core_ranks((0, names, *(None,) * (len(op.inputs) - 2)), (-1,) * len(shapes))(op)
 
 
 def _with_columns(dims: Dims) -> Dims:
