@@ -142,29 +142,13 @@ def described_on(
     return reads, described(shapes_on(op.out_shapes, gives, rows, d or 0), op.out_dtypes)
 
 
-def _same(_: Any, inputs: Outputs, __: Any) -> Outputs:
-    return [inputs[0]]
+def _largest(inputs: Outputs) -> Shape | None:
+    """Return the shape to which all are broadcast."""
+    return max(inputs, key=lambda tensor: math.prod([size or 1 for size in tensor[0] or ()]))[0]
 
 
-def _largest(_: Any, inputs: Outputs, __: Any) -> Outputs:
-    return [max(inputs, key=lambda tensor: math.prod([size or 1 for size in tensor[0] or ()]))]
-
-
-def _switch(_: Any, inputs: Outputs, __: Any) -> Outputs:
-    return [inputs[0], inputs[0]]
-
-
-def _merge(_: Any, inputs: Outputs, __: Any) -> Outputs:
-    return [inputs[0], ((), tf.int32)]
-
-
-def _constant(node: Any, _: Outputs, __: Any) -> Outputs:
-    shape = tuple([dim.size for dim in node.attr["value"].tensor.tensor_shape.dim])
-    return [(shape, tf.as_dtype(node.attr["dtype"].type))]
-
-
-def _placeholder(node: Any, _: Outputs, __: Any) -> Outputs:
-    return [(None, tf.as_dtype(node.attr["dtype"].type))]
+def _dtype(node: Any, name: str) -> tf.DType:
+    return tf.as_dtype(node.attr[name].type)
 
 
 def _split(node: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
@@ -185,19 +169,6 @@ def _join(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
     sizes = [(part or ())[at] for part, _ in parts]
     size = None if None in sizes else sum([size or 0 for size in sizes])
     return [((*shape[:at], size, *shape[at + 1 :]), dtype)]
-
-
-def _reshaped(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
-    shape = constant(1)
-    return [(None if shape is None else tuple([int(n) if n >= 0 else None for n in shape]), inputs[0][1])]
-
-
-def _compared(_: Any, inputs: Outputs, __: Any) -> Outputs:
-    return [(_largest(_, inputs, __)[0][0], tf.bool)]
-
-
-def _chosen(_: Any, inputs: Outputs, __: Any) -> Outputs:
-    return [(_largest(_, inputs[1:], __)[0][0], inputs[1][1])]
 
 
 def _widened(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
@@ -221,15 +192,6 @@ def _slice(_: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
     return [(tuple([(own or 0) - b if s < 0 else s for own, b, s in pairs]), dtype)]
 
 
-def _drawn(node: Any, _: Outputs, constant: Callable[[int], Any]) -> Outputs:
-    shape = constant(0)
-    return [(None if shape is None else tuple(map(int, shape)), tf.as_dtype(output_type(node, 0)))]
-
-
-def _cast(node: Any, inputs: Outputs, _: Any) -> Outputs:
-    return [(inputs[0][0], tf.as_dtype(node.attr["DstT"].type))]
-
-
 def _mean(node: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs:
     (shape, dtype), axes = inputs[0], constant(1)
     if shape is None or axes is None:
@@ -240,32 +202,37 @@ def _mean(node: Any, inputs: Outputs, constant: Callable[[int], Any]) -> Outputs
     return [(tuple([size for i, size in enumerate(shape) if i not in away]), dtype)]
 
 
+def _sizes(shape: Any) -> Shape | None:
+    """Return the shape that a constant operand says; None for one that is none."""
+    return None if shape is None else tuple([int(n) if n >= 0 else None for n in shape])
+
+
+def _constant_shape(node: Any) -> Shape:
+    return tuple([dim.size for dim in node.attr["value"].tensor.tensor_shape.dim])
+
+
+_BROADCAST = ("Add", "AddV2", "Sub", "Mul", "Maximum", "Minimum", "LogicalAnd", "LogicalOr")
+_DRAWN = ("RandomUniformV2", "RandomNormalV2", "TruncatedNormalV2", "RandomUniformFullIntV2", "RandomUniformIntV2")
+_SAME = ("AddN", "Identity", "LogicalNot", "OnesLike", "RealDiv", "ZerosLike")
 _INFERRED: dict[str, Callable[[Any, Outputs, Callable[[int], Any]], Outputs]] = {
-    **dict.fromkeys(["AddN", "Identity", "RealDiv", "ZerosLike", "OnesLike"], _same),
-    **dict.fromkeys(["Add", "AddV2", "Sub", "Mul", "Maximum", "Minimum", "LogicalAnd", "LogicalOr"], _largest),
+    **dict.fromkeys(_SAME, lambda _, inputs, __: [inputs[0]]),
+    **dict.fromkeys(_BROADCAST, lambda _, inputs, __: [(_largest(inputs), inputs[0][1])]),
+    **dict.fromkeys(["GreaterEqual", "Less"], lambda _, inputs, __: [(_largest(inputs), tf.bool)]),
     **dict.fromkeys(["Mean", "Sum"], _mean),
-    **dict.fromkeys(
-        [
-            "StatelessRandomUniformV2",
-            "StatelessRandomNormalV2",
-            "StatelessTruncatedNormalV2",
-            "StatelessRandomUniformFullIntV2",
-            "StatelessRandomUniformIntV2",
-        ],
-        _drawn,
-    ),
-    **dict.fromkeys(["GreaterEqual", "Less"], _compared),
-    "LogicalNot": _same,
-    "SelectV2": _chosen,
+    **{
+        f"Stateless{kind}": lambda node, _, constant: [(_sizes(constant(0)), tf.as_dtype(output_type(node, 0)))]
+        for kind in _DRAWN
+    },
+    "Cast": lambda node, inputs, _: [(inputs[0][0], _dtype(node, "DstT"))],
+    "ConcatV2": _join,
+    "Const": lambda node, _, __: [(_constant_shape(node), _dtype(node, "dtype"))],
     "ExpandDims": _widened,
     "GatherV2": _gathered,
-    "Switch": _switch,
-    "Merge": _merge,
-    "Const": _constant,
-    "Placeholder": _placeholder,
-    "SplitV": _split,
-    "ConcatV2": _join,
-    "Reshape": _reshaped,
+    "Merge": lambda _, inputs, __: [inputs[0], ((), tf.int32)],
+    "Placeholder": lambda node, _, __: [(None, _dtype(node, "dtype"))],
+    "Reshape": lambda _, inputs, constant: [(_sizes(constant(1)), inputs[0][1])],
+    "SelectV2": lambda _, inputs, __: [(_largest(inputs[1:]), inputs[1][1])],
     "Slice": _slice,
-    "Cast": _cast,
+    "SplitV": _split,
+    "Switch": lambda _, inputs, __: [inputs[0], inputs[0]],
 }

@@ -57,9 +57,25 @@ def find_gathers(program: Program, handles: Mapping[int, Division]) -> list[Gath
 
 
 def _gathers(program: Program, reads: list[tuple[Op, Tensor]]) -> list[Gather]:
-    """Return the gathers of what the devices of one column read, in order."""
-    largest = max([program.bytes(tensor) for _, tensor in reads])
-    return _Pages(program, _AT_A_TIME * largest).gathers(reads)
+    """Return the gathers of what the devices of one column read, in order.
+
+    What is whole at a time is as in a cache that forgets what was read longest ago, over the program's order.
+    """
+    most = _AT_A_TIME * max([program.bytes(tensor) for _, tensor in reads])
+    found: list[Gather] = []
+    kept: dict[Tensor, Gather] = {}  # those that were read last come last
+    for op, tensor in reads:
+        gather = kept.pop(tensor, None)
+        if gather is None:
+            waits: list[int] = []
+            for other in [other for other in kept if other not in op.inputs]:
+                if sum(map(program.bytes, kept)) + program.bytes(tensor) > most:
+                    waits += kept.pop(other).readers
+            gather = Gather(tensor, waits=tuple(dict.fromkeys(waits)))
+            found.append(gather)
+        gather.readers.append(op.index)
+        kept[tensor] = gather
+    return found
 
 
 def _needed(program: Program) -> Set[int]:
@@ -75,29 +91,3 @@ def _reads(program: Program, finder: PartByPart, op: Op) -> Iterator[Tensor]:
         how = finder.how.get(tensor.op)
         if how is not None and isinstance(how.gives[tensor.index], Shard) and program.bytes(tensor) > _SMALL:
             yield tensor
-
-
-class _Pages:
-    """What is whole at a time: as a cache that forgets what was read longest ago, over the program's order."""
-
-    def __init__(self, program: Program, most: int):
-        self._program = program
-        self._most = most
-        self._kept: dict[Tensor, Gather] = {}  # those that were read last come last
-        self._found: list[Gather] = []
-
-    def gathers(self, reads: list[tuple[Op, Tensor]]) -> list[Gather]:
-        for op, tensor in reads:
-            kept = self._kept.pop(tensor, None) or self._gather(op, tensor)
-            kept.readers.append(op.index)
-            self._kept[tensor] = kept
-        return self._found
-
-    def _gather(self, op: Op, tensor: Tensor) -> Gather:
-        waits: list[int] = []
-        for other in [other for other in self._kept if other not in op.inputs]:
-            size = sum(map(self._program.bytes, self._kept)) + self._program.bytes(tensor)
-            if size > self._most:
-                waits += self._kept.pop(other).readers
-        self._found.append(Gather(tensor, waits=tuple(dict.fromkeys(waits))))
-        return self._found[-1]

@@ -71,7 +71,9 @@ class _RowLoop:
             return Declined("it captures a table or another resource, which lives on one device")
         shift = {1: Shift(self.cut)}
         picking = {i: _local(body.ops[i], shift=shift) for i, k in self.picks.items() if k in self.rows}
-        picking |= {~k: _local(body.ops[~k], (self._own_count(body.ops[~k]),)) for k in self.rows if k < 0}
+        for reserve in [body.ops[~k] for k in self.rows if k < 0]:
+            count = Resize(1, (), np.asarray(reserve.constants[1]), self.cut)
+            picking[reserve.index] = _local(reserve, (count,))
         bounded = {i: self._bounded(condition.ops[i]) for i in self._own_bounds(condition)}
         plans = {body_name: self._plan(body, picking), condition_name: self._plan(condition, bounded)}
         return Sharded(tuple(carried), tuple(carried), tuple(self._counted()), bodies=plans)
@@ -125,9 +127,6 @@ class _RowLoop:
         self.rows |= {k for k in found if k < 0}
         uses[carried[0]].append("own")
         return carried[0]
-
-    def _own_count(self, reserve: Op) -> Resize:
-        return Resize(1, (), np.asarray(reserve.constants[1]), self.cut)
 
     def _check_uses(self, k: int, uses: Sequence[str], is_cut: bool, returned: bool) -> None:
         ends = [use for use in uses if use.startswith("TensorList")]
