@@ -135,18 +135,14 @@ class _Found:
         self._plan = plan
         self._graph = graph
         self._forms: dict[str, Form] = {}
-        self._node_of = {
-            (origin.op, origin.shard): graph.by_name[name]
-            for name, origin in graph.origins.items()
-            if origin.role == "op"
-        }
 
     def node(self, op: Op, shard: int | None) -> Any:
         """Return the node that an operation is."""
-        if (op.index, shard) not in self._node_of:
+        name = self._graph.names_of_operations.get((op.index, shard))
+        if name is None:
             where = "once" if shard is None else f"on shard {shard}"
             raise CheckError(f"{op.name!r} is planned {where}, and no node is that.")
-        return self._node_of[op.index, shard]
+        return self._graph.by_name[name]
 
     def reader(self, node: Any, operand: int = 0) -> Any:
         """Return the node whose result a node weights, or takes where indices are a shard's own."""
@@ -289,23 +285,18 @@ def check_turns(plan: Plan, graph: EmittedGraph) -> None:
     for (phase, d), before in followed(plan.turns).items():
         first = plan.mesh.before(before.shard) is None
         ended = list(found.ended(plan.phases[before.phase], before.shard, first=first))
-        for name in [found.nodes[i, d] for i in plan.phases[phase].starts]:
+        for name in [graph.names_of_operations[i, d] for i in plan.phases[phase].starts]:
             missing = [node for node in ended if not found.waits(name, node)]
             if missing:
                 raise CheckError(f"{name!r} does not wait for {missing[0]!r} of the shard before it.")
 
 
 class _Waits:
-    """What has run before each node, in any order that the graph allows.
-
-    Attributes:
-      nodes: what operations are on each shard, by position and shard.
-    """
+    """What has run before each node, in any order that the graph allows."""
 
     def __init__(self, graph: EmittedGraph):
-        self._origins, self._graph = graph.origins, graph.by_name
+        self._origins, self._graph, self._names = graph.origins, graph.by_name, graph.names_of_operations
         self._before = [0] * len(graph.nodes)  # a bit for each node
-        self.nodes = {(o.op, o.shard): name for name, o in graph.origins.items() if o.role == "op"}
 
     def follow(self) -> None:
         """Find out what has run before each node.
@@ -330,9 +321,9 @@ class _Waits:
           first: whether it is the first on its device: then nothing is there yet to which its parts would be added.
         """
         for i in phase.ends:
-            yield self.nodes[i, d]
+            yield self._names[i, d]
         for move in () if first else phase.sums:
-            yield from self._added(self.nodes[move.tensor.op, d])
+            yield from self._added(self._names[move.tensor.op, d])
 
     def _added(self, part: str) -> Iterator[str]:
         for reader in [self._graph.nodes[k] for k in self._graph.readers[self._graph.place[part]]]:

@@ -75,6 +75,11 @@ class EmittedGraph:
         """The nodes by name, and who reads whom."""
         return Graph(self.nodes)
 
+    @cached_property
+    def names_of_operations(self) -> Mapping[tuple[int | None, int | None], str]:
+        """The names of the nodes that are operations, by the operation's position and the shard."""
+        return {(origin.op, origin.shard): name for name, origin in self.origins.items() if origin.role == "op"}
+
     def shard_of(self, name: str) -> int | None:
         """Return the shard that a node belongs to, or None."""
         return self.origins[name].shard

@@ -30,13 +30,13 @@ class _Spec(NamedTuple):
     whole: bool
 
 
-def _strided_specs(
-    op: Op, shape: Shape, begin: np.ndarray | None, end: np.ndarray | None, strides: np.ndarray
-) -> Iterator[_Spec]:
-    """Yield what each entry of a `StridedSlice` does, ellipsis expanded (`begin` and `end` may be masked).
+def _strided_specs(op: Op, shape: Shape) -> Iterator[_Spec]:
+    """Yield what each entry of a `StridedSlice`, or of its gradient, does with what it slices, ellipsis expanded.
 
     Of bounds that are not known (the corner of a random crop), only those that are masked take an axis whole.
     """
+    begin, end, strides = _bounds(op)
+    strides = known(strides, "its bounds are")
     masks = {name: op.attr(f"{name}_mask").i for name in ("begin", "end", "ellipsis", "new_axis", "shrink_axis")}
     count = len(strides)
     new_axes = sum(masks["new_axis"] >> i & 1 for i in range(count) if not masks["ellipsis"] >> i & 1)
@@ -86,7 +86,7 @@ def _cut(op: Op, shape: Shape, axis: int, of_result: bool = False) -> tuple[int,
     begin, end, strides = _bounds(op)
     if begin is None or end is None or strides is None:
         return None
-    for spec in _strided_specs(op, shape, begin, end, strides):
+    for spec in _strided_specs(op, shape):
         if (spec.result if of_result else spec.axis) != axis or spec.axis is None or spec.result is None:
             continue
         size = shape[spec.axis]
@@ -149,11 +149,9 @@ def strided_slice_gradient_blocks(op: Op, layouts: Sequence[Layout]) -> Answer |
 def strided_slice(op: Op) -> Factors:
     """Axes taken whole keep their factor. (An end beyond the local size is harmless: slices are clipped.)"""
     shape, result = ranked(op.in_shapes[0], op.out_shapes[0])
-    begin, end, strides = _bounds(op)
-    strides = known(strides, "its bounds are")
     inputs: list[Dim] = [None] * len(shape)
     output: list[Dim] = [None] * len(result)
-    for spec in _strided_specs(op, shape, begin, end, strides):
+    for spec in _strided_specs(op, shape):
         if spec.whole and spec.axis is not None and spec.result is not None:
             inputs[spec.axis] = output[spec.result] = spec.axis
     return Factors((tuple(inputs), None, None, None), (tuple(output),))
@@ -163,13 +161,12 @@ def strided_slice(op: Op) -> Factors:
 def strided_slice_gradient(op: Op) -> Factors:
     """`(shape, begin, end, strides, dy) -> dx`: the inverse; `shape` holds the batch size."""
     [gradient], shape = ranked(op.in_shapes[4]), shape_operand(op, 0, "its bounds are")
-    begin, end, strides = _bounds(op)
-    strides = known(strides, "its bounds are")
+    end = op.constants.get(2)
     inputs: list[Dim] = [None] * len(gradient)
     output: list[Dim] = [None] * len(shape)
     resize: dict[int, tuple[Resize, ...]] = {}
     static = op.out_shapes[0] or tuple(shape)
-    for spec in _strided_specs(op, static, begin, end, strides):
+    for spec in _strided_specs(op, static):
         if spec.whole and spec.axis is not None and spec.result is not None:
             inputs[spec.result] = output[spec.axis] = spec.axis
             resize[spec.axis] = (Resize(0, spec.axis, shape),)
