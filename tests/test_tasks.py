@@ -192,3 +192,31 @@ def test_a_line_of_several_devices_tells_what_each_of_them_holds(devices: int, n
     plan = gs.parallelize(tf.tanh, devices=devices).plan(tf.ones((devices, 8)))
     lines = [line.split("  ") for line in str(plan).partition("held at most")[2].splitlines()]
     assert [line[2] for line in lines[1:]] == ["CPU:0", name]
+
+
+def turning(turns: int | tf.Tensor) -> Callable[[tf.Tensor], tf.Tensor]:
+    """Return a function whose loop keeps in each turn what its gradient reads."""
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = tf.while_loop(lambda k, _: k < turns, lambda k, y: (k + 1, tf.tanh(y)), (0, x))[1]
+            loss = tf.reduce_sum(y**2)
+        return tape.gradient(loss, x)
+
+    return step
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_what_a_loop_keeps_for_its_gradient_counts_in_every_turn(devices: int):
+    x = tf.ones((6, 1000))
+    few, many = (gs.parallelize(turning(turns), devices=devices).plan(x) for turns in (10, 110))
+    more = {device: size - live_bytes(few)[device] for device, size in live_bytes(many).items()}
+    assert more == dict.fromkeys(many.devices, 100 * 6 * 1000 * 4 // devices)
+    assert "each turn" not in str(many)
+
+
+def test_what_each_turn_keeps_is_told_where_nobody_knows_how_many_there_are():
+    plan = gs.parallelize(lambda x, turns: turning(turns)(x), devices=2).plan(tf.ones((6, 1000)), tf.constant(3))
+    [line] = [line for line in str(plan).splitlines() if "each turn" in line]
+    assert line == "    and at most 12.0 kB on each of 2 shards for each turn of StatelessWhile 'while'"

@@ -1,8 +1,8 @@
 """Memory: how many bytes are alive on each device at a time, while a plan runs once in its own order.
 
-Counted is what operations make, activations and gradients, and what moves consist of (`transfers`): pieces, sums, and
-what a device is sent. Arguments, variables and constants are there before. What a kernel needs besides is not known,
-and an operation that writes its result over its operand is counted with both.
+Counted is what operations make, activations and gradients, what loops keep in lists for their gradients, and what moves
+consist of (`transfers`): pieces, sums, and what a device is sent. Arguments, variables and constants are there before.
+What a kernel needs besides is not known, and an operation that writes its result over its operand is counted with both.
 
 Everything is there from the task that makes it to the last one that reads it (`tasks`), and what is returned to the
 end; but of a sum that shards of one device give to in turns there is one buffer, to which each adds as it comes.
@@ -15,20 +15,12 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from graphsplit.planning.buffers import NO_BUFFER, SAME_BUFFER
 from graphsplit.planning.communication.transfers import Relay, Slice, Sum
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.tasks import OPERATION, SEND, PlannedTask, Tasks, few_tasks_of
-from graphsplit.program.program import COPIES, SIZES, Op, Tensor
+from graphsplit.program.program import Op, Tensor
 
-SAME_BUFFER = frozenset(
-    {
-        *("Bitcast", "CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze"),
-        *("StopGradient", "TensorListFromTensor", COPIES),
-    }
-)
-"""Operations that hand on the buffer that they read."""
-NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp", SIZES})
-"""Operations whose result is there at any time: nothing is held for it."""
 _AXIS = {"Split": 0, "SplitV": 2}  # which operand is the axis along which an operation cuts
 _ALIGNED_BYTES = 64
 

@@ -18,14 +18,16 @@ import tensorflow as tf
 
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.layouts import SINGLE_DEVICE, Layout, SingleDevice
-from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.planning.alike_shards import AlikeShards, find_alike_shards, kinds_of_shards
+from graphsplit.planning.buffers import kept_each_turn
 from graphsplit.planning.communication.givers import Made, Moved, giver_of
 from graphsplit.planning.communication.transfers import Own, Slice, Sum, Value
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.schedule.phases import find_phases
 from graphsplit.planning.schedule.turns import find_turns
-from graphsplit.program.program import COPIES, Op, Tensor
+from graphsplit.program.program import COPIES, Op, Program, Tensor
+from graphsplit.program.reading.trip_counts import turns_of
 
 OPERATION, HANDED_ON, SEND, COPY = "op", "handed on", "sent", "copy"  # (a move may be a "send")
 
@@ -45,7 +47,7 @@ class PlannedTask(NamedTuple):
         consists of, the kind of the move.
       device: where it runs; of something sent, where that goes.
       reads: of an operation one for each operand, None for what every device has or makes for itself.
-      bytes: of each result.
+      bytes: of each result; of a list of tensors that a loop returns, of what its turns have put into it.
       op: the operation that it is, or whose result is handed on, moved or sent; None for what moves several together.
       shard: whose copy of the operation it is; None for what runs once.
       value: of a move, the first that it makes; all pieces of what is split are made together.
@@ -90,6 +92,19 @@ def tasks_of(plan: Decisions) -> Tasks:
 def few_tasks_of(plan: Decisions) -> Tasks:
     """Return what a plan runs, of shards that are alike only what tells it of all: see `alike_shards`."""
     return _tasks_of(plan, find_alike_shards(plan))
+
+
+def kept_on(plan: Decisions, op: Op, d: int | None) -> dict[int, int]:
+    """Return the bytes that each turn of a loop puts into lists, on a shard or (None) once; see `kept_each_turn`."""
+    shards = plan.steps[op.index].shards if d is not None else None
+    bodies = shards.bodies if shards is not None else {}
+    local = bodies.get(function_names(op.node)[1]) if op.bodies else None
+
+    def size_of(body: Program, reader: Op, operand: int) -> int:
+        size, own = body.bytes(reader.inputs[operand]), None if local is None else local.steps[reader.index].shards
+        return size if own is None or d is None else plan.mesh.bytes_of(d, size, own.wants[operand])
+
+    return kept_each_turn(op, size_of)
 
 
 @collection_paused()
@@ -149,7 +164,7 @@ class _TaskWriter:
         self._at: dict[tuple[int, int | None], int] = {}
         self._operands: dict[tuple[int, bool, str], tuple[_Operand, ...]] = {}
         self._kinds = kinds_of_shards(plan)
-        self._sizes: dict[tuple[int, int], tuple[int, ...]] = {}
+        self._sizes: dict[tuple[int, int | None], tuple[int, ...]] = {}
         self._elsewhere: dict[tuple[int, int, int], Result] = {}
         self._sent: dict[tuple[Result, str], Result] = {}
         self._values: dict[tuple[int, int], Result | None] = {}
@@ -216,13 +231,16 @@ class _TaskWriter:
 
     def _sizes_of(self, op: Op, d: int | None) -> tuple[int, ...]:
         """Return the bytes of each result."""
-        shards, mesh = self._plan.steps[op.index].shards, self._plan.mesh
-        if d is None or shards is None:
-            return op.out_bytes
-        key = op.index, self._kinds[d]
+        key = op.index, None if d is None else self._kinds[d]
         if key not in self._sizes:
-            pairs = zip(op.out_bytes, shards.gives, strict=True)
-            self._sizes[key] = tuple([mesh.bytes_of(d, size, layout) for size, layout in pairs])
+            shards, mesh, turns, sizes = self._plan.steps[op.index].shards, self._plan.mesh, turns_of(op), op.out_bytes
+            if d is not None and shards is not None:
+                pairs = zip(op.out_bytes, shards.gives, strict=True)
+                sizes = tuple([mesh.bytes_of(d, size, layout) for size, layout in pairs])
+            if turns is not None:
+                kept = kept_on(self._plan, op, d)
+                sizes = tuple([size + turns.number * kept.get(k, 0) for k, size in enumerate(sizes)])
+            self._sizes[key] = sizes
         return self._sizes[key]
 
     def _here(self, result: Result, device: str, operand: _Operand, d: int | None = None) -> Result:

@@ -11,8 +11,9 @@ from graphsplit.core.gc_pause import collection_paused
 from graphsplit.costs.families import FREE
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.seconds import Costs
+from graphsplit.planning.buffers import SAME_BUFFER
 from graphsplit.planning.communication.transfers import Concatenation, Slice
-from graphsplit.planning.memory import SAME_BUFFER, result_buffers
+from graphsplit.planning.memory import result_buffers
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.tasks import COPY, HANDED_ON, OPERATION, SEND, PlannedTask, Result, tasks_of
 from graphsplit.planning.waits import TURN, with_waits

@@ -16,7 +16,7 @@ from dataclasses import replace
 import tensorflow as tf
 
 from graphsplit.graph.walks import reached
-from graphsplit.planning.memory import NO_BUFFER, SAME_BUFFER
+from graphsplit.planning.buffers import NO_BUFFER, SAME_BUFFER
 from graphsplit.planning.schedule.scheduling import seeds_of
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor

@@ -14,7 +14,8 @@ from graphsplit.planning.amounts import aligned, count_text, format_bytes
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.memory import Alive
 from graphsplit.planning.state import state_on
-from graphsplit.planning.tasks import OPERATION, Tasks
+from graphsplit.planning.tasks import OPERATION, Tasks, kept_on
+from graphsplit.program.reading.trip_counts import turns_of
 
 _MOST_ROWS, _MOST_LAYERS = 8, 3
 _TAPES = ("gradient_tape", "gradients")
@@ -50,7 +51,21 @@ def held_text(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list
     texts = aligned([("held at most", "in all", *columns), *rows])
     lines = [f"  {row}  {last}" for row, last in zip(texts, ["most of it", *[c[-1] for _, c in shown]], strict=True)]
     others = sum(map(len, alike.values())) - sum(len(devices) for devices, _ in shown)
-    return [*lines, *([f"    no more on {count_text(others, 'other')}"] if others else [])] if kinds else []
+    lines += [f"    no more on {count_text(others, 'other')}"] if others else []
+    return [*lines, *_not_counted(plan)] if kinds else []
+
+
+def _not_counted(plan: Decisions) -> list[str]:
+    """Say what loops keep whose turns nobody knows when it is planned."""
+    lines = []
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        if op.bodies and (step.home or step.shards) and turns_of(op) is None:
+            shards = range(plan.mesh.shards) if step.shards else (None,)
+            size = max([sum(kept_on(plan, op, d).values()) for d in shards])
+            once = f"{format_bytes(size)} on {short_name(plan.owners.of_ops[op.index] or plan.home)}"
+            each = f"at most {format_bytes(size)} on each of {len(shards)} shards"
+            lines += [f"    and {each if step.shards else once} for each turn of {op.type} {op.name!r}"] if size else []
+    return lines
 
 
 def _named(devices: Sequence[str]) -> str:

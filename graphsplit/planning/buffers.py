@@ -1,0 +1,86 @@
+"""Buffers: which operations take memory of their own for what they make, and what loops keep in lists of tensors.
+
+A loop whose turns put tensors into a list returns all of them, for a gradient's loop to take out again. Such a list has
+no shape and is never sent; what it holds is on the device of the loop.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import tensorflow as tf
+
+from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
+from graphsplit.program.program import COPIES, SIZES, Op, Program, Tensor
+from graphsplit.program.reading.trip_counts import origin
+
+SAME_BUFFER = frozenset(
+    {
+        *("Bitcast", "CheckNumerics", "EnsureShape", "ExpandDims", "Identity", "PreventGradient", "Reshape", "Squeeze"),
+        *("StopGradient", "TensorListFromTensor", COPIES),
+    }
+)
+"""Operations that hand on the buffer that they read."""
+NO_BUFFER = frozenset({"Const", "Placeholder", "ReadVariableOp", SIZES})
+"""Operations whose result is there at any time: nothing is held for it."""
+_ELEMENT = {"TensorListPushBack": 1, "TensorListSetItem": 2}
+"""Operations that put a tensor into a list, their first operand, and which operand that tensor is."""
+_SHARES = SAME_BUFFER | {"TensorListGetItem"}
+"""Operations whose result is the buffer of their first operand, or a part of it."""
+_THERE = frozenset({"Const", "ReadVariableOp"})
+"""Operations whose result was there before, in the graph or in a variable."""
+
+
+def kept_each_turn(op: Op, size_of: Callable[[Program, Op, int], int]) -> dict[int, int]:
+    """Return the bytes that each turn of a loop puts into the lists that it returns, by output.
+
+    Args:
+      op: the operation; of one that is no loop nothing is returned.
+      size_of: the bytes of an operand of an operation of the body.
+    """
+    flow = CONTROL_FLOW.get(op.type) if op.bodies else None
+    if flow is None or not flow.loops:
+        return {}
+    body, found, held = op.bodies[function_names(op.node)[1]], dict[int, int](), set[Tensor]()
+    for k, output in enumerate(body.outputs[: len(op.out_dtypes)]):
+        if op.out_dtypes[k] == tf.variant:
+            for reader, operand in _put(body, output):
+                made = _made(body, reader.inputs[operand])
+                if made is not None and made not in held:
+                    held.add(made)
+                    found[k] = found.get(k, 0) + size_of(body, reader, operand)
+    return found
+
+
+def _put(body: Program, output: Tensor) -> Iterator[tuple[Op, int]]:
+    """Yield what is put into a list in a turn: the operations that do, and which of their operands it is."""
+    while True:
+        op = body.ops[output.op]
+        if op.type in _ELEMENT:
+            yield op, _ELEMENT[op.type]
+        elif op.type != "Identity":
+            return
+        output = op.inputs[0]
+
+
+def _made(body: Program, tensor: Tensor) -> Tensor | None:
+    """Return what a turn makes that a tensor is the buffer of; None if it is there before: lists hold no copies.
+
+    (What is the same in all turns, the weights of a recurrent layer, and rows of what the loop runs over.) What a value
+    was before a turn is what the turn before has made.
+    """
+    seen = set()
+    while tensor not in seen:
+        seen.add(tensor)
+        tensor = origin(body, tensor)
+        op = body.ops[tensor.op]
+        if op.type in _SHARES:
+            tensor = op.inputs[0]
+            continue
+        if op.index not in body.inputs:
+            return None if op.type in _THERE else tensor
+        k = body.inputs.index(op.index)
+        if k >= len(body.outputs):
+            return None
+        tensor = body.outputs[k]
+    return None
