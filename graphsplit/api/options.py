@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from graphsplit.api.calls.argument_splitting import Split
 from graphsplit.core.device_mesh import MeshAxes
-from graphsplit.core.devices import canonical_name, resolve_devices
+from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.planning.options import PlanOptions
 from graphsplit.search.automatic import Automatic
@@ -71,10 +71,7 @@ class Options(PlanOptions):
         """Check what can be checked before TensorFlow starts: numbers and spellings, not existence."""
         devices = self.devices
         if isinstance(devices, (str, tuple)):
-            names = [devices] if isinstance(devices, str) else list(devices)
-            canonical = [canonical_name(name) for name in names]
-            if not canonical or len(set(canonical)) != len(canonical):
-                resolve_devices(names)
+            names_of_devices(devices)
         elif devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
             resolve_devices(devices)
         if self.home is not None:

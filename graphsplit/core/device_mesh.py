@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.core.patterns import meant
 
 BATCH_AXIS = "batch"
 """The name of the axis over which the rows of the batch are shared out, unless another one is given."""
@@ -133,10 +133,9 @@ def mesh_axes(mesh: Mapping[str, int] | None, batch_axis: str | None = None) -> 
         if isinstance(size, bool) or not isinstance(size, int) or size < 1:
             raise ArgumentError(f"mesh={dict(mesh)!r}: {name!r} has {size!r} devices; it is a number of at least 1.")
     if batch_axis is not None and batch_axis not in mesh:
-        near = get_close_matches(str(batch_axis), mesh, 1)
         raise ArgumentError(
             f"batch_axis={batch_axis!r}: mesh={dict(mesh)!r} has no such axis."
-            + (f" Did you mean {near[0]!r}?" if near else " It names the axis that divides the batch's rows.")
+            + (meant(batch_axis, mesh) or " It names the axis that divides the batch's rows.")
         )
     axes = MeshAxes(tuple(mesh.items()), batch_axis or BATCH_AXIS)
     others = [name for name in mesh if name != axes.batch_axis]

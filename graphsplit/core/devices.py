@@ -5,14 +5,13 @@ from __future__ import annotations
 import functools
 import os
 import re
-import sys
 import warnings
 from collections.abc import Sequence
 
 import tensorflow as tf
 
 from graphsplit.core.errors import ArgumentError, DeviceError, bullet_list
-from graphsplit.core.gpus.logical_gpus import count_gpus, cut_gpus
+from graphsplit.core.gpus.logical_gpus import count_gpus, cut_gpus, too_late
 from graphsplit.core.tensorflow_internals import eager_context_started, own_task
 from graphsplit.core.user_code import user_stack_level
 
@@ -55,12 +54,8 @@ def use_logical_devices(
     if memory_mb is not None:
         return cut_gpus(count, memory_mb)
     if eager_context_started():
-        existing = len(tf.config.list_logical_devices("CPU"))
-        if existing != count:
-            raise DeviceError(
-                f"use_logical_devices({count}) was called after TensorFlow had started with {existing} CPU "
-                f"device{'s' if existing != 1 else ''}; devices are fixed from then on. {_call_it_first()}"
-            )
+        if len(tf.config.list_logical_devices("CPU")) != count:
+            raise too_late(f"use_logical_devices({count})", "CPU")
     else:
         cpu = tf.config.list_physical_devices("CPU")[0]
         tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * count)
@@ -70,12 +65,6 @@ def use_logical_devices(
             threads = min(count * threads_per_device, os.cpu_count() or 1)
             tf.config.threading.set_inter_op_parallelism_threads(threads)
     return tuple(f"CPU:{i}" for i in range(count))
-
-
-def _call_it_first() -> str:
-    if "ipykernel" in sys.modules:
-        return "Restart the notebook's runtime and run this cell first, before any that makes a tensor or model."
-    return "Call it first in the program, before any tensor, variable or model is made."
 
 
 def _check_kind(kind: object, threads_per_device: object, memory_mb: object) -> None:
@@ -129,13 +118,9 @@ def resolve_devices(devices: int | str | Sequence[str] | None, argument: str = "
     """
     if devices is None:
         return _all_devices(argument)
-    if isinstance(devices, bool) or not isinstance(devices, (int, str, Sequence)):
-        raise ArgumentError(f"{argument} takes a number or a list of device names, got {devices!r}.")
-    if isinstance(devices, int):
+    if isinstance(devices, int) and not isinstance(devices, bool):
         return _first_devices(devices, argument)
-    asked = [devices] if isinstance(devices, str) else list(devices)
-    names = tuple(canonical_name(name, argument) for name in asked)
-    _check_names(names, argument)
+    names = _full_names(devices, argument)
     check_existing(names, argument, devices)
     return names
 
@@ -145,7 +130,7 @@ def check_existing(names: Sequence[str], argument: str, asked: object) -> None:
     missing = missing_devices(names)
     if missing:
         what = f"{', '.join(map(short_name, missing))} {'does' if len(missing) == 1 else 'do'} not exist"
-        raise DeviceError(_missing_message(what, argument, asked, _existing()))
+        raise DeviceError(f"{argument}={asked!r}: {what}. This process has:\n{_what_there_is()}")
 
 
 def in_session_graph() -> bool:
@@ -155,11 +140,11 @@ def in_session_graph() -> bool:
 
 def check_runnable(name: str, devices: Sequence[str]) -> None:
     """Raise `DeviceError` unless this process has all devices of a graph, full names; `name` is the function's."""
-    missing, existing = missing_devices(devices), _existing()
+    missing = missing_devices(devices)
     if missing and not in_session_graph():
         raise DeviceError(
             f"{name} would run on {', '.join(map(short_name, missing))}, which this process does not have. It has:\n"
-            f"{bullet_list([short_name(device) for device in existing])}\n{_how_to_have_more(existing)}"
+            f"{_what_there_is()}"
         )
 
 
@@ -176,7 +161,7 @@ def _all_devices(argument: str) -> tuple[str, ...]:
         warnings.warn(
             f"{argument}=None means all GPUs, or all CPU devices where there is no GPU. Here that is one, "
             f"{short_name(found[0])}: nothing will run in parallel. "
-            f"{_MORE_GPUS if 'device:GPU:' in found[0] else _MORE_CPUS} ({argument}=1 says that one is meant.)",
+            f"{_how_to_have_more(found)} ({argument}=1 says that one is meant.)",
             stacklevel=user_stack_level(),
         )
     return found
@@ -193,28 +178,28 @@ def names_of_devices(devices: int | str | Sequence[str] | None, argument: str = 
     >>> names_of_devices(["GPU:0", "gpu:1"])
     ('/device:GPU:0', '/device:GPU:1')
     """
-    if devices is None or isinstance(devices, int):
-        gpus = count_gpus()
-        kind = "GPU" if gpus else "CPU"
-        count = devices if devices is not None else max(gpus, 1)
-        if isinstance(count, bool) or count < 1:
-            raise ArgumentError(f"{argument}={devices!r}: at least one device is needed.")
-        if count > MOST_DEVICES:
-            raise ArgumentError(f"{argument}={devices!r}: a batch is divided over at most {MOST_DEVICES} devices.")
-        return tuple(f"/device:{kind}:{i}" for i in range(count))
+    if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int)):
+        return _full_names(devices, argument)
+    gpus = count_gpus()
+    count = devices if devices is not None else max(gpus, 1)
+    if count < 1:
+        raise ArgumentError(f"{argument}={devices!r}: at least one device is needed.")
+    if count > MOST_DEVICES:
+        raise ArgumentError(f"{argument}={devices!r}: a batch is divided over at most {MOST_DEVICES} devices.")
+    return tuple(f"/device:{'GPU' if gpus else 'CPU'}:{i}" for i in range(count))
+
+
+def _full_names(devices: object, argument: str) -> tuple[str, ...]:
+    """Return the full names of devices that are named."""
     if not isinstance(devices, (str, Sequence)):
         raise ArgumentError(f"{argument} takes a number or a list of device names, got {devices!r}.")
     names = tuple(canonical_name(name, argument) for name in ([devices] if isinstance(devices, str) else devices))
-    _check_names(names, argument)
-    return names
-
-
-def _check_names(names: Sequence[str], argument: str) -> None:
     if not names:
         raise ArgumentError(f"{argument} is an empty list; name at least one device.")
     repeated = sorted({name for name in names if names.count(name) > 1})
     if repeated:
         raise ArgumentError(f"{argument} names a device more than once: {', '.join(map(short_name, repeated))}.")
+    return names
 
 
 def canonical_name(name: str, argument: str = "devices") -> str:
@@ -294,17 +279,14 @@ def _first_devices(count: int, argument: str) -> tuple[str, ...]:
     if count > len(available):
         kind = "GPU" if "device:GPU:" in available[0] else "CPU device"
         there = f"is only 1 {kind}" if len(available) == 1 else f"are only {len(available)} {kind}s"
-        missing = DeviceError(_missing_message(f"there {there}", argument, count, _existing()))
+        missing = DeviceError(f"{argument}={count}: there {there}. This process has:\n{_what_there_is()}")
         missing.asked = count
         raise missing
     return available[:count]
 
 
-def _missing_message(missing: str, argument: str, asked: object, existing: Sequence[str]) -> str:
-    return (
-        f"{argument}={asked!r}: {missing}. This process has:\n"
-        f"{bullet_list([short_name(name) for name in existing])}\n" + _how_to_have_more(existing)
-    )
+def _what_there_is() -> str:
+    return f"{bullet_list(list(map(short_name, _existing())))}\n{_how_to_have_more(_existing())}"
 
 
 def _how_to_have_more(existing: Sequence[str]) -> str:

@@ -51,6 +51,16 @@ def near(asked: str, names: Iterable[str], cutoff: float = _NEAR) -> list[str]:
     return difflib.get_close_matches(asked, list(dict.fromkeys(names)), n=_MOST_NEAR, cutoff=cutoff)
 
 
+def meant(asked: object, names: Iterable[str]) -> str:
+    """Return the question whether the name was meant that is most like what was asked; "" if none is.
+
+    >>> meant("modell", ["batch", "model"])
+    " Did you mean 'model'?"
+    """
+    found = difflib.get_close_matches(str(asked), names, 1)
+    return f" Did you mean {found[0]!r}?" if found else ""
+
+
 def scopes_and_names(names: Iterable[str]) -> list[str]:
     """Return patterns of everything in each scope of names, and the names outside of scopes.
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from difflib import get_close_matches
 from typing import Any
 
 from graphsplit.core.device_mesh import LAYOUTS, DeviceMesh
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.layouts import Cut, Division, MeshDivision, Nested, Shard, copied, part_shapes
+from graphsplit.core.patterns import meant
 from graphsplit.planning.amounts import count_text
 
 
@@ -173,10 +173,8 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
         raise ArgumentError(f"{text}: {layout[1]!r} is no axis of mesh {grid}, and none of {known}.")
     for name in named:
         if name not in axes:
-            near = get_close_matches(str(name), axes, 1)
-            meant = f" Did you mean {near[0]!r}?" if near else ""
             raise ArgumentError(
-                f"{text}: mesh {grid} has no axis {name!r}; it has {', '.join(map(repr, axes))}.{meant}"
+                f"{text}: mesh {grid} has no axis {name!r}; it has {', '.join(map(repr, axes))}.{meant(name, axes)}"
             )
     along_batch = spelling.cut_along(grid.batch_axis)
     if along_batch is not None and (along_batch.unit, along_batch.blocks or 1) != (1, 1):

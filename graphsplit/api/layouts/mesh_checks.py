@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from difflib import get_close_matches
 
 from graphsplit.api.options import Options
 from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, MeshAxes, device_mesh
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.layouts import MeshDivision, Nested, axis_of
+from graphsplit.core.patterns import meant
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
 from graphsplit.core.variables.parted_variables import parts_of
 from graphsplit.program.asked_layouts import asked_of, is_of_gradient
@@ -100,9 +100,7 @@ def _misfit(program: Program, op: Op, name: str, axes: Sequence[str | None], gri
     if name == grid.batch_axis:
         return ""
     if name not in sizes:
-        near = get_close_matches(name, sizes, 1)
-        meant = f". Did you mean {near[0]!r}?" if near else ""
-        return f"{what}: there is no axis {name!r}; there are {', '.join(map(repr, sizes))}{meant}"
+        return f"{what}: there is no axis {name!r}; there are {', '.join(map(repr, sizes))}.{meant(name, sizes)}"
     dimension = axes.index(name)
     length = op.out_shapes[0][dimension] if op.out_shapes[0] is not None else None
     if not isinstance(length, int) or has_sizes((length,)):

@@ -367,15 +367,12 @@ def layout_by_name(
 def check_patterns(layout: Mapping[str, VariableLayout], names: Sequence[str]) -> None:
     """Raise `ArgumentError` if a pattern fits none of the names."""
     if idle := [pattern for pattern in layout if not any(fits(name, pattern) for name in names)]:
-        raise ArgumentError(_idle_message(idle, names))
-
-
-def _idle_message(idle: Sequence[str], names: Sequence[str]) -> str:
-    """Say which patterns fit no variable, which variables there are, and which patterns would fit some."""
-    alike = {pattern: near(pattern, scopes_and_names(names)) for pattern in idle}
-    lines = [f"\nNear {p!r}: {', '.join(map(repr, found))}." for p, found in alike.items() if found]
-    first = f"No variable's name fits {', '.join(map(repr, idle))}. The variables are:\n{bullet_list(names, 8)}"
-    return "".join([first, *lines])
+        alike = {pattern: near(pattern, scopes_and_names(names)) for pattern in idle}
+        lines = [f"\nNear {p!r}: {', '.join(map(repr, found))}." for p, found in alike.items() if found]
+        raise ArgumentError(
+            f"No variable's name fits {', '.join(map(repr, idle))}. The variables are:\n{bullet_list(names, 8)}"
+            + "".join(lines)
+        )
 
 
 def _check_free(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 
 import tensorflow as tf
@@ -67,10 +68,17 @@ def _check_memory(asked: str, most: int, memory_mb: int) -> None:
 def _check_started(asked: str, gpus: list[tf.config.PhysicalDevice], wanted: list[int]) -> None:
     found = [cut.memory_limit for gpu in gpus for cut in tf.config.get_logical_device_configuration(gpu) or ()]
     if found != wanted:
-        existing = len(tf.config.list_logical_devices("GPU"))
         how = f" of {', '.join(map(str, dict.fromkeys(found)))} MB" if found else ", which are not divided"
-        raise DeviceError(
-            f"{asked} was called after TensorFlow had started with {existing} GPU "
-            f"device{'s' if existing != 1 else ''}{how}; devices are fixed from then on. Call it first in the program, "
-            "before any tensor, variable or model is made."
-        )
+        raise too_late(asked, "GPU", how)
+
+
+def too_late(asked: str, kind: str, how: str = "") -> DeviceError:
+    """Return the error for what was asked when TensorFlow had already started with devices of a kind."""
+    existing, first = len(tf.config.list_logical_devices(kind)), "Call it first in the program, before any tensor"
+    if "ipykernel" in sys.modules:
+        first = "Restart the notebook's runtime and run this cell first, before any that makes a tensor"
+    found: DeviceError = DeviceError(
+        f"{asked} was called after TensorFlow had started with {existing} {kind} device{'s' if existing != 1 else ''}"
+        f"{how}; devices are fixed from then on. {first}, variable or model is made."
+    )
+    return found
