@@ -7,6 +7,7 @@ import tensorflow as tf
 
 import graphsplit as gs
 from graphsplit.core.tensorflow_internals import partition_graphs
+from graphsplit.emission.emitter import emit
 from tests.helpers.law import assert_close, assert_law
 from tests.test_on_device import LEAKY, OUTER, STAGE, TANH, devices_by_type, expected, network, on, rows, training
 
@@ -130,7 +131,7 @@ def test_a_batch_of_unknown_size():
         assert_close(for_any_size(rows(count)), plain(rows(count)))
     assert_close([v.value() for v in own_variables], [v.value() for v in variables])
     (compiled,) = (compiled for found in parallel._traces.compiled.values() for compiled in found)
-    graph = compiled.executable.emitted.graph_def()
+    graph = emit(compiled.plan).graph_def()
     assert devices_by_type([graph], TANH) == expected(TANH, STAGE)
     assert devices_by_type([graph], LEAKY) == expected(LEAKY, OUTER)
 

@@ -11,7 +11,6 @@ some of the values that were read would be those of after the step.
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -63,39 +62,26 @@ def written_variables(nodes: Sequence[Any], inputs: Sequence[str]) -> list[Writt
 
 
 def record(nodes: Sequence[Any], written: Sequence[Written], dtypes: Sequence[tf.DType]) -> RecordingGraph:
-    """Let a graph keep the values that variables have before it writes them.
-
-    Args:
-      nodes: of the graph.
-      written: the variables.
-      dtypes: of their values.
-    """
+    """Let a graph keep the values that variables have before it writes them."""
     new: list[Any] = []
-    kept: list[str] = []
-    ready: dict[str, str] = {}
-    for device, group in itertools.groupby(
-        sorted(zip(written, dtypes, strict=True), key=lambda pair: pair[0].device), key=lambda pair: pair[0].device
-    ):
-        scope, done = f"{_SCOPE}/{len(ready)}", []
-        for k, (variable, dtype) in enumerate(group):
-            place, value = f"{scope}/kept_{k}", f"{scope}/value_{k}"
-            new += [_handle(place, device), make_node(value, "ReadVariableOp", [variable.name], device, dtype=dtype)]
-            new.append(make_node(f"{scope}/keep_{k}", "AssignVariableOp", [place, value], device, dtype=dtype))
-            kept.append(place)
-            done.append(f"^{scope}/keep_{k}")
+    kept: dict[str, str] = {}
+    devices = sorted({variable.device for variable in written})
+    scopes = {device: f"{_SCOPE}/{number}" for number, device in enumerate(devices)}
+    for k, (variable, dtype) in enumerate(zip(written, dtypes, strict=True)):
+        scope, device = scopes[variable.device], variable.device
+        place, value = f"{scope}/kept_{k}", f"{scope}/value_{k}"
+        new += [_handle(place, device), make_node(value, "ReadVariableOp", [variable.name], device, dtype=dtype)]
+        new.append(make_node(f"{scope}/keep_{k}", "AssignVariableOp", [place, value], device, dtype=dtype))
+        kept[variable.name] = place
+    for device, scope in scopes.items():
         one = constant_node(f"{scope}/one", np.array(1, np.int64), tf.int64, device)
-        counter = _handle(f"{scope}/counter", device)
-        count = make_node(
-            f"{scope}/count", "AssignAddVariableOp", [counter.name, one.name, *done], device, dtype=tf.int64
-        )
-        new += [one, counter, count]
-        ready[device] = f"^{count.name}"
-    waits = {variable.name: ready[variable.device] for variable in written}
-    order = sorted(written, key=lambda variable: variable.device)
-    position = {variable.name: place for variable, place in zip(order, kept, strict=True)}
-    counters = [f"{control[1:].rpartition('/')[0]}/counter" for control in ready.values()]
-    own = [position[variable.name] for variable in written]
-    return RecordingGraph([*[_waiting(node, waits) for node in nodes], *new], [*own, *counters], list(ready))
+        done = [f"^{scope}/keep_{k}" for k, variable in enumerate(written) if variable.device == device]
+        inputs = [f"{scope}/counter", one.name, *done]
+        count = make_node(f"{scope}/count", "AssignAddVariableOp", inputs, device, dtype=tf.int64)
+        new += [one, _handle(f"{scope}/counter", device), count]
+    waits = {variable.name: f"^{scopes[variable.device]}/count" for variable in written}
+    inputs = [*kept.values(), *[f"{scope}/counter" for scope in scopes.values()]]
+    return RecordingGraph([*[_waiting(node, waits) for node in nodes], *new], inputs, devices)
 
 
 def _waiting(node: Any, waits: dict[str, str]) -> Any:

@@ -24,7 +24,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.grappler import optimizer_config
 from graphsplit.runtime.handles import captured
-from graphsplit.runtime.undo_log import cluster_function
+from graphsplit.runtime.undo_log import ClusterFunction
 from graphsplit.tracing.trace import Trace
 
 _serial = itertools.count()
@@ -36,21 +36,11 @@ Function = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 
 @dataclass(frozen=True, eq=False)
 class Executable:
-    """A plan made runnable: call it with the flat argument tensors, get the flat results.
-
-    Attributes:
-      trace, plan: what runs where.
-      function: what runs.
-    """
+    """A plan made runnable: call it with the flat argument tensors, get the flat results."""
 
     trace: Trace
     plan: Plan
     function: Function
-
-    @property
-    def emitted(self) -> EmittedGraph:
-        """The multi-device graph, written anew each time: at many devices it is large, and the runtime has its own."""
-        return emit(self.plan)
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on the flat arguments."""
@@ -59,17 +49,13 @@ class Executable:
 
 @collection_paused()
 def make_executable(trace: Trace, plan: Plan, name: str) -> Executable:
-    """Return a plan made runnable.
-
-    Args:
-      trace, plan: what runs where.
-      name: what to call the function.
-    """
+    """Return a plan made runnable."""
     with phase("writing the graph"):
         graph = emit(plan)
-    shapes = {name: without_sizes(plan.program.ops[i].out_shapes[0]) for name, i in _inputs(graph, plan).items()}
-    results = [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs]
-    inputs = (*graph.inputs, *graph.captures)
+    inputs, program = (*graph.inputs, *graph.captures), plan.program
+    positions = (*program.inputs, *program.captures)
+    shapes = {name: without_sizes(program.ops[i].out_shapes[0]) for name, i in zip(inputs, positions, strict=True)}
+    results = [without_sizes(program.shape(tensor)) for tensor in program.outputs]
     parts = (graph, graph.nodes, inputs, graph.outputs, graph.effects, shapes, results)
     with phase("handing the graph to TensorFlow"):
         return Executable(trace, plan, runtime_function(name, *parts, whole=True))
@@ -110,13 +96,13 @@ def runtime_function(
         functions += compiled.functions
     is_on_workers = any(task_of(node.device) for node in nodes)
     if own_task() is not None:
-        nodes, functions = _in_full(nodes), _with_full_devices(functions)
+        nodes, functions = deepcopy(list(nodes)), deepcopy(functions)
+        for node in (*nodes, *[node for function in functions for node in function.node_def]):
+            node.device = name_for_runtime(node.device)  # in a graph for several processes a name must say which
     by_name = {node.name: node for node in nodes}
     shapes = output_shapes if output_shapes is not None else [None] * len(outputs)
-    results = []
-    for reference, shape in zip(outputs, shapes, strict=True):
-        node, index = split_reference(reference)
-        results.append(_spec(by_name[node], index, shape))
+    pairs = zip(map(split_reference, outputs), shapes, strict=True)
+    results = [_spec(by_name[node], index, shape) for (node, index), shape in pairs]
     config = optimizer_config(nodes, graph.library)
     label = re.sub(r"\W", "_", name)
 
@@ -127,33 +113,8 @@ def runtime_function(
         return RuntimeFunction(definition, functions, specs, results, config, not whole or config is None)
 
     cluster = current_cluster() if is_on_workers else None
-    return make(nodes, inputs) if cluster is None else cluster_function(name, cluster, nodes, inputs, make)
-
-
-def _in_full(nodes: Sequence[Any]) -> list[Any]:
-    """Return nodes whose devices are named in full: in a graph for several processes a name must say which."""
-    found = []
-    for node in nodes:
-        copy = deepcopy(node)
-        copy.device = name_for_runtime(node.device)
-        found.append(copy)
-    return found
-
-
-def _with_full_devices(functions: Sequence[Any]) -> list[Any]:
-    found = []
-    for function in functions:
-        copy = deepcopy(function)
-        for node in copy.node_def:
-            node.device = name_for_runtime(node.device)
-        found.append(copy)
-    return found
+    return make(nodes, inputs) if cluster is None else ClusterFunction(name, cluster, nodes, inputs, make)
 
 
 def _spec(node: Any, index: int, shape: Any) -> tf.TensorSpec:
     return tf.TensorSpec(shape, tf.as_dtype(output_type(node, index)))
-
-
-def _inputs(graph: EmittedGraph, plan: Plan) -> dict[str, int]:
-    names = (*graph.inputs, *graph.captures)
-    return dict(zip(names, (*plan.program.inputs, *plan.program.captures), strict=True))

@@ -94,13 +94,7 @@ def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]
 
 
 def _callers(nodes: Iterable[Any], library: Mapping[str, Any], function: str) -> list[Any]:
-    """Return the loops and branches among nodes that call a function, or one that calls it.
-
-    Args:
-      nodes: the nodes.
-      library: the functions that they may call, by name.
-      function: its name.
-    """
+    """Return the loops and branches among nodes that call a function, or one that calls it."""
     named = {node.name: functions_called([node], library) for node in nodes if node.op in CONTROL_FLOW}
     return [node for node in nodes if any(f.signature.name == function for f in named.get(node.name, ()))]
 

@@ -28,8 +28,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.graph.graph import Graph
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.empty_shards import DeadTensors, dead_tensors
-from graphsplit.runtime.executable import Function, runtime_function
-from graphsplit.runtime.handles import captured
+from graphsplit.runtime.executable import Executable, Function, runtime_function
 from graphsplit.tracing.trace import Trace
 
 _AHEAD = frozenset({"scatter", "sizes", RELAY_ROLE})  # what cuts, and counts what is cut, and sends the counts on
@@ -80,33 +79,18 @@ def cut_ahead(graph: EmittedGraph, home: str, readers: Sequence[str] = ()) -> Cu
 
 
 @dataclass(frozen=True, eq=False)
-class FedExecutable:
+class FedExecutable(Executable):
     """A plan made runnable in two steps: `feed` the flat arguments, then call it with the pieces.
 
     Attributes:
-      trace, plan: what runs where.
       feed: cuts the flat arguments, of one reader after the other, and returns the pieces, each where it is read.
-      function: takes the pieces, and the captures.
     """
 
-    trace: Trace
-    plan: Plan
     feed: Function
-    function: Function
-
-    def __call__(self, pieces: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the flat results."""
-        return self.function([*pieces, *captured(self.trace, self.plan)])
 
 
 def make_fed_executable(trace: Trace, plan: Plan, name: str, readers: Sequence[str] = ()) -> FedExecutable:
-    """Return a plan made runnable in two steps.
-
-    Args:
-      trace, plan: what runs where.
-      name: what to call the functions.
-      readers: see `cut_ahead`.
-    """
+    """Return a plan made runnable in two steps."""
     graph = emit(plan)
     ahead = cut_ahead(graph, plan.home, readers)
     pieces = tuple(ahead.pieces.values())
@@ -117,7 +101,7 @@ def make_fed_executable(trace: Trace, plan: Plan, name: str, readers: Sequence[s
     shapes = [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs]
     inputs = (*pieces, *graph.captures)
     run = runtime_function(name, graph, [*arguments, *rest], inputs, outputs, graph.effects, {}, shapes)
-    return FedExecutable(trace, plan, feed, run)
+    return FedExecutable(trace, plan, run, feed)
 
 
 def _arguments(graph: EmittedGraph, ahead: CutAhead, home: str) -> tuple[list[Any], Pieces]:

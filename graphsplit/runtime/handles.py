@@ -23,10 +23,6 @@ Found = TypeVar("Found")
 def captured(trace: Trace, plan: Plan) -> list[tf.Tensor]:
     """Return the tensors for the captures of a plan's program, in its order, each variable's value where it is read.
 
-    Args:
-      trace: what was captured.
-      plan: of the trace's program, or of that in parts.
-
     Raises:
       ArgumentError: for variables that have no values yet.
     """

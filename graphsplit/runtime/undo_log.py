@@ -98,11 +98,7 @@ class _Connected:
 
 
 class UndoLog:
-    """What is needed to take back the call that is running: the counters that say where it has begun to write.
-
-    Args:
-      cluster: whose workers the calls run on.
-    """
+    """What is needed to take back the call that is running: the counters that say where it has begun to write."""
 
     def __init__(self, cluster: Cluster):
         self._cluster = cluster
@@ -236,31 +232,30 @@ def log_of(cluster: Cluster) -> UndoLog:
 Make = Callable[[Sequence[Any], Sequence[str]], RuntimeFunction]
 
 
-@dataclass(eq=False)
 class ClusterFunction:
     """A function of an emitted graph that runs on workers, called as a `RuntimeFunction` is.
 
     (In a graph that somebody else builds, and runs, it is a plain one.) What it lacks is made when it is called.
 
-    Attributes:
+    Args:
       name: of the user's function.
       cluster: the workers'.
-      tasks: the workers that it runs on.
       nodes, inputs: of the graph.
-      written: the variables that it may write.
       make: registers a graph's nodes and inputs with TensorFlow's runtime.
     """
 
-    name: str
-    cluster: Cluster
-    tasks: tuple[int, ...]
-    nodes: Sequence[Any]
-    inputs: tuple[str, ...]
-    written: Sequence[Written]
-    make: Make
-    _plain: RuntimeFunction | None = None
-    _recording: tuple[RuntimeFunction, tuple[Written, ...], tuple[str, ...]] | None = None
-    _kept: tuple[Kept, ...] = ()
+    def __init__(self, name: str, cluster: Cluster, nodes: Sequence[Any], inputs: Sequence[str], make: Make):
+        self._name = name
+        self._cluster = cluster
+        self._nodes = nodes
+        self._inputs = tuple(inputs)
+        self._make = make
+        tasks = {task for node in nodes if node.device and (task := task_of(canonical_name(node.device)))}
+        self._tasks = tuple(sorted(number for _, number in tasks))
+        self._written = written_variables(nodes, inputs)
+        self._plain: RuntimeFunction | None = None
+        self._recording: tuple[RuntimeFunction, tuple[Written, ...], tuple[str, ...]] | None = None
+        self._kept: tuple[Kept, ...] = ()
 
     def __call__(self, arguments: Tensors) -> list[tf.Tensor]:
         """Run the function on `arguments`, one tensor for each input.
@@ -270,46 +265,30 @@ class ClusterFunction:
         """
         if not tf.executing_eagerly():
             return self._as_it_is()(arguments)
-        log = log_of(self.cluster)
-        values = [resource_value(arguments[written.argument]) for written in self.written]
+        log = log_of(self._cluster)
+        values = [resource_value(arguments[written.argument]) for written in self._written]
         if not any(values):
-            return log.read(self.name, self.tasks, lambda: self._as_it_is()(arguments))
-        pairs = [(written, value[0]) for written, value in zip(self.written, values, strict=True) if value]
+            return log.read(self._name, self._tasks, lambda: self._as_it_is()(arguments))
+        pairs = [(written, value[0]) for written, value in zip(self._written, values, strict=True) if value]
         function, written, devices = self._recorded(pairs)
         dtypes = [dtype for _, dtype in pairs]
         self._kept = tuple([log.kept(arguments[w.argument], t) for w, t in zip(written, dtypes, strict=True)])
         counters = [log.counter(device) for device in devices]
         given = [*arguments, *[kept.handle for kept in self._kept], *counters]
-        step = _Step(self.name, self.tasks, self.cluster.incarnations, self._kept, devices)
+        step = _Step(self._name, self._tasks, self._cluster.incarnations, self._kept, devices)
         return log.write(step, lambda: function(given))
 
     def _as_it_is(self) -> RuntimeFunction:
         if self._plain is None:
-            self._plain = self.make(self.nodes, self.inputs)
+            self._plain = self._make(self._nodes, self._inputs)
         return self._plain
 
     def _recorded(
         self, pairs: Sequence[tuple[Written, tf.DType]]
     ) -> tuple[RuntimeFunction, tuple[Written, ...], tuple[str, ...]]:
         if self._recording is None:
-            recorded = record(self.nodes, [w for w, _ in pairs], [dtype for _, dtype in pairs])
+            recorded = record(self._nodes, [w for w, _ in pairs], [dtype for _, dtype in pairs])
             devices = tuple([canonical_name(device) for device in recorded.devices])
-            function = self.make(recorded.nodes, (*self.inputs, *recorded.inputs))
+            function = self._make(recorded.nodes, (*self._inputs, *recorded.inputs))
             self._recording = function, tuple([written for written, _ in pairs]), devices
         return self._recording
-
-
-def cluster_function(
-    name: str, cluster: Cluster, nodes: Sequence[Any], inputs: Sequence[str], make: Make
-) -> ClusterFunction:
-    """Return a function that runs on workers.
-
-    Args:
-      name: of the user's function.
-      cluster: the workers'.
-      nodes, inputs: of the graph.
-      make: registers a graph's nodes and inputs with TensorFlow's runtime.
-    """
-    tasks = {task for node in nodes if node.device and (task := task_of(canonical_name(node.device)))}
-    numbers = tuple(sorted(number for _, number in tasks))
-    return ClusterFunction(name, cluster, numbers, nodes, tuple(inputs), written_variables(nodes, inputs), make)

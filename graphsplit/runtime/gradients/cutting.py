@@ -136,16 +136,7 @@ def _parts(
 def _backward(
     graph: EmittedGraph, constant: set[str], part: _Part, crossing: Sequence[str], dead: DeadTensors, name: str
 ) -> _Backward:
-    """Return the backward part of a group.
-
-    Args:
-      graph: the whole.
-      constant: names of the nodes that are made again.
-      part: the group's.
-      crossing: what it reads of forward.
-      dead: what may be dead of that.
-      name: what to call the function.
-    """
+    """Return the backward part of a group."""
     read = list(dict.fromkeys([*crossing, *graph.present]))
     inputs = {r: f"{graph.scope}/residual_{i}" for i, r in enumerate(read)}
     nodes = [_placeholder(stand_in, graph, r) for r, stand_in in inputs.items()]

@@ -47,10 +47,6 @@ class Differentiable:
     """A planned function that tapes can differentiate: called like an `Executable`, on flat tensors.
 
     Threads may call it at the same time: what it lacks is made by one of them.
-
-    Args:
-      trace, plan: the function.
-      name: what the user calls it.
     """
 
     def __init__(self, trace: Trace, plan: Plan, name: str):
@@ -213,13 +209,7 @@ class ForwardAndBackward:
         return outputs
 
     def gradients(self, sources: Sequence[tf.Tensor], gradients: Sequence[Any], kept: KeptValues) -> list[Any]:
-        """Return the gradients by the sources, arguments and captures, given those of all outputs (None if none).
-
-        Args:
-          sources: the arguments, and captures.
-          gradients: those of the outputs.
-          kept: the values of the captures.
-        """
+        """Return the gradients by the sources, arguments and captures, given those of all outputs (None if none)."""
         given = [*sources, *self.joint.trace.captures[len(sources) - len(self.single.trace.inputs) :]]
         outputs, residuals = self._run_forward_again(given, self._as_planned(given, kept), kept)
         return self._gradients(kept, given, [*outputs, *residuals], gradients)[: len(sources)]

@@ -159,12 +159,7 @@ def _has_gradient(source: tf.Tensor) -> bool:
 
 
 def _grouped(program: Program, chosen: Sequence[int]) -> list[_Group]:
-    """Return the differentiable outputs grouped by the sources they can depend on, before anything is differentiated.
-
-    Args:
-      program: the function.
-      chosen: the sources that count.
-    """
+    """Return the differentiable outputs grouped by those sources that they can depend on, and that count."""
     readers, sources = _readers(program), (*program.inputs, *program.captures)
     behind = [(i, reached([sources[i]], readers.__getitem__)) for i in chosen]
     found: dict[tuple[int, ...], list[int]] = {}

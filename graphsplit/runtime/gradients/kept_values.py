@@ -57,13 +57,7 @@ class KeptValues:
 
     @classmethod
     def now(cls, trace: Trace, plan: Plan, handles: Sequence[tf.Tensor]) -> KeptValues:
-        """Return the values that the variables have now.
-
-        Args:
-          trace: what was captured.
-          plan: of the trace's program, or of that in parts.
-          handles: for the captures of the plan's program.
-        """
+        """Return the values that the variables have now."""
         held = [resource_value(handle) if handle.dtype == tf.resource else None for handle in handles]
 
         def read() -> tuple[tf.Tensor, ...]:
