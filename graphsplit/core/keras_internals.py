@@ -80,10 +80,6 @@ def slots_of(optimizer: Any, variables: Sequence[Any]) -> Iterator[tuple[Any, An
     """Yield the slots of an optimizer, each with its variable, which only old ones of tf_keras have a method for.
 
     Those of Keras 3 and tf_keras have lists of slots in the order of the variables that they train.
-
-    Args:
-      optimizer: of either Keras.
-      variables: those that it may train.
     """
     if hasattr(optimizer, "inner_optimizer"):  # one that scales the loss has it do all else
         yield from slots_of(optimizer.inner_optimizer, variables)
@@ -156,13 +152,7 @@ class SharedState:
 
 
 def sharing_state(kind: type[SharedState], template: Any, **own: Any) -> Any:
-    """Return a model as an object of another class, which calls no constructor.
-
-    Args:
-      kind: the class.
-      template: the model.
-      **own: values of the object's own attributes.
-    """
+    """Return a model as an object of another class, which calls no constructor."""
     model = object.__new__(kind)
     object.__setattr__(model, "__dict__", template.__dict__)
     for name, value in {"template": template, **own}.items():

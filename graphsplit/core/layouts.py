@@ -115,11 +115,7 @@ class Shard:
         return sum([(rows if isinstance(part, BatchRows) else part.length) * block for block, part in pairs])
 
     def pieces(self, rows: Sequence[int]) -> list[tuple[int, ...]]:
-        """Return, block by block, the number of entries each shard holds: the order they have in the whole.
-
-        Args:
-          rows: of each shard.
-        """
+        """Return, block by block, the number of entries each shard holds: the order they have in the whole."""
         pairs = zip(self.blocks, self.parts, strict=True)
         return [tuple([count * block for count in _counts(part, rows)]) for block, part in pairs]
 
@@ -315,10 +311,6 @@ def axis_of(division: MeshDivision) -> str:
 
 def part_ranges(division: MeshDivision, ranges: Sequence[Sequence[int]]) -> list[tuple[Sequence[int], ...]]:
     """Return which entries of a variable each part has, along each dimension: a range where they follow each other.
-
-    Args:
-      division: how the variable is several.
-      ranges: of the variable's own entries.
 
     >>> [own] = part_ranges(Cut(1, 5, 1), [range(3), range(5)])
     >>> own

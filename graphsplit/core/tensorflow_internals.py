@@ -411,10 +411,6 @@ def set_gradient_by_rows(outputs: Sequence[tf.Tensor], backward: Callable[..., A
 
     TensorFlow writes the function's operations anew one by one, and differentiates those: what the function says of its
     gradient is lost, and so is what `tf.custom_gradient` says of operations in it.
-
-    Args:
-      outputs: of the call; see `set_graph_gradient`.
-      backward: its gradient, as there.
     """
     if outputs:
         outputs[0].op.pfor_converter = functools.partial(_vectorized, backward=backward)

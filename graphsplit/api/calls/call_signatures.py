@@ -45,12 +45,7 @@ def spread(arguments: structures.Branch, signature: inspect.Signature) -> struct
 
 
 def check_no_specs(name: str, arguments: Branch) -> None:
-    """Raise `ArgumentError` for specifications where a call needs tensors.
-
-    Args:
-      name: the function's.
-      arguments: the structure of its arguments, by name.
-    """
+    """Raise `ArgumentError` for specifications where a call needs tensors."""
     found = structures.static_leaves(arguments)
     if specs := [f"{path}: {value}" for path, value in found if isinstance(value, tf.TypeSpec)]:
         raise ArgumentError(

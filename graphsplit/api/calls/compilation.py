@@ -234,10 +234,6 @@ def default_home(program: Program, state: State, devices: Sequence[str]) -> tupl
 
     On one host it is the first of the devices. On several it is the one, be it none of these, that has most bytes of
     the captured variables; unless the first has half as many: slices of variables are not all of one size.
-
-    Args:
-      program, state: the function with its variables in parts, and where these are.
-      devices: of the shards, full names.
     """
     first = devices[0]
     held = state_bytes(program, state, first)

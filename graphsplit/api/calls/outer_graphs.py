@@ -17,13 +17,7 @@ from graphsplit.core.user_code import user_stack_level
 
 
 def warn_of_outer_graph(name: str, traces: Traces, devices: Iterable[str]) -> None:
-    """Warn, once for a function, when a graph that is being built calls it and workers run it.
-
-    Args:
-      name: the function's.
-      traces: the function's; they remember.
-      devices: where it runs, full names.
-    """
+    """Warn, once for a function, when a graph that is being built calls it and workers run it."""
     tasks = sorted({task for device in devices if (task := task_of(device)) is not None})
     if not tasks or traces.told_of_graph or in_save_context():
         return
@@ -40,12 +34,7 @@ def warn_of_outer_graph(name: str, traces: Traces, devices: Iterable[str]) -> No
 
 
 def warn_of_stateless_scope(name: str, traces: Traces) -> None:
-    """Warn, once for a function, when it is called where Keras' variables have other values than they hold.
-
-    Args:
-      name: the function's.
-      traces: the function's; they remember.
-    """
+    """Warn, once for a function, when it is called where Keras' variables have other values than they hold."""
     if traces.told_of_scope or only_shapes_count():
         return
     traces.told_of_scope = True
@@ -71,12 +60,7 @@ def check_no_replica(name: str) -> None:
 
 
 def check_no_spread_values(name: str, arguments: structures.Branch) -> None:
-    """Raise `ArgumentError` for values that a strategy has distributed.
-
-    Args:
-      name: the function's.
-      arguments: the structure of its arguments, by name.
-    """
+    """Raise `ArgumentError` for values that a strategy has distributed."""
     found = []
     for path, leaf in structures.walk(arguments):
         if not isinstance(leaf, structures.TensorLeaf):

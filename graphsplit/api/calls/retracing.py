@@ -34,12 +34,7 @@ class RetracingWarning(UserWarning):
 
 
 def warn_of_retracing(name: str, signatures: Sequence[structures.Branch]) -> None:
-    """Warn, once, when a function has reached `MANY_TRACES` signatures; name the arguments that differ.
-
-    Args:
-      name: the function's.
-      signatures: the structures of the arguments of all traces so far.
-    """
+    """Warn, once, when a function has reached `MANY_TRACES` signatures; name the arguments that differ."""
     if len(signatures) != MANY_TRACES:
         return
     lines = [f"{path}: {_several(values)}" for path, values in _differing(signatures).items()]

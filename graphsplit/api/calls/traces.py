@@ -70,9 +70,6 @@ class PerInstance(Generic[Value]):
 
     Instances are told apart by identity: they need not be hashable, equal ones share nothing, and a copy has a value
     of its own. A value must not refer to its instance, or neither would ever be freed.
-
-    Args:
-      make: makes the value for an instance that has none yet.
     """
 
     def __init__(self, make: Callable[[], Value]):

@@ -59,13 +59,7 @@ class _Element(NamedTuple):
 
 
 class _HostReader:
-    """An input pipeline on one host.
-
-    Args:
-      name: of the user's function.
-      host: as `host_name` has it.
-      number: of the batch with which it begins.
-    """
+    """An input pipeline on one host."""
 
     def __init__(self, name: str, host: str, number: int):
         self._name = name
@@ -157,12 +151,7 @@ def _all_on(device: str, concrete: Any) -> Callable[[], Any]:
 
 
 class HostPipeline:
-    """An input pipeline that several hosts run, each for itself.
-
-    Args:
-      name: of the user's function.
-      make: returns the pipeline, a `tf.data.Dataset`; called on each host.
-    """
+    """An input pipeline that several hosts run, each for itself."""
 
     def __init__(self, name: str, make: Callable[[], Any]):
         self._name = name
@@ -173,10 +162,6 @@ class HostPipeline:
         """Return a batch as each of some hosts has it; nothing if there is none left.
 
         A host that has not read the batches before, because it was away or the connection is a new one, skips them.
-
-        Args:
-          number: of the batch.
-          hosts: as `host_name` has them.
 
         Raises:
           ArgumentError: if the pipeline is no `tf.data.Dataset`.

@@ -85,12 +85,7 @@ def _results(function: Any, batches: Iterator[list[Any]], count: int, readers: t
 
 
 class ReadCall:
-    """A call on a batch that each host reads; on those hosts that have it, also again.
-
-    Args:
-      pipeline: that they run.
-      number: of the batch.
-    """
+    """A call on a batch that each host reads; on those hosts that have it, also again."""
 
     def __init__(self, pipeline: HostPipeline, number: int):
         self._pipeline = pipeline

@@ -42,12 +42,7 @@ def _has_own_handle(variable: tf.Variable) -> bool:
 
 
 def slots_of(target: Any, variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:
-    """Return the variable that each slot belongs to, by the slot's id, as the optimizers of a target have it.
-
-    Args:
-      target: see `variables_of`.
-      variables: its variables.
-    """
+    """Return the variable that each slot belongs to, by the slot's id, as the optimizers of a target have it."""
     found = {}
     for optimizer in _optimizers(target):
         for slot, variable in keras_internals.slots_of(optimizer, variables):

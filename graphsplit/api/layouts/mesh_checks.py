@@ -67,10 +67,6 @@ def mesh_lain_on(traced: Trace, devices: Sequence[str]) -> MeshAxes:
 def check_asked(program: Program, grid: DeviceMesh) -> list[str]:
     """Return what to say of the layouts that `with_layout` asks for.
 
-    Args:
-      program: the function.
-      grid: the mesh on which it runs.
-
     Raises:
       ArgumentError: for an axis that the mesh has not, and for a dimension with fewer entries than an axis has devices.
       UnsupportedError: for a dimension of unknown length along another axis than the batch's.

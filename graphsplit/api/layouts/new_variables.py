@@ -198,13 +198,7 @@ def are_laid_out_when_made() -> bool:
 
 
 class NewVariables:
-    """Lays variables out one by one, each as soon as it is made.
-
-    Args:
-      devices: full names.
-      reshard_after_forward: see `set_variable_layout`.
-      grid: the devices as a mesh, if layouts name axes of one.
-    """
+    """Lays variables out one by one, each as soon as it is made."""
 
     def __init__(self, devices: Sequence[str], reshard_after_forward: bool = True, grid: DeviceMesh | None = None):
         self._devices = tuple(devices)

@@ -118,12 +118,6 @@ def notes_on_layout(
     """Return what to say of where variables are predicted.
 
     It is said if they could lie on more of the devices than they do, and of the host's memory if the devices have it.
-
-    Args:
-      trace: the function.
-      layout: of the variables; None: as they lie.
-      devices: full names, the first is home.
-      grid: they as a mesh, if there is one.
     """
     held = [(parts.layout, parts.division) for v in trace.variables if (parts := parts_of_variable(v))]
     is_on_host = names_host(layout) or (layout is None and any(own == "host" for own, _ in held))

@@ -22,10 +22,6 @@ _PRODUCER = 4  # the only version of fingerprints of which the arithmetic below 
 def check_whole(directory: str, model: Any) -> None:
     """Check that a SavedModel can be loaded here, as far as its files tell.
 
-    Args:
-      directory: the SavedModel.
-      model: the proto that was read from it.
-
     Raises:
       ArgumentError: if files are missing or damaged.
       UnsupportedError: if its graph has operations of types that are not registered.

@@ -22,10 +22,6 @@ from graphsplit.core.variables.parted_variables import VariableParts, assign, is
 class VariableCopies(VariableParts):
     """The copies of one variable.
 
-    Args:
-      variable: it lives on one of the devices.
-      copied: the devices, and how sums are added up for all copies.
-
     Attributes:
       in_parts: whether all copies hold the value, or only the variable itself.
     """

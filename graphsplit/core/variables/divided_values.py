@@ -47,13 +47,7 @@ def whole_of(values: Sequence[tf.Tensor | None], division: MeshDivision) -> tf.T
 
 
 def gradient_of(values: Sequence[tf.Tensor], gradients: Sequence[Any], division: MeshDivision) -> tf.Tensor | None:
-    """Return the gradient by a variable, given those by its parts, some of which may be None.
-
-    Args:
-      values: of the parts.
-      gradients: by these.
-      division: how the variable is several.
-    """
+    """Return the gradient by a variable, given those by its parts, some of which may be None."""
     if len(gradients) == 1 or all(gradient is None for gradient in gradients):
         return gradients[0]
     if isinstance(division, Copied):

@@ -143,9 +143,6 @@ def _waits(variable: tf.Variable) -> bool:
 def initial_value(value: Any, dtype: Any, shape: Any) -> InitialValue | Callable[[], Any]:
     """Return the initial value of a variable, drawn in the host's memory, as soon as it is asked for if that is known.
 
-    Args:
-      value, dtype, shape: as `tf.Variable` takes them.
-
     Returns:
       A function that returns the value, for those that only `tf.Variable` knows what to do with: of another shape than
       the variable, of strings, or read from a checkpoint whenever it is.

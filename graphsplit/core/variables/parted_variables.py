@@ -264,9 +264,6 @@ class VariableParts:
     def fill(self, make: Callable[[Sequence[int]], tf.Tensor]) -> bool:
         """Give parts that have no value yet one whose entries are all the same: each is made on its device.
 
-        Args:
-          make: makes a value of a shape, in the scope of a device.
-
         Returns:
           As `take`.
         """
@@ -342,11 +339,7 @@ class VariableParts:
             _changes[0] += 1
 
     def value_without(self, is_lost: Callable[[str], bool]) -> tf.Tensor | None:
-        """Return the value as devices have it that are not lost; None if a part of it is gone.
-
-        Args:
-          is_lost: whether a device, full name, is.
-        """
+        """Return the value as devices have it that are not lost; None if a part of it is gone."""
         with self._lock, tf.init_scope():
             if not self.in_parts:
                 return None if is_lost(canonical_name(self._own.device)) else read_handle(self._own, self._dtype)
