@@ -55,17 +55,15 @@ class Options(PlanOptions):
 
     def _check_fits_columns(self) -> None:
         """Raise `UnsupportedError` for what does not go together with another axis than the batch's."""
-        given = {
-            "schedule": self.schedule,
-            "stages": self.stages,
-            "jit_compile": self.jit_compile,
-        }
-        clashes = [f"{name}={value!r}" for name, value in given.items() if value]
-        if clashes:
+        if clashes := self._given("schedule", "stages", "jit_compile"):
             raise UnsupportedError(
-                f"mesh={dict(self.mesh.sizes)!r} with {', '.join(clashes)}: this does not work yet on a mesh with an "
+                f"mesh={dict(self.mesh.sizes)!r} with {clashes}: this does not work yet on a mesh with an "
                 f"axis beside {self.mesh.batch_axis!r}. Leave out one or the other."
             )
+
+    def _given(self, *names: str) -> str:
+        """Return those of some options that are given, as users write them."""
+        return ", ".join([f"{name}={value!r}" for name in names if (value := getattr(self, name))])
 
     def _check_devices(self) -> None:
         """Check what can be checked before TensorFlow starts: numbers and spellings, not existence."""
@@ -79,17 +77,10 @@ class Options(PlanOptions):
 
     def _check_leaves_open(self, automatic: Automatic) -> None:
         """Raise `ArgumentError` if something is given that an automatic choice does not go together with."""
-        given = {
-            "stages": self.stages,
-            "weights": self.weights,
-            "schedule": self.schedule is not None,
-            "home": self.home is not None,
-        }
-        clashes = [f"{name}={getattr(self, name)!r}" for name, is_given in given.items() if is_given]
-        if clashes:
+        if clashes := self._given("stages", "weights", "schedule", "home"):
             [(name, value)] = automatic.given.items()
             raise ArgumentError(
-                f"{name}={value!r} with {', '.join(clashes)}: it compares plans with equal shares, with the first "
+                f"{name}={value!r} with {clashes}: it compares plans with equal shares, with the first "
                 "device as default device, and with stages that it cuts. Leave out one or the other."
             )
 

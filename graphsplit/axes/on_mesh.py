@@ -8,7 +8,7 @@ from functools import partial
 
 from graphsplit.axes.columns import Columns, in_columns
 from graphsplit.core.device_mesh import DeviceMesh
-from graphsplit.core.layouts import REPLICATE, Cut, Division, Layout, MeshDivision, Nested, axis_of
+from graphsplit.core.layouts import MeshDivision, Nested, along_axis, axis_of, layout_along_axis
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.state import State, captured_by, program_of, state_of, with_twins
 from graphsplit.program.asked_layouts import asked_of
@@ -36,7 +36,7 @@ def program_on_mesh(
     """
     state = find_state(trace)
     lying = {name: own for name, own in state.divisions.items() if axis_of(own)}
-    found_axes = {(axis_of(own), _along(own).parts) for own in lying.values()}
+    found_axes = {(axis_of(own), along_axis(own).parts) for own in lying.values()}
     if not found_axes and grid is not None and grid.axis and any(asked_of(op) for op in trace.program.ops):
         found_axes = {(grid.axis, len(grid.columns))}
     if not found_axes:
@@ -45,7 +45,7 @@ def program_on_mesh(
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole that lies along the axis
         own = {name: division for name, division in lying.items() if name not in whole}
-        laid = {name: _layout(division) for name, division in own.items()}
+        laid = {name: layout_along_axis(division) for name, division in own.items()}
         found = in_columns(trace.program, axis, count, laid, held_by(trace))
         obstacles = found.obstacles
         if not obstacles:
@@ -119,15 +119,3 @@ class _Columned:
             for there, name, _, _ in self._captures
             if there in planned.whole and name in self._own
         }
-
-
-def _along(division: MeshDivision) -> Division:
-    """Return how a variable lies along the axis that is not the batch's."""
-    return division.columns if isinstance(division, Nested) else division
-
-
-def _layout(division: MeshDivision) -> Layout:
-    columns = _along(division)
-    if not isinstance(columns, Cut):
-        return REPLICATE
-    return columns.in_place

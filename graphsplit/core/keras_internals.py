@@ -28,14 +28,18 @@ def open_scopes() -> Hashable:
 
 
 def _of_keras_3() -> Iterator[Hashable]:
+    cast, call = map(_global_attribute, ("autocast_scope", "current_call_ctx"))
+    if cast is not None:
+        yield "cast to", cast.dtype
+    for name, value in sorted(vars(call).items()) if call is not None else ():
+        if name != "entry_layer" and value is not None:
+            yield name, _hashable(value)
+
+
+def _global_attribute(name: str) -> Any:
+    """Return what is open in Keras 3 now; None if it is not imported."""
     state = sys.modules.get("keras.src.backend.common.global_state")
-    if state is not None:
-        cast, call = (state.get_global_attribute(name) for name in ("autocast_scope", "current_call_ctx"))
-        if cast is not None:
-            yield "cast to", cast.dtype
-        for name, value in sorted(vars(call).items()) if call is not None else ():
-            if name != "entry_layer" and value is not None:
-                yield name, _hashable(value)
+    return None if state is None else state.get_global_attribute(name)
 
 
 def _of_keras_2() -> Iterator[Hashable]:
@@ -66,14 +70,12 @@ def _tensor_key(tensor: tf.Tensor) -> Hashable:
 
 def variables_have_other_values() -> bool:
     """Return whether Keras' variables are worth something else than they hold: in `stateless_call`, while it builds."""
-    state = sys.modules.get("keras.src.backend.common.global_state")
-    return state is not None and state.get_global_attribute("stateless_scope") is not None
+    return _global_attribute("stateless_scope") is not None
 
 
 def only_shapes_count() -> bool:
     """Return whether Keras 3 wants to know shapes only: while it builds layers and functional models."""
-    state = sys.modules.get("keras.src.backend.common.global_state")
-    return state is not None and state.get_global_attribute("symbolic_scope") is not None
+    return _global_attribute("symbolic_scope") is not None
 
 
 def slots_of(optimizer: Any, variables: Sequence[Any]) -> Iterator[tuple[Any, Any]]:

@@ -309,6 +309,17 @@ def axis_of(division: MeshDivision) -> str:
     return division.along if isinstance(division, Cut) else ""
 
 
+def along_axis(division: MeshDivision) -> Division:
+    """Return how a variable lies along the axis of `axis_of`."""
+    return division.columns if isinstance(division, Nested) else division
+
+
+def layout_along_axis(division: MeshDivision) -> Shard | Replicate:
+    """Return the layout along that axis of a variable that is used where its parts are."""
+    columns = along_axis(division)
+    return columns.in_place if isinstance(columns, Cut) else REPLICATE
+
+
 def part_ranges(division: MeshDivision, ranges: Sequence[Sequence[int]]) -> list[tuple[Sequence[int], ...]]:
     """Return which entries of a variable each part has, along each dimension: a range where they follow each other.
 

@@ -74,8 +74,8 @@ def trace_and_plan(
     check_stages(traced.program.all_stages(), len(devices))
     if options.automatic is not None and not options.mesh:
         options = replace(options, mesh=mesh_lain_on(traced, devices))
-    check_mesh(traced, options, devices)
     grid = device_mesh(options.mesh, devices) if options.mesh else None
+    check_mesh(traced, grid)
     splitting = replace(splitting, notes=(*splitting.notes, *variables_elsewhere(traced), *notes))
     if grid is not None:
         lay_out_in_units(traced, find_state(traced).divisions, grid)

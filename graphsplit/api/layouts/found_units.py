@@ -12,7 +12,7 @@ from graphsplit.api.layouts.variable_layouts import lay_out
 from graphsplit.axes.plans import AxisPlanner
 from graphsplit.axes.units import UnitSearch
 from graphsplit.core.device_mesh import DeviceMesh
-from graphsplit.core.layouts import REPLICATE, Cut, MeshDivision, Nested, axis_of
+from graphsplit.core.layouts import Cut, MeshDivision, along_axis, axis_of, layout_along_axis
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.tracing.trace import Trace, captured_variables
 
@@ -33,8 +33,8 @@ def learn_units(trace: Trace, divisions: Mapping[str, MeshDivision], grid: Devic
       divisions: how its variables are several, by the names of their placeholders.
       grid: the mesh on which it is to run.
     """
-    along = {name: own.columns if isinstance(own, Nested) else own for name, own in divisions.items() if axis_of(own)}
-    laid = {name: own.in_place if isinstance(own, Cut) else REPLICATE for name, own in along.items()}
+    along = {name: along_axis(own) for name, own in divisions.items() if axis_of(own)}
+    laid = {name: layout_along_axis(own) for name, own in along.items()}
     in_entries = {name for name, own in along.items() if isinstance(own, Cut) and own.block == own.blocks == 1}
     program, columns = trace.program, len(grid.columns)
     if columns == 1 or not in_entries:

@@ -199,11 +199,12 @@ def names_host(layout: Any) -> bool:
     return "host" in (list(layout.values()) if isinstance(layout, Mapping) else [layout])
 
 
+@dataclass(frozen=True, eq=False)
 class LayoutOnMesh:
     """What a layout that names axes says of a variable of a shape, on a mesh.
 
-    Args:
-      layout: checked.
+    Attributes:
+      spelling: checked.
       shape: of the variable.
       grid: the mesh.
       reshard: whether what is put together before it is used is dropped after the forward pass.
@@ -211,39 +212,31 @@ class LayoutOnMesh:
         layout says nothing of units.
     """
 
-    def __init__(
-        self,
-        layout: VariableLayout,
-        shape: Sequence[int],
-        grid: DeviceMesh,
-        reshard: bool,
-        units: tuple[int, Shard] | None = None,
-    ):
-        self._spelling = spelling_of(layout)
-        self._shape = tuple(shape)
-        self._grid = grid
-        self._reshard = reshard
-        self._units = units
+    spelling: Spelling
+    shape: Sequence[int]
+    grid: DeviceMesh
+    reshard: bool
+    units: tuple[int, Shard] | None
 
     @property
     def shares_columns(self) -> bool:
         """Whether the part of each column is shared out over its devices by bytes, as `"sharded"` shares variables."""
-        return self._spelling.others == "sharded" and bool(self._grid.axis) and self._grid.axis in self._spelling.named
+        return self.spelling.others == "sharded" and bool(self.grid.axis) and self.grid.axis in self.spelling.named
 
     def wrong(self) -> Iterator[str]:
         """Say why a variable of this shape cannot lie so."""
-        rank = len(self._spelling.dimensions)
-        if rank > len(self._shape):
-            yield f"{self._spelling.plain(rank)} has {rank} dimensions, the variable {len(self._shape)}"
+        rank = len(self.spelling.dimensions)
+        if rank > len(self.shape):
+            yield f"{self.spelling.plain(rank)} has {rank} dimensions, the variable {len(self.shape)}"
             return
-        asked, axis, count = self._spelling.cut_along(self._grid.axis), self._grid.axis, len(self._grid.columns)
+        asked, axis, count = self.spelling.cut_along(self.grid.axis), self.grid.axis, len(self.grid.columns)
         if asked is None:
             return
-        k, blocks = self._spelling.named[axis], asked.blocks or 1
+        k, blocks = self.spelling.named[axis], asked.blocks or 1
         if isinstance(blocks, tuple):
             yield from self._wrong_blocks(k, asked.unit, blocks)
             return
-        size, one_block = self._shape[k], self._shape[k] // blocks
+        size, one_block = self.shape[k], self.shape[k] // blocks
         if not asked.blocks and size < count:
             yield f"dimension {k} has {size} entries, and {axis!r} has {count} devices; gs.cut({axis!r}) copies it"
         elif size % blocks:
@@ -258,34 +251,34 @@ class LayoutOnMesh:
 
     def _wrong_blocks(self, k: int, unit: int, blocks: tuple[int, ...]) -> Iterator[str]:
         """Say why a dimension does not consist of blocks of so many units, or these cannot be cut."""
-        count, size = len(self._grid.columns), self._shape[k]
+        count, size = len(self.grid.columns), self.shape[k]
         if size != unit * sum(blocks):
             each = f" of {unit}" if unit > 1 else ""
             yield f"dimension {k} has {size} entries, and blocks={blocks} units{each} are {unit * sum(blocks)}"
         elif math.gcd(*blocks) < count:
             yield (
                 f"dimension {k} has blocks={blocks}, which are {count_text(math.gcd(*blocks), 'group')} of units, and "
-                f"{self._grid.axis!r} has {count} devices; take a variable for each block, and gs.cut copies small ones"
+                f"{self.grid.axis!r} has {count} devices; take a variable for each block, and gs.cut copies small ones"
             )
 
     @property
     def columns(self) -> Division | None:
         """How the variable is cut along the axis that is not the batch's, if it is; copied where it has few units."""
-        asked, firsts = self._spelling.cut_along(self._grid.axis), self._grid.rows[0]
+        asked, firsts = self.spelling.cut_along(self.grid.axis), self.grid.rows[0]
         if asked is None:
             return None
-        k, unit, blocks = self._spelling.named[self._grid.axis], asked.unit, asked.blocks or 1
+        k, unit, blocks = self.spelling.named[self.grid.axis], asked.unit, asked.blocks or 1
         if isinstance(blocks, tuple):
-            cut, groups = Cut(k, 0, len(firsts), unit, devices=firsts, along=self._grid.axis), math.gcd(*blocks)
+            cut, groups = Cut(k, 0, len(firsts), unit, devices=firsts, along=self.grid.axis), math.gcd(*blocks)
             times = tuple([block // groups for block in blocks])
             return replace(cut, length=groups, blocks=len(blocks), times=times)
-        found = self._units[1] if self._units is not None and self._units[0] == len(firsts) else None
+        found = self.units[1] if self.units is not None and self.units[0] == len(firsts) else None
         if found is not None and found.axis == k and unit == blocks == 1:
             unit, blocks = found.blocks[0], len(found.blocks)
-        units = self._shape[k] // unit // blocks
+        units = self.shape[k] // unit // blocks
         if units < len(firsts):
-            return copied(len(self._shape), firsts, firsts)
-        return Cut(k, units, len(firsts), unit, devices=firsts, along=self._grid.axis, blocks=blocks)
+            return copied(len(self.shape), firsts, firsts)
+        return Cut(k, units, len(firsts), unit, devices=firsts, along=self.grid.axis, blocks=blocks)
 
     def division(self, shared: Sequence[Division] = ()) -> MeshDivision:
         """Return how the variable is several.
@@ -293,36 +286,36 @@ class LayoutOnMesh:
         Args:
           shared: how the part of each column is shared out, where `shares_columns`.
         """
-        columns, row = self.columns, self._spelling.named.get(self._grid.batch_axis)
-        heads, others = self._grid.columns, self._spelling.others
+        columns, row = self.columns, self.spelling.named.get(self.grid.batch_axis)
+        heads, others = self.grid.columns, self.spelling.others
         if isinstance(columns, Cut) and len(heads[0]) == 1:
             return columns
         if columns is None:
             assert row is not None
             if others == "sharded" or len(heads) == 1:
-                return self._gathered(row, self._shape, self._grid.devices)
+                return self._gathered(row, self.shape, self.grid.devices)
             if others == "home":
-                return self._gathered(row, self._shape, heads[0])
-            copies = copied(len(self._shape), self._grid.rows[0], self._grid.rows[0])
-            return Nested(self._grid.axis, copies, tuple([self._gathered(row, self._shape, own) for own in heads]))
+                return self._gathered(row, self.shape, heads[0])
+            copies = copied(len(self.shape), self.grid.rows[0], self.grid.rows[0])
+            return Nested(self.grid.axis, copies, tuple([self._gathered(row, self.shape, own) for own in heads]))
         if row is not None:
-            shapes = part_shapes(columns, self._shape)
+            shapes = part_shapes(columns, self.shape)
             own = [self._gathered(row, shape, devices) for shape, devices in zip(shapes, heads, strict=True)]
-            return Nested(self._grid.axis, columns, tuple(own))
+            return Nested(self.grid.axis, columns, tuple(own))
         if others == "home" and isinstance(columns, Cut):
             return columns
         if others == "home" or len(heads[0]) == 1:
-            shared = [Cut(0, self._shape[0], 1, devices=own[:1]) for own in heads]
+            shared = [Cut(0, self.shape[0], 1, devices=own[:1]) for own in heads]
         elif others == "mirrored":
-            shared = [copied(len(self._shape), own, own) for own in heads]
-        return Nested(self._grid.axis, columns, tuple(shared))
+            shared = [copied(len(self.shape), own, own) for own in heads]
+        return Nested(self.grid.axis, columns, tuple(shared))
 
     def _gathered(self, k: int, shape: Sequence[int], devices: Sequence[str]) -> Cut:
         """Return how a dimension is cut over devices that put it together before they use it. None has no part."""
         count = max(min(len(devices), shape[k]), 1)
-        asked = self._spelling.cut_along(self._grid.batch_axis)
+        asked = self.spelling.cut_along(self.grid.batch_axis)
         stays = asked is not None and asked.in_place
-        return Cut(k, shape[k], count, reshard=self._reshard, devices=tuple(devices[:count]), stays=stays)
+        return Cut(k, shape[k], count, reshard=self.reshard, devices=tuple(devices[:count]), stays=stays)
 
 
 def _nearest(number: int, size: int) -> int:

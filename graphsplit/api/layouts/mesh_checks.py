@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from graphsplit.api.options import Options
-from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, MeshAxes, device_mesh
+from graphsplit.core.device_mesh import BATCH_AXIS, DeviceMesh, MeshAxes
 from graphsplit.core.devices import short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.layouts import MeshDivision, Nested, axis_of
+from graphsplit.core.layouts import MeshDivision, Nested, along_axis, axis_of
 from graphsplit.core.patterns import meant
 from graphsplit.core.sizes.symbolic_sizes import has_sizes
 from graphsplit.core.variables.parted_variables import parts_of
@@ -18,15 +17,13 @@ from graphsplit.program.program import Op, Program
 from graphsplit.tracing.trace import Trace
 
 
-def check_mesh(traced: Trace, options: Options, devices: Sequence[str]) -> None:
+def check_mesh(traced: Trace, grid: DeviceMesh | None) -> None:
     """Raise an error unless a function's variables lie on its mesh, and it is one that can have columns.
 
     Raises:
       ArgumentError: for variables that lie along an axis of another mesh.
       UnsupportedError: for stages that `on_device` made, on a mesh with columns.
     """
-    grid = device_mesh(options.mesh, devices) if options.mesh else None
-    along = grid.rows[0] if grid is not None and grid.axis else ()
     wrong = []
     for handle in traced.captures:
         parts = parts_of(handle)
@@ -45,7 +42,7 @@ def check_mesh(traced: Trace, options: Options, devices: Sequence[str]) -> None:
             "Pass parallelize the same mesh and devices as set_variable_layout, or set the layout of the variables "
             "again."
         )
-    if along and (stages := traced.program.all_stages()):
+    if grid is not None and grid.axis and (stages := traced.program.all_stages()):
         raise UnsupportedError(
             f"mesh {grid}: the function calls {stages[0].name!r}, which has other devices from on_device. A mesh with "
             "an axis beside the batch axis places the whole function."
@@ -57,7 +54,7 @@ def mesh_lain_on(traced: Trace, devices: Sequence[str]) -> MeshAxes:
     for handle in traced.captures:
         parts = parts_of(handle)
         if parts is not None and (axis := axis_of(parts.division)):
-            columns = (parts.division.columns if isinstance(parts.division, Nested) else parts.division).parts
+            columns = along_axis(parts.division).parts
             rows = len(devices) // columns
             if rows * columns == len(devices):
                 return MeshAxes((*([(BATCH_AXIS, rows)] if rows > 1 else []), (axis, columns)))

@@ -160,8 +160,11 @@ def divisions_on_mesh(
     Raises:
       ArgumentError: for all that cannot lie so.
     """
-    named = [(v, own) for v, own in zip(variables, wanted, strict=True) if own is not None and own not in WORDS]
-    layouts = [(v, LayoutOnMesh(own, v.shape.as_list(), grid, reshard, _units(v, slots))) for v, own in named]
+    layouts = [
+        (v, LayoutOnMesh(spelling_of(own), v.shape.as_list(), grid, reshard, _units(v, slots)))
+        for v, own in zip(variables, wanted, strict=True)
+        if own is not None and own not in WORDS
+    ]
     _check_can_lie(layouts, grid)
     shared = _shared([(v, own) for v, own in layouts if own.shares_columns], grid, slots, reshard)
     return {id(v): own.division(shared.get(id(v), ())) for v, own in layouts}

@@ -5,6 +5,7 @@ Plain Python and numpy, no TensorFlow.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from collections.abc import Callable, Mapping
@@ -38,6 +39,7 @@ class UndecidedError(Exception):
 Monomial = tuple[Symbol, ...]
 
 
+@functools.total_ordering
 class Polynomial:
     """An integer that follows from unknown sizes, under the arithmetic that shapes need.
 
@@ -138,20 +140,8 @@ class Polynomial:
     def __eq__(self, other: object) -> bool:
         return other is not None and not self._difference(other)
 
-    def __ne__(self, other: object) -> bool:
-        return other is None or bool(self._difference(other))
-
     def __lt__(self, other: Any) -> bool:
         return self._difference(other) < 0
-
-    def __le__(self, other: Any) -> bool:
-        return self._difference(other) <= 0
-
-    def __gt__(self, other: Any) -> bool:
-        return self._difference(other) > 0
-
-    def __ge__(self, other: Any) -> bool:
-        return self._difference(other) >= 0
 
     __hash__ = None  # type: ignore[assignment]  # equality may be undecided
 

@@ -21,7 +21,6 @@ from graphsplit.core.storage import files
 MARK = "written by graphsplit"
 PLACEMENT_SUFFIXES = (".html", ".svg", ".png", ".dot", ".graphml", ".json", ".pb", ".tfevents")
 TIMELINE_SUFFIXES = (".html", ".json", ".png", ".svg")
-SCHEDULE_SUFFIXES = (".png", ".svg")
 _EDGE_BYTES = 1 << 16  # the mark stands within so many bytes of the begin or the end
 _REMARKS = {".html": "<!-- {} -->", ".svg": "<!-- {} -->", ".graphml": "<!-- {} -->", ".md": "<!-- {} -->"}
 _REMARKS[".dot"] = "// {}"
@@ -41,16 +40,6 @@ def check_placement_suffix(path: str) -> None:
             f"{path!r}: a placement is not written as {suffix!r}. There are {', '.join(PLACEMENT_SUFFIXES)}, and a "
             "directory for TensorBoard."
         )
-
-
-def check_timeline_suffix(path: str) -> None:
-    """Raise `ArgumentError` unless a timeline can be written to a file of this name."""
-    check_suffix(path, "a timeline", TIMELINE_SUFFIXES)
-
-
-def check_schedule_suffix(path: str) -> None:
-    """Raise `ArgumentError` unless a schedule can be written to a file of this name."""
-    check_suffix(path, "a schedule", SCHEDULE_SUFFIXES)
 
 
 def check_suffix(path: str, what: str, known: Sequence[str]) -> None:

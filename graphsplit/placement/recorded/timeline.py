@@ -39,7 +39,7 @@ class Timeline(RecordedStep):
           StorageError: if writing fails, or if graphsplit did not write the file at `path`. That file is not changed.
         """
         path = os.fspath(path)
-        forms.check_timeline_suffix(path)
+        forms.check_suffix(path, "a timeline", forms.TIMELINE_SUFFIXES)
         if forms.suffix_of(path) == ".json":
             forms.write_json(path, self.chrome_trace())
         elif forms.suffix_of(path) == ".html":

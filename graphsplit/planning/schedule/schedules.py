@@ -103,7 +103,7 @@ class Schedule:
           StorageError: if writing fails, or if graphsplit did not write the file at `path`. That file is not changed.
         """
         path = os.fspath(path)
-        forms.check_schedule_suffix(path)
+        forms.check_suffix(path, "a schedule", (".png", ".svg"))
         forms.write_figure(path, _draw(self))
 
     def __str__(self) -> str:

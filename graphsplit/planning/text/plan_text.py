@@ -10,7 +10,7 @@ from fractions import Fraction
 from graphsplit.core.devices import short_name
 from graphsplit.core.gc_pause import collection_paused
 from graphsplit.core.hosts import host_name
-from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, axis_of
+from graphsplit.core.layouts import Copied, Cut, Division, MeshDivision, Nested, along_axis, axis_of
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.communication.traffic import STAGES, Traffic, along, traffic
@@ -156,7 +156,7 @@ def _only_held(plan: Decisions, sends: Traffic) -> list[str]:
 
 def _on_mesh(division: MeshDivision, is_gathered: bool) -> str:
     """Say how a variable lies along the axes of a mesh."""
-    columns = division.columns if isinstance(division, Nested) else division
+    columns = along_axis(division)
     how = "gathered before it is used" if is_gathered else "used where its parts are"
     text = f"the same in all columns of {axis_of(division)!r}"
     if isinstance(columns, Cut):
@@ -184,8 +184,7 @@ def _lengths(cut: Cut) -> str:
 
 def _length_cut(plan: Decisions, name: str) -> int:
     """Return the length of the dimension of a variable that is cut along an axis."""
-    division = plan.state.divisions[name]
-    columns = division.columns if isinstance(division, Nested) else division
+    columns = along_axis(plan.state.divisions[name])
     return sum(columns.lengths) if isinstance(columns, Cut) else 0
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 import tensorflow as tf
 
@@ -41,6 +41,9 @@ from graphsplit.runtime.gradients.joint_trace import JointTrace, differentiable_
 from graphsplit.runtime.gradients.kept_values import KeptValues
 from graphsplit.runtime.handles import captured, layouts_of, origins_of, watches
 from graphsplit.tracing.trace import Trace
+
+Key = TypeVar("Key")
+Made = TypeVar("Made")
 
 
 class Differentiable:
@@ -77,6 +80,14 @@ class Differentiable:
                 self._executable = self._executable or make_executable(self.trace, self.plan, self.name)
         return self._executable
 
+    def made_once(self, made: dict[Key, Made], key: Key, make: Callable[[], Made]) -> Made:
+        """Return what is there by a key, made by the first thread that asks."""
+        if key not in made:
+            with self.trace.lock:
+                if key not in made:
+                    made[key] = make()
+        return made[key]
+
     def sends(self, readers: tuple[str, ...] = ()) -> bool:
         """Return whether `send` has what it needs, and only runs it."""
         return readers in self._fed
@@ -88,12 +99,9 @@ class Differentiable:
           tensors: the arguments.
           readers: hosts that have them all; then the tensors are those of one after the other.
         """
-        if readers not in self._fed:
-            with self.trace.lock:
-                if readers not in self._fed:
-                    self._fed[readers] = make_fed_executable(self.trace, self.plan, self.name, readers)
+        fed = self.made_once(self._fed, readers, lambda: make_fed_executable(self.trace, self.plan, self.name, readers))
         with Located(self.plan, tensors):
-            return self._fed[readers].feed(tensors)
+            return fed.feed(tensors)
 
     def run_sent(
         self, tensors: Sequence[tf.Tensor], pieces: Sequence[tf.Tensor] | None, readers: tuple[str, ...] = ()
@@ -159,11 +167,7 @@ class Differentiable:
         if watched is None or any(op.bodies for op in program.ops):
             # TensorFlow changes a loop when it differentiates it, so loops are differentiated once, by everything.
             watched = (True,) * (len(program.inputs) + len(program.captures))
-        if watched not in self._pairs:
-            with self.trace.lock:
-                if watched not in self._pairs:
-                    self._pairs[watched] = _forward_and_backward(self, watched)
-        return self._pairs[watched]
+        return self.made_once(self._pairs, watched, partial(_forward_and_backward, self, watched))
 
 
 @dataclass(frozen=True, eq=False)
@@ -381,10 +385,7 @@ class ForwardAndBackward:
 
         Effects (a counter, a moving average) happened in the first run and are left out of this one.
         """
-        with self.single.trace.lock:
-            if g not in self.again:
-                self.again[g] = self._gradients_alone(g)
-        return self.again[g]
+        return self.single.made_once(self.again, g, lambda: self._gradients_alone(g))
 
     def _gradients_alone(self, g: int) -> Differentiable:
         trace = gradients_only(self.single.trace, self.joint, g)
