@@ -163,7 +163,7 @@ class Resilient(Generic[P, R]):
         return self._functions[devices]
 
     def _alive(self, devices: Sequence[str]) -> tuple[str, ...]:
-        return tuple([d for d in devices if (task := task_of(d)) is None or task[1] not in self._lost])
+        return tuple([device for device in devices if not self._is_lost(device)])
 
     def _remember(self, function: ParallelFunction[P, R]) -> None:
         """Note the variables that a function uses, and how they lie while nobody is lost."""

@@ -177,11 +177,7 @@ def value_at_call(graph: Any, value: Callable[[], tf.Tensor], handle: tf.Tensor,
 
 def captured_once_more(graph: Any, handle: tf.Tensor) -> tf.Tensor:
     """Return what stands in a function's graph for a handle that it has captured already, and is something else."""
-    return value_at_call(graph, functools.partial(_itself, handle), handle, ("once more", id(handle)))
-
-
-def _itself(handle: tf.Tensor) -> tf.Tensor:
-    return handle
+    return value_at_call(graph, lambda: handle, handle, ("once more", id(handle)))
 
 
 def is_eager(tensor: tf.Tensor) -> bool:
@@ -366,7 +362,7 @@ def record_captures(tensors: Sequence[tf.Tensor]) -> None:
                 graph.capture(tensor)
 
 
-def set_graph_gradient(outputs: Sequence[tf.Tensor], backward: Callable[..., Any]) -> None:
+def set_graph_gradient(outputs: Sequence[tf.Tensor], backward: Callable[..., Any], by_rows: bool = False) -> None:
     """Give the op that made `outputs`, in the graph being built, a gradient of its own for `tf.gradients`.
 
     `backward` takes the op's inputs, its outputs, and one gradient or None for each output; it returns one or None for
@@ -375,9 +371,18 @@ def set_graph_gradient(outputs: Sequence[tf.Tensor], backward: Callable[..., Any
     A gradient that is registered under a name lives as long as the process, and with it the graph; and a SavedModel
     traces it, under which a function with effects would run twice. This one belongs to the op, as that of every call
     of a `tf.function` does, and a SavedModel leaves it to the called function's own operations.
+
+    Args:
+      outputs: of a call.
+      backward: see above.
+      by_rows: whether the call keeps its gradient where a vectorized Jacobian writes it anew, for all rows at once.
+        TensorFlow writes the function's operations anew one by one, and differentiates those: what the function says of
+        its gradient is lost, and so is what `tf.custom_gradient` says of operations in it.
     """
     if outputs:
         call = outputs[0].op
+        if by_rows:
+            call.pfor_converter = functools.partial(_vectorized, backward=backward)
         call._gradient_function = lambda op, *gradients: backward(list(op.inputs), list(op.outputs), gradients)
         _register_gradient_of_copies()
         call._set_attr("_gradient_op_type", tf.compat.v1.AttrValue(s=_COPY.encode()))
@@ -406,16 +411,6 @@ def _register_gradient_of_copies() -> None:
     tf.RegisterGradient(_COPY)(gradient_of_copy)
 
 
-def set_gradient_by_rows(outputs: Sequence[tf.Tensor], backward: Callable[..., Any]) -> None:
-    """Let a call keep its gradient where a vectorized Jacobian writes it anew, for all rows at once.
-
-    TensorFlow writes the function's operations anew one by one, and differentiates those: what the function says of its
-    gradient is lost, and so is what `tf.custom_gradient` says of operations in it.
-    """
-    if outputs:
-        outputs[0].op.pfor_converter = functools.partial(_vectorized, backward=backward)
-
-
 def _vectorized(call: Any, backward: Callable[..., Any]) -> Any:
     """Return what stands for the outputs of a call in a vectorized graph, with the call's gradient, taken row by row.
 
@@ -428,8 +423,7 @@ def _vectorized(call: Any, backward: Callable[..., Any]) -> Any:
         found = pfor._convert_partitioned_call(call)
     outputs = [x.t for x in found]
     own = functools.partial(_by_rows, backward, stacked, [x.is_stacked for x in found])
-    set_graph_gradient(outputs, own)
-    set_gradient_by_rows(outputs, own)
+    set_graph_gradient(outputs, own, by_rows=True)
     if not tf.executing_eagerly() and record.should_record_backprop(inputs):
         record_on_tapes("rows", outputs, inputs, lambda *gradients: own(inputs, outputs, gradients))
     return found

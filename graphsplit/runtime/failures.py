@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -27,20 +28,20 @@ _LINES_OF_XLA = re.compile(rf"\s*(Stack trace for op definition:|The op is creat
 _KINDS = {kind for kind in vars(tf.errors).values() if isinstance(kind, type) and tf.errors.OpError in kind.__bases__}
 
 
+@dataclass(frozen=True, eq=False)
 class Located:
     """A context in which functions of a plan's graph run: what fails there says where, in the user's terms.
 
     The error is of the type that TensorFlow raised, and raised from that one. (In a graph that is being built nothing
     runs.)
 
-    Args:
+    Attributes:
       plan: that the graph was emitted from.
       tensors: the flat arguments of the plan, which tell the number of rows.
     """
 
-    def __init__(self, plan: Plan, tensors: Sequence[tf.Tensor]):
-        self._plan = plan
-        self._tensors = tensors
+    plan: Plan
+    tensors: Sequence[tf.Tensor]
 
     def __enter__(self) -> None:
         pass
@@ -50,7 +51,7 @@ class Located:
             assert isinstance(error, tf.errors.OpError)
             if tf.debugging.is_traceback_filtering_enabled():
                 error.__traceback__ = None  # its lines are ours and TensorFlow's
-            raise located(error, self._plan, self._tensors) from error
+            raise located(error, self.plan, self.tensors) from error
 
 
 def located(error: Any, plan: Plan, tensors: Sequence[tf.Tensor]) -> Any:
@@ -61,15 +62,10 @@ def located(error: Any, plan: Plan, tensors: Sequence[tf.Tensor]) -> Any:
     words = _own_words(error.message)
     if _REFUSED in words:
         words = (
-            f"{_words_of_xla(words)}. XLA cannot compile this. Leave out jit_compile=True, "
+            f"{_LINES_OF_XLA.sub('', words).rstrip('.')}. XLA cannot compile this. Leave out jit_compile=True, "
             "and put @tf.function(jit_compile=True) on functions inside that XLA can compile."
         )
     return type(error)(error.node_def, error.op, f"{where}: {words}")
-
-
-def _words_of_xla(message: str) -> str:
-    """Return why XLA refuses to compile something, without what TensorFlow says of where and how to find out more."""
-    return _LINES_OF_XLA.sub("", _own_words(message)).rstrip(".")
 
 
 def _places(message: str, plan: Plan, tensors: Sequence[tf.Tensor]) -> list[str]:

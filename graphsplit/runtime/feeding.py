@@ -70,7 +70,8 @@ def cut_ahead(graph: EmittedGraph, home: str, readers: Sequence[str] = ()) -> Cu
     dead = dead_tensors(graph)
     references = list(dict.fromkeys(reference for reference, _ in pieces))
     instead, returned = dead.replaced(references)
-    nodes = [*_feeding_nodes(graph, by_name, cutting), *instead]
+    feeding = cutting.union(*[_sources(by_name[name]) for name in cutting])  # (they read constants besides)
+    nodes = [*[node for node in graph.nodes if node.name in feeding], *instead]
     sent = _sent(pieces, by_name, dict(zip(references, returned, strict=True)))
     if readers:
         copies, given = on_readers(readers, graph.scope, nodes, graph.inputs, sent)
@@ -139,11 +140,6 @@ def _pieces(graph: EmittedGraph, cutting: set[str], home: str) -> Pieces:
     reads += [(reference, home) for reference in (*graph.outputs, *graph.present)]
     wanted = dict.fromkeys((r, device) for r, device in reads if source_of(r) in cutting)
     return {key: f"{graph.scope}/piece_{i}" for i, key in enumerate(wanted)}
-
-
-def _feeding_nodes(graph: EmittedGraph, by_name: Graph, cutting: set[str]) -> list[Any]:
-    constants = {source for name in cutting for source in _sources(by_name[name])} - cutting
-    return [node for node in graph.nodes if node.name in cutting or node.name in constants]
 
 
 def _sent(pieces: Pieces, by_name: Graph, alive: Mapping[str, str]) -> list[Any]:

@@ -42,23 +42,10 @@ class Kept:
         """Where the variable lives."""
         return canonical_name(self.of.device)
 
-    @property
-    def handle(self) -> tf.Tensor:
-        """What the graph writes."""
-        return self.variable.handle
-
     def give_back(self) -> None:
         """Let the variable have the value that is kept."""
         with tf.device(self.of.device):
             assign(self.of, read_handle(self.variable.handle, self.dtype))
-
-
-def _keeping(handle: tf.Tensor, dtype: tf.DType) -> Kept:
-    """Return what keeps the value of a variable, given its handle."""
-    with tf.init_scope(), tf.device(handle.device):
-        nothing = tf.constant([], dtype)
-        variable = tf.Variable(nothing, trainable=False, shape=tf.TensorShape(None), name="graphsplit_kept")
-    return Kept(handle, dtype, variable)
 
 
 @dataclass(frozen=True)
@@ -115,7 +102,10 @@ class UndoLog:
                 self._now = _Connected(self._cluster.connections)
             found = self._now.kept.get(id(handle))
             if found is None:
-                found = self._now.kept[id(handle)] = _keeping(handle, dtype)
+                with tf.init_scope(), tf.device(handle.device):
+                    nothing, shape = tf.constant([], dtype), tf.TensorShape(None)
+                    variable = tf.Variable(nothing, trainable=False, shape=shape, name="graphsplit_kept")
+                found = self._now.kept[id(handle)] = Kept(handle, dtype, variable)
             return found
 
     def counter(self, device: str) -> tf.Tensor:
@@ -140,7 +130,7 @@ class UndoLog:
         except Frozen as frozen:
             raise lost_error(self._cluster, frozen.tasks, name, True, frozen.since_s) from None
         except tf.errors.OpError as error:
-            self._raise_if_lost(_Step(name, tasks, self._cluster.incarnations), error, True)
+            self._raise_if_lost(_Step(name, tasks, self._cluster.incarnations), error)
             raise
 
     def write(self, step: _Step, run: Callable[[], list[tf.Tensor]]) -> list[tf.Tensor]:
@@ -166,7 +156,7 @@ class UndoLog:
                     self._pending = call, step
                     raise
                 self._take_back(step)
-                self._raise_if_lost(step, error, True)
+                self._raise_if_lost(step, error)
                 raise
             for device in step.devices:
                 self._now.counts[device] += 1
@@ -212,9 +202,9 @@ class UndoLog:
         now, lost = self._cluster.incarnations, set(self._cluster.health().lost)
         return {task for task in step.tasks if task in lost or now[task] != step.incarnations[task]}
 
-    def _raise_if_lost(self, step: _Step, error: BaseException, undone: bool) -> None:
+    def _raise_if_lost(self, step: _Step, error: BaseException) -> None:
         if isinstance(error, (tf.errors.OpError, WorkerLostError)) and (lost := self._lost(step)):
-            raise lost_error(self._cluster, sorted(lost), step.name, undone, 0.0) from error
+            raise lost_error(self._cluster, sorted(lost), step.name, True, 0.0) from error
 
 
 _logs: weakref.WeakKeyDictionary[Cluster, UndoLog] = weakref.WeakKeyDictionary()
@@ -274,7 +264,7 @@ class ClusterFunction:
         dtypes = [dtype for _, dtype in pairs]
         self._kept = tuple([log.kept(arguments[w.argument], t) for w, t in zip(written, dtypes, strict=True)])
         counters = [log.counter(device) for device in devices]
-        given = [*arguments, *[kept.handle for kept in self._kept], *counters]
+        given = [*arguments, *[kept.variable.handle for kept in self._kept], *counters]
         step = _Step(self._name, self._tasks, self._cluster.incarnations, self._kept, devices)
         return log.write(step, lambda: function(given))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
@@ -99,7 +99,7 @@ def resolve_split(split: Split, arguments: Branch) -> Splitting:
         shapes.append(shape)
     count = rows(1) if batch is None and deciding else batch or 0
     names = [argument.path for argument in found]
-    return Splitting(tuple(layouts), _with_lengths(shapes, names), count, _notes(batch, deciding, found))
+    return Splitting(tuple(layouts), _with_lengths(shapes, names), count, tuple(_notes(batch, deciding, found)))
 
 
 def _with_lengths(shapes: Sequence[Shape | None], names: Sequence[str]) -> tuple[Shape | None, ...]:
@@ -226,22 +226,16 @@ def _rows_of(tree: CompositeLeaf) -> int | None:
     return None if shape is None or not shape.rank else shape.as_list()[0]
 
 
-def _notes(batch: int | None, deciding: str, found: Sequence[_Argument]) -> tuple[str, ...]:
-    whole = {argument.path.split(" (part")[0]: argument.composite for argument in found if argument.composite}
-    kept = tuple(
-        f"{path} is a {kind}: it is kept whole, and split where it becomes dense" for path, kind in whole.items()
-    )
-    return _batch_notes(batch, deciding) + kept
-
-
-def _batch_notes(batch: int | None, deciding: str) -> tuple[str, ...]:
-    if batch is None and deciding:
-        return (f"{_ANY_BATCH} of {deciding}: each shard takes its share of the rows, whole rows only",)
-    if batch == 0:
-        return (f"{deciding} has no rows; everything runs on one device",)
+def _notes(batch: int | None, deciding: str, found: Sequence[_Argument]) -> Iterator[str]:
     if not deciding:
-        return ("no argument has an axis to split; everything runs on one device",)
-    return ()
+        yield "no argument has an axis to split; everything runs on one device"
+    elif batch is None:
+        yield f"{_ANY_BATCH} of {deciding}: each shard takes its share of the rows, whole rows only"
+    elif batch == 0:
+        yield f"{deciding} has no rows; everything runs on one device"
+    whole = {argument.path.split(" (part")[0]: argument.composite for argument in found if argument.composite}
+    for path, kind in whole.items():
+        yield f"{path} is a {kind}: it is kept whole, and split where it becomes dense"
 
 
 def _quoted(names: Any) -> str:

@@ -61,7 +61,7 @@ class _Element(NamedTuple):
 class _HostReader:
     """An input pipeline on one host."""
 
-    def __init__(self, name: str, host: str, number: int, make: Callable[[], Any]):
+    def __init__(self, name: str, host: str, number: int):
         self._name = name
         self._device = host_device(host)
         self.task = task_of(self._device)
@@ -69,6 +69,10 @@ class _HostReader:
         self._number = number
         self._last: _Element | None = None
         self._has_last = False
+        self._next: Callable[[], tuple[Any, tf.Tensor]]
+
+    def start(self, make: Callable[[], Any]) -> None:
+        """Begin to read what `make` returns; it raises `ArgumentError` for what is no `tf.data.Dataset`."""
         with tf.device(name_for_runtime(self._device)):
             self._next = self._located(lambda: self._started(make))
 
@@ -195,5 +199,7 @@ class HostPipeline:
     def _reader(self, host: str, number: int) -> _HostReader:
         found = self._readers.get(host)
         if found is None or not found.can_read(number):
-            found = self._readers[host] = _HostReader(self._name, host, number, self._make)
+            found = _HostReader(self._name, host, number)
+            found.start(self._make)
+            self._readers[host] = found
         return found

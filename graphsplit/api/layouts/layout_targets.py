@@ -30,15 +30,12 @@ def variables_with_owners(target: Any) -> list[tuple[tf.Variable, Any]]:
         value = plain_variable(variable)
         if value is not variable and isinstance(value, tf.Variable):
             value._graphsplit_path = variable.path
-        if not isinstance(value, tf.Variable) or not _has_own_handle(value):
+        with raw_handles():  # what lies in parts stays there
+            is_plain = isinstance(value, tf.Variable) and has_handle(value)
+        if not is_plain:
             raise UnsupportedError(f"{variable!r} is not a variable that can have a layout: it has no handle.")
         found.setdefault(id(value), (value, variable))
     return list(found.values())
-
-
-def _has_own_handle(variable: tf.Variable) -> bool:
-    with raw_handles():  # what lies in parts stays there
-        return has_handle(variable)
 
 
 def slots_of(target: Any, variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:

@@ -120,8 +120,9 @@ def lay_out(
     _check_free(variables, wanted, devices)
     check_may_be_copies([v for v, own in zip(variables, wanted, strict=True) if own == "mirrored"], devices)
     for variable, own in zip(variables, wanted, strict=True):
-        parts = parts_of_variable(variable)
-        if own is not None and parts is not None and _lies_otherwise(parts, own, on_mesh.get(id(variable))):
+        parts, division = parts_of_variable(variable), on_mesh.get(id(variable))
+        lies_so = parts is not None and (parts.layout == own if division is None else parts.division == division)
+        if own is not None and parts is not None and not lies_so:
             parts.release(variable)
         elif own in PLACES and parts is not None:
             parts.reshard(reshard_after_forward)  # it stays where it is
@@ -136,10 +137,6 @@ def lay_out(
         new = [variable for variable, own in free if own == layout and _lying(variable, layout) is None]
         shard(new, layout, places(devices), reshard_after_forward, _loads(variables, places(devices)), slots)
     mirror([variable for variable, own in free if own == "mirrored"], devices, slots)
-
-
-def _lies_otherwise(parts: VariableParts, own: VariableLayout, division: MeshDivision | None) -> bool:
-    return parts.layout != own if division is None else parts.division != division
 
 
 def divisions_on_mesh(
@@ -165,7 +162,10 @@ def divisions_on_mesh(
         for v, own in zip(variables, wanted, strict=True)
         if own is not None and own not in WORDS
     ]
-    _check_can_lie(layouts, grid)
+    wrong = [f"{name_of(variable)}: {why}" for variable, own in layouts for why in own.wrong()]
+    wrong += [f"{name_of(v)}: TensorFlow cannot cut {v.dtype.name}" for v, _ in layouts if not can_be_parted(v)]
+    if wrong:
+        raise ArgumentError(f"These variables cannot have these layouts on mesh {grid}:\n{bullet_list(wrong)}")
     shared = _shared([(v, own) for v, own in layouts if own.shares_columns], grid, slots, reshard)
     return {id(v): own.division(shared.get(id(v), ())) for v, own in layouts}
 
@@ -197,13 +197,6 @@ def _units(variable: tf.Variable, slots: Mapping[int, tf.Variable]) -> tuple[int
     """Return the units that functions have told of a variable, or of the one that it is a slot of."""
     head = slots.get(id(variable))
     return getattr(variable, "_graphsplit_units", None) or getattr(head, "_graphsplit_units", None)
-
-
-def _check_can_lie(layouts: Sequence[tuple[tf.Variable, LayoutOnMesh]], grid: DeviceMesh) -> None:
-    wrong = [f"{name_of(variable)}: {why}" for variable, own in layouts for why in own.wrong()]
-    wrong += [f"{name_of(v)}: TensorFlow cannot cut {v.dtype.name}" for v, _ in layouts if not can_be_parted(v)]
-    if wrong:
-        raise ArgumentError(f"These variables cannot have these layouts on mesh {grid}:\n{bullet_list(wrong)}")
 
 
 PLACES: Mapping[Any, Callable[[Sequence[str]], Sequence[str]]] = {"sharded": tuple, "host": host_devices}

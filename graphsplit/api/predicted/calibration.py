@@ -18,6 +18,7 @@ from graphsplit.api.predicted.fitting import MeasuredStep, fitted, pooled, threa
 from graphsplit.api.predicted.predicted_calls import predicted_call
 from graphsplit.core.devices import available_devices
 from graphsplit.core.errors import UnsupportedError
+from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
 from graphsplit.core.progress import phases
 from graphsplit.core.tensorflow_internals import is_compiled_function
 from graphsplit.costs.machine import Device, Host, Link, Machine
@@ -187,7 +188,5 @@ def _model(device: str) -> str:
 
 
 def _memory_bytes(device: str) -> int:
-    from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
-
     known = gpu_memory_bytes([device])
     return known if known is not None else os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")

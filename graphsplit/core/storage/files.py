@@ -139,7 +139,7 @@ def replacing(target: str, recognize: Recognizer) -> Iterator[str]:
             raise writing_failed(target, error) from error
 
 
-def writing_failed(target: str, error: Exception) -> StorageError:
+def writing_failed(target: str, error: object) -> StorageError:
     """Return the error that says that writing failed, and what became of `target`."""
     failed: StorageError = StorageError(f"Writing {target!r} failed, and it was left as it was: {error}")
     return failed
@@ -158,8 +158,7 @@ def _workshop(final: Path, target: str, trial: bool = False) -> Iterator[Path]:
             final.parent.mkdir(parents=True, exist_ok=True)
             workshop = Path(tempfile.mkdtemp(prefix=".graphsplit.", suffix=".partial", dir=final.parent))
         except OSError as error:
-            reason = f"{str(final.parent)!r}: {error.strerror}"
-            raise StorageError(f"Writing {target!r} failed, and it was left as it was: {reason}.") from error
+            raise writing_failed(target, f"{str(final.parent)!r}: {error.strerror}.") from error
         try:
             yield workshop
             done = not trial

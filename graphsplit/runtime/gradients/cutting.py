@@ -146,7 +146,11 @@ def _backward(
     for node in graph.nodes:
         if node.name in own_constants:
             nodes.append(waiting_for(node, tokens.get(dead.without.get(node.name, ""))))
-    nodes += [_with_stand_ins(n, stand_ins, part.after | constant) for n in graph.nodes if n.name in part.after]
+    there = part.after | constant  # what nodes may wait for: what runs in the same part
+    for node in graph.nodes:
+        if node.name in part.after:
+            read_there = [stand_ins.get(r, r) for r in node.input if r[0] != "^" or r[1:] in there]
+            nodes.append(with_inputs(node, read_there))
     function = runtime_function(
         name,
         graph,
@@ -168,11 +172,6 @@ def _crossing(graph: EmittedGraph, after: set[str], results: Sequence[str], cons
 def _placeholder(name: str, graph: EmittedGraph, reference: str) -> Any:
     node, index = split_reference(reference)
     return make_node(name, "Placeholder", [], dtype=tf.as_dtype(output_type(graph.by_name[node], index)))
-
-
-def _with_stand_ins(node: Any, stand_ins: Mapping[str, str], kept: set[str]) -> Any:
-    """Return `node` reading stand-ins for residuals, and waiting only for nodes that run in the same part."""
-    return with_inputs(node, [stand_ins.get(r, r) for r in node.input if r[0] != "^" or r[1:] in kept])
 
 
 def _constant_only(graph: EmittedGraph) -> set[str]:

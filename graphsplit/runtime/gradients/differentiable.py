@@ -23,7 +23,6 @@ from graphsplit.core.tensorflow_internals import (
     no_recording,
     record_captures,
     record_on_tapes,
-    set_gradient_by_rows,
     set_graph_gradient,
     tapes_watch_twice,
 )
@@ -278,8 +277,7 @@ class ForwardAndBackward:
             by_given = self._gradients(then, inputs[:first], results, gradients)
             return [*by_given, *[None] * (len(inputs) - first)]
 
-        set_graph_gradient(flat, backward)
-        set_gradient_by_rows(flat, backward)
+        set_graph_gradient(flat, backward, by_rows=True)
         count = len(self.single.trace.outputs)
         return flat[:count], flat[count:]
 
@@ -312,7 +310,8 @@ class ForwardAndBackward:
         planned: Sequence[tf.Tensor] = (),
     ) -> list[Any]:
         """Return the gradient by each argument and capture; `planned` is what the forward part was given."""
-        seeds = [_seed(outputs[k], gradient) for k, gradient in zip(self.joint.groups[g], gradients, strict=True)]
+        pairs = zip([outputs[k] for k in self.joint.groups[g]], gradients, strict=True)
+        seeds = [tf.zeros_like(output) if by is None else tf.convert_to_tensor(by) for output, by in pairs]
         single, sources = self.single.trace, [*given, *seeds]
         by_tape = bool(planned)  # (`tf.gradients` may ask in a graph that TensorFlow made, which captures nothing more)
         is_watched = watches(sources, single.variables if kept and by_tape else ())
@@ -373,8 +372,7 @@ class ForwardAndBackward:
             nothing = [None] * (len(inputs) - last)
             return [*by_arguments, *found[arguments + len(seeds) :], *by_seeds, *nothing]
 
-        set_graph_gradient(flat, backward)
-        set_gradient_by_rows(flat, backward)
+        set_graph_gradient(flat, backward, by_rows=True)
         if watches(taken[:last]):
             name = f"{self.single.name}_gradient"
             record_on_tapes(name, flat, taken[:last], lambda *gradients: backward(taken, flat, gradients)[:last])
@@ -446,7 +444,3 @@ def _plan_like(plan: Plan, trace: Trace, layouts: Sequence[Layout]) -> Plan:
         )
 
     return plan_of_less_alive(make_plan, plan.mesh.has_turns)
-
-
-def _seed(output: tf.Tensor, gradient: Any) -> tf.Tensor:
-    return tf.zeros_like(output) if gradient is None else tf.convert_to_tensor(gradient)
