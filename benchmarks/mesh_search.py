@@ -21,7 +21,7 @@ from typing import Any
 import tensorflow as tf
 
 import graphsplit as gs
-from graphsplit.api.layouts.variables_to_cut import variables_to_cut
+from graphsplit.api.layouts.told_variables import variables_to_cut
 from graphsplit.api.predicted.predicted_calls import PredictedCall, predicted_call
 from graphsplit.costs.machine import Machine
 from graphsplit.costs.machine_files import machine

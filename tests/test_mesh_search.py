@@ -12,8 +12,8 @@ import tensorflow as tf
 import graphsplit as gs
 from benchmarks import mesh_search
 from benchmarks.mesh_search import Block, blocks, compare, machines, question_of, training
+from graphsplit.api.layouts.told_variables import variables_to_cut
 from graphsplit.api.layouts.variable_layouts import wanted_layouts
-from graphsplit.api.layouts.variables_to_cut import variables_to_cut
 from graphsplit.api.predicted.predicted_calls import predicted_call
 from graphsplit.axes.partners import Partners
 from graphsplit.core.device_mesh import MeshAxes

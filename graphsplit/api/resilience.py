@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.input.host_reading import HostPipeline, is_dataset_function
-from graphsplit.api.input.prefetching import END, ReadCall
+from graphsplit.api.input.prefetching import END, ReadCall, arguments_of
 from graphsplit.api.layouts.variable_layouts import set_variable_layout
 from graphsplit.clusters.cluster import Cluster, current_cluster
 from graphsplit.core.device_mesh import MeshAxes
@@ -99,12 +99,8 @@ class Resilient(Generic[P, R]):
             assert callable(batches)
             return self._results_of_hosts(HostPipeline(self._step._name(), batches))
         assert isinstance(batches, Iterable)
-        return self._results(batches)
-
-    def _results(self, batches: Iterable[Any]) -> Iterator[R]:
         call: Callable[..., R] = self
-        for batch in batches:
-            yield call(*batch) if isinstance(batch, tuple) else call(batch)
+        return (call(*arguments_of(batch)) for batch in batches)
 
     def _results_of_hosts(self, pipeline: HostPipeline) -> Iterator[R]:
         for number in itertools.count():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,8 +24,8 @@ def optimizer_config(nodes: Sequence[Any], library: Any) -> bytes | None:
     """
     if any("GPU" in node.device for node in nodes):
         return None
-    functions = (node for function in library.function for node in function.node_def)
-    has_loops = any(node.op in _LOOPS for node in nodes) or any(node.op in _LOOPS for node in functions)
+    inside = (node for function in library.function for node in function.node_def)
+    has_loops = any(node.op in _LOOPS for node in itertools.chain(nodes, inside))
     config = tf.compat.v1.ConfigProto()
     rewrites = config.graph_options.rewrite_options
     if not has_loops:

@@ -10,11 +10,10 @@ import tensorflow as tf
 
 from graphsplit.api.calls.argument_splitting import Splitting, resolve_split
 from graphsplit.api.calls.chosen_devices import check_no_others, stages_asked
-from graphsplit.api.layouts.found_units import lay_out_in_units, learn_units
 from graphsplit.api.layouts.mesh_checks import check_asked, check_mesh, mesh_lain_on
 from graphsplit.api.layouts.new_variables import slots_by_name, slots_for_host
+from graphsplit.api.layouts.told_variables import lay_out_in_units, learn_units, variables_to_cut
 from graphsplit.api.layouts.variable_layouts import check_eager, lay_out, set_variable_layout, wanted_layouts
-from graphsplit.api.layouts.variables_to_cut import variables_to_cut
 from graphsplit.api.options import Options
 from graphsplit.api.predicted.predicted_layouts import Layout, divisions_for
 from graphsplit.axes.on_mesh import program_on_mesh

@@ -202,12 +202,12 @@ class ParallelFunction(Generic[P, R]):
 
     def _variables_so_far(self) -> tuple[tf.Variable, ...]:
         """Return the variables that the calls so far read or change."""
-        traced = [compiled.trace for found in self._traces.compiled.values() for compiled in found]
-        return tuple({id(variable): variable for trace in traced for variable in trace.variables}.values())
+        found = [variable for compiled in self._traces.all() for variable in compiled.trace.variables]
+        return tuple({id(variable): variable for variable in found}.values())
 
     def _programs_so_far(self) -> list[Program]:
         """Return what the calls so far were traced to."""
-        return [compiled.trace.program for found in self._traces.compiled.values() for compiled in found]
+        return [compiled.trace.program for compiled in self._traces.all()]
 
     # (Any: a ParamSpec leaves no room for another keyword)
     @with_users_traceback

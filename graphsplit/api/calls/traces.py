@@ -56,9 +56,13 @@ class Traces:
             self.covered.pop(next(iter(self.covered)), None)
         self.covered[arguments] = wider
 
+    def all(self) -> list[Differentiable]:
+        """Return all compiled forms."""
+        return [compiled for group in list(self.compiled.values()) for compiled in group]
+
     def ran_most(self) -> Differentiable | None:
         """Return the compiled form that ran most of those that are valid now; None if none has run."""
-        ran = [c for group in list(self.compiled.values()) for c in group if c.runs and c.is_current]
+        ran = [compiled for compiled in self.all() if compiled.runs and compiled.is_current]
         return max(ran, key=lambda compiled: compiled.runs, default=None)
 
 

@@ -45,15 +45,10 @@ def results(function: Any, batches: Any, count: int) -> Iterator[Any]:
     """Return an iterator over what a `ParallelFunction` returns for every batch; see `ParallelFunction.map`."""
     if not is_dataset_function(batches):
         return _results(function, _alone(batches), count, ())
-    hosts = hosts_of(function)
+    hosts = tuple(by_host(function.devices))
     if not any(hosts):  # all devices are this process'
         return _results(function, _alone(batches()), count, ())
     return _results(function, _read(HostPipeline(function._name(), batches), hosts), count, hosts)
-
-
-def hosts_of(function: Any) -> tuple[str, ...]:
-    """Return the hosts that read what a `ParallelFunction` computes: those of its devices."""
-    return tuple(by_host(function.devices))
 
 
 def _alone(batches: Iterable[Any]) -> Iterator[list[Any]]:
@@ -95,7 +90,7 @@ class ReadCall:
 
     def __call__(self, function: Any) -> Any:
         """Return what a `ParallelFunction` returns; `END` if there is no such batch."""
-        hosts = hosts_of(function)
+        hosts = tuple(by_host(function.devices))
         if self._connection != connection():
             self._found, self._connection = {}, connection()
         if not self._found.keys() >= set(hosts):
@@ -114,9 +109,10 @@ def _run(compiled: Any, tensors: Any, pieces: Any, readers: tuple[str, ...]) -> 
 
 def _flatten(function: Any, found: list[Any]) -> tuple[list[tf.Tensor], structures.Branch]:
     """Return the tensors of a batch, of one reader after the other, and its structure, which is that of each."""
-    flat = [function._flatten(_arguments(batch), {}) for batch in found]
+    flat = [function._flatten(arguments_of(batch), {}) for batch in found]
     return [tensor for tensors, _ in flat for tensor in tensors], flat[0][1]
 
 
-def _arguments(batch: Any) -> tuple[Any, ...]:
-    return batch if type(batch) is tuple else (batch,)  # not a named one, as in Dataset.map
+def arguments_of(batch: Any) -> tuple[Any, ...]:
+    """Return the arguments that a batch is: a tuple is several, and a named one is not, as in `Dataset.map`."""
+    return batch if type(batch) is tuple else (batch,)

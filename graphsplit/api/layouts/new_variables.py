@@ -209,7 +209,7 @@ class NewVariables:
 
     def add(self, variable: tf.Variable) -> tf.Variable | None:
         """Remember a new variable, if it is trained; return the one that it is a slot of, if it is a slot."""
-        return self._trained.slots_among(variable).get(id(variable))
+        return self._trained.head_of(variable)
 
     def lay_out(self, variable: tf.Variable, layout: VariableLayout | None, head: tf.Variable | None) -> None:
         """Lay a new variable out; a sharded slot goes to where the variable lies to which it belongs, its head."""
@@ -230,18 +230,17 @@ class _Trained:
         self._made: list[weakref.ref[tf.Variable]] = []
         self._held: list[Held] = []
 
-    def slots_among(self, variable: tf.Variable) -> dict[int, tf.Variable]:
-        """Return the variable that a new one is a slot of, by the slot's id, if it is one; see `slots_of`."""
+    def head_of(self, variable: tf.Variable) -> tf.Variable | None:
+        """Return the variable that a new one is a slot of; None if it is none, and remember it if it is trained."""
         if not can_move(variable):
-            return {}
+            return None
         [held] = held_of([variable], {})
         if variable.trainable:
             self._made.append(weakref.ref(variable))
             self._held.append(held)
-            return {}
+            return None
         position = head_by_name(held, self._held)
-        head = None if position is None else self._made[position]()
-        return {} if head is None else {id(variable): head}
+        return None if position is None else self._made[position]()
 
 
 def slots_for_host(variables: Sequence[tf.Variable]) -> tuple[str, ...]:
@@ -256,4 +255,4 @@ def slots_by_name(variables: Sequence[tf.Variable]) -> dict[int, tf.Variable]:
     """Return the variable that each slot belongs to, by the slot's id, as its name tells; `slots_of` knows better."""
     trained = _Trained()
     first = sorted(variables, key=lambda variable: not variable.trainable)
-    return {slot: head for variable in first for slot, head in trained.slots_among(variable).items()}
+    return {id(variable): head for variable in first if (head := trained.head_of(variable)) is not None}

@@ -186,19 +186,8 @@ def function_definition(
     definition.signature.name = name
     definition.signature.is_stateful = bool(effects)
     arguments = {placeholder: f"a{i}" for i, placeholder in enumerate(inputs)}
-    names: dict[str, list[str]] = {}
-    dtypes: dict[str, int] = {}
-    cached: dict[str, list[str] | None] = {}
-    for node in nodes:
-        if node.name in arguments:
-            dtypes[node.name] = node.attr["dtype"].type
-        else:
-            fixed = cached.get(node.op)
-            if fixed is None:
-                fixed = output_names(node)
-                if _has_fixed_outputs(node.op):
-                    cached[node.op] = fixed
-            names[node.name] = fixed
+    by_name = {node.name: node for node in nodes}
+    names = {n.name: _fixed_output_names(n.op) or output_names(n) for n in nodes if n.name not in arguments}
 
     def translate(reference: str) -> str:
         if reference[0] == "^":
@@ -207,13 +196,12 @@ def function_definition(
         return arguments[node] if node in arguments else f"{node}:{names[node][index]}"
 
     for placeholder, argument in arguments.items():
-        definition.signature.input_arg.add(name=argument, type=dtypes[placeholder])
+        definition.signature.input_arg.add(name=argument, type=output_type(by_name[placeholder], 0))
     for node in nodes:
         if node.name in arguments:
             continue
         inputs = [translate(i) for i in node.input if i[0] != "^" or i[1:] not in arguments]
         definition.node_def.append(with_inputs(node, inputs))
-    by_name = {node.name: node for node in nodes}
     for i, reference in enumerate(outputs):
         node, index = split_reference(reference)
         definition.signature.output_arg.add(name=f"r{i}", type=output_type(by_name[node], index))
@@ -224,9 +212,11 @@ def function_definition(
     return definition
 
 
-def _has_fixed_outputs(op_type: str) -> bool:
-    definition = op_definition(op_type)
-    return not any(a.number_attr or a.type_list_attr for a in definition.output_arg)
+@functools.cache
+def _fixed_output_names(op_type: str) -> list[str] | None:
+    """Return what `output_names` does, if it is the same for all nodes of a type; else None."""
+    outputs = [] if (definition := op_definition(op_type)) is None else definition.output_arg
+    return None if any(a.number_attr or a.type_list_attr for a in outputs) else [f"{a.name}:0" for a in outputs]
 
 
 def output_type(node: Any, index: int) -> int:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -16,22 +16,6 @@ from graphsplit.runtime.executable import Function, runtime_function
 
 
 @dataclass(frozen=True, eq=False)
-class _Backward:
-    """One group's backward part: seeds, residuals and some of the arguments -> gradients.
-
-    Attributes:
-      read: the references of what it reads of forward.
-      function: takes what it reads, then the seeds.
-    """
-
-    read: Sequence[str]
-    function: Function
-
-    def __call__(self, known: Mapping[str, tf.Tensor], seeds: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self.function([*[known[r] for r in self.read], *seeds])
-
-
-@dataclass(frozen=True, eq=False)
 class CutGraph:
     """An emitted graph of outputs and gradients, as functions that run forward and backward.
 
@@ -40,14 +24,14 @@ class CutGraph:
       given: the references of arguments and captures.
       residuals: those of what forward returns besides the outputs.
       forward: takes what is given; returns outputs and residuals.
-      backward: for each group.
+      backward: for each group the references of what its part reads of forward, and what takes that, then the seeds.
     """
 
     outputs: int
     given: Sequence[str]
     residuals: Sequence[str]
     forward: Function
-    backward: Sequence[_Backward]
+    backward: Sequence[tuple[Sequence[str], Function]]
 
     def run_forward(self, given: Sequence[tf.Tensor]) -> tuple[list[tf.Tensor], list[tf.Tensor]]:
         """Return the outputs and the residuals, for the arguments and captures."""
@@ -59,7 +43,8 @@ class CutGraph:
     ) -> list[tf.Tensor]:
         """Return the gradients of group `g`."""
         known = dict(zip((*self.given, *self.residuals), (*given, *residuals), strict=True))
-        return self.backward[g](known, seeds)
+        read, function = self.backward[g]
+        return function([*[known[r] for r in read], *seeds])
 
 
 class _Part(NamedTuple):
@@ -135,7 +120,7 @@ def _parts(
 
 def _backward(
     graph: EmittedGraph, constant: set[str], part: _Part, crossing: Sequence[str], dead: DeadTensors, name: str
-) -> _Backward:
+) -> tuple[Sequence[str], Function]:
     """Return the backward part of a group."""
     read = list(dict.fromkeys([*crossing, *graph.present]))
     inputs = {r: f"{graph.scope}/residual_{i}" for i, r in enumerate(read)}
@@ -160,7 +145,7 @@ def _backward(
         [e for e in graph.effects if e in part.after],
         {},
     )
-    return _Backward(read, function)
+    return read, function
 
 
 def _crossing(graph: EmittedGraph, after: set[str], results: Sequence[str], constant: set[str]) -> list[str]:
