@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 
 from graphsplit.axes.columns import Columns, in_columns
 from graphsplit.core.device_mesh import DeviceMesh
@@ -18,7 +17,7 @@ from graphsplit.tracing.trace import Trace, held_by
 
 def program_on_mesh(
     trace: Trace,
-    find_state: Callable[[Trace], State] = state_of,
+    state: State | None = None,
     reshard: bool = True,
     grid: DeviceMesh | None = None,
     mesh: Mesh = Mesh(),  # noqa: B008  # frozen
@@ -30,17 +29,17 @@ def program_on_mesh(
 
     Args:
       trace: the function.
-      find_state, reshard: see `program_of`.
+      state, reshard: see `program_of`.
       grid: the mesh on which the function runs, if any: along its axis may lie what no variable is cut for.
       mesh: its shards; see `program_of`.
     """
-    state = find_state(trace)
+    state = state or state_of(trace)
     lying = {name: own for name, own in state.divisions.items() if axis_of(own)}
     found_axes = {(axis_of(own), along_axis(own).parts) for own in lying.values()}
     if not found_axes and grid is not None and grid.axis and any(asked_of(op) for op in trace.program.ops):
         found_axes = {(grid.axis, len(grid.columns))}
     if not found_axes:
-        return program_of(trace, find_state, reshard, mesh=mesh)
+        return program_of(trace, state, reshard, mesh=mesh)
     [(axis, count)] = found_axes
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole that lies along the axis
@@ -50,16 +49,11 @@ def program_on_mesh(
         obstacles = found.obstacles
         if not obstacles:
             columns = _Columned(trace, own, found)
-            there = columns.state(state, whole)
-            program, planned = program_of(trace, partial(_given, there), reshard, columns.given, mesh)
+            program, planned = program_of(trace, columns.state(state, whole), reshard, columns.given, mesh)
             obstacles = columns.taken_whole(planned)
             if not obstacles:
                 return program, planned
         whole.update(with_twins(trace, obstacles))
-
-
-def _given(state: State, _: Trace) -> State:
-    return state
 
 
 class _Columned:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -142,7 +142,7 @@ def state_elsewhere(_: Trace) -> State:
 
 def program_of(
     trace: Trace,
-    find_state: Callable[[Trace], State] = state_of,
+    state: State | None = None,
     reshard: bool = True,
     given: tuple[Program, Sequence[tuple[int, int]]] | None = None,
     mesh: Mesh = Mesh(),  # noqa: B008  # frozen
@@ -151,12 +151,12 @@ def program_of(
 
     Args:
       trace: the function.
-      find_state: says where variables and tables of a trace live, and how they are several.
+      state: where its variables and tables live, and how they are several; None: as `state_of` says.
       reshard: see `divide`.
       given: its program, if some variables are in parts there already, and for each capture the original's, and part.
       mesh: the shards, among which variables are used where their parts are that lie so.
     """
-    state = replace(find_state(trace), captured=captured_by(trace))
+    state = replace(state or state_of(trace), captured=captured_by(trace))
     program, origins = given or (trace.program, [(k, 0) for k in range(len(trace.captures))])
     if not state.divisions and given is None:
         inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}

@@ -43,7 +43,7 @@ def plan_for_gpus(step: Callable[..., Any], arguments: Sequence[tf.Tensor], gpus
     traced = trace(step, call, [path for path, _ in structures.paths(named)], splitting.shapes, False)
 
     def make_plan(reshard: bool) -> gs.Plan:
-        program, state = program_on_mesh(traced, state_on_gpus, reshard, grid)
+        program, state = program_on_mesh(traced, state_on_gpus(traced), reshard, grid)
         return plan_for(program, splitting, own, devices, devices[0], state)
 
     return plan_of_less_alive(make_plan, own.micro_batches > 1)

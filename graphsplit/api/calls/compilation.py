@@ -86,7 +86,7 @@ def trace_and_plan(
         return traced, _automatic_plan(traced, splitting, options, known.made[key], devices, runs)
     with phase("planning"):
         near = None if options.home is None else home
-        return traced, _plan_traced(traced, splitting, options, devices, near, find_state, grid)
+        return traced, _plan_traced(traced, splitting, options, devices, near, find_state(traced), grid)
 
 
 def _plan_traced(
@@ -95,7 +95,7 @@ def _plan_traced(
     options: Options,
     devices: Sequence[str],
     home: str | None,
-    find_state: Callable[[Trace], State],
+    state: State,
     grid: DeviceMesh | None,
 ) -> Plan:
     """Return the plan of a traced function; without a home it is the `default_home`."""
@@ -104,10 +104,9 @@ def _plan_traced(
     mesh = _mesh(traced.program, splitting, options, devices)
 
     def make_plan(reshard: bool) -> Plan:
-        program, state = program_on_mesh(traced, find_state, reshard, grid, mesh)
-        near, said = default_home(program, state, devices) if home is None else (home, ())
-        told = replace(splitting, notes=(*splitting.notes, *said))
-        return plan_for(program, told, options, devices, near, state)
+        program, own = program_on_mesh(traced, state, reshard, grid, mesh)
+        near, said = default_home(program, own, devices) if home is None else (home, ())
+        return plan_for(program, replace(splitting, notes=(*splitting.notes, *said)), options, devices, near, own)
 
     return plan_of_less_alive(make_plan, options.micro_batches > 1)
 
@@ -172,7 +171,7 @@ def _automatic_plan(
     grid = device_mesh(options.mesh, used) if options.mesh.axis else None
     if traced.variables and chosen.layout != AS_THEY_ARE and (chosen.devices > 1 or chosen.others):
         _lay_out_as_chosen(traced, chosen, used, grid)
-    plan = _plan_traced(traced, splitting, options, used, used[0], state_of, grid)
+    plan = _plan_traced(traced, splitting, options, used, used[0], state_of(traced), grid)
     return replace(plan, notes=(*plan.notes, *choice.notes))
 
 
@@ -195,7 +194,7 @@ def plan_as_if(traced: Trace, splitting: Splitting, options: Options, devices: S
     if grid is not None and learn_units(traced, held, grid):
         held = divisions_for(traced, layout, devices, grid)
     state = state_as_if(traced, held, devices[0])
-    return _plan_traced(traced, splitting, options, devices, devices[0], lambda _: state, grid)
+    return _plan_traced(traced, splitting, options, devices, devices[0], state, grid)
 
 
 def plan_for(
