@@ -9,6 +9,7 @@ from graphsplit.api.calls.argument_splitting import Split
 from graphsplit.core.device_mesh import MeshAxes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices
 from graphsplit.core.errors import ArgumentError, UnsupportedError
+from graphsplit.planning.amounts import count_text
 from graphsplit.planning.options import PlanOptions
 from graphsplit.search.automatic import Automatic
 
@@ -43,15 +44,24 @@ class Options(PlanOptions):
             object.__setattr__(self, "devices", tuple(self.devices))
         self._check_devices()
         if self.weights is not None and self.stages is None:  # (those of pipelines are known with their devices)
-            devices, weights = self.devices, self.weights
-            count = devices if isinstance(devices, int) else len(devices) if isinstance(devices, tuple) else None
-            count = self.mesh.rows if self.mesh else count
-            if count is not None and count != len(weights):
-                raise ArgumentError(weights_message(weights, count))
+            count = self.mesh.rows if self.mesh else self.count
+            if count is not None and count != len(self.weights):
+                raise ArgumentError(weights_message(self.weights, count))
         if self.automatic is not None:
             self._check_leaves_open(self.automatic)
         if self.mesh.axis:
             self._check_fits_columns()
+
+    @property
+    def asked(self) -> DevicesLike:
+        """The devices that are asked for, or how many."""
+        return self.mesh.count if self.devices is None else self.devices
+
+    @property
+    def count(self) -> int | None:
+        """How many devices are asked for; None for all there are."""
+        asked = [self.asked] if isinstance(self.asked, str) else self.asked
+        return asked if asked is None or isinstance(asked, int) else len(asked)
 
     def _check_fits_columns(self) -> None:
         """Raise `UnsupportedError` for what does not go together with another axis than the batch's."""
@@ -93,8 +103,8 @@ def check_flag(name: str, value: object) -> None:
 
 def weights_message(weights: Sequence[float], count: int, what: str = "device") -> str:
     """Say that there are other numbers of weights and devices, or pipelines."""
-    plural = "" if count == 1 else "s"
-    return f"weights={list(weights)} has {len(weights)} entries for {count} {what}{plural}; give one for each {what}."
+    several = count_text(count, what)
+    return f"weights={list(weights)} has {len(weights)} entries for {several}; give one for each {what}."
 
 
 def quiet(_: str) -> None:

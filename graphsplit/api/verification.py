@@ -17,6 +17,7 @@ from graphsplit.core import structures
 from graphsplit.core.errors import ArgumentError
 from graphsplit.core.notebooks import text_html
 from graphsplit.core.stand_ins import answering
+from graphsplit.planning.amounts import count_text
 from graphsplit.planning.plan import Plan
 
 _PERTURBED_RUNS = 2
@@ -68,11 +69,10 @@ class Report:
         return f"CHECK: {d.name} {d.relative:.2g} relative, more than rounding explains ({d.rounding:.2g})"
 
     def __str__(self) -> str:
-        several = f"{len(self.devices)} device{'s' if len(self.devices) != 1 else ''}"
         lines = [self._verdict()]
         if not self.passed and not any(d.again for d in self.differences):
             lines += ["likely causes:", *[f"  {cause}" for cause in self.causes]]
-        lines.append(f"{several} against one:")
+        lines.append(f"{count_text(len(self.devices), 'device')} against one:")
         width = max((len(d.name) for d in self.differences[:10]), default=0)
         for d in self.differences[:10]:
             explained = f" ({d.rounding:.2g} is rounding)" if d.relative else ""

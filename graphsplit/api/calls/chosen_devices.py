@@ -18,6 +18,7 @@ from graphsplit.core.devices import (
 )
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.gpus.logical_gpus import gpu_memory_bytes
+from graphsplit.planning.amounts import count_text
 from graphsplit.planning.schedule.automatic_stages import Beginnings, StagesAsked
 from graphsplit.program.program import Program
 
@@ -74,7 +75,7 @@ def choose_devices(options: Options) -> ChosenDevices:
       ArgumentError: for shares of the batch, or stages, that do not fit so many devices.
       DeviceError: if there are not as many as a number asks for.
     """
-    asked = options.mesh.count if options.devices is None else options.devices
+    asked = options.asked
     devices = names_of_devices(asked) if isinstance(asked, (str, tuple)) else resolve_devices(asked)
     weights, stages = options.weights, stages_asked(options, devices)
     heads = device_mesh(options.mesh, devices).columns[0] if options.mesh else devices
@@ -97,10 +98,11 @@ def stages_asked(options: Options, devices: Sequence[str]) -> StagesAsked | None
         return None
     begins = options.stages if isinstance(options.stages, Beginnings) else None
     count = options.stages if isinstance(options.stages, int) else options.stages.count
+    there = count_text(len(devices), "device")
     if options.schedule == "interleaved":
         if count % len(devices) or count < 2 * len(devices):
             raise ArgumentError(
-                f"stages={options.stages} with schedule='interleaved' on {_devices(len(devices))}: each device has "
+                f"stages={options.stages} with schedule='interleaved' on {there}: each device has "
                 f"several stages, {2 * len(devices)}, {3 * len(devices)} or more altogether. Choose one of these "
                 "numbers, or '1f1b'."
             )
@@ -108,16 +110,12 @@ def stages_asked(options: Options, devices: Sequence[str]) -> StagesAsked | None
     else:
         if len(devices) % count:
             raise ArgumentError(
-                f"stages={options.stages} on {_devices(len(devices))}: each of {count} stages has a device of its own "
+                f"stages={options.stages} on {there}: each of {count} stages has a device of its own "
                 f"in each pipeline, so they need {count}, {2 * count} or more devices. Choose other devices or stages, "
                 "or schedule='interleaved', which has several stages on each device."
             )
         found = [tuple(devices[stage::count]) for stage in range(count)]
     return StagesAsked(tuple(found), begins, gpu_memory_bytes(devices))
-
-
-def _devices(count: int) -> str:
-    return f"{count} device{'s' if count != 1 else ''}"
 
 
 def check_no_others(program: Program, options: Options) -> None:

@@ -6,7 +6,6 @@ import functools
 import os
 import platform
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
@@ -14,7 +13,7 @@ import tensorflow as tf
 
 from graphsplit.api.calls.parallel_function import ParallelFunction
 from graphsplit.api.options import Options, quiet
-from graphsplit.api.predicted.fitting import MeasuredStep, fitted, pooled, threads_of_process
+from graphsplit.api.predicted.fitting import MeasuredStep, fitted, pooled, threads_of_process, with_samples
 from graphsplit.api.predicted.predicted_calls import predicted_call
 from graphsplit.core.devices import available_devices
 from graphsplit.core.errors import UnsupportedError
@@ -146,8 +145,7 @@ def measure_function(
         recorded = timeline_of_source(source, arguments, title, steps)
         measured.append(MeasuredStep(plan, samples_of(recorded, kinds_of(plan, emit(plan))), step_s))
     if machine.device.kind == "GPU":  # (kernels are recorded as they run, however long launching them takes)
-        samples = pooled(measured, [1.0] * len(measured))
-        return replace(machine, device=replace(machine.device, samples=samples))
+        return with_samples(machine, pooled(measured, [1.0] * len(measured)))
     return fitted(machine, measured)
 
 

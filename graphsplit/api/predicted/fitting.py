@@ -51,7 +51,7 @@ def fitted(machine: Machine, measured: Sequence[MeasuredStep]) -> Machine:
     longer = [1.0] * len(measured)
 
     def predicted_s(step: MeasuredStep, without: int = -1) -> float:
-        return step.predicted_s(_with_samples(own, pooled(measured, longer, without)))
+        return step.predicted_s(with_samples(own, pooled(measured, longer, without)))
 
     for _ in range(_PASSES):
         changed = False
@@ -62,7 +62,7 @@ def fitted(machine: Machine, measured: Sequence[MeasuredStep]) -> Machine:
                 changed = True
         if not changed:
             break
-    return _with_samples(machine, pooled(measured, longer))
+    return with_samples(machine, pooled(measured, longer))
 
 
 def pooled(measured: Sequence[MeasuredStep], longer: Sequence[float], without: int = -1) -> dict[str, Sample]:
@@ -82,7 +82,8 @@ def pooled(measured: Sequence[MeasuredStep], longer: Sequence[float], without: i
     return {key: Sample(works[key], statistics.fmean(found)) for key, found in seconds.items()}
 
 
-def _with_samples(machine: Machine, samples: Mapping[str, Sample]) -> Machine:
+def with_samples(machine: Machine, samples: Mapping[str, Sample]) -> Machine:
+    """Return a machine on which operations take so long."""
     return replace(machine, device=replace(machine.device, samples=samples))
 
 

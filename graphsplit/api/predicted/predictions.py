@@ -134,7 +134,4 @@ def _count(options: Options, devices: int | None, machine: Machine) -> int:
         if isinstance(devices, bool) or not isinstance(devices, int) or devices < 1:
             raise ArgumentError(f"devices={devices!r}: it is how many of the machine's devices are used, at least 1.")
         return devices
-    asked = options.mesh.count if options.devices is None else options.devices
-    if isinstance(asked, int):
-        return asked
-    return len(asked) if isinstance(asked, tuple) else 1 if isinstance(asked, str) else machine.most_devices
+    return machine.most_devices if options.count is None else options.count
