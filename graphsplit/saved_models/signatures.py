@@ -8,6 +8,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from graphsplit.api.calls.call_signatures import as_call
 from graphsplit.api.calls.compilation import trace_and_plan
 from graphsplit.api.options import Options
 from graphsplit.core import structures
@@ -28,7 +29,7 @@ from graphsplit.saved_models.weights import (
     sent_bytes,
     where_variables_live,
 )
-from graphsplit.tracing.trace import Trace
+from graphsplit.tracing.trace import Trace, captured_variables
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +65,7 @@ def plan_signature(
     """
 
     def find_state(trace: Trace) -> State:
-        variables = captured_variables(trace)
+        variables = {trace.program.ops[i].name: own for i, own in captured_variables(trace).items()}
         if replicate_weights:
             check_only_read(name, trace.program, variables)
         places = dict.fromkeys(resources_of(trace.program), "")  # they are where the loader puts them
@@ -75,14 +76,11 @@ def plan_signature(
     specs = dict(function.structured_input_signature[1])
     leaves = tuple(structures.TensorLeaf(spec.dtype, known_shape(spec.shape)) for spec in specs.values())
     arguments = structures.Branch(dict, tuple(specs), leaves)
-    call = structures.Branch(tuple, (0, 1), (structures.Branch(tuple, (0,), (arguments,)), _NOTHING))
+    call = as_call(arguments)
     traced, plan = trace_and_plan(
         lambda inputs: function(**inputs), call, arguments, options, devices, devices[0], find_state
     )
     return PlannedSignature(name, function, specs, traced, plan)
-
-
-_NOTHING = structures.Branch(dict, (), ())
 
 
 def build_signature(planned: PlannedSignature, mirrors: Mirrors | None) -> tuple[Any, int]:
@@ -129,17 +127,9 @@ def _with_copies(planned: PlannedSignature, graph: EmittedGraph, mirrors: Mirror
         if k not in plan.state.copied or device == original or name not in read:
             handles.append(trace.captures[k])
         else:
-            variable = variables[trace.program.ops[trace.program.captures[k]].name]
+            variable = variables[trace.program.captures[k]]
             handles.append(mirrors.get(variable, device))
     return handles
-
-
-def captured_variables(trace: Trace) -> dict[str, tf.Variable]:
-    """Return the captured variables by the names of their placeholders."""
-    by_handle = {id(variable.handle): variable for variable in trace.variables}
-    names = [trace.program.ops[position].name for position in trace.program.captures]
-    pairs = zip(names, trace.captures, strict=True)
-    return {name: by_handle[id(handle)] for name, handle in pairs if id(handle) in by_handle}
 
 
 def _run(graph: EmittedGraph, graph_def: Any, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
