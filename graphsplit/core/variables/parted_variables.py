@@ -210,28 +210,19 @@ class VariableParts:
 
     def _take_apart(self) -> None:
         if has_value := is_initialized(self._own):  # (a new variable may have none, which its own handle tells)
-            _assign_all(self._parts, self._pieces(read_handle(self._own, self._dtype)))
+            value = read_handle(self._own, self._dtype)
+            self._give(self._parts, pieces_of(value, self.division), value.device)
         self.in_parts = True
         if has_value:
             self._empty(self._own)
 
-    def _pieces(self, value: tf.Tensor) -> Iterator[tf.Tensor]:
-        """Yield what each part has of a value, on its device. It is cut off where the value is, and no more is sent."""
-        pieces = pieces_of(value, self.division)
-        for device in self.devices:
-            with tf.device(value.device):
+    def _give(self, parts: Sequence[tf.Variable], pieces: Iterator[tf.Tensor], where: str) -> None:
+        """Let parts hold pieces, each of which is cut off where the value is; no more is read, or sent, at a time."""
+        for device, part in zip(self.devices, parts, strict=True):
+            with tf.device(where):
                 own = next(pieces)
             with tf.device(device):
-                own = tf.identity(own)
-            yield own
-
-    def _pieces_of_array(self, array: Any) -> Iterator[tf.Tensor]:
-        """Yield what each part has of an array, on its device; no more is read of it at a time."""
-        for device, at in zip(self.devices, self._entries(), strict=True):
-            piece = host_tensor(array, at, self._dtype)
-            with tf.device(device):
-                piece = tf.identity(piece)
-            yield piece
+                assign(part.handle, tf.identity(own))
 
     def take(self, value: Any) -> bool:
         """Let the parts hold a value that somebody gives the variable, if it is they who hold the present one.
@@ -256,7 +247,10 @@ class VariableParts:
             if tuple(value.shape) != tuple(self._shape) or not (by_part or value.dtype == self._dtype):
                 return False
             parts = [self._new_part(part) for part in range(len(self.devices))]  # the old ones hold all until then
-            _assign_all(parts, self._pieces_of_array(value) if by_part else self._pieces(value))
+            if by_part:
+                self._give(parts, (host_tensor(value, at, self._dtype) for at in self._entries()), "CPU:0")
+            else:
+                self._give(parts, pieces_of(value, self.division), value.device)
             self._parts = parts
             self._empty(self._own)  # that it is there says that there is a value
             return True
@@ -461,11 +455,6 @@ def check_have_values(names: Sequence[str]) -> None:
         "Load them with gs.load_weights, or let their initializers make them with gs.initialize. Plans and predictions "
         "need none."
     )
-
-
-def _assign_all(parts: Sequence[tf.Variable], pieces: Iterator[tf.Tensor]) -> None:
-    for part in parts:
-        assign(part.handle, next(pieces))
 
 
 def assign(handle: tf.Tensor, value: tf.Tensor) -> tf.Operation | None:
