@@ -25,13 +25,7 @@ from graphsplit.program.program import Program
 
 @dataclass(frozen=True)
 class ChosenDevices:
-    """The devices of a function, full names.
-
-    Attributes:
-      devices: of the shards.
-      home: of whole values that belong to nobody.
-      options: that asked for them.
-    """
+    """The devices of a function's shards, and of whole values that belong to nobody, full names."""
 
     devices: tuple[str, ...]
     home: str

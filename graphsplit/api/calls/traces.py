@@ -17,12 +17,7 @@ MOST_COVERED = 1000
 
 
 class Signature(NamedTuple):
-    """What a trace is valid for.
-
-    Attributes:
-      arguments: their structure.
-      scopes: what the scopes say in which it was traced, see `open_scopes`.
-    """
+    """What a trace is valid for: the structure of its arguments, and what the scopes said, see `open_scopes`."""
 
     arguments: structures.Branch
     scopes: Hashable

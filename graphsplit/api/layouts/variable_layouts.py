@@ -148,12 +148,6 @@ def divisions_on_mesh(
 ) -> dict[int, MeshDivision]:
     """Return how variables are several whose layouts name axes of a mesh, by their ids.
 
-    Args:
-      variables, wanted: which, and the layout of each, checked.
-      grid: the mesh.
-      slots: the variables of slots, by the slots' ids.
-      reshard: see `set_variable_layout`.
-
     Raises:
       ArgumentError: for all that cannot lie so.
     """
