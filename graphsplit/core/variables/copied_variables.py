@@ -59,13 +59,6 @@ class VariableCopies(VariableParts):
                     assign(part.handle, tf.identity(value))
         self.in_parts = True
 
-    def value_without(self, is_lost: Callable[[str], bool]) -> tf.Tensor | None:
-        """Return the value as a device has it that is not lost; None if there is none."""
-        with self._lock, tf.init_scope():
-            parts = zip(self.devices, self._parts, strict=True)
-            there = [part for d, part in parts if not is_lost(d) and (self.in_parts or isinstance(part, _Itself))]
-            return read_handle(there[0].handle, self._dtype) if there else None
-
     def take(self, value: Any) -> bool:  # noqa: ARG002
         """Return that the variable itself takes any value, as one of the copies: the others are old from now on."""
         if tf.executing_eagerly():

@@ -333,7 +333,7 @@ class VariableParts:
             _changes[0] += 1
 
     def value_without(self, is_lost: Callable[[str], bool]) -> tf.Tensor | None:
-        """Return the value as devices have it that are not lost; None if a part of it is gone."""
+        """Return the value as devices have it that are not lost; None if a part of it is gone, or all copies are."""
         with self._lock, tf.init_scope():
             if not self.in_parts:
                 return None if is_lost(canonical_name(self._own.device)) else read_handle(self._own, self._dtype)
