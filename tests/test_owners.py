@@ -143,5 +143,6 @@ def test_a_name_scope_of_our_name_changes_nothing():
     for batch, result in zip([x, x], function.map([x, x]), strict=True):
         assert_close(result, f(batch))
     planned = function._planned(x)
-    pieces = make_fed_executable(planned.trace, planned.plan, "f").feed([x])
+    feed, _ = make_fed_executable(planned.trace, planned.plan, "f")
+    pieces = feed([x])
     assert sorted(piece.shape[0] for piece in pieces if piece.shape.rank == 2) == [2, 2, 3]

@@ -6,7 +6,6 @@ import itertools
 import re
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
 from typing import Any
 
 import tensorflow as tf
@@ -34,22 +33,14 @@ Function = Callable[[Sequence[tf.Tensor]], list[tf.Tensor]]
 """What TensorFlow's runtime has: from flat arguments, captures last, to flat results."""
 
 
-@dataclass(frozen=True, eq=False)
-class Executable:
-    """A plan made runnable: call it with the flat argument tensors, get the flat results."""
-
-    trace: Trace
-    plan: Plan
-    function: Function
-
-    def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Run on the flat arguments."""
-        return self.function([*tensors, *captured(self.trace, self.plan)])
+def with_captures(function: Function, trace: Trace, plan: Plan) -> Function:
+    """Return a function that is given the captures at each call: what the variables hold by then."""
+    return lambda tensors: function([*tensors, *captured(trace, plan)])
 
 
 @collection_paused()
-def make_executable(trace: Trace, plan: Plan, name: str) -> Executable:
-    """Return a plan made runnable."""
+def make_executable(trace: Trace, plan: Plan, name: str) -> Function:
+    """Return a plan made runnable: call it with the flat argument tensors, get the flat results."""
     with phase("writing the graph"):
         graph = emit(plan)
     inputs, program = (*graph.inputs, *graph.captures), plan.program
@@ -58,7 +49,7 @@ def make_executable(trace: Trace, plan: Plan, name: str) -> Executable:
     results = [without_sizes(program.shape(tensor)) for tensor in program.outputs]
     parts = (graph, graph.nodes, inputs, graph.outputs, graph.effects, shapes, results)
     with phase("handing the graph to TensorFlow"):
-        return Executable(trace, plan, runtime_function(name, *parts, whole=True))
+        return with_captures(runtime_function(name, *parts, whole=True), trace, plan)
 
 
 def runtime_function(

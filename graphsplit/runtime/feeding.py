@@ -28,7 +28,7 @@ from graphsplit.emission.emitter import emit
 from graphsplit.graph.graph import Graph
 from graphsplit.planning.plan import Plan
 from graphsplit.runtime.empty_shards import DeadTensors, dead_tensors
-from graphsplit.runtime.executable import Executable, Function, runtime_function
+from graphsplit.runtime.executable import Function, runtime_function, with_captures
 from graphsplit.tracing.trace import Trace
 
 _AHEAD = frozenset({"scatter", "sizes", RELAY_ROLE})  # what cuts, and counts what is cut, and sends the counts on
@@ -79,19 +79,12 @@ def cut_ahead(graph: EmittedGraph, home: str, readers: Sequence[str] = ()) -> Cu
     return CutAhead([*nodes, *sent], graph.inputs, pieces, cutting, dead)
 
 
-@dataclass(frozen=True, eq=False)
-class FedExecutable(Executable):
-    """A plan made runnable in two steps: `feed` the flat arguments, then call it with the pieces.
+def make_fed_executable(trace: Trace, plan: Plan, name: str, readers: Sequence[str] = ()) -> tuple[Function, Function]:
+    """Return a plan made runnable in two steps; see `cut_ahead` for the readers.
 
-    Attributes:
-      feed: cuts the flat arguments, of one reader after the other, and returns the pieces, each where it is read.
+    The first cuts the flat arguments, of one reader after the other, and returns the pieces, each where it is read. The
+    second takes the pieces.
     """
-
-    feed: Function
-
-
-def make_fed_executable(trace: Trace, plan: Plan, name: str, readers: Sequence[str] = ()) -> FedExecutable:
-    """Return a plan made runnable in two steps."""
     graph = emit(plan)
     ahead = cut_ahead(graph, plan.home, readers)
     pieces = tuple(ahead.pieces.values())
@@ -102,7 +95,7 @@ def make_fed_executable(trace: Trace, plan: Plan, name: str, readers: Sequence[s
     shapes = [without_sizes(plan.program.shape(tensor)) for tensor in plan.program.outputs]
     inputs = (*pieces, *graph.captures)
     run = runtime_function(name, graph, [*arguments, *rest], inputs, outputs, graph.effects, {}, shapes)
-    return FedExecutable(trace, plan, run, feed)
+    return feed, with_captures(run, trace, plan)
 
 
 def _arguments(graph: EmittedGraph, ahead: CutAhead, home: str) -> tuple[list[Any], Pieces]:

@@ -32,9 +32,9 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.planner import plan_program
 from graphsplit.planning.variables.turns_and_gathers import plan_of_less_alive
-from graphsplit.runtime.executable import Executable, make_executable
+from graphsplit.runtime.executable import Function, make_executable
 from graphsplit.runtime.failures import Located
-from graphsplit.runtime.feeding import FedExecutable, make_fed_executable
+from graphsplit.runtime.feeding import make_fed_executable
 from graphsplit.runtime.gradients.cutting import CutGraph, cut_graph
 from graphsplit.runtime.gradients.joint_trace import JointTrace, differentiable_outputs, gradients_only, joint_trace
 from graphsplit.runtime.gradients.kept_values import KeptValues
@@ -46,7 +46,7 @@ Made = TypeVar("Made")
 
 
 class Differentiable:
-    """A planned function that tapes can differentiate: called like an `Executable`, on flat tensors.
+    """A planned function that tapes can differentiate: called on flat tensors.
 
     Threads may call it at the same time: what it lacks is made by one of them.
     """
@@ -55,8 +55,8 @@ class Differentiable:
         self.trace = trace
         self.name = name
         self.plan = plan
-        self._executable: Executable | None = None
-        self._fed: dict[tuple[str, ...], FedExecutable] = {}  # by the hosts that have the arguments
+        self._executable: Function | None = None
+        self._fed: dict[tuple[str, ...], tuple[Function, Function]] = {}  # by the hosts that have the arguments
         self._pairs: dict[tuple[bool, ...], ForwardAndBackward] = {}
         self._has_gradients = bool(differentiable_outputs(trace.program))
         self.runs = 0  # how often it was called
@@ -72,7 +72,7 @@ class Differentiable:
         return True
 
     @property
-    def executable(self) -> Executable:
+    def executable(self) -> Function:
         """The function alone, as it runs when no tape is watching."""
         if self._executable is None:
             with self.trace.lock:
@@ -98,9 +98,11 @@ class Differentiable:
           tensors: the arguments.
           readers: hosts that have them all; then the tensors are those of one after the other.
         """
-        fed = self.made_once(self._fed, readers, lambda: make_fed_executable(self.trace, self.plan, self.name, readers))
+        feed, _ = self.made_once(
+            self._fed, readers, lambda: make_fed_executable(self.trace, self.plan, self.name, readers)
+        )
         with Located(self.plan, tensors):
-            return fed.feed(tensors)
+            return feed(tensors)
 
     def run_sent(
         self, tensors: Sequence[tf.Tensor], pieces: Sequence[tf.Tensor] | None, readers: tuple[str, ...] = ()
@@ -113,8 +115,9 @@ class Differentiable:
                 "and records no gradients: put the tape inside of the function, or call the function batch by batch."
             )
         pieces = self.send(tensors, readers) if pieces is None else pieces
+        _, run = self._fed[readers]
         with Located(self.plan, tensors):
-            return self._fed[readers](pieces)
+            return run(pieces)
 
     def __call__(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Run on the flat arguments; if a tape is watching any of them, or a variable, tell it how to go back."""
