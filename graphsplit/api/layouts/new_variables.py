@@ -12,16 +12,12 @@ import tensorflow as tf
 from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout, spelling_of
 from graphsplit.api.layouts.layout_targets import variables_of
 from graphsplit.api.layouts.variable_layouts import (
-    PLACES,
     can_be_parted,
     can_move,
-    check_may_be_copies,
     check_patterns,
     held_of,
     lay_out,
     layout_by_name,
-    mirror,
-    shard,
 )
 from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_axes
 from graphsplit.core.devices import resolve_devices
@@ -213,14 +209,9 @@ class NewVariables:
 
     def lay_out(self, variable: tf.Variable, layout: VariableLayout | None, head: tf.Variable | None) -> None:
         """Lay a new variable out; a sharded slot goes to where the variable lies to which it belongs, its head."""
-        if isinstance(layout, str) and layout in PLACES:
-            slots, places = {} if head is None else {id(variable): head}, PLACES[layout](self._devices)
-            shard([variable], layout, places, self._reshard, self._loads, slots)
-        elif layout == "mirrored":
-            check_may_be_copies([variable], self._devices)
-            mirror([variable], self._devices)
-        elif layout not in (None, "home"):
-            lay_out([variable], [layout], {}, self._devices, self._grid, reshard_after_forward=self._reshard)
+        slots = {} if head is None else {id(variable): head}
+        given = [variable], [layout], slots, self._devices, self._grid
+        lay_out(*given, reshard_after_forward=self._reshard, loads=self._loads)
 
 
 class _Trained:

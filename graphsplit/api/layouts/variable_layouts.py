@@ -106,6 +106,7 @@ def lay_out(
     grid: DeviceMesh | None = None,
     *,
     reshard_after_forward: bool = True,
+    loads: dict[str, int] | None = None,
 ) -> None:
     """Lay variables out, each as it is wanted; see `set_variable_layout`.
 
@@ -115,6 +116,7 @@ def lay_out(
       devices: full names.
       grid: they as a mesh, if layouts name axes of one.
       reshard_after_forward: see there.
+      loads: the bytes that each device owns already, if not of these variables alone; theirs are added.
     """
     on_mesh = {} if grid is None else divisions_on_mesh(variables, wanted, grid, slots, reshard_after_forward)
     _check_free(variables, wanted, devices)
@@ -135,8 +137,14 @@ def lay_out(
             VariableParts(variable, division, own).take_apart()
     for layout, places in PLACES.items():
         new = [variable for variable, own in free if own == layout and _lying(variable, layout) is None]
-        shard(new, layout, places(devices), reshard_after_forward, _loads(variables, places(devices)), slots)
-    mirror([variable for variable, own in free if own == "mirrored"], devices, slots)
+        owned = _loads(variables, places(devices)) if loads is None else loads
+        for variable, cut in divided(new, places(devices), slots, owned, layout, reshard_after_forward):
+            if cut.devices == (canonical_name(variable.device),):
+                variable._graphsplit_stays = layout
+            else:
+                VariableParts(variable, cut, layout).take_apart()
+    for variable, how in mirrored([variable for variable, own in free if own == "mirrored"], devices, slots):
+        VariableCopies(variable, how).take_apart()
 
 
 def divisions_on_mesh(
@@ -195,22 +203,6 @@ def _units(variable: tf.Variable, slots: Mapping[int, tf.Variable]) -> tuple[int
 
 PLACES: Mapping[Any, Callable[[Sequence[str]], Sequence[str]]] = {"sharded": tuple, "host": host_devices}
 """Over which devices a variable is divided, by its layout: all, or their hosts. (Most have one, with all of it.)"""
-
-
-def shard(
-    variables: Sequence[tf.Variable],
-    layout: str,
-    devices: Sequence[str],
-    reshard: bool,
-    loads: dict[str, int],
-    slots: Mapping[int, tf.Variable],
-) -> None:
-    """Divide variables over devices; arguments as of `divided`, and what the layout is called."""
-    for variable, cut in divided(variables, devices, slots, loads, layout, reshard):
-        if cut.devices == (canonical_name(variable.device),):
-            variable._graphsplit_stays = layout
-        else:
-            VariableParts(variable, cut, layout).take_apart()
 
 
 def divided(
@@ -280,14 +272,6 @@ def held_of(variables: Sequence[tf.Variable], slots: Mapping[int, tf.Variable]) 
     heads = [positions.get(id(slots.get(id(variable)))) for variable in variables]
     pairs = zip(variables, heads, strict=True)
     return [Held(name_of(v), tuple(v.shape.as_list()), v.dtype.size, head) for v, head in pairs]
-
-
-def mirror(
-    variables: Sequence[tf.Variable], devices: Sequence[str], slots: Mapping[int, tf.Variable] | None = None
-) -> None:
-    """Copy variables to all devices."""
-    for variable, how in mirrored(variables, devices, slots or {}):
-        VariableCopies(variable, how).take_apart()
 
 
 def mirrored(
