@@ -28,31 +28,32 @@ def as_they_stay(
       mesh: the shards.
     """
     found, said = dict(cuts), {name: "" for name, own in cuts.items() if is_staying(own)}
-    while True:  # until no operation takes variables of which only some stay
-        wrong = {
-            name: why
-            for name, own in found.items()
-            if is_staying(own) and (why := _why_not(program, name, found, mesh))
-        }
-        if not wrong:
-            return found, said
+    while wrong := _wrong(program, found, mesh):  # until no operation takes variables of which only some stay
         said |= wrong
         found |= {name: replace(own, stays=False) for name in wrong if is_staying(own := found[name])}
+    return found, said
 
 
-def _why_not(program: Program, name: str, cuts: Mapping[str, Division], mesh: Mesh) -> str:
+def _wrong(program: Program, cuts: Mapping[str, Division], mesh: Mesh) -> dict[str, str]:
+    """Return which variables cannot be used where their parts are, and why; the program is read once."""
+    staying = {name: own for name, own in cuts.items() if is_staying(own)}
     if mesh.shards and not mesh.rows:
-        return "the number of rows is not known when it is planned"
+        return dict.fromkeys(staying, "the number of rows is not known when it is planned")
     if not mesh.exchanging:
-        return "devices have several micro-batches" if mesh.has_turns else "the rows are not shared out"
+        why = "devices have several micro-batches" if mesh.has_turns else "the rows are not shared out"
+        return dict.fromkeys(staying, why)
     columns = [[own[p] for p in mesh.positions] for own in mesh.columns] or [[*mesh.devices]]
-    if [*cuts[name].devices] not in columns:
-        return "its parts are not on the devices that have rows, one on each"
-    own = {i: cut for i in program.captures if is_staying(cut := cuts.get(program.ops[i].name))}
-    for op in program.ops:
-        if any(program.ops[tensor.op].name == name for tensor in op.inputs):
-            layouts = [own[t.op].in_place if t.op in own else SINGLE_DEVICE for t in op.inputs]
-            if of_variable(program, op, layouts) is None:
-                line = program.line_of(op)
-                return f"{op.type} {op.name!r}{f' at {line}' if line else ''} takes it whole"
-    return ""
+    apart = "its parts are not on the devices that have rows, one on each"
+    wrong = {name: apart for name, own in staying.items() if [*own.devices] not in columns}
+    handles = {i: staying[name] for i in program.captures if (name := program.ops[i].name) in staying}
+    for op in program.ops if handles else ():
+        taken = [tensor.op for tensor in op.inputs if tensor.op in handles]
+        if not taken:
+            continue
+        layouts = [handles[t.op].in_place if t.op in handles else SINGLE_DEVICE for t in op.inputs]
+        if of_variable(program, op, layouts) is None:
+            line = program.line_of(op)
+            for i in taken:
+                place = f" at {line}" if line else ""
+                wrong.setdefault(program.ops[i].name, f"{op.type} {op.name!r}{place} takes it whole")
+    return wrong
