@@ -69,6 +69,16 @@ class Worker:
 
         return count(name, small, layout, self._devices)
 
+    def half(self, width: int) -> Answer:
+        """Prepare one of two processes that have half of some weights each; `start` came before."""
+        from types import SimpleNamespace
+
+        from benchmarks.meshes import half
+
+        self._contestant = SimpleNamespace(step=half(width))
+        self._contestant.step()
+        return {}
+
     def synthetic(self, operations: int, devices: int) -> Answer:
         """Return planning speed on a synthetic program; needs nothing before."""
         from benchmarks.planning import synthetic_speed

@@ -179,6 +179,14 @@ def test_a_tiny_run_of_layouts():
 
 
 @pytest.mark.long
+def test_a_tiny_run_of_meshes():
+    printed = run("benchmarks.meshes", "--small", "--rounds", 1)
+    assert re.findall(r"^\w+$", printed, re.MULTILINE) == ["rows", "tokens", "steps", "planning"]
+    assert re.search(r"^  2x1 takes \d\.\d+ x of 2 devices$", printed, re.MULTILINE)
+    assert re.search(r"^  2 layers: \d+ operations; ", printed, re.MULTILINE)
+
+
+@pytest.mark.long
 def test_a_tiny_run_of_workers():
     printed = run("benchmarks.workers", "--workers", 2, "--widths", 32, "--rows", 8, "--rounds", 1)
     said, _, head, *lines = printed.splitlines()
