@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
@@ -14,6 +15,7 @@ from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.core.variables.parted_classes import raw_handles
 from graphsplit.core.variables.parted_variables import parts_of, parts_of_variable
 from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.variables.branches import without_branches
 from graphsplit.planning.variables.division import Divided, divide
 from graphsplit.planning.variables.staying import as_they_stay, is_staying
 from graphsplit.program.program import Op, Program
@@ -161,6 +163,8 @@ def program_of(
     if not state.divisions and given is None:
         inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}
         return program, replace(state, whole=inside) if inside else state
+    if given is None:
+        program = without_branches(program, state.divisions.keys(), _captured_twice(trace))
     names = [program.ops[i].name for i in program.captures]
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
@@ -183,6 +187,13 @@ def program_of(
             )
             return divided.program, found
         whole.update(with_twins(trace, obstacles))
+
+
+def _captured_twice(trace: Trace) -> set[str]:
+    """Return the placeholders of what a function captures more than once, as `with_twins` says."""
+    handles = Counter(map(id, trace.captures))
+    pairs = zip(trace.program.captures, trace.captures, strict=True)
+    return {trace.program.ops[i].name for i, handle in pairs if handles[id(handle)] > 1}
 
 
 def with_twins(trace: Trace, whole: Mapping[str, str]) -> dict[str, str]:

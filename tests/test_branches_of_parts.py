@@ -1,0 +1,161 @@
+"""Branches that write variables in parts: the law, where the parts are updated, and which branches stay as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+
+import graphsplit as gs
+from graphsplit.core.variables.parted_variables import parts_of_variable
+from graphsplit.emission import check_emitted, emit
+
+DEVICES = ["CPU:1", "CPU:2", "CPU:3"]  # none of them is the host
+ROWS = 7
+CHOSEN = "both sides of If 'cond' are computed, and what it writes is chosen"
+
+
+def numbers(*shape: int, seed: int = 0) -> tf.Tensor:
+    return tf.random.stateless_normal(shape, [seed, 11], dtype=tf.float64)
+
+
+def variable(*shape: int, seed: int = 0, name: str = "weight") -> tf.Variable:
+    with tf.device(DEVICES[0]):
+        return tf.Variable(numbers(*shape, seed=seed), name=name)
+
+
+class Skipping:
+    """A step of momentum that is skipped where the loss is too large, and says which it was."""
+
+    def __init__(self) -> None:
+        self.weight, self.slot = variable(13, 8), variable(13, 8, seed=1, name="slot")
+        with tf.device(DEVICES[0]):
+            self.count = tf.Variable(0, name="count")
+        self.variables = [self.weight, self.slot, self.count]
+
+    def step(self, x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(x @ self.weight))
+        gradient = tape.gradient(loss, self.weight)
+
+        def update() -> tf.Tensor:
+            self.slot.assign(0.5 * self.slot + gradient)
+            self.weight.assign_sub(0.1 * self.slot)  # (what was just written)
+            tf.cond(self.count > 1, lambda: self.weight.assign(0.5 * self.weight), lambda: self.weight + 0.0)
+            self.count.assign_add(1)
+            return tf.reduce_sum(self.slot)
+
+        def skip() -> tf.Tensor:
+            self.slot.assign(tf.zeros_like(self.slot))
+            return tf.reduce_sum(self.weight)
+
+        return loss, tf.cond(loss < 100.0, update, skip) + tf.reduce_sum(self.weight)
+
+
+def assert_same(step: Callable[..., Any], plain: Callable[..., Any], batches: list[tf.Tensor]) -> None:
+    for x in batches:
+        for own, expected in zip(step(x), plain(x), strict=True):
+            np.testing.assert_allclose(own, expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("options", [{}, pytest.param({"micro_batches": 2}, marks=pytest.mark.long)], ids=str)
+@pytest.mark.parametrize("layout", ["sharded", "host", "mirrored", {"slot": "host", "*": "sharded"}], ids=str)
+def test_what_a_branch_writes_is_chosen_where_its_parts_are(layout: Any, options: dict[str, Any]):
+    plain, made = Skipping(), Skipping()
+    gs.set_variable_layout(made.variables, layout, devices=DEVICES)
+    step = gs.parallelize(made.step, devices=DEVICES, **options)
+    batches = [
+        numbers(rows, 13, seed=rows) * scale for rows, scale in ((7, 1), (2, 99), (5, 1), (7, 1), (3, 1), (7, 99))
+    ]
+    assert_same(step, tf.function(plain.step), batches)
+    for own, expected in zip(made.variables, plain.variables, strict=True):
+        np.testing.assert_allclose(own.numpy(), expected.numpy(), rtol=1e-11, atol=1e-13)
+    plan = step.plan(batches[0])
+    plan.check()
+    plan.program.check()
+    check_emitted(plan, emit(plan))
+    assert not plan.state.whole
+    assert f"note: {CHOSEN}" in str(plan)
+    assert not any(op.type == "If" for op in plan.program.ops)
+
+
+def test_where_variables_are_whole_a_branch_stays_one():
+    made = Skipping()
+    plan = gs.parallelize(made.step, devices=DEVICES).plan(numbers(ROWS, 13))
+    assert any(op.type == "If" for op in plan.program.ops)
+    assert CHOSEN not in str(plan)
+
+
+def draws(weight: tf.Variable) -> tf.Tensor:
+    return weight.assign_add(tf.random.normal(weight.shape, dtype=tf.float64))
+
+
+def loops(weight: tf.Variable) -> tf.Tensor:
+    total = tf.while_loop(lambda v: tf.reduce_sum(v) < 9.0, lambda v: (v + 1.0,), [tf.identity(weight)])[0]
+    return weight.assign(total)
+
+
+def raises_errors(weight: tf.Variable) -> tf.Tensor:
+    return weight.assign(tf.debugging.check_numerics(1.0 / weight, "not finite"))
+
+
+def divides_integers(weight: tf.Variable) -> tf.Tensor:
+    whole = tf.cast(weight, tf.int32)
+    return weight.assign_add(tf.cast(7 // whole, tf.float64))
+
+
+def looks_up(weight: tf.Variable) -> tf.Tensor:
+    return weight.assign_add(tf.gather(weight, tf.cast(weight[:, 0], tf.int32)))
+
+
+@pytest.mark.parametrize("write", [draws, loops, raises_errors, divides_integers, looks_up])
+def test_what_cannot_be_computed_in_vain_stays_a_branch(write: Callable[[tf.Variable], tf.Tensor]):
+    """The weight is 0 and the side is not taken: errors and endless loops would be the plan's."""
+    with tf.device(DEVICES[0]):
+        weight = tf.Variable(tf.zeros((13, 8), tf.float64))
+    gs.set_variable_layout(weight, "sharded", devices=DEVICES)
+
+    def step(x: tf.Tensor) -> tf.Tensor:
+        loss = tf.reduce_sum(x @ weight)
+        tf.cond(loss > 0, lambda: write(weight), lambda: weight.assign(weight))
+        return loss
+
+    made = gs.parallelize(step, devices=DEVICES)
+    assert float(made(numbers(ROWS, 13))) == 0
+    assert np.all(weight.numpy() == 0)
+    plan = made.plan(numbers(ROWS, 13))
+    assert "takes it whole" in next(iter(plan.state.whole.values()))
+    assert CHOSEN not in str(plan)
+
+
+@pytest.mark.parametrize(
+    "layout", ["sharded", {"adam*": "host", "*": "home"}, {"adam*": "host", "*": "sharded"}], ids=str
+)
+def test_loss_scaling_updates_parts_where_they_are(layout: Any):
+    """Of a batch with an infinite row the update is skipped, and the scale is halved."""
+    x, y = numbers(11, 16).numpy().astype(np.float32), numbers(11, 3, seed=1).numpy().astype(np.float32)
+    x[5], found = np.inf, []
+    for split in (False, True):
+        keras.utils.set_random_seed(3)
+        with tf.device(DEVICES[0]):
+            layers = [keras.layers.Dense(64, "tanh"), keras.layers.Dense(3)]
+            template = keras.Sequential([keras.Input((16,)), *layers])
+            scaled = keras.optimizers.LossScaleOptimizer(
+                keras.optimizers.Adam(1e-2, epsilon=1e-2, global_clipnorm=1.0),
+                initial_scale=4.0,
+                dynamic_growth_steps=2,
+            )
+            template.compile(scaled, keras.losses.MeanSquaredError())
+            model = gs.multi_gpu_model(template, gpus=DEVICES, variables=layout) if split else template
+            model.fit(x, y, batch_size=4, epochs=2, shuffle=False, verbose=0)
+        found.append([own.numpy() for own in [*template.variables, *scaled.variables]])
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_allclose(one, other, 1e-5, 1e-6)  # float32
+    large = [own.value for own in scaled.inner_optimizer.variables if own.value.shape.num_elements() > 64]
+    assert len(large) == 4
+    assert all(parts_of_variable(slot).in_parts for slot in large)
+    assert f"note: {CHOSEN}" in str(model.plan(x[:4], y[:4]))
