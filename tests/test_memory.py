@@ -69,7 +69,7 @@ def test_state_is_divided_where_only_that_fits():
     held = held_by_device(model.kernels + model.slots)
     assert len(held) == 4
     assert max(held.values()) <= state / 3
-    assert chosen(step.plan(batch())).startswith("4 devices, mesh model 4, variables home but kernel_0_momentum, ")
+    assert chosen(step.plan(batch())).startswith("4 devices, mesh model 4, variables home but kernel_0, ")
     assert step.plan(batch()).devices == tuple(dict.fromkeys(step.plan(batch()).devices)), "no micro-batches"
 
 
@@ -120,7 +120,7 @@ def test_nothing_fits():
         ).plan(batch())
     first, *lines = str(error.value).splitlines()
     assert first.startswith("The function does not fit: each device may hold 1.5 MB, and of ")
-    assert "for up to 4 devices the smallest, 4 devices, mesh model 4, variables home but kernel_0_momentum, " in first
+    assert "for up to 4 devices the smallest, 4 devices, mesh model 4, variables home but kernel_0, " in first
     assert lines[0].startswith("  - ")
     parts = lines[: lines.index("What would help most:")]
     assert {line.split(maxsplit=3)[3].split(":")[0] for line in parts} >= {
