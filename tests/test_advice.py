@@ -16,7 +16,8 @@ from graphsplit.rules.families.whole import WHY
 from tests.test_parallelize import rows
 
 ROOT = Path(__file__).parent.parent
-RAISED = {"Declined", "_NotByRowError"}
+RAISED = {"Declined", "NotKnownError", "_NotByRowError"}
+ASKED = {"axes_in", "known", "shape_operand"}  # (what of, with its verb: see `known`)
 
 
 @functools.cache
@@ -25,8 +26,11 @@ def reasons() -> list[str]:
     found = list(WHY.values())
     for path in [*(ROOT / "graphsplit/rules").rglob("*.py"), *(ROOT / "graphsplit/planning").rglob("*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in RAISED and node.args:
+            name = getattr(node.func, "id", "") if isinstance(node, ast.Call) and node.args else ""
+            if name in RAISED:
                 found += [text for text in [_text(node.args[0])] if text not in ("", "Op")]
+            elif name in ASKED and isinstance(node.args[-1], (ast.Constant, ast.JoinedStr)):
+                found += [f"{text} not known when planning" for text in [_text(node.args[-1])] if " " in text]
     return sorted(set(found))
 
 

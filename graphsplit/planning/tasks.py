@@ -97,10 +97,9 @@ def few_tasks_of(plan: Decisions) -> Tasks:
 def kept_on(plan: Decisions, op: Op, d: int | None) -> dict[int, int]:
     """Return the bytes that each turn of a loop puts into lists, on a shard or (None) once; see `kept_each_turn`."""
     shards = plan.steps[op.index].shards if d is not None else None
-    bodies = shards.bodies if shards is not None else {}
-    local = bodies.get(function_names(op.node)[1]) if op.bodies else None
 
     def size_of(body: Program, reader: Op, operand: int) -> int:
+        local = shards.bodies.get(function_names(op.node)[1]) if shards is not None else None
         size, own = body.bytes(reader.inputs[operand]), None if local is None else local.steps[reader.index].shards
         return size if own is None or d is None else plan.mesh.bytes_of(d, size, own.wants[operand])
 

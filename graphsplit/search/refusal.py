@@ -79,8 +79,8 @@ def _of_more_devices(search: Search, least: Candidate) -> str:
 
 
 def _would(search: Search, least: Candidate, rows: int) -> bool:
-    """Return whether so many devices, or rows of a mesh, would do; each of n times as many holds at least a n-th."""
+    """Return whether so many devices, or rows of a mesh, would do; each of n times as many holds a n-th of the state."""
     more = least.with_rows(rows)
-    if search.look_at(least).peak_bytes * least.devices / more.devices > search.question.limit:
+    if search.look_at(least).fullest.state_bytes * least.devices / more.devices > search.question.limit:
         return False
     return search.fits(more)
