@@ -79,7 +79,7 @@ def _of_more_devices(search: Search, least: Candidate) -> str:
 
 
 def _would(search: Search, least: Candidate, rows: int) -> bool:
-    """Return whether so many devices, or rows of a mesh, would do; each of n times as many holds a n-th of the state."""
+    """Return whether so many devices, or rows of a mesh, would do; of n times as many each holds 1/n of the state."""
     more = least.with_rows(rows)
     if search.look_at(least).fullest.state_bytes * least.devices / more.devices > search.question.limit:
         return False
