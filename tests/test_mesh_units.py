@@ -413,6 +413,24 @@ def test_a_model_with_merged_kernels(tmp_path: Path):
         np.testing.assert_array_equal(one, other)
 
 
+def test_units_are_found_that_only_the_condition_of_a_loop_tells():
+    def made() -> Made:
+        wide = variable("wide", WIDTH, 3 * SIZE)
+
+        def step(x: tf.Tensor) -> tf.Tensor:
+            def goes_on(i: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+                heads = tf.reshape(x @ wide, (-1, LENGTH, 3, SIZE))
+                return tf.reduce_max(tf.reduce_sum(heads, 3)) > tf.cast(i, tf.float64) - 3.0
+
+            return tf.while_loop(goes_on, lambda i, y: (i + 1, tf.tanh(y)), (0, x))[1]
+
+        return [wide], step
+
+    batch = tf.constant(numbers(5, LENGTH, WIDTH))
+    parallel = assert_law(made, {"wide": (None, "model")}, TWO, [batch])
+    assert "wide: dimension 1 along 'model' (8, 4; units of 4)" in str(parallel.plan(batch))
+
+
 def test_functions_that_tell_other_units():
     """The first that is called counts; another one has the same numbers, and may gather."""
     (laid, _), (own, _) = trained(3), trained(3)

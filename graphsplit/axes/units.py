@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from graphsplit.axes.plans import AxisPlanner
 from graphsplit.core.layouts import REPLICATE, EvenCut, Layout, Partial, Shard, evenly, is_whole
 from graphsplit.core.sizes.polynomials import UndecidedError
-from graphsplit.graph.function_calls import CONTROL_FLOW
+from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.planning.propagation.forward_propagation import NaturalForms, with_operand
 from graphsplit.program.program import Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import origin, turns_of
@@ -43,8 +43,11 @@ class _LaidProgram:
         assert self.caller is not None
         call, number = self.caller[1], self.program.inputs.index(op.index)
         flow = CONTROL_FLOW[call.type]
-        is_kept = not flow.loops or origin(self.program, self.program.outputs[number]) == Tensor(op.index, 0)
-        return [call.inputs[flow.chooses + number]] if is_kept else None
+        if flow.loops:  # its condition is given what its body returns, too
+            body = call.bodies[function_names(call.node)[1]]
+            if origin(body, body.outputs[number]) != Tensor(body.inputs[number], 0):
+                return None
+        return [call.inputs[flow.chooses + number]]
 
 
 Wish = tuple[_LaidProgram, Tensor, Shard]  # what would be cut, and how: into blocks, each an `EvenCut` of so many units
