@@ -57,6 +57,13 @@ def predicted(machine: Machine | str, layout: Any = HOST, devices: int = 1, laye
     return gs.predict(Trained(layers).step, SPEC, machine=machine, devices=devices, layout=layout)
 
 
+def test_hosts_are_shown_beside_however_many_devices():
+    lines = str(predicted(replace(machine_of(), devices=10), devices=10)).splitlines()
+    shown = [line.split()[0] for line in lines if "  computing " in line]
+    assert shown == [*[f"GPU:{d}" for d in range(8)], "CPU:0"]
+    assert "  ... and 2 more devices" in lines
+
+
 @pytest.mark.parametrize("devices", [1, 3])
 def test_slots_are_bytes_of_the_host_and_travel_never(devices: int):
     home, host = (predicted(machine_of(), layout, devices) for layout in ("home", HOST))

@@ -14,7 +14,7 @@ from graphsplit.core.storage import forms
 from graphsplit.costs.machine import Link, Machine
 from graphsplit.costs.seconds import Costs
 from graphsplit.placement.recorded.recorded_steps import RecordedStep
-from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.state import state_bytes
 from graphsplit.prediction import views
@@ -25,6 +25,7 @@ from graphsplit.prediction.replay import replay
 from graphsplit.prediction.task_writing import machine_tasks
 
 SUFFIXES = (".html", ".json", ".png")
+_SHOWN = 8  # devices, and as many hosts
 
 
 class Prediction(PredictedStep):
@@ -63,8 +64,9 @@ class Prediction(PredictedStep):
             f"  a step takes {self._seconds()}; {format_bytes(self.sent_bytes)} are sent between devices",
             f"  limited by {self.limit}",
         ]
-        shown = list(self.memory)
-        for device in shown[:8]:
+        hosts = [device for device in self.memory if device not in self.of_devices]
+        shown = [*list(self.of_devices)[:_SHOWN], *hosts[:_SHOWN]]
+        for device in shown:
             share, memory = self.shares[device], self.memory[device]
             lines.append(
                 f"  {short_name(device)}  computing {percent(share.computing)}, sending {percent(share.sending)}, "
@@ -72,7 +74,8 @@ class Prediction(PredictedStep):
                 f"{format_bytes(memory.state_bytes)} variables, {format_bytes(memory.argument_bytes)} arguments, "
                 f"{format_bytes(memory.live_bytes)} alive at the peak"
             )
-        lines += [f"  ... and {len(shown) - 8} more devices"] if len(shown) > 8 else []
+        left = len(self.memory) - len(shown)
+        lines += [f"  ... and {count_text(left, 'more device')}"] if left else []
         over = self.over()
         if over:
             names = ", ".join(f"{device} {format_bytes(count)}" for device, count in list(over.items())[:4])
