@@ -15,6 +15,9 @@ from graphsplit.api.calls import compilation
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.costs.machine import Device, Host, Link, Machine
 from graphsplit.prediction.measuring import microbenchmarks
+from graphsplit.search.candidates import Candidate, Table
+from graphsplit.search.plan_search import Search
+from graphsplit.search.question import Question
 from tests.helpers.messages import raises
 
 SIDE, ROWS = 512, 64
@@ -62,6 +65,20 @@ def test_hosts_are_shown_beside_however_many_devices():
     shown = [line.split()[0] for line in lines if "  computing " in line]
     assert shown == [*[f"GPU:{d}" for d in range(8)], "CPU:0"]
     assert "  ... and 2 more devices" in lines
+
+
+def test_a_host_that_waits_is_no_device_that_does():
+    """It has little to do, and the device computes all the time: no other plan would spare it a wait."""
+    device = Device("card", "GPU", {"float32": 1e9}, {"float32": 1e9}, 1e15, 1e9)
+    machine = replace(machine_of(host=1e15, host_link=1e15), device=device)
+    found = predicted(machine)
+    assert found.shares["/device:CPU:0"].waiting > 0.9
+    assert found.shares["/device:GPU:0"].computing > 0.9
+    [waiting] = [line for line in found.compare(found).splitlines() if "waiting, longest" in line]
+    assert "CPU:0" not in waiting
+    table = Table((1,), ("home",), {"recompute": (None,), "micro_batches": (1,)})
+    question = Question("A step", ROWS, [SIZE], machine, 1e9, table, lambda *_: found.plan)
+    assert Search(question).look_at(Candidate(1, "home")).idle < 0.1
 
 
 @pytest.mark.parametrize("devices", [1, 3])

@@ -215,7 +215,7 @@ class PredictedStep:
         return f"{self.used} of {self.machine.name}{layout}"
 
     def _longest(self, how: str) -> str:
-        device = max(self.shares, key=lambda device: getattr(self.shares[device], how))
+        device = max(self.of_devices, key=lambda device: getattr(self.shares[device], how))
         seconds = getattr(self.shares[device], how) * self._schedule.seconds
         return f"{seconds * 1e3:.2f} ms on {short_name(device)}"
 

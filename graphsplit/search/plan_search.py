@@ -277,7 +277,7 @@ class Search:
         if found.unknown and (note := _UNKNOWN.format(found.unknown[0])) not in self.left_out:
             self.left_out.append(note)
         fullest = max(found.of_devices.values(), key=lambda memory: memory.peak_bytes)
-        idle = max([1.0 - share.computing for share in found.shares.values()], default=0.0)
+        idle = max([1.0 - found.shares[device].computing for device in found.of_devices], default=0.0)
         return Looked(fullest, found.step_s, idle, found.used)
 
     def _best(self) -> Candidate | None:
