@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -13,9 +14,11 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.variables.parted_variables import parts_of_variable
 from graphsplit.emission import check_emitted, emit
+from graphsplit.program.program import Program
 
 DEVICES = ["CPU:1", "CPU:2", "CPU:3"]  # none of them is the host
 ROWS = 7
+STAYS = "note: If 'cond(/effects)?' stays a branch, on one device: "
 CHOSEN = "both sides of If 'cond' are computed, and what it writes is chosen"
 
 
@@ -62,6 +65,22 @@ def assert_same(step: Callable[..., Any], plain: Callable[..., Any], batches: li
             np.testing.assert_allclose(own, expected, rtol=1e-12)
 
 
+def reads_before_writes(program: Program) -> int:
+    """Check that what changes a variable comes after all earlier reads of it; return how many reads there are."""
+    before: list[set[int]] = []
+    for op in program.ops:
+        own = {*[tensor.op for tensor in op.inputs], *op.controls}
+        before.append(own.union(*[before[i] for i in own]))
+    count = 0
+    for op in program.ops:
+        if op.type.startswith("Assign"):
+            others = program.ops[: op.index]
+            reads = {o.index for o in others if o.type == "ReadVariableOp" and o.inputs[0] == op.inputs[0]}
+            assert reads <= before[op.index], op.name
+            count += len(reads)
+    return count
+
+
 @pytest.mark.parametrize("options", [{}, pytest.param({"micro_batches": 2}, marks=pytest.mark.long)], ids=str)
 @pytest.mark.parametrize("layout", ["sharded", "host", "mirrored", {"slot": "host", "*": "sharded"}], ids=str)
 def test_what_a_branch_writes_is_chosen_where_its_parts_are(layout: Any, options: dict[str, Any]):
@@ -81,6 +100,7 @@ def test_what_a_branch_writes_is_chosen_where_its_parts_are(layout: Any, options
     assert not plan.state.whole
     assert f"note: {CHOSEN}" in str(plan)
     assert not any(op.type == "If" for op in plan.program.ops)
+    assert reads_before_writes(plan.program)
 
 
 def test_where_variables_are_whole_a_branch_stays_one():
@@ -109,12 +129,29 @@ def divides_integers(weight: tf.Variable) -> tf.Tensor:
 
 
 def looks_up(weight: tf.Variable) -> tf.Tensor:
-    return weight.assign_add(tf.gather(weight, tf.cast(weight[:, 0], tf.int32)))
+    return weight.assign_add(tf.gather(weight, tf.cast(tf.reduce_sum(weight, 1), tf.int32)))
 
 
-@pytest.mark.parametrize("write", [draws, loops, raises_errors, divides_integers, looks_up])
+def raises_to_powers(weight: tf.Variable) -> tf.Tensor:
+    return weight.assign_add(tf.cast(2 ** (tf.cast(weight, tf.int32) - 1), tf.float64))
+
+
+def compares_labels(weight: tf.Variable) -> tf.Tensor:
+    labels = tf.cast(tf.reduce_sum(weight, 1), tf.int32) - 1
+    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, weight)
+    return weight.assign_add(tf.expand_dims(losses, 1) + weight)
+
+
+def multiplies(weight: tf.Variable) -> tf.Tensor:
+    return weight.assign_add(weight @ tf.matmul(weight, weight, transpose_a=True))
+
+
+@pytest.mark.parametrize(
+    "write",
+    [draws, loops, raises_errors, divides_integers, looks_up, raises_to_powers, compares_labels, multiplies],
+)
 def test_what_cannot_be_computed_in_vain_stays_a_branch(write: Callable[[tf.Variable], tf.Tensor]):
-    """The weight is 0 and the side is not taken: errors and endless loops would be the plan's."""
+    """The weight is 0 and the side is not taken: errors, endless loops and products would be the plan's."""
     with tf.device(DEVICES[0]):
         weight = tf.Variable(tf.zeros((13, 8), tf.float64))
     gs.set_variable_layout(weight, "sharded", devices=DEVICES)
@@ -129,7 +166,74 @@ def test_what_cannot_be_computed_in_vain_stays_a_branch(write: Callable[[tf.Vari
     assert np.all(weight.numpy() == 0)
     plan = made.plan(numbers(ROWS, 13))
     assert "takes it whole" in next(iter(plan.state.whole.values()))
+    assert re.search(STAYS, str(plan))
     assert CHOSEN not in str(plan)
+
+
+def of_any_length(weight: tf.Variable) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A branch that writes a variable of any length, beside one in parts."""
+    with tf.device(DEVICES[0]):
+        last = tf.Variable(numbers(3), shape=[None])
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        loss = tf.reduce_sum(x @ weight)
+
+        def update() -> tf.Tensor:
+            weight.assign_sub(0.1 * weight)
+            last.assign([loss, loss])
+            return loss
+
+        return tf.cond(loss > 0, update, lambda: loss), last.read_value()
+
+    return step
+
+
+def of_some_rows(weight: tf.Variable) -> Callable[[tf.Tensor], tf.Tensor]:
+    """A branch that is taken where as many rows are kept as the variable has."""
+
+    def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        found = tf.reduce_sum(tf.tile(x, [2, 1]), 1) > 0
+        kept = tf.boolean_mask(tf.tile(x, [2, 1])[:, :8], found)
+        as_many = tf.reduce_sum(tf.cast(found, tf.int32)) == 13
+        changed = tf.cond(as_many, lambda: weight.assign_add(kept), lambda: weight.assign(weight))
+        return tf.reduce_sum(x @ weight), tf.reduce_sum(changed)
+
+    return step
+
+
+@pytest.mark.parametrize("make", [of_any_length, of_some_rows])
+def test_branches_of_unknown_shapes_stay_branches(make: Callable[[tf.Variable], Callable[..., Any]]):
+    plain, own = variable(13, 8), variable(13, 8)
+    gs.set_variable_layout(own, "sharded", devices=DEVICES)
+    step = gs.parallelize(make(own), devices=DEVICES)
+    assert_same(step, tf.function(make(plain)), [numbers(rows, 13, seed=rows) for rows in (7, 2, 5)])
+    np.testing.assert_allclose(own.numpy(), plain.numpy(), rtol=1e-12)
+    assert re.search(STAYS, str(step.plan(numbers(7, 13))))
+
+
+def test_what_a_branch_only_reads_is_read_before_it_changes():
+    def make(weight: tf.Variable, other: tf.Variable) -> Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]]:
+        def step(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            loss = tf.reduce_sum(x @ weight)
+
+            def update() -> tf.Tensor:
+                weight.assign_add(0.1 * weight)
+                return tf.reduce_sum(other)
+
+            found = tf.cond(loss < 1e9, update, lambda: tf.constant(0.0, tf.float64))
+            other.assign(other + 1.0)
+            return loss, found
+
+        return step
+
+    plain, own = [[variable(13, 8), variable(5, 3, seed=3, name="other")] for _ in range(2)]
+    step = gs.parallelize(make(*own), devices=DEVICES)
+    assert reads_before_writes(step.plan(numbers(7, 13)).program) > 1
+    gs.set_variable_layout(own[0], "sharded", devices=DEVICES)
+    assert_same(step, tf.function(make(*plain)), [numbers(7, 13, seed=k) for k in range(3)])
+    plan = step.plan(numbers(7, 13))
+    assert f"note: {CHOSEN.replace('cond', 'cond/effects')}" in str(plan)
+    assert reads_before_writes(plan.program) > 1
 
 
 @pytest.mark.parametrize(

@@ -164,7 +164,7 @@ def program_of(
         inside = {v.name: _INSIDE for v in trace.variables if parts_of_variable(v) is not None}
         return program, replace(state, whole=inside) if inside else state
     if given is None:
-        program = without_branches(program, state.divisions.keys(), _captured_twice(trace))
+        program = without_branches(program, state.divisions.keys(), _captured_twice(trace), _shapes(trace))
     names = [program.ops[i].name for i in program.captures]
     whole: dict[str, str] = {}
     while True:  # until no operation takes a variable whole, or variables of different devices, that lie in parts
@@ -187,6 +187,13 @@ def program_of(
             )
             return divided.program, found
         whole.update(with_twins(trace, obstacles))
+
+
+def _shapes(trace: Trace) -> dict[str, Sequence[int | None]]:
+    """Return the shapes of captured variables, of known rank, by the names of their handles' placeholders."""
+    handles = [tensor for tensor in trace.function.inputs if tensor.dtype == tf.resource]
+    values = [(handle.op.name, resource_value(handle)) for handle in handles]
+    return {name: value[1].as_list() for name, value in values if value is not None and value[1].rank is not None}
 
 
 def _captured_twice(trace: Trace) -> set[str]:

@@ -53,6 +53,7 @@ class _Hoister:
     def hoist(self, nodes: list[Any], returned: Sequence[str] | None = None) -> tuple[list[Any], dict[str, str]]:
         """Hoist out of every loop and branch among `nodes`: a graph's, or, with what it returns, a function's."""
         moved: dict[str, str] = {}  # branches -> where their effects are
+        waits: dict[str, list[str]] = {}  # for a branch -> for its effects, and for reads before whoever writes later
         spelling = "{}:{}" if returned is None else "{}:output:{}"
         result: list[Any] = []
         handles: dict[str, str] = {}  # what a loop hands through -> what it was given
@@ -70,12 +71,14 @@ class _Hoister:
                 node.op = CONTROL_FLOW[node.op].stateless
             elif CONTROL_FLOW[node.op].chooses:
                 parts = split_effects(node, self.library, spelling, self._shape_inside)
-                moved.update({node.name: parts[0].name} if len(parts) > 1 else {})
+                if len(parts) > 1:
+                    moved[node.name] = parts[0].name
+                    waits[f"^{node.name}"] = [f"^{own.name}" for own in (parts[0], *reads)]
                 result += [*reads, *parts]
                 continue
             result += [*reads, node]
-        for node in result if moved else ():
-            node.input[:] = [f"^{moved[r[1:]]}" if r[0] == "^" and r[1:] in moved else r for r in node.input]
+        for node in result if waits else ():
+            node.input[:] = [own for reference in node.input for own in waits.get(reference, [reference])]
         return result, moved
 
     def _shape_inside(self, function: str, node: str) -> Sequence[Any]:

@@ -6,7 +6,8 @@ becomes arithmetic: each variable is read, each side computes what it would writ
 there, one is written. So each part is chosen and written where it is, as without a branch. (Allen, Kennedy,
 Porterfield, Warren 1983: Conversion of control dependence to data dependence.)
 
-Computed is what the step would have skipped, too. So only arithmetic is: nothing that draws, loops or raises errors.
+Computed is what the step would have skipped, too. So all that a branch does must be cheap, and must not fail whatever
+the numbers are: entry by entry, sums of entries, and what moves them, of known shapes. Other branches stay branches.
 """
 
 from __future__ import annotations
@@ -18,61 +19,98 @@ import tensorflow as tf
 
 from graphsplit.core.protos.graphdefs import make_node
 from graphsplit.core.sizes.symbolic_sizes import Shape, has_sizes
-from graphsplit.costs.families import family_of
-from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
+from graphsplit.graph.function_calls import function_names
 from graphsplit.planning.program_writing import ProgramWriter
 from graphsplit.program.program import Op, Program, Tensor
 
-_ARITHMETIC = frozenset({"elementwise", "reduction", "matmul"})
-_PLAIN = frozenset(  # others that raise no errors where all shapes are known
-    {"BroadcastTo", "ConcatV2", "Const", "ExpandDims", "Fill", "Identity", "IdentityN", "IsFinite", "IsInf", "IsNan"}
-    | {"NoOp", "Pack", "PreventGradient", "Reshape", "Squeeze", "StopGradient", "Tile", "Transpose"}
-    | {"Unpack"}
+_PLAIN = frozenset(
+    {"Abs", "Add", "AddN", "AddV2", "All", "Any", "BroadcastTo", "Cast", "Ceil", "ConcatV2", "Const", "Cos"}
+    | {"Div", "DivNoNan", "Equal", "Erf", "Erfc", "EuclideanNorm", "Exp", "ExpandDims", "Expm1", "Fill"}
+    | {"Floor", "FloorDiv", "FloorMod", "Greater", "GreaterEqual", "Identity", "IdentityN", "Inv", "IsFinite"}
+    | {"IsInf", "IsNan", "L2Loss", "LeakyRelu", "Less", "LessEqual", "Log", "Log1p", "LogicalAnd"}
+    | {"LogicalNot", "LogicalOr", "Max", "Maximum", "Mean", "Min", "Minimum", "Mul", "Neg", "NoOp"}
+    | {"NotEqual", "OnesLike", "Pack", "Pow", "PreventGradient", "Prod", "RealDiv", "Reciprocal", "Relu"}
+    | {"Reshape", "Round", "Rsqrt", "Select", "SelectV2", "Sigmoid", "Sign", "Sin", "Softplus", "Sqrt"}
+    | {"Square", "SquaredDifference", "Squeeze", "StopGradient", "Sub", "Sum", "Tanh", "Tile", "Transpose"}
+    | {"Unpack", "ZerosLike"}
 )
+_OF_FLOATS = frozenset({"Div", "FloorDiv", "FloorMod", "Pow"})
+"""Operations that raise errors of some integers: a divisor of 0, a negative exponent."""
 _ADDS = {"AssignAddVariableOp": "AddV2", "AssignSubVariableOp": "Sub"}
 _WRITES = {"AssignVariableOp", *_ADDS}
 _OPAQUE = frozenset({tf.resource, tf.variant})
+_COMPUTED = {*_PLAIN, *_WRITES, "ReadVariableOp"}
 _BRANCHES = frozenset({"If", "StatelessIf"})
 _Values = dict[Tensor, Tensor]
 
 
-def without_branches(program: Program, names: Set[str], twins: Set[str]) -> Program:
+def without_branches(
+    program: Program, names: Set[str], twins: Set[str], shapes: Mapping[str, Sequence[int | None]]
+) -> Program:
     """Return a program in which branches that write some variables are arithmetic, where they can be.
+
+    A note says which are, and what keeps others from it.
 
     Args:
       program: the function.
       names: of the placeholders of the variables' handles.
       twins: those of handles that are captured twice: what is written by one of them is read by the other.
+      shapes: of captured variables, by the names of their handles' placeholders.
     """
     handles = {i for i in program.captures if program.ops[i].name in names}
     doubtful = {i for i in program.captures if program.ops[i].name in twins}
-    branches = {op.index for op in program.ops if op.type == "If" and _can_be_arithmetic(op, handles, doubtful)}
-    return _ArithmeticWriter(program, branches).written() if branches else program
+    branches, notes = set(), []
+    for op in program.ops:
+        read = {tensor.op for tensor in op.inputs}
+        if op.type == "If" and not handles.isdisjoint(read):
+            why = "it is given a variable twice" if doubtful & read else ""
+            why = why or _obstacle(op) or _other_shape(program, op, shapes)
+            if why:
+                notes.append(f"If {op.name!r} stays a branch, on one device: {why}")
+            else:
+                branches.add(op.index)
+                notes.append(f"both sides of If {op.name!r} are computed, and what it writes is chosen")
+    written = _ArithmeticWriter(program, branches).written() if branches else program
+    return replace(written, notes=(*written.notes, *notes)) if notes else written
 
 
-def _can_be_arithmetic(op: Op, handles: Set[int], doubtful: Set[int]) -> bool:
-    """Return whether a branch writes a variable of some, and does nothing but arithmetic besides."""
-    read = [tensor.op for tensor in op.inputs]
-    is_plain = op.stage is None and doubtful.isdisjoint(read) and len({*op.inputs}) == len(read)
-    return is_plain and not handles.isdisjoint(read) and _is_arithmetic(op)
-
-
-def _is_arithmetic(op: Op) -> bool:
+def _obstacle(op: Op) -> str:
+    """Return what is no arithmetic in an operation, "" if nothing is."""
+    if op.stage is not None:
+        return f"{op.name!r} is in a stage"
     if op.type in _BRANCHES:
         sides = [op.bodies[name] for name in function_names(op.node)]
-        shapes = [[body.shape(tensor) for tensor in body.outputs] for body in sides]
-        fit = op.in_shapes[0] == () and shapes[0] == shapes[1] and all(map(_is_known, shapes[0]))
-        return fit and _OPAQUE.isdisjoint(op.out_dtypes) and all(_is_arithmetic(o) for body in sides for o in body.ops)
-    if op.type in (*_WRITES, "ReadVariableOp", "Placeholder"):
-        return True
-    numbers, known = _OPAQUE.isdisjoint(op.out_dtypes), all(map(_is_known, op.out_shapes))
-    may_fail = ("Div" in op.type or "Mod" in op.type) and any(dtype.is_integer for dtype in op.out_dtypes)
-    is_plain = op.type in _PLAIN or (family_of(op.type) in _ARITHMETIC and not op.stateful)
-    return numbers and known and is_plain and not may_fail and not op.bodies and not op.symbols
+        one, other = [[body.shape(tensor) for tensor in body.outputs] for body in sides]
+        if op.in_shapes[0] != () or one != other or not all(map(_is_known, one)):
+            return f"the results of {op.name!r} differ in shape, or their sizes are not known when planning"
+        if not _OPAQUE.isdisjoint(op.out_dtypes):
+            return f"{op.name!r} makes no numbers"
+        found = [why for body in sides for why in map(_obstacle, body.ops) if why]
+        return found[0] if found else ""
+    if op.type == "Placeholder":
+        return ""
+    of_integers = op.type in _OF_FLOATS and any(dtype.is_integer for dtype in op.out_dtypes)
+    if of_integers or op.type not in _COMPUTED:
+        return f"{op.type} {op.name!r} in it may fail, or is too much to be computed in vain"
+    if not all(map(_is_known, (*op.in_shapes, *op.out_shapes))) or op.symbols:
+        return f"sizes of {op.type} {op.name!r} in it are not known when planning"
+    return f"{op.type} {op.name!r} in it makes no numbers" if not _OPAQUE.isdisjoint(op.out_dtypes) else ""
 
 
 def _is_known(shape: Shape | None) -> bool:
     return shape is not None and None not in shape and not has_sizes(shape)
+
+
+def _other_shape(program: Program, op: Op, shapes: Mapping[str, Sequence[int | None]]) -> str:
+    """Return which variable of a branch has, or is given, another shape than it always has; "" for none.
+
+    A chosen value, and a sum, would be as large as the larger one.
+    """
+    for handle, (shape, _) in _used(op, op.inputs):
+        name = program.ops[handle.op].name
+        if shape is None or tuple(shapes.get(name, (None,))) != tuple(shape):
+            return f"the shape of variable {name!r} is not known when planning, or changes"
+    return ""
 
 
 class _ArithmeticWriter(ProgramWriter):
@@ -97,8 +135,6 @@ class _ArithmeticWriter(ProgramWriter):
             self._made_of.update({Tensor(op.index, k): Tensor(made.op, k) for k in range(len(op.out_shapes))})
             self._became[op.index] = (made.op,)
             kept[op.index] = made.op
-        branches = [program.ops[i].name for i in sorted(self._branches)]
-        said = [f"both sides of If {name!r} are computed, and what it writes is chosen" for name in branches]
         return replace(
             program,
             ops=tuple(self._ops),
@@ -106,7 +142,6 @@ class _ArithmeticWriter(ProgramWriter):
             captures=tuple([kept[i] for i in program.captures]),
             outputs=tuple([self._made_of[tensor] for tensor in program.outputs]),
             effects=tuple([new for i in program.effects for new in self._became[i]]),
-            notes=(*program.notes, *said),
         )
 
     def _controls(self, op: Op) -> tuple[int, ...]:
@@ -116,13 +151,14 @@ class _ArithmeticWriter(ProgramWriter):
         """Write what a branch reads, what both of its sides compute, and what it writes."""
         given, controls = [self._made_of[tensor] for tensor in op.inputs], self._controls(op)
         before: _Values = {}
-        for handle, (shape, dtype) in self._variables(op).items():
+        for handle, (shape, dtype) in dict(_used(op, op.inputs)).items():
             own = self._made_of[handle]
             node = make_node(self._unused(f"{op.name}/read_{len(before)}"), "ReadVariableOp", [], dtype=dtype)
             before[own] = self._new(node, (own,), [(shape, dtype)], {}, controls)
         after = dict(before)
         results = self._choose(op, op.name, given, after)
         self._made_of.update({Tensor(op.index, k): result for k, result in enumerate(results)})
+        reads = [tensor.op for tensor in given if self._ops[tensor.op].type == "ReadVariableOp"]
         writes: list[int] = []
         for handle, value in after.items():
             if value == before[handle]:
@@ -131,16 +167,7 @@ class _ArithmeticWriter(ProgramWriter):
             dtype, name = self._type_of(value), self._unused(f"{op.name}/write_{len(writes)}")
             node = make_node(name, "AssignVariableOp", [], dtype=dtype)
             writes.append(self._new(node, (handle, value), [], {}, (before[handle].op, *controls)).op)
-        self._became[op.index] = tuple(writes)
-
-    def _variables(self, op: Op) -> dict[Tensor, tuple[tf.TensorShape, tf.DType]]:
-        """Return the variables that a branch reads or writes, by handle, with shapes and types of their values."""
-        found: dict[Tensor, tuple[tf.TensorShape, tf.DType]] = {}
-        for name in function_names(op.node):
-            body = op.bodies[name]
-            for handle, value in _values(body, list(op.inputs[CONTROL_FLOW[op.type].chooses :])):
-                found.setdefault(handle, value)
-        return found
+        self._became[op.index] = (*writes, *dict.fromkeys(reads))  # (who changes what it only reads waits, too)
 
     def _choose(self, op: Op, name: str, given: Sequence[Tensor], state: _Values) -> list[Tensor]:
         """Write both sides of a branch, and which of their results and of the values that they leave counts.
@@ -185,16 +212,21 @@ class _ArithmeticWriter(ProgramWriter):
         return [values[tensor] for tensor in body.outputs]
 
 
-def _values(body: Program, given: Sequence[Tensor]) -> Iterator[tuple[Tensor, tuple[tf.TensorShape, tf.DType]]]:
-    """Yield the handles that a side is given and uses, each with the shape and type of its variable's values."""
-    own: Mapping[Tensor, Tensor] = {Tensor(i, 0): tensor for i, tensor in zip(body.inputs, given, strict=True)}
-    for op in body.ops:
-        if op.type == "ReadVariableOp":
-            yield own[op.inputs[0]], (op.out_shapes[0], op.out_dtypes[0])
-        elif op.type in _WRITES:
-            written = op.inputs[1]
-            yield own[op.inputs[0]], (body.shape(written), body.ops[written.op].out_dtypes[written.index])
-        elif op.type in _BRANCHES:
-            inner = [own.get(tensor, tensor) for tensor in op.inputs[1:]]
-            for name in function_names(op.node):
-                yield from _values(op.bodies[name], inner)
+def _used(op: Op, given: Sequence[Tensor]) -> Iterator[tuple[Tensor, tuple[Shape | None, tf.DType]]]:
+    """Yield the handles that a branch reads or writes, each with the shape and type of its variable's value there.
+
+    Args:
+      op: the branch.
+      given: its operands, outside of all branches.
+    """
+    for name in function_names(op.node):
+        body = op.bodies[name]
+        own = {Tensor(i, 0): tensor for i, tensor in zip(body.inputs, given[1:], strict=True)}
+        for inner in body.ops:
+            if inner.type == "ReadVariableOp":
+                yield own[inner.inputs[0]], (inner.out_shapes[0], inner.out_dtypes[0])
+            elif inner.type in _WRITES:
+                written = inner.inputs[1]
+                yield own[inner.inputs[0]], (body.shape(written), body.dtype(written))
+            elif inner.type in _BRANCHES:
+                yield from _used(inner, [own.get(tensor, tensor) for tensor in inner.inputs])
