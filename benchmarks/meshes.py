@@ -58,7 +58,7 @@ def rows(rounds: int, small: bool) -> list[str]:
     width = 256 if small else 2048
     steps = chain(width)  # (divides the CPU)
     x = tf.random.normal((1, 64, width))
-    found = in_turns({name: functools.partial(step, x) for name, step in steps.items()}, rounds, 5)
+    found = in_turns({name: functools.partial(step, x) for name, step in steps.items()}, rounds, 5, prepare=2)
     return [f"two devices are {ratios(found['one'], found['two']).wall:.2f} x as fast as one ({milliseconds(found)})"]
 
 
@@ -145,8 +145,7 @@ def steps(rounds: int, small: bool) -> list[str]:
     size = (64, 16, 32, 4, 2, 4) if small else (1000, 128, 256, 8, 4, 8)
     x, y = (tf.random.uniform(s, 0, 10, tf.int32, 1) for s in ((size[5], size[1]), (size[5],)))
     calls = {name: functools.partial(training(how, *size), x, y) for name, how in ways.items()}
-    calls["1 device on one core"] = functools.partial(on_one_core, calls["1 device on one core"])
-    found = in_turns(calls, rounds, 5, prepare=2)
+    found = in_turns(calls, rounds, 5, prepare=2, within={"1 device on one core": on_one_core})
     return [
         f"2x1 takes {ratios(found['2x1'], found['2 devices']).wall:.3f} x of 2 devices",
         f"1x2 is {ratios(found['1 device on one core'], found['1x2']).wall:.2f} x as fast as 1 device on one core, "
@@ -230,23 +229,15 @@ PARTS: dict[str, Callable[[int, bool], list[str]]] = {
 }
 
 
-def on_one_core(call: Callable[[], Any]) -> Any:
-    """Call with one core for all threads of the process.
+@contextlib.contextmanager
+def on_one_core() -> Iterator[None]:
+    """Let all threads of this process that there are run on one core, then on all that it may.
 
     A device of one thread still runs operations that do not wait for each other side by side, on other cores.
     """
-    with all_threads_on({min(os.sched_getaffinity(0))}):
-        result = call()
-        result.numpy()
-    return result
-
-
-@contextlib.contextmanager
-def all_threads_on(cores: set[int]) -> Iterator[None]:
-    """Let all threads of this process that there are run on some cores only, then on all that it may."""
     threads = [int(thread) for thread in os.listdir("/proc/self/task")]
     before = os.sched_getaffinity(0)
-    _put(threads, cores)
+    _put(threads, {min(before)})
     try:
         yield
     finally:

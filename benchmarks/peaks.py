@@ -1,4 +1,4 @@
-"""How near the predicted peak of memory is to that of TensorFlow's allocator, for training steps of ten networks.
+"""How near the predicted peak of memory is to that of TensorFlow's allocator, for training steps of eleven networks.
 
 python -m benchmarks.peaks [--networks 'mlp;U-Net'] [--devices 1,2] [--small]
 
@@ -20,7 +20,7 @@ from benchmarks.processes import in_a_process
 
 NETWORKS = (
     *("mlp", "resnet50", "mini_googlenet_bn", "lstm", "transformer", "transformer, recompute"),  # of `workloads`
-    *("U-Net", "WaveNet", "Transformer decoder", "GAN"),  # of `coverage_models`
+    *("U-Net", "WaveNet", "Transformer decoder", "GAN", "Siamese"),  # of `coverage_models`
 )
 NEAR = 0.15
 _ROWS = 1024  # of the networks of `coverage_models`

@@ -21,7 +21,7 @@ import typer
 
 from benchmarks import prediction_worker as worker
 from benchmarks.environment import load_average
-from benchmarks.processes import in_a_process
+from benchmarks.processes import NoAnswerError, in_a_process
 from benchmarks.workloads import WORKLOADS
 
 ROOT = Path(__file__).parent.parent
@@ -30,6 +30,7 @@ PAGE = ROOT / "docs" / "how_predictions_are_made.md"
 LAYOUTS = ("home", "mirrored", "sharded")
 _DEVICES, _MICRO_BATCHES = "1,2,4,8", "1,4"
 _BEGIN, _END = "<!-- table: python -m benchmarks.prediction -->", "<!-- end of table -->"
+_LIMIT_S = 1800.0
 _ENVIRONMENT = {
     # TensorFlow keeps memory that was freed, as on GPUs and where it uses oneDNN, and counts it: what is given back to
     # the operating system each time, page by page, makes an operation of 64 MB five times slower, or not, as it happens
@@ -89,7 +90,7 @@ def main(
                 continue
             machine, calibrated = (str(Path(folder) / f"{file}.toml") for file in (name, f"{name}_{mode}"))
             if not Path(machine).exists():  # (how much threads slow each other down changes within hours, too)
-                in_a_process(worker.machine, machine, environment=_ENVIRONMENT)
+                in_a_process(worker.machine, machine, environment=_ENVIRONMENT, limit_s=_LIMIT_S)
             took = _answer(worker.calibrate, name, mode, small, machine, calibrated)
             for _, group in itertools.groupby(cells, key=lambda cell: cell.devices):
                 together = list(group)
@@ -122,9 +123,9 @@ def cells_of(
 def _answer(function: Callable[..., Any], *arguments: object) -> Any:
     """Return the answer of a part of this in a process of its own, or why there is none: the others go on."""
     try:
-        return in_a_process(function, *arguments, environment=_ENVIRONMENT)
-    except Exception as error:  # whatever it is, the results say so
-        return {"error": f"{type(error).__name__}: {str(error)[:300]}"}
+        return in_a_process(function, *arguments, environment=_ENVIRONMENT, limit_s=_LIMIT_S)
+    except NoAnswerError as error:
+        return {"error": str(error)}
 
 
 def _line(answer: dict[str, Any]) -> str:

@@ -10,8 +10,8 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Mapping
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -20,16 +20,59 @@ from unittest import mock
 ROOT = Path(__file__).parent.parent
 
 
-def in_a_process(function: Callable[..., Any], *arguments: Any, environment: Mapping[str, str] | None = None) -> Any:
-    """Return what a function returns in a new process without GPUs, which has these variables from its start on."""
+class NoAnswerError(Exception):
+    """A process could not do what it was asked; the message is the reason, for leaving out what was to be measured."""
+
+
+def in_a_process(
+    function: Callable[..., Any],
+    *arguments: Any,
+    environment: Mapping[str, str] | None = None,
+    limit_s: float | None = None,
+) -> Any:
+    """Return what a function returns in a new process without GPUs, which has these variables from its start on.
+
+    Raises:
+      NoAnswerError: if the process ends otherwise, or has no answer within the limit, after which it is killed. What
+        it wrote to standard error is there, too.
+    """
     own = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1", **(environment or {})}
     new = multiprocessing.get_context("spawn")
-    with mock.patch.dict(os.environ, own), ProcessPoolExecutor(1, new) as process:
-        return process.submit(function, *arguments).result()
+    answers, answer = new.Pipe(duplex=False)
+    with tempfile.NamedTemporaryFile("r", errors="replace") as log, answers:
+        child = new.Process(target=_send_answer, args=(answer, log.name, function, arguments))
+        with mock.patch.dict(os.environ, own), answer:  # (once it is closed here, the child's end ends the pipe)
+            child.start()
+        try:
+            if not answers.poll(limit_s):
+                raise NoAnswerError(f"no answer within {limit_s:.0f} s")
+            found = answers.recv()
+            child.join(limit_s)
+            return found
+        except (EOFError, OSError) as error:  # (the latter if it ends while it sends)
+            child.join()
+            assert child.exitcode is not None
+            raise NoAnswerError(_last_words(child.exitcode, log.read())) from error
+        finally:
+            child.kill()
+            child.join()
+            log.seek(0)
+            sys.stderr.write(log.read())
 
 
-class ContestantError(Exception):
-    """A contestant could not do what it was asked; the message is the reason for leaving it out."""
+def _send_answer(answer: Connection, log: str, function: Callable[..., Any], arguments: Sequence[Any]) -> None:
+    """Send what a function returns; what it writes to standard error, and an error that it raises, go to a file."""
+    os.dup2(os.open(log, os.O_WRONLY | os.O_APPEND), 2)
+    answer.send(function(*arguments))
+
+
+def _last_words(code: int, log: str) -> str:
+    """Return how a process ended, of which these are exit status and standard error."""
+    if code < 0:  # https://docs.python.org/3/library/subprocess.html#subprocess.Popen.returncode
+        killed = signal.Signals(-code).name
+        return f"its process was ended by {killed}" + (", for memory as a rule" if killed == "SIGKILL" else "")
+    lines = [line for line in log.splitlines() if line.strip()]
+    return f"its process ended with {code}" + (f": {lines[-1][:200]}" if lines else "")
 
 
 class Worker:
@@ -61,29 +104,25 @@ class Worker:
             self._process.stdin.write(json.dumps({"do": do, **arguments}) + "\n")
             self._process.stdin.flush()
         except OSError as error:
-            raise ContestantError(self._last_words()) from error
+            raise NoAnswerError(self._last_words()) from error
 
     def answer(self, limit_s: float) -> dict[str, Any]:
         """Wait for the answer to the last command."""
         assert self._process.stdout is not None
         if not select.select([self._process.stdout], [], [], limit_s)[0]:
-            raise ContestantError(f"no answer within {limit_s:.0f} s")
+            raise NoAnswerError(f"no answer within {limit_s:.0f} s")
         line = self._process.stdout.readline()
         if not line:
-            raise ContestantError(self._last_words())
+            raise NoAnswerError(self._last_words())
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
-            raise ContestantError(answer["error"])
+            raise NoAnswerError(answer["error"])
         return answer
 
     def _last_words(self) -> str:
         code = self._process.wait()
-        if code < 0:  # https://docs.python.org/3/library/subprocess.html#subprocess.Popen.returncode
-            killed = signal.Signals(-code).name
-            return f"its process was ended by {killed}" + (", for memory as a rule" if killed == "SIGKILL" else "")
         self._log.seek(0)
-        lines = [line for line in self._log.read().splitlines() if line.strip()]
-        return f"its process ended with {code}" + (f": {lines[-1][:200]}" if lines else "")
+        return _last_words(code, self._log.read())
 
     def close(self) -> None:
         """End the process; a second time does nothing."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.environment import free_bytes
-from benchmarks.processes import ContestantError, Group
+from benchmarks.processes import Group, NoAnswerError
 from benchmarks.results import Record
 from benchmarks.workloads import workload
 
@@ -101,7 +101,7 @@ def _attempt(
         return
     try:
         action(record, group, settings)
-    except ContestantError as error:
+    except NoAnswerError as error:
         record.skipped = str(error)
         group.close()
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import tensorflow as tf
@@ -16,6 +20,7 @@ import tensorflow as tf
 import graphsplit as gs
 from benchmarks import prediction, prediction_worker
 from benchmarks.prediction import ranked, regrets, summary, table
+from benchmarks.processes import NoAnswerError, in_a_process
 from graphsplit.api.predicted import calibration, fitting
 from graphsplit.costs.families import FAMILIES
 from graphsplit.costs.machine import Device, Host, Link, Machine
@@ -236,9 +241,29 @@ def test_the_table_of_the_benchmark():
     assert summary([], {}) == ["Nothing was measured."]
 
 
-def test_what_fails_is_said_and_the_others_go_on():
-    assert prediction._answer(int, "x") == {"error": "ValueError: invalid literal for int() with base 10: 'x'"}
-    assert prediction._answer(os._exit, 1)["error"].startswith("BrokenProcessPool: ")
+@pytest.mark.parametrize(
+    ("function", "argument", "said"),
+    [
+        (int, "x", "its process ended with 1: ValueError: invalid literal for int() with base 10: 'x'"),
+        (sys.exit, "no such network", "its process ended with 1: no such network"),
+        (os._exit, 3, "its process ended with 3"),
+        (signal.raise_signal, signal.SIGKILL, "its process was ended by SIGKILL, for memory as a rule"),
+        (time.sleep, 600, "no answer within 1 s"),
+    ],
+)
+def test_what_fails_is_said_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, function: Any, argument: Any, said: str
+):
+    monkeypatch.setattr(prediction, "_LIMIT_S", 1.0 if function is time.sleep else 60.0)
+    assert prediction._answer(function, argument) == {"error": said}
+    assert not multiprocessing.active_children()
+
+
+def test_what_a_process_answers(capsys: pytest.CaptureFixture[str]):
+    assert in_a_process(divmod, 7, 2, limit_s=60.0) == (3, 1)
+    with pytest.raises(NoAnswerError):
+        in_a_process(divmod, 7, 0)
+    assert "Traceback" in capsys.readouterr().err  # where it was raised is shown
 
 
 def test_the_memory_of_a_step_is_what_tensorflows_allocator_counts():
