@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -21,18 +21,23 @@ def pieces_of(value: tf.Tensor, division: MeshDivision) -> Iterator[tf.Tensor]:
     if isinstance(division, Copied):
         yield from [value] * division.parts
     elif isinstance(division, Cut):
+        axis = division.axis
         for blocks in division.ranges:
-            pieces = [_slice(value, division.axis, own.start, len(own)) for own in blocks if division.parts > 1]
-            yield _joined(pieces or [value], division.axis)
+            whole = division.parts == 1
+            yield value if whole else _joined([_slice(value, axis, own.start, len(own)) for own in blocks], axis)
     else:
         for own, column in zip(division.rows, pieces_of(value, division.columns), strict=True):
             yield from pieces_of(column, own)
 
 
-def whole_of(values: Sequence[tf.Tensor | None], division: MeshDivision) -> tf.Tensor | None:
-    """Return the value whose parts these are; None if a part is missing of which there is no copy."""
+def whole_of(values: Iterable[tf.Tensor | None], division: MeshDivision) -> tf.Tensor | None:
+    """Return the value whose parts these are; None if a part is missing of which there is no copy.
+
+    Of copies no more are asked for than the first that is there.
+    """
     if isinstance(division, Copied):
         return next((value for value in values if value is not None), None)
+    values = list(values)
     if isinstance(division, Cut):
         there = [value for value in values if value is not None]
         if len(there) < len(values):

@@ -217,12 +217,13 @@ class VariableParts:
             self._empty(self._own)
 
     def _give(self, parts: Sequence[tf.Variable], pieces: Iterator[tf.Tensor], where: str) -> None:
-        """Let parts hold pieces, each of which is cut off where the value is; no more is read, or sent, at a time."""
+        """Let parts hold pieces, cut off where the value is: beside the parts there is one at a time."""
         for device, part in zip(self.devices, parts, strict=True):
             with tf.device(where):
                 own = next(pieces)
             with tf.device(device):
                 assign(part.handle, tf.identity(own))
+            del own  # before the next one is read
 
     def take(self, value: Any) -> bool:
         """Let the parts hold a value that somebody gives the variable, if it is they who hold the present one.
@@ -338,7 +339,7 @@ class VariableParts:
             if not self.in_parts:
                 return None if is_lost(canonical_name(self._own.device)) else read_handle(self._own, self._dtype)
             pairs = zip(self.devices, self._parts, strict=True)
-            found = [None if is_lost(device) else read_handle(part.handle, self._dtype) for device, part in pairs]
+            found = (None if is_lost(device) else read_handle(part.handle, self._dtype) for device, part in pairs)
             return whole_of(found, self.division)
 
     def release(self, variable: tf.Variable) -> None:
