@@ -64,5 +64,9 @@ def test_what_is_asked_for_is_checked():
 
 def test_in_a_notebook_it_says_restart(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ipykernel", sys)
-    with pytest.raises(pytest.UsageError, match="Restart the notebook's runtime and run this cell first, before any"):
+    with pytest.raises(pytest.UsageError) as error:
         make_devices(7)
+    assert str(error.value).startswith(
+        "use_logical_devices(7) was called after TensorFlow had started with 5 CPU devices; devices are fixed from "
+        "then on. Restart the notebook's runtime and run this cell first, before any that makes a tensor or model.\n"
+    )

@@ -99,8 +99,12 @@ class Resilient(Generic[P, R]):
             assert callable(batches)
             return self._results_of_hosts(HostPipeline(self._step._name(), batches))
         assert isinstance(batches, Iterable)
+        return self._results(batches)
+
+    def _results(self, batches: Iterable[Any]) -> Iterator[R]:
         call: Callable[..., R] = self
-        return (call(*arguments_of(batch)) for batch in batches)
+        for batch in batches:
+            yield call(*arguments_of(batch))
 
     def _results_of_hosts(self, pipeline: HostPipeline) -> Iterator[R]:
         for number in itertools.count():

@@ -17,16 +17,16 @@ from graphsplit.core.errors import GraphsplitError, StrictError
 from graphsplit.core.progress import phases
 from graphsplit.core.requirements import explained
 
-# TensorFlow reports its build and missing drivers on every start; a newcomer would read that as failure.
-_ASKED_LEVEL = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 P = ParamSpec("P")
 
 
 def with_messages(command: Callable[P, None]) -> Callable[P, None]:
-    """Let a command end with a message for the user, not a traceback, where graphsplit raises an error."""
+    """Let TensorFlow be quiet in a command, and graphsplit's errors end it with a message, not with a traceback."""
 
     @functools.wraps(command)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
+        # TensorFlow reports its build and missing drivers on every start; a newcomer would read that as failure.
+        os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
         try:
             command(*args, **kwargs)
         except ImportError as error:
@@ -61,7 +61,7 @@ def _quiet_start() -> Iterator[None]:
     the log level is read; a newcomer would take it for failure. It is C++, so the file descriptor is redirected.
     With `TF_CPP_MIN_LOG_LEVEL=0` or `1` all of it is shown.
     """
-    if _ASKED_LEVEL in ("0", "1"):
+    if os.environ.get("TF_CPP_MIN_LOG_LEVEL") in ("0", "1"):
         yield
         return
     sys.stderr.flush()

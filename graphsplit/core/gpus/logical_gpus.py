@@ -74,11 +74,12 @@ def _check_started(asked: str, gpus: list[tf.config.PhysicalDevice], wanted: lis
 
 def too_late(asked: str, kind: str, how: str = "") -> DeviceError:
     """Return the error for what was asked when TensorFlow had already started with devices of a kind."""
-    existing, first = len(tf.config.list_logical_devices(kind)), "Call it first in the program, before any tensor"
+    existing = len(tf.config.list_logical_devices(kind))
+    first = "Call it first in the program, before any tensor, variable or model is made."
     if "ipykernel" in sys.modules:
-        first = "Restart the notebook's runtime and run this cell first, before any that makes a tensor"
+        first = "Restart the notebook's runtime and run this cell first, before any that makes a tensor or model."
     found: DeviceError = DeviceError(
         f"{asked} was called after TensorFlow had started with {existing} {kind} device{'s' if existing != 1 else ''}"
-        f"{how}; devices are fixed from then on. {first}, variable or model is made."
+        f"{how}; devices are fixed from then on. {first}"
     )
     return found
