@@ -160,7 +160,8 @@ class _Flattener:
         self, prefix: str, node: Any, function: Any, operands: Sequence[str], own: Surroundings
     ) -> list[str]:
         """Add a stand-in for each argument of a body, so that what is read inside has the loop's shapes."""
-        shapes = node.attr["output_shapes"].list.shape if CONTROL_FLOW[node.op].loops else []
+        has_shapes = CONTROL_FLOW[node.op].loops and "output_shapes" in node.attr  # (to read a missing one adds it)
+        shapes = node.attr["output_shapes"].list.shape if has_shapes else []
         arguments = []
         for k, argument in enumerate(function.signature.input_arg):
             name = f"{prefix}/argument_{k}"
