@@ -28,7 +28,8 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "home": {"layout": "home"},
     "sharded": {"layout": "sharded", "devices": 3},
     "mirrored": {"layout": "mirrored", "devices": 3},
-    "axes": {
+    "axes": {"layout": {"*kernel*": ((None, "model"), "sharded"), "*": "home"}, "mesh": {"batch": 2, "model": 2}},
+    "blocks": {
         "layout": {"*kernel*": ((None, gs.cut("model", blocks=3)), "sharded"), "*": "home"},
         "mesh": {"batch": 2, "model": 2},
     },
