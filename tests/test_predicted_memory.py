@@ -27,6 +27,24 @@ def test_what_a_loop_keeps_for_its_gradient_is_alive():
     assert 5 * 64 * 64 * 4 <= two.memory["/device:GPU:1"].live_bytes < one.memory["/device:GPU:0"].live_bytes
 
 
+def test_lists_count_beside_a_result_of_unknown_size():
+    def keeping(x):
+        shapes = [tf.TensorShape([]), x.shape, tf.TensorShape([None])]
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            _, y, left = tf.while_loop(
+                lambda i, _, left: i < 5,
+                lambda i, y, left: (i + 1, tf.nn.tanh(y), tf.boolean_mask(left, left > i)),
+                [0, x, tf.range(9)],
+                shapes,
+            )
+            loss = tf.reduce_sum(y)
+        return tape.gradient(loss, x), tf.size(left)
+
+    found = gs.predict(keeping, X, machine=boxed(), devices=1, unknown_size=9).memory["/device:GPU:0"]
+    assert found.live_bytes >= 5 * 128 * 64 * 4
+
+
 def test_rows_that_are_cut_off_are_no_copies():
     """TensorFlow hands on a piece of the same buffer, if rows are multiples of 64 bytes."""
 

@@ -52,6 +52,19 @@ def kept_each_turn(op: Op, size_of: Callable[[Program, Op, int], int]) -> dict[i
     return found
 
 
+def has_lists_of_unknown_size(op: Op) -> bool:
+    """Return whether a loop returns lists of lists, which loops inside of it have filled, or of unknown sizes."""
+    flow = CONTROL_FLOW.get(op.type) if op.bodies else None
+    if flow is None or not flow.loops:
+        return False
+    body = op.bodies[function_names(op.node)[1]]
+    lists = [tensor for tensor in body.outputs[: len(op.out_dtypes)] if body.dtype(tensor) == tf.variant]
+    put = [reader.inputs[operand] for output in lists for reader, operand in _put(body, output)]
+    shapes = [body.shape(tensor) for tensor in put if body.dtype(tensor) != tf.variant]
+    is_known = len(shapes) == len(put) and all(shape is not None and None not in shape for shape in shapes)
+    return not is_known or any(body.ops[origin(body, output).op].bodies for output in lists)
+
+
 def _put(body: Program, output: Tensor) -> Iterator[tuple[Op, int]]:
     """Yield what is put into a list in a turn: the operations that do, and which of their operands it is."""
     while True:

@@ -74,6 +74,7 @@ class TaskCosts:
         self._on_host: dict[int, bool] = {}
         self._open = {op.index for op in plan.program.ops if not all(map(is_known, _made(op)))}
         self._sizes: dict[int, tuple[int, ...]] = {}
+        self._in_lists: dict[tuple[int, int | None], Mapping[int, int]] = {}
         pairs = zip(plan.program.ops, plan.steps, strict=True)
         self._kernels = Kernels(plan, tasks)
         self._each = {op.index for op, step in pairs if self._kernels.differ(op, step.shards)}
@@ -121,8 +122,10 @@ class TaskCosts:
         op = self._plan.program.ops[task.op] if task.kind == OPERATION and task.op is not None else None
         if op is None or not op.bodies:
             return {}
-        plans, d = self._plans(op, task.shard)
-        return bytes_in_lists(op, plans, self._plan.rows, d, self._unknown_size)
+        if (op.index, task.shard) not in self._in_lists:
+            plans, d = self._plans(op, task.shard)
+            self._in_lists[op.index, task.shard] = bytes_in_lists(op, plans, self._plan.rows, d, self._unknown_size)
+        return self._in_lists[op.index, task.shard]
 
     def _sizes_of(self, task: PlannedTask) -> tuple[int, ...]:
         read = [self.bytes(result) for result in task.reads if result is not None]

@@ -293,8 +293,7 @@ class _Writer:
         task = self._planned[n]
         if task.kind == HANDED_ON and (read := task.reads[0]):
             return self._size(*read)
-        of_list = 0 if task.bytes[index] else self._prices.bytes_in_lists(task).get(index, 0)
-        return of_list or self._prices.bytes(Result(n, index))
+        return self._prices.bytes_in_lists(task).get(index) or self._prices.bytes(Result(n, index))
 
     def _is_copied(self, task: PlannedTask) -> bool:
         """Return whether what is sent takes memory where it arrives."""

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from graphsplit.core.devices import short_name
 from graphsplit.planning.amounts import aligned, count_text, format_bytes
+from graphsplit.planning.buffers import has_lists_of_unknown_size
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.memory import Alive
 from graphsplit.planning.state import state_on
@@ -56,9 +57,11 @@ def held_text(plan: Decisions, tasks: Tasks, alive: Mapping[str, Alive]) -> list
 
 
 def _not_counted(plan: Decisions) -> list[str]:
-    """Say what loops keep whose turns nobody knows when it is planned."""
+    """Say what loops keep of which it is not known when planning how much it is."""
     lines = []
     for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        if (step.home or step.shards) and has_lists_of_unknown_size(op):
+            lines.append(f"    and lists of {op.type} {op.name!r} whose sizes are not known when planning")
         if op.bodies and (step.home or step.shards) and turns_of(op) is None:
             shards = range(plan.mesh.shards) if step.shards else (None,)
             size = max([sum(kept_on(plan, op, d).values()) for d in shards])
