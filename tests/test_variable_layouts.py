@@ -164,6 +164,16 @@ def test_slots_count_with_their_variable(slots: int):
     assert [share.devices for share in found] == [share.devices for share in found[: len(shapes)]] * (slots + 1)
 
 
+@pytest.mark.parametrize("slot", ["Adam/m/{}", "{}/Momentum"])
+def test_names_that_end_in_other_numbers_are_other_variables(slot: str):
+    """Small biases stay whole, however many there are."""
+    names = ["bias", *[f"bias_{k}" for k in range(1, 12)]]
+    variables = [Held(name, (96,), 4) for name in [*names, *[slot.format(name) for name in names]]]
+    found = [share for share in shares([*variables, Held("large", (32, 32), 4)], 4) if share is not None]
+    assert [share.cut.parts for share in found] == [*[1] * 24, 4]
+    assert [share.devices for share in found[:12]] == [share.devices for share in found[12:24]]
+
+
 def test_a_program_in_parts_is_a_program():
     made = Optimizer(adam)
     program = gs.parallelize(made.step, devices=2).plan(X, Y).program

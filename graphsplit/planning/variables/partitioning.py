@@ -135,12 +135,18 @@ def head_by_name(held: Held, earlier: Sequence[Held]) -> int | None:
 
 
 def _fitting(held: Held, variables: Sequence[Held]) -> list[int]:
-    """Return the variables of the same shape with the longest of names that are, word for word, in another one's."""
-    own = _plain(held.name)
+    """Return the variables of the same shape with the longest of names that are, word for word, in another one's.
+
+    `bias_1` does not belong to `bias`: names that differ in their last number only are those of layers alike.
+    """
+    own, unnumbered = _plain(held.name), _unnumbered(held.name)
     fits = [
         i
         for i, other in enumerate(variables)
-        if other.shape == held.shape and len(other.name) < len(held.name) and _plain(other.name) in own
+        if other.shape == held.shape
+        and len(other.name) < len(held.name)
+        and _plain(other.name) in own
+        and _unnumbered(other.name) != unnumbered
     ]
     closest = max([len(variables[i].name) for i in fits], default=0)
     return [i for i in fits if len(variables[i].name) == closest]
@@ -149,3 +155,8 @@ def _fitting(held: Held, variables: Sequence[Held]) -> list[int]:
 @functools.cache
 def _plain(name: str) -> str:
     return f"_{re.sub(r'[^a-zA-Z0-9]', '_', name)}_"
+
+
+@functools.cache
+def _unnumbered(name: str) -> str:
+    return re.sub(r"(_\d+)?(:\d+)?$", "", name)
