@@ -61,7 +61,7 @@ def _gpus() -> list[str]:
     """Return model and compute capability of each GPU, and the driver's version."""
     import tensorflow as tf
 
-    from graphsplit.core.gpus.nvidia_driver import NotKnownError, read_driver
+    from graphsplit.core.gpus.nvidia_driver import NoDriverAnswerError, read_driver
 
     found = []
     for gpu in tf.config.list_physical_devices("GPU"):
@@ -70,7 +70,7 @@ def _gpus() -> list[str]:
         found.append(f"{details.get('device_name', gpu.name)}, compute capability {capability}")
     try:
         return [*found, f"driver {read_driver().version}"] if found else []
-    except NotKnownError as error:
+    except NoDriverAnswerError as error:
         return [*found, f"driver not known: {error}"]
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import typer
 
-from graphsplit.core.gpus.nvidia_driver import NotKnownError, read_driver, smallest_memory_mb
+from graphsplit.core.gpus.nvidia_driver import NoDriverAnswerError, read_driver, smallest_memory_mb
 
 _SPARE = 0.9  # CUDA itself takes some hundred MiB in each process
 
@@ -21,7 +21,7 @@ def memory_of_each(devices: int, contestants: Sequence[str]) -> int | None:
     """
     try:
         gpus = len(read_driver().gpus)
-    except NotKnownError as error:
+    except NoDriverAnswerError as error:
         raise typer.BadParameter(f"no GPU to measure on, {error}; `graphsplit doctor` says what it finds") from None
     if gpus >= devices:
         return None

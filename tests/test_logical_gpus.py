@@ -17,7 +17,7 @@ from graphsplit.core import devices
 from graphsplit.core.gpus import logical_gpus, nvidia_driver
 from graphsplit.core.gpus.nvidia_driver import (
     DriverGpu,
-    NotKnownError,
+    NoDriverAnswerError,
     read_driver,
     read_peer_access,
     smallest_memory_mb,
@@ -189,13 +189,13 @@ def test_the_driver_fails(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, answe
     fake_nvidia_smi.install(monkeypatch, tmp_path, **answers)
     monkeypatch.setattr(nvidia_driver, "_LIMIT_S", 0.3 if "seconds" in answers else 20.0)
     command = "nvidia-smi --query-gpu=index,name,memory.total,driver_version --format=csv,noheader,nounits "
-    with pytest.raises(NotKnownError) as caught:
+    with pytest.raises(NoDriverAnswerError) as caught:
         read_driver()
     assert str(caught.value) == (expected if expected.startswith("nvidia-smi") else command + expected)
 
 
 def test_no_driver(silent_driver: None):
-    with pytest.raises(NotKnownError) as caught:
+    with pytest.raises(NoDriverAnswerError) as caught:
         read_driver()
     assert str(caught.value) == "there is no nvidia-smi here, which comes with NVIDIA's driver"
     assert smallest_memory_mb() is None
@@ -204,6 +204,6 @@ def test_no_driver(silent_driver: None):
 @pytest.mark.parametrize("table", ["", "GPU0\tGPU1\nGPU0\tX\tOK\n", "GPU0\tGPU1\nGPU0\tX\nGPU1\tX\tOK\n", "invalid\n"])
 def test_a_table_that_is_none(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, table: str):
     fake_nvidia_smi.install(monkeypatch, tmp_path, peers=table)
-    with pytest.raises(NotKnownError) as caught:
+    with pytest.raises(NoDriverAnswerError) as caught:
         read_peer_access()
     assert str(caught.value) == "the answer of nvidia-smi topo -p2p r is no table of GPUs"

@@ -119,6 +119,12 @@ def test_no_circles_among_modules():
     order.prepare()  # raises CycleError, which names them
 
 
+def test_no_class_name_stands_twice():
+    trees = [ast.parse((PACKAGE / module).read_text()) for module in MODULES]
+    names = [node.name for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ClassDef)]
+    assert sorted(names) == sorted(set(names))
+
+
 def test_private_tensorflow_in_one_file_only():
     pattern = re.compile(r"(?<!backend\.)tensorflow\.(python|core)\b")  # (`keras.src.backend.tensorflow` is below)
     found = [m for m in MODULES if pattern.search((PACKAGE / m).read_text())]

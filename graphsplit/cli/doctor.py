@@ -16,7 +16,7 @@ from graphsplit.api.decorators import parallelize
 from graphsplit.api.verification import difference_of
 from graphsplit.core.devices import available_devices, resolve_devices, short_name, use_logical_devices
 from graphsplit.core.gpus.logical_gpus import has_gpus
-from graphsplit.core.gpus.nvidia_driver import Driver, NotKnownError, read_driver, read_peer_access
+from graphsplit.core.gpus.nvidia_driver import Driver, NoDriverAnswerError, read_driver, read_peer_access
 from graphsplit.core.tensorflow_internals import eager_context_started
 from graphsplit.core.version import __version__
 from graphsplit.planning.amounts import format_bytes
@@ -74,7 +74,7 @@ def _build(info: Mapping[str, Any]) -> str:
 def _driver() -> tuple[Driver | None, str]:
     try:
         return read_driver(), ""
-    except NotKnownError as error:
+    except NoDriverAnswerError as error:
         return None, f"not known: {error}"
 
 
@@ -126,7 +126,7 @@ def _peers(driver: Driver | None) -> str:
         return "not known: TensorFlow does not tell, and there is no driver to ask"
     try:
         pairs = read_peer_access()
-    except NotKnownError as error:
+    except NoDriverAnswerError as error:
         return f"not known: {error}; nvidia-smi topo -m shows the links"
     apart = {pair: status for pair, status in pairs.items() if status != "OK"}
     if not pairs:
