@@ -15,7 +15,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.axes.plans import planned_along
-from graphsplit.core.layouts import SINGLE_DEVICE, Layout, is_whole
+from graphsplit.core.layouts import REPLICATE, Layout, is_whole
 from graphsplit.core.protos.graphdefs import source_of
 from graphsplit.costs.work import Described
 from graphsplit.emission.emitted_graph import EmittedGraph
@@ -24,7 +24,6 @@ from graphsplit.emission.shards.sizes import sizes_of
 from graphsplit.planning.plan import Plan
 from graphsplit.program.program import Op, Program, Provenance, Tensor
 from graphsplit.program.reading.reader import build_program
-from graphsplit.program.reading.shape_inference import HELPER
 
 Held = Mapping[str, tuple[tf.DType, tuple[int, ...]]]
 
@@ -69,10 +68,11 @@ def in_columns(program: Program, axis: str, columns: int, laid: Mapping[str, Lay
         for d in (range(columns) if position in positions else [0])
     ]
     names = [program.ops[position].name for position in program.captures]
+    parts = [(capture, names[k], d) for capture, (k, d) in zip(graph.captures, origins, strict=True)]
     resources = {
-        capture: _part(held[names[k]], laid.get(names[k]), d, columns)
-        for capture, (k, d) in zip(graph.captures, origins, strict=True)
-        if names[k] in held
+        capture: (held[name][0], plan.mesh.shape_on(d, held[name][1], laid.get(name, REPLICATE)))
+        for capture, name, d in parts
+        if name in held
     }
     return Columns(_read(plan, graph, resources), tuple(origins), {}, _gathered(plan, positions))
 
@@ -112,18 +112,6 @@ def _reads_own(plan: Plan, op: Op, handle: Tensor) -> bool:
     return made is not None and all(want == made.gives[0] for tensor, want in pairs if tensor == handle)
 
 
-def _part(
-    held: tuple[tf.DType, tuple[int, ...]], layout: Layout | None, d: int, columns: int
-) -> tuple[tf.DType, tuple[int, ...]]:
-    """Return what a column's part of a variable holds."""
-    dtype, shape = held
-    if layout is None or is_whole(layout):
-        return dtype, shape
-    own = list(shape)
-    own[layout.axis] = layout.own((1,) * columns, d)  # type: ignore[union-attr]
-    return dtype, tuple(own)
-
-
 def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Program:
     """Return what was written for the axis as a program."""
     before, shapes = plan.program, _shapes(plan, graph)
@@ -132,22 +120,13 @@ def _read(plan: Plan, graph: EmittedGraph, resources: Mapping[str, Any]) -> Prog
     for function in graph.library.function:
         for node in function.node_def:
             node.device = ""  # (whoever plans the rows says where in a row)
-            if function.signature.name in graph.bodies:
-                _tell_results(node, *graph.bodies[function.signature.name])
-            _rename(node)
-        for ends in (function.ret, function.control_ret):
-            for name in list(ends):
-                ends[name] = _plain(ends[name])
-    for node in graph.nodes:  # the names of helpers are those of who reads next
-        _tell_results(node, plan, graph)
-        _rename(node)
     made = build_program(
         graph.nodes,
         inputs=graph.inputs,
         input_names=before.input_names,
         captures=graph.captures,
-        outputs=list(map(_plain, graph.outputs)),
-        effects=list(map(_plain, graph.effects)),
+        outputs=graph.outputs,
+        effects=graph.effects,
         library=graph.library,
         versions=graph.versions,
         resources=resources,
@@ -177,30 +156,16 @@ def _provenance(plan: Plan, graph: EmittedGraph, arguments: Mapping[str, str]) -
       arguments: the names in it of what has another name in a function.
     """
     columns = {device: number for number, device in enumerate(plan.devices)}
-    origin_of = {_plain(name): origin for name, origin in graph.origins.items()}
-    column_of = {_plain(node.name): columns.get(node.device) for node in graph.nodes}
+    column_of = {node.name: columns.get(node.device) for node in graph.nodes}
 
     def provenance(name: str) -> Provenance:
         name = arguments.get(name, name)
-        origin = origin_of[source_of(name)]
+        origin = graph.origins[source_of(name)]
         came_from = Provenance() if origin.op is None else plan.program.ops[origin.op].provenance
         is_one = origin.shard is not None or origin.role not in ("op", "constant")
         return replace(came_from, column=column_of.get(name) if is_one else None, role=origin.role)
 
     return functools.cache(provenance)
-
-
-def _tell_results(node: Any, plan: Plan, graph: EmittedGraph) -> None:
-    """Note on a node that was written for the axis the shapes of what a column's bodies make."""
-    if "output_shapes" in node.attr and not node.attr["output_shapes"].list.shape:
-        origin = graph.origins[node.name]
-        assert origin.op is not None
-        op, shards = plan.program.ops[origin.op], plan.steps[origin.op].shards
-        d = origin.shard if shards is not None else None
-        gives = (SINGLE_DEVICE,) * len(op.out_shapes) if d is None or shards is None else shards.gives
-        pairs = zip(op.out_shapes, gives, strict=True)
-        found = [tf.TensorShape(plan.mesh.shape_on(d or 0, shape, layout)) for shape, layout in pairs]
-        node.attr["output_shapes"].list.shape.extend([shape.as_proto() for shape in found])
 
 
 def _shapes(plan: Plan, graph: EmittedGraph) -> dict[str, Sequence[Described]] | None:
@@ -211,19 +176,6 @@ def _shapes(plan: Plan, graph: EmittedGraph) -> dict[str, Sequence[Described]] |
     if plan.program.symbols or any(op.bodies or tf.variant in op.out_dtypes for op in plan.program.ops):
         return None
     sizes = sizes_of(plan, graph)
-    found = {_plain(name): sizes[name] for name in graph.by_name.order}
+    found = {name: sizes[name] for name in graph.by_name.order}
     is_known = all(shape is not None and None not in shape for made in found.values() for shape, _ in made)
     return found if is_known else None
-
-
-def _rename(node: Any) -> None:
-    """Give a node, and what it reads, the names that they have in the program in columns."""
-    node.name = _plain(node.name)
-    if any(HELPER in reference for reference in node.input):
-        inputs = [_plain(reference) for reference in node.input]
-        del node.input[:]
-        node.input.extend(inputs)
-
-
-def _plain(text: str) -> str:
-    return text.replace(HELPER, "/of_")

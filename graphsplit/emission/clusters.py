@@ -18,7 +18,6 @@ from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.graph.compilability import holds_variants, why_not_compiled
 from graphsplit.graph.graph import Graph
 from graphsplit.graph.inlining import is_compiled
-from graphsplit.planning.waits import OrderedTasks
 
 _COMPUTING = frozenset({"op", "part", "shift", "constant"})  # roles; all others move, count rows or keep an order
 # they compute nothing that XLA could do better
@@ -73,7 +72,7 @@ def find_clusters(
     keys = _keys(graph, nodes, functions)
     returned = {web.place[source_of(reference)] for reference in outputs}
     _leave_out_reads_for_others(web, returned, keys)
-    levels = levels_of(web, returned, {k for k, node in enumerate(nodes) if holds_variants(node)}, keys)
+    levels = _levels_of(web, returned, {k for k, node in enumerate(nodes) if holds_variants(node)}, keys)
     groups: dict[tuple[Key, int], list[Any]] = {}
     found = [(graph.origins[node.name].op or 0, node.name, k) for k, node in enumerate(nodes) if keys[k] is not None]
     for _, _, k in sorted(found):
@@ -87,7 +86,7 @@ def find_clusters(
     ]
 
 
-def levels_of(web: Graph | OrderedTasks, returned: Set[int], holding: Set[int], keys: list[Key | None]) -> list[int]:
+def _levels_of(web: Graph, returned: Set[int], holding: Set[int], keys: list[Key | None]) -> list[int]:
     """Return the levels; nodes with the same key and level form a cluster.
 
     Args:
@@ -135,7 +134,7 @@ def _keys(graph: EmittedGraph, nodes: Sequence[Any], functions: Mapping[str, Any
     return keys
 
 
-def _levels(web: Graph | OrderedTasks, keys: Sequence[Key | None]) -> list[int]:
+def _levels(web: Graph, keys: Sequence[Key | None]) -> list[int]:
     levels = [0] * len(keys)
     for k in web.positions_in_order:
         key, level = keys[k], 0
@@ -160,7 +159,7 @@ def _leave_out_reads_for_others(web: Graph, returned: Set[int], keys: list[Key |
         keys[k] = None
 
 
-def _sink(web: Graph | OrderedTasks, returned: Set[int], keys: Sequence[Key | None], levels: list[int]) -> None:
+def _sink(web: Graph, returned: Set[int], keys: Sequence[Key | None], levels: list[int]) -> None:
     """Put what only nodes of the same shard wait for where the first of them is: nobody else waits longer for it."""
     for k in reversed(web.positions_in_order):
         key, readers = keys[k], web.readers[k]
@@ -169,7 +168,7 @@ def _sink(web: Graph | OrderedTasks, returned: Set[int], keys: Sequence[Key | No
 
 
 def _torn_variants(
-    web: Graph | OrderedTasks, returned: Set[int], holding: Set[int], keys: Sequence[Key | None], levels: Sequence[int]
+    web: Graph, returned: Set[int], holding: Set[int], keys: Sequence[Key | None], levels: Sequence[int]
 ) -> set[int]:
     """Return the nodes that hand lists of tensors to others, or get them, across the border of a cluster."""
     torn = {k for k in holding & returned if keys[k] is not None}

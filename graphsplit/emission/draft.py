@@ -26,6 +26,7 @@ class Draft:
       shards: the shards that are written.
       prefixes: how the names of each shard's copies begin.
       scope: how the names of all other nodes begin that are no operation of the program.
+      helper: how what an operation needs besides is called, below its own name, if not below any of the program.
     """
 
     def __init__(self, program: Program, shards: Sequence[int], alike: bool = False):
@@ -36,6 +37,7 @@ class Draft:
         base = _unused(program, "shard", "_")
         self.prefixes = {d: f"{base}_/" if alike else f"{base}_{d}/" for d in shards}
         self.scope = _unused(program, "graphsplit", "/")
+        self.helper = _unused_below(program, "graphsplit_")
         self._devices: dict[str, str] = {}
 
     def add(self, node: Any, origin: Origin) -> None:
@@ -70,3 +72,10 @@ def _unused(program: Program, base: str, end: str) -> str:
     while any(op.name.startswith(f"{base}{end}") for op in program.ops):
         base += "_"
     return base
+
+
+def _unused_below(program: Program, helper: str) -> str:
+    """Return a beginning of last parts of names that none has: one that was written for another axis has the first."""
+    while any(f"/{helper}" in op.name for op in program.ops):
+        helper += "_"
+    return helper

@@ -9,15 +9,15 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.layouts import SINGLE_DEVICE, Layout, SingleDevice
+from graphsplit.core.layouts import SingleDevice
 from graphsplit.core.protos.graphdefs import function_definition, make_node
 from graphsplit.core.protos.node_writer import Writer, host_of
 from graphsplit.core.sizes.apportionment import whole_weights
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import ROWS
-from graphsplit.emission.barriers import Barriers, ended_nodes
+from graphsplit.emission.communication.collectives import CollectiveWriter
 from graphsplit.emission.communication.host_relays import relay_within_hosts
-from graphsplit.emission.communication.resharding import Resharding
+from graphsplit.emission.constants import Constants
 from graphsplit.emission.draft import Draft
 from graphsplit.emission.emitted_graph import EmittedGraph, Origin
 from graphsplit.emission.local_emitter import emit_local
@@ -41,11 +41,27 @@ from graphsplit.emission.shards.shard_copies import (
     write_told,
 )
 from graphsplit.graph.function_calls import CONTROL_FLOW, hand_over, named_by_content, rename_functions
+from graphsplit.planning.communication.transfers import Collective, Own
 from graphsplit.planning.plan import Plan
 from graphsplit.planning.steps import spread
-from graphsplit.program.program import COPIES, SIZES, Op, Tensor
+from graphsplit.planning.tasks import (
+    HANDED_ON,
+    OPERATION,
+    SEND,
+    Operand,
+    PlannedTask,
+    Result,
+    is_together,
+    operands_of,
+    outputs_of,
+)
+from graphsplit.planning.waits import TURN, ordered_tasks_of
+from graphsplit.program.program import COPIES, SIZES, Op
 from graphsplit.rules import Sharded
 from graphsplit.rules.families.random import part_drawn
+
+
+ORDER_ROLE = "order"
 
 
 @collection_paused()
@@ -100,45 +116,208 @@ def _count_rows(plan: Plan, draft: Draft, given: Mapping[Symbol, str]) -> RowCou
     return counts
 
 
+def ended_nodes(name: str, controls: Sequence[str], present: str, device: str) -> list[Any]:
+    """Return nodes that run when all that they wait for has ended or, for want of rows, is dead; `name` is the last.
+
+    TensorFlow takes a `ControlTrigger`, which does not mind the dead, for a constant: it folds constants that wait for
+    one, and lets them wait for what that waits for instead, so they are dead as well, and a loop among whose arguments
+    they are never ends. So others wait for a `Merge` of a truth value that is there in any case. (What stands between
+    has to be something that TensorFlow's graph optimizer does not reduce to control edges, as it does an `Identity`.)
+
+    Args:
+      present: of any shard.
+    """
+    trigger = make_node(f"{name}/all", "ControlTrigger", controls, device)
+    return [trigger, make_node(name, "Merge", [present, f"^{name}/all"], host_of(device), N=1, T=tf.bool)]
+
+
 class _Emitter:
-    """Writes the nodes of a plan: `emit` lists in which order."""
+    """Writes the nodes of a plan: what its tasks become, each behind those that it reads."""
 
     def __init__(self, plan: Plan, draft: Draft, counts: RowCounts):
         self._plan = plan
         self._program = plan.program
         self._draft = draft
         self._counts = counts
-        self._moves = Resharding(plan, draft, counts)
+        self._found = ordered_tasks_of(plan)
+        self._tasks = self._found.tasks
+        self._constants = Constants(draft, counts, plan.mesh)
         self.functions: dict[str, Any] = {}
         self._bodies: dict[str, tuple[Plan, EmittedGraph]] = {}
         self._copies = ShardCopies(draft, counts, plan.mesh, plan.random, self.functions, emit_local)
-        self._barriers = Barriers(plan, draft, counts)
+        self._writers: dict[int, CollectiveWriter] = {}
+        self._operands: dict[tuple[int, bool], Sequence[Operand | None]] = {}
         self._ended: set[str] = set()
+        self._values = {
+            result: (c, i)
+            for (c, i), result in self._found.values.items()
+            if result and not isinstance(plan.collectives[c].values[i], Own)
+        }
 
     def emit(self) -> EmittedGraph:
-        self._write_operations()  # and the moves that they are the first to read
-        layouts = self._plan.output_layouts or [SINGLE_DEVICE] * len(self._program.outputs)
-        pairs = zip(self._program.outputs, layouts, strict=True)
-        outputs = tuple([reference for tensor, layout in pairs for reference in self._of_each(tensor, layout)])
-        ends = self._write_ends_of_effects()
-        self._moves.check()
-        self._barriers.write(self._moves)
+        operations = [n for n, task in enumerate(self._tasks) if task.kind == OPERATION]
+        for n in sorted(operations, key=self._place):
+            self._write_operation(n, self._tasks[n])
+        pairs = zip(outputs_of(self._plan), self._found.outputs, strict=True)
+        outputs = tuple([self._read(operand, result, None, "") for operand, result in pairs])
+        effects = [i for i in self._program.effects if self._plan.steps[i].home or self._plan.steps[i].shards]
+        ends = tuple([name for i in effects for name in self._ends(i)])
+        for n, task in enumerate(self._tasks):
+            if task.kind == TURN:
+                self._write_end_of_turn(n, task)
         relay_within_hosts(self._draft)
         return self._graph(outputs, ends)
 
-    def _write_operations(self) -> None:
-        for op, step in zip(self._program.ops, self._plan.steps, strict=True):
-            if step.home:
-                self._emit_once(op)
-            if step.shards and step.shards.together:
-                self._emit_together(op, step.shards)
-            elif step.shards:
-                for d in self._draft.shards:
-                    self._emit_shard(op, d)
+    def _place(self, n: int) -> tuple[int, int]:
+        """Return where an operation stands: in the order of the program, on one shard after the other."""
+        task = self._tasks[n]
+        return task.op or 0, -1 if task.shard is None else task.shard
 
-    def _write_ends_of_effects(self) -> tuple[str, ...]:
-        effects = [i for i in self._program.effects if self._plan.steps[i].home or self._plan.steps[i].shards]
-        return tuple(name for i in effects for name in self._ends(i))
+    # What is read
+
+    def _reference(self, result: Result) -> str:
+        """Return the reference of a result, of one that is sent where it was made: TensorFlow sends it."""
+        task = self._tasks[result.task]
+        if task.kind == OPERATION:
+            name = self._name(task.op or 0, task.shard)
+            return f"{name}:{result.index}" if result.index else name
+        if task.kind in (SEND, HANDED_ON):
+            assert task.reads[0] is not None
+            return self._reference(task.reads[0])
+        c, i = self._values[result]
+        if c not in self._writers:
+            self._writers[c] = self._writer(c, self._plan.collectives[c])
+        return self._writers[c].reference(i)
+
+    def _name(self, position: int, d: int | None) -> str:
+        return ("" if d is None else self._draft.prefixes[d]) + self._program.ops[position].name
+
+    def _read(self, operand: Operand, result: Result | None, d: int | None, device: str) -> str:
+        """Return the reference of what is read: of a result, or of a constant that a device makes for itself."""
+        if result is not None:
+            return self._reference(result)
+        op, layout = self._program.ops[operand.tensor.op], operand.layout
+        if isinstance(layout, SingleDevice):
+            return self._constants.get(op, layout, None, layout.device)
+        if operand.by is not None:
+            return self._constants.get(op, layout, operand.by, self._plan.devices[operand.by])
+        return self._constants.get(op, layout, d, device)
+
+    def _waits(self, n: int) -> list[str]:
+        """Return what a task waits for."""
+        found: list[str] = []
+        for k in self._found.waits[n]:
+            task = self._tasks[k]
+            if task.kind == TURN:
+                found.append(self._name_of_turn(k))
+            elif task.kind == OPERATION and task.shard not in (None, self._tasks[n].shard):
+                found += self._ends(task.op or 0)
+            else:
+                found.append(self._reference(Result(k)))
+        return [f"^{name}" for name in dict.fromkeys(found)]
+
+    def _ends(self, position: int) -> list[str]:
+        """Return the names of nodes that have run when all nodes have that an op became, or will not run."""
+        if self._plan.steps[position].home or is_together(self._plan, position):
+            return [self._name(position, None)]
+        names = [self._name(position, d) for d in self._draft.shards]
+        absent = [d for d in self._draft.shards if self._counts.may_be_absent(d)]
+        if not absent:
+            return names
+        ended = f"{self._draft.scope}/ended/{self._program.ops[position].name}"
+        if ended not in self._ended:
+            self._ended.add(ended)
+            controls = [f"^{name}" for name in names]
+            for node in ended_nodes(ended, controls, self._counts.present(absent[0]), self._plan.home):
+                self._draft.add(node, Origin(position, None, "part"))
+        return [ended]
+
+    # What is written
+
+    def _writer(self, number: int, collective: Collective) -> CollectiveWriter:
+        def given(k: int) -> str:
+            own = collective.values[k]
+            assert isinstance(own, Own)
+            return self._read(Operand(own.tensor, own.layout, own.by), self._found.values[number, k], None, "")
+
+        kind = collective.kind.replace("-", "_").replace(" ", "_")
+        of = "bucket" if collective.is_bucket else self._program.ops[collective.moves[0].tensor.op].name
+        name = f"{self._draft.scope}/{kind}_{number}/{of}"
+        return CollectiveWriter(collective, given, name, self._draft, self._counts)
+
+    def _name_of_turn(self, n: int) -> str:
+        return f"{self._draft.scope}/ended_{n}/shard_{self._tasks[n].shard}"
+
+    def _write_end_of_turn(self, n: int, task: PlannedTask) -> None:
+        """Write one node for a turn that another one follows: it runs when the shard has ended the phase."""
+        name, controls, after = self._name_of_turn(n), self._waits(n), self._plan.mesh.shards - 1
+        nodes = [make_node(name, "NoOp", controls, task.device)]
+        if self._counts.may_be_absent(after):
+            nodes = ended_nodes(name, controls, self._counts.present(after), task.device)
+        for node in nodes:
+            self._draft.add(node, Origin(None, task.shard, ORDER_ROLE))
+
+    def _write_operation(self, n: int, task: PlannedTask) -> None:
+        op, d = self._program.ops[task.op or 0], task.shard
+        device = self._plan.owners.of_ops[op.index] if d is None else task.device
+        name, shards = self._name(op.index, d), self._plan.steps[op.index].shards
+        if op.type == SIZES:
+            write_sizes(self._draft, self._counts, op, None, self._counts.home.device)
+            return
+        key = op.index, d is not None
+        if key not in self._operands or op.type == COPIES:
+            self._operands[key] = operands_of(self._plan, op, device, d is not None)
+        pairs = zip(self._operands[key], task.reads, strict=True)
+        data = ["" if operand is None else self._read(operand, result, d, device) for operand, result in pairs]
+        controls = self._waits(n)
+        if op.type == COPIES:
+            inputs = [*filter(None, data), *controls]
+            self._draft.add(make_node(name, "Identity", inputs, device, T=op.out_dtypes[0]), Origin(op.index, d, "op"))
+        elif shards is not None and d is not None:
+            self._copies.write(op, shards, d, device, data, controls)
+        elif shards is not None and shards.together:
+            self._write_together(op, shards, [*data, *controls])
+        else:
+            self._write_once(op, device, [*data, *controls])
+
+    def _write_together(self, op: Op, sharded: Sharded, inputs: Sequence[str]) -> None:
+        """Write a loop or branch that is given what each shard has, and makes what each shard has of its results."""
+        node = self._draft.copy(op, op.name, self._plan.home, inputs, None)
+        self._split_turns(op, node, sharded.bodies)
+        flow, mesh = CONTROL_FLOW[op.type], self._plan.mesh
+        for attribute, layouts in ((flow.types, sharded.wants[flow.chooses :]), ("Tout", sharded.gives)):
+            if attribute in node.attr:
+                types = node.attr[attribute].list.type
+                pairs = zip(list(types), spread(layouts, mesh.shards), strict=True)
+                types[:] = [dtype for dtype, numbers in pairs for _ in numbers]
+        made = zip(op.out_shapes, sharded.gives, spread(sharded.gives, mesh.shards), strict=True)
+        shapes = [mesh.shape_on(d, shape, layout) for shape, layout, own in made for d in range(len(own))]
+        del node.attr["output_shapes"].list.shape[:]
+        node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in shapes])
+
+    def _write_once(self, op: Op, device: str, inputs: Sequence[str]) -> None:
+        if part_drawn(op.node) is not None and not self._plan.mesh.axis:
+            for node in own_numbers(op, op.name, inputs):
+                node.device = device
+                self._draft.add(node, Origin(op.index, None, "op" if node.name == op.name else "part"))
+            return
+        node = self._draft.copy(op, op.name, device, inputs, None)
+        if bodies := self._plan.steps[op.index].bodies:
+            self._split_turns(op, node, bodies)
+        if op.type in CONTROL_FLOW:
+            bring_loop_inputs(node, self._draft, self._plan.mesh.carried_at(op, device, None))
+
+    def _split_turns(self, op: Op, node: Any, bodies: Mapping[str, Plan]) -> None:
+        """Let a loop or branch that runs once call functions whose turns are split over the devices."""
+        names = {}
+        for name, plan in bodies.items():
+            names[name], functions, inside = _emit_body(plan, name, carries(op, name))
+            self.functions.update(functions)
+            self._bodies.update(inside)
+        rename_functions(node, names)
+        hand_over(node, self._counts.told(None, told_sizes(self._program.symbols, on_shard=False)))
+
+    # What is returned
 
     def _graph(self, outputs: tuple[str, ...], ends: tuple[str, ...]) -> EmittedGraph:
         library = deepcopy(self._program.library)
@@ -163,11 +342,8 @@ class _Emitter:
 
     def _placeholders(self, positions: Sequence[int]) -> list[str]:
         """Return the names of placeholders: of one that lies along an axis, each shard has its own."""
-        found: list[str] = []
-        for i in positions:
-            prefixes = [self._draft.prefixes[d] for d in self._draft.shards] if self._plan.steps[i].shards else [""]
-            found += [prefix + self._program.ops[i].name for prefix in prefixes]
-        return found
+        steps, shards = self._plan.steps, self._draft.shards
+        return [self._name(i, d) for i in positions for d in (shards if steps[i].shards else [None])]
 
     def _beside_variables(self) -> frozenset[str]:
         """Return the nodes that belong to operations beside variables that are wherever a loader puts them."""
@@ -175,115 +351,3 @@ class _Emitter:
             return frozenset()
         once = ((name, origin.op) for name, origin in self._draft.origins.items() if origin.shard is None)
         return frozenset(name for name, op in once if op is not None and self._plan.owners.of_ops[op] == "")
-
-    def _ends(self, position: int) -> list[str]:
-        """Return the names of nodes that have run when all nodes have that an op became, or will not run."""
-        name = self._program.ops[position].name
-        if self._plan.steps[position].home or self._runs_together(position):
-            return [name]
-        names = [self._draft.prefixes[d] + name for d in self._draft.shards]
-        absent = [d for d in self._draft.shards if self._counts.may_be_absent(d)]
-        if not absent:
-            return names
-        ended = f"{self._draft.scope}/ended/{name}"
-        if ended not in self._ended:
-            self._ended.add(ended)
-            home, origin = self._plan.home, Origin(position, None, "part")
-            controls = [f"^{name}" for name in names]
-            for node in ended_nodes(ended, controls, self._counts.present(absent[0]), home):
-                self._draft.add(node, origin)
-        return [ended]
-
-    def _runs_together(self, position: int) -> bool:
-        shards = self._plan.steps[position].shards
-        return shards is not None and shards.together
-
-    def _of_each(self, tensor: Tensor, layout: Layout) -> list[str]:
-        """Return the references of what each shard has of a tensor; the one that there is on a single device."""
-        if layout == SINGLE_DEVICE:
-            return [self._moves.whole(tensor, SINGLE_DEVICE)]
-        return [self._moves.on_shard(tensor, layout, d, self._plan.devices[d]) for d in self._draft.shards]
-
-    def _emit_together(self, op: Op, sharded: Sharded) -> None:
-        """Write a loop or branch that is given what each shard has, and makes what each shard has of its results."""
-        wanted = zip(op.inputs, sharded.wants, strict=True)
-        inputs = [reference for tensor, want in wanted for reference in self._of_each(tensor, want)]
-        node = self._draft.copy(op, op.name, self._plan.home, inputs + self._waits(op), None)
-        self._split_turns(op, node, sharded.bodies)
-        flow, mesh = CONTROL_FLOW[op.type], self._plan.mesh
-        for attribute, layouts in ((flow.types, sharded.wants[flow.chooses :]), ("Tout", sharded.gives)):
-            if attribute in node.attr:
-                types = node.attr[attribute].list.type
-                pairs = zip(list(types), spread(layouts, mesh.shards), strict=True)
-                types[:] = [dtype for dtype, numbers in pairs for _ in numbers]
-        made = zip(op.out_shapes, sharded.gives, spread(sharded.gives, mesh.shards), strict=True)
-        shapes = [mesh.shape_on(d, shape, layout) for shape, layout, own in made for d in range(len(own))]
-        del node.attr["output_shapes"].list.shape[:]
-        node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in shapes])
-
-    def _emit_once(self, op: Op) -> None:
-        device = self._plan.owners.of_ops[op.index]
-        if op.type == SIZES:
-            write_sizes(self._draft, self._counts, op, None, self._counts.home.device)
-            return
-        if op.type == COPIES:
-            nearest = self._moves.whole(self._program.nearest(op, device), SingleDevice(device))
-            self._write_copy(op, op.name, [nearest], device, None)
-            return
-        inputs = [self._moves.whole(tensor, SingleDevice(device)) for tensor in op.inputs] + self._waits(op)
-        if part_drawn(op.node) is not None and not self._plan.mesh.axis:
-            for node in own_numbers(op, op.name, inputs):
-                node.device = device
-                self._draft.add(node, Origin(op.index, None, "op" if node.name == op.name else "part"))
-            return
-        node = self._draft.copy(op, op.name, device, inputs, None)
-        if bodies := self._plan.steps[op.index].bodies:
-            self._split_turns(op, node, bodies)
-        if op.type in CONTROL_FLOW:
-            bring_loop_inputs(node, self._draft, self._plan.mesh.carried_at(op, device, None))
-
-    def _write_copy(self, op: Op, name: str, inputs: Sequence[str], device: str, d: int | None) -> None:
-        """Write what reads the nearest copy."""
-        node = make_node(name, "Identity", inputs, device, T=op.out_dtypes[0])
-        self._draft.add(node, Origin(op.index, d, "op"))
-
-    def _waits(self, op: Op, d: int | None = None) -> list[str]:
-        """Return what an operation that runs once, or shard `d`'s copy of one, waits for."""
-        found: list[str] = []
-        for c in op.controls:
-            waited, step = self._program.ops[c], self._plan.steps[c]
-            if waited.type != "Placeholder":
-                own = d is not None and step.shards is not None and not step.home and not step.shards.together
-                found += [self._draft.prefixes[d or 0] + waited.name] if own else self._ends(c)
-        return [f"^{name}" for name in found]
-
-    def _emit_shard(self, op: Op, d: int) -> None:
-        sharded = self._plan.steps[op.index].shards
-        assert sharded is not None
-        device = self._plan.shard_device(op, d)
-        read = dict(enumerate(zip(op.inputs, sharded.wants, strict=True)))
-        if op.type == COPIES:
-            nearest = op.inputs.index(self._program.nearest(op, device))
-            read = {nearest: read[nearest]}
-        data = [
-            "" if i in sharded.makes else self._moves.on_shard(tensor, want, d, device)
-            for i, (tensor, want) in read.items()
-        ]
-        prefix, controls = self._draft.prefixes[d], self._waits(op, d)
-        if op.index in self._plan.order:
-            controls.append(f"^{prefix}{self._program.ops[self._plan.order[op.index]].name}")
-        controls += self._barriers.before(op.index, d)
-        if op.type == COPIES:
-            self._write_copy(op, prefix + op.name, [*data, *controls], device, d)
-            return
-        self._copies.write(op, sharded, d, device, data, controls)
-
-    def _split_turns(self, op: Op, node: Any, bodies: Mapping[str, Plan]) -> None:
-        """Let a loop or branch that runs once call functions whose turns are split over the devices."""
-        names = {}
-        for name, plan in bodies.items():
-            names[name], functions, inside = _emit_body(plan, name, carries(op, name))
-            self.functions.update(functions)
-            self._bodies.update(inside)
-        rename_functions(node, names)
-        hand_over(node, self._counts.told(None, told_sizes(self._program.symbols, on_shard=False)))

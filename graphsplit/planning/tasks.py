@@ -1,8 +1,8 @@
 """Tasks: what a plan runs, in an order: operations at their places, what moves consist of, and what is sent.
 
 A task is on one device and makes results there. What it reads is on its device, too: another device's result is sent
-first, to each device once, by a task of its own. Nothing is emitted for this. What is alive at a time and what is sent
-follow from it.
+first, to each device once, by a task of its own. It is the one description of what runs where: what is alive at a time,
+what is sent, and what a machine takes for it follow from it, and emission prints it.
 
 A move's values are made when they are first read; but a sum that shards of one device give to in turns takes in each
 part as it comes.
@@ -10,22 +10,23 @@ part as it comes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import tensorflow as tf
 
+from graphsplit.core.errors import CheckError
 from graphsplit.core.gc_pause import collection_paused
-from graphsplit.core.layouts import SINGLE_DEVICE, Layout, SingleDevice
+from graphsplit.core.layouts import SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.planning.alike_shards import AlikeShards, find_alike_shards, kinds_of_shards
 from graphsplit.planning.buffers import kept_each_turn
-from graphsplit.planning.communication.givers import Made, Moved, giver_of
 from graphsplit.planning.communication.transfers import Own, Slice, Sum, Value
 from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.schedule.phases import find_phases
 from graphsplit.planning.schedule.turns import find_turns
+from graphsplit.planning.steps import spread
 from graphsplit.program.program import COPIES, Op, Program, Tensor
 from graphsplit.program.reading.trip_counts import turns_of
 
@@ -75,18 +76,25 @@ class Tasks:
 
     Attributes:
       tasks: each after those that it reads.
-      returned: what the plan returns.
+      outputs: what the plan returns; None for what every device has.
       alike: the shards whose tasks are not among them, as they are those of others.
+      values: which result each value of a collective is that is read, by the number of both; None as in `outputs`.
     """
 
     tasks: tuple[PlannedTask, ...]
-    returned: tuple[Result, ...]
+    outputs: tuple[Result | None, ...]
     alike: AlikeShards = field(default_factory=AlikeShards)
+    values: Mapping[tuple[int, int], Result | None] = field(default_factory=dict)
+
+    @property
+    def returned(self) -> tuple[Result, ...]:
+        """The results that the plan returns."""
+        return tuple([result for result in self.outputs if result is not None])
 
 
-def tasks_of(plan: Decisions) -> Tasks:
-    """Return what a plan runs."""
-    return _tasks_of(plan, AlikeShards())
+def tasks_of(plan: Decisions, *, in_phases: bool = True) -> Tasks:
+    """Return what a plan runs: in the order in which memory counts, or (that is cheaper) in the program's."""
+    return _tasks_of(plan, AlikeShards(), in_phases=in_phases)
 
 
 def few_tasks_of(plan: Decisions) -> Tasks:
@@ -107,13 +115,20 @@ def kept_on(plan: Decisions, op: Op, d: int | None) -> dict[int, int]:
 
 
 @collection_paused()
-def _tasks_of(plan: Decisions, alike: AlikeShards) -> Tasks:
+def _tasks_of(plan: Decisions, alike: AlikeShards, *, in_phases: bool = True) -> Tasks:
     writer = _TaskWriter(plan, alike)
     writer.expect_sums()
-    for i, d in _order(plan, alike):
+    for i, d in _order(plan, alike) if in_phases else _program_order(plan):
         writer.run(i, d)  # (unless others have needed it before)
-    found = [writer.whole(tensor, SINGLE_DEVICE) for tensor in plan.program.outputs]
-    return Tasks(tuple(writer.tasks), tuple([result for result in found if result is not None]), alike)
+    outputs = [writer.given(operand, None) for operand in outputs_of(plan)]
+    return Tasks(tuple(writer.tasks), tuple(outputs), alike, writer.values)
+
+
+def _program_order(plan: Decisions) -> Iterator[tuple[int, int | None]]:
+    for i, step in enumerate(plan.steps):
+        if step.home:
+            yield i, None
+        yield from ((i, d) for d in range(plan.mesh.shards if step.shards else 0))
 
 
 def _order(plan: Decisions, alike: AlikeShards) -> Iterator[tuple[int, int | None]]:
@@ -139,13 +154,55 @@ def _order(plan: Decisions, alike: AlikeShards) -> Iterator[tuple[int, int | Non
     yield from ((i, None) for _, i in reversed(once))
 
 
-class _Operand(NamedTuple):
-    """How something is read: by what gives it, for a shard or (None) once; which tensor, in which layout."""
+class Operand(NamedTuple):
+    """Which tensor is read in which layout.
 
-    get: Callable[[int | None], Result | None]
-    tensor: Tensor | None = None
+    Attributes:
+      by: the shard whose own it is; None for the reader's.
+      is_copy: whether it is the nearest of several copies.
+    """
+
+    tensor: Tensor
     layout: Layout = SINGLE_DEVICE
+    by: int | None = None
     is_copy: bool = False
+
+
+def operands_of(plan: Decisions, op: Op, device: str, on_shards: bool) -> Sequence[Operand | None]:
+    """Return what an operation reads on a device: None for what its shard makes for itself, and copies further away.
+
+    What all shards run as one, a loop of an axis, reads of each operand what each of them has.
+    """
+    shards = plan.steps[op.index].shards
+    if is_together(plan, op.index) and shards is not None:
+        return _of_each(plan, op.inputs, shards.wants)
+    own = [SingleDevice(plan.owners.of_ops[op.index])] * len(op.inputs)
+    wants, makes = (shards.wants, shards.makes) if on_shards and shards is not None else (own, ())
+    near = plan.program.nearest(op, device) if op.type == COPIES else None
+    return [
+        None if i in makes or near not in (None, tensor) else Operand(tensor, want, None, near is not None)
+        for i, (tensor, want) in enumerate(zip(op.inputs, wants, strict=True))
+    ]
+
+
+def outputs_of(plan: Decisions) -> Sequence[Operand]:
+    """Return what a plan returns: of what lies along an axis what each shard has."""
+    outputs = plan.program.outputs
+    return _of_each(plan, outputs, plan.output_layouts or [SINGLE_DEVICE] * len(outputs))
+
+
+def _of_each(plan: Decisions, tensors: Sequence[Tensor], layouts: Sequence[Layout]) -> list[Operand]:
+    return [
+        Operand(tensor, layout, d)
+        for tensor, layout in zip(tensors, layouts, strict=True)
+        for d in ([None] if layout == SINGLE_DEVICE else range(plan.mesh.shards))
+    ]
+
+
+def is_together(plan: Decisions, position: int) -> bool:
+    """Return whether all shards run an operation as one."""
+    shards = plan.steps[position].shards
+    return shards is not None and shards.together
 
 
 def _nothing(_: int | None) -> None:
@@ -161,12 +218,13 @@ class _TaskWriter:
         self._plan = plan
         self._ops = plan.program.ops
         self._at: dict[tuple[int, int | None], int] = {}
-        self._operands: dict[tuple[int, bool, str], tuple[_Operand, ...]] = {}
+        self._operands: dict[tuple[int, bool, str], Sequence[Operand | None]] = {}
+        self._givers: dict[tuple[Operand, bool], Callable[[int | None], Result | None]] = {}
         self._kinds = kinds_of_shards(plan)
         self._sizes: dict[tuple[int, int | None], tuple[int, ...]] = {}
         self._elsewhere: dict[tuple[int, int, int], Result] = {}
         self._sent: dict[tuple[Result, str], Result] = {}
-        self._values: dict[tuple[int, int], Result | None] = {}
+        self.values: dict[tuple[int, int], Result | None] = {}
         self._splits: dict[tuple[object, ...], int] = {}
         self._moves = {
             (move.tensor, move.target): (c, reads)
@@ -196,16 +254,22 @@ class _TaskWriter:
 
     def run(self, i: int, d: int | None) -> None:
         """Write an operation, on a shard or (None) once, unless it is there."""
+        together = is_together(self._plan, i)
+        d = None if together else d
         if (i, d) in self._at:
             return
-        op = self._ops[i]
-        device = self._plan.owners.of_ops[i] or self._plan.home if d is None else self._plan.shard_device(op, d)
-        has_columns = op.has_columns
-        places = [device] * len(op.inputs) if not has_columns else self._read_at(op, d, device)
+        op, once = self._ops[i], "" if together else self._plan.owners.of_ops[i]
+        device = once or self._plan.home if d is None else self._plan.shard_device(op, d)
+        has_columns, on_shards = op.has_columns, d is not None
+        key = i, on_shards, device if op.type == COPIES else ""
+        if key not in self._operands:  # (all shards alike, but for copies, of which the nearest is read)
+            self._operands[key] = operands_of(self._plan, op, device, on_shards)
+        operands = self._operands[key]
+        places = [device] * len(operands) if not has_columns else self._read_at(op, d, device)
         reads = tuple(
             [
-                (found := operand.get(d)) and self._here(found, there, operand, d)
-                for operand, there in zip(self._operands_of(op, d, device), places, strict=True)
+                operand and (found := self.given(operand, d)) and self._here(found, there, operand, d)
+                for operand, there in zip(operands, places, strict=True)
             ]
         )
         self._at[i, d] = self._add(PlannedTask(OPERATION, device, reads, sizes := self._sizes_of(op, d), i, d))
@@ -233,7 +297,10 @@ class _TaskWriter:
         key = op.index, None if d is None else self._kinds[d]
         if key not in self._sizes:
             shards, mesh, turns, sizes = self._plan.steps[op.index].shards, self._plan.mesh, turns_of(op), op.out_bytes
-            if d is not None and shards is not None:
+            if is_together(self._plan, op.index) and shards is not None:
+                made = zip(op.out_bytes, shards.gives, spread(shards.gives, mesh.shards), strict=True)
+                sizes = tuple([mesh.bytes_of(k, n, layout) for n, layout, own in made for k in range(len(own))])
+            elif d is not None and shards is not None:
                 pairs = zip(op.out_bytes, shards.gives, strict=True)
                 sizes = tuple([mesh.bytes_of(d, size, layout) for size, layout in pairs])
             if turns is not None:
@@ -242,13 +309,12 @@ class _TaskWriter:
             self._sizes[key] = sizes
         return self._sizes[key]
 
-    def _here(self, result: Result, device: str, operand: _Operand, d: int | None = None) -> Result:
+    def _here(self, result: Result, device: str, operand: Operand, d: int | None = None) -> Result:
         """Return a result where a device has it; of another one, what that is sent. (Handles never travel.)"""
         made = self.tasks[result.task]
         if made.device == device:
             return result
-        own = made.reads[0] if made.kind == HANDED_ON else result
-        if made.is_made and own and self._ops[made.op or 0].out_dtypes[own.index] in (tf.resource, tf.variant):
+        if self._plan.program.dtype(operand.tensor) in (tf.resource, tf.variant):
             return result
         if (result, device) not in self._sent:
             sizes, why = (made.bytes[result.index],), self._kind(operand, d, device)
@@ -256,68 +322,72 @@ class _TaskWriter:
             self._sent[result, device] = Result(self._add(task))
         return self._sent[result, device]
 
-    def _operands_of(self, op: Op, d: int | None, device: str) -> Sequence[_Operand]:
-        """Return how an operation gets each operand; all shards alike, but for copies, of which the nearest is read."""
-        key = op.index, d is not None, device if op.type == COPIES else ""
-        if key not in self._operands:
-            self._operands[key] = tuple(self._read(op, d is not None, device))
-        return self._operands[key]
-
-    def _read(self, op: Op, on_shards: bool, device: str) -> Iterator[_Operand]:
-        shards = self._plan.steps[op.index].shards if on_shards else None
-        own = SingleDevice(self._plan.owners.of_ops[op.index])
-        near = self._plan.program.nearest(op, device) if op.type == COPIES else None
-        for i, tensor in enumerate(op.inputs):
-            if (near is not None and tensor != near) or (shards is not None and i in shards.makes):
-                yield _Operand(_nothing)
-            elif shards is None:
-                yield _Operand(self._given(tensor, own, on_shards=False), tensor, own, near is not None)
-            else:
-                get = self._given(tensor, shards.wants[i], on_shards=True)
-                yield _Operand(get, tensor, shards.wants[i], near is not None)
-
-    def _kind(self, operand: _Operand, d: int | None, device: str) -> str:
+    def _kind(self, operand: Operand, d: int | None, device: str) -> str:
         """Return the kind of move that brings a tensor to a device; `"op"` for none, and on from column to column."""
-        if operand.is_copy or operand.tensor is None:
+        if operand.is_copy:
             return COPY
         c, reads = self._moves.get((operand.tensor, operand.layout), (0, ()))
         is_shards = d is not None and not isinstance(operand.layout, SingleDevice)
         goes_on = reads and is_shards and self._plan.mesh.columns and reads[d or 0].device != device
         return self._plan.collectives[c].kind if reads and not goes_on else OPERATION
 
-    def whole(self, tensor: Tensor, layout: SingleDevice) -> Result | None:
-        """Return a whole value on a device; on whichever it is made, if the layout names none."""
-        return self._given(tensor, layout, on_shards=False)(None)
+    def given(self, operand: Operand, d: int | None) -> Result | None:
+        """Return what a reader, shard `d` or (None) one that runs once, is given; None for what its device has."""
+        by = d if operand.by is None else operand.by
+        key = operand, by is not None
+        if key not in self._givers:
+            self._givers[key] = self._giver_of(operand.tensor, operand.layout, by is not None)
+        return self._givers[key](by)
 
-    def _given(self, tensor: Tensor, layout: Layout, on_shards: bool) -> Callable[[int | None], Result | None]:
-        """Return what gives a tensor in a layout, for a shard or (None) once."""
-        is_one = isinstance(layout, SingleDevice)
-        match giver_of(self._plan, tensor, layout, on_shards):
-            case Made(made_on_shards):
-                return lambda d: self._made(tensor, (0 if is_one else d) if made_on_shards else None)
-            case Moved(into):
-                c, reads = self._moves[tensor, into]
-                return lambda d: self._value(c, reads[0 if is_one else d or 0].value)
-        return _nothing
+    def _giver_of(self, tensor: Tensor, layout: Layout, on_shards: bool) -> Callable[[int | None], Result | None]:
+        """Return what gives a tensor in a layout: what made it, or the move into that layout."""
+        plan, op, step = self._plan, self._ops[tensor.op], self._plan.steps[tensor.op]
+        gives = step.shards.gives[tensor.index] if step.shards else None
+        is_everywhere = plan.state.is_everywhere(op)
+        if on_shards and gives == layout:
+            return lambda d: self._made(tensor, d)
+        if not isinstance(layout, SingleDevice):
+            if (op.type == "Const" and isinstance(layout, Shard)) or (is_whole(layout) and is_everywhere):
+                return _nothing
+            return lambda d: self._moved(tensor, layout, d or 0)
+        if step.home and layout.device in ("", plan.owners.of_ops[tensor.op]):
+            return lambda _: self._made(tensor, None)
+        if is_everywhere:
+            return _nothing
+        if not layout.device and gives is not None and is_whole(gives):
+            return lambda _: self._made(tensor, 0)
+        target = layout if layout.device else SingleDevice(plan.owners.of(tensor))
+        return lambda _: self._moved(tensor, target, 0)
 
     def _made(self, tensor: Tensor, d: int | None) -> Result:
         """Return what an operation makes, on a shard or (None) once."""
         self.run(tensor.op, d)
+        if is_together(self._plan, tensor.op) and (shards := self._plan.steps[tensor.op].shards):
+            own = spread(shards.gives, self._plan.mesh.shards)[tensor.index]
+            return Result(self._at[tensor.op, None], own[min(d or 0, len(own) - 1)])
         if d is not None and (elsewhere := self._elsewhere.get((tensor.op, tensor.index, d))):
             return elsewhere
         return Result(self._at[tensor.op, d], tensor.index)
 
+    def _moved(self, tensor: Tensor, layout: Layout, d: int) -> Result | None:
+        """Return what a move makes, for a shard if it makes something for each."""
+        if (tensor, layout) not in self._moves:
+            name = self._ops[tensor.op].name
+            raise CheckError(f"{name!r} is read as {layout}, and no move of the plan makes that.")
+        c, reads = self._moves[tensor, layout]
+        return self._value(c, reads[d].value)
+
     def _value(self, c: int, i: int) -> Result | None:
         """Return a value of a collective; the first time, write what makes it."""
-        if (c, i) not in self._values:
-            self._values[c, i] = self._write_value(c, i)
-        return self._values[c, i]
+        if (c, i) not in self.values:
+            self.values[c, i] = self._write_value(c, i)
+        return self.values[c, i]
 
     def _write_value(self, c: int, i: int) -> Result | None:
         collective = self._plan.collectives[c]
         value = collective.values[i]
         if isinstance(value, Own):
-            return self._own(value)
+            return self.given(Operand(value.tensor, value.layout), value.by)
         if isinstance(value, Slice):
             key = (c, value.of[0], value.split, value.device)
             if key not in self._splits:
@@ -330,11 +400,7 @@ class _TaskWriter:
     def _add_value(self, c: int, value: Value, sizes: Sequence[int]) -> int:
         collective = self._plan.collectives[c]
         of = [self._value(c, k) for k in value.of if collective.values[k].device not in self._left_out]
-        operand = _Operand(_nothing, collective.moves[0].tensor, collective.moves[0].target)
+        operand = Operand(collective.moves[0].tensor, collective.moves[0].target)
         reads = tuple([own and self._here(own, value.device, operand) for own in of])
         op = None if collective.is_bucket else collective.moves[0].tensor.op
         return self._add(PlannedTask(collective.kind, value.device, reads, tuple(sizes), op, value.shard, value))
-
-    def _own(self, own: Own) -> Result | None:
-        """Return what a move begins with."""
-        return self._given(own.tensor, own.layout, on_shards=own.by is not None)(own.by)

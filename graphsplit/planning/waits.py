@@ -5,16 +5,17 @@ Operations wait for those before which they must not run, and shards of one devi
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from graphsplit.graph.walks import in_order, readers_of
+from graphsplit.graph.walks import in_order
 from graphsplit.planning.communication.transfers import Sum
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.schedule.turns import Turn, followed
-from graphsplit.planning.tasks import OPERATION, PlannedTask, Result, Tasks
+from graphsplit.planning.tasks import OPERATION, PlannedTask, Tasks, is_together, tasks_of
 from graphsplit.program.program import Op
 
 TURN = "turn"
@@ -25,29 +26,20 @@ At = Mapping[tuple[int, int | None], int]
 
 
 @dataclass(frozen=True, eq=False)
-class OrderedTasks:
-    """The tasks of a plan with all that keeps them in order.
+class OrderedTasks(Tasks):
+    """The tasks of a plan, then the ends of turns, with all that keeps them in order.
 
     Attributes:
-      tasks: those of the plan, then the ends of turns.
       waits: for which others each waits, besides those that it reads.
-      returned: what the plan returns.
     """
 
-    tasks: tuple[PlannedTask, ...]
-    waits: tuple[tuple[int, ...], ...]
-    returned: tuple[Result, ...]
+    waits: tuple[tuple[int, ...], ...] = ()
 
     @cached_property
     def sources(self) -> Sequence[Sequence[int]]:
         """The tasks that each task reads or waits for."""
         pairs = zip(self.tasks, self.waits, strict=True)
         return [tuple(dict.fromkeys([*[r.task for r in task.reads if r], *waits])) for task, waits in pairs]
-
-    @cached_property
-    def readers(self) -> Sequence[Sequence[int]]:
-        """The tasks that read each task or wait for it."""
-        return readers_of(self.sources)
 
     @cached_property
     def positions_in_order(self) -> Sequence[int]:
@@ -63,8 +55,17 @@ class OrderedTasks:
         return [order[k] for k in in_order([[number[s] for s in self.sources[n]] for n in order])]
 
 
-def with_waits(plan: Decisions, found: Tasks) -> OrderedTasks:
-    """Return the tasks of a plan with what they wait for."""
+_KNOWN: weakref.WeakKeyDictionary[Decisions, OrderedTasks] = weakref.WeakKeyDictionary()
+
+
+def ordered_tasks_of(plan: Decisions) -> OrderedTasks:
+    """Return what a plan runs, where, and what waits for what. Emission prints it, predictions replay it."""
+    if plan not in _KNOWN:
+        _KNOWN[plan] = _with_waits(plan, tasks_of(plan, in_phases=False))
+    return _KNOWN[plan]
+
+
+def _with_waits(plan: Decisions, found: Tasks) -> OrderedTasks:
     numbered = [(n, task) for n, task in enumerate(found.tasks) if task.kind == OPERATION]
     at = {(task.op, task.shard): n for n, task in numbered if task.op is not None}
     waits = {n: list(_before(plan, plan.program.ops[i], d, at)) for (i, d), n in at.items()}
@@ -80,7 +81,7 @@ def with_waits(plan: Decisions, found: Tasks) -> OrderedTasks:
             if phase_of[i] == p and (i, d) in at:
                 waits[at[i, d]].append(ends[turn])
     each = tuple([tuple(dict.fromkeys(waits.get(n, ()))) for n in range(len(tasks))])
-    return OrderedTasks(tuple(tasks), each, found.returned)
+    return OrderedTasks(tuple(tasks), found.outputs, found.alike, found.values, each)
 
 
 def _before(plan: Decisions, op: Op, d: int | None, at: At) -> Iterator[int]:
@@ -88,7 +89,7 @@ def _before(plan: Decisions, op: Op, d: int | None, at: At) -> Iterator[int]:
     for c in op.controls:
         if plan.program.ops[c].type == "Placeholder":
             continue
-        if plan.steps[c].home:
+        if plan.steps[c].home or is_together(plan, c):
             yield at[c, None]
         elif d is not None:
             yield at[c, d]
@@ -110,12 +111,8 @@ def _ended(plan: Decisions, turn: Turn, at: At, sums: Mapping[tuple[int, int], i
 
 def _sums_in_turns(plan: Decisions, found: Tasks) -> dict[tuple[int, int], int]:
     """Return the tasks that take in what a shard gives to a sum, by the collective and the shard."""
-    of = {id(value): c for c, collective in enumerate(plan.collectives) for value in collective.values}
-    return {
-        (of[id(task.value)], task.value.turn): n
-        for n, task in enumerate(found.tasks)
-        if isinstance(task.value, Sum) and task.value.turn is not None
-    }
+    made = [(c, plan.collectives[c].values[i], result) for (c, i), result in found.values.items() if result]
+    return {(c, v.turn): result.task for c, v, result in made if isinstance(v, Sum) and v.turn is not None}
 
 
 def _place(plan: Decisions, turn: Turn) -> str:

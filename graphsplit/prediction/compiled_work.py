@@ -14,14 +14,12 @@ from typing import NamedTuple
 
 from graphsplit.costs.families import FREE, PASSED_ON
 from graphsplit.costs.work import Work
-from graphsplit.emission.clusters import FEWEST, LEFT_OUT, TRIVIAL, Key, kind_of_device, levels_of
-from graphsplit.graph.compilability import holds_variants, why_not_compiled
-from graphsplit.graph.inlining import is_compiled
+from graphsplit.emission.clusters import find_clusters
+from graphsplit.emission.emitter import emit
 from graphsplit.graph.walks import in_order
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.tasks import OPERATION, PlannedTask, Result
-from graphsplit.planning.waits import OrderedTasks
-from graphsplit.program.program import COPIES, SIZES
+from graphsplit.planning.tasks import OPERATION, Result
+from graphsplit.planning.waits import ordered_tasks_of
 
 ASSUMED = (
     "what XLA compiles is started once and fuses all that goes entry by entry; kernels are no faster: a compiled call "
@@ -30,57 +28,30 @@ ASSUMED = (
 _FUSED = frozenset({"elementwise", "movement", FREE})
 
 
-def compiled_together(plan: Plan, found: OrderedTasks) -> list[tuple[int, ...]]:
-    """Return the tasks of a plan, those that become one call together, each behind what it needs.
-
-    See `emission/clusters.py`.
-    """
-    ops, tasks = plan.program.ops, found.tasks
-    keys = list(_keys(plan, tasks)) if plan.jit_compile else []
-    if not any(keys):
-        return [(n,) for n in found.positions_in_order]
-    returned = {result.task for result in found.returned}
-    types = [ops[task.op].type if task.kind == OPERATION and task.op is not None else "" for task in tasks]
-    for n, task in enumerate(tasks):  # who reads a variable for others hands on the value as it is
-        for read in task.reads:
-            if read is not None and types[read.task] == "ReadVariableOp" and keys[read.task] is not keys[n]:
-                keys[read.task] = None
-    keys = [None if types[n] == "ReadVariableOp" and n in returned else key for n, key in enumerate(keys)]
-    plain = [types[n] not in ("", COPIES, SIZES) for n in range(len(tasks))]
-    holding = {n for n, task in enumerate(tasks) if plain[n] and holds_variants(ops[task.op or 0].node)}
-    levels = levels_of(found, returned, holding, keys)
+def compiled_together(plan: Plan) -> list[tuple[int, ...]]:
+    """Return the tasks of a plan, those that become one call together, each behind what it needs."""
+    found = ordered_tasks_of(plan)
     groups: dict[object, list[int]] = {}
+    clusters = _clusters(plan) if plan.jit_compile else {}
     for n in found.positions_in_order:
-        key = keys[n]
-        groups.setdefault(n if key is None else (key, levels[n]), []).append(n)
-    trivial = TRIVIAL | {COPIES, SIZES}
-    together: list[tuple[int, ...]] = []
-    for own in groups.values():
-        is_worth_it = sum(types[n] not in trivial for n in own) >= FEWEST
-        together += [tuple(own)] if is_worth_it else [(n,) for n in own]
+        task = found.tasks[n]
+        cluster = clusters.get((task.op, task.shard)) if task.kind == OPERATION else None
+        groups.setdefault(n if cluster is None else (cluster,), []).append(n)
+    if len(groups) == len(found.tasks):
+        return [(n,) for n in found.positions_in_order]
+    together = [tuple(own) for own in groups.values()]
     number = {n: g for g, own in enumerate(together) for n in own}
     sources = [{number[source] for n in own for source in found.sources[n]} - {g} for g, own in enumerate(together)]
     return [together[g] for g in in_order([sorted(own) for own in sources])]
 
 
-def _keys(plan: Plan, tasks: Sequence[PlannedTask]) -> Sequence[Key | None]:
-    """Return what tells the clusters of tasks apart; None for those that XLA does not compile."""
-    functions = {function.signature.name: function for function in plan.program.library.function}
-    answers: dict[tuple[int, str], bool] = {}
-    same: dict[Key, Key] = {}
-    keys: list[Key | None] = []
-    for task in tasks:
-        op = plan.program.ops[task.op] if task.kind == OPERATION and task.op is not None else None
-        if op is None or op.type in LEFT_OUT or op.index in plan.turns_split:
-            keys.append(None)
-            continue
-        asked = op.index, kind_of_device(task.device)
-        if asked not in answers:
-            is_plain = op.type in (COPIES, SIZES)
-            answers[asked] = is_plain or not (is_compiled(op.node) or why_not_compiled(op.node, functions, asked[1]))
-        key = Key(task.device, task.shard, "")
-        keys.append(same.setdefault(key, key) if answers[asked] else None)
-    return keys
+def _clusters(plan: Plan) -> dict[tuple[int | None, int | None], int]:
+    """Return the cluster of each operation that is in one, on a shard or (None) once: see `emission/clusters.py`."""
+    graph = emit(plan)
+    functions = {function.signature.name: function for function in graph.library.function}
+    clusters = find_clusters(graph, graph.by_name, graph.outputs, functions)
+    inside = [(graph.origins[node.name], c) for c, cluster in enumerate(clusters) for node in cluster.nodes]
+    return {(origin.op, origin.shard): c for origin, c in inside if origin.role == "op"}
 
 
 class CallWork(NamedTuple):

@@ -15,8 +15,8 @@ from graphsplit.planning.buffers import SAME_BUFFER
 from graphsplit.planning.communication.transfers import Concatenation, Slice
 from graphsplit.planning.memory import result_buffers
 from graphsplit.planning.plan import Plan
-from graphsplit.planning.tasks import COPY, HANDED_ON, OPERATION, SEND, PlannedTask, Result, tasks_of
-from graphsplit.planning.waits import TURN, with_waits
+from graphsplit.planning.tasks import COPY, HANDED_ON, OPERATION, SEND, PlannedTask, Result
+from graphsplit.planning.waits import TURN, ordered_tasks_of
 from graphsplit.prediction.buffers import Buffer, allocated
 from graphsplit.prediction.compiled_work import Member, compiled_together, work_of_call
 from graphsplit.prediction.replay import Resource, Task, replay
@@ -96,9 +96,9 @@ class _Writer:
         self._costs = costs
         host = machine.host_device
         self._host_costs = costs if host is None else Costs(host, costs.unknown_size)
-        self._found = with_waits(plan, tasks_of(plan))
+        self._found = ordered_tasks_of(plan)
         self._planned = self._found.tasks
-        self._groups = compiled_together(plan, self._found)
+        self._groups = compiled_together(plan)
         self._call_of = {n: g for g, own in enumerate(self._groups) for n in own if len(own) > 1}
         self._number = [-1] * len(self._planned)  # of what is written for each of the plan's tasks
         self._uses: dict[tuple[str, str, bool], tuple[tuple[str, ...], tuple[float, ...]]] = {}

@@ -32,7 +32,7 @@ from graphsplit.planning.communication.transfers import (
 
 PAIRWISE = {"max": "Maximum", "min": "Minimum", "prod": "Mul", "all": "LogicalAnd", "any": "LogicalOr"}
 _NEUTRAL = {"sum": "ZerosLike", "mean": "ZerosLike", "prod": "OnesLike"}
-_WORDS = {Own: "own", Slice: "slice", Concatenation: "join", Sum: "sum", Zeros: "zeros", Relay: "relay"}
+_WORDS = {Slice: "slice", Concatenation: "join", Sum: "sum", Zeros: "zeros", Relay: "relay"}
 
 
 class CollectiveWriter:
@@ -40,22 +40,17 @@ class CollectiveWriter:
 
     Args:
       collective: which.
-      own: returns the reference of what a move begins with.
+      given: returns the reference of what a move begins with, by its number among the values.
       name: a prefix of the nodes' names that nobody else has.
       draft: takes the nodes.
       counts: how many rows each shard has.
-
-    Attributes:
-      references: of the values that have been written.
-      taken_in: by shard, the node that takes in its part of a sum behind those of the shards before it on its device.
     """
 
-    def __init__(self, collective: Collective, own: Callable[[Own], str], name: str, draft: Draft, counts: RowCounts):
+    def __init__(self, collective: Collective, given: Callable[[int], str], name: str, draft: Draft, counts: RowCounts):
         first = collective.moves[0].tensor
-        self.references: list[str] = []
-        self.taken_in: dict[int, str] = {}
+        self._written: list[str] = []
         self._values = collective.values
-        self._own = own
+        self._given = given
         self._name = name
         self._draft = draft
         self._counts = counts
@@ -66,10 +61,13 @@ class CollectiveWriter:
         self._splits: dict[tuple[int, Split, str], list[str]] = {}
         self._made: dict[object, str] = {}
 
-    def write(self, i: int) -> None:
-        """Write a value; those that it is made of are there."""
-        value = self._values[i]
-        self.references.append(self._write(self._name_of(i), value, [self.references[k] for k in value.of]))
+    def reference(self, i: int) -> str:
+        """Return the reference of a value; the first time, write all up to it, each behind those that it is made of."""
+        for k in range(len(self._written), i + 1):
+            value = self._values[k]
+            of = [self.reference(part) for part in value.of]
+            self._written.append("" if isinstance(value, Own) else self._write(self._name_of(k), value, of))
+        return self._given(i) if isinstance(self._values[i], Own) else self._written[i]
 
     def _name_of(self, i: int) -> str:
         """Return the name of the node that makes a value: the collective's own, if it is all that is made."""
@@ -80,8 +78,6 @@ class CollectiveWriter:
         return f"{self._name}/{_WORDS[type(value)]}_{i}" if turn is None else f"{self._name}/shard_{turn}"
 
     def _write(self, name: str, value: Value, of: list[str]) -> str:
-        if isinstance(value, Own):
-            return self._own(value)
         if isinstance(value, Slice):
             return self._slice(name, value, of[0])
         if isinstance(value, Sum):
@@ -185,8 +181,6 @@ class CollectiveWriter:
 
     def _sum(self, name: str, value: Sum, parts: list[str]) -> str:
         device = value.device
-        if value.turn is not None:
-            self.taken_in[value.turn] = name
         begins = self._begins(value)
         parts = [self._or_neutral(name, value, k, part) if k in begins else part for k, part in enumerate(parts)]
         if value.turn is not None and self._counts.may_be_absent(value.turn):
@@ -229,7 +223,7 @@ class CollectiveWriter:
         instead = self._stand_in(host_name(own.device))
         has_first = single and (not self._by_hosts or host_name(here) == host_name(first.device))
         source = "" if instead or has_first else first.device
-        stands = instead or self.references[self._first()]
+        stands = instead or self.reference(self._first())
         return self._unless_absent(f"{name}/part_{own.shard}", part, stands, own, here, value.reduction, source)
 
     def _first(self) -> int:
@@ -253,7 +247,7 @@ class CollectiveWriter:
             begins = [part for value in sums for part in self._begins(value).values() if host_name(part.device) == host]
             own = [part.shard for part in begins if part.shard is not None]
             name = f"{self._name}/instead_{own[0]}"
-            inputs = [self.references[self._first()], self._counts.all_present(own)]
+            inputs = [self.reference(self._first()), self._counts.all_present(own)]
             needed = self._add(f"{name}/needed", "Switch", inputs, first.device)
             self._made[host] = self._add(name, "Identity", [needed], gateway)
         return self._made[host]

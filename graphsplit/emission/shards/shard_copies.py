@@ -73,7 +73,7 @@ class ShardCopies:
         inputs = list(data)
         for i, value in resized(op, sharded, lambda extent: self._extent(extent, d)).items():
             inputs[i] = self._counts.operand(
-                f"{name}/graphsplit_operand_{i}", d, value, self._draft.program.dtype(op.inputs[i])
+                f"{name}/{self._draft.helper}operand_{i}", d, value, self._draft.program.dtype(op.inputs[i])
             )
         own = ""
         for i, shift in sharded.shift.items():
@@ -106,7 +106,7 @@ class ShardCopies:
 
     def _writer(self, op: Op, word: str, d: int, device: str, role: str = _PART) -> Writer:
         """Return what writes nodes beside shard `d`'s copy of an operation."""
-        scope = f"{self._draft.prefixes[d]}{op.name}/graphsplit_{word}"
+        scope = f"{self._draft.prefixes[d]}{op.name}/{self._draft.helper}{word}"
 
         def add(node: Any) -> None:
             self._draft.add(node, Origin(op.index, d, _PART if node.op == "Const" else role))
@@ -142,7 +142,7 @@ class ShardCopies:
     def _zeros_elsewhere(self, op: Op, inputs: Sequence[str], own: str, d: int, device: str) -> Any:
         """Write a gather whose result is zero wherever its indices are not the shard's own."""
         name, dtype, w = self._draft.prefixes[d] + op.name, op.out_dtypes[0], self._writer(op, "zeros", d, device)
-        found = self._draft.copy(op, f"{name}/graphsplit_found", device, inputs, d, _PART)
+        found = self._draft.copy(op, f"{name}/{self._draft.helper}found", device, inputs, d, _PART)
         behind = len(op.in_shapes[0] or ()) - 1 - int(op.constants[2]) % len(op.in_shapes[0] or ())
         for _ in range(behind):
             own = w("ExpandDims", own, w.constant(-1, tf.int32), T=tf.bool, Tdim=tf.int32)
@@ -171,8 +171,8 @@ class ShardCopies:
         name, dtype = self._draft.prefixes[d] + op.name, op.out_dtypes[0]
         averaged = sharded.wants[0]
         assert isinstance(averaged, Shard)
-        share = self._counts.share(f"{name}/graphsplit_share", d, dtype, averaged)
-        local = self._draft.copy(op, f"{name}/graphsplit_local", device, inputs, d, _PART)
+        share = self._counts.share(f"{name}/{self._draft.helper}share", d, dtype, averaged)
+        local = self._draft.copy(op, f"{name}/{self._draft.helper}local", device, inputs, d, _PART)
         node = make_node(name, "Mul", [local.name, share], device, T=dtype)
         self._draft.add(node, Origin(op.index, d, "op"))
         return node
@@ -193,7 +193,7 @@ class ShardCopies:
             shape = [size or 0 for size in op.out_shapes[0] or ()]
             each = [Polynomial.of(size) for size in (*shape[1:], layout.blocks[0])]
             place = as_entries(math.prod(each, start=Polynomial.of(BEGIN)))
-            first = self._counts.operand(f"{name}/graphsplit_first", d, place, tf.int64)
+            first = self._counts.operand(f"{name}/{self._draft.helper}first", d, place, tf.int64)
             nodes = random_numbers.measured_rows(op.node, name, inputs, draw, first, self._counts.writers[d])
         else:
             rows = None
@@ -216,6 +216,9 @@ class ShardCopies:
         hand_over(node, self._counts.told(d, told_sizes(self._draft.program.symbols, on_shard=True)))
         if "output_shapes" in node.attr:  # of the whole; TensorFlow infers them again
             del node.attr["output_shapes"].list.shape[:]
+            if self._mesh.axis:  # (or they are told: sizes are known along it)
+                own = [self._mesh.shape_on(d, *each) for each in zip(op.out_shapes, sharded.gives, strict=True)]
+                node.attr["output_shapes"].list.shape.extend([tf.TensorShape(shape).as_proto() for shape in own])
 
 
 def told_sizes(symbols: Sequence[Symbol], *, on_shard: bool) -> list[Symbol]:
@@ -236,7 +239,7 @@ def write_told(draft: Draft, d: int | None, device: str) -> dict[Symbol, str]:
 def write_sizes(draft: Draft, counts: RowCounts, op: Op, d: int | None, device: str) -> None:
     """Write integers that follow from sizes, which a program has as an operation, as shard `d` or home reads them."""
     assert op.yields is not None
-    source = counts.operand(f"{op.name}/graphsplit_value", d, op.yields, op.out_dtypes[0])
+    source = counts.operand(f"{op.name}/{draft.helper}value", d, op.yields, op.out_dtypes[0])
     draft.add(make_node(op.name, "Identity", [source], device, T=op.out_dtypes[0]), Origin(op.index, d, "op"))
 
 
@@ -262,7 +265,7 @@ def bring_loop_inputs(node: Any, draft: Draft, devices: Sequence[str]) -> None:
     for i, (dtype, device) in enumerate(given, int(flow.chooses)):
         if draft.device_of(node.input[i]) == device or dtype == _RESOURCE:
             continue
-        name = f"{node.name}/graphsplit_input_{i}"
+        name = f"{node.name}/{draft.helper}input_{i}"
         copy = make_node(name, "Identity", [node.input[i]], device, T=tf.as_dtype(dtype))
         draft.add(copy, origin._replace(role="part"))
         node.input[i] = name

@@ -14,7 +14,7 @@ from graphsplit.core.sizes.polynomials import Point, Polynomial
 from graphsplit.core.sizes.symbolic_sizes import Shape, Size, shape_at
 from graphsplit.core.tensorflow_internals import import_operations
 
-HELPER = "/graphsplit_"
+HELPER = "/graphsplit."
 """What the names of nodes contain that are there for inference only."""
 
 ELEMENT_SHAPE = {
