@@ -10,9 +10,12 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import REPLICATE, Partial, Shard, SingleDevice
-from graphsplit.emission import EmittedGraph, check_emitted, emit
+from graphsplit.emission import EmittedGraph, check_emitted, emit, emitter
 from graphsplit.planning.steps import Move, Step
+from graphsplit.planning.tasks import PlannedTask, Result
+from graphsplit.planning.waits import TURN, OrderedTasks, ordered_tasks_of
 from graphsplit.program.program import Program, Tensor
 from graphsplit.rules import Sharded
 
@@ -226,3 +229,57 @@ def without_device(nodes: list[Any]) -> None:
 def test_broken_graphs(plan: gs.Plan, broken: Callable[[EmittedGraph], EmittedGraph], message: str):
     with pytest.raises(gs.CheckError, match=message):
         broken(emit(plan)).check()
+
+
+def with_reads(tasks: OrderedTasks, read: Callable[[PlannedTask, Result], Result]) -> OrderedTasks:
+    changed = [task._replace(reads=tuple([r and read(task, r) for r in task.reads])) for task in tasks.tasks]
+    return dataclasses.replace(tasks, tasks=tuple(changed))
+
+
+def reading_shard_0(tasks: OrderedTasks) -> OrderedTasks:
+    """Each shard reads what the first one has made."""
+    first = {task.op: n for n, task in enumerate(tasks.tasks) if task.shard == 0 and task.is_made}
+
+    def read(task: PlannedTask, result: Result) -> Result:
+        made = tasks.tasks[result.task]
+        same = task.is_made and made.is_made and None not in (task.shard, made.shard)
+        return Result(first[made.op], result.index) if same else result
+
+    return with_reads(tasks, read)
+
+
+def reading_first_values(tasks: OrderedTasks) -> OrderedTasks:
+    """Each shard reads of a move what that makes first."""
+    moved = [(c, result) for (c, _), result in tasks.values.items() if result and not tasks.tasks[result.task].is_made]
+    first = dict(reversed(moved))
+    instead = {result: first[c] for c, result in moved}
+    return with_reads(tasks, lambda task, result: instead.get(result, result) if task.shard is not None else result)
+
+
+def waiting_for_nothing(tasks: OrderedTasks) -> OrderedTasks:
+    """Turns begin before the turns that they follow have ended."""
+    is_turn = [task.kind == TURN for task in tasks.tasks]
+    return dataclasses.replace(tasks, waits=tuple([tuple([k for k in each if not is_turn[k]]) for each in tasks.waits]))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    {
+        reading_shard_0: "reads",
+        reading_first_values: "reads",
+        waiting_for_nothing: "does not wait for .* of the shard before it",
+    }.items(),
+    ids=lambda value: getattr(value, "__name__", ""),
+)
+def test_graphs_of_tasks_that_are_wrong(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[OrderedTasks], OrderedTasks], message: str
+):
+    """The checker of graphs does not look at the tasks of which these are written."""
+    w = tf.Variable(tf.ones((3, 2)))
+    plan = gs.parallelize(lambda x: tf.reduce_sum(tf.tanh(x @ w) ** 2), devices=2, micro_batches=2).plan(
+        tf.ones((8, 3))
+    )
+    check_emitted(plan, emit(plan))
+    monkeypatch.setattr(emitter, "ordered_tasks_of", lambda plan: change(ordered_tasks_of(plan)))
+    with pytest.raises(CheckError, match=message):
+        check_emitted(plan, emit(plan))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from graphsplit.core.protos.graphdefs import copied, source_of
+from graphsplit.core.protos.graphdefs import NodeDef, copied, in_order_of_inputs, source_of
 from graphsplit.emission.emitted_graph import Origin
 from graphsplit.program.program import Op, Program
 
@@ -39,6 +39,7 @@ class Draft:
         self.scope = _unused(program, "graphsplit", "/")
         self.helper = _unused_below(program, "graphsplit_")
         self._devices: dict[str, str] = {}
+        self._bare: dict[int, Any] = {}  # operations that are copied, without what they read
 
     def add(self, node: Any, origin: Origin) -> None:
         """Write a node."""
@@ -61,7 +62,15 @@ class Draft:
 
     def copy(self, op: Op, name: str, device: str, inputs: Sequence[str], shard: int | None, role: str = "op") -> Any:
         """Write an operation under a name, and return its node."""
-        node = copied(op.node, name, inputs)
+        if shard is None:
+            node = copied(op.node, name, inputs)
+        else:  # one of several
+            if op.index not in self._bare:
+                self._bare[op.index] = copied(op.node, "", ())
+            node = NodeDef()
+            node.CopyFrom(self._bare[op.index])
+            node.name = name
+            node.input.extend(in_order_of_inputs(inputs))
         node.device = device
         self.add(node, Origin(op.index, shard, role))
         return node

@@ -60,7 +60,6 @@ from graphsplit.program.program import COPIES, SIZES, Op
 from graphsplit.rules import Sharded
 from graphsplit.rules.families.random import part_drawn
 
-
 ORDER_ROLE = "order"
 
 

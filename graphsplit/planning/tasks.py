@@ -209,6 +209,37 @@ def _nothing(_: int | None) -> None:
     """What every device has, or makes for itself."""
 
 
+class _Reader(NamedTuple):
+    """An operand: found once for all copies of what reads it.
+
+    Attributes:
+      given: what gives it to a shard or (None) to what runs once.
+      travels: whether it is sent to other devices. (Handles are not.)
+      kind: of the move that brings it; `"op"` for none, `"copy"` for a copy of a variable.
+      devices: where the mesh has columns, the device to which that move brings it for each shard: it goes on from there
+        to other columns.
+    """
+
+    given: Callable[[int | None], Result | None]
+    travels: bool
+    kind: str
+    devices: Sequence[str] = ()
+
+
+class _Copies(NamedTuple):
+    """An operation on the shards, or once: found once for all of its copies.
+
+    Attributes:
+      devices: of each copy.
+      readers: of its operands; None for what the device makes for itself.
+    """
+
+    op: Op
+    devices: Sequence[str]
+    readers: Sequence[_Reader | None]
+    has_columns: bool
+
+
 class _TaskWriter:
     """Writes tasks, and of each those first that it reads of moves."""
 
@@ -218,7 +249,7 @@ class _TaskWriter:
         self._plan = plan
         self._ops = plan.program.ops
         self._at: dict[tuple[int, int | None], int] = {}
-        self._operands: dict[tuple[int, bool, str], Sequence[Operand | None]] = {}
+        self._copies: dict[tuple[int, bool], _Copies] = {}
         self._givers: dict[tuple[Operand, bool], Callable[[int | None], Result | None]] = {}
         self._kinds = kinds_of_shards(plan)
         self._sizes: dict[tuple[int, int | None], tuple[int, ...]] = {}
@@ -254,22 +285,19 @@ class _TaskWriter:
 
     def run(self, i: int, d: int | None) -> None:
         """Write an operation, on a shard or (None) once, unless it is there."""
-        together = is_together(self._plan, i)
-        d = None if together else d
-        if (i, d) in self._at:
+        if (i, d) in self._at or (i, d := None if is_together(self._plan, i) else d) in self._at:
             return
-        op, once = self._ops[i], "" if together else self._plan.owners.of_ops[i]
-        device = once or self._plan.home if d is None else self._plan.shard_device(op, d)
-        has_columns, on_shards = op.has_columns, d is not None
-        key = i, on_shards, device if op.type == COPIES else ""
-        if key not in self._operands:  # (all shards alike, but for copies, of which the nearest is read)
-            self._operands[key] = operands_of(self._plan, op, device, on_shards)
-        operands = self._operands[key]
-        places = [device] * len(operands) if not has_columns else self._read_at(op, d, device)
+        if (i, d is None) not in self._copies:
+            self._copies[i, d is None] = self._copies_of(self._ops[i], d is not None)
+        op, devices, readers, has_columns = self._copies[i, d is None]
+        device = devices[d or 0]
+        if op.type == COPIES:  # of which the nearest is read
+            readers = self._readers(op, device, d is not None)
+        places = [device] * len(readers) if not has_columns else self._read_at(op, d, device)
         reads = tuple(
             [
-                operand and (found := self.given(operand, d)) and self._here(found, there, operand, d)
-                for operand, there in zip(operands, places, strict=True)
+                reader and (found := reader.given(d)) and self._here(found, there, reader, d)
+                for reader, there in zip(readers, places, strict=True)
             ]
         )
         self._at[i, d] = self._add(PlannedTask(OPERATION, device, reads, sizes := self._sizes_of(op, d), i, d))
@@ -282,6 +310,16 @@ class _TaskWriter:
             self._missing[c, k] -= 1
             if not self._missing[c, k]:
                 self._value(c, k)
+
+    def _copies_of(self, op: Op, on_shards: bool) -> _Copies:
+        once = self._plan.home if is_together(self._plan, op.index) else self._plan.owners.of_ops[op.index]
+        devices = self._plan.mesh.devices_of(op) if on_shards else [once or self._plan.home]
+        readers = () if op.type == COPIES else self._readers(op, devices[0], on_shards)
+        return _Copies(op, devices, readers, op.has_columns)
+
+    def _readers(self, op: Op, device: str, on_shards: bool) -> Sequence[_Reader | None]:
+        operands = operands_of(self._plan, op, device, on_shards)
+        return [operand and self._reader(operand, on_shards) for operand in operands]
 
     def _read_at(self, op: Op, d: int | None, device: str) -> Sequence[str]:
         """Return the device on which each operand is read: a loop in columns hands it to operations there."""
@@ -309,35 +347,41 @@ class _TaskWriter:
             self._sizes[key] = sizes
         return self._sizes[key]
 
-    def _here(self, result: Result, device: str, operand: Operand, d: int | None = None) -> Result:
-        """Return a result where a device has it; of another one, what that is sent. (Handles never travel.)"""
+    def _reader(self, operand: Operand, on_shards: bool) -> _Reader:
+        given, layout = self._giver(operand, on_shards), operand.layout
+        travels = self._plan.program.dtype(operand.tensor) not in (tf.resource, tf.variant)
+        if operand.is_copy:
+            return _Reader(given, travels, COPY)
+        c, reads = self._moves.get((operand.tensor, layout), (0, ()))
+        goes_on = reads and self._plan.mesh.columns and on_shards and not isinstance(layout, SingleDevice)
+        kind = self._plan.collectives[c].kind if reads else OPERATION
+        return _Reader(given, travels, kind, tuple([read.device for read in reads]) if goes_on else ())
+
+    def _here(self, result: Result, device: str, reader: _Reader, d: int | None = None) -> Result:
+        """Return a result where a device has it; of another one, what that is sent."""
         made = self.tasks[result.task]
-        if made.device == device:
-            return result
-        if self._plan.program.dtype(operand.tensor) in (tf.resource, tf.variant):
+        if made.device == device or not reader.travels:
             return result
         if (result, device) not in self._sent:
-            sizes, why = (made.bytes[result.index],), self._kind(operand, d, device)
-            task = PlannedTask(SEND, device, (result,), sizes, made.op, made.shard, None, why)
+            goes_on = reader.devices and reader.devices[d or 0] != device
+            why = OPERATION if goes_on else reader.kind
+            task = PlannedTask(SEND, device, (result,), (made.bytes[result.index],), made.op, made.shard, None, why)
             self._sent[result, device] = Result(self._add(task))
         return self._sent[result, device]
 
-    def _kind(self, operand: Operand, d: int | None, device: str) -> str:
-        """Return the kind of move that brings a tensor to a device; `"op"` for none, and on from column to column."""
-        if operand.is_copy:
-            return COPY
-        c, reads = self._moves.get((operand.tensor, operand.layout), (0, ()))
-        is_shards = d is not None and not isinstance(operand.layout, SingleDevice)
-        goes_on = reads and is_shards and self._plan.mesh.columns and reads[d or 0].device != device
-        return self._plan.collectives[c].kind if reads and not goes_on else OPERATION
-
     def given(self, operand: Operand, d: int | None) -> Result | None:
         """Return what a reader, shard `d` or (None) one that runs once, is given; None for what its device has."""
-        by = d if operand.by is None else operand.by
-        key = operand, by is not None
+        return self._giver(operand, d is not None)(d)
+
+    def _giver(self, operand: Operand, on_shards: bool) -> Callable[[int | None], Result | None]:
+        """Return what gives an operand to a shard, or (None) to what runs once; it is found once for all shards."""
+        if operand.by is not None:
+            own, by = self._giver(operand._replace(by=None), True), operand.by
+            return lambda _: own(by)
+        key = operand, on_shards
         if key not in self._givers:
-            self._givers[key] = self._giver_of(operand.tensor, operand.layout, by is not None)
-        return self._givers[key](by)
+            self._givers[key] = self._giver_of(operand.tensor, operand.layout, on_shards)
+        return self._givers[key]
 
     def _giver_of(self, tensor: Tensor, layout: Layout, on_shards: bool) -> Callable[[int | None], Result | None]:
         """Return what gives a tensor in a layout: what made it, or the move into that layout."""
@@ -345,22 +389,36 @@ class _TaskWriter:
         gives = step.shards.gives[tensor.index] if step.shards else None
         is_everywhere = plan.state.is_everywhere(op)
         if on_shards and gives == layout:
-            return lambda d: self._made(tensor, d)
+            return self._maker_of(tensor)
         if not isinstance(layout, SingleDevice):
             if (op.type == "Const" and isinstance(layout, Shard)) or (is_whole(layout) and is_everywhere):
                 return _nothing
-            return lambda d: self._moved(tensor, layout, d or 0)
+            return self._mover_of(tensor, layout)
         if step.home and layout.device in ("", plan.owners.of_ops[tensor.op]):
-            return lambda _: self._made(tensor, None)
+            once = self._maker_of(tensor)
+            return lambda _: once(None)
         if is_everywhere:
             return _nothing
         if not layout.device and gives is not None and is_whole(gives):
             return lambda _: self._made(tensor, 0)
         target = layout if layout.device else SingleDevice(plan.owners.of(tensor))
-        return lambda _: self._moved(tensor, target, 0)
+        return self._mover_of(tensor, target)
+
+    def _maker_of(self, tensor: Tensor) -> Callable[[int | None], Result]:
+        """Return what makes a tensor, on a shard or (None) once."""
+        (i, k), at = tensor, self._at
+        if self._ops[i].has_columns or is_together(self._plan, i):
+            return lambda d: self._made(tensor, d)
+
+        def made(d: int | None) -> Result:
+            if (i, d) not in at:
+                self.run(i, d)
+            return Result(at[i, d], k)
+
+        return made
 
     def _made(self, tensor: Tensor, d: int | None) -> Result:
-        """Return what an operation makes, on a shard or (None) once."""
+        """Return what a loop or branch makes that runs in columns, or on all shards as one."""
         self.run(tensor.op, d)
         if is_together(self._plan, tensor.op) and (shards := self._plan.steps[tensor.op].shards):
             own = spread(shards.gives, self._plan.mesh.shards)[tensor.index]
@@ -369,13 +427,15 @@ class _TaskWriter:
             return elsewhere
         return Result(self._at[tensor.op, d], tensor.index)
 
-    def _moved(self, tensor: Tensor, layout: Layout, d: int) -> Result | None:
-        """Return what a move makes, for a shard if it makes something for each."""
+    def _mover_of(self, tensor: Tensor, layout: Layout) -> Callable[[int | None], Result | None]:
+        """Return what makes a tensor by a move, for a shard if that makes something for each."""
         if (tensor, layout) not in self._moves:
             name = self._ops[tensor.op].name
             raise CheckError(f"{name!r} is read as {layout}, and no move of the plan makes that.")
         c, reads = self._moves[tensor, layout]
-        return self._value(c, reads[d].value)
+        if isinstance(layout, SingleDevice):
+            return lambda _: self._value(c, reads[0].value)
+        return lambda d: self._value(c, reads[d or 0].value)
 
     def _value(self, c: int, i: int) -> Result | None:
         """Return a value of a collective; the first time, write what makes it."""
@@ -400,7 +460,7 @@ class _TaskWriter:
     def _add_value(self, c: int, value: Value, sizes: Sequence[int]) -> int:
         collective = self._plan.collectives[c]
         of = [self._value(c, k) for k in value.of if collective.values[k].device not in self._left_out]
-        operand = Operand(collective.moves[0].tensor, collective.moves[0].target)
-        reads = tuple([own and self._here(own, value.device, operand) for own in of])
+        reader = self._reader(Operand(collective.moves[0].tensor, collective.moves[0].target), False)
+        reads = tuple([own and self._here(own, value.device, reader) for own in of])
         op = None if collective.is_bucket else collective.moves[0].tensor.op
         return self._add(PlannedTask(collective.kind, value.device, reads, tuple(sizes), op, value.shard, value))

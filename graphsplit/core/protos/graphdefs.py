@@ -80,16 +80,23 @@ def inputs_of(node: Any) -> tuple[list[str], list[str]]:
 
 def set_inputs(node: Any, inputs: Iterable[str]) -> None:
     """Let a node read something else: tensors first, and each wait once."""
-    data, waits = list[str](), dict[str, None]()
-    for reference in inputs:
-        if reference[0] == "^":
-            waits[reference] = None
-        else:
-            data.append(reference)
-    data += waits
-    if data != node.input:  # (to write costs more than to look)
+    read = in_order_of_inputs(inputs)
+    if read != node.input:  # (to write costs more than to look)
         del node.input[:]
-        node.input.extend(data)
+        node.input.extend(read)
+
+
+def in_order_of_inputs(inputs: Iterable[str]) -> list[str]:
+    """Return what a node reads and, behind it, what it waits for, each once.
+
+    >>> in_order_of_inputs(["^init", "x", "x:1", "^init"])
+    ['x', 'x:1', '^init']
+    """
+    references = list(inputs)
+    waits = [reference for reference in references if reference[0] == "^"]
+    if not waits:
+        return references
+    return [*[reference for reference in references if reference[0] != "^"], *dict.fromkeys(waits)]
 
 
 def with_inputs(node: Any, inputs: Iterable[str]) -> Any:

@@ -59,6 +59,7 @@ class ShardCopies:
         self._random = random
         self._functions = functions
         self._emit_local = emit_local
+        self._plain: dict[int, bool] = {}
 
     def write(self, op: Op, sharded: Sharded, d: int, device: str, data: Sequence[str], controls: Sequence[str]) -> Any:
         """Write the copy of an operation for shard `d`, and return its node.
@@ -70,6 +71,10 @@ class ShardCopies:
           controls: what it waits for, `^node`.
         """
         name = self._draft.prefixes[d] + op.name
+        if op.index not in self._plain:
+            self._plain[op.index] = self._is_plain(op, sharded)
+        if self._plain[op.index]:
+            return self._draft.copy(op, name, device, [*data, *controls], d)
         inputs = list(data)
         for i, value in resized(op, sharded, lambda extent: self._extent(extent, d)).items():
             inputs[i] = self._counts.operand(
@@ -97,6 +102,11 @@ class ShardCopies:
                 self._localise_bodies(op, node, sharded, d)
             bring_loop_inputs(node, self._draft, self._mesh.carried_at(op, device, d))
         return node
+
+    def _is_plain(self, op: Op, sharded: Sharded) -> bool:
+        """Return whether a shard runs an operation as it is."""
+        changed = sharded.resize or sharded.shift or sharded.draw or sharded.weighted or PARTIAL_MEAN in sharded.gives
+        return not (changed or op.type in (*CONTROL_FLOW, "TensorListStack") or part_drawn(op.node))
 
     def _extent(self, extent: Shard | Place, d: int) -> Polynomial:
         if isinstance(extent, Shard):
