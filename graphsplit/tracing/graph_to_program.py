@@ -13,7 +13,7 @@ from typing import Any
 import tensorflow as tf
 
 from graphsplit.core.devices import names_device
-from graphsplit.core.protos.graphdefs import GraphDef, source_of
+from graphsplit.core.protos.graphdefs import GraphDef, fill_defaults, source_of
 from graphsplit.core.sizes.symbolic_sizes import Shape
 from graphsplit.graph.inlining import inline_calls
 from graphsplit.program.asked_layouts import write_marks
@@ -81,6 +81,7 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
     Raises:
       ValueError: if TensorFlow cannot infer shapes.
     """
+    fill_defaults(graph)
     calls = stage_calls(graph)
     write_marks(graph)
     nodes, references = inline_calls(

@@ -43,6 +43,24 @@ def output_names(node: Any, library: Mapping[str, Any] | None = None) -> list[st
     return names
 
 
+def fill_defaults(graph: Any) -> None:
+    """Let all nodes of a graph, and of its functions, say what SavedModels leave out: attributes of default value.
+
+    (An attribute that is absent reads as 0, False or ""; and to index the proto's map adds an entry without a value.)
+    """
+    for nodes in (graph.node, *[function.node_def for function in graph.library.function]):
+        for node in nodes:
+            for name, value in _defaults(node.op):
+                if name not in node.attr:
+                    node.attr[name].CopyFrom(value)
+
+
+@functools.cache
+def _defaults(op_type: str) -> list[tuple[str, Any]]:
+    attributes = [] if (definition := op_definition(op_type)) is None else definition.attr
+    return [(a.name, a.default_value) for a in attributes if a.HasField("default_value")]
+
+
 @functools.lru_cache(100_000)
 def split_reference(reference: str) -> tuple[str, int]:
     """Split `node:2` into `("node", 2)`; a bare `node` is its first output.
