@@ -1,15 +1,19 @@
-"""`transpile_graph_def` of graphs that are as files have them, not as a trace makes them: library, names, attributes."""
+"""`transpile_graph_def` of graphs as files have them, not as a trace makes them: their functions, names, attributes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
+import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.core.protos.graphdefs import function_definition, make_node
 from graphsplit.core.tensorflow_internals import op_definition
+from graphsplit.planning.propagation.control_flow import ControlFlowAnswers
+from tests.helpers.messages import message
 
 v1 = tf.compat.v1
 
@@ -66,3 +70,100 @@ def test_attributes_that_were_left_out_are_defaults_in_functions_too():
     for flag in (True, False):
         feeds = {"x:0": rows, "flag:0": np.array(flag)}
         np.testing.assert_allclose(run(many, "y:0", feeds), run(graph_def, "y:0", feeds), rtol=0, atol=1e-5)
+
+
+def by_a_flag(_: tf.Tensor, flag: tf.Tensor) -> tf.Tensor:
+    return flag
+
+
+def by_all_rows(x: tf.Tensor, _: tf.Tensor) -> tf.Tensor:
+    return tf.reduce_sum(x) > 0.0
+
+
+def nested(depth: int, decides: Callable[[tf.Tensor, tf.Tensor], tf.Tensor]) -> Any:
+    """Return a graph of branches in branches."""
+    with tf.Graph().as_default() as graph:
+        flag = v1.placeholder(tf.bool, [], name="flag")
+
+        def build(x: tf.Tensor, depth: int) -> tf.Tensor:
+            return tf.cond(decides(x, flag), lambda: build(x + 1.0, depth - 1), lambda: x) if depth else tf.tanh(x)
+
+        tf.identity(build(v1.placeholder(tf.float32, [None, 4], name="x"), depth), name="y")
+    return graph.as_graph_def()
+
+
+@pytest.mark.parametrize(("decides", "devices"), [(by_a_flag, 3), (by_all_rows, 1)])
+def test_each_level_of_nested_branches_is_planned_a_few_times(
+    decides: Any, devices: int, monkeypatch: pytest.MonkeyPatch
+):
+    depth, planned, find = 12, list[str](), ControlFlowAnswers._found
+
+    def found(self: ControlFlowAnswers, op: Any, layouts: Any) -> Any:
+        planned.append(op.name)
+        return find(self, op, layouts)
+
+    monkeypatch.setattr(ControlFlowAnswers, "_found", found)
+    graph_def = nested(depth, decides)
+    many = gs.transpile_graph_def(graph_def, ["x", "flag"], "y", 3)
+    assert depth <= len(planned) <= depth * depth
+    assert len({node.device for node in many.node if node.op == "StatelessIf"}) == devices
+    feeds = {"x:0": np.random.default_rng(0).uniform(0, 1, [7, 4]), "flag:0": np.array(True)}
+    np.testing.assert_allclose(run(many, "y:0", feeds), run(graph_def, "y:0", feeds), rtol=0, atol=1e-6)
+
+
+def chain(kind: str, names: Sequence[str], last: str = "") -> Any:
+    """Return a graph that calls functions of these names, each of which calls the next, and the end `last` or Tanh."""
+    graph_def = v1.GraphDef()
+    arguments = [
+        make_node("flag", "Placeholder", [], dtype=tf.bool),
+        make_node("x", "Placeholder", [], dtype=tf.float32),
+    ]
+    types, branches = [tf.bool, tf.float32], ("then_branch", "else_branch")
+    for name, called in zip(["", *names], [*names, last], strict=True):
+        chooses = kind == "StatelessIf" and bool(called)
+        inputs = ["flag"] * chooses + ["flag", "x"] if called else ["x"]
+        node = make_node("y", kind if called else "Tanh", inputs, **({} if called else {"T": tf.float32}))
+        for attribute in (branches if chooses else ("f",)) if called else ():
+            node.attr[attribute].func.name = called
+        if called:
+            node.attr["Tin"].list.type.extend([dtype.as_datatype_enum for dtype in types])
+            node.attr["Tout"].list.type.append(tf.float32.as_datatype_enum)
+        if chooses:
+            node.attr["Tcond"].type = tf.bool.as_datatype_enum
+        if name:
+            function = function_definition(name, [*arguments, node], ["flag", "x"], ["y"], ())
+            graph_def.library.function.append(function)
+        else:
+            graph_def.node.extend([*arguments, node])
+    return graph_def
+
+
+def test_calls_are_inlined_however_deep_they_are_and_branches_to_a_depth():
+    assert gs.transpile_graph_def(chain("PartitionedCall", [f"f{k}" for k in range(1100)]), ["x", "flag"], "y", 2)
+    levels = [f"f{k}" for k in range(51)]
+    assert gs.transpile_graph_def(chain("StatelessIf", levels[:50]), ["x", "flag"], "y", 2)
+    found = message(gs.UnsupportedError, gs.transpile_graph_def, chain("StatelessIf", levels), ["x", "flag"], "y", 2)
+    assert "nested more than 50 levels deep, down to the function 'f50'" in found
+
+
+@pytest.mark.parametrize("kind", ["PartitionedCall", "StatelessIf"])
+def test_functions_that_call_themselves_are_named(kind: str):
+    graph_def = chain(kind, ["f", "g", "h"], last="g")
+    found = message(gs.ArgumentError, gs.transpile_graph_def, graph_def, ["x", "flag"], "y", 2)
+    assert "call themselves, which TensorFlow cannot run: " in found
+    assert any(circle in found for circle in ("'g' -> 'h' -> 'g'.", "'h' -> 'g' -> 'h'."))
+
+
+def test_what_is_damaged_is_named():
+    graph_def = chain("StatelessIf", ["f", "g"])
+    graph_def.node.add().CopyFrom(make_node("x", "NoOp", ()))
+    f, g = graph_def.library.function
+    f.node_def[0].input[2] = "nowhere:y:0"
+    g.signature.name = "other"
+    found = message(gs.ArgumentError, gs.transpile_graph_def, graph_def, ["x", "flag"], "y", 2)
+    assert found == (
+        "The graph is damaged:\n  - several nodes have the name 'x'\n"
+        "  - 'y' of function 'f' reads 'nowhere:y:0', which is not there\n"
+        "  - 'y' of function 'f' calls 'g', which is not there\n"
+        "  - 'y' of function 'f' calls 'g', which is not there"
+    )

@@ -12,6 +12,7 @@ import tensorflow as tf
 import graphsplit as gs
 from graphsplit.core.protos.graphdefs import (
     GraphDef,
+    functions_named,
     make_node,
     prefixed,
     set_inputs,
@@ -19,7 +20,7 @@ from graphsplit.core.protos.graphdefs import (
     with_inputs,
     with_prefix,
 )
-from graphsplit.graph.function_calls import functions_called, functions_named
+from graphsplit.graph.function_calls import functions_called
 from graphsplit.graph.graph import Graph
 from graphsplit.graph.inlining import inline_calls
 from graphsplit.graph.walks import in_order, reached, readers_of

@@ -55,7 +55,7 @@ class AxisPlanner:
 
     axis: str
     columns: int
-    _known: dict[tuple[int, tuple[Layout, ...]], tuple[Op, Answer]] = field(default_factory=dict, init=False)
+    _known: dict[tuple[Op, tuple[Layout, ...]], Answer] = field(default_factory=dict, init=False)
 
     @functools.cached_property
     def mesh(self) -> Mesh:
@@ -136,10 +136,10 @@ class AxisPlanner:
         """Return how the devices run a loop or branch: each by itself, or all as one, or why not."""
         if any(body.symbols for body in op.bodies.values()):
             return Declined("the number of rows is only known when it runs")  # of which a column's body has others
-        key = id(op), tuple(layouts)
+        key = op, tuple(layouts)
         if key not in self._known:
-            self._known[key] = op, self._found(op, layouts)
-        return self._known[key][1]
+            self._known[key] = self._found(op, layouts)
+        return self._known[key]
 
     def _found(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         flow, apart = CONTROL_FLOW[op.type], Declined("it has side effects, which happen once")

@@ -104,10 +104,12 @@ class Replaced:
         return reference
 
     def _finished(self, name: str) -> Iterator[str]:
-        if name not in self._ends:
-            yield name
-        for end in self._ends.get(name, ()):
-            yield from self._finished(end)
+        pending = [name]
+        while pending:
+            name = pending.pop()
+            if name not in self._ends:
+                yield name
+            pending += reversed(self._ends.get(name, ()))
 
 
 def inline_calls(graph: Any, results: Sequence[str], compiled: bool = False) -> tuple[list[Any], list[str]]:
@@ -126,23 +128,25 @@ def inline_calls(graph: Any, results: Sequence[str], compiled: bool = False) -> 
     """
     library, replaced = {function.signature.name: function for function in graph.library.function}, Replaced()
     called = CALL_TYPES | library.keys()
-
-    def inlined(nodes: Iterable[Any]) -> Iterator[Any]:
-        for node in nodes:
-            kind = node.op
-            stays = (kind in CALL_TYPES and is_compiled(node) and not compiled) or kind not in called
-            function = None if stays else function_called(node, library)
-            if function is None:
-                yield node
-                continue
-            data, controls = inputs_of(node)
-            body, begin = Body(function, f"{node.name}/", data, library), f"{node.name}/begin"
-            yield from [make_node(begin, "NoOp", controls)] if controls else []
-            yield from inlined(_written(body, node.device, begin if controls else ""))
-            inside = [name for name in map(source_of, body.results) if name.startswith(body.prefix)]
-            replaced.add(node.name, body, [*inside, *([begin] if controls else [])])
-
-    found = list(inlined(graph.node))
+    found: list[Any] = []
+    pending = [iter(graph.node)]  # the graph, and the bodies around the one that is read
+    while pending:
+        node = next(pending[-1], None)
+        if node is None:
+            pending.pop()
+            continue
+        kind = node.op
+        stays = (kind in CALL_TYPES and is_compiled(node) and not compiled) or kind not in called
+        function = None if stays else function_called(node, library)
+        if function is None:
+            found.append(node)
+            continue
+        data, controls = inputs_of(node)
+        body, begin = Body(function, f"{node.name}/", data, library), f"{node.name}/begin"
+        found += [make_node(begin, "NoOp", controls)] if controls else []
+        inside = [name for name in map(source_of, body.results) if name.startswith(body.prefix)]
+        replaced.add(node.name, body, [*inside, *([begin] if controls else [])])
+        pending.append(_written(body, node.device, begin if controls else ""))
     for node in found:
         if replaced.concern(node.input):
             node.input[:] = replaced.now(node.input)

@@ -18,7 +18,7 @@ from graphsplit.api.options import Options
 from graphsplit.core.errors import ArgumentError, CheckError
 from graphsplit.core.progress import phase
 from graphsplit.core.protos.graphdefs import GraphDef, make_node, output_type, split_reference
-from graphsplit.core.storage.stored_models import check_registered
+from graphsplit.core.storage.stored_models import check_graph
 from graphsplit.emission.emitted_graph import EmittedGraph
 from graphsplit.emission.emitter import emit
 from graphsplit.graph.graph import Graph
@@ -85,7 +85,7 @@ def transpile_and_plan(
             f"transpile_graph_def takes a GraphDef, got {graph_def!r}. Of a tf.Graph that is graph.as_graph_def(); of "
             "a function, graphsplit.parallelize(fn).graph_def(*args) is the graph for several devices."
         )
-    check_registered(graph_def, "The graph")
+    check_graph(graph_def, "The graph")
     fed = names_in(inputs, "inputs", "names of tensors")
     part = take_part(graph_def, fed, names_in(outputs, "outputs", "names of tensors and operations"))
     called = [reference.removesuffix(":0") for reference in part.inputs.values()]

@@ -15,6 +15,7 @@ import tensorflow as tf
 from graphsplit.core.devices import names_device
 from graphsplit.core.protos.graphdefs import GraphDef, fill_defaults, source_of
 from graphsplit.core.sizes.symbolic_sizes import Shape
+from graphsplit.graph.function_calls import check_nesting
 from graphsplit.graph.inlining import inline_calls
 from graphsplit.program.asked_layouts import write_marks
 from graphsplit.program.program import Program
@@ -79,6 +80,7 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
       reading: what of it, and what is known besides.
 
     Raises:
+      UnsupportedError: if loops and branches are nested too deep.
       ValueError: if TensorFlow cannot infer shapes.
     """
     fill_defaults(graph)
@@ -87,10 +89,11 @@ def graph_to_program(graph: Any, reading: Reading) -> Program:
     nodes, references = inline_calls(
         graph, [*reading.outputs, *(f"^{name}" for name in reading.effects)], reading.compiled
     )
+    functions = {body.signature.name: body for body in graph.library.function}
+    check_nesting(nodes, functions)
     nodes, references = decompose(nodes, references, graph.library.function, graph.versions, reading.known)
     reading.adjust(nodes)
     shapes_held = {name: shape for name, (_, shape) in reading.held.items()}
-    functions = {body.signature.name: body for body in graph.library.function}
     nodes, library, moved = hoist_reads(nodes, functions, shapes_held, reading.shapes_inside)
     references = [f"^{moved.get(r[1:], r[1:])}" if r[0] == "^" else r for r in references]
     whole = GraphDef().library

@@ -47,6 +47,7 @@ class _Hoister:
     def __init__(self, library: dict[str, Any], shapes: Mapping[str, tf.TensorShape], shapes_inside: ShapeOf):
         self.library = library
         self._shapes_inside = shapes_inside
+        self._inside: set[str] = set()  # functions in which that is done: several may call the same
         self._originals: dict[str, str] = {}  # functions that were changed -> as they were traced
         self._shapes = shapes
 
@@ -89,7 +90,8 @@ class _Hoister:
     def _hoist_inside(self, name: str) -> None:
         """Hoist out of the loops and branches inside a function."""
         function = self.library[name]
-        if any(node.op in CONTROL_FLOW for node in function.node_def):
+        if name not in self._inside and any(node.op in CONTROL_FLOW for node in function.node_def):
+            self._inside.add(name)
             nodes, moved = self.hoist([deepcopy(node) for node in function.node_def], list(function.ret.values()))
             changed = deepcopy(function)
             for output, node in function.control_ret.items():

@@ -96,6 +96,16 @@ def inputs_of(node: Any) -> tuple[list[str], list[str]]:
     return [r for r in inputs if r[0] != "^"], [r for r in inputs if r[0] == "^"]
 
 
+def functions_named(nodes: Iterable[Any], library: Mapping[str, Any]) -> list[str]:
+    """Return the functions of a library that nodes name, by any attribute or as their type."""
+    found: dict[str, None] = {}
+    for node in nodes:
+        found[node.op] = None
+        for value in node.attr.values():
+            found.update(dict.fromkeys([f.name for f in (value.func, *value.list.func)]))
+    return [name for name in found if name in library]
+
+
 def set_inputs(node: Any, inputs: Iterable[str]) -> None:
     """Let a node read something else: tensors first, and each wait once."""
     read = in_order_of_inputs(inputs)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from graphsplit.core.errors import ArgumentError, bullet_list
 from graphsplit.core.storage.fingerprints import checksum
 from graphsplit.core.storage.model_files import model_file
-from graphsplit.core.storage.stored_models import asset_names, check_registered
+from graphsplit.core.storage.stored_models import asset_names, check_graph
 
 _PRODUCER = 4  # the only version of fingerprints of which the arithmetic below is known: TensorFlow 2.21's
 
@@ -27,7 +27,7 @@ def check_whole(directory: str, model: Any) -> None:
       UnsupportedError: if its graph has operations of types that are not registered.
     """
     check_fingerprint(directory, model)
-    check_registered(model.meta_graphs[0].graph_def, repr(directory))
+    check_graph(model.meta_graphs[0].graph_def, repr(directory))
     check_assets(directory, model.meta_graphs[0])
     check_variables(directory, model.meta_graphs[0])
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +13,7 @@ from google.protobuf import text_format
 from google.protobuf.message import DecodeError
 
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
-from graphsplit.core.protos.graphdefs import MetaGraphDef
+from graphsplit.core.protos.graphdefs import MetaGraphDef, functions_named, source_of
 from graphsplit.core.storage.model_files import model_file
 from graphsplit.core.tensorflow_internals import new_saved_model, op_definition
 
@@ -105,18 +107,41 @@ def asset_names(meta_graph: Any) -> list[str]:
     return names
 
 
-def check_registered(graph_def: Any, where: str) -> None:
-    """Raise `UnsupportedError` if a graph has op types that this process does not know."""
-    functions = {function.signature.name for function in graph_def.library.function}
-    bodies = [("", graph_def.node), *((f.signature.name, f.node_def) for f in graph_def.library.function)]
+def check_graph(graph_def: Any, where: str) -> None:
+    """Check what TensorFlow, when it imports a graph, does not say, or does not survive.
+
+    Raises:
+      ArgumentError: if two nodes have one name, or something is read or called that is not there; if a function calls
+        itself, by way of others perhaps.
+      UnsupportedError: if there are op types that this process does not know.
+    """
+    library = {function.signature.name: function for function in graph_def.library.function}
+    bodies = [(f" of function {name!r}", f.node_def, f.signature.input_arg) for name, f in library.items()]
     unknown: dict[str, str] = {}
-    for body, nodes in bodies:
+    damage: list[str] = []
+    for inside, nodes, arguments in [("", graph_def.node, ()), *bodies]:
+        names = Counter([node.name for node in (*arguments, *nodes)])
+        damage += [f"several nodes{inside} have the name {name!r}" for name, count in names.items() if count > 1]
         for node in nodes:
-            if node.op not in functions and node.op not in unknown and op_definition(node.op) is None:
-                unknown[node.op] = f"{node.op} (node {node.name!r}{f' of function {body!r}' if body else ''})"
+            if node.op not in library and node.op not in unknown and op_definition(node.op) is None:
+                unknown[node.op] = f"{node.op} (node {node.name!r}{inside})"
+            read = [f"reads {reference!r}" for reference in node.input if source_of(reference) not in names]
+            called = [f.name for value in node.attr.values() for f in (value.func, *value.list.func) if f.name]
+            read += [f"calls {f!r}" for f in called if f not in library and op_definition(f) is None]
+            damage += [f"{node.name!r}{inside} {what}, which is not there" for what in read]
     if unknown:
         raise UnsupportedError(
             f"{where} has operations of types that are not registered in this process:\n"
             f"{bullet_list(list(unknown.values()))}\n"
             "Import the package that defines them, or call tf.load_op_library(...), first."
         )
+    if damage:
+        raise ArgumentError(f"{where} is damaged:\n{bullet_list(damage, 8)}")
+    try:
+        TopologicalSorter({name: functions_named(f.node_def, library) for name, f in library.items()}).prepare()
+    except CycleError as error:
+        circle = " -> ".join(map(repr, reversed(error.args[1])))
+        raise ArgumentError(
+            f"{where} has functions that call themselves, which TensorFlow cannot run: {circle}. Write the recursion "
+            "as a tf.while_loop."
+        ) from None

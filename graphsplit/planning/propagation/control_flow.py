@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import tensorflow as tf
 
@@ -23,6 +23,9 @@ from graphsplit.rules import Answer, Declined, Sharded
 class ControlFlowAnswers:
     """How loops and branches run on the shards of a mesh, each by itself.
 
+    An answer takes two passes or more over each body, each of which asks for the loops and branches in it: of nested
+    ones each is found once, or the time doubles with every level.
+
     Attributes:
       mesh: the shards.
       random: `"exact"` or `"independent"`.
@@ -30,12 +33,19 @@ class ControlFlowAnswers:
 
     mesh: Mesh
     random: str = "exact"
+    _known: dict[tuple[Op, tuple[Layout, ...]], Answer] = field(default_factory=dict, init=False)
 
     def answer(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         """Return how a loop or branch runs on the shards, each by itself, or why it cannot.
 
         What its bodies only read in pieces is handed to it in pieces, even if it is whole.
         """
+        key = op, tuple(layouts)
+        if key not in self._known:
+            self._known[key] = self._found(op, layouts)
+        return self._known[key]
+
+    def _found(self, op: Op, layouts: Sequence[Layout]) -> Answer:
         if any(map(is_row_list, layouts)) and CONTROL_FLOW[op.type].loops:
             return answer_row_loop(op, layouts, self.mesh, self.random)
         given, chooses = list(layouts), int(CONTROL_FLOW[op.type].chooses)

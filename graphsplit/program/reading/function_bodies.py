@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from graphsplit.core.protos.graphdefs import constant_value
+from graphsplit.core.protos.graphdefs import constant_value, functions_named
 from graphsplit.core.sizes.polynomials import Symbol
 from graphsplit.core.sizes.symbolic_sizes import Shape, agreed, are_same, has_sizes, with_sizes, without_sizes
-from graphsplit.graph.function_calls import function_names, functions_named
+from graphsplit.graph.function_calls import function_names
 from graphsplit.graph.inlining import function_graph, inline_calls
 from graphsplit.program.program import Op, Program, Provenance
 from graphsplit.program.reading.shape_inference import InferenceError
