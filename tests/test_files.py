@@ -12,8 +12,10 @@ from typing import Any
 
 import pytest
 import tensorflow as tf
+from typer.testing import CliRunner
 
 import graphsplit as gs
+from graphsplit.cli import app
 from graphsplit.core.storage import files, forms
 from graphsplit.placement import Placement, Timeline, placement_of_graph
 from graphsplit.placement.recorded.profiles import OpEvent
@@ -127,6 +129,24 @@ def test_devices_and_places_that_are_none(placement: Placement, tmp_path: Path):
         f": {str(tmp_path / 'file')!r}: File exists."
     )
     assert sorted(os.listdir(tmp_path)) == ["circle.html", "file", "null.html"]
+
+
+@pytest.mark.parametrize("url", ["gs://bucket/x", "ram://x", "file:///tmp/x", "s3:/bucket/x"])
+def test_urls_are_no_local_paths(
+    url: str, placement: Placement, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "one").symlink_to(model)
+    before = sorted(os.listdir(tmp_path))
+    found = message(gs.ArgumentError, gs.transpile_saved_model, "one", url, 2)
+    assert found.startswith(f"{url!r} is a URL, and files are written in local folders only")
+    assert message(gs.ArgumentError, placement.save, f"{url}.html").startswith(f"{url + '.html'!r} is a URL")
+    assert message(gs.ArgumentError, placement.save, Path(f"{url}.html")).endswith("a tool of the bucket's.")
+    assert message(gs.ArgumentError, placement.save, url).startswith(f"{url + '/events.out.tfevents.placement'!r} is")
+    done = CliRunner().invoke(app, ["transpile", "one", url, "--devices", "2"])
+    assert done.exit_code
+    assert "is a URL" in done.output
+    assert sorted(os.listdir(tmp_path)) == before
 
 
 def test_a_link_is_followed(tmp_path: Path):

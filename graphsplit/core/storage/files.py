@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import re
 import shutil
 import stat
 import sys
@@ -20,6 +21,7 @@ from pathlib import Path
 from graphsplit.core.errors import ArgumentError, StorageError
 
 Recognizer = Callable[[Path], str]  # returns why what is there is none of ours, "" if it may be replaced
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")  # (`Path` makes one slash of two; a drive has one letter)
 _AT_WORKING_DIRECTORY, _EXCHANGE = -100, 2  # AT_FDCWD, RENAME_EXCHANGE of linux/fs.h
 
 
@@ -27,11 +29,16 @@ def resolve_target(target: str) -> Path:
     """Return the absolute path to write, links followed.
 
     Raises:
-      ArgumentError: if that is no path.
+      ArgumentError: if that is no path, or one of another file system's.
       StorageError: if the system cannot look there: a name is too long, or links form a circle.
     """
     if not target.strip():
         raise ArgumentError(f"The place to write is {target!r}; name a file or directory.")
+    if _URL.match(target):
+        raise ArgumentError(
+            f"{target!r} is a URL, and files are written in local folders only, where they can be put in place in one "
+            "step. Name a local path, and copy what is there: by tf.io.gfile.copy, or a tool of the bucket's."
+        )
     try:
         final = Path(target).resolve()
         find(final)
