@@ -238,7 +238,7 @@ def test_page_in_a_browser_with_twenty_thousand_ops(tmp_path, width, scheme):
     assert 0 < report["drawn"] < 2000
 
 
-@pytest.mark.parametrize("name", ["<!--<script>", "</script><script>alert(1)</script>"])
+@pytest.mark.parametrize("name", ["<!--<script>", "</script><script>alert(1)</script>", "{{data}}"])
 def test_names_cannot_end_the_script_that_holds_them(name: str):
     def step(x):
         return tf.tanh(x) * 2
@@ -248,3 +248,4 @@ def test_names_cannot_end_the_script_that_holds_them(name: str):
     data = re.search(r'id="data">(.*?)</script>', page, re.DOTALL)[1]
     assert "<" not in data
     assert name in json.dumps(json.loads(data), ensure_ascii=False)
+    assert f"<title>Placement of {html.escape(name)}</title>" in page

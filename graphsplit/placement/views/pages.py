@@ -55,9 +55,7 @@ def fill_page(
         "data": _script_data(data),
     }
     page = (files / "page.html").read_text("utf-8")
-    for name, text in parts.items():
-        page = page.replace("{{" + name + "}}", text)
-    return page
+    return re.sub(r"{{(\w+)}}", lambda name: parts[name[1]], page)  # (in one go: a title may have such words, too)
 
 
 def in_frame(page: str, height: int = 640) -> str:
