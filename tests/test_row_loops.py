@@ -149,3 +149,13 @@ def test_lists_of_one_turn_with_as_many_entries_as_there_are_rows(kind: str):
         return made.stack()
 
     law(lambda x, w: tf.map_fn(inside, tf.tanh(x @ w)), (rows(6, 6),), devices=3, looped=False, at_home=None)
+
+
+def test_the_gradient_of_a_loop_in_a_loop():
+    """`tf.gradients` asks that the inner one be beside the outer one, which is on several devices."""
+
+    def apply(x, w):
+        y = tf.map_fn(lambda row: tf.map_fn(tf.sin, row), tf.tanh(x @ w))
+        return y * tf.gradients(y, x)[0]
+
+    law(apply, (rows(8, 6),), devices=3, learns=False)

@@ -47,7 +47,7 @@ class _Hoister:
     def __init__(self, library: dict[str, Any], shapes: Mapping[str, tf.TensorShape], shapes_inside: ShapeOf):
         self.library = library
         self._shapes_inside = shapes_inside
-        self._inside: set[str] = set()  # functions in which that is done: several may call the same
+        self._inside: dict[str, str] = {}  # what functions are called after that: several may call the same
         self._originals: dict[str, str] = {}  # functions that were changed -> as they were traced
         self._shapes = shapes
 
@@ -64,8 +64,7 @@ class _Hoister:
             if node.op not in CONTROL_FLOW:
                 result.append(node)
                 continue
-            for name in function_names(node):
-                self._hoist_inside(name)
+            rename_functions(node, {name: self._hoist_inside(name) for name in function_names(node)})
             reads = self._hoist_node(node, set(returned or ()), spelling, handles)
             inside = [inner for name in function_names(node) for inner in self.library[name].node_def]
             if not any(is_stateful(inner, self.library) for inner in inside):
@@ -87,18 +86,34 @@ class _Hoister:
             function = self._originals[function]
         return self._shapes_inside(function, node)
 
-    def _hoist_inside(self, name: str) -> None:
-        """Hoist out of the loops and branches inside a function."""
+    def _hoist_inside(self, name: str) -> str:
+        """Hoist out of the loops and branches inside a function, which is another one then; return its name.
+
+        Nothing in it need be beside another node any more: of what several shards call, that is one place for all.
+        """
+        if name in self._inside:  # several branches may call it
+            return self._inside[name]
         function = self.library[name]
-        if name not in self._inside and any(node.op in CONTROL_FLOW for node in function.node_def):
-            self._inside.add(name)
-            nodes, moved = self.hoist([deepcopy(node) for node in function.node_def], list(function.ret.values()))
-            changed = deepcopy(function)
+        changed = deepcopy(function)
+        for node in changed.node_def:
+            if "_class" in node.attr:
+                del node.attr["_class"]
+        if any(node.op in CONTROL_FLOW for node in changed.node_def):
+            nodes, moved = self.hoist([deepcopy(node) for node in changed.node_def], list(function.ret.values()))
             for output, node in function.control_ret.items():
                 changed.control_ret[output] = moved.get(node, node)
             del changed.node_def[:]
             changed.node_def.extend(nodes)
-            self.library[name] = changed
+        if changed != function:
+            changed = named_by_content(changed)
+            self._add(changed, name)
+        new_name = str(changed.signature.name)
+        self._inside |= {name: new_name, new_name: new_name}
+        return new_name
+
+    def _add(self, function: Any, original: str) -> None:
+        self.library[function.signature.name] = function
+        self._originals[function.signature.name] = original
 
     def _hoist_node(self, node: Any, returned: set[str], spelling: str, handles: dict[str, str]) -> list[Any]:
         """Hoist what can be hoisted out of one node; return the reads that now stand before it."""
@@ -130,9 +145,8 @@ class _Hoister:
             renamed = {}
             for name in dict.fromkeys(names):
                 function = _with_values(self.library[name], chosen)
-                self.library[function.signature.name] = function
                 renamed[name] = function.signature.name
-                self._originals[function.signature.name] = name
+                self._add(function, name)
             rename_functions(node, renamed)
         return reads
 
