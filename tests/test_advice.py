@@ -86,7 +86,7 @@ def test_the_same_words_everywhere():
         gs.parallelize(printing, devices=2, strict=True).plan(x)
     assert str(error.value) == (
         "strict=True, but these operations carry rows of the batch and would run on one device:\n"
-        f"  - StringFormat 'StringFormat' at test_advice.py:{line}: 0 B gathered; no rule for StringFormat\n"
+        f"  - StringFormat 'StringFormat' at test_advice.py:{line}: nothing gathered; no rule for StringFormat\n"
         f"    -> {DO}\n"
         "Or drop strict=True, or give the share of the work that may stay: strict=0.1."
     )

@@ -300,7 +300,7 @@ def test_strict_names_the_operation_and_the_line():
     text = message(gs.StrictError, lambda: call(tf.constant([1.0, 2.0, 1.0, 3.0])))
     assert re.sub(r"'\S*Unique'", "'Unique'", text) == (
         "strict=True, but these operations carry rows of the batch and would run on one device:\n"
-        f"  - Unique 'Unique' at test_errors.py:{here}: 0 B gathered; which entries are new depends on all rows\n"
+        f"  - Unique 'Unique' at test_errors.py:{here}: nothing gathered; which entries are new depends on all rows\n"
         "    -> rewrite it row by row, or keep its argument whole by split={...: None}\n"
         "Or drop strict=True, or give the share of the work that may stay: strict=0.1."
     )

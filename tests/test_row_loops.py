@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from tests.helpers.law import assert_law
+import graphsplit as gs
+from tests.helpers.law import assert_close, assert_law
 from tests.test_parallelize import rows
 
 DEVICES = [1, 2, 3, 5]
@@ -159,3 +160,142 @@ def test_the_gradient_of_a_loop_in_a_loop():
         return y * tf.gradients(y, x)[0]
 
     law(apply, (rows(8, 6),), devices=3, learns=False)
+
+
+def _mapped(x, w):
+    return tf.map_fn(lambda row: tf.tanh(row[None] @ w)[0], x)
+
+
+def _several(x, w):
+    """Rows of several types, among them strings, to results of several types."""
+
+    def one(own):
+        row, text, number = own
+        return row @ w * tf.cast(tf.strings.length(text), tf.float64), tf.strings.join([text, "!"]), number + 1
+
+    number = tf.cast(10.0 * x[:, 0], tf.int32)
+    like = (tf.float64, tf.string, tf.int32)
+    y, texts, more = tf.map_fn(one, (x[:, None], tf.strings.as_string(number), number), fn_output_signature=like)
+    return tf.tanh(y[:, 0]) * tf.cast(tf.strings.length(texts) + more, tf.float64)[:, None]
+
+
+def _array(x, w):
+    count = tf.shape(x)[0]
+    read, made = tf.TensorArray(tf.float64, count).unstack(x), tf.TensorArray(tf.float64, count)
+    for i in tf.range(count):
+        made = made.write(i, tf.linalg.matvec(w, read.read(i)) * tf.cast(i, tf.float64))
+    return made.stack()
+
+
+def _total(x, w):
+    read, total = tf.TensorArray(tf.float64, tf.shape(x)[0]).unstack(x), tf.ones((6,), tf.float64)
+    for i in tf.range(tf.shape(x)[0]):
+        total += tf.tanh(tf.linalg.matvec(w, read.read(i)))
+    return total
+
+
+def _nested(x, w):
+    return tf.map_fn(lambda row: tf.map_fn(tf.sin, row), tf.tanh(x @ w))
+
+
+def _flat(x, w):
+    """Three turns for each row."""
+    return tf.reshape(tf.map_fn(tf.sin, tf.reshape(x @ w, [-1, 2])), [-1, 6])
+
+
+def _layers(x, w):
+    """As in a Keras model: between layers, over what others have computed."""
+    return tf.nn.softmax(tf.map_fn(tf.tanh, tf.nn.relu(x @ w)) @ w)
+
+
+OPEN = {f.__name__[1:]: f for f in (_mapped, _several, _array, _total, _nested, _flat, _layers)}
+
+
+@pytest.mark.parametrize("devices", [2, 4])
+@pytest.mark.parametrize("name", OPEN)
+def test_turns_of_an_unknown_number_of_rows(name: str, devices: int):
+    """As many as each shard has rows: perhaps none."""
+    apply = OPEN[name]
+
+    def make():
+        w = tf.Variable(0.3 * np.random.default_rng(0).normal(size=(6, 6)))
+
+        @tf.function(input_signature=[tf.TensorSpec((None, 6), tf.float64)])
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = apply(x, w)
+                loss = tf.reduce_sum(tf.sin(y))
+            by_x, by_w = tape.gradient(loss, [x, w])
+            w.assign_sub(0.01 * (0.0 if by_w is None else by_w))
+            return y, by_x
+
+        return step, (w,)
+
+    plan = assert_law(make, [(rows(n, 6),) for n in (7, 1, 0, 2, 9, 4)], devices=devices)
+    _assert_all_loops_are_split(plan)
+    assert plan.program.batch_is_unknown
+
+
+@pytest.mark.parametrize("name", OPEN)
+@pytest.mark.parametrize("known", [False, True], ids=["unknown", "known"])
+def test_gradients_of_mapped_rows_from_outside(name: str, known: bool):
+    w = tf.Variable(0.3 * np.random.default_rng(0).normal(size=(6, 6)))
+    signature = [tf.TensorSpec((9 if known else None, 6), tf.float64)]
+    plain = tf.function(lambda x: OPEN[name](x, w), input_signature=signature)
+    parallel = gs.parallelize(plain, devices=3)
+
+    def gradients(function, x):
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            y = function(x)
+            loss = tf.reduce_sum(tf.sin(y))
+        return y, tape.gradient(loss, [x, w], unconnected_gradients=tf.UnconnectedGradients.ZERO)
+
+    for n in (9,) if known else (9, 2, 0, 1, 4):
+        x = rows(n, 6)
+        assert_close(gradients(parallel, x), gradients(plain, x), f"{n} rows")
+    _assert_all_loops_are_split(parallel.gradient_plan(*signature))
+
+
+def _assert_all_loops_are_split(plan: gs.Plan) -> None:
+    assert "StatelessWhile" in {op.type for op in plan.sharded_ops}, str(plan)
+    assert "StatelessWhile" not in {op.type for op in plan.home_ops}, str(plan)
+    assert not plan.stayed_home, str(plan)
+
+
+@pytest.mark.parametrize("rows_known", [False, True])
+def test_a_loop_that_does_not_turn_once_for_each_row_says_so(rows_known: bool):
+    @tf.function(input_signature=[tf.TensorSpec((8 if rows_known else None, 6))])
+    def some(x):
+        read, total = tf.TensorArray(tf.float32, tf.shape(x)[0]).unstack(x), tf.zeros((6,))
+        for i in tf.range(tf.shape(x)[0] // 2):
+            total += read.read(i)
+        return total
+
+    @tf.function(input_signature=some.input_signature)
+    def twice(x):
+        return tf.map_fn(tf.sin, tf.concat([x, x], 0))
+
+    for f, why in (
+        (some, "it is not known to turn once for each entry of a list of rows"),
+        (twice, "the rows in its lists are not those of one batch, in order"),
+    ):
+        parallel = gs.parallelize(f, devices=3)
+        plan = parallel.plan(*f.input_signature)
+        [(_, reason)] = plan.stayed_home
+        assert reason.endswith(why)
+        assert "loop over all rows of one batch, as tf.map_fn does" in str(plan)
+        assert_close(parallel(tf.ones((8, 6))), f(tf.ones((8, 6))))
+    assert "nothing gathered; its list" in str(gs.parallelize(some, devices=3).plan(*some.input_signature))
+
+
+@pytest.mark.parametrize("signature", [None, [tf.TensorSpec((None, 6), tf.float64)]], ids=["known", "unknown"])
+def test_an_array_that_grows_with_each_turn(signature: list[tf.TensorSpec] | None):
+    def f(x):
+        made = tf.TensorArray(tf.float64, 0, dynamic_size=True, element_shape=(6,))
+        for i in tf.range(tf.shape(x)[0]):
+            made = made.write(i, tf.sin(x[i]))
+        return made.size(), made.stack(), tf.shape(made.stack())
+
+    assert_law(lambda: (tf.function(f, signature), ()), [(rows(7, 6),)], at_home=None)

@@ -105,6 +105,7 @@ SHARDED = {
     "lstm": {"StatelessWhile", "TensorListStack", "MatMul"},
     "transformer": {"GatherV2", "BatchMatMulV2", "Softmax", "MatMul"},
     "text": {"StringLower"},
+    "decoding": {"StatelessWhile", "TensorListStack", "MatMul"},
     "two_signatures": {"MatMul", "Tanh"},
     "tensorflow_1": {"MatMul", "Softmax"},
     "estimator": {"ParseExampleV2", "MatMul", "Softmax"},

@@ -127,7 +127,7 @@ def test_strict_on_the_command_line_has_no_dataset(tmp_path: Path):
     name = "StatefulPartitionedCall/StatefulPartitionedCall/StringFormat"
     assert re.sub(r"\.py:\d+", ".py:N", ran.output).splitlines()[-5:] == [
         "Error: strict=True, but these operations carry rows of the batch and would run on one device:",
-        f"  - StringFormat '{name}' at test_saved_models_errors.py:N: 0 B gathered; no rule for StringFormat",
+        f"  - StringFormat '{name}' at test_saved_models_errors.py:N: nothing gathered; no rule for StringFormat",
         "    -> save the model without it",
         "Or drop strict=True, or give the share of the work that may stay: strict=0.1.",
         "On the command line: leave out --strict, or give --strict-share 0.1.",

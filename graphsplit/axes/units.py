@@ -102,7 +102,7 @@ class UnitSearch:
         pairs = zip(body.inputs, wants, strict=True)
         laid = {body.ops[i].name: want if isinstance(want, Shard) else REPLICATE for i, want in pairs}
         return _LaidProgram(
-            body, self.planner.forward(body, laid), scope.turns * (turns.number if turns else 1), (scope, op)
+            body, self.planner.forward(body, laid), scope.turns * (int(turns.number) if turns else 1), (scope, op)
         )
 
     def layout_of(self, cut: Shard) -> Layout:

@@ -183,7 +183,8 @@ class Decisions:
 
     def gathered_text(self, op: Op) -> str:
         """Return how many bytes are gathered or reduced to run `op` once, for people."""
-        return size_text(self._plan_of(op).program, self.gathered(op))
+        found = self.gathered(op)
+        return size_text(self._plan_of(op).program, found) if found else "nothing"
 
     def shard_device(self, op: Op, shard: int) -> str:
         """Return the device on which a shard runs an operation: the shard's, or the one that its stage has for it."""

@@ -343,7 +343,7 @@ class _TaskWriter:
                 sizes = tuple([mesh.bytes_of(d, size, layout) for size, layout in pairs])
             if turns is not None:
                 kept = kept_on(self._plan, op, d)
-                sizes = tuple([size + turns.number * kept.get(k, 0) for k, size in enumerate(sizes)])
+                sizes = tuple([size + int(turns.number) * kept.get(k, 0) for k, size in enumerate(sizes)])
             self._sizes[key] = sizes
         return self._sizes[key]
 

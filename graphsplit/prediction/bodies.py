@@ -51,7 +51,7 @@ def seconds_of_bodies(op: Op, plans: Mapping[str, Any], rows: tuple[int, ...], d
     each = sum([time.seconds for time in found]) + carried
     if turns is None:
         return BodyTime(each, f"how often {op.type} {op.name!r} turns is known only when it runs")
-    return BodyTime(turns.number * each, unknown)
+    return BodyTime(int(turns.number) * each, unknown)
 
 
 def _seconds_of_body(body: Program, plan: Any, rows: tuple[int, ...], d: int | None, costs: Costs) -> BodyTime:
@@ -115,4 +115,4 @@ def bytes_in_lists(
         reads, _ = described_on(body, reader, sharded, rows, d)
         return bytes_of(reads[operand], unknown_size)
 
-    return {k: turns.number * size for k, size in kept_each_turn(op, size_of).items()}
+    return {k: int(turns.number) * size for k, size in kept_each_turn(op, size_of).items()}

@@ -198,7 +198,7 @@ class TaskCosts:
         turns = turns_of(op)
         if turns is None:
             return BodyTime(seconds, f"how often {op.type} {op.name!r} turns is known only when it runs")
-        return BodyTime(turns.number * seconds)
+        return BodyTime(int(turns.number) * seconds)
 
     def _plans(self, op: Op, d: int | None) -> tuple[Mapping[str, object], int | None]:
         """Return how a shard runs the functions of an operation, and which it is; on whole tensors, none."""

@@ -119,6 +119,36 @@ def text(folder: str) -> Requests:
     return {key: {"texts": np.array(texts, "S")} for key in signatures}
 
 
+def decoding(folder: str) -> Requests:
+    """Pictures that are decoded one by one, each a turn of `tf.map_fn`, and measured by another one."""
+    module = tf.Module()
+    module.weights = tf.Variable(_floats(12, 3))
+
+    def decode(pair: tuple[tf.Tensor, tf.Tensor]) -> tuple[tf.Tensor, tf.Tensor]:
+        pixels = tf.cast(tf.ensure_shape(tf.io.decode_png(pair[0], channels=3), [2, 2, 3]), tf.float32)
+        return pixels / 255.0 + pair[1], tf.strings.length(pair[0])
+
+    def serve(pictures: tf.Tensor, shift: tf.Tensor) -> dict[str, tf.Tensor]:
+        like = tf.TensorSpec([2, 2, 3]), tf.TensorSpec([], tf.int32)
+        pixels, lengths = tf.map_fn(decode, (pictures, shift), fn_output_signature=like)
+        return {
+            "scores": tf.tanh(tf.reshape(pixels, [-1, 12]) @ module.weights),
+            "length": lengths,
+            "name": tf.map_fn(lambda n: tf.strings.as_string(n) + " B", lengths, fn_output_signature=tf.string),
+        }
+
+    specs = {
+        key: [tf.TensorSpec([rows], tf.string, "pictures"), tf.TensorSpec([rows], name="shift")]
+        for key, rows in (("serving_default", None), ("fixed", FIXED))
+    }
+    signatures = {key: tf.function(serve, input_signature=own) for key, own in specs.items()}
+    tf.saved_model.save(module, folder, signatures=signatures)
+    pixels = np.random.default_rng(0).integers(0, 255, [ROWS, 2, 2, 3]).astype(np.uint8)
+    pictures = np.array([tf.io.encode_png(picture).numpy() for picture in pixels], object)
+    requests = {"pictures": pictures, "shift": _floats(ROWS)}
+    return dict.fromkeys(signatures, requests)
+
+
 def two_signatures(folder: str) -> Requests:
     module = tf.Module()
     module.weights = tf.Variable(_floats(4, 3))
@@ -194,5 +224,6 @@ def estimator(folder: str) -> Requests:
 
 
 CASES: dict[str, Callable[[str], Requests]] = {
-    case.__name__: case for case in (dense, conv, lstm, transformer, text, two_signatures, tensorflow_1, estimator)
+    case.__name__: case
+    for case in (dense, conv, lstm, transformer, text, decoding, two_signatures, tensorflow_1, estimator)
 }

@@ -20,7 +20,7 @@ from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.local_plan import LocalPlan
 from graphsplit.planning.steps import Step
 from graphsplit.program.program import Op, Program, Tensor
-from graphsplit.program.reading.trip_counts import Turns, origin, turns_of
+from graphsplit.program.reading.trip_counts import Turns, number_at, origin, turns_of
 from graphsplit.rules import Answer, Declined, Sharded
 from graphsplit.rules.factors import LIST, Place, Resize, Shift
 
@@ -39,8 +39,10 @@ def answer_row_loop(op: Op, layouts: Sequence[Layout], mesh: Mesh, random: str) 
     turns = turns_of(op)
     cut = cuts.pop()
     assert isinstance(cut, Shard)
-    if cuts or turns is None or cut.blocks != (1,) or cut.size(mesh.batch) != turns.number:
-        return Declined("its turns are not known to be those of the rows")
+    if cuts or len(cut.blocks) > 1:
+        return Declined("the rows in its lists are not those of one batch, in order")
+    if turns is None or cut.size(mesh.batch) != turns.number:
+        return Declined("it is not known to turn once for each entry of a list of rows")
     return _RowLoop(op, layouts, mesh, random, turns, cut).answer()
 
 
@@ -84,7 +86,7 @@ class _RowLoop:
         own = {Tensor(body.inputs[k], 0) for k in self.turns.counters}
         uses: dict[int, list[str]] = {k: [] for k in lists.values()}
         for op in body.ops:
-            if op.type == "TensorListReserve" and 1 in op.constants and int(op.constants[1]) == self.turns.number:
+            if op.type == "TensorListReserve" and number_at(op, 1) == self.turns.number:
                 lists[Tensor(op.index, 0)] = ~op.index
                 uses[~op.index] = []
             found = [(i, lists[tensor]) for i, tensor in enumerate(op.inputs) if tensor in lists]
@@ -171,7 +173,7 @@ class _RowLoop:
     def _own_bounds(self, condition: Program) -> list[int]:
         """Return the comparisons with a constant that decide how often the loop turns."""
         found = self.turns.constant_bounds
-        return [i for i in found if int(condition.ops[i].constants[1]) == self.turns.number]
+        return [i for i in found if number_at(condition.ops[i], 1) == self.turns.number]
 
     def _bounded(self, less: Op) -> Step:
         return _local(less, resize=(Resize(1, (), np.asarray(less.constants[1]), Place(self.cut, end=True)),))
@@ -180,7 +182,7 @@ class _RowLoop:
         """Return the operands from which a shard counts, and up to which."""
         constants = self.op.constants
         first = [Resize(k, (), np.asarray(constants[k]), Place(self.cut)) for k in sorted(self.turns.counters)]
-        last = [k for k in dict.fromkeys(self.turns.carried_bounds) if int(constants[k]) == self.turns.number]
+        last = [k for k in dict.fromkeys(self.turns.carried_bounds) if number_at(self.op, k) == self.turns.number]
         return [*first, *[Resize(k, (), np.asarray(constants[k]), Place(self.cut, end=True)) for k in last]]
 
     def _plan(self, program: Program, local: dict[int, Step]) -> LocalPlan:

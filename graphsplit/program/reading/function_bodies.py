@@ -39,7 +39,7 @@ class Given:
       held: of lists that hold the same integers over and over: those.
       kept: lists that a loop leaves as long as they are.
       empty: lists that hold nothing yet: all their elements are what a loop puts into them.
-      counts: of lists, how many elements they have, where that is a number.
+      counts: of lists, how many elements they have, where that is known.
     """
 
     shapes: Sequence[Shape | None]
@@ -200,8 +200,13 @@ def _pushed(body: Program, i: int) -> np.ndarray | None:
 def _is_as_long(body: Program, i: int) -> bool:
     """Return whether the list that a loop carries as number `i` has as many elements after a turn as before."""
     op = _last_change(body, i)
-    before = op.inputs[0].op if op.type == "TensorListSetItem" else op.index
-    return before == body.inputs[i]
+    before = op.inputs if op.type == "AddN" else op.inputs[: op.type == "TensorListSetItem"]  # (one length is added)
+    return not grows(op) and body.inputs[i] in [op.index, *[origin(body, tensor).op for tensor in before]]
+
+
+def grows(op: Op) -> bool:
+    """Return whether an operation makes a list longer where it puts something behind its end."""
+    return bool(op.attr("resize_if_index_out_of_bounds").b)
 
 
 def _last_change(body: Program, i: int) -> Op:

@@ -13,13 +13,22 @@ import tensorflow as tf
 
 from graphsplit.core.protos.graphdefs import constant_node, constant_value, split_reference
 from graphsplit.core.sizes.polynomials import Polynomial, Symbol, is_symbolic, values_planned
-from graphsplit.core.sizes.symbolic_sizes import Shape, are_same, confirmed, has_sizes, joined_shapes, with_sizes
+from graphsplit.core.sizes.symbolic_sizes import (
+    Shape,
+    Size,
+    are_same,
+    as_exact,
+    confirmed,
+    has_sizes,
+    joined_shapes,
+    with_sizes,
+)
 from graphsplit.graph.function_calls import CONTROL_FLOW
 from graphsplit.program.program import SIZES, Op, Program, Provenance, Tensor, is_repeatable, is_stateful
 from graphsplit.program.reading.constant_folding import FOLDABLE, fold
 from graphsplit.program.reading.function_bodies import Bodies, Elements
 from graphsplit.program.reading.node_simplification import SIMPLIFIED, is_known, simplified, untile
-from graphsplit.program.reading.row_numbers import NUMBERED, Numbers, RowNumbers
+from graphsplit.program.reading.row_numbers import NUMBERED, InOrder, RowNumbers
 from graphsplit.program.reading.shape_inference import HELPER, Findings, Integers, known_shape
 from graphsplit.program.reading.tensor_lists import Lists
 from graphsplit.program.reading.trip_counts import pushed_counters, turns_of
@@ -64,7 +73,7 @@ class OperationReader:
         self._known: dict[Tensor, np.ndarray] = {}
         self.found = Findings()
         self._lists = Lists(self.found)
-        self._counting: dict[Tensor, Numbers] = {}  # lists that loops made, onto which each turn pushed its number
+        self._counting: dict[Tensor, InOrder] = {}  # lists that loops made, onto which each turn pushed its number
         self._row_numbers = RowNumbers(self.ops, self._known)
         self._symbols: dict[Tensor, np.ndarray] = {}  # of those known: values that depend on the number of rows
         self._constants: dict[tuple[tf.DType, Shape, bytes], int] = {}
@@ -172,7 +181,7 @@ class OperationReader:
             return None if shape is None else [shape]
         if op.type == "TensorListLength":
             count = self._lists.counts.get(op.inputs[0])
-            return [np.array(count, np.int32)] if type(count) is int else None
+            return None if count is None else [_entry(count, np.int32)]
         return fold(op, op.symbols) if op.type in FOLDABLE and not op.controls else None
 
     def _read_through(self, op: Op) -> None:
@@ -186,12 +195,12 @@ class OperationReader:
 
     def _read_turns(self, op: Op) -> None:
         """Take what a loop counts for known once it ends, if that is known; and note which lists have the numbers."""
-        turns = None if self._unknown else turns_of(op)
+        turns = turns_of(op)
         if turns is not None:
             for k in pushed_counters(op, turns):
-                self._counting[Tensor(op.index, k)] = Numbers(np.arange(turns.number), 1)
+                self._counting[Tensor(op.index, k)] = InOrder(as_exact(turns.number))
             for k in sorted(turns.counters):
-                self._append_value(op, k, np.array(turns.number, op.out_dtypes[k].as_numpy_dtype))
+                self._append_value(op, k, _entry(turns.number, op.out_dtypes[k].as_numpy_dtype))
 
     def _pop(self, op: Op, value: np.ndarray) -> None:
         """Append the op that takes the last element off a list; that element is known."""
@@ -270,6 +279,11 @@ class OperationReader:
         )
         self._known[tensor] = value
         return tensor
+
+
+def _entry(number: int, dtype: Any) -> np.ndarray:
+    """Return a number, or a size that follows from unknown ones, as an array without axes."""
+    return np.array(as_exact(number), object if isinstance(number, Size) else dtype)
 
 
 def _merged(shape: Shape | None, hint: tf.TensorShape) -> Shape | None:

@@ -60,7 +60,7 @@ def build_program(
       seeds: how many of the inputs, the last, are gradients of outputs.
       symbols: the unknown sizes of the program that this is a part of.
       held: for inputs that are lists of integers known beforehand, each of their elements alike: that element.
-      counts: for inputs that are lists: how many elements they have, where that is a number.
+      counts: for inputs that are lists: how many elements they have, where that is known.
       memo: functions that were read before, with what was known of their arguments; those read now are added.
       calls: those of stages among the calls that were inlined.
       shapes: shape and dtype of all that each node makes, by name, each behind what it reads: where they are known,

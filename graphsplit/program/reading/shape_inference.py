@@ -11,7 +11,7 @@ import tensorflow as tf
 
 from graphsplit.core.protos.graphdefs import constant_node, make_node, source_of, split_reference
 from graphsplit.core.sizes.polynomials import Point, Polynomial
-from graphsplit.core.sizes.symbolic_sizes import Shape, Size, shape_at
+from graphsplit.core.sizes.symbolic_sizes import Shape, shape_at
 from graphsplit.core.tensorflow_internals import import_operations
 
 HELPER = "/graphsplit."
@@ -57,7 +57,7 @@ class Findings:
 
     outputs: dict[str, tuple[Shape | None, ...]] = field(default_factory=dict)
     elements: dict[str, Shape | None] = field(default_factory=dict)
-    counts: dict[str, Size] = field(default_factory=dict)
+    counts: dict[str, int] = field(default_factory=dict)
     values: dict[tuple[str, int], Integers] = field(default_factory=dict)
 
 
@@ -106,7 +106,7 @@ def import_for_shapes(
             _replace_input(copy, ELEMENT_SHAPE[node.op], f"{node.name}{HELPER}shape")
             copy.attr["shape_type"].type = tf.int32.as_datatype_enum
         if node.name in findings.counts:
-            copy.attr["num_elements"].i = findings.counts[node.name].polynomial.at(point)
+            copy.attr["num_elements"].i = Polynomial.of(findings.counts[node.name]).at(point)
         if node.name in findings.outputs:
             shapes = [tf.TensorShape(shape_at(shape, point)).as_proto() for shape in findings.outputs[node.name]]
             del copy.attr["output_shapes"].list.shape[:]

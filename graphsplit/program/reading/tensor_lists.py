@@ -11,11 +11,12 @@ from graphsplit.core.sizes.polynomials import Polynomial, Symbol
 from graphsplit.core.sizes.symbolic_sizes import Shape, Size, as_exact, has_sizes, joined_shapes, with_sizes
 from graphsplit.core.tensorflow_internals import resource_value
 from graphsplit.program.program import Op, Tensor
-from graphsplit.program.reading.function_bodies import ITEM, Elements, Given
+from graphsplit.program.reading.function_bodies import ITEM, Elements, Given, grows
 from graphsplit.program.reading.shape_inference import ELEMENT_SHAPE, Findings, known_shape
 
 _EMPTY = frozenset({"EmptyTensorList", "TensorListReserve"})
-_ON_LISTS = frozenset({*ELEMENT_SHAPE, *ITEM, "Identity"})
+_AS_LONG = frozenset({"Identity", "TensorListSetItem", "TensorListStack", "ZerosLike"})
+_ON_LISTS = frozenset({*ELEMENT_SHAPE, *ITEM, *_AS_LONG})
 
 
 class Lists:
@@ -63,7 +64,7 @@ class Lists:
             {i: self._elements[t] for i, t in enumerate(passed) if t in self._elements},
             {i: self.held[t] for i, t in enumerate(passed) if t in self.held},
             empty=frozenset(i for i, t in enumerate(passed) if ops[t.op].type in _EMPTY),
-            counts={i: self.counts[t] for i, t in enumerate(passed) if type(self.counts.get(t)) is int},
+            counts={i: self.counts[t] for i, t in enumerate(passed) if t in self.counts},
         )
 
     def carry(self, carried: Given, inputs: Sequence[Tensor], ops: Sequence[Op]) -> None:
@@ -106,9 +107,9 @@ class Lists:
             count = Size(Polynomial.of(op.symbols[1][()])) if 1 in op.symbols else int(op.constants[1])
         elif op.type == "TensorListFromTensor":
             count = (op.in_shapes[0] or (None,))[0]
-        elif given in self.counts and op.type in ("Identity", "TensorListSetItem", "TensorListStack"):
+        elif given in self.counts and op.type in _AS_LONG and not grows(op):
             count = self.counts[given]
-        if isinstance(count, Size) and op.type == "TensorListStack":
+        if count is not None and op.type == "TensorListStack":
             self._found.counts[op.name] = count
-        elif count is not None and op.type != "TensorListStack":
+        elif count is not None:
             self.counts[Tensor(op.index, 0)] = count

@@ -1,11 +1,16 @@
-"""Loops whose number of turns is known: counters from 0, one more in each turn, that end at a known bound."""
+"""Loops whose number of turns is known: counters from 0, one more in each turn, that end at a known bound.
+
+It may follow from unknown sizes: a loop over the rows of a batch turns once for each.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from graphsplit.core.sizes.symbolic_sizes import Size, as_size, is_same
 from graphsplit.graph.function_calls import CONTROL_FLOW, function_names
 from graphsplit.graph.walks import reached
 
@@ -16,7 +21,7 @@ class Turns(NamedTuple):
     """What is known of a loop.
 
     Attributes:
-      number: how often its body runs.
+      number: how often its body runs; a `Size` if that follows from unknown ones.
       counters: which of the carried values count the turns before.
       carried_bounds, constant_bounds: what they are compared with: positions of carried values, and operations of the
         condition.
@@ -35,6 +40,12 @@ def origin(program: Any, tensor: Any) -> Any:
     return tensor
 
 
+def number_at(op: Any, operand: int) -> int | None:
+    """Return the number that an operand is, a `Size` if it follows from unknown ones; None if it is not known."""
+    value = op.symbols.get(operand, op.constants.get(operand))
+    return None if value is None or np.ndim(value) else as_size(value.item())
+
+
 def turns_of(op: Any) -> Turns | None:
     """Return what is known of the turns of a loop, or None."""
     if not op.bodies or not CONTROL_FLOW[op.type].loops:
@@ -45,7 +56,7 @@ def turns_of(op: Any) -> Turns | None:
     comparisons = _comparisons(condition)
     if not comparisons:
         return None
-    least, carried, constant = [], [], []
+    bounds, carried, constant = [], [], []
     for less in comparisons:
         counter, bound = (origin(condition, tensor) for tensor in less.inputs)
         if counter.op not in condition.inputs or condition.inputs.index(counter.op) not in counters:
@@ -55,31 +66,42 @@ def turns_of(op: Any) -> Turns | None:
             value = _unchanged(op, body, k)
             carried.append(k)
         else:
-            value = less.constants.get(1)
+            value = number_at(less, 1)
             constant.append(less.index)
-        if value is None or np.ndim(value):
+        if value is None:
             return None
-        least.append(int(value))
-    return Turns(max(min(least), 0), counters, tuple(carried), tuple(constant))
+        bounds.append(value)
+    number = _least(bounds)
+    return None if number is None else Turns(number, counters, tuple(carried), tuple(constant))
+
+
+def _least(bounds: Sequence[int]) -> int | None:
+    """Return the least of some numbers, or 0; None where it is not the same one for all sizes, 0 included."""
+    first = bounds[0]
+    if not any(isinstance(bound, Size) for bound in bounds):
+        return max(min(bounds), 0)
+    if not isinstance(first, Size) or not all(is_same(bound, first) for bound in bounds):
+        return None
+    return first if min(first.polynomial.terms.values()) > 0 else None
 
 
 def _counts(op: Any, body: Any, k: int) -> bool:
     """Return whether a carried value is 0 before the first turn, and one more after each."""
-    start, end = op.constants.get(k), origin(body, body.outputs[k])
-    if start is None or np.ndim(start) or int(start):
+    end = origin(body, body.outputs[k])
+    if number_at(op, k) != 0:
         return False
     added = body.ops[end.op]
     if added.type != "AddV2" or origin(body, added.inputs[0]).op != body.inputs[k]:
         return False
-    step = added.constants.get(1)
+    step = number_at(added, 1)
     if step is None and (more := origin(body, added.inputs[1]).op) in body.inputs:
         step = _unchanged(op, body, body.inputs.index(more))
-    return step is not None and not np.ndim(step) and int(step) == 1
+    return step == 1
 
 
-def _unchanged(op: Any, body: Any, k: int) -> Any:
-    """Return a carried value that is known, and the same in every turn; else None."""
-    return op.constants.get(k) if origin(body, body.outputs[k]).op == body.inputs[k] else None
+def _unchanged(op: Any, body: Any, k: int) -> int | None:
+    """Return a carried number that is known, and the same in every turn; else None."""
+    return number_at(op, k) if origin(body, body.outputs[k]).op == body.inputs[k] else None
 
 
 def _comparisons(condition: Any) -> list[Any]:
