@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 from unittest import mock
 
@@ -94,6 +95,22 @@ def test_the_row_of_the_mesh_that_has_most_tells_how_long_it_takes():
         uncut(layouts_of(lambda x: tf.tanh(x) @ kernel, tf.TensorSpec((rows, 2**18, 4)))).computing_s for rows in (5, 6)
     )
     assert five == pytest.approx(six, rel=0.01)
+
+
+def test_equal_work_in_another_precision_takes_another_time(monkeypatch: pytest.MonkeyPatch):
+    [fast, *_] = machines()
+    peaks = {"float32": 1e12, "float64": 1e9}
+    slow = replace(fast, device=replace(fast.device, matrix_flops_per_s=peaks, curves={}, samples={}))
+    monkeypatch.setitem(globals(), "machines", lambda: [slow] * 3)
+    kernel, whole = tf.Variable(tf.ones((64, 64), tf.float64)), tf.ones((64, 64), tf.int64)
+
+    def computing_s(integers: bool, floats: bool) -> float:
+        def step(x: tf.Tensor) -> Any:
+            return (tf.matmul(x, whole),) * integers + (tf.cast(x, tf.float64) @ kernel,) * floats
+
+        return uncut(layouts_of(step, tf.TensorSpec((64, 64), tf.int64))).computing_s
+
+    assert computing_s(True, True) > 0.9 * (computing_s(True, False) + computing_s(False, True))
 
 
 def test_what_is_not_looked_at_is_said(monkeypatch: pytest.MonkeyPatch):

@@ -70,7 +70,7 @@ class AxisTimes:
         self._weights = {tuple(shape) for shape in weights if shape}
         self._gradients = gradients
         self._costs = Costs(machine.device)
-        self._known: dict[tuple[str, float, float], float] = {}
+        self._known: dict[Work, float] = {}
         self._flops: dict[str, int] = {}
 
     def of(self, laid: Mapping[str, Layout]) -> AxisTime:
@@ -101,11 +101,11 @@ class AxisTimes:
         sizes = [program.bytes(t) for t in op.inputs], list(op.out_bytes)
         moved = bytes_moved(op.type, [int(n * part) for n, part in zip([*sizes[0], *sizes[1]], own, strict=True)])
         flops = self._flops_of(op) * (1 / columns if is_cut else 1.0)
-        key = op.type, flops * share, moved * share
-        if key not in self._known:
-            dtype = op.out_dtypes[0].name if op.out_dtypes else ""
-            self._known[key] = self._costs.seconds(Work(family_of(op.type), dtype, key[1], key[2]))
-        return self._known[key]
+        dtype = op.out_dtypes[0].name if op.out_dtypes else ""
+        work = Work(family_of(op.type), dtype, flops * share, moved * share)
+        if work not in self._known:
+            self._known[work] = self._costs.seconds(work)
+        return self._known[work]
 
     def _flops_of(self, op: Op) -> int:
         if op.name not in self._flops:
