@@ -54,6 +54,15 @@ def test_the_law_holds_for_what_is_chosen(link: float):
         np.testing.assert_allclose(kernel, expected, rtol=1e-5)
 
 
+def test_what_was_chosen_before_a_layout_changed_is_not_kept():
+    step, other = gs.parallelize(Model().step, devices=2, plan="auto", machine=machine_of(link=1e3)), tf.Variable([1.0])
+    for layout in ("mirrored", "home", "mirrored"):
+        gs.set_variable_layout([other], layout, devices=2)
+        step.plan(X)
+        step.plan(X[:8])
+    assert len(step._traces.choices.made) == 2
+
+
 def test_few_devices_where_sending_is_slow():
     slow, fast = (
         gs.parallelize(Model().step, devices=4, plan="auto", machine=machine_of(link=link)).plan(X)

@@ -62,11 +62,13 @@ class Choices:
     """What was chosen for a function.
 
     Attributes:
-      made: by arguments, and how often layouts of variables had changed by then.
+      made: by arguments.
+      changes: how often layouts of variables had changed by then; what was chosen before counts no more.
       ran: the last one that ran.
     """
 
     made: dict[Hashable, Choice] = field(default_factory=dict)
+    changes: int = 0
     ran: Choice | None = None
 
 

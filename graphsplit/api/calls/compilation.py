@@ -79,11 +79,14 @@ def trace_and_plan(
     if grid is not None:
         lay_out_in_units(traced, find_state(traced).divisions, grid)
     if options.automatic is not None:
-        known, key = Choices() if choices is None else choices, (arguments, layout_changes())
-        if key not in known.made:
-            known.made[key] = _choose(traced, splitting, options, options.automatic, devices, known.ran)
-        known.ran = known.made[key] if runs else known.ran
-        return traced, _automatic_plan(traced, splitting, options, known.made[key], devices, runs)
+        known = Choices() if choices is None else choices
+        if known.changes != (changes := layout_changes()):
+            known.made, known.changes = {}, changes
+        if arguments not in known.made:
+            known.made[arguments] = _choose(traced, splitting, options, options.automatic, devices, known.ran)
+        chosen = known.made[arguments]
+        known.ran = chosen if runs else known.ran
+        return traced, _automatic_plan(traced, splitting, options, chosen, devices, runs)
     with phase("planning"):
         near = None if options.home is None else home
         return traced, _plan_traced(traced, splitting, options, devices, near, find_state(traced), grid)
