@@ -165,3 +165,31 @@ def test_two_towers(name: str):
         results.append([history["loss"], *model.get_weights()])
     for a, b in zip(*results, strict=True):
         np.testing.assert_allclose(a, b, rtol=0, atol=1e-5 if name == "SGD" else 1e-4)
+
+
+def test_what_is_recomputed_is_looked_up_where_its_rows_are():
+    """The backward pass needs the rows of two blocks again: they are sent again, and no part of the table is."""
+
+    def make() -> Made:
+        table, w = tf.Variable(numbers(WORDS, WIDTH), name="table"), tf.Variable(numbers(WIDTH, WIDTH), name="w")
+        if next(layouts) == "sharded":
+            gs.set_variable_layout([table], "sharded", 3)
+
+        def step(words: tf.Tensor) -> tf.Tensor:
+            h = tf.zeros((*words.shape, WIDTH))
+            with tf.GradientTape() as tape:
+                for k in range(2):
+                    with tf.name_scope(f"block_{k}"):
+                        h = tf.tanh((tf.gather(table, (words + k) % WORDS) + h) @ w) ** 2
+                loss = tf.reduce_mean(h)
+            by_table, by_w = tape.gradient(loss, [table, w])
+            table.scatter_sub(tf.IndexedSlices(0.1 * by_table.values, by_table.indices))
+            w.assign_sub(0.1 * by_w)
+            return loss
+
+        return step, [table, w]
+
+    layouts = iter(["home", "sharded"])
+    plan = assert_law(make, [(ids(7),), (ids(11),)], at_home=None, recompute=["block_*"])
+    assert [op for op in plan.program.ops if "rows_1/again" in op.name and op.index in plan.program.places]
+    assert not [move for move in plan.moves if plan.program.shape(move.tensor)[:1] in {(134,), (133,)}]

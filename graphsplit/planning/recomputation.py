@@ -300,9 +300,9 @@ class _CopyWriter(ProgramWriter):
             captures=at(program.captures),
             outputs=tuple([Tensor(place[tensor.op, False], tensor.index) for tensor in program.outputs]),
             effects=at(program.effects),
-            divides=frozenset(at(sorted(program.divides))),
-            places={place[i, False]: device for i, device in program.places.items()},
-            laid={place[i, False]: layout for i, layout in program.laid.items()},
+            divides=frozenset([k for (i, _), k in place.items() if i in program.divides]),
+            places={k: program.places[i] for (i, _), k in place.items() if i in program.places},
+            laid={k: program.laid[i] for (i, _), k in place.items() if i in program.laid},
         )
 
     def _arranged(self) -> Iterator[tuple[int, bool]]:
