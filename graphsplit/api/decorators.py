@@ -95,7 +95,8 @@ def parallelize(
       weights: shares of the batch for unequal devices, `[3, 1]`. A device with weight 0 gets no rows.
       strict: raise `StrictError` if an operation on rows of the batch would run on one device, or if more than a
         hundredth of the floating-point operations would be computed from whole rows. A number is the largest share of
-        the operations that may work on the batch on one device.
+        the operations that may work on the batch on one device. A lookup whose rows are fewer bytes than its table is
+        allowed to run where the table is.
       random: `"exact"` gives one device's random numbers, row by row. `"independent"` lets each shard draw other
         numbers, the same in each run; it also splits stateful random operations (`tf.random.normal`), which otherwise
         run on one device.

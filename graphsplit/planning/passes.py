@@ -21,6 +21,7 @@ from graphsplit.planning.propagation.control_flow import ControlFlowAnswers
 from graphsplit.planning.propagation.cuts import with_cuts
 from graphsplit.planning.propagation.forward_propagation import ForwardPropagation
 from graphsplit.planning.propagation.list_places import misplaced_lists
+from graphsplit.planning.propagation.lookups import rows_moved
 from graphsplit.planning.propagation.owners import find_owners
 from graphsplit.planning.schedule import automatic_stages
 from graphsplit.planning.schedule.late_operations import with_late_operations
@@ -44,9 +45,9 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
 
     Forward, every op gets its natural layout: rows flow from the sharded arguments through the rules. Backward, from
     what the function returns and changes, every op learns in which layouts it is read. What nobody reads is dropped;
-    what is whole and is read in pieces is made in pieces where that moves fewer bytes. Then whole values get the device
-    that they belong to, and every other change of layout becomes one move. Lists cannot move: those that would have to
-    are kept at home, and all is decided again.
+    what is whole and is read in pieces is made in pieces where that moves fewer bytes; what looks up rows runs where
+    its table is, likewise. Then whole values get the device that they belong to, and every other change of layout
+    becomes one move. Lists cannot move: those that would have to are kept at home, and all is decided again.
 
     Args:
       plan: nothing is decided yet.
@@ -62,7 +63,10 @@ def propagate(plan: Plan, plan_bodies: BodyPlanner) -> Plan:
             return kind(program, *given, exchanging=mesh.exchanging, **others)
 
         natural = with_cuts(program, mesh, independent, make)
-        backward = WholeBackwardPropagation(program, natural, outputs, independent, plan.state, plan_bodies=plan_bodies)
+        once = rows_moved(program, natural, mesh, plan.state)
+        backward = WholeBackwardPropagation(
+            program, natural, outputs, independent, plan.state, plan_bodies=plan_bodies, once=once
+        )
         return owned_and_moved(plan, backward.run())
 
     return with_lists_in_place(decide)

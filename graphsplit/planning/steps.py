@@ -5,11 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any
+from typing import Any, NamedTuple
 
 from graphsplit.core.layouts import MOVES, SINGLE_DEVICE, Layout
 from graphsplit.program.program import Tensor
 from graphsplit.rules import Sharded
+
+
+class RowsMoved(NamedTuple):
+    """What moves for an operation that runs once, as that is fewer bytes than a table on each device.
+
+    Attributes:
+      rows: what the operation reads of the shards' and makes for them.
+      table: from which it takes rows, or to which it adds them.
+      adds: whether it adds them.
+    """
+
+    rows: tuple[Tensor, ...]
+    table: Tensor
+    adds: bool
 
 
 @dataclass(frozen=True)
@@ -19,6 +33,7 @@ class Step:
     Attributes:
       home: whether it runs once, on whole tensors, on the device of what it serves.
       shards: how it runs on every shard, or None.
+      for_rows: what moves because it runs once, of what could run on the shards and would move a table; or None.
       reason: why it runs at home, or is one loop for all shards, although it carries rows; "" where it carries none.
       bodies: for a loop or branch at home around work on the batch, the plans of its functions, by name: the loop
         stays one loop, and each turn is split over the devices.
@@ -28,6 +43,7 @@ class Step:
     shards: Sharded | None = None
     reason: str = ""
     bodies: Mapping[str, Any] = field(default_factory=dict)
+    for_rows: RowsMoved | None = None
 
 
 def spread(layouts: Sequence[Layout], shards: int) -> list[range]:

@@ -13,7 +13,7 @@ from graphsplit.graph.walks import reached
 from graphsplit.planning.propagation.averages import as_planned
 from graphsplit.planning.propagation.forward_propagation import NaturalForms
 from graphsplit.planning.state import State
-from graphsplit.planning.steps import Step
+from graphsplit.planning.steps import RowsMoved, Step
 from graphsplit.program.program import COPIES, Op, Program, Tensor
 from graphsplit.rules import Sharded, answer_for_output
 from graphsplit.rules.families.random import STATEFUL_RANDOM, rule_to_make
@@ -194,9 +194,18 @@ class WholeBackwardPropagation(BackwardPropagation):
 
     Args:
       plan_bodies: plans the functions of a loop or branch that stays at home, given the layouts of its inputs.
+      once: what moves for operations, by position, that run once, though they could run on the shards.
     """
 
     plan_bodies: BodyPlanner = field(kw_only=True)
+    once: Mapping[int, RowsMoved] = field(default_factory=dict)
+
+    def _visit(self, op: Op) -> Step:
+        if op.index not in self.once:
+            return super()._visit(op)
+        for tensor in op.inputs:
+            self._demand(tensor, self.natural.whole)
+        return Step(home=True, for_rows=self.once[op.index])
 
     def _step_at_home(self, op: Op, home: bool, remade: Sharded | None) -> Step:
         reason = self.natural.reasons[op.index]

@@ -152,6 +152,9 @@ class _OwnerFinder:
         own = self._own_place(op)
         if own is not None:
             return own
+        for_rows = self._steps[op.index].for_rows
+        if for_rows and not for_rows.adds:
+            return of_ops[for_rows.table.op]
         home = next(iter(self._mesh.column_of(op)), self._home)
         votes = {home: 0}
         for tensor in dict.fromkeys(op.inputs):

@@ -98,7 +98,8 @@ class _Causes:
         if not plan.mesh.shards or plan.devices == (plan.home,):
             return []
         for op, step in zip(plan.program.ops, plan.steps, strict=True):
-            if step.home and not step.bodies and op.index not in plan.program.places:  # beside a part of a table
+            # (rows are looked up where their table is, or a part of it)
+            if step.home and not step.bodies and not step.for_rows and op.index not in plan.program.places:
                 cause = self._cause_of(op)
                 if cause is not None:
                     self._blamed[op.index] = cause
@@ -128,6 +129,8 @@ class _Causes:
 
     def _made_in_pieces(self, tensor: Tensor) -> bool:
         step = self._plan.steps[tensor.op]
+        if step.for_rows:
+            return not step.for_rows.adds
         return not step.home and step.shards is not None and isinstance(step.shards.gives[tensor.index], Shard)
 
     def _is_captured(self, tensor: Tensor) -> bool:

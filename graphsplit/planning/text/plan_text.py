@@ -18,6 +18,7 @@ from graphsplit.planning.decisions import Decisions, flow_of
 from graphsplit.planning.memory import alive_on, held_bytes
 from graphsplit.planning.mesh import Mesh
 from graphsplit.planning.propagation.flow import meeting_points
+from graphsplit.planning.propagation.lookups import run_for_rows
 from graphsplit.planning.propagation.owners import computing_devices
 from graphsplit.planning.propagation.shares import Cause, Shares, shares_of
 from graphsplit.planning.state import state_on
@@ -53,8 +54,9 @@ def describe(plan: Decisions) -> str:
     notes = [f"  note: {note}" for note in (*plan.program.notes, *plan.notes)]
     shares, tasks = shares_of(plan), few_tasks_of(plan)
     sends = traffic(plan, tasks)
-    nothing = ["  all work on the batch is sharded"] if plan.mesh.shards else []
-    at_home = [*_at_home(plan), *_following(plan, shares)] or nothing
+    for_rows = _for_rows(plan)
+    nothing = [f"  all {'other ' * bool(for_rows)}work on the batch is sharded"] if plan.mesh.shards else []
+    at_home = [*for_rows, *([*_at_home(plan), *_following(plan, shares)] or nothing)]
     found = [*_header(plan, shares, sends), *_communication(plan, sends), *at_home]
     return "\n".join([*found, *_turns(plan), *_held(plan, tasks), *_split_turns(plan), *notes])
 
@@ -314,6 +316,17 @@ def _at_home(plan: Decisions) -> list[str]:
         lines.append(f"    {op.type} {op.name!r}: {gathered} gathered; {reason}" + (f" ({where})" if where else ""))
         lines.append(f"      -> {advice_on(reason)}")
     more = len(stayed) - _MOST_AT_HOME
+    return lines + ([f"    ... and {more} more"] if more > 0 else [])
+
+
+def _for_rows(plan: Decisions) -> list[str]:
+    """Say which lookups run where their table is, as that is fewer bytes to send."""
+    found = run_for_rows(plan)
+    lines = [f"  run once, where their table is, to send less: {len(found)}"] if found else []
+    for op, sent in found[:_MOST_AT_HOME]:
+        where = plan.program.line_of(op)
+        lines.append(f"    {op.type} {op.name!r}: {sent}" + (f" ({where})" if where else ""))
+    more = len(found) - _MOST_AT_HOME
     return lines + ([f"    ... and {more} more"] if more > 0 else [])
 
 

@@ -1,0 +1,113 @@
+"""Lookups: where rows travel, and not the table that they are taken from or added to, because that is fewer bytes.
+
+On the shards a lookup needs the whole table on every device; run once, where the table is, it needs the ids of all
+shards, and sends each its rows. A sum of rows by their ids makes a table on every shard, all of which are added up; run
+once, it needs the rows. Neither computes anything that would be worth spreading over devices.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from graphsplit.core.layouts import REPLICATE, Partial, Shard, is_whole
+from graphsplit.costs.break_even import SMALL_BYTES
+from graphsplit.graph.walks import reached
+from graphsplit.planning.decisions import Decisions
+from graphsplit.planning.mesh import Mesh
+from graphsplit.planning.propagation.forward_propagation import NaturalForms
+from graphsplit.planning.state import State
+from graphsplit.planning.steps import RowsMoved
+from graphsplit.program.program import COPIES, Op, Program, Tensor
+
+_LOOKUPS = frozenset({"GatherV2", "GatherNd"})  # from the first operand, by the second
+_SUMS = frozenset({"UnsortedSegmentSum", "ScatterNd"})
+
+
+def rows_moved(program: Program, natural: NaturalForms, mesh: Mesh, state: State) -> dict[int, RowsMoved]:
+    """Return the operations, by position, that run once, since then fewer bytes move, and what moves.
+
+    Args:
+      program: what is planned.
+      natural: how its operations run otherwise.
+      mesh: the shards.
+      state: where lives what the program does not compute.
+    """
+    finder, found = _Finder(program, natural, mesh, state), dict[int, RowsMoved]()
+    readers: dict[Tensor, list[Op]] = {}
+    for i in sorted(reached([*[tensor.op for tensor in program.outputs], *program.effects], finder.sources)):
+        op, given = program.ops[i], natural.answers[i]
+        if given is None:
+            continue
+        for k, (tensor, want) in enumerate(zip(op.inputs, given.wants, strict=True)):
+            if want == REPLICATE and k not in given.makes and is_whole(natural.layout(tensor)):
+                readers.setdefault(tensor, []).append(op)
+        made = Tensor(i, 0)
+        # (a sum that is not added up right behind the operation is one of several, which are added up together)
+        if op.type in _SUMS and isinstance(given.gives[0], Partial) and is_whole(natural.layout(made)):
+            found.update(finder.moved([op], made, adds=True))
+    for table, ops in readers.items():
+        if all(op.type in _LOOKUPS and op.inputs[0] == table for op in ops) and not finder.is_on_every_device(table):
+            found.update(finder.moved(ops, table, adds=False))
+    return found
+
+
+def run_for_rows(plan: Decisions) -> list[tuple[Op, str]]:
+    """Return a plan's operations that run once as rows are fewer bytes than a table, and what moves, for people."""
+    found = []
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        if step.for_rows:
+            rows, table, adds = step.for_rows
+            sent, held = plan.size_text(rows), plan.size_text([table])
+            found.append((op, f"{sent} of rows move, and not {held} {'from' if adds else 'to'} each device"))
+        for body in step.bodies.values():
+            found += run_for_rows(body)
+    return found
+
+
+class _Finder:
+    def __init__(self, program: Program, natural: NaturalForms, mesh: Mesh, state: State):
+        self._program = program
+        self._natural = natural
+        self._mesh = mesh
+        self._state = state
+
+    def sources(self, position: int) -> list[int]:
+        return self._program.ops[position].sources
+
+    def _behind(self, tensor: Tensor) -> Iterable[Op]:
+        return [self._program.ops[i] for i in reached([tensor.op], self.sources)]
+
+    def moved(self, ops: Sequence[Op], table: Tensor, *, adds: bool) -> dict[int, RowsMoved]:
+        """Return what moves for operations on a table if they run once; nothing if that is not fewer bytes."""
+        devices, size = len(set(self._mesh.devices_of(ops[0]))), self._program.bytes(table)
+        if devices < 2 or size <= SMALL_BYTES:
+            return {}
+        found = {op.index: RowsMoved(self._rows(op), table, adds) for op in ops}
+        sizes = [self._program.bytes(tensor) for own in found.values() for tensor in own.rows]
+        fewer = 0 not in sizes and sum(sizes) < devices * size  # (of one device's share of each nothing has to move)
+        return found if fewer and not any(map(self._waits_for_work, ops)) else {}
+
+    def _rows(self, op: Op) -> tuple[Tensor, ...]:
+        """Return what of an operation's operands and results the shards make and read in pieces."""
+        given, answers = self._natural.answers[op.index], self._natural.answers
+        assert given is not None
+        read = [t for t, want in zip(op.inputs, given.wants, strict=True) if isinstance(want, Shard) and answers[t.op]]
+        made = [Tensor(op.index, k) for k, layout in enumerate(given.gives) if isinstance(layout, Shard)]
+        return (*read, *made)
+
+    def _waits_for_work(self, op: Op) -> bool:
+        """Return whether shards that take turns would have to meet for ids that they compute in a network.
+
+        (What follows from integers, ids of words, is there before the first of them begins; and a sum is at the end.)
+        """
+        if op.type in _SUMS or not self._mesh.has_turns:
+            return False
+        computed = [own for own in self._behind(op.inputs[1]) if self._natural.answers[own.index] is not None]
+        return any(dtype.is_floating for own in computed for dtype in own.out_dtypes)
+
+    def is_on_every_device(self, table: Tensor) -> bool:
+        """Return whether every device has a table, or puts it together from what lies on several."""
+        op = self._program.ops[table.op]
+        if self._state.is_everywhere(op) or op.index in self._program.divides:
+            return True
+        return bool(self._program.places) and any(own.type == COPIES for own in self._behind(table))
