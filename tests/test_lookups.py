@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 import tensorflow as tf
 
 import graphsplit as gs
+from graphsplit.emission import emit
 from graphsplit.planning.communication.traffic import traffic
 from graphsplit.planning.propagation.lookups import run_for_rows
 from tests.helpers.law import assert_close, assert_law
@@ -118,7 +120,7 @@ def test_tables_are_sent_where_that_is_less(rows: Rows, batch: int, layout: str)
             gs.set_variable_layout(variables, own, devices=3)
         return step, variables
 
-    plan = assert_law(make_laid, [(ids(batch),)], sharded=["GatherV2"], at_home=None)
+    plan = assert_law(make_laid, [(ids(batch),)], sharded=["ResourceGather" if layout else "GatherV2"], at_home=None)
     assert not [op for op, _ in run_for_rows(plan) if "Gather" in op.type], str(plan)
 
 
@@ -153,3 +155,41 @@ def test_gradients_from_outside(options: dict[str, Any]):
     parallel = gs.parallelize(f, **options)
     assert_close(loss_and_gradients(parallel), expected)
     assert run_for_rows(parallel.plan(ids(7)))
+
+
+def in_turn(table: tf.Variable, words: tf.Tensor) -> tf.Tensor:
+    """Rows that are read, added to, read again, replaced and changed, and read again; by one id and by places, too."""
+    first = tf.gather(table, words)
+    table.scatter_add(tf.IndexedSlices(0.5 * first, words))
+    second = tf.gather(table, words + 0) + tf.gather_nd(table, words[:, None])
+    table.assign(tf.fill((WORDS, WIDTH), tf.reduce_sum(first)))
+    table.scatter_sub(tf.IndexedSlices(second, words))
+    return tf.tanh(first * second + tf.gather(table, words) - tf.gather(table, 3))
+
+
+@pytest.mark.parametrize(
+    ("layout", "options"),
+    [
+        ("home", {}),
+        ("mirrored", {}),
+        ("mirrored", {"micro_batches": 2}),
+        ("sharded", {}),
+        ("mirrored", {"devices": 2}),
+        ("home", {"jit_compile": True}),
+    ],
+)
+def test_lookups_read_rows_and_not_the_variable(layout: str, options: dict[str, Any]):
+    """As a read copies all of a variable that was read by rows before."""
+    layouts = iter(["home", layout])
+
+    def make() -> tuple[Callable[..., Any], Sequence[tf.Variable]]:
+        table = tf.Variable(weights(WORDS, WIDTH), name="table")
+        if (own := next(layouts)) != "home":
+            gs.set_variable_layout([table], own, devices=options.get("devices", 3))
+        return lambda words: in_turn(table, words), [table]
+
+    plan = assert_law(make, [(ids(7),), (ids(11),)], at_home=None, **options)
+    kinds = Counter(node.op for node in emit(plan).nodes)
+    assert kinds["ResourceGather"] >= 3
+    assert kinds["ResourceGatherNd"] or layout == "sharded"
+    assert not kinds["ReadVariableOp"] or layout == "sharded"

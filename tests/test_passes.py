@@ -15,6 +15,7 @@ from graphsplit.planning import planner
 DECIDES = {
     "recompute": {"program", "notes"},
     "propagate": {"steps", "owners", "moves"},
+    "read_rows": {"program", "steps"},
     "cut_into_stages": {"program", "stage_cuts", "owners", "moves"},
     "wait_for_readers": {"program"},
     "put_in_order": {"order"},
@@ -67,7 +68,13 @@ def reading_late() -> Callable[[tf.Tensor], tf.Tensor]:
     return run
 
 
+def looking_up() -> Callable[[tf.Tensor], tf.Tensor]:
+    table = tf.Variable(np.ones((600, 20)), name="table")
+    return lambda x: tf.gather(table, tf.cast(x[:, 0], tf.int32))
+
+
 CASES = {
+    "lookups": lambda: gs.parallelize(looking_up(), devices=2),
     "stages": lambda: gs.parallelize(training_step(), devices=4, stages=2, micro_batches=2, schedule="1f1b"),
     "buckets": lambda: gs.parallelize(training_step(), devices=3),
     "an order": lambda: gs.parallelize(training_step(normalized=True), devices=3),

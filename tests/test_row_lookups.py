@@ -67,7 +67,8 @@ def test_training(how: Callable[..., None], devices: int):
         lambda: training(how, next(layouts), devices), [(ids(7),), (ids(11),)], devices=devices, at_home=None
     )
     assert not plan.state.whole
-    lookups = [op for op in plan.home_ops if op.type == "GatherV2" and op.index in plan.program.places]
+    kinds = ("GatherV2", "ResourceGather")
+    lookups = [op for op in plan.home_ops if op.type in kinds and op.index in plan.program.places]
     assert {plan.owners.of_ops[op.index] for op in lookups} == set(plan.devices)
 
 

@@ -37,7 +37,7 @@ _MEMBERS = {
     "FusedBatchNormV3 FusedBatchNormGrad FusedBatchNormGradV2 FusedBatchNormGradV3 MaxPool AvgPool MaxPoolGrad "
     "AvgPoolGrad MaxPool3D AvgPool3D SegmentSum UnsortedSegmentSum",
     "movement": "Concat ConcatV2 Split SplitV Transpose Pack Unpack Slice StridedSlice StridedSliceGrad Pad PadV2 "
-    "MirrorPad Tile Gather GatherV2 GatherNd ResourceGather Fill BroadcastTo Reverse ReverseV2 OneHot "
+    "MirrorPad Tile Gather GatherV2 GatherNd ResourceGather ResourceGatherNd Fill BroadcastTo Reverse ReverseV2 OneHot "
     "TensorListStack TensorListFromTensor TensorListGetItem TensorListSetItem TensorListPushBack TensorListPopBack",
 }
 _FAMILY_OF = {op_type: family for family, names in _MEMBERS.items() for op_type in names.split()}

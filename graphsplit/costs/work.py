@@ -32,6 +32,7 @@ _THROUGH_HANDLES = {
     "ResourceApplyMomentum": 4,
     "ResourceApplyRMSProp": 6,
     "ResourceGather": 1,
+    "ResourceGatherNd": 1,
     "ResourceScatterAdd": 2,
     "ResourceScatterSub": 2,
     "ResourceScatterUpdate": 1,

@@ -24,7 +24,7 @@ from graphsplit.program.reading.shape_inference import known_shape
 Outputs = Mapping[str, Sequence[tuple[Shape | None, str, int]]]
 _NO_KERNELS = frozenset({"Placeholder"})  # of an argument: it is where the caller put it
 _NO_VALUE = tf.compat.v1.AttrValue()
-_READS = frozenset({"ReadVariableOp", "ResourceGather", "VariableV2", "VarHandleOp"})
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd", "VariableV2", "VarHandleOp"})
 
 
 def read_ops(source: PlacementSource, flat: Sequence[FlatNode]) -> tuple[list[PlacedOp], list[Edge]]:

@@ -30,6 +30,7 @@ from graphsplit.planning.schedule.pipelines import make_schedules
 from graphsplit.planning.schedule.scheduling import find_order
 from graphsplit.planning.schedule.turns import find_turns
 from graphsplit.planning.steps import Step
+from graphsplit.planning.variables.row_reading import with_rows_read
 
 
 def recompute(plan: Plan) -> Plan:
@@ -99,6 +100,12 @@ def owned_and_moved(plan: Plan, steps: Sequence[Step]) -> Plan:
     owners = find_owners(plan.program, steps, plan.mesh, plan.home, plan.state)
     moves = find_moves(plan.program, plan.mesh, steps, owners, plan.state, plan.output_layouts)
     return replace(plan, steps=tuple(steps), owners=owners, moves=moves)
+
+
+def read_rows(plan: Plan) -> Plan:
+    """Decide which lookups read their rows from a variable itself, and not from its value; see `row_reading`."""
+    found = with_rows_read(plan)
+    return plan if found is None else replace(plan, program=found[0], steps=found[1])
 
 
 def cut_into_stages(plan: Plan) -> Plan:

@@ -76,6 +76,7 @@ def propagate(plan: Plan) -> Plan:
 PASSES: tuple[Callable[[Plan], Plan], ...] = (
     passes.recompute,  # the program with what it makes again for the backward pass, if that is asked for
     propagate,  # rows flow forward through the rules, and back from what is read: steps, owners, moves
+    passes.read_rows,  # lookups whose variable is where they are read no more of it than their rows
     passes.cut_into_stages,  # the program with its stages, if any are asked for
     passes.wait_for_readers,  # what would be held long before it is read
     passes.put_in_order,  # what other devices wait for goes first

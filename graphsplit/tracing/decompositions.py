@@ -23,6 +23,7 @@ from graphsplit.core.protos.graphdefs import (
     source_of,
     split_reference,
 )
+from graphsplit.core.protos.marks import mark_of_variable
 from graphsplit.graph.inlining import inline_calls
 from graphsplit.program.reading.shape_inference import known_shape
 
@@ -170,7 +171,8 @@ def _gather(node: Any) -> list[Any]:
     read = make_node(
         name, "ReadVariableOp", [node.input[0], *node.input[2:]], dtype=tf.as_dtype(node.attr["dtype"].type)
     )
-    return [read, *gather_from(node, name)]
+    *axis, gather = gather_from(node, name)
+    return [read, *axis, mark_of_variable(gather)]
 
 
 def gather_from(node: Any, value: str, spelling: str = "{}") -> list[Any]:

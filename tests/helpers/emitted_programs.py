@@ -473,6 +473,7 @@ PROGRAMS: dict[str, Program] = {
     "patterns, any rows": program(
         named_layers, tf.TensorSpec([None, 3], tf.int32), (None, 4), layout=PATTERNS, devices=2
     ),
+    "rows of a table": program(named_layers, *TOKENS, devices=2),
     "rows of a mirrored table": program(named_layers, *TOKENS, layout={"table": "mirrored", "*": "home"}, devices=2),
     "layers sharded in micro-batches": program(deep, (10, 70), layout="sharded", micro_batches=2),
     "layers sharded in many micro-batches": program(deep, (2000, 70), layout="sharded", micro_batches=4),

@@ -11,6 +11,7 @@ from typing import Any
 _WRITTEN = "_graphsplit"  # the number of the shard, or that it belongs to none
 _AT_HOME = "_graphsplit_at_home"
 _ROLE = "_graphsplit_role"
+_OF_VARIABLE = "_graphsplit_of_variable"
 
 
 def mark(node: Any, shard: int | None = None, home_reason: str = "", role: str = "") -> Any:
@@ -55,3 +56,14 @@ def home_reason_of(node: Any) -> str:
 def role_of(node: Any) -> str:
     """Return what a node that is no operation of the model is there for, as it is noted on it; "" for others."""
     return str(node.attr[_ROLE].s.decode()) if _ROLE in node.attr else ""
+
+
+def mark_of_variable(node: Any) -> Any:
+    """Note on a gather that it is part of a lookup that reads its rows from a variable itself, and return it."""
+    node.attr[_OF_VARIABLE].b = True
+    return node
+
+
+def is_of_variable(node: Any) -> bool:
+    """Return whether a gather is part of a lookup that reads its rows from a variable itself."""
+    return _OF_VARIABLE in node.attr

@@ -16,6 +16,8 @@ from graphsplit.program.reading.undefined_outputs import undefined_outputs
 from graphsplit.rules import Sharded
 from graphsplit.rules.factors import DROPPED, LEFT_OUT, SKIPPED, ZEROS
 
+_READS = frozenset({"ReadVariableOp", "ResourceGather", "ResourceGatherNd"})  # of copies that are alike
+
 
 def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[Tensor, Layout]]:
     """Return what the shards read for an operation.
@@ -30,7 +32,7 @@ def check_step(program: Program, op: Op, step: Step, mesh: Mesh) -> list[tuple[T
         return []
     handles = [i for i, t in enumerate(op.inputs) if program.ops[t.op].out_dtypes[t.index] == tf.resource]
     of_parts = handles and (mesh.axis or all(isinstance(shards.wants[i], Shard) for i in handles))
-    repeated = op.stateful and not shards.draw and not shards.together and op.type != "ReadVariableOp"
+    repeated = op.stateful and not shards.draw and not shards.together and op.type not in _READS
     if repeated and not of_parts:  # each device has its own part
         raise CheckError(f"{op.name!r} has side effects and would run {mesh.shards} times.")
     if len(shards.wants) != len(op.inputs) or len(shards.gives) != len(op.out_shapes):
