@@ -233,7 +233,10 @@ def test_plan_prints_on_a_screen():
     plan = gs.parallelize(f, devices=2).plan(tf.constant([1.0, 2.0, 1.0]))
     here = f.__code__.co_firstlineno + 1
     lines = str(plan).splitlines()
-    assert lines[0] == "Plan: 100 % of the FLOPs sharded on 2 devices, 8 B sent a step; limited by launching operations"
+    assert lines[0] == (
+        "Plan: 100 % of the FLOPs sharded on 2 devices, 1 operation on the batch runs on one device, "
+        "8 B sent a step; limited by launching operations"
+    )
     assert lines[1] == "  7 operations: 3 on each of 2 shards, 3 once on CPU:0, 1 input"
     assert lines[2] == "  on the shards: 100 % of the FLOPs, 60 % of the bytes that are computed"
     assert lines[3:6] == ["  shard 0: CPU:0, 2 rows", "  shard 1: CPU:1, 1 row", "  argument x: float32[3] shard(0)"]

@@ -35,13 +35,13 @@ def count_text(number: int, what: str) -> str:
     return f"{number} {what}{'' if number == 1 else 's'}"
 
 
-def format_bytes(count: int) -> str:
-    """Return a number of bytes for people.
+def format_bytes(count: int, *, is_least: bool = False) -> str:
+    """Return a number of bytes for people; `is_least`: of which others are not known.
 
-    >>> format_bytes(2_500_000)
-    '2.5 MB'
+    >>> format_bytes(2_500_000), format_bytes(7, is_least=True)
+    ('2.5 MB', 'at least 7 B')
     """
-    return scaled(count, "B", "kB", "MB", "GB", "TB")
+    return "at least " * is_least + scaled(count, "B", "kB", "MB", "GB", "TB")
 
 
 def scaled(count: int, *units: str) -> str:

@@ -21,12 +21,14 @@ class Traffic:
       received: what reaches it from other devices.
       between_hosts: how much of all that passes from host to host.
       by_kind: all that is sent, by the kind of move, and of what is sent between columns by the axis: see `along`.
+      unknown: the kinds of which something is sent whose size follows from data. It counts as no bytes.
     """
 
     sent: dict[str, int] = field(default_factory=dict)
     received: dict[str, int] = field(default_factory=dict)
     between_hosts: int = 0
     by_kind: dict[str, int] = field(default_factory=dict)
+    unknown: frozenset[str] = frozenset()
 
     @property
     def within_hosts(self) -> int:
@@ -54,10 +56,12 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
     """
     sent: dict[str, int] = {}
     received: dict[str, int] = {}
-    between_hosts, by_kind = 0, {COPY: 0}
+    between_hosts, by_kind, unknown = 0, {COPY: 0}, set[str]()
     found = tasks or few_tasks_of(plan)
     for task in found.tasks:
         size = task.bytes[0] if task.kind == SEND else 0
+        if task.kind == SEND and not size and _follows_from_data(plan, task):
+            unknown.add(_kind(plan, task))
         if size and task.reads[0] is not None:
             source, kind = found.tasks[task.reads[0].task].device, _kind(plan, task)
             senders, receivers = found.alike.times(source), found.alike.times(task.device)
@@ -65,7 +69,13 @@ def traffic(plan: Decisions, tasks: Tasks | None = None) -> Traffic:
             sent[source] = sent.get(source, 0) + size * receivers
             received[task.device] = received.get(task.device, 0) + size * senders
             between_hosts += size * senders * receivers if host_name(source) != host_name(task.device) else 0
-    return Traffic(_of_each(sent, found), _of_each(received, found), between_hosts, by_kind)
+    return Traffic(_of_each(sent, found), _of_each(received, found), between_hosts, by_kind, frozenset(unknown))
+
+
+def _follows_from_data(plan: Decisions, task: PlannedTask) -> bool:
+    """Return whether something is sent of an operation that makes tensors whose shapes follow from data."""
+    shapes = () if task.op is None else plan.program.ops[task.op].out_shapes
+    return any(shape is None or None in shape for shape in shapes)
 
 
 def _of_each(amounts: Mapping[str, int], tasks: Tasks) -> dict[str, int]:

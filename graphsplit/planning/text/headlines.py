@@ -5,11 +5,14 @@ Times are those of a model of one machine, and only compared with each other.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 from graphsplit.costs.seconds import seconds_of
-from graphsplit.planning.amounts import format_bytes, size_text
+from graphsplit.planning.amounts import count_text, format_bytes, size_text
 from graphsplit.planning.communication.traffic import Traffic
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.propagation.shares import Shares
+from graphsplit.program.program import Op
 
 _LINK_BYTES_PER_S = 1e10  # PCIe 4: between GPUs of one machine without faster links
 _LAUNCH_S = 5e-6  # to start a kernel from the host
@@ -26,9 +29,35 @@ def headline(plan: Decisions, shares: Shares, sends: Traffic) -> str:
     """
     if not plan.mesh.shards:
         return "Plan: nothing is sharded"
-    count = len(set(plan.devices))
-    where = f"{count} device{'s' if count != 1 else ''}"
-    return f"Plan: {sharded_text(shares)} on {where}, {_sent_text(plan, sends)}{_limit_text(plan, sends)}"
+    where = count_text(len(sharding_devices(plan)), "device")
+    amounts = f"{_alone_text(plan, shares)}{_sent_text(plan, sends)}{_limit_text(plan, sends)}"
+    return f"Plan: {sharded_text(shares)} on {where}, {amounts}"
+
+
+def sharding_devices(plan: Decisions) -> tuple[str, ...]:
+    """Return the devices that run what is sharded: those of shards, of their columns and of their stages."""
+    found: dict[str, None] = {}
+    for op, step in zip(plan.program.ops, plan.steps, strict=True):
+        if step.shards:
+            found.update(dict.fromkeys(device for one in _with_bodies(op) for device in plan.mesh.devices_of(one)))
+        for body in step.bodies.values():
+            found.update(dict.fromkeys(sharding_devices(body)))
+    return tuple(found)
+
+
+def _with_bodies(op: Op) -> Iterator[Op]:
+    yield op
+    for body in op.bodies.values():
+        for inner in body.ops:
+            yield from _with_bodies(inner)
+
+
+def _alone_text(plan: Decisions, shares: Shares) -> str:
+    """Say how many operations work on the batch on one device: those with FLOPs, or with a reason of their own."""
+    following = [op for cause in shares.causes if cause.flops for op in (cause.op, *cause.followers)]
+    count = len({id(op) for op in (*[op for op, _ in plan.stayed_home], *following)})
+    runs = "operation on the batch runs" if count == 1 else "operations on the batch run"
+    return f"{count} {runs} on one device, " if count else ""
 
 
 def sharded_text(shares: Shares) -> str:
@@ -42,12 +71,12 @@ def _sent_text(plan: Decisions, sends: Traffic) -> str:
     if plan.program.symbols:
         moved = [move.tensor for collective in plan.collectives if collective.sends for move in collective.moves]
         return f"{size_text(plan.program, moved)} to send a step"
-    return f"{format_bytes(sum(sends.sent.values()))} sent a step"
+    return f"{format_bytes(sum(sends.sent.values()), is_least=bool(sends.unknown))} sent a step"
 
 
 def _limit_text(plan: Decisions, sends: Traffic) -> str:
     """Say what takes longest, of what follows one after the other; nothing where sizes are not known."""
-    if plan.program.symbols:
+    if plan.program.symbols or sends.unknown:
         return ""
     seconds = limits(plan, sends)
     return f"; limited by {max(seconds, key=lambda what: seconds[what])}"

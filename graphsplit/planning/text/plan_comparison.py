@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections import Counter
 
 from graphsplit.core.devices import short_name
-from graphsplit.planning.amounts import format_bytes
+from graphsplit.planning.amounts import count_text, format_bytes
 from graphsplit.planning.communication.traffic import traffic
 from graphsplit.planning.decisions import Decisions
 from graphsplit.planning.memory import alive_on
 from graphsplit.planning.tasks import few_tasks_of
+from graphsplit.planning.text.headlines import sharding_devices
 
 
 def compare(plan: Decisions, other: Decisions) -> str:
@@ -41,8 +42,7 @@ def _title(plan: Decisions, other: Decisions) -> str:
 
 
 def _count(plan: Decisions) -> str:
-    devices = len(set(plan.devices)) or 1
-    return f"{devices} device{'s' if devices != 1 else ''}"
+    return count_text(len(sharding_devices(plan)) or 1, "device")
 
 
 def _answers(plan: Decisions) -> list[str]:
@@ -52,14 +52,14 @@ def _answers(plan: Decisions) -> list[str]:
     fullest = max(live, key=lambda name: live[name], default="")
     kinds = Counter(move.kind for move in plan.moves)
     return [
-        ", ".join(map(short_name, dict.fromkeys(plan.devices))) or short_name(plan.home),
+        ", ".join(map(short_name, sharding_devices(plan))) or short_name(plan.home),
         str(plan.mesh.shards),
         str(len(plan.sharded_ops)),
         str(len(plan.home_ops)),
         str(len(plan.state.divisions)),
         ", ".join(map(str, plan.program.all_stages())) or "none",
         f"{plan.schedule.kind}" if plan.schedule else "none",
-        format_bytes(sum(moved.sent.values())),
+        format_bytes(sum(moved.sent.values()), is_least=bool(moved.unknown)),
         f"{format_bytes(out)} out, {format_bytes(into)} in" if device else "nothing",
         ", ".join(f"{count} x {kind}" for kind, count in sorted(kinds.items())) or "none",
         f"{format_bytes(live[fullest])} on {short_name(fullest)}" if fullest else "nothing",

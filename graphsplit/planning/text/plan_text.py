@@ -103,7 +103,8 @@ def _shards(mesh: Mesh) -> list[str]:
     lines = []
     for _, group in itertools.groupby(range(mesh.shards), key=lambda d: mesh.positions[d]):
         shards = list(group)
-        place = short_name(mesh.devices[shards[0]])
+        position, first = mesh.positions[shards[0]], mesh.devices[shards[0]]
+        place = " and ".join(map(short_name, dict.fromkeys([first, *[own[position] for own in mesh.columns]])))
         if len(shards) == 1:
             lines.append(f"  shard {shards[0]}: {place}, {_rows_text(mesh, shards)}")
         else:
@@ -225,29 +226,41 @@ def _communication(plan: Decisions, sends: Traffic) -> list[str]:
     for kind in _SENT:
         tensors = [move.tensor for move in plan.moves if move.kind == kind]
         if tensors:
-            sending = f", {format_bytes(by_kind.get(kind, 0))} sent" if by_kind else ""
+            sending = f", {_sent(sends, kind)}" if not plan.program.symbols else ""
             size = size_text(plan.program, tensors)
             lines.append(f"  {kind}: {count_text(len(tensors), 'tensor')}, {size}{sending}{_by_hosts(plan, kind)}")
     if axis := plan.mesh.other_axis:
-        text = f"{format_bytes(by_kind.get(along(axis), 0))} sent" if not plan.program.symbols else "of unknown size"
+        text = _sent(sends, along(axis)) if not plan.program.symbols else "of unknown size"
         kinds = [count_text(count, kind) for kind, count in _moves_along(plan).items()]
         lines.append(f"  {along(axis)}: {', '.join(kinds) or 'what one column makes for others'}, {text}")
         lines += _turns_along(plan)
-    lines += [f"  {kind}: {format_bytes(by_kind[kind])} sent" for kind in (COPY, STAGES) if by_kind.get(kind)]
+    lines += [
+        f"  {kind}: {_sent(sends, kind)}" for kind in (COPY, STAGES) if by_kind.get(kind) or kind in sends.unknown
+    ]
     for bucket in plan.buckets:
         tensors = [move.tensor for move in bucket.moves]
         many = count_text(len(tensors), "tensor")
         lines.append(f"  bucketed {bucket.kind}: {many}, {size_text(plan.program, tensors)}")
     if sends.between_hosts and not plan.program.symbols:
-        between, within = format_bytes(sends.between_hosts), format_bytes(sends.within_hosts)
+        within = format_bytes(sends.within_hosts, is_least=bool(sends.unknown))
+        between = format_bytes(sends.between_hosts, is_least=bool(sends.unknown))
         lines.append(f"  between {len(_hosts(plan))} hosts: {between} a call; within them: {within}")
     device, sent, received = sends.busiest
     if device and not plan.program.symbols:
-        amounts = f"sends {format_bytes(sent)}, receives {format_bytes(received)}"
+        is_least = bool(sends.unknown)
+        amounts = f"sends {format_bytes(sent, is_least=is_least)}, receives {format_bytes(received, is_least=is_least)}"
         lines.append(f"  busiest device: {short_name(device)} {amounts} a call")
     if plan.order:
         lines.append(f"  after what other devices wait for: {len(plan.order)} operations")
     return lines
+
+
+def _sent(sends: Traffic, kind: str) -> str:
+    """Say how many bytes one kind of move sends, as far as that does not follow from data."""
+    size, is_least = sends.by_kind.get(kind, 0), kind in sends.unknown
+    return (
+        "an unknown number of bytes sent" if is_least and not size else f"{format_bytes(size, is_least=is_least)} sent"
+    )
 
 
 def _moves_along(plan: Decisions) -> dict[str, int]:
