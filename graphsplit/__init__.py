@@ -9,7 +9,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from graphsplit.core.patterns import near
+from graphsplit.core.patterns import NAMES_ELSEWHERE, near
 from graphsplit.core.requirements import explained
 from graphsplit.core.version import __version__ as __version__
 
@@ -151,6 +151,7 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
         meant = near(name, __all__, cutoff=0.7)
         hint = f" Did you mean {' or '.join(map(repr, meant))}?" if meant else ""
+        hint = f" {NAMES_ELSEWHERE[name]}" if name in NAMES_ELSEWHERE else hint
         raise AttributeError(f"module 'graphsplit' has no attribute {name!r}.{hint}")
     try:
         module = importlib.import_module(f"graphsplit.{_MODULE_OF[name]}")

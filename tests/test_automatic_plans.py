@@ -241,6 +241,7 @@ def test_what_was_compared_is_explained():
             for more in ({}, {"plan": "auto"})
             for memory in ("much", "lots", "40", "-2GB", "40 G", -1, 0, True, float("inf"), [1])
         ],
+        ({"memory": 24}, "memory=24 is a number of bytes. Write memory='24GB'."),
         (
             {"plan": "auto", "schedule": "1f1b"},
             "plan='auto' with schedule='1f1b': it compares plans with equal shares, with the first device as default "

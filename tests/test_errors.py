@@ -86,11 +86,45 @@ def test_options_of_other_names(call: Any, expected: str):
     assert message(TypeError, call) == expected
 
 
+def test_a_mesh_larger_than_the_machine_is_called_a_mesh():
+    mesh, w = {"batch": 4, "model": 2}, tf.Variable(tf.zeros((2, 3)))
+    for call in (
+        lambda: gs.parallelize(tf.square, mesh=mesh)(tf.ones((4, 2))),
+        lambda: gs.set_variable_layout([w], "mirrored", mesh=mesh),
+        gs.variable_layout("sharded", mesh=mesh).__enter__,
+    ):
+        assert message(gs.DeviceError, call).startswith(f"mesh={mesh!r} has 8 devices: there are only 5 CPU devices. ")
+
+
+def test_what_the_advice_about_gs_cut_says_can_be_typed():
+    w, mesh = tf.Variable(tf.zeros((8, 3, 6)), name="w"), {"batch": 1, "model": 4}
+    said = message(gs.ArgumentError, lambda: gs.set_variable_layout([w], (None, "model"), mesh=mesh))
+    copied = "(None, gs.cut('model'), None)"
+    assert said.endswith(f"dimension 1 has 3 entries, and 'model' has 4 devices; {copied} copies it")
+    gs.set_variable_layout([w], (None, gs.cut("model"), None), mesh=mesh)
+    gs.set_variable_layout([w], "home", mesh=mesh)
+    assert message(gs.ArgumentError, lambda: gs.set_variable_layout([w], gs.cut("model"), mesh=mesh)) == (
+        "gs.cut('model') says how one dimension is cut: give the layout an entry for each dimension, "
+        "(gs.cut('model'),) for the first, (None, gs.cut('model')) for the second."
+    )
+
+
 def test_names_that_are_not_there():
     assert message(AttributeError, lambda: gs.paralelize) == (
         "module 'graphsplit' has no attribute 'paralelize'. Did you mean 'parallelize'?"
     )
     assert message(AttributeError, lambda: gs.xyz) == "module 'graphsplit' has no attribute 'xyz'."
+    for name, hint in {
+        "DataParallel": "gs.multi_gpu_model(model, gpus=4)",
+        "MirroredStrategy": "gs.parallelize(step, devices=4)",
+        "pmap": "gs.parallelize(step, devices=4)",
+        "shard": "gs.set_variable_layout(model, 'sharded', devices=4)",
+        "replicate": "gs.set_variable_layout(model, 'mirrored', devices=4)",
+        "DeviceMesh": "mesh={'batch': 2, 'model': 4}",
+    }.items():
+        said = message(AttributeError, lambda name=name: getattr(gs, name))
+        assert said.startswith(f"module 'graphsplit' has no attribute {name!r}. ")
+        assert hint in said
     assert dir(gs) == sorted([*gs.__all__, "__version__"])
 
 

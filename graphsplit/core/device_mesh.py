@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from graphsplit.core.devices import short_name
+from graphsplit.core.devices import resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError
 from graphsplit.core.patterns import meant
 
@@ -146,6 +146,17 @@ def mesh_axes(mesh: Mapping[str, int] | None, batch_axis: str | None = None) -> 
             f"A mesh may have one.{named}"
         )
     return axes
+
+
+def devices_of(axes: MeshAxes, devices: int | str | Sequence[str] | None) -> tuple[str, ...]:
+    """Return the full names of the devices asked for: None for as many as the mesh has, or without one for all.
+
+    Raises:
+      DeviceError: if some do not exist; see `resolve_devices`.
+    """
+    if devices is not None or not axes:
+        return resolve_devices(devices)
+    return resolve_devices(axes.count, said=f"mesh={dict(axes.sizes)!r} has {axes.count} devices")
 
 
 def device_mesh(axes: MeshAxes, devices: Sequence[str]) -> DeviceMesh:

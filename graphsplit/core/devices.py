@@ -101,13 +101,16 @@ def available_devices() -> tuple[str, ...]:
     return gpus or tuple(name for name in cpus if task_of(name) is not None) or cpus
 
 
-def resolve_devices(devices: int | str | Sequence[str] | None, argument: str = "devices") -> tuple[str, ...]:
+def resolve_devices(
+    devices: int | str | Sequence[str] | None, argument: str = "devices", said: str = ""
+) -> tuple[str, ...]:
     """Return the full names of the devices asked for.
 
     Args:
       devices: how many, or their names in any of TensorFlow's spellings (`"GPU:0"`, `"/gpu:0"`,
         `"/job:worker/task:1/device:GPU:0"`), or None for all there are.
       argument: how the user calls the option, for messages.
+      said: what says a number of devices, if it is not that option.
 
     Warns:
       UserWarning: if all there are is one.
@@ -119,7 +122,7 @@ def resolve_devices(devices: int | str | Sequence[str] | None, argument: str = "
     if devices is None:
         return _all_devices(argument)
     if isinstance(devices, int) and not isinstance(devices, bool):
-        return _first_devices(devices, argument)
+        return _first_devices(devices, said or f"{argument}={devices}")
     names = _full_names(devices, argument)
     check_existing(names, argument, devices)
     return names
@@ -272,14 +275,14 @@ def _existing() -> tuple[str, ...]:
     return tuple(canonical_name(device.name) for device in tf.config.list_logical_devices())
 
 
-def _first_devices(count: int, argument: str) -> tuple[str, ...]:
+def _first_devices(count: int, said: str) -> tuple[str, ...]:
     if count < 1:
-        raise ArgumentError(f"{argument}={count}: at least one device is needed.")
+        raise ArgumentError(f"{said}: at least one device is needed.")
     available = available_devices()
     if count > len(available):
         kind = "GPU" if "device:GPU:" in available[0] else "CPU device"
         there = f"is only 1 {kind}" if len(available) == 1 else f"are only {len(available)} {kind}s"
-        missing = DeviceError(f"{argument}={count}: there {there}. This process has:\n{_what_there_is()}")
+        missing = DeviceError(f"{said}: there {there}. This process has:\n{_what_there_is()}")
         missing.asked = count
         raise missing
     return available[:count]

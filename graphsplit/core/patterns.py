@@ -18,6 +18,34 @@ _NEAR_OPTION = 0.7  # how alike, of 1: `variables` and `devices`, which are no m
 _LAYOUTS = "Where variables live is said of them: gs.set_variable_layout(model, 'sharded', devices=...)."
 _ELSEWHERE = dict.fromkeys(("variables", "layout", "layouts", "variable_layout"), _LAYOUTS)
 """What others call something that is said in another way here."""
+_HINTS = {
+    "Write gs.parallelize(step, devices=4) for a function, gs.multi_gpu_model(model, gpus=4) for a Keras model.": (
+        *("MirroredStrategy", "Strategy", "distribute", "DataParallel", "DistributedDataParallel", "DDP"),
+        *("pmap", "pjit", "jit", "shard_map", "data_parallel", "parallel", "strategy", "function"),
+    ),
+    "Write gs.set_variable_layout(model, 'mirrored', devices=4); the batch is divided by itself.": (
+        *("replicate", "replicated", "mirror", "mirrored", "broadcast"),
+    ),
+    "Write gs.set_variable_layout(model, 'sharded', devices=4); the batch is divided by itself.": (
+        *("shard", "sharded", "shard_tensor", "fully_shard", "FSDP", "FullyShardedDataParallel", "distribute_tensor"),
+        *("ParameterServerStrategy", "ZeRO", "DTensor", "Layout", "LayoutMap", "NamedSharding", "PartitionSpec"),
+    ),
+    "A mesh is an option: gs.parallelize(step, mesh={'batch': 2, 'model': 4}).": (
+        *("Mesh", "DeviceMesh", "make_mesh", "create_mesh", "mesh", "ModelParallel", "TensorParallel"),
+        *("tensor_parallel", "parallelize_module"),
+    ),
+    "Stages are an option: gs.parallelize(step, devices=4, stages=4, micro_batches=8).": (
+        *("Pipeline", "pipeline", "PipelineParallel", "PipelineStage", "stage", "stages", "GPipe"),
+    ),
+    "Write the step for one device and the whole batch; what is summed over devices follows from it.": (
+        *("all_reduce", "all_gather", "reduce_scatter", "psum", "pmean", "reduce", "get_replica_context"),
+    ),
+    "Write gs.connect(['host:2222', ...]), then gs.parallelize as on one machine.": (
+        *("MultiWorkerMirroredStrategy", "ClusterSpec", "init_process_group", "init", "initialize_cluster"),
+    ),
+}
+NAMES_ELSEWHERE = {name: hint for hint, names in _HINTS.items() for name in names}
+"""What to write instead of names of other libraries."""
 
 
 def fits(name: str, pattern: str) -> bool:

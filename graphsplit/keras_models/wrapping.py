@@ -11,7 +11,7 @@ import tensorflow as tf
 from graphsplit.api.calls.chosen_devices import stages_asked
 from graphsplit.api.layouts.layout_spellings import VariableLayout, check_layout, names_host
 from graphsplit.api.options import Options
-from graphsplit.core.device_mesh import device_mesh, mesh_axes
+from graphsplit.core.device_mesh import device_mesh, devices_of, mesh_axes
 from graphsplit.core.devices import canonical_name, names_of_devices, resolve_devices, short_name
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gpus.logical_gpus import has_gpus
@@ -106,7 +106,7 @@ def multi_gpu_model(
     """
     flavor = _check_model(model)
     axes = mesh_axes(mesh, batch_axis)
-    devices = _devices(axes.count if gpus is None else gpus)
+    devices = devices_of(axes, None) if axes and gpus is None else _devices(gpus)
     grid = device_mesh(axes, devices) if axes else None
     cpu = None if devices[0] == CPU else CPU  # (None is the first device)
     automatic = checked_automatic(plan, memory, machine)

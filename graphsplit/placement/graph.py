@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from graphsplit.core.devices import canonical_name, short_name
@@ -149,24 +149,29 @@ class PlacementGraph:
         One with a `/` matches a name from its beginning or from any `/` on: names begin with the shard (`"shard_2/*"`)
         and the model. `*` stands for slashes, too. Layers are called as in their model: Keras 3's scope `dense_1` is
         that of the layer `dense`.
+
+        Raises:
+          PlacementError: if the pattern matches nothing; it names those near it.
         """
-        return questions.select(self.ops.values(), pattern)
+        found = questions.select(self.ops.values(), pattern)
+        if not found:
+            raise PlacementError(
+                f"No operation of {self.title} matches {pattern!r}.{_near(self.ops.values(), pattern)}"
+            )
+        return found
 
     def assert_on(self, pattern: str, device: str) -> None:
         """Raise `PlacementError` unless operations match `pattern`, see `select`, and all of them are on `device`."""
         asked, found = canonical_name(device), [op for op in self.select(pattern) if op.ran]
         if not found:
-            raise PlacementError(f"No operation that runs matches {pattern!r} in {self.title}.{self._near(pattern)}")
+            near = _near([op for op in self.ops.values() if op.ran], pattern)
+            raise PlacementError(f"No operation of {self.title} that runs matches {pattern!r}.{near}")
         wrong = [f"{op.name} on {short_name(op.device) or 'no device'}" for op in found if op.device != asked]
         if wrong:
             raise PlacementError(
                 f"{len(wrong)} of the {len(found)} operations that match {pattern!r} are not on {short_name(asked)}:\n"
                 + bullet_list(wrong, 20)
             )
-
-    def _near(self, pattern: str) -> str:
-        found = questions.near([op for op in self.ops.values() if op.ran], pattern)
-        return f" Near it are {', '.join(map(repr, found))}." if found else ""
 
     def assert_colocated_gradients(self) -> None:
         """Raise `PlacementError` unless every backward operation is on the device of its forward operation."""
@@ -183,3 +188,8 @@ class PlacementGraph:
 
     def __repr__(self) -> str:
         return f"<Placement of {self.title}: {len(self.ops)} operations on {len(self.devices)} devices>"
+
+
+def _near(ops: Iterable[PlacedOp], pattern: str) -> str:
+    found = questions.near(ops, pattern)
+    return f" Near it are {', '.join(map(repr, found))}." if found else ""

@@ -31,6 +31,7 @@ AS_THEY_ARE = "as they are"
 
 _BYTES = re.compile(r"^\s*(\d+(?:\.\d+)?)\s*([kMGT]?)(i?)B\s*$", re.IGNORECASE)
 _UNITS = " KMGT"
+_LEAST_BYTES = 1000  # a number below it is one of gigabytes, whose unit was forgotten
 
 
 @dataclass(frozen=True)
@@ -189,6 +190,8 @@ def parse_memory(memory: Any) -> float | None:
             f"memory={memory!r}: it is what each device may hold, a number of bytes above 0, or a text, '40GB' or "
             "'40GiB'."
         )
+    if found is memory and found < _LEAST_BYTES:
+        raise ArgumentError(f"memory={memory!r} is a number of bytes. Write memory='{memory}GB'.")
     return float(found)
 
 

@@ -7,13 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from graphsplit.api.options import Options, weights_message
-from graphsplit.core.device_mesh import device_mesh
+from graphsplit.core.device_mesh import device_mesh, devices_of
 from graphsplit.core.devices import (
     check_existing,
     in_session_graph,
     missing_devices,
     names_of_devices,
-    resolve_devices,
     short_name,
 )
 from graphsplit.core.errors import ArgumentError, bullet_list
@@ -69,8 +68,8 @@ def choose_devices(options: Options) -> ChosenDevices:
       ArgumentError: for shares of the batch, or stages, that do not fit so many devices.
       DeviceError: if there are not as many as a number asks for.
     """
-    asked = options.asked
-    devices = names_of_devices(asked) if isinstance(asked, (str, tuple)) else resolve_devices(asked)
+    asked = options.devices
+    devices = names_of_devices(asked) if isinstance(asked, (str, tuple)) else devices_of(options.mesh, asked)
     weights, stages = options.weights, stages_asked(options, devices)
     heads = device_mesh(options.mesh, devices).columns[0] if options.mesh else devices
     count = len(heads if stages is None else stages.heads)

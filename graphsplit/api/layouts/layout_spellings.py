@@ -34,8 +34,10 @@ class AxisCut:
         return self if self.blocks else self.axis
 
     def __repr__(self) -> str:
+        unit = f", unit={self.unit}" if self.unit != 1 else ""
+        blocks = f", blocks={self.blocks}" if self.blocks not in (0, 1) else ""
         stays = ", in_place=True" if self.in_place else ""
-        return f"gs.cut({self.axis!r}, unit={self.unit}, blocks={self.blocks}{stays})"
+        return f"gs.cut({self.axis!r}{unit}{blocks}{stays})"
 
 
 def cut(axis: str, *, unit: int = 1, blocks: int | Sequence[int] = 1, in_place: bool = False) -> AxisCut:
@@ -124,7 +126,7 @@ def spelling_of(layout: VariableLayout) -> Spelling:
     """Return what a layout says.
 
     >>> spelling_of(((None, cut("model", unit=2)), "sharded"))
-    Spelling(dimensions=((), (gs.cut('model', unit=2, blocks=1),)), others='sharded')
+    Spelling(dimensions=((), (gs.cut('model', unit=2),)), others='sharded')
     """
     if isinstance(layout, str):
         return Spelling((), layout)
@@ -151,6 +153,11 @@ def check_one(layout: Any, grid: DeviceMesh | None = None) -> None:
     """Raise `ArgumentError` unless this is one layout; see `check_layout`."""
     known = ", ".join(map(repr, WORDS))
     if isinstance(layout, str) or not isinstance(layout, Sequence):
+        if isinstance(layout, AxisCut):
+            raise ArgumentError(
+                f"{layout} says how one dimension is cut: give the layout an entry for each dimension, ({layout},) for "
+                f"the first, (None, {layout}) for the second."
+            )
         if layout not in WORDS:
             raise ArgumentError(f"There is no variable layout {layout!r}; there are {known}.")
         return
@@ -238,7 +245,9 @@ class LayoutOnMesh:
             return
         size, one_block = self.shape[k], self.shape[k] // blocks
         if not asked.blocks and size < count:
-            yield f"dimension {k} has {size} entries, and {axis!r} has {count} devices; gs.cut({axis!r}) copies it"
+            own = (*self.spelling.dimensions[:k], (replace(asked, blocks=1),), *self.spelling.dimensions[k + 1 :])
+            copied_layout = replace(self.spelling, dimensions=own).plain(len(self.shape))
+            yield f"dimension {k} has {size} entries, and {axis!r} has {count} devices; {copied_layout} copies it"
         elif size % blocks:
             near = _nearest(blocks, size)
             yield f"dimension {k} has {size} entries, which are not {blocks} equal blocks; blocks={near} divides them"

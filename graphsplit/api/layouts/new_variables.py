@@ -19,8 +19,7 @@ from graphsplit.api.layouts.variable_layouts import (
     lay_out,
     layout_by_name,
 )
-from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_axes
-from graphsplit.core.devices import resolve_devices
+from graphsplit.core.device_mesh import DeviceMesh, device_mesh, devices_of, mesh_axes
 from graphsplit.core.hosts import host_devices
 from graphsplit.core.keras_internals import new_variable_of
 from graphsplit.core.tensorflow_internals import variable_creators, variable_without_value
@@ -64,7 +63,7 @@ def variable_layout(
     64000.0
     """
     axes = mesh_axes(mesh, batch_axis)
-    names = resolve_devices(axes.count if devices is None and axes else devices)
+    names = devices_of(axes, devices)
     grid = device_mesh(axes, names) if axes else None
     check_layout(layout, grid)
     new = NewVariables(names, reshard_after_forward, grid)

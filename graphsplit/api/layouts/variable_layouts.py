@@ -17,8 +17,8 @@ from graphsplit.api.layouts.layout_spellings import (
     spelling_of,
 )
 from graphsplit.api.layouts.layout_targets import slots_of, variables_of
-from graphsplit.core.device_mesh import DeviceMesh, device_mesh, mesh_axes
-from graphsplit.core.devices import canonical_name, resolve_devices, short_name, task_of
+from graphsplit.core.device_mesh import DeviceMesh, device_mesh, devices_of, mesh_axes
+from graphsplit.core.devices import canonical_name, short_name, task_of
 from graphsplit.core.errors import ArgumentError, UnsupportedError, bullet_list
 from graphsplit.core.gpus.kernel_devices import can_be_cut
 from graphsplit.core.hosts import host_devices
@@ -85,7 +85,7 @@ def set_variable_layout(
     if not variables and not (isinstance(target, (list, tuple)) and not target):
         raise ArgumentError(f"set_variable_layout found no variables in {target!r}.")
     axes = mesh_axes(mesh, batch_axis)
-    names = resolve_devices(axes.count if devices is None else devices)
+    names = devices_of(axes, devices)
     grid = device_mesh(axes, names) if axes else None
     slots = slots_of(target, variables)
     wanted = wanted_layouts(variables, layout, slots, grid)
