@@ -12,6 +12,8 @@ import tensorflow as tf
 import tf_keras
 
 import graphsplit as gs
+from graphsplit.emission import check_emitted, emit
+from graphsplit.emission.clusters import LEFT_OUT
 from tests.helpers.float64 import EXACT, float64
 from tests.helpers.law import assert_close, assert_law, squares_step
 from tests.helpers.policies import policy
@@ -51,6 +53,41 @@ def test_any_number_of_rows() -> None:
     calls = [(rows(n, 3),) for n in (7, 4, 1, 2)]
     plan = assert_law(with_a_loop, calls, jit_compile=True, reduce_retracing=True)
     assert plan.program.batch_is_unknown
+
+
+def tied_embeddings() -> tuple[Callable[..., Any], list[tf.Variable]]:
+    """Return a step whose update waits until all shards have looked rows up, beside what is computed in between."""
+    table, count = tf.Variable(rows(16, 4)), tf.Variable(0)
+
+    def step(ids: tf.Tensor) -> Any:
+        keep = tf.cast(ids >= 0, table.dtype)
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, ids) @ tf.transpose(table) * keep[..., None])
+            loss /= tf.maximum(tf.reduce_sum(keep), 1.0)
+        table.assign_sub(0.01 * tf.convert_to_tensor(tape.gradient(loss, table)))
+        count.assign_add(1)
+        return loss
+
+    return step, [table, count]
+
+
+IDS = [(tf.constant(np.arange(n * 3).reshape(n, 3) % 16),) for n in (5, 2, 1, 3)]
+
+
+def test_an_update_waits_for_shards_that_have_no_rows() -> None:
+    plan = assert_law(tied_embeddings, IDS, jit_compile=True, reduce_retracing=True, sharded=["GatherV2"])
+    assert plan.program.batch_is_unknown
+
+
+def test_results_of_what_never_ran_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("graphsplit.emission.clusters.LEFT_OUT", LEFT_OUT - {"ControlTrigger"})
+    parallel = gs.parallelize(tied_embeddings()[0], devices=3, jit_compile=True, reduce_retracing=True)
+    parallel(*IDS[0])
+    with pytest.raises(gs.CheckError, match=r"result 0 is float32 \(0,\), and was traced as float64 \(\)"):
+        parallel(*IDS[2])
+    plan = parallel.plan(*IDS[2])
+    with pytest.raises(gs.CheckError, match=r"its call .* is dead without"):
+        check_emitted(plan, emit(plan))
 
 
 @pytest.mark.long

@@ -71,6 +71,8 @@ from tensorflow.python.types import core
 # The form in which the profiler writes what it recorded; the protos come with TensorFlow, under no public name.
 from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
+from graphsplit.core.errors import CheckError
+
 
 def op_definition(op_type: str) -> Any:
     """Return the registered `OpDef` of an op type, or None if this process does not know the type."""
@@ -569,20 +571,31 @@ class RuntimeFunction:
         )
 
     def __call__(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Run the function on `arguments`, one tensor for each input of the definition."""
+        """Run the function on `arguments`, one tensor for each input of the definition.
+
+        Raises:
+          CheckError: if a result is not what was traced. (In place of what never ran, TensorFlow returns an empty
+            float32 tensor and says nothing.)
+        """
         if not tf.executing_eagerly():
             return self._call_in_graph(arguments)
         if self._config is None:
-            return list(self._function.call_flat(*arguments))
-        return list(
-            execute.execute(
+            results = self._function.call_flat(*arguments)
+        else:
+            results = execute.execute(
                 self._name,
                 num_outputs=len(self._outs),
                 inputs=list(arguments),
                 attrs=("executor_type", "", "config_proto", self._config),
                 ctx=context.context(),
             )
-        )
+        for i, (result, spec) in enumerate(zip(results, self._outs, strict=True)):
+            if result.dtype != spec.dtype or not spec.shape.is_compatible_with(result.shape):
+                raise CheckError(
+                    f"{self._name}: result {i} is {result.dtype.name} {result.shape}, and was traced as "
+                    f"{spec.dtype.name} {spec.shape}. Part of the step did not run; variables may be old or new."
+                )
+        return list(results)
 
     def _call_in_graph(self, arguments: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Call from a graph: one that takes the body in, or else with an optimizer of its own.

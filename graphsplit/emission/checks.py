@@ -19,6 +19,7 @@ import numpy as np
 from graphsplit.core.errors import CheckError
 from graphsplit.core.layouts import MOVES, SINGLE_DEVICE, Layout, Shard, SingleDevice, is_whole
 from graphsplit.core.protos.graphdefs import constant_value, source_of, split_reference
+from graphsplit.emission.compiled_calls import compile_clusters
 from graphsplit.emission.draft import SIZES_ROLE
 from graphsplit.emission.emitted_graph import RELAY_ROLE, EmittedGraph
 from graphsplit.planning.communication.transfers import Collective, Concatenation, Own, Slice, Sum, Zeros
@@ -69,8 +70,24 @@ def check_emitted(plan: Plan, graph: EmittedGraph) -> None:
     layouts = plan.output_layouts or [SINGLE_DEVICE] * len(plan.program.outputs)
     _check_each(plan, plan.program.outputs, layouts, graph.outputs, found, planned, None)
     check_turns(plan, graph)
+    check_clusters(graph)
     for own, emitted in graph.bodies.values():
         check_emitted(own, emitted)
+
+
+def check_clusters(graph: EmittedGraph) -> None:
+    """Raise `CheckError` unless a compiled call is dead exactly if what is in it is, where shards have no rows."""
+    if not graph.compiled or not graph.present:
+        return
+    compiled = compile_clusters(graph, graph.nodes, graph.outputs, graph.effects)
+    before, now = graph.dead_without(), graph.dead_without(compiled.nodes)
+    for node in graph.nodes:
+        found = compiled.inside.get(node.name, node.name)
+        if before.get(node.name) != now.get(found):
+            raise CheckError(
+                f"{node.name!r} is dead without {before.get(node.name)!r}; its call {found!r} is dead without "
+                f"{now.get(found)!r}."
+            )
 
 
 def _check_each(

@@ -24,7 +24,8 @@ _COMPUTING = frozenset({"op", "part", "shift", "constant"})  # roles; all others
 TRIVIAL = frozenset(
     {"Identity", "IdentityN", "ReadVariableOp", "Reshape", "Squeeze", "ExpandDims", "Cast", "Shape", "AssignVariableOp"}
 )
-LEFT_OUT = frozenset({"Placeholder", "NoOp", "Const"})
+# (a `ControlTrigger` runs when what it waits for is dead; a call with it inside would be dead as well)
+LEFT_OUT = frozenset({"Placeholder", "NoOp", "Const", "ControlTrigger"})
 FEWEST = 2  # operations that are worth a call
 
 

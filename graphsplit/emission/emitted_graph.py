@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -100,15 +100,20 @@ class EmittedGraph:
         sent_on = [n for n in self.nodes if self.origins[n.name].role == RELAY_ROLE and n.op == "Identity"]
         return {node.name: node.input[0] for node in sent_on}
 
-    def dead_without(self) -> dict[str, str]:
-        """Return the nodes that are dead if a shard has no rows, each with the reference of whether it has."""
+    def dead_without(self, nodes: Sequence[Any] | None = None) -> dict[str, str]:
+        """Return the nodes that are dead if a shard has no rows, each with the reference of whether it has.
+
+        Args:
+          nodes: with calls in place of clusters; None for the graph as it was emitted.
+        """
+        nodes = self.nodes if nodes is None else nodes
         found: dict[str, str] = {}
         if not self.present:
             return found
         relayed = self.relayed()
-        switches = {f"{n.name}:1": relayed.get(n.input[1], n.input[1]) for n in self.nodes if n.op == "Switch"}
+        switches = {f"{n.name}:1": relayed.get(n.input[1], n.input[1]) for n in nodes if n.op == "Switch"}
         readers: dict[str, list[str]] = {}
-        for node in self.nodes:
+        for node in nodes:
             for reference in node.input if node.op not in ("Merge", "ControlTrigger") else ():
                 readers.setdefault(reference if reference in switches else source_of(reference), []).append(node.name)
         for switch, present in reversed(switches.items()):
