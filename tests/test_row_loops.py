@@ -299,3 +299,41 @@ def test_an_array_that_grows_with_each_turn(signature: list[tf.TensorSpec] | Non
         return made.size(), made.stack(), tf.shape(made.stack())
 
     assert_law(lambda: (tf.function(f, signature), ()), [(rows(7, 6),)], at_home=None)
+
+
+VECTORIZED = {
+    "product": lambda row, w: tf.tanh(row[None] @ w)[0],
+    "inverse": lambda row, w: tf.linalg.inv(w + 3.0 * tf.linalg.diag(1.0 + row**2)),
+    "picked": lambda row, w: tf.gather(tf.sort(row), [1, 4]),
+}
+
+
+@pytest.mark.parametrize("name", VECTORIZED)
+def test_vectorized_maps_of_an_unknown_number_of_rows(name: str):
+    """Rows are gathered by their numbers: all of them, in order."""
+
+    def make():
+        w = tf.Variable(0.3 * np.random.default_rng(0).normal(size=(6, 6)))
+
+        @tf.function(input_signature=[tf.TensorSpec((None, 6), tf.float64)])
+        def step(x):
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                y = tf.vectorized_map(lambda row: VECTORIZED[name](row, w), x)
+                loss = tf.reduce_sum(tf.sin(y))
+            return y, tf.convert_to_tensor(tape.gradient(loss, x))
+
+        return step, (w,)
+
+    plan = assert_law(make, [(rows(n, 6),) for n in (7, 1, 0, 2, 9)], sharded=["Identity"])
+    assert "GatherV2" not in {op.type for op in plan.home_ops}, str(plan)
+
+
+@pytest.mark.parametrize("first", [0, 1])
+def test_gathers_that_do_not_take_every_row_in_order(first: int):
+    @tf.function(input_signature=[tf.TensorSpec((None, 6), tf.float64)])
+    def f(x):
+        numbers = tf.range(first, tf.shape(x)[0])
+        return tf.gather(x, numbers[::-1]), tf.gather(x, numbers * 1), tf.gather(x, numbers)
+
+    assert_law(lambda: (f, ()), [(rows(n, 6),) for n in (7, 1, 2)], at_home=None)

@@ -190,7 +190,8 @@ class OperationReader:
             return
         if op.type == "IdentityN":  # keeps all its inputs in memory until the last one is there
             self._replaced.update({Tensor(op.index, k): tensor for k, tensor in enumerate(op.inputs)})
-        if op.type == "Reshape" and is_known(op.in_shapes[0], op.out_shapes[0]):
+        is_same = op.type == "Reshape" and is_known(op.in_shapes[0], op.out_shapes[0])
+        if is_same or (op.type == "GatherV2" and self._row_numbers.takes_all(op)):
             self._replaced[Tensor(op.index, 0)] = op.inputs[0]
 
     def _read_turns(self, op: Op) -> None:

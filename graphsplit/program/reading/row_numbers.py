@@ -84,6 +84,14 @@ class RowNumbers:
         found = self._first_column(op.inputs[operand]) if has_columns(op.type) else self._numbers(op.inputs[operand])
         return {} if found is None else {operand: found}
 
+    def takes_all(self, op: Any) -> bool:
+        """Return whether a gather takes all there is along the first axis, in order: `x[0]`, `x[1]` and so on."""
+        shape, indices = op.in_shapes[:2]
+        if not shape or indices is None or len(indices) != 1 or op.constants.get(2) != 0 or op.attr("batch_dims").i:
+            return False
+        found = self._numbers(op.inputs[1])
+        return isinstance(found, InOrder) and found.are_of(shape[0], 1)
+
     def _numbers(self, tensor: Any) -> Numbers | InOrder | None:
         for _ in range(_MOST_STEPS):
             op = self._ops[tensor.op]
@@ -91,6 +99,8 @@ class RowNumbers:
                 break
             tensor = op.inputs[0]
         op = self._ops[tensor.op]
+        if op.type == "SelectV2":
+            return self._or_first(op)
         if op.type == "Range" and 1 in op.symbols and (op.constants.get(0), op.constants.get(2)) == (0, 1):
             return InOrder(op.symbols[1].item())
         found, shape = self._sum(tensor), self._ops[tensor.op].out_shapes[tensor.index]
@@ -99,6 +109,14 @@ class RowNumbers:
         numbered = found.least.ndim - sum(size == 1 for size in found.least.shape)
         is_of_first_axes = found.least.shape == (*shape[:numbered], *(1,) * (len(shape) - numbered))
         return found if is_of_first_axes else None
+
+    def _or_first(self, op: Any) -> InOrder | None:
+        """Return what is known of `n > 1 ? range(n) : 0`, as `tf.vectorized_map` numbers rows: the same without it."""
+        asked, found = self._ops[op.inputs[0].op], self._numbers(op.inputs[1])
+        asks = asked.type == "Greater" and asked.constants.get(1) == 1 and 0 in asked.symbols
+        if not asks or op.constants.get(2) != 0 or not isinstance(found, InOrder):
+            return None
+        return found if found.are_of(asked.symbols[0].item(), 1) else None
 
     def _sum(self, tensor: Any, depth: int = 0) -> Numbers | None:
         """Return what is known of offsets plus indices within them: an array that is broadcast to the tensor."""
