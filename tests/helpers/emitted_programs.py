@@ -513,6 +513,7 @@ PROGRAMS: dict[str, Program] = {
     "loop at home": program(loop_at_home, (7, 3)),
     "choice": program(choice, (7, 3), tf.TensorSpec([], tf.int32)),
     "each row": program(each_row, (7, 3)),
+    "each row, any rows": program(each_row, (None, 3)),
     "scan": program(scan, (7, 4, 3)),
     "loop compiled": program(scan, (7, 4, 3), devices=2, jit_compile=True),
     # what is computed
