@@ -124,6 +124,16 @@ def test_tables_are_sent_where_that_is_less(rows: Rows, batch: int, layout: str)
     assert not [op for op, _ in run_for_rows(plan) if "Gather" in op.type], str(plan)
 
 
+def test_sums_of_many_rows_are_added_up_where_these_are():
+    x, segments = weights(5000, 9), tf.range(5000) % WORDS
+    plan = assert_law(
+        lambda: (lambda x, k: tf.math.unsorted_segment_sum(x, k, WORDS), []),
+        [(x, segments)],
+        sharded=["UnsortedSegmentSum"],
+    )
+    assert not run_for_rows(plan)
+
+
 def test_any_number_of_rows():
     signature = [tf.TensorSpec((None,), tf.int64)]
     make = training(flat, "trained", words=20_000)

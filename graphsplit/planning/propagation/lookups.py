@@ -82,18 +82,22 @@ class _Finder:
         devices, size = len(set(self._mesh.devices_of(ops[0]))), self._program.bytes(table)
         if devices < 2 or size <= SMALL_BYTES:
             return {}
-        found = {op.index: RowsMoved(self._rows(op), table, adds) for op in ops}
-        sizes = [self._program.bytes(tensor) for own in found.values() for tensor in own.rows]
+        found, counted = {}, list[Tensor]()
+        for op in ops:
+            rows = self._rows(op)
+            moved = [t for t in rows if t.op == op.index or self._natural.answers[t.op] is not None]
+            found[op.index] = RowsMoved(tuple(moved), table, adds)
+            counted += rows if adds else moved  # (what is added up is work, wherever it is)
+        sizes = [self._program.bytes(tensor) for tensor in counted]
         fewer = 0 not in sizes and sum(sizes) < devices * size  # (of one device's share of each nothing has to move)
         return found if fewer and not any(map(self._waits_for_work, ops)) else {}
 
-    def _rows(self, op: Op) -> tuple[Tensor, ...]:
-        """Return what of an operation's operands and results the shards make and read in pieces."""
-        given, answers = self._natural.answers[op.index], self._natural.answers
+    def _rows(self, op: Op) -> list[Tensor]:
+        """Return what of an operation's operands and results shards would have in pieces."""
+        given = self._natural.answers[op.index]
         assert given is not None
-        read = [t for t, want in zip(op.inputs, given.wants, strict=True) if isinstance(want, Shard) and answers[t.op]]
-        made = [Tensor(op.index, k) for k, layout in enumerate(given.gives) if isinstance(layout, Shard)]
-        return (*read, *made)
+        read = [tensor for tensor, want in zip(op.inputs, given.wants, strict=True) if isinstance(want, Shard)]
+        return [*read, *[Tensor(op.index, k) for k, layout in enumerate(given.gives) if isinstance(layout, Shard)]]
 
     def _waits_for_work(self, op: Op) -> bool:
         """Return whether shards that take turns would have to meet for ids that they compute in a network.
